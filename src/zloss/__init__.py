@@ -1,0 +1,73 @@
+"""zloss: measure, report and intervene on Z-loss in PyTorch models.
+
+Public names load on first use, so `zloss --help` answers without importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from zloss import errors as errors
+    from zloss.source.centered import CenteredZLoss as CenteredZLoss
+    from zloss.source.centered_head import CenteredHead as CenteredHead
+    from zloss.source.cross_entropy import CrossEntropy as CrossEntropy
+    from zloss.source.factorized import FactorizedZLoss as FactorizedZLoss
+    from zloss.source.gain_aware import GainAwareZLoss as GainAwareZLoss
+    from zloss.source.listing import centered_logits_from_raw as centered_logits_from_raw
+    from zloss.source.listing import z_loss_source as z_loss_source
+    from zloss.source.objective import Objective as Objective
+    from zloss.source.registry import make_objective as make_objective
+    from zloss.source.registry import register_objective as register_objective
+    from zloss.source.standard import StandardZLoss as StandardZLoss
+    from zloss.source.statistics import TokenStats as TokenStats
+    from zloss.transport.head_loss import HeadLoss as HeadLoss
+    from zloss.transport.head_loss import HeadLossOutput as HeadLossOutput
+    from zloss.transport.head_loss import head_loss as head_loss
+    from zloss.transport.head_source import head_source as head_source
+    from zloss.transport.interventions import CenteredHeadWrapper as CenteredHeadWrapper
+    from zloss.transport.interventions import center_head_ as center_head_
+    from zloss.transport.interventions import shift_head_ as shift_head_
+    from zloss.transport.logits_loss import logits_loss as logits_loss
+
+_HOME = {
+    "CenteredZLoss": "source.centered",
+    "CenteredHead": "source.centered_head",
+    "CrossEntropy": "source.cross_entropy",
+    "FactorizedZLoss": "source.factorized",
+    "GainAwareZLoss": "source.gain_aware",
+    "centered_logits_from_raw": "source.listing",
+    "z_loss_source": "source.listing",
+    "Objective": "source.objective",
+    "make_objective": "source.registry",
+    "register_objective": "source.registry",
+    "StandardZLoss": "source.standard",
+    "TokenStats": "source.statistics",
+    "HeadLoss": "transport.head_loss",
+    "HeadLossOutput": "transport.head_loss",
+    "head_loss": "transport.head_loss",
+    "head_source": "transport.head_source",
+    "CenteredHeadWrapper": "transport.interventions",
+    "center_head_": "transport.interventions",
+    "shift_head_": "transport.interventions",
+    "logits_loss": "transport.logits_loss",
+}
+
+__all__ = ["__version__", "errors", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("zloss.errors")
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"zloss.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'zloss' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

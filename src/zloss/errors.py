@@ -1,0 +1,77 @@
+"""Errors as help: what came, what was expected, what to do.
+
+Everything a user can cause is a `ZlossError`; the command line prints its one message and exits with 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ZlossError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InputError(ZlossError, ValueError):
+    """An argument has a value that cannot be used."""
+
+
+class ShapeError(InputError):
+    """A tensor has a shape that does not fit the others."""
+
+
+class DtypeError(InputError, TypeError):
+    """A tensor has a dtype that cannot be used here."""
+
+
+class DeviceError(InputError):
+    """Tensors that must meet live on different devices."""
+
+
+class TargetRangeError(InputError, IndexError):
+    """A target index lies outside the vocabulary."""
+
+
+class CoefficientError(InputError):
+    """A coefficient, target or other number of an objective is out of its domain."""
+
+
+class CoordinateError(InputError):
+    """An objective needs a coordinate that does not exist for these logits (softcap, -inf bias)."""
+
+
+class MissingInputError(InputError):
+    """An objective or option needs an input that was not given."""
+
+
+class UnknownNameError(InputError):
+    """A name that is not known; the message suggests the nearest known one."""
+
+    def __init__(self, kind: str, got: object, known: Iterable[str]) -> None:
+        known = list(known)
+        near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"unknown {kind}: {got!r}. Known: {', '.join(repr(name) for name in known)}.{hint}")
+
+
+class ReductionError(UnknownNameError):
+    """An unknown reduction (a `ValueError`, as in the paper's listing)."""
+
+    def __init__(self, got: object) -> None:
+        super().__init__("reduction", got, ("mean", "sum", "none"))
+
+
+class TiedHeadError(InputError):
+    """An operation on the output head would also change the input embedding."""
+
+
+class DoubleBackwardError(ZlossError, RuntimeError):
+    """Second derivatives were asked of a backend that computes first derivatives only."""
+
+
+class MissingDependencyError(ZlossError, ImportError):
+    """An optional package is needed; the message says how to install it."""
+
+    def __init__(self, package: str, purpose: str, extra: str) -> None:
+        super().__init__(f"{purpose} needs the package {package!r}, which is not installed: pip install 'zloss[{extra}]'.")

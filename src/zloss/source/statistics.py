@@ -1,0 +1,67 @@
+"""Per-token statistics of a softmax, computed once and shared by forward and backward.
+
+Axes: T tokens, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenStats:
+    """What a backend measures of every token: the raw quantities, the centered ones beside them.
+
+    All tensors have the shape of `target`, are detached, and are fp32 (fp64 for fp64 inputs). A statistic that does
+    not exist for these logits is None: `mu` and the centered quantities under softcap or a -inf bias, the gain
+    quantities when no output weight is known or only light statistics were asked for.
+
+    Scaling: per token, independent of any reduction.
+    """
+
+    row_max: Tensor
+    """m = max_i z_i."""
+    log_s: Tensor
+    """log S with S = Σ_i exp(z_i − m); log Z = m + log S. Kept apart because differences are accurate in it."""
+    target_logit: Tensor
+    """z_y; 0 at ignored tokens."""
+    valid: Tensor
+    """bool; False at ignored tokens."""
+    vocab: int
+    """V, the number of rows inside log Z."""
+    mu: Tensor | None = None
+    """μ = mean logit = w̄·u + b̄."""
+    p_norm: Tensor | None = None
+    """‖p‖₂."""
+    gain: Tensor | None = None
+    """A_p = ‖Wᵀp‖₂ / ‖p‖₂ (paper eq:ap, ε-free)."""
+    gain_centered: Tensor | None = None
+    """‖Wᵀp − w̄‖₂ / ‖p‖₂: the gain of the row-centered head."""
+
+    @property
+    def log_z(self) -> Tensor:
+        """log Z."""
+        return self.row_max + self.log_s
+
+    @property
+    def log_z_centered(self) -> Tensor | None:
+        """log Z̃ = log Z − μ; formed from m − μ, so that a large common shift cancels before anything is added."""
+        return None if self.mu is None else self.log_s + (self.row_max - self.mu)
+
+    @property
+    def target_log_prob(self) -> Tensor:
+        """log p_y = (z_y − m) − log S, free of the common shift; meaningless at ignored tokens."""
+        return (self.target_logit - self.row_max) - self.log_s
+
+    @property
+    def nonfinite(self) -> Tensor:
+        """bool: tokens whose normalizer or target logit is NaN or infinite."""
+        return ~(torch.isfinite(self.log_z) & torch.isfinite(self.target_logit))
+
+    def reshape(self, shape: torch.Size) -> TokenStats:
+        """The same statistics with the token axis laid out as `shape`."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return TokenStats(**{k: v.reshape(shape) if isinstance(v, Tensor) else v for k, v in values.items()})

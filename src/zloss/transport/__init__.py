@@ -1,0 +1,1 @@
+"""How a source reaches the hidden state and the weights: head loss, backends, gain, interventions."""
