@@ -66,6 +66,10 @@ class TiedHeadError(InputError):
     """An operation on the output head would also change the input embedding."""
 
 
+class OutputError(ZlossError, OSError):
+    """A result could not be written: unwritable folder, full disk."""
+
+
 class DoubleBackwardError(ZlossError, RuntimeError):
     """Second derivatives were asked of a backend that computes first derivatives only."""
 

@@ -1,0 +1,115 @@
+"""Frozen dataclasses to plain JSON values and back, driven by their type hints.
+
+A dataclass field named `extra` holds keys the schema does not name: they are written beside the named ones and
+collected again on reading, so a report written by a newer version survives a round trip.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from zloss.errors import InputError
+
+Record = TypeVar("Record")
+OnNonfinite = Callable[[str, float], None]
+"""Told the dotted path and the value of each number JSON cannot carry."""
+
+EXTRA = "extra"
+
+
+def to_plain(value: Any, *, on_nonfinite: OnNonfinite | None = None, path: str = "") -> Any:
+    """`value` as dicts, lists and JSON scalars; NaN and ±inf become None after `on_nonfinite` has heard of them."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        out: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            if field.name == EXTRA:
+                out.update(to_plain(item, on_nonfinite=on_nonfinite, path=path))
+            else:
+                out[field.name] = to_plain(item, on_nonfinite=on_nonfinite, path=_join(path, field.name))
+        return out
+    if isinstance(value, dict):
+        return {str(k): to_plain(v, on_nonfinite=on_nonfinite, path=_join(path, str(k))) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(v, on_nonfinite=on_nonfinite, path=_join(path, str(i))) for i, v in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        if on_nonfinite is not None:
+            on_nonfinite(path, value)
+        return None
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if hasattr(value, "item"):  # 0-d arrays and tensors
+        return to_plain(value.item(), on_nonfinite=on_nonfinite, path=path)
+    raise InputError(
+        f"`{path}` holds a {type(value).__name__}, which a report cannot carry: use numbers, text, lists or dicts."
+    )
+
+
+def from_plain(record_type: type[Record], data: Any, *, path: str = "") -> Record:
+    """The dataclass `record_type` from its plain form; a missing or ill-typed key is named by its path."""
+    if not isinstance(data, dict):
+        raise _mismatch(path, "an object", data)
+    hints = get_type_hints(record_type)
+    values: dict[str, Any] = {}
+    fields = {field.name: field for field in dataclasses.fields(record_type)}  # type: ignore[arg-type]
+    for name, field in fields.items():
+        if name == EXTRA:
+            values[name] = {key: item for key, item in data.items() if key not in fields}
+        elif name in data:
+            values[name] = _coerce(hints[name], data[name], _join(path, name))
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InputError(f"`{_join(path, name)}` is missing: this is not a complete {record_type.__name__}.")
+    return record_type(**values)
+
+
+def _coerce(hint: Any, value: Any, path: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        (inner,) = (arg for arg in args if arg is not type(None))
+        return _coerce(inner, value, path)
+    if origin is Literal:
+        if value not in args:
+            raise _mismatch(path, f"one of {list(args)}", value)
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise _mismatch(path, "a list", value)
+        return tuple(_coerce(args[0], item, _join(path, str(i))) for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _mismatch(path, "an object", value)
+        return {key: _coerce(args[1], item, _join(path, key)) for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        return from_plain(hint, value, path=path)
+    return _scalar(hint, value, path)
+
+
+def _scalar(hint: Any, value: Any, path: str) -> Any:
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, bool):
+        raise _mismatch(path, "a whole number", value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, hint):
+        return value
+    raise _mismatch(
+        path, {float: "a number", int: "a whole number", str: "text", bool: "true or false"}.get(hint, str(hint)), value
+    )
+
+
+def _mismatch(path: str, expected: str, value: Any) -> InputError:
+    return InputError(f"`{path or 'the report'}` is expected to be {expected}, but is {str(value)[:80]!r}.")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
