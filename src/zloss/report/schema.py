@@ -65,6 +65,8 @@ class HeadNumbers:
     """√(E μ²): with both diag_z it gives the cross term that the factorized objective removes."""
     delta_u_99: float | None = None
     """p99 of ‖δ_u‖₂ = 2λ_diag·|log Z − c|·‖Wᵀp‖₂, per token before any reduction."""
+    delta_u_99_gain_aware: float | None = None
+    """p99 of ‖δ_u‖₂ / (1 + β·A_p²) with β = `gain_beta`: the same tail under gain-aware weighting."""
     row_max_999: float | None = None
     """p99.9 of the row maximum max_i z_i."""
     sigma_1: float | None = None
@@ -197,6 +199,17 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class LambdaBudget:
+    """λ at which R_Z meets `r_z`: R_Z is linear in λ, so λ = coef · r_z / R_Z(coef)."""
+
+    r_z: float
+    """The stated budget."""
+    raw: float | None = None
+    centered: float | None = None
+    whole_model: float | None = None
+
+
+@dataclass(frozen=True)
 class Provenance:
     """What made the numbers, enough to make them again."""
 
@@ -230,12 +243,17 @@ class AuditReport:
     tied_paths: TiedPaths | None
     provenance: Provenance
     diag_coef: float = 1e-4
+    gain_beta: float = 1e-2
+    """β of `delta_u_99_gain_aware`."""
     target: float | None = None
     """c; None only in a report that is too partial to know it."""
     precision: Precision = field(default_factory=Precision)
     nonfinite: Nonfinite = field(default_factory=Nonfinite)
     quantile_bounds: dict[str, QuantileBound] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
+    lambda_budget: LambdaBudget | None = None
+    thresholds: dict[str, float | None] = field(default_factory=dict)
+    """The thresholds the decisions used, by name."""
     router: dict[str, Any] | None = None
     status: Literal["complete", "partial"] = "complete"
     finished_blocks: int | None = None

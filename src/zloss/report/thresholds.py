@@ -1,0 +1,51 @@
+"""When a stage of the decision map fires.
+
+The paper names the triggers and leaves the thresholds open: these numbers are ours, each with its reason, and each
+can be set. docs/decisions.md shows what they decide on the paper's own models.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+
+from zloss.errors import InputError
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Thresholds of the decision map (ours, not the paper's)."""
+
+    shift_over_log_v: float = 1.0
+    """Source coordinate fires when p99 |μ| exceeds this many log V: the shift alone is then as large as the target c."""
+    component_share: float = 0.1
+    """Objective decomposition fires when the smaller of E μ² and E(log Z̃ − c)² holds this share of their sum: one λ then
+    acts on two coordinates at once."""
+    gain_99: float = 10.0
+    """Architectural transport fires when raw A_p^99 exceeds this: at 1/√β = 10 (β = 0.01) gain-aware weighting halves the
+    source."""
+    input_path_ratio: float = 0.1
+    """Shared pathway fires when the input-path norm exceeds this share of the output-path norm on a tied table."""
+    delta_src: float = 0.01
+    """Implementation fires when Δ_src of an audited loss exceeds this: fp16 storage stays near it, bf16 is six times above."""
+    router_scale_tolerance: float = 0.01
+    """Router reduction fires when |s_rel − 1| exceeds this."""
+    grad_tail_ratio: float = 2.0
+    """Optimizer consequence fires when a method's p99 pre-clip gradient norm exceeds this many times the baseline's."""
+    event_rate_increase: float = 0.01
+    """Optimizer consequence also fires when Φ_10 exceeds the baseline's by this fraction of steps."""
+    quality_tolerance: float = 0.01
+    """Quality gate fires when PPL rises by more than this share of the baseline's; a tolerance stated by the comparison
+    replaces it."""
+    r_z_budget: float = 0.05
+    """The R_Z for which λ is solved: between the 3.5 % of the paper's quality-neutral runs and the 17.5 % it calls large."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"threshold `{field.name}` is expected to be a finite number ≥ 0, but got {value!r}.")
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Name → value, as the report stores them."""
+        return dict(asdict(self))
