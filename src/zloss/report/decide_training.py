@@ -34,12 +34,13 @@ def implementation(loss_audits: Sequence[dict[str, Any]], thresholds: Thresholds
     if value is not None:
         parts.append(f"Δ_src = {value:.3g} {'exceeds' if too_far else 'stays within'} {limit:g}")
     parts.append("findings: " + ", ".join(str(item.get("id")) for item in found) if found else "no findings")
-    effects = (
-        Effect(
-            "Δ_src once forward statistics are reused in fp32", value, None, note="repeat the audit after the change"
-        ),
+    effects = tuple(
+        Effect("Relative error: forward value → backward source", forward, backward)
+        for audit in loss_audits
+        if (forward := _number(audit.get("source"), "forward_rel_error")) is not None
+        and (backward := _number(audit.get("source"), "delta_src")) is not None
     )
-    return Finding(value, limit, too_far or bool(found), "; ".join(parts) + ".", effects if too_far else ())
+    return Finding(value, limit, too_far or bool(found), "; ".join(parts) + ".", effects)
 
 
 def router_reduction(
@@ -88,7 +89,9 @@ def optimizer_consequence(comparisons: Sequence[ComparisonView], thresholds: Thr
             "no comparison of training runs was given" if not comparisons else "the comparison holds no gradient tails"
         )
         return unevaluated(OPTIMIZER, why)
-    parts, effects, value = list(alarms), (), None
+    parts = list(alarms)
+    value: float | None = None
+    effects: tuple[Effect, ...] = ()
     if worst is not None:
         value, method, base = worst
         parts.insert(0, f"worst p99 gradient norm is {value:.3g} × the baseline's ({method.label}; limit {limit:g} ×)")
