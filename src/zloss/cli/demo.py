@@ -35,21 +35,25 @@ class Demo:
         weight = (0.3 * rows).requires_grad_()
         target = torch.randint(self.vocab, (self.tokens,), generator=generator)
 
-        table = Table(title=f"CE + Z on a random head (T={self.tokens}, D={self.width}, V={self.vocab}, λ={self.coef:g})")
+        table = Table(
+            title=f"CE + Z on a random head (T={self.tokens}, D={self.width}, V={self.vocab}, λ={self.coef:g})"
+        )
         for column in ("objective", "loss", "CE", "auxiliary", "‖dh‖", "‖dW‖", "p99 |μ|", "p99 gain"):
             table.add_column(column, justify="left" if column == "objective" else "right")
         for name in objective_names():
             out = zloss.head_loss(hidden, weight, target, zloss.make_objective(name, self.coef))
             grad_hidden, grad_weight = torch.autograd.grad(out.loss, (hidden, weight))
-            assert out.stats.mu is not None and out.stats.gain is not None
+            mu, gain = out.stats.mu, out.stats.gain
+            assert mu is not None
+            assert gain is not None
             numbers = (
                 out.loss.detach(),
                 out.cross_entropy,
                 out.auxiliary,
                 grad_hidden.norm(),
                 grad_weight.norm(),
-                out.stats.mu.abs().quantile(0.99),
-                out.stats.gain.quantile(0.99),
+                mu.abs().quantile(0.99),
+                gain.quantile(0.99),
             )
             table.add_row(name, *(f"{float(number):.5g}" for number in numbers))
         Console().print(table)

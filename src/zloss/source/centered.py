@@ -15,6 +15,7 @@ from zloss.source.objective import (
     check_coefficient,
     check_target,
     is_on,
+    off_is_zero,
     require_centered_log_z,
     resolve_target,
 )
@@ -45,10 +46,10 @@ class CenteredZLoss(Objective):
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
         c = resolve_target(self.target, logits_TV.shape[-1])
         centered_TV = logits_TV - logits_TV.mean(dim=-1, keepdim=True)
-        return (self.coef or 0.0) * (torch.logsumexp(centered_TV, dim=-1) - c) ** 2
+        return off_is_zero(self.coef) * (torch.logsumexp(centered_TV, dim=-1) - c) ** 2
 
     def source(self, stats: TokenStats) -> Source:
         violation = require_centered_log_z(stats, "Centered Z-loss") - resolve_target(self.target, stats.vocab)
-        coef = self.coef or 0.0
+        coef = off_is_zero(self.coef)
         s = 2 * coef * violation
         return Source(value=coef * violation**2, along_p=s, along_uniform=s)

@@ -14,6 +14,7 @@ from zloss.source.objective import (
     check_coefficient,
     check_target,
     is_on,
+    off_is_zero,
     require_centered_log_z,
     resolve_target,
 )
@@ -48,8 +49,8 @@ class FactorizedZLoss(Objective):
         c_rel = resolve_target(self.relative_target, logits_TV.shape[-1])
         mu = logits_TV.mean(dim=-1)
         log_z_centered = torch.logsumexp(logits_TV - mu.unsqueeze(-1), dim=-1)
-        shift = (self.shift_coef or 0.0) * (mu - self.shift_target) ** 2
-        return shift + (self.relative_coef or 0.0) * (log_z_centered - c_rel) ** 2
+        shift = off_is_zero(self.shift_coef) * (mu - self.shift_target) ** 2
+        return shift + off_is_zero(self.relative_coef) * (log_z_centered - c_rel) ** 2
 
     def source(self, stats: TokenStats) -> Source:
         relative = require_centered_log_z(stats, "Factorized Z-loss") - resolve_target(
@@ -57,7 +58,7 @@ class FactorizedZLoss(Objective):
         )
         assert stats.mu is not None  # log Z̃ exists only with μ
         shift = stats.mu - self.shift_target
-        shift_coef, relative_coef = self.shift_coef or 0.0, self.relative_coef or 0.0
+        shift_coef, relative_coef = off_is_zero(self.shift_coef), off_is_zero(self.relative_coef)
         s = 2 * relative_coef * relative
         return Source(
             value=shift_coef * shift**2 + relative_coef * relative**2,

@@ -16,6 +16,7 @@ from zloss.source.objective import (
     check_coefficient,
     check_target,
     is_on,
+    off_is_zero,
     require_gain,
     resolve_target,
 )
@@ -48,9 +49,9 @@ class GainAwareZLoss(Objective):
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
         c = resolve_target(self.target, logits_TV.shape[-1])
         damping = 1 + self.beta * require_gain(gain_T, "Gain-aware Z-loss").detach() ** 2
-        return (self.coef or 0.0) * (torch.logsumexp(logits_TV, dim=-1) - c) ** 2 / damping
+        return off_is_zero(self.coef) * (torch.logsumexp(logits_TV, dim=-1) - c) ** 2 / damping
 
     def source(self, stats: TokenStats) -> Source:
         violation = stats.log_z - resolve_target(self.target, stats.vocab)
-        weight = (self.coef or 0.0) / (1 + self.beta * require_gain(stats.gain, "Gain-aware Z-loss") ** 2)
+        weight = off_is_zero(self.coef) / (1 + self.beta * require_gain(stats.gain, "Gain-aware Z-loss") ** 2)
         return Source(value=weight * violation**2, along_p=2 * weight * violation)

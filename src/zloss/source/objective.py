@@ -76,6 +76,11 @@ def is_on(*coefficients: float | None) -> bool:
     return any(coefficient is not None and coefficient != 0 for coefficient in coefficients)
 
 
+def off_is_zero(coefficient: float | None) -> float:
+    """The coefficient as a number: None is 0. There is no default to fall back to, so 0 stays 0."""
+    return 0.0 if coefficient is None else coefficient
+
+
 def resolve_target(target: float | None, vocab: int) -> float:
     """c, with None meaning log V: then the zero logit vector has no violation."""
     return math.log(vocab) if target is None else target

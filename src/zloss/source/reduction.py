@@ -60,15 +60,21 @@ def reduction_weights(
         denominator, name = _as_denominator(normalizer, weight), "normalizer"
     else:
         denominator, name = weight.sum(), "valid_tokens" if token_weight is None else "token_weight"
-    per_token = torch.where(denominator == 0, weight.new_zeros(()), weight / torch.where(denominator == 0, one, denominator))
+    per_token = torch.where(
+        denominator == 0, weight.new_zeros(()), weight / torch.where(denominator == 0, one, denominator)
+    )
     return TokenWeights(per_token, reduction, denominator, name)
 
 
 def _as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
     if isinstance(normalizer, Tensor):
         if normalizer.numel() != 1:
-            raise InputError(f"`normalizer` is expected to be a number or a 0-d tensor, but got shape {list(normalizer.shape)}.")
+            raise InputError(
+                f"`normalizer` is expected to be a number or a 0-d tensor, but got shape {list(normalizer.shape)}."
+            )
         return normalizer.detach().to(like).reshape(())
     if not math.isfinite(normalizer) or normalizer < 0:
-        raise InputError(f"`normalizer` is expected to be a finite number ≥ 0 (the global token count), but got {normalizer!r}.")
+        raise InputError(
+            f"`normalizer` is expected to be a finite number ≥ 0 (the global token count), but got {normalizer!r}."
+        )
     return like.new_tensor(float(normalizer))

@@ -8,7 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from zloss.source.objective import Objective, Source, check_coefficient, check_target, is_on, resolve_target
+from zloss.source.objective import (
+    Objective,
+    Source,
+    check_coefficient,
+    check_target,
+    is_on,
+    off_is_zero,
+    resolve_target,
+)
 from zloss.source.statistics import TokenStats
 
 
@@ -36,9 +44,9 @@ class StandardZLoss(Objective):
 
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
         c = resolve_target(self.target, logits_TV.shape[-1])
-        return (self.coef or 0.0) * (torch.logsumexp(logits_TV, dim=-1) - c) ** 2
+        return off_is_zero(self.coef) * (torch.logsumexp(logits_TV, dim=-1) - c) ** 2
 
     def source(self, stats: TokenStats) -> Source:
         violation = stats.log_z - resolve_target(self.target, stats.vocab)
-        coef = self.coef or 0.0
+        coef = off_is_zero(self.coef)
         return Source(value=coef * violation**2, along_p=2 * coef * violation)

@@ -5,7 +5,7 @@ Axes: T tokens, V vocabulary, D width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -63,5 +63,5 @@ class TokenStats:
 
     def reshape(self, shape: torch.Size) -> TokenStats:
         """The same statistics with the token axis laid out as `shape`."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return TokenStats(**{k: v.reshape(shape) if isinstance(v, Tensor) else v for k, v in values.items()})
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+        return replace(self, **{name: tensor.reshape(shape) for name, tensor in tensors.items()})

@@ -1,0 +1,63 @@
+"""The head's rows in compute precision, without a second copy of the whole head.
+
+A head that is already in compute precision is used as it is; a 16-bit (or autocast) head is converted one block of
+vocabulary rows at a time. Products are always formed and accumulated in fp32 or better, so logits never exist in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+_BLOCK_BYTES = 2**25
+"""Size of the converted block: small beside the logit buffer, large enough that the product dominates the conversion."""
+
+
+class HeadRows:
+    """W [V, D] as the factor of projections, in blocks of rows."""
+
+    def __init__(self, weight_VD: Tensor, dtype: torch.dtype, rounding: torch.dtype | None) -> None:
+        self._weight_VD = weight_VD.detach()
+        self._dtype = dtype
+        self._rounding = None if rounding == weight_VD.dtype else rounding
+        self._whole = weight_VD.dtype == dtype and self._rounding is None
+        self.vocab, self.width = weight_VD.shape
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        if self._whole:
+            yield slice(0, self.vocab), self._weight_VD
+            return
+        step = max(1, _BLOCK_BYTES // max(1, self.width * self._dtype.itemsize))
+        for start in range(0, self.vocab, step):
+            rows = slice(start, min(start + step, self.vocab))
+            yield rows, self._convert(self._weight_VD[rows])
+
+    def _convert(self, rows_VD: Tensor) -> Tensor:
+        return (rows_VD if self._rounding is None else rows_VD.to(self._rounding)).to(self._dtype)
+
+    def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
+        """out = h Wᵀ."""
+        for rows, weight in self._blocks():
+            torch.mm(hidden_CD, weight.t(), out=out_CV[:, rows])
+
+    def back_project(self, e_CV: Tensor) -> Tensor:
+        """E W, which is S·Wᵀp for E = S·p: the product that both the gain and dh need."""
+        out_CD = e_CV.new_zeros(e_CV.shape[0], self.width)
+        for rows, weight in self._blocks():
+            out_CD.addmm_(e_CV[:, rows], weight, beta=0 if rows.start == 0 else 1)
+        return out_CD
+
+    def select(self, index_C: Tensor) -> Tensor:
+        """W[y] in compute precision."""
+        return self._convert(self._weight_VD.index_select(0, index_C))
+
+    def mean(self) -> Tensor:
+        """w̄, the mean row."""
+        if self._whole:
+            return self._weight_VD.mean(dim=0)
+        total_D = self._weight_VD.new_zeros(self.width, dtype=self._dtype)
+        for _, weight in self._blocks():
+            total_D += weight.sum(dim=0)
+        return total_D / self.vocab
