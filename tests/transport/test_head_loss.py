@@ -1,0 +1,433 @@
+"""Edges of the head loss: off is off, empty is zero, bad input is help, and autograd's other machinery."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import zloss
+from tests.laws.definitions import make_case, reference, relative_error
+from zloss import errors
+
+BACKENDS = ("dense", "chunked")
+ACTIVE = (
+    zloss.StandardZLoss(0.5),
+    zloss.CenteredZLoss(0.5),
+    zloss.FactorizedZLoss(0.5, 0.5),
+    zloss.GainAwareZLoss(0.5),
+)
+ALL = (zloss.CrossEntropy(), zloss.CenteredHead(), *ACTIVE)
+
+
+def problem(tokens: int = 20, width: int = 6, vocab: int = 17, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(tokens, width, generator=g).requires_grad_()
+    weight = torch.randn(vocab, width, generator=g).requires_grad_()
+    return hidden, weight, torch.randint(vocab, (tokens,), generator=g)
+
+
+def gradients(
+    hidden: Tensor, weight: Tensor, target: Tensor, objective: zloss.Objective, **options: object
+) -> tuple[Tensor, ...]:
+    out = zloss.head_loss(hidden, weight, target, objective, **options)  # type: ignore[arg-type]
+    return out.loss.detach(), *torch.autograd.grad(out.loss.sum(), (hidden, weight))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("off", [0, 0.0, None])
+def test_a_coefficient_of_zero_or_none_is_off_bit_for_bit(backend: str, off: float | None) -> None:
+    hidden, weight, target = problem()
+    plain = gradients(hidden, weight, target, zloss.CrossEntropy(), backend=backend)
+    for objective in (
+        zloss.CenteredHead(),
+        zloss.StandardZLoss(off),
+        zloss.CenteredZLoss(off),
+        zloss.FactorizedZLoss(off, off),
+        zloss.GainAwareZLoss(off),
+    ):
+        for got, want in zip(gradients(hidden, weight, target, objective, backend=backend), plain, strict=True):
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("objective", ALL, ids=lambda o: o.name)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_all_ignored_and_empty_batches_are_zero(
+    backend: str, objective: zloss.Objective, reduction: str, tokens: int
+) -> None:
+    hidden, weight, target = problem(tokens)
+    target.fill_(-100)
+    loss, *grads = gradients(hidden, weight, target, objective, backend=backend, reduction=reduction)
+    assert not loss.any()
+    assert all(not grad.any() and grad.shape == like.shape for grad, like in zip(grads, (hidden, weight), strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_zero_normalizer_gives_zero(backend: str) -> None:
+    loss, *grads = gradients(*problem(), zloss.StandardZLoss(1.0), backend=backend, normalizer=0)
+    assert loss == 0
+    assert not any(grad.any() for grad in grads)
+
+
+def test_micro_batches_with_a_global_normalizer_add_up_to_the_whole() -> None:
+    hidden, weight, target = problem(24)
+    target[3:9] = -100
+    whole = gradients(hidden, weight, target, zloss.CenteredZLoss(0.5))
+    count = int((target != -100).sum())
+    halves = [slice(0, 10), slice(10, 24)]
+    parts = [
+        zloss.head_loss(hidden[h], weight, target[h], zloss.CenteredZLoss(0.5), normalizer=torch.tensor(count)).loss
+        for h in halves
+    ]
+    total = torch.stack(parts).sum()
+    assert relative_error(total.detach(), whole[0]) < 1e-6
+    for got, want in zip(torch.autograd.grad(total, (hidden, weight)), whole[1:], strict=True):
+        assert relative_error(got, want) < 1e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("objective", ALL, ids=lambda o: o.name)
+def test_huge_logits_and_a_huge_common_shift_stay_right(backend: str, objective: zloss.Objective) -> None:
+    for scale, shift in ((3e3, 0.0), (1.0, 1e4), (1.0, -1e4)):
+        case = make_case(objective, tokens=9, with_bias=True)
+        case.weight.mul_(scale)
+        case.bias.add_(shift)
+        truth = reference(case)
+        hidden, weight, bias = (x.clone().requires_grad_() for x in (case.hidden, case.weight, case.bias))
+        out = zloss.head_loss(hidden, weight, case.target, objective, bias=bias, backend=backend)
+        assert relative_error(out.loss.detach(), truth["loss"]) < 1e-10
+        assert relative_error(out.cross_entropy, truth["cross_entropy"]) < 1e-10
+        narrow = zloss.head_loss(
+            hidden.float(), weight.float(), case.target, objective, bias=bias.float(), backend=backend
+        )
+        assert torch.isfinite(narrow.loss)
+        assert relative_error(narrow.loss.detach(), truth["loss"]) < 2e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_vocabulary_of_one_has_no_loss_and_only_z(backend: str) -> None:
+    hidden, weight, target = problem(vocab=1)
+    loss, grad_hidden, _ = gradients(hidden, weight, target, zloss.CrossEntropy(), backend=backend)
+    assert loss == 0
+    assert grad_hidden.abs().max() < torch.finfo(torch.float32).eps  # Wᵀp − W[y] rounds where p − y would be exact
+    out = zloss.head_loss(hidden, weight, target, zloss.StandardZLoss(1.0), backend=backend)
+    want = ((hidden @ weight.T).squeeze(1) ** 2).mean()
+    assert torch.allclose(out.loss, want)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_masked_vocabulary_entries_of_minus_infinity(backend: str) -> None:
+    hidden, weight, target = problem()
+    target.clamp_(max=9)
+    bias = torch.zeros(17)
+    bias[10:] = -torch.inf
+    bias.requires_grad_()
+    for objective in (
+        zloss.CrossEntropy(),
+        zloss.StandardZLoss(0.5, target=1.0),
+        zloss.GainAwareZLoss(0.5, target=1.0),
+    ):
+        out = zloss.head_loss(hidden, weight, target, objective, bias=bias, backend=backend)
+        assert out.stats.mu is None
+        assert out.stats.gain_centered is None
+        masked = torch.autograd.grad(out.loss, (hidden, weight, bias))
+        cut = zloss.head_loss(hidden, weight[:10], target, objective, backend=backend)
+        assert relative_error(out.loss.detach(), cut.loss.detach()) < 1e-6
+        assert relative_error(masked[0], torch.autograd.grad(cut.loss, hidden)[0]) < 1e-6
+        assert all(torch.isfinite(grad).all() for grad in masked)
+    for objective in (zloss.CenteredZLoss(0.5), zloss.FactorizedZLoss(0.5, 0.5)):
+        with pytest.raises(errors.CoordinateError, match="valid_vocab"):
+            zloss.head_loss(hidden, weight, target, objective, bias=bias, backend=backend)
+        assert torch.isfinite(
+            zloss.head_loss(hidden, weight, target, objective, bias=bias, valid_vocab=10, backend=backend).loss
+        )
+    with pytest.raises(errors.CoordinateError, match="label_smoothing"):
+        zloss.head_loss(hidden, weight, target, zloss.CrossEntropy(), bias=bias, label_smoothing=0.1, backend=backend)
+    with pytest.raises(errors.CoordinateError, match="only -inf"):
+        zloss.head_loss(
+            hidden, weight, target, zloss.CrossEntropy(), bias=torch.full((17,), -torch.inf), backend=backend
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_nonfinite_inputs_reach_the_loss_and_are_located(backend: str, poison: float) -> None:
+    hidden, weight, target = problem()
+    with torch.no_grad():
+        hidden[4, 0] = poison
+    out = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5), backend=backend)
+    assert not torch.isfinite(out.loss)
+    assert out.stats.nonfinite.nonzero().flatten().tolist() == [4]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_nonfinite_ignored_tokens_do_not_reach_the_gradient(backend: str, poison: float) -> None:
+    hidden, weight, target = problem()
+    target[4] = -100
+    clean = gradients(hidden, weight, target, zloss.CenteredZLoss(0.5), backend=backend)
+    with torch.no_grad():
+        hidden[4] = poison
+    for got, want in zip(
+        gradients(hidden, weight, target, zloss.CenteredZLoss(0.5), backend=backend), clean, strict=True
+    ):
+        assert torch.equal(got, want)
+    out = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5), backend=backend)
+    assert bool(out.stats.nonfinite[4])
+    assert not out.stats.valid[4]
+
+
+def test_low_precision_inputs_keep_the_source() -> None:
+    """bf16 and fp16 operands, fp32 everything else: the source stays within 1e-4 of the fp64 source of the same operands."""
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(96, 64, generator=g), 2 * torch.randn(1500, 64, generator=g)
+    target = torch.randint(1500, (96,), generator=g)
+    for dtype in (torch.bfloat16, torch.float16):
+        low = (hidden.to(dtype), weight.to(dtype))
+        for objective in (zloss.StandardZLoss(1e-4, target=0.0), zloss.CenteredZLoss(1e-4), zloss.GainAwareZLoss(1e-4)):
+            for part in ("z", "total"):
+                got = zloss.head_source(*low, target, objective, part=part, backend="chunked")
+                truth = zloss.head_source(*(x.double() for x in low), target, objective, part=part, backend="dense")
+                assert got.dtype == torch.float32
+                assert relative_error(got, truth) < 2e-6
+        stored = (low[0] @ low[1].T).double()  # what a peer that stores its logits in this dtype injects
+        rounded = zloss.z_loss_source(stored, 1e-4, 0.0)
+        exact = zloss.z_loss_source(low[0].double() @ low[1].double().T, 1e-4, 0.0)
+        assert relative_error(rounded, exact) > (0.03 if dtype == torch.bfloat16 else 0.003)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_low_precision_gradients_are_rounded_once(dtype: torch.dtype, backend: str) -> None:
+    case = make_case(zloss.CenteredZLoss(0.5), tokens=40, with_bias=True)
+    hidden, weight, bias = (x.to(dtype).requires_grad_() for x in (case.hidden, case.weight, case.bias))
+    case = dataclasses.replace(case, hidden=hidden, weight=weight, bias=bias)
+    truth = reference(case)
+    for reduction in ("mean", "none"):
+        out = zloss.head_loss(
+            hidden, weight, case.target, case.objective, bias=bias, reduction=reduction, backend=backend
+        )
+        assert (
+            out.loss.dtype == out.cross_entropy.dtype == out.auxiliary.dtype == out.stats.log_z.dtype == torch.float32
+        )
+        grads = torch.autograd.grad(out.loss.mean(), (hidden, weight, bias))
+        wanted = torch.autograd.grad(
+            zloss.head_loss(
+                hidden.double(), weight.double(), case.target, case.objective, bias=bias.double(), backend="dense"
+            ).loss,
+            (hidden, weight, bias),
+        )
+        for got, want in zip(grads, wanted, strict=True):
+            assert got.dtype == dtype
+            assert relative_error(got, want) < 2 * torch.finfo(dtype).eps
+    assert truth["loss"].isfinite()
+
+
+def test_fp16_gradients_survive_until_the_loss_scale() -> None:
+    """Gradients below fp16's smallest number must not be flushed before a loss scaler multiplies them."""
+    hidden, weight, target = problem()
+    half = weight.detach().half().requires_grad_()
+    out = zloss.head_loss(hidden, half, target, zloss.CrossEntropy(), normalizer=1e9)
+    (grad,) = torch.autograd.grad(out.loss * 2.0**20, half)
+    want = torch.autograd.grad(
+        zloss.head_loss(hidden, half, target, zloss.CrossEntropy(), normalizer=1e9 / 2**20).loss, half
+    )[0]
+    assert want.count_nonzero() > 90
+    assert relative_error(grad, want) < 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_rounds_operands_as_linear_would_and_nothing_else(backend: str) -> None:
+    hidden, weight, target = problem(64, 32, 101)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5), backend=backend)
+    grads = torch.autograd.grad(out.loss, (hidden, weight))
+    rounded = [x.detach().bfloat16().double().requires_grad_() for x in (hidden, weight)]
+    truth = zloss.head_loss(*rounded, target, zloss.CenteredZLoss(0.5), backend="dense")
+    assert relative_error(out.loss.detach(), truth.loss.detach()) < 1e-6
+    for got, want in zip(grads, torch.autograd.grad(truth.loss, rounded), strict=True):
+        assert got.dtype == torch.float32
+        assert relative_error(got, want) < 2e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_grad_gives_the_same_numbers_and_no_graph(backend: str) -> None:
+    hidden, weight, target = problem()
+    with torch.no_grad():
+        quiet = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5), backend=backend)
+    loud = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5), backend=backend)
+    assert not quiet.loss.requires_grad
+    assert loud.loss.requires_grad
+    assert torch.equal(quiet.loss, loud.loss.detach())
+    for part in (loud.cross_entropy, loud.auxiliary, loud.stats.log_z, loud.stats.gain, loud.stats.mu):
+        assert part is not None
+        assert not part.requires_grad
+    assert torch.allclose(loud.loss.detach(), loud.cross_entropy + loud.auxiliary)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_only_the_gradients_asked_for_are_computed(reduction: str) -> None:
+    hidden, weight, target = problem()
+    frozen = zloss.head_loss(hidden, weight.detach(), target, zloss.CenteredZLoss(0.5), reduction=reduction)
+    both = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5), reduction=reduction)
+    assert torch.equal(
+        torch.autograd.grad(frozen.loss.sum(), hidden)[0], torch.autograd.grad(both.loss.sum(), hidden)[0]
+    )
+    head_only = zloss.head_loss(hidden.detach(), weight, target, zloss.CenteredZLoss(0.5), reduction=reduction)
+    head_only.loss.sum().backward()
+    assert weight.grad is not None
+
+
+def test_accumulation_and_retained_graphs_add() -> None:
+    hidden, weight, target = problem()
+    out = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5))
+    out.loss.backward(retain_graph=True)
+    once = weight.grad.clone()
+    out.loss.backward()
+    assert torch.allclose(weight.grad, 2 * once)
+    zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5)).loss.backward()
+    assert torch.allclose(weight.grad, 3 * once)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_activation_checkpointing(reduction: str) -> None:
+    hidden, weight, target = problem()
+
+    def block(h: Tensor) -> Tensor:
+        return zloss.head_loss(torch.tanh(h), weight, target, zloss.CenteredZLoss(0.5), reduction=reduction).loss.sum()
+
+    plain = torch.autograd.grad(block(hidden), (hidden, weight))
+    kept = torch.autograd.grad(checkpoint(block, hidden, use_reentrant=False), (hidden, weight))
+    assert all(torch.equal(a, b) for a, b in zip(plain, kept, strict=True))
+
+
+def test_torch_compile_around_the_loss() -> None:
+    hidden, weight, target = problem()
+
+    def step(h: Tensor) -> Tensor:
+        return 2 * zloss.head_loss(torch.tanh(h) * 3, weight, target, zloss.GainAwareZLoss(0.5)).loss
+
+    compiled = torch.compile(step, backend="aot_eager")
+    assert torch.equal(compiled(hidden), step(hidden))
+    got = torch.autograd.grad(compiled(hidden), (hidden, weight))
+    want = torch.autograd.grad(step(hidden), (hidden, weight))
+    assert all(torch.allclose(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_double_backward_is_refused_by_chunked_and_right_in_dense(reduction: str) -> None:
+    hidden, weight, target = problem()
+    out = zloss.head_loss(hidden, weight, target, zloss.StandardZLoss(0.5), reduction=reduction)
+    with pytest.raises(errors.DoubleBackwardError, match="dense"):
+        torch.autograd.grad(out.loss.sum(), hidden, create_graph=True)
+    dense = zloss.head_loss(hidden, weight, target, zloss.StandardZLoss(0.5), reduction=reduction, backend="dense")
+    (first,) = torch.autograd.grad(dense.loss.sum(), hidden, create_graph=True)
+    assert torch.autograd.grad(first.square().sum(), weight)[0].any()
+
+
+def test_replaces_the_eager_line_it_is_meant_to_replace() -> None:
+    hidden, weight, target = problem()
+    target[::3] = -100
+    eager = F.cross_entropy(F.linear(hidden, weight), target, label_smoothing=0.1)
+    ours = zloss.head_loss(hidden, weight, target, zloss.CrossEntropy(), label_smoothing=0.1)
+    assert torch.allclose(eager, ours.loss)
+    for got, want in zip(
+        torch.autograd.grad(ours.loss, (hidden, weight)), torch.autograd.grad(eager, (hidden, weight)), strict=True
+    ):
+        assert torch.allclose(got, want, atol=1e-6)
+
+
+def test_light_statistics_leave_loss_and_gradient_as_they_are() -> None:
+    hidden, weight, target = problem()
+    for objective in ALL:
+        full = gradients(hidden, weight, target, objective)
+        light = gradients(hidden, weight, target, objective, statistics="light")
+        assert all(torch.equal(a, b) for a, b in zip(full, light, strict=True))
+    out = zloss.head_loss(hidden, weight, target, zloss.CrossEntropy(), statistics="light")
+    assert out.stats.gain is None
+    assert torch.isfinite(out.stats.log_z).all()
+
+
+def test_the_record_names_its_denominator() -> None:
+    hidden, weight, target = problem()
+    target[:5] = -100
+    loss = zloss.HeadLoss(zloss.StandardZLoss(1e-3))
+    assert (loss(hidden, weight, target).denominator_name, int(loss(hidden, weight, target).denominator)) == (
+        "valid_tokens",
+        15,
+    )
+    weights = torch.rand(20)
+    weighted = loss(hidden, weight, target, token_weight=weights)
+    assert weighted.denominator_name == "token_weight"
+    assert torch.allclose(weighted.denominator, weights[5:].sum())
+    assert loss(hidden, weight, target, normalizer=7).denominator_name == "normalizer"
+    assert "StandardZLoss" in repr(loss)
+
+
+BAD = {
+    "transposed weight": (dict(weight=torch.zeros(6, 17)), errors.ShapeError, r"pass `weight\.T`"),
+    "weight of another width": (dict(weight=torch.zeros(17, 5)), errors.ShapeError, "width of `hidden`"),
+    "weight with one axis": (dict(weight=torch.zeros(17)), errors.ShapeError, r"\[V, D\]"),
+    "empty vocabulary": (dict(weight=torch.zeros(0, 6)), errors.ShapeError, "V = 0"),
+    "bias shape": (dict(bias=torch.zeros(16)), errors.ShapeError, "bias"),
+    "target shape": (dict(target=torch.zeros(19, dtype=torch.long)), errors.ShapeError, "target"),
+    "token weight shape": (dict(token_weight=torch.ones(19)), errors.ShapeError, "token_weight"),
+    "float target": (dict(target=torch.zeros(20)), errors.DtypeError, r"target\.long"),
+    "integer hidden": (dict(hidden=torch.zeros(20, 6, dtype=torch.long)), errors.DtypeError, "hidden"),
+    "not a tensor": (dict(hidden=[1.0]), errors.DtypeError, "tensor"),
+    "other device": (dict(weight=torch.zeros(17, 6, device="meta")), errors.DeviceError, "one device"),
+    "target too large": (dict(target=torch.full((20,), 17)), errors.TargetRangeError, "17"),
+    "target negative": (dict(target=torch.full((20,), -1)), errors.TargetRangeError, "ignore_index"),
+    "target in padding": (dict(valid_vocab=3), errors.TargetRangeError, "3 rows"),
+    "valid_vocab": (dict(valid_vocab=18), errors.InputError, "valid_vocab"),
+    "reduction": (dict(reduction="maen"), errors.ReductionError, "Did you mean 'mean'"),
+    "backend": (dict(backend="dens"), errors.UnknownNameError, "Did you mean 'dense'"),
+    "statistics": (dict(statistics="ful"), errors.UnknownNameError, "full"),
+    "smoothing": (dict(label_smoothing=1.5), errors.InputError, "label_smoothing"),
+    "scale": (dict(logit_scale=0.0), errors.InputError, "logit_scale"),
+    "softcap": (dict(softcap=-3.0), errors.InputError, "softcap"),
+    "chunk": (dict(chunk_size=0), errors.InputError, "chunk_size"),
+    "normalizer": (dict(normalizer=-1.0), errors.InputError, "normalizer"),
+    "normalizer shape": (dict(normalizer=torch.ones(2)), errors.InputError, "0-d"),
+    "normalizer with sum": (dict(normalizer=3.0, reduction="sum"), errors.InputError, "mean"),
+    "objective": (dict(objective="centered"), errors.InputError, "CenteredZLoss"),
+    "softcap with centering": (
+        dict(objective=zloss.CenteredZLoss(0.1), softcap=5.0),
+        errors.CoordinateError,
+        "shift-invariant",
+    ),
+    "softcap with factorized": (
+        dict(objective=zloss.FactorizedZLoss(0.1, 0.1), softcap=5.0),
+        errors.CoordinateError,
+        "softcap",
+    ),
+    "softcap with smoothing": (dict(softcap=5.0, label_smoothing=0.1), errors.CoordinateError, "dense"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_answered_with_help(name: str) -> None:
+    changes, error, message = BAD[name]
+    hidden, weight, target = problem()
+    arguments = dict(hidden=hidden, weight=weight, target=target, objective=zloss.CrossEntropy()) | changes
+    with pytest.raises(error, match=message) as caught:
+        zloss.head_loss(**arguments)
+    assert isinstance(caught.value, errors.ZlossError)
+
+
+def test_negative_or_nonfinite_numbers_in_objectives_are_refused() -> None:
+    for make in (
+        lambda: zloss.StandardZLoss(-1e-4),
+        lambda: zloss.CenteredZLoss(float("nan")),
+        lambda: zloss.FactorizedZLoss(1e-4, float("inf")),
+        lambda: zloss.GainAwareZLoss(1e-4, beta=-1),
+        lambda: zloss.StandardZLoss(1e-4, target=float("inf")),
+    ):
+        with pytest.raises(errors.CoefficientError):
+            make()

@@ -1,0 +1,78 @@
+"""Interventions on an output head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import zloss
+from tests.laws.definitions import relative_error
+from zloss import errors
+
+
+def head(bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    linear = nn.Linear(8, 29, bias=bias).double()
+    with torch.no_grad():
+        linear.weight += torch.randn(8)
+    return linear
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_centering_keeps_softmax_and_removes_the_mean(bias: bool) -> None:
+    hidden = torch.randn(13, 8, dtype=torch.float64)
+    linear = head(bias)
+    before = linear(hidden)
+    after = zloss.center_head_(linear)(hidden)
+    assert relative_error(after.softmax(-1), before.softmax(-1)) < 1e-13
+    assert after.mean(-1).abs().max() < 1e-13
+    assert relative_error(after, before - before.mean(-1, keepdim=True)) < 1e-13
+
+
+def test_shifting_moves_mu_by_a_known_amount_and_not_ce() -> None:
+    hidden, target, shift = torch.randn(13, 8).double(), torch.randint(29, (13,)), torch.randn(8).double() * 50
+    linear = head()
+    before = zloss.head_loss(hidden, linear.weight, target, zloss.CrossEntropy(), bias=linear.bias)
+    zloss.shift_head_(linear, shift)
+    after = zloss.head_loss(hidden, linear.weight, target, zloss.CrossEntropy(), bias=linear.bias)
+    assert relative_error(after.cross_entropy, before.cross_entropy) < 1e-12
+    assert relative_error(after.stats.mu - before.stats.mu, hidden @ shift) < 1e-12
+
+
+def test_the_wrapper_deploys_centered_logits_without_touching_the_weights() -> None:
+    linear = head().float()
+    kept = linear.weight.detach().clone()
+    wrapper = zloss.CenteredHeadWrapper(linear)
+    hidden = torch.randn(13, 8)
+    raw = linear(hidden)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = wrapper(hidden)
+        raw_low = linear(hidden)
+    assert low.dtype == torch.float32
+    assert relative_error(low.softmax(-1), raw_low.float().softmax(-1)) < 1e-6
+    assert relative_error(wrapper(hidden), raw - raw.mean(-1, keepdim=True)) < 1e-6
+    assert torch.equal(linear.weight, kept)
+    assert wrapper.weight is linear.weight
+
+
+def test_tied_heads_are_refused_with_advice() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(29, 8), "head": nn.Linear(8, 29, bias=False)})
+    zloss.center_head_(model["head"], model=model)  # untied: allowed
+    model["head"].weight = model["embed"].weight
+    before = model["embed"].weight.detach().clone()
+    for act in (
+        lambda: zloss.center_head_(model["head"], model=model),
+        lambda: zloss.shift_head_(model["head"], torch.ones(8), model=model),
+        lambda: zloss.center_head_(model["head"], model=model["embed"].weight),
+    ):
+        with pytest.raises(errors.TiedHeadError, match="CenteredHeadWrapper"):
+            act()
+    assert torch.equal(model["embed"].weight, before)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(errors.ShapeError, match=r"\[D\]"):
+        zloss.shift_head_(head(), torch.ones(29))
+    with pytest.raises(errors.InputError, match=r"nn\.Linear"):
+        zloss.center_head_(nn.Embedding(3, 4))  # type: ignore[arg-type]
