@@ -1,0 +1,64 @@
+"""Columns of equal length, kept beside a selection of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zloss.errors import InputError
+from zloss.streaming.batch import Flat, as_floats, as_integers, flatten
+
+Table = dict[str, NDArray[Any]]
+
+
+class Schema:
+    """Names of the integer columns (int64) and float columns (fp64) of a table."""
+
+    def __init__(self, integers: Sequence[str], floats: Sequence[str], reserved: Sequence[str] = ()) -> None:
+        self.integers, self.floats = tuple(integers), tuple(floats)
+        names = [*reserved, *self.integers, *self.floats]
+        if len(set(names)) != len(names):
+            raise InputError(f"column names are expected to differ, also from {list(reserved)}, but got {names}.")
+
+    def empty(self) -> Table:
+        """The table without rows."""
+        columns: Table = {name: np.empty(0, dtype=np.int64) for name in self.integers}
+        return columns | {name: np.empty(0, dtype=np.float64) for name in self.floats}
+
+    def flatten(self, columns: Mapping[str, Any]) -> dict[str, Flat]:
+        """The given columns as flat batches in the declared order; missing or further ones are refused."""
+        expected = [*self.integers, *self.floats]
+        if set(columns) != set(expected):
+            raise InputError(f"the columns are expected to be {expected}, but got {list(columns)}.")
+        return {name: flatten(columns[name], name) for name in expected}
+
+    def rows(self, flat: Mapping[str, Flat], part: slice) -> Table:
+        """The rows of one slice, converted to the declared types."""
+        columns: Table = {name: as_integers(flat[name][part], name) for name in self.integers}
+        return columns | {name: as_floats(flat[name][part]).astype(np.float64) for name in self.floats}
+
+
+def take(table: Table, index: NDArray[Any]) -> Table:
+    """The rows at `index` (positions or a mask)."""
+    return {name: column[index] for name, column in table.items()}
+
+
+def concatenate(a: Table, b: Table) -> Table:
+    """The rows of `a`, then those of `b`."""
+    return {name: np.concatenate([a[name], b[name]]) for name in a}
+
+
+def smallest(key: NDArray[Any], tie: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+    """Positions of the k smallest keys, the smaller `tie` first among equal keys, in that order."""
+    index = np.arange(key.size)
+    if key.size > k:
+        border = np.partition(key, k - 1)[k - 1]
+        inside, level = np.flatnonzero(key < border), np.flatnonzero(key == border)
+        room = k - inside.size
+        if level.size > room:  # a constant stream is all ties: partition these as well, sort only what stays
+            level = level[np.argpartition(tie[level], room - 1)[:room]]
+        index = np.concatenate([inside, level])
+    return np.asarray(index[np.lexsort((tie[index], key[index]))], dtype=np.int64)

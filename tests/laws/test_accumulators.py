@@ -1,0 +1,527 @@
+"""Laws of all accumulators: a split and merged stream answers as the whole one, on hostile streams.
+
+Every law is a function that fails by assertion, so the last section can show that deliberately broken accumulators
+break it.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zloss.errors import InputError
+from zloss.streaming import (
+    Accumulator,
+    CoMoments,
+    Count,
+    HashSample,
+    Histogram,
+    Moments,
+    Quantiles,
+    TopTokens,
+    batch,
+)
+from zloss.streaming.order_statistics import OrderStatistics, interpolate
+from zloss.streaming.table import concatenate, take
+
+LAW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_slices():
+    """Streams of a few hundred values shall cross slice borders too."""
+    before, batch.SLICE = batch.SLICE, 64
+    yield
+    batch.SLICE = before
+
+
+# Streams
+
+
+def _shape_of_stream(name: str, size: int, rng: np.random.Generator) -> np.ndarray:
+    normal = rng.standard_normal(size)
+    return {
+        "constant": np.full(size, 0.1),
+        "normal": normal,
+        "shifted": 1e8 + normal,
+        "heavy tail": np.exp(8 * normal),
+        "signed heavy tail": np.sign(normal) * np.exp(8 * np.abs(normal)),
+        "sorted": np.sort(normal),
+        "reversed": np.sort(normal)[::-1],
+        "duplicates": rng.integers(-2, 3, size).astype(np.float64),
+        "signed zeros": np.where(normal > 0, 0.0, -0.0),
+        "subnormal": normal * 1e-39,
+        "one outlier": np.where(np.arange(size) == size // 2, 3e30, normal),
+    }[name]
+
+
+SHAPES = [
+    "constant", "normal", "shifted", "heavy tail", "signed heavy tail", "sorted", "reversed", "duplicates",
+    "signed zeros", "subnormal", "one outlier",
+]  # fmt: skip
+
+
+@st.composite
+def streams(draw: st.DrawFn, max_size: int = 400) -> np.ndarray:
+    """fp32 or fp64 values of a hostile shape, with or without NaN and ±Inf among them; possibly empty."""
+    size = draw(st.one_of(st.integers(0, 3), st.integers(0, max_size)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    x = _shape_of_stream(draw(st.sampled_from(SHAPES)), size, rng)
+    share = draw(st.sampled_from([0.0, 0.0, 0.1, 1.0]))
+    bad = rng.random(size) < share
+    x = np.where(bad, rng.choice([np.nan, np.inf, -np.inf], size), x)
+    return x.astype(draw(st.sampled_from([np.float32, np.float64])))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where to cut a stream and how to put the parts together again."""
+
+    cuts: tuple[float, ...] = (0.5,)
+    tree: bool = False
+    backwards: bool = False
+
+    def parts(self, size: int) -> list[slice]:
+        borders = [0, *sorted(int(cut * size) for cut in self.cuts), size]
+        return [slice(a, b) for a, b in itertools.pairwise(borders)]
+
+
+splits = st.builds(
+    Split,
+    cuts=st.lists(st.floats(0, 1), min_size=1, max_size=6).map(tuple),
+    tree=st.booleans(),
+    backwards=st.booleans(),
+)
+
+
+# Accumulators
+
+
+@dataclass(frozen=True)
+class Case:
+    """An accumulator, how a stream is fed to it, and what "equal" means for it."""
+
+    make: Callable[[], Any]
+    feed: Callable[[Any, np.ndarray, slice], None]
+    same: Callable[[Any, Any, np.ndarray], None]
+
+    def whole(self, x: np.ndarray) -> Any:
+        accumulator = self.make()
+        self.feed(accumulator, x, slice(0, x.size))
+        return accumulator
+
+    def merged(self, x: np.ndarray, split: Split) -> Any:
+        parts = []
+        for part in split.parts(x.size):
+            parts.append(self.make())
+            self.feed(parts[-1], x, part)
+        if split.backwards:
+            parts.reverse()
+        while len(parts) > 1:
+            if split.tree:
+                pairs = [parts[i : i + 2] for i in range(0, len(parts), 2)]
+                parts = [pair[0].merge(pair[1]) if len(pair) == 2 else pair[0] for pair in pairs]
+            else:
+                parts = [parts[0].merge(parts[1]), *parts[2:]]
+        return parts[0]
+
+
+def feed_values(accumulator: Any, x: np.ndarray, part: slice) -> None:
+    accumulator.update(x[part])
+
+
+def second(x: np.ndarray) -> np.ndarray:
+    """A second stream that depends on the first."""
+    return np.roll(x, 1) + np.arange(x.size) % 7
+
+
+def feed_pairs(accumulator: Any, x: np.ndarray, part: slice) -> None:
+    accumulator.update(x[part], second(x)[part])
+
+
+def feed_tokens(accumulator: Any, x: np.ndarray, part: slice) -> None:
+    position = np.arange(x.size)
+    accumulator.update(x[part], position=position[part], target=(position * 31 % 17)[part], log_z=second(x)[part])
+
+
+def feed_items(accumulator: Any, x: np.ndarray, part: slice) -> None:
+    position = np.arange(x.size)
+    accumulator.update(position[part], x=x[part], y=second(x)[part], target=(position * 31 % 17)[part])
+
+
+def same_bits(a: Accumulator, b: Accumulator, x: np.ndarray) -> None:
+    """Equal states, dtypes included, bit for bit."""
+    left, right = a.state_dict(), b.state_dict()
+    assert left.keys() == right.keys()
+    for key in left:
+        p, q = np.asarray(left[key]), np.asarray(right[key])
+        assert p.dtype == q.dtype, key
+        assert p.shape == q.shape, key
+        assert p.tobytes() == q.tobytes(), key
+
+
+def same_numbers(a: Moments | CoMoments, b: Moments | CoMoments, x: np.ndarray) -> None:
+    """Equal counts; floats equal to a few roundings of the largest magnitude that enters them."""
+    assert a.counts.to_array().tolist() == b.counts.to_array().tolist()
+    finite = [v[np.isfinite(v)].astype(np.float64) for v in (x, second(x))]
+    scale = max([np.abs(v).max(initial=0.0) for v in finite])
+    spread = max([np.ptp(v) if v.size else 0.0 for v in finite])
+    eps = 64 * np.finfo(np.float64).eps
+
+    def close(p: float | None, q: float | None, tolerance: float) -> None:
+        assert (p is None) == (q is None)
+        assert p is None or q is None or abs(p - q) <= tolerance
+
+    if isinstance(a, Moments) and isinstance(b, Moments):
+        assert (a.count, a.minimum, a.maximum) == (b.count, b.minimum, b.maximum)
+        close(a.mean, b.mean, eps * scale)
+        close(a.variance, b.variance, eps * spread * (spread + scale))
+    elif isinstance(a, CoMoments) and isinstance(b, CoMoments):
+        assert a.count == b.count
+        close(a.covariance, b.covariance, eps * spread * (spread + scale))
+        for p, q in zip(a.means or (), b.means or (), strict=True):
+            close(p, q, eps * scale)
+        for p, q in zip(a.variances or (), b.variances or (), strict=True):
+            close(p, q, eps * spread * (spread + scale))
+    else:
+        raise AssertionError("different kinds")
+
+
+def counts_of(accumulator: Any) -> Count:
+    return accumulator if isinstance(accumulator, Count) else accumulator.counts
+
+
+CASES = {
+    "Count": Case(Count, feed_values, same_bits),
+    "Moments": Case(Moments, feed_values, same_numbers),
+    "CoMoments": Case(CoMoments, feed_pairs, same_numbers),
+    "Quantiles": Case(Quantiles, feed_values, same_bits),
+    "Histogram": Case(lambda: Histogram(16), feed_values, same_bits),
+    "TopTokens": Case(lambda: TopTokens(7, integers=["target"], floats=["log_z"]), feed_tokens, same_bits),
+    "HashSample": Case(lambda: HashSample(7, floats=["x", "y"], integers=["target"]), feed_items, same_bits),
+}
+SKETCHING = Case(lambda: Quantiles(exact_limit=50, k=12), feed_values, same_bits)
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+every_state = pytest.mark.parametrize("case", [*CASES.values(), SKETCHING], ids=[*CASES.keys(), "Quantiles, sketch"])
+
+
+# The laws
+
+
+def check_split_and_merge(case: Case, x: np.ndarray, split: Split) -> None:
+    case.same(case.merged(x, split), case.whole(x), x)
+
+
+def check_resume(case: Case, x: np.ndarray, split: Split) -> None:
+    """Saved without pickle, loaded, equal bit for bit, and able to go on."""
+    accumulator = case.make()
+    for part in split.parts(x.size):
+        case.feed(accumulator, x, part)
+        file = io.BytesIO()
+        np.savez(file, **accumulator.state_dict())
+        file.seek(0)
+        loaded = type(accumulator).from_state_dict(dict(np.load(file, allow_pickle=False)))
+        same_bits(accumulator, loaded, x)
+        accumulator = loaded
+    if counts_of(accumulator).finite <= getattr(accumulator, "exact_limit", math.inf):
+        case.same(accumulator, case.whole(x), x)
+
+
+def check_argument_left_alone(case: Case, x: np.ndarray, split: Split) -> None:
+    first, *rest = split.parts(x.size)
+    accumulator, other, untouched = case.make(), case.make(), case.make()
+    case.feed(accumulator, x, first)
+    for part in rest:
+        case.feed(other, x, part)
+    untouched = type(other).from_state_dict(other.state_dict())
+    assert accumulator.merge(other) is accumulator
+    same_bits(other, untouched, x)
+    case.feed(accumulator, x, slice(0, x.size))  # nothing may be shared between the two afterwards either
+    same_bits(other, untouched, x)
+
+
+def check_nonfinite_counted(case: Case, x: np.ndarray, split: Split) -> None:
+    counts = counts_of(case.merged(x, split))
+    columns = [x, second(x)] if case.feed in (feed_pairs, feed_items) else [x]
+    nan = np.any([np.isnan(c) for c in columns], axis=0)
+    positive = ~nan & np.any([c == np.inf for c in columns], axis=0)
+    negative = ~nan & ~positive & np.any([c == -np.inf for c in columns], axis=0)
+    kinds = [int(kind.sum()) for kind in (nan, positive, negative)]
+    assert counts.to_array().tolist() == [x.size - sum(kinds), *kinds]
+    assert (counts.total, counts.nonfinite) == (x.size, sum(kinds))
+
+
+RANKS = [0.0, 1e-3, 0.1, 0.5, 0.9, 0.99, 0.999, 1.0]
+
+
+def check_quantile_bounds(case: Case, x: np.ndarray, split: Split) -> None:
+    """The exact quantile of the finite values lies in [lower, upper], value too."""
+    accumulator = case.merged(x, split)
+    finite = np.sort(x[np.isfinite(x)].astype(np.float64))
+    for q in RANKS:
+        estimate = accumulator.quantile(q)
+        if not finite.size:
+            assert estimate is None
+            continue
+        truth = float(np.quantile(finite, q))
+        assert estimate.lower <= truth <= estimate.upper, (q, truth, estimate)
+        assert estimate.lower <= estimate.value <= estimate.upper, (q, estimate)
+        if estimate.exact:
+            assert estimate.lower == estimate.value == estimate.upper == truth
+        else:
+            assert finite.size > accumulator.exact_limit
+
+
+@every_case
+@LAW
+@given(x=streams(), split=splits)
+def test_any_split_and_merge_equals_one_stream(case, x, split):
+    check_split_and_merge(case, x, split)
+
+
+@every_state
+@LAW
+@given(x=streams(), split=splits)
+def test_state_goes_through_a_file_and_goes_on(case, x, split):
+    check_resume(case, x, split)
+
+
+@every_state
+@LAW
+@given(x=streams(), split=splits)
+def test_merge_leaves_its_argument_alone(case, x, split):
+    check_argument_left_alone(case, x, split)
+
+
+@every_state
+@LAW
+@given(x=streams(), split=splits)
+def test_nonfinite_values_are_counted_apart(case, x, split):
+    check_nonfinite_counted(case, x, split)
+
+
+@pytest.mark.parametrize("case", [CASES["Quantiles"], SKETCHING], ids=["exact", "sketch"])
+@settings(LAW, max_examples=150)
+@given(x=streams(max_size=3000), split=splits)
+def test_the_true_quantile_lies_within_the_bounds(case, x, split):
+    check_quantile_bounds(case, x, split)
+
+
+LONG = {"whole": Split(()), "two": Split((0.3,)), "tree of 300": Split(tuple(np.arange(1, 300) / 300), tree=True)}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("split", LONG.values(), ids=LONG.keys())
+def test_the_true_quantile_lies_within_the_bounds_of_a_long_stream(shape, split):
+    x = _shape_of_stream(shape, 60_000, np.random.default_rng(5))
+    for k in (12, 254):
+        check_quantile_bounds(replace(SKETCHING, make=lambda k=k: Quantiles(exact_limit=50, k=k)), x, split)
+
+
+@every_state
+@LAW
+@given(x=streams(max_size=100))
+def test_merging_with_itself_doubles_the_counts(case, x):
+    accumulator = case.whole(x)
+    before = counts_of(accumulator).to_array()
+    accumulator.merge(accumulator)
+    assert counts_of(accumulator).to_array().tolist() == (2 * before).tolist()
+
+
+@every_state
+def test_another_kind_is_refused(case):
+    other = Moments() if not isinstance(case.make(), Moments) else Count()
+    with pytest.raises(InputError, match="takes another"):
+        case.make().merge(other)
+    with pytest.raises(InputError, match="is expected to be of"):
+        type(case.make()).from_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (Quantiles(k=12), Quantiles(k=14)),
+        (Quantiles(exact_limit=5), Quantiles(exact_limit=6)),
+        (Histogram(16), Histogram(32)),
+        (TopTokens(3), TopTokens(4)),
+        (TopTokens(3, floats=["a"]), TopTokens(3, floats=["b"])),
+        (HashSample(3, floats=["a"]), HashSample(3, floats=["a"], seed=1)),
+    ],
+)
+def test_other_settings_are_refused(a, b):
+    with pytest.raises(InputError, match="the same"):
+        a.merge(b)
+
+
+# The laws can fail: accumulators with one deliberate mistake each
+
+RNG = np.random.default_rng(0)
+STREAM = RNG.standard_normal(300)
+TIES = np.repeat([1.0, 2.0], 150)
+TWO = Split((0.3,))
+
+
+class MeanOfMeans(Moments):
+    """Forgets the weights of the parts."""
+
+    def merge(self, other):
+        mean = (self._sums.mean + other._sums.mean) / 2
+        super().merge(other)
+        self._sums = replace(self._sums, mean=mean)
+        return self
+
+
+class AddedVariances(Moments):
+    """Forgets the distance between the means."""
+
+    def merge(self, other):
+        m2 = self._sums.m2 + other._sums.m2
+        super().merge(other)
+        self._sums = replace(self._sums, m2=m2)
+        return self
+
+
+class OneFurther(OrderStatistics):
+    """Interpolates around index q n instead of q (n − 1)."""
+
+    def quantile(self, q):
+        x = self.sorted_values()
+        index = min(x.size * q, x.size - 1)
+        below = math.floor(index)
+        return interpolate(float(x[below]), float(x[min(below + 1, x.size - 1)]), index - below)
+
+
+class OffByOne(Quantiles):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self._all = OneFurther()
+
+
+class LosesThePart(Quantiles):
+    """Drops the second sketch of a merge, but counts it."""
+
+    def merge(self, other):
+        counts, sketch = other.counts, other._sketch
+        if self._sketch is None or sketch is None:
+            return super().merge(other)
+        self.counts.merge(counts)
+        self._low, self._high = min(self._low, other._low), max(self._high, other._high)
+        return self
+
+
+class OneSided(Quantiles):
+    """States the estimate itself as its bounds."""
+
+    def quantile(self, q):
+        estimate = super().quantile(q)
+        return estimate and replace(estimate, lower=estimate.value, upper=estimate.value)
+
+
+class TruncatingHistogram(Histogram):
+    """Rounds bins toward zero, where they must be rounded down."""
+
+    def _place(self, index, exponent):
+        half = np.sign(index) * (np.abs(index) >> min(self._exponent - exponent, 62))
+        return np.clip(half - self._first, 0, self.bins - 1)
+
+
+class FirstComeTop(TopTokens):
+    """Breaks ties by arrival."""
+
+    def _add(self, rows):
+        rows = concatenate(self._table, rows)
+        self._table = take(rows, np.argsort(-rows["score"], kind="stable")[: self.k])
+
+
+class FirstComeSample(HashSample):
+    """Keeps what came first."""
+
+    def _add(self, rows):
+        if len(self._table["index"]) < self.limit:
+            super()._add(rows)
+
+
+class SharingHistogram(Histogram):
+    """Takes over the other's counts by reference when it is empty itself."""
+
+    def merge(self, other):
+        if self.count:
+            return super().merge(other)
+        self.__dict__.update(other.__dict__)
+        return self
+
+    def state_dict(self):
+        return super().state_dict() | {"kind": type(self).__name__}
+
+
+class ForgetsTheKind(Count):
+    """Counts -Inf as +Inf."""
+
+    def filter(self, *columns):
+        return super().filter(*(np.abs(c) if c.dtype.kind == "f" else c for c in columns))
+
+
+class SinglePrecisionMoments(Moments):
+    """Stores its state in fp32."""
+
+    def state_dict(self):
+        state = super().state_dict()
+        return state | {"kind": type(self).__name__, "numbers": state["numbers"].astype(np.float32)}
+
+
+def broken(law, make, x, split=TWO, feed=feed_values, same=same_bits):
+    return pytest.param(law, Case(make, feed, same), x, split, id=f"{getattr(make, '__name__', make.__doc__)}")
+
+
+def named(name: str, make: Callable[[], Any]) -> Callable[[], Any]:
+    make.__name__ = name
+    return make
+
+
+BROKEN = [
+    broken(check_split_and_merge, MeanOfMeans, STREAM, same=same_numbers),
+    broken(check_split_and_merge, AddedVariances, STREAM, same=same_numbers),
+    broken(check_quantile_bounds, OffByOne, STREAM),
+    broken(check_quantile_bounds, named("LosesThePart", lambda: LosesThePart(exact_limit=50, k=12)), np.sort(STREAM)),
+    broken(check_quantile_bounds, named("OneSided", lambda: OneSided(exact_limit=50, k=4)), np.tile(STREAM, 10)),
+    broken(check_split_and_merge, named("TruncatingHistogram", lambda: TruncatingHistogram(16)), np.exp(STREAM) - 2),
+    broken(
+        check_split_and_merge,
+        named("FirstComeTop", lambda: FirstComeTop(7, integers=["target"], floats=["log_z"])),
+        TIES,
+        Split((0.75,), backwards=True),
+        feed=feed_tokens,
+    ),
+    broken(
+        check_split_and_merge,
+        named("FirstComeSample", lambda: FirstComeSample(7, floats=["x", "y"], integers=["target"])),
+        STREAM,
+        Split((0.1,)),
+        feed=feed_items,
+    ),
+    broken(check_argument_left_alone, named("SharingHistogram", lambda: SharingHistogram(16)), STREAM, Split((0.0,))),
+    broken(check_resume, SinglePrecisionMoments, STREAM, same=same_numbers),
+]
+
+
+@pytest.mark.parametrize(("law", "case", "x", "split"), BROKEN)
+def test_a_broken_accumulator_breaks_its_law(law, case, x, split):
+    with pytest.raises(AssertionError):
+        law(case, x, split)
+
+
+def test_a_miscounted_infinity_breaks_its_law():
+    x = np.array([1.0, -np.inf, np.inf])
+    check_nonfinite_counted(CASES["Count"], x, TWO)
+    with pytest.raises(AssertionError):
+        check_nonfinite_counted(replace(CASES["Count"], make=ForgetsTheKind), x, TWO)
