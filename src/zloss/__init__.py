@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from zloss.source.objective import Objective as Objective
     from zloss.source.registry import make_objective as make_objective
     from zloss.source.registry import register_objective as register_objective
+    from zloss.source.router import RouterLoss as RouterLoss
+    from zloss.source.router import router_loss as router_loss
+    from zloss.source.router_convention import RouterContext as RouterContext
+    from zloss.source.router_convention import RouterConvention as RouterConvention
+    from zloss.source.router_scale import match_coefficient as match_coefficient
+    from zloss.source.router_scale import router_scale as router_scale
     from zloss.source.standard import StandardZLoss as StandardZLoss
     from zloss.source.statistics import TokenStats as TokenStats
     from zloss.transport.head_loss import HeadLoss as HeadLoss
@@ -44,6 +50,12 @@ _HOME = {
     "Objective": "source.objective",
     "make_objective": "source.registry",
     "register_objective": "source.registry",
+    "RouterLoss": "source.router",
+    "router_loss": "source.router",
+    "RouterContext": "source.router_convention",
+    "RouterConvention": "source.router_convention",
+    "match_coefficient": "source.router_scale",
+    "router_scale": "source.router_scale",
     "StandardZLoss": "source.standard",
     "TokenStats": "source.statistics",
     "HeadLoss": "transport.head_loss",

@@ -12,12 +12,13 @@ command line answers from it at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from zloss.errors import InputError
+from zloss.errors import CoefficientError, InputError
 
 TokenCount = Literal["decisions", "layer_tokens", "valid_tokens"]
 """D_l: all decisions N_tl; the layer's counted tokens N_l; or tokens with a label, whoever is summed."""
@@ -124,3 +125,12 @@ def check_count(name: str, value: object, *, optional: bool = False) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"`{name}` is expected to be an integer ≥ 1, but got {value!r}.")
+
+
+def exact_coefficient(coef: float | None) -> Fraction:
+    """λ_R as an exact fraction; None is off, as 0."""
+    if coef is None:
+        return Fraction(0)
+    if not (math.isfinite(coef) and coef >= 0):
+        raise CoefficientError(f"`coef` is expected to be None (off) or a finite number ≥ 0, but got {coef!r}.")
+    return Fraction(coef)

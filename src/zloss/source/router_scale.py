@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from zloss.errors import CoefficientError
 from zloss.source.router_catalog import find_convention
-from zloss.source.router_convention import RouterContext, RouterConvention, check_count
+from zloss.source.router_convention import RouterContext, RouterConvention, check_count, exact_coefficient
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class RouterScale:
     """
 
     convention: RouterConvention
-    coef: float
+    coef: float | None
     alpha: float
     """α."""
     absolute: float
@@ -53,13 +53,13 @@ def router_scale(
     layers: int,
     tokens: int,
     top_k: int,
-    coef: float,
+    coef: float | None,
     model_layers: int | None = None,
     encoder_layers: int | None = None,
     valid_tokens: int | None = None,
     micro_batches: int = 1,
 ) -> RouterScale:
-    """α, λα and s_rel of a convention for `layers` routers that each see `tokens` tokens (paper prop:router_effective_coefficient).
+    """α, λα and s_rel for `layers` routers that each see `tokens` tokens (paper prop:router_effective_coefficient).
 
     >>> router_scale("active_route_mean", layers=4, tokens=1024, top_k=2, coef=1e-3).relative
     0.5
@@ -76,7 +76,7 @@ def router_scale(
         coef=coef,
         alpha=float(mean),
         # One rounding of the exact product: a matched coefficient then gives the same bits.
-        absolute=float(Fraction(coef) * mean),
+        absolute=float(exact_coefficient(coef) * mean),
         relative=float(total * mean),
         relative_per_layer=tuple(float(total * alpha) for alpha in alphas),
         uniform=len(set(alphas)) == 1,
@@ -108,16 +108,15 @@ def match_coefficient(
     check_count("tokens", tokens)
     check_count("top_k", top_k)
     context = RouterContext(model_layers, encoder_layers, valid_tokens, micro_batches)
-    counts = (tokens,) * layers
-    sums = []
+    exact, counts, sums = exact_coefficient(coef), (tokens,) * layers, []
     for convention in (source, target):
         alphas, _ = exact_scales(find_convention(convention), tokens=counts, top_k=top_k, context=context)
         sums.append(sum(alphas, Fraction(0)))
     if sums[1] == 0:
-        if sums[0] == 0 or coef == 0:
+        if sums[0] * exact == 0:
             return 0.0
         raise CoefficientError(
             f"no coefficient under {find_convention(target).name!r} equals {coef!r} under "
             f"{find_convention(source).name!r}: that convention applies no router Z-loss at all."
         )
-    return float(Fraction(coef) * sums[0] / sums[1])
+    return float(exact * sums[0] / sums[1])
