@@ -78,9 +78,12 @@ class RankSketch:
 
 
 def check_k(k: int) -> int:
-    """`k`, refused where the package would silently take another one: it rounds odd numbers and wraps at 256."""
-    if k not in range(4, 255, 2):
-        raise InputError(f"`k` of a rank sketch is expected to be an even number from 4 to 254, but got {k!r}.")
+    """`k`, refused where the package would silently take another one: it rounds odd numbers and wraps at 256.
+
+    Below 12 its stated error is too small: at k = 4 one quantile in a few hundred leaves even the wide bounds.
+    """
+    if k not in range(12, 255, 2):
+        raise InputError(f"`k` of a rank sketch is expected to be an even number from 12 to 254, but got {k!r}.")
     return k
 
 
