@@ -67,8 +67,14 @@ def test_a_refused_batch_leaves_no_trace():
 
 
 def test_float_positions_are_refused():
+    top = TopTokens(1, integers=["block"])
     with pytest.raises(DtypeError, match="`position` is expected to hold integers"):
-        TopTokens(1).update([1.0], position=[0.0])
+        top.update([1.0], position=torch.tensor([0.0]), block=[0])
+    with pytest.raises(DtypeError, match="`block` is expected to hold integers"):
+        top.update([1.0], position=[0], block=[0.5])
+    assert top.counts.total == 0
+    top.update([], position=[], block=[])
+    assert top.rows() == []
 
 
 def test_the_input_is_neither_changed_nor_kept():

@@ -6,6 +6,8 @@ Knows nothing of models. NaN, +Inf and -Inf are counted apart and never enter a 
 from __future__ import annotations
 
 from zloss.streaming.accumulator import Accumulator as Accumulator
+from zloss.streaming.bundle import pack as pack
+from zloss.streaming.bundle import unpack as unpack
 from zloss.streaming.comoments import CoMoments as CoMoments
 from zloss.streaming.count import Count as Count
 from zloss.streaming.hash_sample import HashSample as HashSample

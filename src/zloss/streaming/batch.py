@@ -44,12 +44,19 @@ def as_floats(part: Flat) -> FloatArray:
     return part.astype(np.float64, copy=False)
 
 
-def as_integers(part: Flat, name: str) -> NDArray[np.int64]:
-    """Integers as int64; floats are refused, because positions past 2^24 would be rounded in fp32."""
-    array = part.cpu().numpy() if isinstance(part, Tensor) else part
-    if array.dtype.kind not in "iu":
-        raise DtypeError(f"`{name}` is expected to hold integers, but got dtype {array.dtype}.")
-    return array.astype(np.int64)
+def flatten_integers(values: Any, name: str) -> Flat:
+    """Integers as one axis; floats are refused, because positions past 2^24 would have been rounded in fp32."""
+    flat = flatten(values, name)
+    integral = not flat.dtype.is_floating_point if isinstance(flat, Tensor) else flat.dtype.kind in "iu"
+    if flat.shape[0] and not integral:
+        raise DtypeError(f"`{name}` is expected to hold integers, but got {flat.dtype}.")
+    return flat
+
+
+def as_integers(part: Flat) -> NDArray[np.int64]:
+    """Integers as int64."""
+    array: NDArray[Any] = part.cpu().numpy() if isinstance(part, Tensor) else part
+    return array.astype(np.int64, copy=False)
 
 
 def slices(size: int) -> Iterator[slice]:

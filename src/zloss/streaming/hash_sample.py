@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zloss.streaming.accumulator import Accumulator, State, check_size
-from zloss.streaming.batch import as_integers, flatten, length, slices
+from zloss.streaming.batch import as_integers, flatten_integers, length, slices
 from zloss.streaming.count import Count
 from zloss.streaming.table import Schema, Table, concatenate, smallest, take
 
@@ -45,9 +45,9 @@ class HashSample(Accumulator):
 
     def update(self, index: Any, **columns: Any) -> None:
         """Take items with their indices and declared columns."""
-        index_flat, flat = flatten(index, "index"), self._schema.flatten(columns)
+        index_flat, flat = flatten_integers(index, "index"), self._schema.flatten(columns)
         for part in slices(length(index=index_flat, **flat)):
-            rows: Table = {"index": as_integers(index_flat[part], "index")} | self._schema.rows(flat, part)
+            rows: Table = {"index": as_integers(index_flat[part])} | self._schema.rows(flat, part)
             keep_T = self.counts.filter(rows["index"], *(rows[name] for name in self.floats))
             if self._last_key is not None:
                 low_T = hash_index(rows["index"], self.seed) < self._last_key

@@ -2,8 +2,8 @@
 
 Guarantee: the true quantile lies in [lower, upper] with overwhelming probability, after any split and merge. The
 sketch's stated standard error of a rank r is about 0.13 (1 − r) / k (0.084 / k at most), and zero for the largest 3k
-values; the bounds stand 6 of them to either side. Six, because measured errors reach 1.5 times the stated ones on
-descending streams and unbalanced merges. Its coin flips are not seeded: two runs differ within the bounds.
+values; the bounds stand 6 of them to either side. Six, because the measured root mean square error reaches 1.9 times
+the stated one on descending streams. Its coin flips are not seeded: two runs differ within the bounds.
 """
 
 from __future__ import annotations

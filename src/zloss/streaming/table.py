@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zloss.errors import InputError
-from zloss.streaming.batch import Flat, as_floats, as_integers, flatten
+from zloss.streaming.batch import Flat, as_floats, as_integers, flatten, flatten_integers
 
 Table = dict[str, NDArray[Any]]
 
@@ -33,11 +33,12 @@ class Schema:
         expected = [*self.integers, *self.floats]
         if set(columns) != set(expected):
             raise InputError(f"the columns are expected to be {expected}, but got {list(columns)}.")
-        return {name: flatten(columns[name], name) for name in expected}
+        integers = {name: flatten_integers(columns[name], name) for name in self.integers}
+        return integers | {name: flatten(columns[name], name) for name in self.floats}
 
     def rows(self, flat: Mapping[str, Flat], part: slice) -> Table:
         """The rows of one slice, converted to the declared types."""
-        columns: Table = {name: as_integers(flat[name][part], name) for name in self.integers}
+        columns: Table = {name: as_integers(flat[name][part]) for name in self.integers}
         return columns | {name: as_floats(flat[name][part]).astype(np.float64) for name in self.floats}
 
 

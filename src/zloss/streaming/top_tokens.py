@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from zloss.streaming.accumulator import Accumulator, State, check_size
-from zloss.streaming.batch import as_floats, as_integers, flatten, length, slices
+from zloss.streaming.batch import as_floats, as_integers, flatten, flatten_integers, length, slices
 from zloss.streaming.count import Count
 from zloss.streaming.table import Schema, Table, concatenate, smallest, take
 
@@ -38,7 +38,7 @@ class TopTokens(Accumulator):
 
     def update(self, scores: Any, *, position: Any, **columns: Any) -> None:
         """Take tokens with their scores, positions and declared columns."""
-        score_flat, position_flat = flatten(scores, "scores"), flatten(position, "position")
+        score_flat, position_flat = flatten(scores, "scores"), flatten_integers(position, "position")
         flat = self._schema.flatten(columns)
         for part in slices(length(scores=score_flat, position=position_flat, **flat)):
             score_T = as_floats(score_flat[part])
@@ -48,7 +48,7 @@ class TopTokens(Accumulator):
                 keep_T = high_T if keep_T is None else high_T & keep_T
             if keep_T is not None and not keep_T.any():
                 continue
-            rows = {"score": score_T.astype(np.float64), "position": as_integers(position_flat[part], "position")}
+            rows = {"score": score_T.astype(np.float64), "position": as_integers(position_flat[part])}
             rows |= self._schema.rows(flat, part)
             self._add(rows if keep_T is None else take(rows, keep_T))
 
