@@ -36,7 +36,7 @@ def budget_effects(report: AuditReport, budget: float) -> tuple[Effect, ...]:
     rows = (("raw", solved.raw), ("centered", solved.centered))
     note = f"R_Z is linear in λ; head gradient, {report.gradient.blocks} blocks"
     return tuple(
-        Effect(f"λ for R_Z = {budget:.3g}, {coordinate}", coef, value, note=note)
+        Effect(f"λ for R_Z = {budget:.3g}, {coordinate}", coef, value, unit="λ", note=note)
         for coordinate, value in rows
         if value is not None
     )

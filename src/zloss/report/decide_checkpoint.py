@@ -79,7 +79,7 @@ def architectural_transport(report: AuditReport, thresholds: Thresholds) -> Find
     reason = f"A_p^99 = {raw.a_p_99:.4g} {'exceeds' if fired else 'stays within'} {thresholds.gain_99:g}"
     reason += f"; centered it is {centered.a_p_99:.4g}." if centered.a_p_99 is not None else "."
     weight = 1 / (1 + beta * raw.a_p_99**2)
-    rows = [Effect("Source weight at A_p^99", 1.0, weight, note=f"1/(1 + βA²), β = {beta:g}")]
+    rows = [Effect("Source weight at A_p^99", 1.0, weight, note=f"1/(1 + β·A_p^2), β = {beta:g}")]
     if raw.delta_u_99 is not None and raw.delta_u_99_gain_aware is not None:
         rows.append(Effect("p99 ‖δ_u‖, gain-aware", raw.delta_u_99, raw.delta_u_99_gain_aware))
     if centered.a_p_99 is not None:

@@ -61,7 +61,7 @@ def router_reduction(
     reason = f"s_rel = {scale:.4g} under {name}: {'not ' if fired else ''}the scale of the token-layer mean (± {tolerance:g})."
     effects: tuple[Effect, ...] = ()
     if coef is not None and scale != 0:
-        effects = (Effect("λ_R that gives s_rel = 1", coef, coef / scale, note=f"under {name}"),)
+        effects = (Effect("λ_R that gives s_rel = 1", coef, coef / scale, unit="λ", note=f"under {name}"),)
     return Finding(scale, tolerance, fired, reason, effects)
 
 

@@ -22,7 +22,8 @@ class Finding:
 def unevaluated(stage: Stage, why: str = "") -> Finding:
     """No verdict: say why, and name the command that would give one."""
     because = f"{why[0].upper()}{why[1:]}. " if why else ""
-    return Finding(None, None, None, f"{because}`{stage.command}` evaluates this stage.")
+    commands = ", then ".join(f"`{command}`" for command in stage.commands)
+    return Finding(None, None, None, f"{because}To evaluate this stage: {commands}.")
 
 
 def decision(stage: Stage, finding: Finding) -> Decision:

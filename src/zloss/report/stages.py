@@ -18,8 +18,8 @@ class Stage:
     evidence: str
     """Where the paper shows it."""
     threshold_name: str
-    command: str
-    """The command that evaluates the stage."""
+    commands: tuple[str, ...]
+    """The commands that evaluate the stage, one after the other."""
 
 
 SOURCE = Stage(
@@ -31,7 +31,7 @@ SOURCE = Stage(
     not_guaranteed="A smaller P_Z^99.9, a smaller A_p^99 or a better PPL",
     evidence="tab:pretrained, tab:finetune, tab:fineweb_pretrained",
     threshold_name="shift_over_log_v",
-    command="zloss audit MODEL",
+    commands=("zloss audit MODEL",),
 )
 DECOMPOSITION = Stage(
     name="Objective decomposition",
@@ -42,7 +42,7 @@ DECOMPOSITION = Stage(
     not_guaranteed="Smaller update tails or a better PPL: it is a controlled probe",
     evidence="eq:factorized, tab:fineweb_update_outlier_sweep",
     threshold_name="component_share",
-    command="zloss audit MODEL",
+    commands=("zloss audit MODEL",),
 )
 TRANSPORT = Stage(
     name="Architectural transport",
@@ -53,7 +53,7 @@ TRANSPORT = Stage(
     not_guaranteed="A smaller unweighted A_p^99",
     evidence="tab:stress_diag, tab:spectral_audit, tab:adam_state_stress",
     threshold_name="gain_99",
-    command="zloss audit MODEL",
+    commands=("zloss audit MODEL",),
 )
 PATHWAY = Stage(
     name="Shared pathway",
@@ -64,7 +64,7 @@ PATHWAY = Stage(
     not_guaranteed="Any reduction of the gradient: no intervention is claimed",
     evidence="Tied-embedding pathway diagnostics (appendix)",
     threshold_name="input_path_ratio",
-    command="zloss audit MODEL",
+    commands=("zloss audit MODEL",),
 )
 IMPLEMENTATION = Stage(
     name="Implementation",
@@ -75,7 +75,7 @@ IMPLEMENTATION = Stage(
     not_guaranteed="fp32 fidelity once logits were stored in fewer bits",
     evidence="tab:source_audit, tab:triton_fused, tab:update_audit",
     threshold_name="delta_src",
-    command="zloss audit-loss MODULE:FUNCTION",
+    commands=("zloss audit-loss MODULE:FUNCTION",),
 )
 ROUTER = Stage(
     name="Router reduction",
@@ -86,7 +86,7 @@ ROUTER = Stage(
     not_guaranteed="Better validation quality or load balance",
     evidence="tab:router, tab:moe",
     threshold_name="router_scale_tolerance",
-    command="zloss router-scale",
+    commands=("zloss router-scale",),
 )
 OPTIMIZER = Stage(
     name="Optimizer consequence",
@@ -97,7 +97,7 @@ OPTIMIZER = Stage(
     not_guaranteed="Acceptable validation quality",
     evidence="tab:fineweb_update_outlier, tab:adam_state_stress, tab:overflow_audit",
     threshold_name="grad_tail_ratio",
-    command="zloss train MODEL, then zloss compare DIR",
+    commands=("zloss train MODEL", "zloss compare DIR"),
 )
 QUALITY = Stage(
     name="Quality gate",
@@ -108,7 +108,7 @@ QUALITY = Stage(
     not_guaranteed="That every diagnostic improves at once",
     evidence="Matched continued pretraining and coefficient sweeps",
     threshold_name="quality_tolerance",
-    command="zloss train MODEL, then zloss compare DIR",
+    commands=("zloss train MODEL", "zloss compare DIR"),
 )
 
 STAGES = (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY, IMPLEMENTATION, ROUTER, OPTIMIZER, QUALITY)

@@ -1,0 +1,52 @@
+"""`zloss report`: results on disk to a table, a page and figure files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from zloss.cli.arguments import CommaStrings
+from zloss.report.thresholds import Thresholds
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rebuild the page of an audit, set several audits side by side, or join audits, loss audits and comparisons into
+    one page with one decision map of eight stages."""
+
+    results: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RESULT...")]
+    """Folders or JSON files that `zloss audit`, `zloss audit-loss` and `zloss compare` have written."""
+    out: str = ""
+    """Folder to write to; by default the folder of a single result, otherwise `zloss-report`."""
+    figures: bool = False
+    """Also write the figures as files."""
+    formats: CommaStrings = ("svg", "png")
+    """Formats of the figure files."""
+    quiet: bool = False
+    """Print nothing but errors."""
+    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+
+    def run(self) -> int:
+        from zloss.report.joined import join_results, print_joined, write_joined
+        from zloss.report.results import load_results
+
+        joined = join_results(load_results(Path(name) for name in self.results), self.thresholds)
+        folder = self._folder()
+        # Files first: a terminal that closes early must not cost the page.
+        written = write_joined(folder, joined, figures=self.figures, formats=self.formats)
+        if not self.quiet:
+            print_joined(joined)
+            for path in written:
+                print(path)
+        return 0
+
+    def _folder(self) -> Path:
+        if self.out:
+            return Path(self.out)
+        if len(self.results) == 1:
+            only = Path(self.results[0])
+            return only if only.is_dir() else only.parent
+        return Path("zloss-report")

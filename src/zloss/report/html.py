@@ -1,0 +1,166 @@
+"""`report.html`: one self-contained page that opens offline; no request leaves it, and its policy forbids any."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from zloss.errors import MissingDependencyError
+from zloss.report import charts, formatting
+from zloss.report.compare_charts import dumbbell_figures
+from zloss.report.comparison_view import view_comparison
+from zloss.report.decisions import decide, with_decisions
+from zloss.report.figure_data import ExtremeTable
+from zloss.report.page_data import cards, effect_number, flat_rows, head_rows, status, visible_text
+from zloss.report.quantities import BY_KEY, HEADLINE
+from zloss.report.schema import AuditReport
+from zloss.report.summary import summarize, tally
+from zloss.report.thinning import thin
+from zloss.report.thresholds import Thresholds
+from zloss.report.writing import write_text
+
+MAX_BYTES = 3_000_000
+EXTREME_TITLES = {
+    ("violation", "raw"): "|log Z − c|, raw",
+    ("violation", "centered"): "|log Z̃ − c|, centered",
+    ("gain", "raw"): "A_p, raw",
+    ("gain", "centered"): "A_p, centered",
+    ("shift", "raw"): "|μ|",
+    ("delta_u", "raw"): "‖δ_u‖, raw",
+    ("delta_u", "centered"): "‖δ_u‖, centered",
+}
+
+
+@dataclass(frozen=True)
+class Page:
+    """What one page shows; several audits stand side by side, the rest fills the decision map of each."""
+
+    audits: tuple[AuditReport, ...] = ()
+    loss_audits: tuple[dict[str, Any], ...] = ()
+    comparisons: tuple[dict[str, Any], ...] = ()
+    thresholds: Thresholds = dataclasses.field(default_factory=Thresholds)
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Render `page` and put it at `path` atomically."""
+    write_text(path, render_page(page))
+
+
+def render_page(page: Page) -> str:
+    """The page under 3 MB: the tokens of the scatter panels are thinned, extremes kept, until it fits."""
+    audits = page.audits
+    for share in (1.0, 0.5, 0.25, 0.1, 0.03, 0.0):
+        text = _render(dataclasses.replace(page, audits=tuple(thin(report, share) for report in audits)))
+        if len(text.encode("utf-8", errors="replace")) < MAX_BYTES:
+            break
+    return text
+
+
+def _render(page: Page) -> str:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise MissingDependencyError("jinja2", "The HTML page", "audit") from error
+
+    environment = Environment(
+        loader=PackageLoader("zloss.report", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters.update(
+        number=formatting.number,
+        coefficient=formatting.coefficient,
+        factor=formatting.factor,
+        seconds=formatting.seconds,
+        prose=lambda text: Markup(formatting.html_text(str(text))),
+        before=lambda effect: effect_number(effect, effect.before),
+        after=lambda effect: effect_number(effect, effect.after),
+        drawn=Markup,
+        visible=visible_text,
+    )
+    names = audit_names(page.audits)
+    audits = [
+        _audit_view(report, name, f"a{i}", page)
+        for i, (name, report) in enumerate(zip(names, page.audits, strict=True))
+    ]
+    assets = files("zloss.report") / "assets"
+    several = len(audits) > 1
+    shared = (
+        None
+        if audits
+        else decide(None, loss_audits=page.loss_audits, comparisons=page.comparisons, thresholds=page.thresholds)
+    )
+    return environment.get_template("page.html").render(
+        title=_title(names, page),
+        style=Markup((assets / "page.css").read_text(encoding="utf-8")),
+        script=Markup((assets / "page.js").read_text(encoding="utf-8")),
+        audits=audits,
+        dumbbells=dumbbell_figures([(view["name"], view["report"]) for view in audits]) if several else [],
+        headline=[BY_KEY[key] for key in HEADLINE],
+        shared_decisions=shared,
+        shared_tally=tally(shared) if shared else "",
+        loss_audits=[{"data": data, "rows": flat_rows(data, skip=("schema", "findings"))} for data in page.loss_audits],
+        comparisons=[_comparison_view(data) for data in page.comparisons],
+        status=status,
+        thresholds=page.thresholds.to_dict(),
+    )
+
+
+def audit_names(audits: Sequence[AuditReport]) -> list[str]:
+    """Short names that tell the audits apart: the model, with the corpus or a number where models repeat."""
+    models = [report.model.name for report in audits]
+    names = [
+        m if models.count(m) == 1 else f"{m} · {report.corpus.name}" for m, report in zip(models, audits, strict=True)
+    ]
+    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def _title(names: Sequence[str], page: Page) -> str:
+    if names:
+        return " vs ".join(names)
+    return "Comparison of training runs" if page.comparisons else "Audit of a loss"
+
+
+def _audit_view(report: AuditReport, name: str, key: str, page: Page) -> dict[str, Any]:
+    report = with_decisions(
+        report, loss_audits=page.loss_audits, comparisons=page.comparisons, thresholds=page.thresholds
+    )
+    return {
+        "report": report,
+        "name": name,
+        "key": key,
+        "summary": summarize(report),
+        "tally": tally(report.decisions),
+        "cards": cards(report),
+        "geometry": charts.geometry_figures(report, key),
+        "tails": charts.tail_figures(report, key),
+        "spectrum": charts.spectrum_figures(report, key),
+        "head_rows": head_rows(report),
+        "extremes": [(_extreme_title(table), table) for table in report.extreme_tokens if table.tokens],
+        "model_rows": flat_rows(dataclasses.asdict(report.model)),
+        "corpus_rows": flat_rows(dataclasses.asdict(report.corpus)),
+        "provenance_rows": flat_rows(dataclasses.asdict(report.provenance)),
+        "router_rows": flat_rows(report.router) if report.router else [],
+    }
+
+
+def _extreme_title(table: ExtremeTable) -> str:
+    return EXTREME_TITLES.get((table.quantity, table.coordinate), f"{table.quantity}, {table.coordinate}")
+
+
+def _comparison_view(data: dict[str, Any]) -> dict[str, Any]:
+    view = view_comparison(data)
+    metrics = list(dict.fromkeys(key for method in view.methods for key in method.metrics if key != "coef"))
+    return {
+        "data": data,
+        "view": view,
+        "metrics": metrics,
+        "rows": flat_rows(data, skip=("schema", "methods", "quality")),
+    }

@@ -1,0 +1,90 @@
+"""Several results as one: each audit with the eight stages filled from everything that was given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zloss.errors import InputError
+from zloss.report.decisions import decide, with_decisions
+from zloss.report.figures import write_figures
+from zloss.report.html import Page, audit_names, write_page
+from zloss.report.record import to_plain
+from zloss.report.results import Result
+from zloss.report.schema import AuditReport, Decision
+from zloss.report.terminal import print_audit, print_decisions, print_side_by_side
+from zloss.report.thresholds import Thresholds
+from zloss.report.writing import write_json
+
+DECISIONS_SCHEMA = "zloss.decisions/1"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The page to draw and the decision map of each audit, or one map where no audit was given."""
+
+    page: Page
+    maps: tuple[tuple[str, tuple[Decision, ...]], ...]
+    sources: tuple[str, ...]
+
+
+def join_results(results: Sequence[Result], thresholds: Thresholds) -> Joined:
+    """Sort the results by kind and evaluate the decision map."""
+    if not results:
+        raise InputError("no result was given: pass a folder that `zloss audit --out` has written.")
+    losses = tuple(result.data for result in results if result.kind == "loss-audit")
+    comparisons = tuple(result.data for result in results if result.kind == "comparison")
+    audits = tuple(
+        with_decisions(result.audit(), loss_audits=losses, comparisons=comparisons, thresholds=thresholds)
+        for result in results
+        if result.kind == "audit"
+    )
+    maps = tuple((name, audit.decisions) for name, audit in zip(audit_names(audits), audits, strict=True))
+    if not audits:
+        maps = (("", decide(None, loss_audits=losses, comparisons=comparisons, thresholds=thresholds)),)
+    # The last two parts name a result well enough; whole paths would tell about someone's machine.
+    sources = tuple("/".join(result.path.absolute().parts[-2:]) for result in results)
+    return Joined(Page(audits, losses, comparisons, thresholds), maps, sources)
+
+
+def write_joined(folder: Path, joined: Joined, *, figures: bool, formats: Sequence[str]) -> list[Path]:
+    """report.html, decisions.json, and with `figures` the figure files; the paths in order."""
+    page, decisions = folder / "report.html", folder / "decisions.json"
+    write_page(page, joined.page)
+    write_json(decisions, decisions_record(joined))
+    written = [page, decisions]
+    if figures:
+        audits = joined.page.audits
+        for name, audit in zip(audit_names(audits), audits, strict=True):
+            place = folder / "figures" / _file_name(name) if len(audits) > 1 else folder / "figures"
+            written += write_figures(place, audit, formats=formats)
+    return written
+
+
+def decisions_record(joined: Joined) -> dict[str, Any]:
+    """The decision maps as JSON."""
+    maps = [{"audit": name or None, "decisions": to_plain(decisions)} for name, decisions in joined.maps]
+    return {
+        "schema": DECISIONS_SCHEMA,
+        "results": list(joined.sources),
+        "thresholds": joined.page.thresholds.to_dict(),
+        "maps": maps,
+    }
+
+
+def print_joined(joined: Joined) -> None:
+    """The terminal view: one audit in full, several side by side, or the map alone."""
+    audits: tuple[AuditReport, ...] = joined.page.audits
+    if len(audits) == 1:
+        print_audit(audits[0])
+    elif audits:
+        print_side_by_side(list(zip(audit_names(audits), audits, strict=True)))
+    else:
+        print_decisions(joined.maps[0][1])
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "audit"

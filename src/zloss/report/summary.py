@@ -1,0 +1,70 @@
+"""What a report says, in a few sentences made from its numbers."""
+
+from __future__ import annotations
+
+from zloss.report.formatting import coefficient, factor, number
+from zloss.report.schema import AuditReport, Decision
+
+MOVES_LITTLE = 0.02
+"""Ratios within this of 1 are called unchanged."""
+
+
+def summarize(report: AuditReport) -> list[str]:
+    """Shift, what centering would move and where, λ on budget, and what stays open."""
+    return [
+        sentence for sentence in (_partial(report), _shift(report), _centering(report), _budget(report)) if sentence
+    ]
+
+
+def _partial(report: AuditReport) -> str:
+    if report.status == "complete":
+        return ""
+    done = report.finished_blocks or 0
+    return f"This audit was interrupted: it covers {done} of {report.corpus.blocks} blocks."
+
+
+def _shift(report: AuditReport) -> str:
+    fired = {decision.stage: decision for decision in report.decisions}.get("Source coordinate")
+    if fired is None or fired.value is None:
+        return ""
+    state = "large" if fired.fired else "small"
+    limit = f"against a threshold of {number(fired.threshold)}"
+    return f"The common shift is {state}: p99 |μ| is {number(fired.value)} nats {limit}."
+
+
+def _centering(report: AuditReport) -> str:
+    raw, centered = report.heads.raw, report.heads.centered
+    pairs = (
+        ("P_Z^99.9", raw.p_z_999, centered.p_z_999),
+        ("A_p^99", raw.a_p_99, centered.a_p_99),
+        ("p99 ‖δ_u‖", raw.delta_u_99, centered.delta_u_99),
+    )
+    verbs: dict[str, list[str]] = {"lowers": [], "raises": [], "keeps": []}
+    for name, before, after in pairs:
+        if before is None or after is None or before == 0:
+            continue
+        ratio = after / before
+        verb = "keeps" if abs(ratio - 1) <= MOVES_LITTLE else "lowers" if ratio < 1 else "raises"
+        verbs[verb].append(f"{name} from {number(before)} to {number(after)} ({factor(ratio)})")
+    parts = [f"{verb} {' and '.join(items)}" for verb, items in verbs.items() if items]
+    if not parts:
+        return ""
+    return f"Centering leaves PPL at {number(report.ppl)}; on this text it {', and it '.join(parts)}."
+
+
+def _budget(report: AuditReport) -> str:
+    budget, gradient = report.lambda_budget, report.gradient
+    if budget is None or gradient is None or gradient.raw.r_z is None or budget.raw is None:
+        return ""
+    sentence = (
+        f"At λ = {coefficient(gradient.coef)} the Z gradient of the head is {gradient.raw.r_z:.2%} of the CE gradient"
+    )
+    sentence += f"; the budget R_Z = {budget.r_z:.3g} is met at λ = {coefficient(budget.raw)} raw"
+    return sentence + (f", {coefficient(budget.centered)} centered." if budget.centered is not None else ".")
+
+
+def tally(decisions: tuple[Decision, ...]) -> str:
+    """Counts of verdicts: "4 of 8 stages fired, 0 quiet, 4 not evaluated"."""
+    fired = sum(decision.fired is True for decision in decisions)
+    quiet = sum(decision.fired is False for decision in decisions)
+    return f"{fired} of {len(decisions)} stages fired, {quiet} quiet, {len(decisions) - fired - quiet} not evaluated"
