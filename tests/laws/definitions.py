@@ -33,7 +33,17 @@ class Case:
     label_smoothing: float = 0.0
 
     def options(self) -> dict[str, object]:
-        names = "bias ignore_index reduction token_weight normalizer valid_vocab logit_scale softcap label_smoothing".split()
+        names = [
+            "bias",
+            "ignore_index",
+            "reduction",
+            "token_weight",
+            "normalizer",
+            "valid_vocab",
+            "logit_scale",
+            "softcap",
+            "label_smoothing",
+        ]
         return {name: getattr(self, name) for name in names}
 
 

@@ -199,7 +199,7 @@ def test_low_precision_inputs_keep_the_source() -> None:
         stored = (low[0] @ low[1].T).double()  # what a peer that stores its logits in this dtype injects
         rounded = zloss.z_loss_source(stored, 1e-4, 0.0)
         exact = zloss.z_loss_source(low[0].double() @ low[1].double().T, 1e-4, 0.0)
-        assert relative_error(rounded, exact) > (0.03 if dtype == torch.bfloat16 else 0.003)
+        assert relative_error(rounded, exact) > 500 * 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -371,43 +371,43 @@ def test_the_record_names_its_denominator() -> None:
 
 
 BAD = {
-    "transposed weight": (dict(weight=torch.zeros(6, 17)), errors.ShapeError, r"pass `weight\.T`"),
-    "weight of another width": (dict(weight=torch.zeros(17, 5)), errors.ShapeError, "width of `hidden`"),
-    "weight with one axis": (dict(weight=torch.zeros(17)), errors.ShapeError, r"\[V, D\]"),
-    "empty vocabulary": (dict(weight=torch.zeros(0, 6)), errors.ShapeError, "V = 0"),
-    "bias shape": (dict(bias=torch.zeros(16)), errors.ShapeError, "bias"),
-    "target shape": (dict(target=torch.zeros(19, dtype=torch.long)), errors.ShapeError, "target"),
-    "token weight shape": (dict(token_weight=torch.ones(19)), errors.ShapeError, "token_weight"),
-    "float target": (dict(target=torch.zeros(20)), errors.DtypeError, r"target\.long"),
-    "integer hidden": (dict(hidden=torch.zeros(20, 6, dtype=torch.long)), errors.DtypeError, "hidden"),
-    "not a tensor": (dict(hidden=[1.0]), errors.DtypeError, "tensor"),
-    "other device": (dict(weight=torch.zeros(17, 6, device="meta")), errors.DeviceError, "one device"),
-    "target too large": (dict(target=torch.full((20,), 17)), errors.TargetRangeError, "17"),
-    "target negative": (dict(target=torch.full((20,), -1)), errors.TargetRangeError, "ignore_index"),
-    "target in padding": (dict(valid_vocab=3), errors.TargetRangeError, "3 rows"),
-    "valid_vocab": (dict(valid_vocab=18), errors.InputError, "valid_vocab"),
-    "reduction": (dict(reduction="maen"), errors.ReductionError, "Did you mean 'mean'"),
-    "backend": (dict(backend="dens"), errors.UnknownNameError, "Did you mean 'dense'"),
-    "statistics": (dict(statistics="ful"), errors.UnknownNameError, "full"),
-    "smoothing": (dict(label_smoothing=1.5), errors.InputError, "label_smoothing"),
-    "scale": (dict(logit_scale=0.0), errors.InputError, "logit_scale"),
-    "softcap": (dict(softcap=-3.0), errors.InputError, "softcap"),
-    "chunk": (dict(chunk_size=0), errors.InputError, "chunk_size"),
-    "normalizer": (dict(normalizer=-1.0), errors.InputError, "normalizer"),
-    "normalizer shape": (dict(normalizer=torch.ones(2)), errors.InputError, "0-d"),
-    "normalizer with sum": (dict(normalizer=3.0, reduction="sum"), errors.InputError, "mean"),
-    "objective": (dict(objective="centered"), errors.InputError, "CenteredZLoss"),
+    "transposed weight": ({"weight": torch.zeros(6, 17)}, errors.ShapeError, r"pass `weight\.T`"),
+    "weight of another width": ({"weight": torch.zeros(17, 5)}, errors.ShapeError, "width of `hidden`"),
+    "weight with one axis": ({"weight": torch.zeros(17)}, errors.ShapeError, r"\[V, D\]"),
+    "empty vocabulary": ({"weight": torch.zeros(0, 6)}, errors.ShapeError, "V = 0"),
+    "bias shape": ({"bias": torch.zeros(16)}, errors.ShapeError, "bias"),
+    "target shape": ({"target": torch.zeros(19, dtype=torch.long)}, errors.ShapeError, "target"),
+    "token weight shape": ({"token_weight": torch.ones(19)}, errors.ShapeError, "token_weight"),
+    "float target": ({"target": torch.zeros(20)}, errors.DtypeError, r"target\.long"),
+    "integer hidden": ({"hidden": torch.zeros(20, 6, dtype=torch.long)}, errors.DtypeError, "hidden"),
+    "not a tensor": ({"hidden": [1.0]}, errors.DtypeError, "tensor"),
+    "other device": ({"weight": torch.zeros(17, 6, device="meta")}, errors.DeviceError, "one device"),
+    "target too large": ({"target": torch.full((20,), 17)}, errors.TargetRangeError, "17"),
+    "target negative": ({"target": torch.full((20,), -1)}, errors.TargetRangeError, "ignore_index"),
+    "target in padding": ({"valid_vocab": 3}, errors.TargetRangeError, "3 rows"),
+    "valid_vocab": ({"valid_vocab": 18}, errors.InputError, "valid_vocab"),
+    "reduction": ({"reduction": "maen"}, errors.ReductionError, "Did you mean 'mean'"),
+    "backend": ({"backend": "dens"}, errors.UnknownNameError, "Did you mean 'dense'"),
+    "statistics": ({"statistics": "ful"}, errors.UnknownNameError, "full"),
+    "smoothing": ({"label_smoothing": 1.5}, errors.InputError, "label_smoothing"),
+    "scale": ({"logit_scale": 0.0}, errors.InputError, "logit_scale"),
+    "softcap": ({"softcap": -3.0}, errors.InputError, "softcap"),
+    "chunk": ({"chunk_size": 0}, errors.InputError, "chunk_size"),
+    "normalizer": ({"normalizer": -1.0}, errors.InputError, "normalizer"),
+    "normalizer shape": ({"normalizer": torch.ones(2)}, errors.InputError, "0-d"),
+    "normalizer with sum": ({"normalizer": 3.0, "reduction": "sum"}, errors.InputError, "mean"),
+    "objective": ({"objective": "centered"}, errors.InputError, "CenteredZLoss"),
     "softcap with centering": (
-        dict(objective=zloss.CenteredZLoss(0.1), softcap=5.0),
+        {"objective": zloss.CenteredZLoss(0.1), "softcap": 5.0},
         errors.CoordinateError,
         "shift-invariant",
     ),
     "softcap with factorized": (
-        dict(objective=zloss.FactorizedZLoss(0.1, 0.1), softcap=5.0),
+        {"objective": zloss.FactorizedZLoss(0.1, 0.1), "softcap": 5.0},
         errors.CoordinateError,
         "softcap",
     ),
-    "softcap with smoothing": (dict(softcap=5.0, label_smoothing=0.1), errors.CoordinateError, "dense"),
+    "softcap with smoothing": ({"softcap": 5.0, "label_smoothing": 0.1}, errors.CoordinateError, "dense"),
 }
 
 
@@ -415,7 +415,7 @@ BAD = {
 def test_bad_input_is_answered_with_help(name: str) -> None:
     changes, error, message = BAD[name]
     hidden, weight, target = problem()
-    arguments = dict(hidden=hidden, weight=weight, target=target, objective=zloss.CrossEntropy()) | changes
+    arguments = {"hidden": hidden, "weight": weight, "target": target, "objective": zloss.CrossEntropy()} | changes
     with pytest.raises(error, match=message) as caught:
         zloss.head_loss(**arguments)
     assert isinstance(caught.value, errors.ZlossError)

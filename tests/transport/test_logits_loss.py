@@ -82,14 +82,14 @@ def test_softcap_has_its_derivative() -> None:
 
 
 def test_the_callers_logits_are_left_alone() -> None:
-    logits, weight, target = problem(torch.float32)
+    logits, _weight, target = problem(torch.float32)
     leaf = logits.clone().requires_grad_()
     zloss.logits_loss(leaf, target, zloss.StandardZLoss(0.7)).loss.backward()
     assert torch.equal(leaf.detach(), logits)
 
 
 def test_ignored_rows_may_hold_anything() -> None:
-    logits, weight, target = problem()
+    logits, _weight, target = problem()
     for backend in ("dense", "chunked"):
         clean, dirty = logits.clone(), logits.clone()
         dirty[0, 0], dirty[0, 1] = torch.nan, -torch.inf
@@ -102,7 +102,7 @@ def test_ignored_rows_may_hold_anything() -> None:
 
 
 def test_minus_infinity_where_it_cannot_be() -> None:
-    logits, weight, target = problem()
+    logits, _weight, target = problem()
     masked = logits.clone()
     masked[..., 20:] = -torch.inf
     for backend in ("dense", "chunked"):
@@ -116,7 +116,7 @@ def test_minus_infinity_where_it_cannot_be() -> None:
 
 
 def test_low_precision_logits_are_read_in_fp32() -> None:
-    logits, weight, target = problem(torch.bfloat16)
+    logits, _weight, target = problem(torch.bfloat16)
     leaf = logits.clone().requires_grad_()
     out = zloss.logits_loss(leaf, target, zloss.StandardZLoss(0.7))
     truth = zloss.logits_loss(logits.double(), target, zloss.StandardZLoss(0.7), backend="dense")

@@ -1,9 +1,15 @@
-"""Keep a function out of torch.compile's trace: the compiled code around it breaks its graph there and goes on after it."""
+"""Keep a function out of torch.compile's trace: compiled code around it breaks its graph there and goes on after it.
+
+Checks that read values and buffers that are written in place do not trace. `torch.compiler.disable` says so to the
+tracer, but loads the whole tracer when it decorates; here that waits until somebody else has loaded it.
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -12,5 +18,15 @@ R = TypeVar("R")
 
 
 def outside_compile(function: Callable[P, R]) -> Callable[P, R]:
-    """torch.compiler.disable with its type kept: checks that read values and in-place buffers do not trace."""
-    return cast(Callable[P, R], torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+    """The function itself while nothing is being compiled, its untraced form once torch.compile is in use."""
+    untraced: list[Callable[P, R]] = []
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not untraced:
+            untraced.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+        return untraced[0](*args, **kwargs)
+
+    return call

@@ -1,0 +1,54 @@
+"""The dispatcher: help, version, unknown commands, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from zloss import __version__
+from zloss.cli import main as cli
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in cli.COMMANDS)
+    assert cli.main([]) == 0
+    assert cli.main(["--version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_help_answers_in_half_a_second() -> None:
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "zloss.cli.main", "--help"], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.5
+
+
+def test_an_unknown_command_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demmo"]) == cli.BAD_INPUT
+    assert "Did you mean 'demo'" in capsys.readouterr().err
+
+
+def test_the_demo_prints_every_objective(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--tokens", "16", "--vocab", "64", "--width", "8"]) == 0
+    assert "gain-" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"zloss {name}" in capsys.readouterr().out
+
+
+def test_a_wrong_option_exits_with_two() -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["demo", "--no-such-option"])
+    assert stop.value.code == 2

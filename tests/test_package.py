@@ -1,0 +1,86 @@
+"""Rules of the house that a machine can check: import cost, import directions, public names."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import zloss
+
+SOURCE = Path(zloss.__file__).parent
+HEAVY = {"transformers", "triton", "datasets", "datasketches", "matplotlib", "plotly", "accelerate", "jinja2", "gguf"}
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_every_public_name_resolves_and_is_listed() -> None:
+    for name in zloss.__all__:
+        assert getattr(zloss, name) is not None
+    assert set(dir(zloss)) == set(zloss.__all__)
+    with pytest.raises(AttributeError, match="no attribute"):
+        _ = zloss.nothing_of_the_kind  # type: ignore[attr-defined]
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import zloss, sys; [getattr(zloss, n) for n in zloss.__all__]; print(*sys.modules)"
+    # Modules that torch itself loads when it is imported alone are not ours.
+    ours = set(run(code).split()) - set(run("import torch, sys; print(*sys.modules)").split())
+    assert not HEAVY & {name.partition(".")[0] for name in ours}
+
+
+def test_import_takes_at_most_a_third_longer_than_torch() -> None:
+    timer = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
+    statements = {"torch": "import torch", "zloss": "import zloss; [getattr(zloss, n) for n in zloss.__all__]"}
+    best = {name: min(float(run(timer.format(code))) for _ in range(4)) for name, code in statements.items()}
+    assert best["zloss"] <= 1.3 * best["torch"], best
+
+
+def test_help_answers_without_torch() -> None:
+    code = "import sys; from zloss.cli.main import main; main(['--help']); assert 'torch' not in sys.modules"
+    assert "commands:" in run(code)
+
+
+LAYERS = {
+    # layer: the layers of ours that it may import
+    "errors": set(),
+    "streaming": {"errors"},
+    "source": {"errors", "source"},
+    "transport": {"errors", "source", "transport"},
+    "optimizer": {"errors", "source", "transport", "streaming", "optimizer"},
+    "report": {"errors", "report", "streaming"},
+    "audit": {"errors", "source", "transport", "streaming", "optimizer", "report", "audit"},
+    "train": {"errors", "source", "transport", "streaming", "optimizer", "report", "audit", "train"},
+    # A leaf: it may use everything, nothing uses it.
+    "integrations": {"errors", "source", "transport", "streaming", "optimizer", "report", "audit", "train"},
+}
+
+
+def imported_layers(path: Path) -> set[str]:
+    layers = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        layers |= {name.split(".")[1] for name in names if name.startswith("zloss.")}
+    return layers
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_one_way(layer: str) -> None:
+    files = [SOURCE / "errors.py"] if layer == "errors" else list((SOURCE / layer).rglob("*.py"))
+    for path in files:
+        foreign = imported_layers(path) - LAYERS[layer] - {layer}
+        assert not foreign, f"{path.relative_to(SOURCE)} imports {foreign}"
+
+
+def test_no_cli_module_imports_torch_at_the_top() -> None:
+    for path in (SOURCE / "cli").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not {"torch", *HEAVY} & {name.partition(".")[0] for name in names}, path.name
