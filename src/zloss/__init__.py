@@ -12,6 +12,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from zloss import errors as errors
+    from zloss.audit.router_findings import RouterFindings as RouterFindings
+    from zloss.audit.router_findings import audit_router as audit_router
+    from zloss.audit.router_measure import MeasuredScale as MeasuredScale
+    from zloss.audit.router_measure import measure_router_scale as measure_router_scale
     from zloss.source.centered import CenteredZLoss as CenteredZLoss
     from zloss.source.centered_head import CenteredHead as CenteredHead
     from zloss.source.cross_entropy import CrossEntropy as CrossEntropy
@@ -40,6 +44,10 @@ if TYPE_CHECKING:
     from zloss.transport.logits_loss import logits_loss as logits_loss
 
 _HOME = {
+    "audit_router": "audit.router_findings",
+    "RouterFindings": "audit.router_findings",
+    "MeasuredScale": "audit.router_measure",
+    "measure_router_scale": "audit.router_measure",
     "CenteredZLoss": "source.centered",
     "CenteredHead": "source.centered_head",
     "CrossEntropy": "source.cross_entropy",

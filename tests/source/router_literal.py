@@ -69,7 +69,7 @@ def layer_mean(case: Case) -> Tensor:
     return case.coef * torch.stack(found).mean()
 
 
-class _SideChannel(torch.autograd.Function):
+class SideChannel(torch.autograd.Function):
     """Passes logits through and injects the gradient of an auxiliary loss on the way back."""
 
     scale = 1.0
@@ -82,13 +82,13 @@ class _SideChannel(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (auxiliary,) = ctx.saved_tensors
-        return grad, torch.full_like(auxiliary, _SideChannel.scale)
+        return grad, torch.full_like(auxiliary, SideChannel.scale)
 
 
 def side_channel(case: Case, scale: float) -> Tensor:
     """Per-layer scalers: the scalar returned is 0, only its gradient is the loss's."""
-    _SideChannel.scale = scale
-    passed = [_SideChannel.apply(layer, case.coef * violation(layer, case.target).mean()) for layer in case.layers]
+    SideChannel.scale = scale
+    passed = [SideChannel.apply(layer, case.coef * violation(layer, case.target).mean()) for layer in case.layers]
     return sum((0.0 * layer.sum() for layer in passed), start=torch.zeros((), dtype=torch.float64))
 
 

@@ -1,0 +1,1 @@
+"""Audits: a model or a loss, and a corpus, to findings."""

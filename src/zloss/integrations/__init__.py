@@ -1,0 +1,1 @@
+"""Leaves that connect zloss to other libraries; nothing of ours imports them."""

@@ -1,0 +1,134 @@
+"""Add the router Z-loss to a Hugging Face mixture-of-experts model.
+
+The logits are read from the routers themselves. `output_router_logits` and `router_aux_loss_coef`, the model's own
+load-balancing term, are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from zloss.audit.router_modules import find_routers
+from zloss.errors import InputError
+from zloss.source.router import RouterLoss, router_loss
+from zloss.source.router_catalog import find_convention
+from zloss.source.router_convention import RouterConvention, check_count
+
+
+class RouterLossHandle:
+    """A router Z-loss attached to a model: `last` is the record of the latest forward pass with a loss.
+
+    In training mode the model's loss includes `last.loss`; in evaluation it stays as it was and only `last` is filled.
+    Remove with `remove()`, or use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        coef: float | None,
+        convention: str | RouterConvention,
+        target: float | None,
+        top_k: int | None,
+        capacity: int | None,
+        micro_batches: int,
+    ) -> None:
+        check_count("micro_batches", micro_batches)
+        self.coef, self.target, self.capacity = coef, target, capacity
+        self.convention = find_convention(convention)
+        self.routers = find_routers(model)
+        if self.routers.scoring == "sigmoid":
+            raise InputError(
+                f"{type(model).__name__} scores experts with a sigmoid each: there is no softmax normalizer for a router "
+                "Z-loss to act on."
+            )
+        self.top_k = self.routers.require_top_k(top_k)
+        self.micro_batches = micro_batches
+        self.last: RouterLoss | None = None
+        self._layers: list[Tensor] = []
+        self._hooks: list[Any] = [
+            model.register_forward_pre_hook(self._begin),
+            *(
+                router.module.register_forward_hook(
+                    lambda _module, _inputs, output, router=router: self._layers.append(router.logits(output))
+                )
+                for router in self.routers.modules
+            ),
+            model.register_forward_hook(self._end, with_kwargs=True),
+        ]
+
+    def remove(self) -> None:
+        """Detach from the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.remove()
+
+    def _begin(self, _model: nn.Module, _inputs: Any) -> None:
+        self._layers.clear()
+
+    def _end(self, model: nn.Module, _inputs: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
+        layers, self._layers = self._layers, []
+        as_tuple = isinstance(output, tuple)
+        loss = (output[0] if kwargs.get("labels") is not None else None) if as_tuple else getattr(output, "loss", None)
+        if loss is None:  # generation or feature extraction
+            return None
+        if model.training and torch.is_grad_enabled() and not any(layer.requires_grad for layer in layers):
+            raise InputError(
+                "the router logits carry no gradient in training mode: routers are frozen, or reentrant gradient "
+                "checkpointing hides them (use `use_reentrant=False`)."
+            )
+        self.last = router_loss(
+            layers,
+            coef=self.coef,
+            convention=self.convention,
+            top_k=self.top_k,
+            target=self.target,
+            mask=self.routers.masks(kwargs, [layer.shape[0] for layer in layers]),
+            capacity=self.capacity,
+            context=self.routers.context,
+        )
+        if not model.training:
+            return None
+        total = loss + (self.last.loss / self.micro_batches).to(loss)
+        if as_tuple:
+            return (total, *output[1:])
+        output.loss = total
+        return output
+
+
+def attach_router_loss(
+    model: nn.Module,
+    *,
+    coef: float | None,
+    convention: str | RouterConvention,
+    target: float | None = None,
+    top_k: int | None = None,
+    capacity: int | None = None,
+    micro_batches: int = 1,
+) -> RouterLossHandle:
+    """From now on `model(...).loss` includes λ_R Σ α (log Z_R − c_R)² in training mode; `handle.last` is the record.
+
+    `model`: Mixtral, OLMoE, Qwen-MoE, Switch and others whose router logits transformers can record. An
+    `attention_mask` takes padding out. `micro_batches`: divide by it where the trainer adds micro-batch losses that
+    are already divided by the whole batch's tokens (Hugging Face's Trainer with gradient accumulation).
+    """
+    return RouterLossHandle(
+        model,
+        coef=coef,
+        convention=convention,
+        target=target,
+        top_k=top_k,
+        capacity=capacity,
+        micro_batches=micro_batches,
+    )

@@ -1,0 +1,113 @@
+"""The helper that adds the router loss to a Hugging Face model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.audit.router_models import SOFTMAX, E, K, L, batch, deepseek_v3, seeded, switch
+from zloss.audit.router_measure import measure_router_scale
+from zloss.audit.router_modules import find_routers
+from zloss.errors import InputError, UnknownNameError
+from zloss.integrations.moe import attach_router_loss
+from zloss.source.router import router_loss
+
+
+@pytest.fixture(params=list(SOFTMAX))
+def model(request: pytest.FixtureRequest) -> Any:
+    return seeded(SOFTMAX[request.param]).train()
+
+
+def test_the_loss_gains_exactly_the_router_term_and_keeps_balancing_apart(model: Any) -> None:
+    inputs = batch(padded=True)
+    plain = model(**inputs).loss
+    outputs = model(**inputs, output_router_logits=True)
+    want = router_loss(
+        [layer.reshape(-1, E) for layer in outputs.router_logits],
+        coef=1e-2,
+        convention="olmoe",
+        top_k=K,
+        mask=inputs["attention_mask"].reshape(-1).bool(),
+    )
+    with attach_router_loss(model, coef=1e-2, convention="olmoe") as handle:
+        got = model(**inputs)
+        assert handle.last is not None
+        assert torch.equal(handle.last.loss, want.loss)
+        # the model's balancing loss was off (output_router_logits unset) and stays off
+        assert float(got.loss.detach()) == pytest.approx(float((plain + want.loss).detach()), rel=1e-6)
+        assert (handle.last.relative, handle.last.decisions) == (1 / K, L * int(inputs["attention_mask"].sum()))
+        model.eval()
+        assert torch.equal(model(**inputs).loss, plain)
+    assert torch.equal(model.train()(**inputs).loss, plain)
+
+
+def test_gradients_reach_the_routers_with_the_promised_scale(model: Any) -> None:
+    inputs, routers = batch(), find_routers(model)
+    parameters = [router.weight(E) for router in routers.modules]
+
+    def logits() -> list[torch.Tensor]:
+        with routers.capture() as layers:
+            model(**inputs)
+        return layers
+
+    def loss(coef: float) -> torch.Tensor:
+        with attach_router_loss(model, coef=coef, convention="megatron", target=0.0):
+            return model(**inputs).loss
+
+    found = measure_router_scale(lambda: loss(1.0), lambda: loss(0.0), logits, parameters, coef=1.0, target=0.0)
+    assert found.relative == pytest.approx(L, rel=1e-3)
+
+
+def test_encoder_decoder_masks_each_stack_by_its_own() -> None:
+    model, inputs = seeded(switch).train(), batch(padded=True)
+    with attach_router_loss(model, coef=1e-2, convention="hf_switch") as handle:
+        model(**inputs)
+        assert handle.last is not None
+        valid = int(inputs["attention_mask"].sum())
+        assert handle.last.stats.decisions_per_layer.tolist() == [valid, valid, 30, 30]
+        assert handle.last.relative == pytest.approx(2.0)
+
+
+def test_micro_batches_divide_the_term() -> None:
+    model, inputs = seeded(SOFTMAX["olmoe"]).train(), batch()
+    plain = model(**inputs).loss
+    with attach_router_loss(model, coef=1.0, convention="token_layer_mean", target=0.0, micro_batches=4) as handle:
+        got = model(**inputs).loss
+    assert handle.last is not None
+    assert float((got - plain).detach()) == pytest.approx(float(handle.last.loss.detach()) / 4, rel=1e-5)
+
+
+def test_tuple_outputs_are_served_and_calls_without_labels_left_alone() -> None:
+    model, inputs = seeded(SOFTMAX["mixtral"]).train(), batch()
+    plain = model(**inputs).loss
+    with attach_router_loss(model, coef=1e-2, convention="megatron") as handle:
+        total = model(**inputs, return_dict=False)[0]
+        assert handle.last is not None
+        assert float(total.detach()) == pytest.approx(float((plain + handle.last.loss).detach()), rel=1e-6)
+        handle.last = None
+        model(input_ids=inputs["input_ids"])
+        assert handle.last is None
+
+
+def test_frozen_routers_in_training_are_an_error_not_a_silent_nothing() -> None:
+    model = seeded(SOFTMAX["olmoe"]).train()
+    with (
+        attach_router_loss(model.requires_grad_(False), coef=1e-2, convention="megatron"),
+        pytest.raises(InputError, match="carry no gradient"),
+    ):
+        model(**batch())
+
+
+def test_bad_input() -> None:
+    with pytest.raises(InputError, match="sigmoid"):
+        attach_router_loss(seeded(deepseek_v3), coef=1e-3, convention="megatron")
+    with pytest.raises(UnknownNameError, match="Did you mean 'megatron'"):
+        attach_router_loss(seeded(SOFTMAX["olmoe"]), coef=1e-3, convention="megatorn")
+    model = seeded(SOFTMAX["olmoe"]).train()
+    inputs = {**batch(), "attention_mask": None}
+    with attach_router_loss(model, coef=1e-3, convention="megatron") as handle:
+        model(**inputs)
+        assert handle.last is not None
+        assert handle.last.decisions == L * 30
