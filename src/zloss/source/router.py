@@ -249,31 +249,32 @@ def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors
 
 
 class _Source(torch.autograd.Function):
-    """A scalar whose gradient at the router logits is a known source."""
+    """A scalar whose gradient at the router logits is λα · along_p · p, formed only when it is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, source_NE: Tensor, sizes: tuple[int, ...], *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(source_NE)
-        ctx.sizes = sizes
+    def forward(
+        ctx: Any, value: Tensor, along_p_N: Tensor, absolute_N: Tensor, p_NE: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(along_p_N, absolute_N, p_NE)
         ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
         return value.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (source_NE,) = ctx.saved_tensors
-        parts = (grad * source_NE).split_with_sizes(list(ctx.sizes))
+        along_p_N, absolute_N, p_NE = ctx.saved_tensors
+        # λα last, as in the value; `where` because a masked decision may hold NaN probabilities, and 0 · NaN is not 0.
+        source_NE = along_p_N.unsqueeze(1) * p_NE * absolute_N.unsqueeze(1)
+        source_NE = grad * torch.where((along_p_N == 0).unsqueeze(1), 0, source_NE)
+        parts = source_NE.split_with_sizes([math.prod(shape[:-1]) for shape, _ in ctx.like])
         grads = (part.view(shape).to(dtype) for part, (shape, dtype) in zip(parts, ctx.like, strict=True))
-        return (None, None, None, *grads)
+        return (None, None, None, None, *grads)
 
 
 def _attach(value: Tensor, along_p_N: Tensor, absolute_N: Tensor, stats: RouterStats) -> Tensor:
-    """The value, differentiable: its gradient at the logits is λα · along_p · p."""
+    """The value, differentiable at the logits it came from."""
     tensors = stats.decisions.tensors
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return value
-    # λα last, as in the value; `where` because a masked decision may hold NaN probabilities, and 0 · NaN is not 0.
-    source_NE = along_p_N.unsqueeze(1) * stats.p_NE * absolute_N.unsqueeze(1)
-    source_NE = torch.where((along_p_N == 0).unsqueeze(1), 0, source_NE)
-    sizes = tuple(tensor[..., 0].numel() for tensor in tensors)
-    return cast(Tensor, _Source.apply(value, source_NE, sizes, *tensors))  # type: ignore[no-untyped-call]
+    attached = _Source.apply(value, along_p_N, absolute_N, stats.p_NE, *tensors)  # type: ignore[no-untyped-call]
+    return cast(Tensor, attached)

@@ -44,7 +44,7 @@ class RouterInput:
     def sum_per_layer(self, values_N: Tensor) -> Tensor:
         """Σ over the decisions of each layer, [L]."""
         if len(set(self.tokens)) == 1:
-            return values_N.view(self.layers, -1).sum(dim=1)
+            return values_N.view(self.layers, self.tokens[0]).sum(dim=1)
         return torch.stack([part.sum() for part in values_N.split_with_sizes(list(self.tokens))])
 
     def spread(self, values_L: Tensor) -> Tensor:
