@@ -31,6 +31,7 @@ class Entry:
 
 
 COMMANDS = {
+    "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
     "demo": Entry("demo", "Demo", "A short demonstration of the head loss."),
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from zloss.report.figure_data import Coordinate, GeometrySample, Quantity
+from zloss.report.figure_data import Coordinate, GeometrySample, Histogram, Quantity
 from zloss.report.formatting import coefficient, number
 from zloss.report.schema import AuditReport
 from zloss.report.svg import Chart, Scale, linear_scale, log_scale
@@ -145,10 +145,20 @@ def _tail(report: AuditReport, prefix: str, quantity: Quantity, title: str, labe
     edges = [h.edges for _, h in found]
     low, high = min(e[0] for e in edges), max(e[-1] for e in edges)
     scale = Scale(low, high, log=True) if low > 0 and high / low > 8 else Scale(low, high)
-    tallest = max(max(h.counts) for _, h in found)
-    chart = Chart(scale, Scale(0.7, tallest * 1.8, log=True), label, "tokens", f"{prefix}-tail-{quantity}", height=260)
-    for css, h in found:
-        chart.steps(h.edges, h.counts, css)
+    shared = len(set(edges)) == 1
+    heights = [histogram_heights(h, shared=shared) for _, h in found]
+    present = [height for column in heights for height in column if height > 0]
+    chart = Chart(
+        scale,
+        Scale(min(present) * 0.7, max(present) * 1.8, log=True),
+        label,
+        "tokens" if shared else "tokens per unit",
+        f"{prefix}-tail-{quantity}",
+        width=480,
+        height=270,
+    )
+    for (css, h), column in zip(found, heights, strict=True):
+        chart.steps(h.edges, column, css)
     quantile = "p99.9" if key.endswith("999") else "p99"
     values = {css: getattr(getattr(report.heads, css), key) for css, _ in found}
     for css, value in values.items():
@@ -156,6 +166,12 @@ def _tail(report: AuditReport, prefix: str, quantity: Quantity, title: str, labe
             chart.line([value, value], [chart.y.low, chart.y.high], f"mark {css}")
     caption = f"Dashed: {quantile}" + _both(", ", values.get("raw"), values.get("centered"))
     return Figure(title, chart.render(), caption)
+
+
+def histogram_heights(histogram: Histogram, *, shared: bool) -> list[float]:
+    """Counts where both coordinates share their bins; otherwise counts per unit, or the wider bins would look fuller."""
+    widths = [right - left for left, right in itertools.pairwise(histogram.edges)]
+    return [float(count) if shared else count / width for count, width in zip(histogram.counts, widths, strict=True)]
 
 
 def spectrum_figures(report: AuditReport, prefix: str) -> list[Figure]:
@@ -167,10 +183,20 @@ def spectrum_figures(report: AuditReport, prefix: str) -> list[Figure]:
     longest = max(len(values) for _, values in series)
     ranks = list(range(1, longest + 1))
     values = Chart(
-        Scale(0.9, longest * 1.1, log=True), log_scale(*(v for _, v in series)), "index i", "σ_i", f"{prefix}-sigma"
+        Scale(0.9, longest * 1.1, log=True),
+        log_scale(*(v for _, v in series)),
+        "index i",
+        "σ_i",
+        f"{prefix}-sigma",
+        480,
     )
     energy = Chart(
-        Scale(0.9, longest * 1.1, log=True), Scale(0, 1), "first i directions", "share of energy", f"{prefix}-energy"
+        Scale(0.9, longest * 1.1, log=True),
+        Scale(0, 1),
+        "first i directions",
+        "share of energy",
+        f"{prefix}-energy",
+        480,
     )
     for chart in (values, energy):
         chart.line([16, 16], [chart.y.low, chart.y.high], "zero")

@@ -10,7 +10,12 @@ from zloss.report.quantities import BY_KEY
 from zloss.report.schema import AuditReport
 from zloss.report.svg import Chart, Scale, log_scale
 
-COMPARED = ("mu_abs_99", "p_z_999", "a_p_99", "delta_u_99")
+COMPARED = {
+    "mu_abs_99": "Common shift of the raw head",
+    "p_z_999": "Log-normalizer tail",
+    "a_p_99": "Gain tail",
+    "delta_u_99": "Hidden-source tail",
+}
 ROW = 30
 
 
@@ -38,6 +43,7 @@ def _dumbbell(named: Sequence[tuple[str, AuditReport]], key: str) -> Figure | No
         "",
         f"compare-{key}",
         height=64 + ROW * rows,
+        width=480,
         left=130,
         show_y_ticks=False,
     )
@@ -51,4 +57,4 @@ def _dumbbell(named: Sequence[tuple[str, AuditReport]], key: str) -> Figure | No
         chart.outside.append(
             f'<text class="tick" x="122" y="{chart.py(row) + 3.5:.1f}" text-anchor="end">{svg_text(short)}</text>'
         )
-    return Figure(label.meaning[0].upper() + label.meaning[1:], chart.render(), "")
+    return Figure(COMPARED[key], chart.render(), "")

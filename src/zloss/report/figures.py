@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError, MissingDependencyError
-from zloss.report.charts import COORDINATES, TAILS, above_share, fixed_gains
+from zloss.report.charts import COORDINATES, TAILS, above_share, fixed_gains, histogram_heights
 from zloss.report.figure_data import GeometrySample
 from zloss.report.formatting import mathtext
 from zloss.report.schema import AuditReport
@@ -123,13 +123,15 @@ def draw_tails(report: AuditReport) -> Any | None:
         return None
     figure, axes = _panels(len(drawable), 2.7)
     for ax, (title, label, key, found) in zip(axes, drawable, strict=True):
+        shared = len({histogram.edges for _, histogram in found}) == 1
         for name, histogram in found:
-            ax.stairs(histogram.counts, histogram.edges, color=COLOURS[name], fill=True, alpha=0.2)
-            ax.stairs(histogram.counts, histogram.edges, color=COLOURS[name], label=name)
+            heights = histogram_heights(histogram, shared=shared)
+            ax.stairs(heights, histogram.edges, color=COLOURS[name], fill=True, alpha=0.2)
+            ax.stairs(heights, histogram.edges, color=COLOURS[name], label=name)
             value = getattr(getattr(report.heads, name), key)
             if value is not None:
                 ax.axvline(value, color=COLOURS[name], ls="--", lw=1)
-        ax.set(yscale="log", title=title, xlabel=mathtext(label), ylabel="tokens")
+        ax.set(yscale="log", title=title, xlabel=mathtext(label), ylabel="tokens" if shared else "tokens per unit")
         if found[0][1].edges[0] > 0:
             ax.set_xscale("log")
     axes[0].legend(frameon=False)

@@ -51,12 +51,12 @@ def factor(value: float | None) -> str:
     """A ratio as a multiplier: "×0.63".
 
     >>> factor(0.6252), factor(12.8), factor(1e-9)
-    ('×0.625', '×12.8', '→ 0')
+    ('×0.625', '×12.8', '≈ 0')
     """
     if value is None:
         return MISSING
     if abs(value) < 1e-4:
-        return "→ 0"
+        return "≈ 0"
     return f"×{value:.0f}" if abs(value) >= 1000 else f"×{value:.3g}"
 
 

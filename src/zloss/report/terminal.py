@@ -92,21 +92,21 @@ def _effects(decision: Decision) -> list[str]:
 
 
 def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Console | None = None) -> None:
-    """Two rows per audit, raw and centered, in the columns of the paper's pretrained table; then the verdicts."""
+    """A column per audit and coordinate, then the verdicts stage by stage."""
     from rich.console import Console
     from rich.text import Text
 
     console = console or Console()
-    table = _table("model", "head", "PPL", *(BY_KEY[key].symbol for key in HEADLINE), "R_Z", left=2)
-    for name, report in named:
-        for coordinate in ("raw", "centered"):
-            head = getattr(report.heads, coordinate)
-            r_z = getattr(report.gradient, coordinate).r_z if report.gradient is not None else None
-            values = (report.ppl, *(getattr(head, key) for key in HEADLINE), r_z)
-            table.add_row(
-                Text(name if coordinate == "raw" else ""), coordinate, *(number(value, 3) for value in values)
-            )
-    console.print(table)
+    columns = [(name, report, coordinate) for name, report in named for coordinate in ("raw", "centered")]
+    table = _table("", *(f"{name if coordinate == 'raw' else ''}\n{coordinate}" for name, _, coordinate in columns))
+    table.add_row("PPL", *(number(report.ppl) for _, report, _ in columns))
+    for key in (*HEADLINE, "sigma_1", "e_16", "f_16"):
+        values = (getattr(getattr(report.heads, coordinate), key) for _, report, coordinate in columns)
+        table.add_row(BY_KEY[key].symbol, *(number(value) for value in values))
+    gradients = [getattr(report.gradient, coordinate, None) for _, report, coordinate in columns]
+    for symbol, key in (("R_Z", "r_z"), ("C_Z", "c_z")):
+        table.add_row(symbol, *(number(getattr(gradient, key, None)) for gradient in gradients))
+    _print_whole(console, table)
     verdicts = _table("stage", *(name for name, _ in named), left=1 + len(named))
     for decisions in zip(*(report.decisions for _, report in named), strict=True):
         cells = []
@@ -115,7 +115,17 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
             value = f" {number(decision.value)}" if decision.value is not None else ""
             cells.append(Text(f"{mark} {WORDS[status(decision)]}{value}", style=style))
         verdicts.add_row(decisions[0].stage, *cells)
-    console.print(verdicts)
+    _print_whole(console, verdicts)
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Numbers are never cut: a table wider than the terminal runs over its edge."""
+    width = console.width
+    console.width = max(width, console.measure(table, options=console.options.update(width=10_000)).maximum)
+    try:
+        console.print(table, crop=False)
+    finally:
+        console.width = width
 
 
 def _table(*columns: str, left: int = 1) -> Table:
