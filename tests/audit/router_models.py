@@ -101,6 +101,13 @@ def deepseek_v3() -> Any:
     )
 
 
+def phimoe() -> Any:
+    """A router whose weights come out of a sampler: its own code names neither softmax nor sigmoid."""
+    from transformers import PhimoeConfig, PhimoeForCausalLM
+
+    return PhimoeForCausalLM(PhimoeConfig(**COMMON, intermediate_size=24, num_local_experts=E, num_experts_per_tok=K))
+
+
 SOFTMAX = {"mixtral": mixtral, "olmoe": olmoe, "qwen2_moe": qwen2_moe, "qwen3_moe": qwen3_moe}
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from typing import Any
 
 import pytest
 import torch
 
-from tests.audit.router_models import SOFTMAX, D, E, K, L, batch, deepseek_v3, seeded, switch
-from zloss.audit.router_findings import NO_OWN_LOSS_REASON, SIGMOID_REASON, audit_router
+from tests.audit.router_models import SOFTMAX, D, E, K, L, batch, deepseek_v3, phimoe, seeded, switch
+from zloss.audit.router_findings import NO_OWN_LOSS_REASON, SIGMOID_REASON, UNKNOWN_REASON, audit_router
 from zloss.audit.router_measure import measure_model_router_scale
 from zloss.audit.router_modules import find_routers
 from zloss.errors import InputError
@@ -115,6 +117,20 @@ def test_sigmoid_routers_are_labelled_as_having_no_softmax_normalizer() -> None:
     assert (found.scoring, found.softmax_normalizer) == ("sigmoid", False)
     assert (found.log_z, found.entropy, found.absolute, found.relative) == (None, None, None, None)
     assert SIGMOID_REASON in found.reasons
+
+
+def test_a_router_that_does_not_tell_is_measured_but_not_vouched_for() -> None:
+    found = audit_router(seeded(phimoe).eval(), [batch()])
+    assert (found.scoring, found.softmax_normalizer) == ("unknown", None)
+    assert UNKNOWN_REASON in found.reasons
+    assert found.log_z is not None
+    assert found.relative == 1.0
+
+
+def test_findings_are_plain_values_a_report_can_carry() -> None:
+    for build in (switch, deepseek_v3, SOFTMAX["olmoe"]):
+        found = audit_router(seeded(build).eval(), [batch()])
+        assert json.loads(json.dumps(dataclasses.asdict(found)))["experts"] == E
 
 
 def test_bad_input() -> None:

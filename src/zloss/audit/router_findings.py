@@ -20,6 +20,10 @@ SIGMOID_REASON = (
     "the router scores experts with a sigmoid each: there is no softmax normalizer, so log Z_R, its entropy and a "
     "router Z-loss have no meaning here"
 )
+UNKNOWN_REASON = (
+    "neither the configuration nor the router's code tells softmax from sigmoid: log Z_R is that of the logits, and may "
+    "not be a normalizer the model uses"
+)
 NO_OWN_LOSS_REASON = "the model's own loss has no router Z-loss to measure"
 
 
@@ -48,7 +52,8 @@ class RouterFindings:
     """What an audit says about a model's routers; None where a number does not exist, with the reason beside it."""
 
     scoring: Scoring
-    softmax_normalizer: bool
+    softmax_normalizer: bool | None
+    """Whether log Z_R normalizes what the router uses; None where its code and configuration do not tell."""
     layers: int
     model_layers: int | None
     experts: int
@@ -179,7 +184,8 @@ class _Tally:
         own_reason: str | None,
     ) -> RouterFindings:
         sigmoid = routers.scoring == "sigmoid"
-        reasons = [reason for reason in (SIGMOID_REASON if sigmoid else None, own_reason) if reason]
+        scoring_reason = {"sigmoid": SIGMOID_REASON, "unknown": UNKNOWN_REASON}.get(routers.scoring)
+        reasons = [reason for reason in (scoring_reason, own_reason) if reason]
         if not sigmoid and not self.correction.count:
             reasons.append("no router weight [E, D] was found, so the correction norm is unknown")
         out = self.first
@@ -187,7 +193,7 @@ class _Tally:
         name = convention if isinstance(convention, str) else convention.name
         return RouterFindings(
             scoring=routers.scoring,
-            softmax_normalizer=not sigmoid,
+            softmax_normalizer=None if routers.scoring == "unknown" else not sigmoid,
             layers=len(routers.modules),
             model_layers=routers.model_layers,
             experts=experts,
