@@ -66,6 +66,14 @@ class TiedHeadError(InputError):
     """An operation on the output head would also change the input embedding."""
 
 
+class CheckpointError(InputError):
+    """A model that cannot be found, loaded, or audited."""
+
+
+class CorpusError(InputError):
+    """A text that cannot be found, read, or is too short."""
+
+
 class OutputError(ZlossError, OSError):
     """A result could not be written: unwritable folder, full disk."""
 

@@ -41,6 +41,9 @@ class TokenStats:
     gain_centered: Tensor | None = None
     """‖Wᵀp − w̄‖₂ / ‖p‖₂: the gain of the row-centered head."""
 
+    mu_residual: Tensor | None = None
+    """Mean of the computed logits minus μ: what the common shift leaves behind in this precision. On request only."""
+
     @property
     def log_z(self) -> Tensor:
         """log Z."""

@@ -22,7 +22,7 @@ from zloss.transport.head_rows import HeadRows
 from zloss.transport.problem import HeadProblem
 from zloss.transport.rows import Injection, check_rows, chunk_bounds, chunk_stats, exp_rows_, inject, softcap_rows_
 
-STAT_FIELDS = ("row_max", "log_s", "target_logit", "mu", "p_norm", "gain", "gain_centered")
+STAT_FIELDS = ("row_max", "log_s", "target_logit", "mu", "p_norm", "gain", "gain_centered", "mu_residual")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Chunk:
 def iterate_chunks(problem: HeadProblem, *, back_projection: bool) -> Iterator[Chunk]:
     """Statistics and coefficients chunk by chunk; the V-wide buffers are reused, so use a chunk before the next."""
     options, targets = problem.options, problem.targets
-    full = options.statistics == "full"
+    full = options.statistics != "light"
     gain_wanted = full or (options.objective.active and options.objective.needs_gain)
     mu_wanted = problem.has_mu and (full or options.objective.needs_mu or options.label_smoothing != 0)
     rows = HeadRows(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
@@ -103,6 +103,7 @@ def iterate_chunks(problem: HeadProblem, *, back_projection: bool) -> Iterator[C
             slope_CV = buffer[1, : stop - start]
             softcap_rows_(z_CV, slope_CV, options.softcap)
         target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
+        mean_logit_C = z_CV.mean(dim=1) if options.statistics == "audit" and mean_row_D is not None else None
         sums = exp_rows_(z_CV, norm=gain_wanted)
         shaped_CV = z_CV if slope_CV is None else slope_CV.mul_(z_CV)
         projected_CD = rows.back_project(shaped_CV) if back_projection or gain_wanted else None
@@ -121,6 +122,8 @@ def iterate_chunks(problem: HeadProblem, *, back_projection: bool) -> Iterator[C
             mean_row_D=mean_row_D if full else None,
             logit_scale=scale,
         )
+        if mean_logit_C is not None and mu_C is not None:
+            stats = replace(stats, mu_residual=mean_logit_C - mu_C)
         check_rows(stats)
         yield Chunk(
             tokens=chunk_tokens,

@@ -13,39 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zloss.errors import CoordinateError, InputError, ShapeError
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
 from zloss.source.statistics import TokenStats
+from zloss.transport.backend import Backend, resolve_backend
 from zloss.transport.chunked import STAT_FIELDS, refuse_double_backward
 from zloss.transport.dense import dense_loss, dense_stats, transform_logits
-from zloss.transport.head_loss import Backend, HeadLossOutput, resolve_backend
+from zloss.transport.head_loss import HeadLossOutput
 from zloss.transport.head_rows import HeadRows
+from zloss.transport.logits_problem import LogitsProblem, check_stats, prepare_logits
 from zloss.transport.outside_compile import outside_compile
-from zloss.transport.problem import (
-    Options,
-    Statistics,
-    Targets,
-    check_mu_need,
-    check_options,
-    check_same_device,
-    check_vocab,
-    compute_dtype,
-    prepare_targets,
-)
-from zloss.transport.rows import Injection, check_rows, chunk_bounds, chunk_stats, exp_rows_, inject, softcap_rows_
-
-
-@dataclass(frozen=True)
-class _LogitsProblem:
-    logits_TV: Tensor
-    """Padding columns included; the first `vocab` are inside log Z."""
-    weight_VD: Tensor | None
-    targets: Targets
-    vocab: int
-    dtype: torch.dtype
-    grad_enabled: bool
-    options: Options
+from zloss.transport.problem import Options, Statistics
+from zloss.transport.rows import Injection, chunk_bounds, chunk_stats, exp_rows_, inject, softcap_rows_
 
 
 @dataclass(frozen=True)
@@ -96,10 +75,10 @@ def logits_loss(
         statistics=statistics,
         chunk_size=chunk_size,
     )
-    chosen = resolve_backend(backend)
-    problem = _prepare(logits, target, weight, options, token_weight, normalizer, valid_vocab)
+    problem = prepare_logits(logits, target, weight, options, token_weight, normalizer, valid_vocab)
+    run = _BACKENDS[resolve_backend(backend, logits.device, problem.dtype)]
     with torch.autocast(logits.device.type, enabled=False):
-        loss, cross_entropy, auxiliary, stats = _dense(problem) if chosen == "dense" else _chunked(problem)
+        loss, cross_entropy, auxiliary, stats = run(problem)
     if reduction == "none":
         loss, cross_entropy, auxiliary = (part.reshape(target.shape) for part in (loss, cross_entropy, auxiliary))
     weights = problem.targets.weights
@@ -108,41 +87,7 @@ def logits_loss(
     )
 
 
-def _prepare(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    options: Options,
-    token_weight: Tensor | None,
-    normalizer: float | Tensor | None,
-    valid_vocab: int | None,
-) -> _LogitsProblem:
-    check_options(options)
-    if logits.dim() < 1 or not logits.is_floating_point():
-        raise ShapeError(
-            f"`logits` is expected to be a float tensor [..., V], but got {logits.dtype} {list(logits.shape)}."
-        )
-    rows = logits.shape[-1]
-    if weight is not None and (weight.dim() != 2 or weight.shape[0] != rows):
-        raise ShapeError(
-            f"`weight` is expected to be [V, D] with V = {rows} (the logits), but got {list(weight.shape)}."
-        )
-    if options.objective.active and options.objective.needs_gain and weight is None:
-        raise InputError(
-            f"{type(options.objective).__name__} needs the output-to-hidden gain: pass `weight`, the [V, D] output head."
-        )
-    check_same_device(logits=logits, target=target, weight=weight, token_weight=token_weight)
-    check_mu_need(options, has_mu=options.softcap is None)
-    vocab = check_vocab(valid_vocab, rows)
-    dtype = compute_dtype(logits, weight)
-    targets = prepare_targets(
-        target, logits.shape[:-1], vocab, options, dtype, token_weight=token_weight, normalizer=normalizer
-    )
-    flat_TV = logits.reshape(-1, rows)
-    return _LogitsProblem(flat_TV, weight, targets, vocab, dtype, torch.is_grad_enabled(), options)
-
-
-def _dense(problem: _LogitsProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
+def _dense(problem: LogitsProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
     options, targets = problem.options, problem.targets
     inside_TV = problem.logits_TV[:, : problem.vocab].to(problem.dtype)
     # Ignored rows may hold anything; zeros keep a NaN there from reaching a gradient through 0·NaN.
@@ -151,29 +96,13 @@ def _dense(problem: _LogitsProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]
     head_VD = None if problem.weight_VD is None else problem.weight_VD.detach()[: problem.vocab].to(problem.dtype)
     whole_TV = transform_logits(problem.logits_TV.detach()[:, : problem.vocab].to(problem.dtype), options)
     stats = dense_stats(whole_TV, targets, options, head_VD, has_mu=options.softcap is None)
-    _check_stats(stats, options)
+    check_stats(stats, options)
     return *dense_loss(logits_TV, targets, options, stats.gain), stats
 
 
-def _check_stats(stats: TokenStats, options: Options) -> None:
-    """-inf logits that leave no distribution, or no mean where one is needed. Reads values, so on the CPU only."""
-    check_rows(stats)
-    if (
-        stats.mu is None
-        or stats.mu.device.type != "cpu"
-        or not (options.objective.active and options.objective.needs_mu)
-    ):
-        return
-    if bool((torch.isneginf(stats.mu) & stats.valid).any()):
-        raise CoordinateError(
-            f"{type(options.objective).__name__} needs the mean logit μ, but some logits are -inf. "
-            "Exclude masked columns with `valid_vocab`, or use StandardZLoss."
-        )
-
-
-def _iterate(problem: _LogitsProblem) -> Iterator[_Chunk]:
+def _iterate(problem: LogitsProblem) -> Iterator[_Chunk]:
     options, targets, vocab = problem.options, problem.targets, problem.vocab
-    full = options.statistics == "full"
+    full = options.statistics != "light"
     rows = None
     if problem.weight_VD is not None and (full or (options.objective.active and options.objective.needs_gain)):
         rows = HeadRows(problem.weight_VD[:vocab], problem.dtype, None)
@@ -206,11 +135,11 @@ def _iterate(problem: _LogitsProblem) -> Iterator[_Chunk]:
             mean_row_D=mean_row_D if mu_C is not None else None,
             logit_scale=options.logit_scale,
         )
-        _check_stats(stats, options)
+        check_stats(stats, options)
         yield _Chunk(tokens, index_C, z_CV, slope_CV, sums.sum_C, stats, inject(stats, options))
 
 
-def _gradient_(chunk: _Chunk, upstream_C: Tensor, problem: _LogitsProblem, out_CV: Tensor) -> None:
+def _gradient_(chunk: _Chunk, upstream_C: Tensor, problem: LogitsProblem, out_CV: Tensor) -> None:
     """out = upstream·s·slope·(a p − b onehot − g/V), in the storage dtype; E is consumed."""
     injection, zero = chunk.injection, upstream_C.new_zeros(())
     valid_C = chunk.stats.valid
@@ -230,7 +159,7 @@ def _gradient_(chunk: _Chunk, upstream_C: Tensor, problem: _LogitsProblem, out_C
     out_CV[:, : problem.vocab].copy_(grad_CV)
 
 
-def _chunked(problem: _LogitsProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
+def _chunked(problem: LogitsProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
     box: dict[str, Any] = {}
     loss: Tensor = _LogitsLoss.apply(problem.logits_TV, problem, box)  # type: ignore[no-untyped-call]
     weight_T, valid_T = problem.targets.weights.per_token, problem.targets.valid_T
@@ -245,7 +174,7 @@ class _LogitsLoss(torch.autograd.Function):
     """Gradient in forward for a scalar; recomputed in backward from the logits for per-token upstream gradients."""
 
     @staticmethod
-    def forward(ctx: Any, logits_TV: Tensor, problem: _LogitsProblem, box: dict[str, Any]) -> Tensor:
+    def forward(ctx: Any, logits_TV: Tensor, problem: LogitsProblem, box: dict[str, Any]) -> Tensor:
         tokens, like = logits_TV.shape[0], problem.targets.weights.per_token
         scalar = problem.options.reduction != "none"
         ce_T, aux_T = like.new_zeros(tokens), like.new_zeros(tokens)
@@ -277,10 +206,19 @@ class _LogitsLoss(torch.autograd.Function):
         if ctx.scalar:
             unit = upstream.device.type == "cpu" and float(upstream) == 1.0
             return saved_TV if unit else saved_TV * upstream, None, None
-        problem: _LogitsProblem = ctx.problem
+        problem: LogitsProblem = ctx.problem
         per_token_T = problem.targets.weights.per_token * upstream
         grad_TV = torch.zeros_like(saved_TV)
         with torch.autocast(saved_TV.device.type, enabled=False):
             for chunk in _iterate(problem):
                 _gradient_(chunk, per_token_T[chunk.tokens], problem, grad_TV[chunk.tokens])
         return grad_TV, None, None
+
+
+def _triton(problem: LogitsProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
+    from zloss.transport.triton.logits import triton_logits_loss
+
+    return triton_logits_loss(problem)
+
+
+_BACKENDS = {"dense": _dense, "chunked": _chunked, "triton": _triton}

@@ -1,7 +1,7 @@
 """The public border of the head loss: every argument checked once, tokens flattened to one axis.
 
 Axes: T tokens, V vocabulary rows inside log Z, D width. Checks that must read tensor values (targets in range, bias
-entries) run on the CPU only: on an accelerator they would stall the stream.
+entries) run on the CPU only: on an accelerator they would stall the stream, and a compiler has no values to read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from zloss.errors import (
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction, TokenWeights, check_reduction, reduction_weights
 
-Statistics = Literal["full", "light"]
-""""full": every field of TokenStats; "light": only what the loss itself needs (log Z, target logit)."""
+Statistics = Literal["full", "light", "audit"]
+""""full": every field of TokenStats that costs nothing; "light": only what the loss itself needs (log Z, target logit);
+"audit": full, and the residual mean of the logits, which costs one more pass over them."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def prepare_targets(
     flat = target.reshape(-1).long()
     valid = flat != options.ignore_index
     index = torch.where(valid, flat, flat.new_zeros(()))
-    if index.device.type == "cpu" and index.numel():
+    if may_read(index) and index.numel():
         low, high = int(index.min()), int(index.max())
         if low < 0 or high >= vocab:
             raise TargetRangeError(
@@ -244,6 +245,11 @@ def check_same_device(**tensors: Tensor | None) -> None:
         raise DeviceError(f"all tensors are expected on one device, but got {listing}.")
 
 
+def may_read(tensor: Tensor) -> bool:
+    """Whether looking at values is free: on the CPU, and not while a compiler traces, when there are none."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """fp64 where any operand is fp64, otherwise fp32: never a 16-bit statistic."""
     double = any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
@@ -265,11 +271,11 @@ def _autocast_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype | None:
 
 
 def _has_minus_inf(bias: Tensor) -> bool:
-    return bias.device.type == "cpu" and bool(torch.isneginf(bias.detach()).any())
+    return may_read(bias) and bool(torch.isneginf(bias.detach()).any())
 
 
 def _poisoned_tokens(hidden_TD: Tensor, valid_T: Tensor) -> Tensor | None:
     poisoned = ~valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
-    if poisoned.device.type == "cpu" and not bool(poisoned.any()):
+    if may_read(poisoned) and not bool(poisoned.any()):
         return None
     return poisoned
