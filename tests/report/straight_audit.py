@@ -194,7 +194,7 @@ def geometry(raw: Columns, centered: Columns, mean_row: Tensor, keep: Tensor) ->
     second = torch.linalg.svd(rest - rest.mean(0), full_matrices=False)[2][0]
 
     def column(values: Tensor) -> tuple[float, ...]:
-        return tuple(float(f"{value:.5g}") for value in values[keep].tolist())
+        return fd.column(values[keep])
 
     return fd.GeometrySample(
         x_raw=column(raw.transported_TD @ first),

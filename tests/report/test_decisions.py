@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -236,3 +238,10 @@ def test_thresholds_are_checked_and_travel_with_the_report(bare: AuditReport) ->
     assert decided.lambda_budget.r_z == 0.2
     assert set(decided.thresholds) == {field.name for field in fields(Thresholds)}
     assert {stage.threshold_name for stage in STAGES} <= set(decided.thresholds)
+
+
+def test_the_guide_states_every_threshold_with_its_default() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "decisions.md").read_text(encoding="utf-8")
+    stated = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", guide, flags=re.MULTILINE))
+    assert {name: float(value) for name, value in stated.items()} == Thresholds().to_dict()
+    assert all(stage.name in guide for stage in STAGES)

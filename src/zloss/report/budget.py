@@ -33,10 +33,9 @@ def budget_effects(report: AuditReport, budget: float) -> tuple[Effect, ...]:
     if solved is None or report.gradient is None:
         return ()
     coef = report.gradient.coef
-    rows = (("raw", solved.raw), ("centered", solved.centered))
-    note = f"R_Z is linear in λ; head gradient, {report.gradient.blocks} blocks"
+    note = f"R_Z is linear in λ; gradient of the head on {report.gradient.blocks} blocks"
+    found = [(name, value) for name, value in (("raw", solved.raw), ("centered", solved.centered)) if value is not None]
     return tuple(
-        Effect(f"λ for R_Z = {budget:.3g}, {coordinate}", coef, value, unit="λ", note=note)
-        for coordinate, value in rows
-        if value is not None
+        Effect(f"λ for R_Z = {budget:.3g}, {name}", coef, value, unit="λ", note=note if i == 0 else "")
+        for i, (name, value) in enumerate(found)
     )

@@ -119,14 +119,14 @@ def quality_gate(comparisons: Sequence[ComparisonView], thresholds: Thresholds) 
             "no comparison of training runs was given" if not comparisons else "the comparison states no PPL difference"
         )
         return unevaluated(QUALITY, why)
-    judged = [(row, *_judge(view, row.delta_ppl, row.accepted, thresholds)) for view, row in rows]
+    judged = [(row, *judge_quality(view, row.delta_ppl, row.accepted, thresholds)) for view, row in rows]
     rejected = [row.label for row, _, accepted in judged if not accepted]
     worst, tolerance, _ = max(
         judged, key=lambda item: item[0].delta_ppl if item[0].delta_ppl is not None else float("-inf")
     )
     parts = []
     if worst.delta_ppl is not None:
-        held = f" (tolerance {tolerance:.3g})" if tolerance is not None else ""
+        held = f" (tolerance {tolerance:.3g} PPL)" if tolerance is not None else ""
         parts.append(f"the largest PPL change is {worst.delta_ppl:+.4g}, {worst.label}{held}")
     accepted_labels = [row.label for row, _, accepted in judged if accepted]
     parts.append(f"rejected: {', '.join(rejected)}" if rejected else "no method is rejected")
@@ -142,7 +142,7 @@ def quality_gate(comparisons: Sequence[ComparisonView], thresholds: Thresholds) 
     return Finding(worst.delta_ppl, tolerance, bool(rejected), sentence[0].upper() + sentence[1:], effects)
 
 
-def _judge(
+def judge_quality(
     view: ComparisonView, delta: float | None, stated: bool | None, thresholds: Thresholds
 ) -> tuple[float | None, bool]:
     """Tolerance in PPL and verdict; the comparison's own verdict, which also weighs the diagnosed coordinate, goes first."""
@@ -175,3 +175,8 @@ def _scales(section: dict[str, Any]) -> list[tuple[str, float, float | None]]:
                 )
             )
     return out
+
+
+def _convention(record: dict[str, Any]) -> str:
+    name = record.get("convention") or record.get("method")
+    return str(name.get("name", name) if isinstance(name, dict) else name or "this convention")

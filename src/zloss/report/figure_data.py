@@ -6,7 +6,7 @@ Everything here is small and already reduced; nothing is needed beyond it to reb
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Coordinate = Literal["raw", "centered"]
 Quantity = Literal["violation", "gain", "shift", "delta_u"]
@@ -14,6 +14,16 @@ Quantity = Literal["violation", "gain", "shift", "delta_u"]
 
 MAX_SAMPLE = 5000
 MAX_SINGULAR_VALUES = 256
+
+
+def column(values: Any) -> tuple[float, ...]:
+    """A column of a sample, from an array, a tensor or a list: six digits draw the same picture in a third of the bytes.
+
+    >>> column([0.1234567891, 2.0])
+    (0.123457, 2.0)
+    """
+    items = values.tolist() if hasattr(values, "tolist") else values
+    return tuple(float(f"{item:.6g}") for item in items)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from zloss.errors import MissingDependencyError
 from zloss.report import charts, formatting
 from zloss.report.compare_charts import dumbbell_figures
 from zloss.report.comparison_view import view_comparison
+from zloss.report.decide_training import judge_quality
 from zloss.report.decisions import decide, with_decisions
 from zloss.report.figure_data import ExtremeTable
 from zloss.report.page_data import cards, effect_number, flat_rows, head_rows, status, visible_text
@@ -107,7 +108,7 @@ def _render(page: Page) -> str:
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
         loss_audits=[{"data": data, "rows": flat_rows(data, skip=("schema", "findings"))} for data in page.loss_audits],
-        comparisons=[_comparison_view(data) for data in page.comparisons],
+        comparisons=[_comparison_view(data, page.thresholds) for data in page.comparisons],
         status=status,
         thresholds=page.thresholds.to_dict(),
     )
@@ -155,12 +156,9 @@ def _extreme_title(table: ExtremeTable) -> str:
     return EXTREME_TITLES.get((table.quantity, table.coordinate), f"{table.quantity}, {table.coordinate}")
 
 
-def _comparison_view(data: dict[str, Any]) -> dict[str, Any]:
+def _comparison_view(data: dict[str, Any], thresholds: Thresholds) -> dict[str, Any]:
     view = view_comparison(data)
     metrics = list(dict.fromkeys(key for method in view.methods for key in method.metrics if key != "coef"))
-    return {
-        "data": data,
-        "view": view,
-        "metrics": metrics,
-        "rows": flat_rows(data, skip=("schema", "methods", "quality")),
-    }
+    quality = [(row, *judge_quality(view, row.delta_ppl, row.accepted, thresholds)) for row in view.quality]
+    rows = flat_rows(data, skip=("schema", "methods", "quality"))
+    return {"view": view, "metrics": metrics, "quality": quality, "rows": rows}

@@ -42,8 +42,8 @@ def to_plain(value: Any, *, on_nonfinite: OnNonfinite | None = None, path: str =
         return None
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    if hasattr(value, "item"):  # 0-d arrays and tensors
-        return to_plain(value.item(), on_nonfinite=on_nonfinite, path=path)
+    if hasattr(value, "tolist"):  # arrays and tensors
+        return to_plain(value.tolist(), on_nonfinite=on_nonfinite, path=path)
     raise InputError(
         f"`{path}` holds a {type(value).__name__}, which a report cannot carry: use numbers, text, lists or dicts."
     )
