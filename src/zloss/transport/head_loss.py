@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zloss.errors import UnknownNameError
 from zloss.source.objective import Objective
 from zloss.source.reduction import DenominatorName, Reduction
 from zloss.source.statistics import TokenStats
+from zloss.transport.backend import Backend, resolve_backend
 from zloss.transport.chunked import chunked_loss
 from zloss.transport.dense import dense_logits, dense_loss, dense_stats, operand
 from zloss.transport.outside_compile import outside_compile
 from zloss.transport.problem import HeadProblem, Options, Statistics, prepare_head
 from zloss.transport.rows import check_rows
-
-Backend = Literal["auto", "dense", "chunked"]
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,6 @@ class HeadLossOutput:
     """N, by which both parts were divided (1 for "sum" and "none")."""
     denominator_name: DenominatorName
     """What N counts."""
-
-
-def resolve_backend(backend: str) -> Literal["dense", "chunked"]:
-    """The backend behind a name."""
-    if backend not in get_args(Backend):
-        raise UnknownNameError("backend", backend, get_args(Backend))
-    return "dense" if backend == "dense" else "chunked"
 
 
 @outside_compile
@@ -88,10 +79,10 @@ def head_loss(
         statistics=statistics,
         chunk_size=chunk_size,
     )
-    chosen = resolve_backend(backend)
     problem = prepare_head(
         hidden, weight, target, bias, options, token_weight=token_weight, normalizer=normalizer, valid_vocab=valid_vocab
     )
+    chosen = resolve_backend(backend, hidden.device, problem.dtype)
     if chosen == "dense":
         loss, cross_entropy, auxiliary, stats = _dense(problem)
     else:

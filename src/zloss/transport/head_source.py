@@ -10,9 +10,9 @@ from torch import Tensor
 from zloss.errors import UnknownNameError
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
+from zloss.transport.backend import Backend, resolve_backend
 from zloss.transport.chunked import Chunk, iterate_chunks
 from zloss.transport.dense import dense_logits, dense_loss, dense_stats, operand
-from zloss.transport.head_loss import Backend, resolve_backend
 from zloss.transport.outside_compile import outside_compile
 from zloss.transport.problem import HeadProblem, Options, prepare_head
 
@@ -56,10 +56,10 @@ def head_source(
         statistics="light",
         chunk_size=chunk_size,
     )
-    chosen = resolve_backend(backend)
     problem = prepare_head(
         hidden, weight, target, bias, options, token_weight=token_weight, normalizer=normalizer, valid_vocab=valid_vocab
     )
+    chosen = resolve_backend(backend, hidden.device, problem.dtype)
     with torch.autocast(hidden.device.type, enabled=False):
         return _dense_source(problem, part) if chosen == "dense" else _chunked_source(problem, part)
 

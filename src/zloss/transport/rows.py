@@ -14,7 +14,7 @@ from torch import Tensor
 from zloss.errors import CoordinateError
 from zloss.source.objective import Source
 from zloss.source.statistics import TokenStats
-from zloss.transport.problem import Options
+from zloss.transport.problem import Options, may_read
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def inject(stats: TokenStats, options: Options) -> Injection:
 
 def check_rows(stats: TokenStats) -> None:
     """A counted token whose every logit is -inf has no distribution. Reads values, so on the CPU only."""
-    if stats.row_max.device.type != "cpu":
+    if not may_read(stats.row_max):
         return
     empty = torch.isneginf(stats.row_max) & stats.valid
     if bool(empty.any()):
