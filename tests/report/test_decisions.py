@@ -240,6 +240,25 @@ def test_thresholds_are_checked_and_travel_with_the_report(bare: AuditReport) ->
     assert {stage.threshold_name for stage in STAGES} <= set(decided.thresholds)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_nonfinite_number_is_never_within_its_threshold(bare: AuditReport, value: float) -> None:
+    broken = replace(bare, heads=Heads(replace(bare.heads.raw, mu_abs_99=value, a_p_99=value), bare.heads.centered))
+    decisions = by_name(decide(broken))
+    for name in ("Source coordinate", "Architectural transport"):
+        assert decisions[name].fired is None
+        assert str(value) in decisions[name].reason
+
+
+def test_a_report_keeps_the_thresholds_it_was_decided_with(bare: AuditReport) -> None:
+    assert bare.heads.raw.a_p_99 is not None
+    strict = with_decisions(bare, thresholds=Thresholds(gain_99=bare.heads.raw.a_p_99 * 2))
+    again = AuditReport.from_dict(strict.to_dict())
+    assert decide(again) == strict.decisions
+    assert with_decisions(again).thresholds == strict.thresholds
+    assert with_decisions(again, thresholds=Thresholds()).decisions == with_decisions(bare).decisions
+    assert with_decisions(replace(bare, thresholds={"of a later version": 3.0})).thresholds == Thresholds().to_dict()
+
+
 def test_the_guide_states_every_threshold_with_its_default() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "decisions.md").read_text(encoding="utf-8")
     stated = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", guide, flags=re.MULTILINE))

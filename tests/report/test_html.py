@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from zloss.report import html
+from zloss.report.binning import count, log_edges
 from zloss.report.charts import geometry_figures, spectrum_figures, tail_figures
 from zloss.report.figure_data import ExtremeTable, ExtremeToken, Figures, Histogram
 from zloss.report.html import Page, audit_names, render_page
@@ -59,8 +61,8 @@ def test_many_full_audits_stay_under_three_megabytes(report: AuditReport) -> Non
         name: (value * times)[:5000] for name, value in vars(sample).items() if isinstance(value, tuple) and value
     }
     full = replace(report, figures=replace(report.figures, geometry=replace(sample, **columns)))
-    for count in (1, 12):
-        text = render_page(Page(audits=(full,) * count))
+    for audits in (1, 12):
+        text = render_page(Page(audits=(full,) * audits))
         assert len(text.encode()) < html.MAX_BYTES
     # Thinning really happened, and kept the strongest token.
     drawn = [int(n) for n in re.findall(r"(\d+) tokens drawn", text)]
@@ -176,3 +178,35 @@ def test_audits_of_one_model_are_told_apart(report: AuditReport, other: AuditRep
     moved = replace(report, corpus=replace(report.corpus, name="elsewhere"))
     assert audit_names([report, moved]) == ["tiny-tied · uniform random tokens", "tiny-tied · elsewhere"]
     assert len(set(audit_names([report, report]))) == 2
+
+
+def test_control_characters_of_tokens_are_made_visible(report: AuditReport) -> None:
+    token = ExtremeToken(0, 1, "\x00\x1b[31m\x7f", "a\tb\r\n\ud83d\u202e")
+    text = render_page(Page(audits=(replace(report, extreme_tokens=(ExtremeTable("gain", "raw", (token,)),)),)))
+    assert "<bdi>␀␛[31m␡</bdi>" in text
+    assert "a⇥b␍⏎" in text
+    assert "\x00" not in text
+
+
+def test_a_model_without_a_centered_head_is_drawn_raw(report: AuditReport) -> None:
+    sample = report.figures.geometry
+    assert sample is not None
+    empty = {name: () for name in vars(sample) if name.endswith("centered")}
+    histograms = tuple(h for h in report.figures.histograms if h.coordinate == "raw")
+    figures = replace(report.figures, histograms=histograms, geometry=replace(sample, **empty))
+    capped = replace(report, figures=figures, heads=Heads(report.heads.raw, HeadNumbers()))
+    assert [figure.title[0] for figure in geometry_figures(capped, "x")] == ["b", "c"]
+    assert len(tail_figures(capped, "x")) == 4
+    assert len(render_page(Page(audits=(capped, report)))) > 100_000
+
+
+def test_a_single_value_still_makes_a_histogram(report: AuditReport) -> None:
+    edges = log_edges([2.0, 2.0, 2.0])
+    same = count("gain", "raw", [2.0, 2.0, math.nan], edges)
+    assert sum(same.counts) == 2
+    assert log_edges([math.nan, 0.0]) == ()
+    nothing = count("shift", "raw", [math.nan], ())
+    flat = Histogram("violation", "raw", (1.0, 1.0), (3,))
+    figures = tail_figures(replace(report, figures=Figures(histograms=(same, nothing))), "x")
+    assert [figure.title for figure in figures] == ["Gain tail"]
+    assert tail_figures(replace(report, figures=Figures(histograms=(flat,))), "x")

@@ -33,7 +33,9 @@ class Report:
         from zloss.report.joined import join_results, print_joined, write_joined
         from zloss.report.results import load_results
 
-        joined = join_results(load_results(Path(name) for name in self.results), self.thresholds)
+        # Left alone, every audit keeps the thresholds it was decided with.
+        thresholds = None if self.thresholds == Thresholds() else self.thresholds
+        joined = join_results(load_results(Path(name) for name in self.results), thresholds)
         folder = self._folder()
         # Files first: a terminal that closes early must not cost the page.
         written = write_joined(folder, joined, figures=self.figures, formats=self.formats)

@@ -31,6 +31,8 @@ def log_edges(*samples: npt.ArrayLike, bins: int = BINS) -> tuple[float, ...]:
 
 def count(quantity: Quantity, coordinate: Coordinate, values: npt.ArrayLike, edges: tuple[float, ...]) -> Histogram:
     """Every finite value counted once: those outside the edges fall into the first or last bin."""
+    if not edges:
+        return Histogram(quantity, coordinate, (), ())
     flat = _flat(values)
     inside = np.clip(flat[np.isfinite(flat)], edges[0], edges[-1])
     counts, _ = np.histogram(inside, bins=np.asarray(edges))

@@ -144,7 +144,7 @@ def _tail(report: AuditReport, prefix: str, quantity: Quantity, title: str, labe
         return None
     edges = [h.edges for _, h in found]
     low, high = min(e[0] for e in edges), max(e[-1] for e in edges)
-    scale = Scale(low, high, log=True) if low > 0 and high / low > 8 else Scale(low, high)
+    scale = Scale(low, high, log=True) if low > 0 and high / low > 8 else linear_scale([low, high], margin=0.0)
     shared = len(set(edges)) == 1
     heights = [histogram_heights(h, shared=shared) for _, h in found]
     present = [height for column in heights for height in column if height > 0]

@@ -13,7 +13,7 @@ from zloss.report.budget import lambda_budget
 from zloss.report.comparison_view import view_comparison
 from zloss.report.finding import Finding, decision, unevaluated
 from zloss.report.schema import AuditReport, Decision
-from zloss.report.thresholds import Thresholds
+from zloss.report.thresholds import Thresholds, stored_thresholds
 
 
 def decide(
@@ -23,8 +23,12 @@ def decide(
     comparisons: Sequence[dict[str, Any]] = (),
     thresholds: Thresholds | None = None,
 ) -> tuple[Decision, ...]:
-    """All eight stages in the order source → transport → optimizer → quality; what cannot be evaluated has fired None."""
-    limits = thresholds or Thresholds()
+    """All eight stages in the order source → transport → optimizer → quality; what cannot be evaluated has fired None.
+
+    Thresholds are those given, else those stored in the report, else the defaults.
+    """
+    limits = thresholds or stored_thresholds(report.thresholds if report else {})
+    report = report and report.finite()
     views = [view_comparison(comparison) for comparison in comparisons]
     on_checkpoint = {
         stages.SOURCE: checkpoint.source_coordinate,
@@ -51,10 +55,10 @@ def with_decisions(
     thresholds: Thresholds | None = None,
 ) -> AuditReport:
     """The report with its decisions, λ budget and the thresholds they used."""
-    limits = thresholds or Thresholds()
+    limits = thresholds or stored_thresholds(report.thresholds)
     return replace(
         report,
         decisions=decide(report, loss_audits=loss_audits, comparisons=comparisons, thresholds=limits),
-        lambda_budget=lambda_budget(report, limits.r_z_budget),
+        lambda_budget=lambda_budget(report.finite(), limits.r_z_budget),
         thresholds=limits.to_dict(),
     )

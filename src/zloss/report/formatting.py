@@ -21,6 +21,8 @@ def number(value: float | int | None, digits: int = 4) -> str:
     """
     if value is None:
         return MISSING
+    if not math.isfinite(value):
+        return str(value)
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e12):
         return f"{int(value):,}"
     if not 1e-3 <= abs(value) < 1e6:

@@ -43,7 +43,8 @@ class Page:
     audits: tuple[AuditReport, ...] = ()
     loss_audits: tuple[dict[str, Any], ...] = ()
     comparisons: tuple[dict[str, Any], ...] = ()
-    thresholds: Thresholds = dataclasses.field(default_factory=Thresholds)
+    thresholds: Thresholds | None = None
+    """None: each audit keeps the thresholds stored in it."""
 
 
 def write_page(path: Path, page: Page) -> None:
@@ -108,9 +109,8 @@ def _render(page: Page) -> str:
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
         loss_audits=[{"data": data, "rows": flat_rows(data, skip=("schema", "findings"))} for data in page.loss_audits],
-        comparisons=[_comparison_view(data, page.thresholds) for data in page.comparisons],
+        comparisons=[_comparison_view(data, page.thresholds or Thresholds()) for data in page.comparisons],
         status=status,
-        thresholds=page.thresholds.to_dict(),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from zloss.errors import InputError
 from zloss.report.decisions import decide, with_decisions
-from zloss.report.figures import write_figures
+from zloss.report.figures import FORMATS, write_figures
 from zloss.report.html import Page, audit_names, write_page
 from zloss.report.record import to_plain
 from zloss.report.results import Result
@@ -31,7 +31,7 @@ class Joined:
     sources: tuple[str, ...]
 
 
-def join_results(results: Sequence[Result], thresholds: Thresholds) -> Joined:
+def join_results(results: Sequence[Result], thresholds: Thresholds | None = None) -> Joined:
     """Sort the results by kind and evaluate the decision map."""
     if not results:
         raise InputError("no result was given: pass a folder that `zloss audit --out` has written.")
@@ -50,7 +50,9 @@ def join_results(results: Sequence[Result], thresholds: Thresholds) -> Joined:
     return Joined(Page(audits, losses, comparisons, thresholds), maps, sources)
 
 
-def write_joined(folder: Path, joined: Joined, *, figures: bool, formats: Sequence[str]) -> list[Path]:
+def write_joined(
+    folder: Path, joined: Joined, *, figures: bool = False, formats: Sequence[str] = FORMATS
+) -> list[Path]:
     """report.html, decisions.json, and with `figures` the figure files; the paths in order."""
     page, decisions = folder / "report.html", folder / "decisions.json"
     write_page(page, joined.page)
@@ -66,13 +68,12 @@ def write_joined(folder: Path, joined: Joined, *, figures: bool, formats: Sequen
 
 def decisions_record(joined: Joined) -> dict[str, Any]:
     """The decision maps as JSON."""
-    maps = [{"audit": name or None, "decisions": to_plain(decisions)} for name, decisions in joined.maps]
-    return {
-        "schema": DECISIONS_SCHEMA,
-        "results": list(joined.sources),
-        "thresholds": joined.page.thresholds.to_dict(),
-        "maps": maps,
-    }
+    used = [audit.thresholds for audit in joined.page.audits] or [(joined.page.thresholds or Thresholds()).to_dict()]
+    maps = [
+        {"audit": name or None, "thresholds": limits, "decisions": to_plain(decisions)}
+        for (name, decisions), limits in zip(joined.maps, used, strict=True)
+    ]
+    return {"schema": DECISIONS_SCHEMA, "results": list(joined.sources), "maps": maps}
 
 
 def print_joined(joined: Joined) -> None:

@@ -95,9 +95,12 @@ def effect_number(effect: Effect, value: float | None) -> str:
     return coefficient(value) if effect.unit == "λ" else number(value)
 
 
+_CONTROL = {code: 0x2400 + code for code in range(32)} | {0x7F: "␡", ord("\n"): "⏎", ord("\t"): "⇥"}
+
+
 def visible_text(text: str) -> str:
-    """Text of tokens with its line breaks and tabs made visible."""
-    return text.replace("\r", "␍").replace("\n", "⏎").replace("\t", "⇥")
+    """Text of tokens with line breaks, tabs and control characters made visible."""
+    return text.translate(_CONTROL)
 
 
 def flat_rows(data: dict[str, Any], *, skip: tuple[str, ...] = (), prefix: str = "") -> list[tuple[str, str]]:

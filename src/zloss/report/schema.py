@@ -6,7 +6,7 @@ Numbers are finite or None; a None is explained in `reasons` under its dotted pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from zloss.errors import InputError
@@ -270,6 +270,10 @@ class AuditReport:
                 return self.reasons[path]
             path = path.rpartition(".")[0]
         return None
+
+    def finite(self) -> AuditReport:
+        """The numbers alone (no figures), every nonfinite one None with its reason: a NaN must not pass for "within"."""
+        return AuditReport.from_dict(replace(self, figures=Figures(), extreme_tokens=()).to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; a nonfinite number becomes None and every None gets a reason."""

@@ -60,7 +60,7 @@ def linear_scale(*samples: Sequence[float], margin: float = 0.05) -> Scale:
     """A linear scale around all finite samples."""
     values = [value for sample in samples for value in sample if math.isfinite(value)]
     low, high = min(values, default=0.0), max(values, default=1.0)
-    pad = (high - low) * margin or abs(high) * margin or 1.0
+    pad = (high - low) * margin if high > low else abs(high) * 0.05 or 1.0
     return Scale(low - pad, high + pad)
 
 
@@ -158,10 +158,11 @@ class Chart:
             f'<text class="axis" transform="translate(13 {middle_y:.0f}) rotate(-90)" text-anchor="middle">'
             f"{svg_text(self.y_label)}</text>"
         )
+        said = escape(f"{self.y_label} against {self.x_label}", quote=True)
         clip = f'<clipPath id="clip-{self.name}"><rect x="{self.left}" y="{self.top}" '
         clip += f'width="{right - self.left}" height="{bottom - self.top}"/></clipPath>'
         return (
-            f'<svg class="chart" id="{self.name}" viewBox="0 0 {self.width} {self.height}" role="img" '
+            f'<svg class="chart" id="{self.name}" viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{said}" '
             f'data-x="{_scale_data(px)}" data-y="{_scale_data(py)}">'
             f'{clip}{"".join(grid)}{frame}<g clip-path="url(#clip-{self.name})">{"".join(self.layers)}</g>'
             f"{labels}{''.join(self.outside)}</svg>"

@@ -49,3 +49,9 @@ class Thresholds:
     def to_dict(self) -> dict[str, float | None]:
         """Name → value, as the report stores them."""
         return dict(asdict(self))
+
+
+def stored_thresholds(stored: dict[str, float | None]) -> Thresholds:
+    """The thresholds a report was decided with; names it does not hold keep their default, unknown ones are passed over."""
+    known = {field.name for field in fields(Thresholds)}
+    return Thresholds(**{name: value for name, value in stored.items() if name in known and value is not None})
