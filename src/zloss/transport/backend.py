@@ -7,6 +7,7 @@ from typing import Literal, cast
 import torch
 
 from zloss.errors import UnknownNameError
+from zloss.transport.rows import RowWork, TorchRows
 from zloss.transport.triton.availability import prefers_triton, require_triton
 
 Backend = Literal["auto", "dense", "chunked", "triton"]
@@ -28,3 +29,15 @@ def resolve_backend(backend: str, device: torch.device, dtype: torch.dtype) -> C
     if backend == "triton":
         require_triton(device, dtype)
     return cast(Chosen, backend)
+
+
+def row_work(chosen: Chosen, softcap: float | None, *, keep_logits: bool = False) -> RowWork:
+    """What a chunked pass does between its matrix products: kernels, or plain PyTorch.
+
+    `keep_logits` spares the logits of a chunk for kernels that form a source from them.
+    """
+    if chosen == "triton":
+        from zloss.transport.triton.rows import TritonRows
+
+        return TritonRows(softcap, keep_logits=keep_logits)
+    return TorchRows(softcap)

@@ -4,6 +4,8 @@ Per chunk of tokens three products: logits h Wᵀ, E W (for dh and the gain) and
 gradients are formed in the forward pass; for reduction="none" the backward pass recomputes the logits, because only
 then are the per-token upstream gradients known.
 
+What is done to a chunk of logits between the products is a `RowWork`: plain PyTorch here, Triton kernels on a GPU.
+
 Axes: T tokens, C tokens of a chunk, V vocabulary, D width.
 """
 
@@ -20,7 +22,7 @@ from zloss.errors import CoordinateError, DoubleBackwardError
 from zloss.source.statistics import TokenStats
 from zloss.transport.head_rows import HeadRows
 from zloss.transport.problem import HeadProblem
-from zloss.transport.rows import Injection, check_rows, chunk_bounds, chunk_stats, exp_rows_, inject, softcap_rows_
+from zloss.transport.rows import Injection, RowPass, RowWork, TorchRows, check_rows, chunk_bounds, chunk_stats, inject
 
 STAT_FIELDS = ("row_max", "log_s", "target_logit", "mu", "p_norm", "gain", "gain_centered", "mu_residual")
 
@@ -52,15 +54,13 @@ class ChunkedRun:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk after its statistics: E = exp(z − m) (times the softcap slope in `shaped_CV`), and what is injected."""
+    """One chunk after its statistics, and what is injected."""
 
     tokens: slice
     hidden_CD: Tensor
     """s·u: the logit scale sits on the narrow side."""
     index_C: Tensor
-    shaped_CV: Tensor
-    exp_CV: Tensor
-    sum_C: Tensor
+    rows: RowPass
     target_slope_C: Tensor | None
     projected_CD: Tensor | None
     """E W, unnormalised."""
@@ -69,9 +69,10 @@ class Chunk:
     injection: Injection
 
 
-def iterate_chunks(problem: HeadProblem, *, back_projection: bool) -> Iterator[Chunk]:
+def iterate_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | None = None) -> Iterator[Chunk]:
     """Statistics and coefficients chunk by chunk; the V-wide buffers are reused, so use a chunk before the next."""
     options, targets = problem.options, problem.targets
+    work = TorchRows(options.softcap) if work is None else work
     full = options.statistics != "light"
     gain_wanted = full or (options.objective.active and options.objective.needs_gain)
     mu_wanted = problem.has_mu and (full or options.objective.needs_mu or options.label_smoothing != 0)
@@ -82,39 +83,37 @@ def iterate_chunks(problem: HeadProblem, *, back_projection: bool) -> Iterator[C
     scale = options.logit_scale
 
     tokens = problem.hidden_TD.shape[0]
-    buffers = 1 if options.softcap is None else 2
-    bounds = chunk_bounds(tokens, problem.vocab, problem.dtype.itemsize, options.chunk_size, buffers)
+    bounds = chunk_bounds(tokens, problem.vocab, problem.dtype.itemsize, options.chunk_size, work.buffers)
     longest = max((stop - start for start, stop in bounds), default=0)
-    buffer = problem.hidden_TD.new_empty((buffers, longest, problem.vocab), dtype=problem.dtype)
+    buffer = problem.hidden_TD.new_empty((work.buffers, longest, problem.vocab), dtype=problem.dtype)
 
     for start, stop in bounds:
         chunk_tokens = slice(start, stop)
         valid_C, index_C = targets.valid_T[chunk_tokens], targets.index_T[chunk_tokens]
         hidden_CD = problem.hidden_TD.detach()[chunk_tokens]
-        hidden_CD = (hidden_CD if problem.rounding is None else hidden_CD.to(problem.rounding)).to(problem.dtype)
+        narrow_CD = hidden_CD if problem.rounding is None else hidden_CD.to(problem.rounding)
+        hidden_CD = narrow_CD.to(problem.dtype)
         if scale != 1:
             hidden_CD = hidden_CD * scale
         z_CV = buffer[0, : stop - start]
-        rows.logits_(hidden_CD, z_CV)
+        if rows.takes_narrow(narrow_CD):
+            rows.narrow_logits_(narrow_CD, z_CV)
+            z_CV.mul_(scale)
+        else:
+            rows.logits_(hidden_CD, z_CV)
         if bias_V is not None:
             z_CV.add_(bias_V)
-        slope_CV = None
-        if options.softcap is not None:
-            slope_CV = buffer[1, : stop - start]
-            softcap_rows_(z_CV, slope_CV, options.softcap)
-        target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
-        mean_logit_C = z_CV.mean(dim=1) if options.statistics == "audit" and mean_row_D is not None else None
-        sums = exp_rows_(z_CV, norm=gain_wanted)
-        shaped_CV = z_CV if slope_CV is None else slope_CV.mul_(z_CV)
-        projected_CD = rows.back_project(shaped_CV) if back_projection or gain_wanted else None
+        audited = options.statistics == "audit" and mean_row_D is not None
+        passed = work.statistics(buffer[:, : stop - start], index_C, norm=gain_wanted, mean=audited)
+        projected_CD = rows.back_project(passed.shaped_CV) if back_projection or gain_wanted else None
 
         mu_C = None
         if mean_row_D is not None:
             mu_C = hidden_CD @ mean_row_D
             mu_C = mu_C if mean_bias is None else mu_C + mean_bias
         stats = chunk_stats(
-            sums,
-            target_logit_C,
+            passed.sums,
+            passed.target_logit_C,
             valid_C,
             problem.vocab,
             mu_C=mu_C,
@@ -122,17 +121,15 @@ def iterate_chunks(problem: HeadProblem, *, back_projection: bool) -> Iterator[C
             mean_row_D=mean_row_D if full else None,
             logit_scale=scale,
         )
-        if mean_logit_C is not None and mu_C is not None:
-            stats = replace(stats, mu_residual=mean_logit_C - mu_C)
+        if passed.mean_logit_C is not None and mu_C is not None:
+            stats = replace(stats, mu_residual=passed.mean_logit_C - mu_C)
         check_rows(stats)
         yield Chunk(
             tokens=chunk_tokens,
             hidden_CD=hidden_CD,
             index_C=index_C,
-            shaped_CV=shaped_CV,
-            exp_CV=z_CV,
-            sum_C=sums.sum_C,
-            target_slope_C=None if options.softcap is None else 1 - (target_logit_C / options.softcap) ** 2,
+            rows=passed,
+            target_slope_C=None if options.softcap is None else 1 - (passed.target_logit_C / options.softcap) ** 2,
             projected_CD=projected_CD,
             mean_row_D=mean_row_D,
             stats=stats,
@@ -149,7 +146,7 @@ def _scaled_bias(problem: HeadProblem) -> Tensor | None:
     return bias_V * problem.options.logit_scale
 
 
-def run_chunks(problem: HeadProblem, wanted: Wanted, upstream_T: Tensor | None = None) -> ChunkedRun:
+def run_chunks(problem: HeadProblem, work: RowWork, wanted: Wanted, upstream_T: Tensor | None = None) -> ChunkedRun:
     """One pass: values, statistics, and the wanted gradients of Σ_t upstream_t·(CE_t + aux_t)."""
     _refuse_capped_smoothing(problem)
     tokens, like = problem.hidden_TD.shape[0], problem.targets.weights.per_token
@@ -157,7 +154,7 @@ def run_chunks(problem: HeadProblem, wanted: Wanted, upstream_T: Tensor | None =
     gradients = _Gradients(problem, wanted) if wanted.any else None
     # Operands were rounded to the autocast dtype where asked; from there on nothing may be rounded again.
     with torch.autocast(problem.hidden_TD.device.type, enabled=False):
-        for chunk in iterate_chunks(problem, back_projection=wanted.hidden):
+        for chunk in iterate_chunks(problem, back_projection=wanted.hidden, work=work):
             run.cross_entropy_T[chunk.tokens] = chunk.injection.cross_entropy
             run.auxiliary_T[chunk.tokens] = chunk.injection.auxiliary
             for name in STAT_FIELDS:
@@ -192,7 +189,7 @@ class _Gradients:
         injection, zero = chunk.injection, upstream_C.new_zeros(())
         valid_C = chunk.stats.valid
         # `where` and not a product: what an ignored token computed may be infinite.
-        p_C = torch.where(valid_C, upstream_C * injection.along_p / chunk.sum_C, zero)
+        p_C = torch.where(valid_C, upstream_C * injection.along_p / chunk.rows.sums.sum_C, zero)
         target_C = upstream_C * injection.along_target
         if chunk.target_slope_C is not None:
             target_C = target_C * chunk.target_slope_C
@@ -213,12 +210,12 @@ class _Gradients:
             vocab = self._problem.vocab
             # The V-wide E is left alone: the weights of the tokens go onto the narrow hidden states.
             weighted_CD = chunk.hidden_CD * p_C.unsqueeze(1)
-            self._weight[:vocab].addmm_(chunk.shaped_CV.t(), weighted_CD, beta=1 if self._started else 0)
+            self._weight[:vocab].addmm_(chunk.rows.shaped_CV.t(), weighted_CD, beta=1 if self._started else 0)
             self._weight.index_add_(0, chunk.index_C, chunk.hidden_CD * target_C.unsqueeze(1), alpha=-1)
             if uniform_C is not None:
                 self._uniform_D += uniform_C @ chunk.hidden_CD
         if self._bias is not None:
-            self._bias[: self._problem.vocab].addmv_(chunk.shaped_CV.t(), p_C)
+            self._bias[: self._problem.vocab].addmv_(chunk.rows.shaped_CV.t(), p_C)
             self._bias.index_add_(0, chunk.index_C, target_C, alpha=-1)
             if uniform_C is not None:
                 self._uniform += uniform_C.sum()
@@ -241,10 +238,10 @@ class _Gradients:
         return self._hidden, self._weight, self._bias
 
 
-def chunked_loss(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
+def chunked_loss(problem: HeadProblem, work: RowWork) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
     """(loss, cross-entropy, auxiliary, statistics), reduced; the loss carries gradient to hidden, weight and bias."""
     function = _PerTokenLoss if problem.options.reduction == "none" else _ScalarLoss
-    loss, run = _apply(function, problem)
+    loss, run = _apply(function, problem, work)
     weight_T, valid_T = problem.targets.weights.per_token, problem.targets.valid_T
     zero = weight_T.new_zeros(())
     ce = torch.where(valid_T, weight_T * run.cross_entropy_T, zero)
@@ -256,10 +253,11 @@ def chunked_loss(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor, TokenSta
     return loss, ce, aux, TokenStats(valid=valid_T, vocab=problem.vocab, **run.stats)
 
 
-def _apply(function: type[torch.autograd.Function], problem: HeadProblem) -> tuple[Tensor, ChunkedRun]:
+def _apply(function: type[torch.autograd.Function], problem: HeadProblem, work: RowWork) -> tuple[Tensor, ChunkedRun]:
     """One typed door to the untyped `Function.apply`."""
     box: list[ChunkedRun] = []
-    loss: Tensor = function.apply(problem.hidden_TD, problem.weight_VD, problem.bias_V, problem, box)  # type: ignore[no-untyped-call]
+    tensors = problem.hidden_TD, problem.weight_VD, problem.bias_V
+    loss: Tensor = function.apply(*tensors, problem, work, box)  # type: ignore[no-untyped-call]
     return loss, box[0]
 
 
@@ -288,7 +286,7 @@ def _narrow(grad: Tensor, like: Tensor) -> Tensor:
 def refuse_double_backward() -> None:
     if torch.is_grad_enabled():
         raise DoubleBackwardError(
-            "the chunked backend computes first derivatives only, but backward was called with create_graph=True: "
+            "this backend computes first derivatives only, but backward was called with create_graph=True: "
             "use backend='dense' for second derivatives."
         )
 
@@ -296,7 +294,7 @@ def refuse_double_backward() -> None:
 def _refuse_capped_smoothing(problem: HeadProblem) -> None:
     if problem.options.softcap is not None and problem.options.label_smoothing:
         raise CoordinateError(
-            "`label_smoothing` with `softcap` needs the slope of every logit in a second V-wide product, which the chunked "
+            "`label_smoothing` with `softcap` needs the slope of every logit in a second V-wide product, which this "
             "backend does not form: use backend='dense'."
         )
 
@@ -306,9 +304,15 @@ class _ScalarLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: HeadProblem, box: list[ChunkedRun]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        problem: HeadProblem,
+        work: RowWork,
+        box: list[ChunkedRun],
     ) -> Tensor:
-        run = run_chunks(problem, _wanted(problem), problem.targets.weights.per_token)
+        run = run_chunks(problem, work, _wanted(problem), problem.targets.weights.per_token)
         box.append(run)
         pairs = ((run.grad_hidden, hidden), (run.grad_weight, weight), (run.grad_bias, bias))
         ctx.save_for_backward(*(None if grad is None or like is None else _narrow(grad, like) for grad, like in pairs))
@@ -321,7 +325,7 @@ class _ScalarLoss(torch.autograd.Function):
         # A pass over dW is worth a look at one number where looking is free.
         unit = upstream.device.type == "cpu" and float(upstream) == 1.0
         grads = (None if grad is None else grad if unit else grad * upstream for grad in ctx.saved_tensors)
-        return (*grads, None, None)
+        return (*grads, None, None, None)
 
 
 class _PerTokenLoss(torch.autograd.Function):
@@ -329,12 +333,19 @@ class _PerTokenLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: HeadProblem, box: list[ChunkedRun]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        problem: HeadProblem,
+        work: RowWork,
+        box: list[ChunkedRun],
     ) -> Tensor:
-        run = run_chunks(problem, Wanted())
+        run = run_chunks(problem, work, Wanted())
         box.append(run)
         ctx.save_for_backward(hidden, weight, bias)
         # The tensors live in save_for_backward alone, where checkpointing and version checks can see them.
+        ctx.work = work
         ctx.problem = replace(problem, hidden_TD=hidden.new_empty(0), weight_VD=weight.new_empty(0), bias_V=None)
         return _weighted_sum(problem, run)
 
@@ -344,5 +355,5 @@ class _PerTokenLoss(torch.autograd.Function):
         hidden, weight, bias = ctx.saved_tensors
         problem = replace(ctx.problem, hidden_TD=hidden, weight_VD=weight, bias_V=bias)
         per_token_T = problem.targets.weights.per_token * upstream_T
-        run = run_chunks(problem, Wanted(*ctx.needs_input_grad[:3]), per_token_T)
-        return run.grad_hidden, run.grad_weight, run.grad_bias, None, None
+        run = run_chunks(problem, ctx.work, Wanted(*ctx.needs_input_grad[:3]), per_token_T)
+        return run.grad_hidden, run.grad_weight, run.grad_bias, None, None, None

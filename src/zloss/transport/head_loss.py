@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zloss.source.objective import Objective
 from zloss.source.reduction import DenominatorName, Reduction
 from zloss.source.statistics import TokenStats
-from zloss.transport.backend import Backend, resolve_backend
+from zloss.transport.backend import Backend, resolve_backend, row_work
 from zloss.transport.chunked import chunked_loss
 from zloss.transport.dense import dense_logits, dense_loss, dense_stats, operand
 from zloss.transport.outside_compile import outside_compile
@@ -86,7 +86,7 @@ def head_loss(
     if chosen == "dense":
         loss, cross_entropy, auxiliary, stats = _dense(problem)
     else:
-        loss, cross_entropy, auxiliary, stats = chunked_loss(problem)
+        loss, cross_entropy, auxiliary, stats = chunked_loss(problem, row_work(chosen, softcap))
     if problem.poisoned_T is not None:
         stats = replace(stats, row_max=stats.row_max.masked_fill(problem.poisoned_T, torch.nan))
     if reduction == "none":

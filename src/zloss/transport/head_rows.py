@@ -7,6 +7,7 @@ vocabulary rows at a time. Products are always formed and accumulated in fp32 or
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,6 +42,26 @@ class HeadRows:
         """out = h Wᵀ."""
         for rows, weight in self._blocks():
             torch.mm(hidden_CD, weight.t(), out=out_CV[:, rows])
+
+    def takes_narrow(self, hidden_CD: Tensor) -> bool:
+        """Whether 16-bit operands can be multiplied as they are, into fp32: on CUDA, where tensor cores do just that."""
+        operand = self._rounding or self._weight_VD.dtype
+        return (
+            hidden_CD.is_cuda
+            and torch.version.hip is None
+            and self._dtype == torch.float32
+            and hidden_CD.dtype == operand
+            and operand in (torch.bfloat16, torch.float16)
+        )
+
+    def narrow_logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
+        """out = h Wᵀ in fp32 from 16-bit operands, whose products are exact and summed in fp32."""
+        torch.mm(hidden_CD, self._narrow_VD.t(), out_dtype=torch.float32, out=out_CV)
+
+    @cached_property
+    def _narrow_VD(self) -> Tensor:
+        """The head in 16 bits; for a master weight in fp32 one rounded copy, as autocast keeps it too."""
+        return self._weight_VD if self._rounding is None else self._weight_VD.to(self._rounding)
 
     def back_project(self, e_CV: Tensor) -> Tensor:
         """E W, which is S·Wᵀp for E = S·p: the product that both the gain and dh need."""

@@ -10,11 +10,12 @@ from torch import Tensor
 from zloss.errors import UnknownNameError
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
-from zloss.transport.backend import Backend, resolve_backend
+from zloss.transport.backend import Backend, resolve_backend, row_work
 from zloss.transport.chunked import Chunk, iterate_chunks
 from zloss.transport.dense import dense_logits, dense_loss, dense_stats, operand
 from zloss.transport.outside_compile import outside_compile
 from zloss.transport.problem import HeadProblem, Options, prepare_head
+from zloss.transport.rows import RowWork
 
 Part = Literal["z", "total"]
 
@@ -61,7 +62,9 @@ def head_source(
     )
     chosen = resolve_backend(backend, hidden.device, problem.dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _dense_source(problem, part) if chosen == "dense" else _chunked_source(problem, part)
+        if chosen == "dense":
+            return _dense_source(problem, part)
+        return _chunked_source(problem, part, row_work(chosen, softcap, keep_logits=True))
 
 
 def _dense_source(problem: HeadProblem, part: Part) -> Tensor:
@@ -85,24 +88,23 @@ def _dense_source(problem: HeadProblem, part: Part) -> Tensor:
 
 
 @torch.no_grad()
-def _chunked_source(problem: HeadProblem, part: Part) -> Tensor:
+def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
     out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.vocab), dtype=problem.dtype)
-    for chunk in iterate_chunks(problem, back_projection=False):
-        out_TV[chunk.tokens] = _chunk_source(chunk, problem.targets.weights.per_token[chunk.tokens], part)
+    for chunk in iterate_chunks(problem, back_projection=False, work=work):
+        coefficients = _coefficients(chunk, problem.targets.weights.per_token[chunk.tokens], part)
+        out_TV[chunk.tokens] = work.source(chunk.rows, chunk.index_C, *coefficients)
     return out_TV
 
 
-def _chunk_source(chunk: Chunk, weight_C: Tensor, part: Part) -> Tensor:
+def _coefficients(chunk: Chunk, weight_C: Tensor, part: Part) -> tuple[Tensor, Tensor, Tensor]:
+    """w·a/S, w·b and w·g of a chunk, zero at ignored tokens; the auxiliary alone has no target."""
     injection, zero = chunk.injection, weight_C.new_zeros(())
-    along_p = injection.along_p if part == "total" else injection.auxiliary_along_p
-    uniform = injection.along_uniform if part == "total" else injection.auxiliary_along_uniform
-    valid_C = chunk.stats.valid
-    p_C = torch.where(valid_C, weight_C * along_p / chunk.sum_C, zero)
-    source_CV = chunk.exp_CV * p_C.unsqueeze(1)
-    if part == "total":
-        target_C = torch.where(valid_C, weight_C * injection.along_target, zero)
-        source_CV.scatter_add_(1, chunk.index_C.unsqueeze(1), -target_C.unsqueeze(1))
-    if uniform is not None:
-        uniform_C = torch.where(valid_C, weight_C * uniform, zero)
-        source_CV.sub_(uniform_C.unsqueeze(1) / source_CV.shape[1])
-    return source_CV
+    total = part == "total"
+    along_p = injection.along_p if total else injection.auxiliary_along_p
+    uniform = injection.along_uniform if total else injection.auxiliary_along_uniform
+    target = injection.along_target if total else 0.0
+    p_C, target_C, uniform_C = (
+        torch.where(chunk.stats.valid, weight_C * along, zero)
+        for along in (along_p / chunk.rows.sums.sum_C, target, 0.0 if uniform is None else uniform)
+    )
+    return p_C, target_C, uniform_C

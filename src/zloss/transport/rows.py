@@ -2,11 +2,14 @@
 
 Axes: C tokens of a chunk, V vocabulary, D width. The buffer z_CV is overwritten by E = exp(z − m), which serves the
 statistics, Wᵀp = EᵀW/S and dW alike; no second V-wide buffer exists unless the logits are softcapped.
+
+`RowWork` is what a kernel must do for a backend; `TorchRows` does it in plain PyTorch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +34,57 @@ def exp_rows_(z_CV: Tensor, *, norm: bool) -> RowSums:
     row_max = z_CV.amax(dim=1)
     z_CV.sub_(row_max.unsqueeze(1)).exp_()
     return RowSums(row_max, z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None)
+
+
+@dataclass(frozen=True)
+class RowPass:
+    """One chunk of logits after its statistics."""
+
+    sums: RowSums
+    target_logit_C: Tensor
+    mean_logit_C: Tensor | None
+    shaped_CV: Tensor
+    """E = exp(z − m), times the slope of the softcap where there is one: what the products with W and h take."""
+    source_CV: Tensor
+    """The buffer from which the same RowWork forms a source: E, or the logits themselves."""
+
+
+class RowWork(Protocol):
+    """The V-wide work of a backend on one chunk of final logits, between its matrix products."""
+
+    buffers: int
+    """V-wide buffers per chunk; the first holds the logits."""
+
+    def statistics(self, buffers_BCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool) -> RowPass:
+        """Softcap, statistics and E; the buffers are consumed."""
+        ...
+
+    def source(self, rows: RowPass, index_C: Tensor, p_C: Tensor, target_C: Tensor, uniform_C: Tensor) -> Tensor:
+        """p·E − target·onehot(y) − uniform/V as [C, V]."""
+        ...
+
+
+class TorchRows:
+    """Row work in plain PyTorch, in place."""
+
+    def __init__(self, softcap: float | None) -> None:
+        self._softcap = softcap
+        self.buffers = 1 if softcap is None else 2
+
+    def statistics(self, buffers_BCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool) -> RowPass:
+        z_CV = buffers_BCV[0]
+        if self._softcap is not None:
+            softcap_rows_(z_CV, buffers_BCV[1], self._softcap)
+        target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
+        mean_logit_C = z_CV.mean(dim=1) if mean else None
+        sums = exp_rows_(z_CV, norm=norm)
+        shaped_CV = z_CV if self._softcap is None else buffers_BCV[1].mul_(z_CV)
+        return RowPass(sums, target_logit_C, mean_logit_C, shaped_CV, z_CV)
+
+    def source(self, rows: RowPass, index_C: Tensor, p_C: Tensor, target_C: Tensor, uniform_C: Tensor) -> Tensor:
+        source_CV = rows.source_CV * p_C.unsqueeze(1)
+        source_CV.scatter_add_(1, index_C.unsqueeze(1), -target_C.unsqueeze(1))
+        return source_CV.sub_(uniform_C.unsqueeze(1) / source_CV.shape[1])
 
 
 def chunk_stats(

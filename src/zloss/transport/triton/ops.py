@@ -144,15 +144,15 @@ def _(
 
 
 @torch.library.custom_op("zloss::exp_rows_", mutates_args=("logits",))
-def exp_rows_(logits: Tensor, row_max: Tensor, softcap: float | None, slope: bool) -> None:
-    """Overwrite an owned fp32 buffer of logits with exp(z − m), times the slope of the softcap where asked."""
+def exp_rows_(logits: Tensor, row_max: Tensor, softcap: float | None) -> None:
+    """Overwrite an owned fp32 buffer of logits with exp(z − m), times the slope of the softcap."""
     ones, zeros = torch.ones_like(row_max), torch.zeros_like(row_max)
     index = torch.zeros_like(row_max, dtype=torch.int64)
-    _launch_source(logits, logits, row_max, index, (ones, zeros, zeros), logits.shape[1], 1.0, softcap, slope)
+    _launch_source(logits, logits, row_max, index, (ones, zeros, zeros), logits.shape[1], 1.0, softcap, True)
 
 
 @exp_rows_.register_fake
-def _(logits: Tensor, row_max: Tensor, softcap: float | None, slope: bool) -> None:
+def _(logits: Tensor, row_max: Tensor, softcap: float | None) -> None:
     return None
 
 
