@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from zloss.audit.router_findings import audit_router as audit_router
     from zloss.audit.router_measure import MeasuredScale as MeasuredScale
     from zloss.audit.router_measure import measure_router_scale as measure_router_scale
+    from zloss.audit.loss.result import LossAudit as LossAudit
+    from zloss.audit.loss.run import audit_loss as audit_loss
     from zloss.source.centered import CenteredZLoss as CenteredZLoss
     from zloss.source.centered_head import CenteredHead as CenteredHead
     from zloss.source.cross_entropy import CrossEntropy as CrossEntropy
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from zloss.transport.logits_loss import logits_loss as logits_loss
 
 _HOME = {
+    "LossAudit": "audit.loss.result",
+    "audit_loss": "audit.loss.run",
     "audit_router": "audit.router_findings",
     "RouterFindings": "audit.router_findings",
     "MeasuredScale": "audit.router_measure",

@@ -1,0 +1,1 @@
+"""The black-box audit of a loss: what it injects, read from its own gradients."""

@@ -1,0 +1,46 @@
+"""Does the loss apply what its user believes: λ, c, coordinate, label smoothing?"""
+
+from __future__ import annotations
+
+import math
+
+from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
+from zloss.audit.loss.result import Finding
+
+ID = "differs_from_expected"
+
+
+def check(evidence: Evidence) -> Finding:
+    """Every expected number against the identified one, within 1e-3 or the stated uncertainty."""
+    expect, got = evidence.expect, evidence.ident.identified
+    if not expect:
+        return not_applicable(ID, "Pass expect={'coef': λ, 'target': c}: what you believe the loss applies.")
+    differences: list[str] = []
+    figure: float | None = None
+    if "coef" in expect:
+        wanted = float(expect["coef"] or 0.0)
+        applied = got.coef if got.has_z and got.coef is not None else 0.0
+        figure = applied / wanted if wanted else None
+        slack = max(1e-3 * wanted, got.uncertainty.coef or 0.0)
+        # A missing Z and a whole multiple have findings of their own.
+        named = wanted > 0 and (not got.has_z or (round(applied / wanted) >= 2 and _whole(applied / wanted)))
+        if abs(applied - wanted) > slack and not named:
+            differences.append(f"λ is {applied:.5g}, not {wanted:.5g}")
+    if "target" in expect and got.has_z and got.target is not None and got.vocab:
+        # None is log V, as everywhere in this package.
+        c = math.log(got.vocab) if expect["target"] is None else float(expect["target"])
+        if abs(got.target - c) > max(1e-3, got.uncertainty.target or 0.0):
+            differences.append(f"c is {got.target:.5g}, not {c:.5g}")
+        elif expect["target"] is None and got.target_rule not in (None, "log_v"):
+            differences.append("c does not follow log V")
+    if "coordinate" in expect and got.has_z and got.coordinate != expect["coordinate"]:
+        differences.append(f"the coordinate is {got.coordinate!r}, not {expect['coordinate']!r}")
+    if "label_smoothing" in expect and abs(got.label_smoothing - float(expect["label_smoothing"] or 0.0)) > 1e-3:
+        differences.append(f"label smoothing is {got.label_smoothing:.4g}, not {expect['label_smoothing']}")
+    if differences:
+        return found(ID, f"Not as expected: {'; '.join(differences)}.", figure)
+    return passed(ID, "What it applies is what was expected.", figure)
+
+
+def _whole(ratio: float) -> bool:
+    return abs(ratio - round(ratio)) < 1e-2 * abs(ratio)

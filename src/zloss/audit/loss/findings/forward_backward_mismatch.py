@@ -1,0 +1,73 @@
+"""Is the gradient the derivative of the scalar?"""
+
+from __future__ import annotations
+
+from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
+from zloss.audit.loss.finite_difference import Slope, slopes
+from zloss.audit.loss.identify import COARSE
+from zloss.audit.loss.result import Finding
+
+ID = "forward_backward_mismatch"
+TOLERANCE = 3e-3
+
+
+def check(evidence: Evidence) -> Finding:
+    """Finite differences of its own scalar against its own gradient; the value itself; hidden against weight."""
+    ident = evidence.ident
+    if ident.eps > COARSE:
+        return not_applicable(ID, "The loss computes in 16 bits: finite differences of its scalar say nothing.")
+    if ident.selection.fit.damping is not None:
+        return not_applicable(ID, "Gain-aware: the stop-gradient on the gain is part of the objective.")
+    disagreement = _hidden_against_weight(evidence)
+    if disagreement > 1e-3:
+        return found(
+            ID,
+            f"The gradients at hidden and at weight belong to different sources (relative {disagreement:.3g}).",
+            disagreement,
+        )
+    worst: Slope | None = None
+    for slope in slopes(evidence):
+        if worst is None or slope.mismatch > worst.mismatch:
+            worst = slope
+    tolerance = 2e-2 if ident.selection.how == "rounded" else TOLERANCE
+    if worst is not None and worst.mismatch > tolerance:
+        return found(
+            ID,
+            f"Along {worst.words} the scalar changes by {worst.difference:.4g} per unit, its gradient says "
+            f"{worst.gradient:.4g}: what is trained is not what is printed.",
+            worst.mismatch,
+        )
+    offset = _value_offset(evidence)
+    if offset is not None and abs(offset) > tolerance and ident.identified.has_z:
+        return found(
+            ID,
+            f"The scalar is off by {offset:.3g} (relative) from the objective whose gradient is returned: a constant "
+            "that trains nothing, or another objective.",
+            offset,
+        )
+    return passed(
+        ID, "Finite differences of the scalar agree with the gradient.", None if worst is None else worst.mismatch
+    )
+
+
+def _hidden_against_weight(evidence: Evidence) -> float:
+    """dh must be δ·W with the δ read from dW."""
+    outcome = evidence.ident.outcomes["mixed"]
+    if outcome.grad_hidden_TD is None:
+        return 0.0
+    logits = evidence.ident.probes["mixed"].logits_TV
+    wanted = outcome.grad_TV @ logits.T
+    got = outcome.grad_hidden_TD[:, : wanted.shape[-1]]
+    return float((got - wanted).norm() / wanted.norm().clamp(min=1e-300))
+
+
+def _value_offset(evidence: Evidence) -> float | None:
+    ident = evidence.ident
+    if ident.selection.how != "explained" or ident.identified.extra:
+        return None
+    worst = 0.0
+    for name, outcome in ident.outcomes.items():
+        wanted = ident.model.value(ident.probes[name].reference)
+        error = (outcome.value - wanted) / max(abs(wanted), 1e-12)
+        worst = max(worst, error, key=abs)
+    return worst

@@ -1,0 +1,30 @@
+"""Do ignored tokens receive a gradient?"""
+
+from __future__ import annotations
+
+import torch
+
+from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
+from zloss.audit.loss.result import Finding
+
+ID = "ignored_tokens_leak"
+
+
+def check(evidence: Evidence) -> Finding:
+    """Mask every other token and look at the rows that should be silent."""
+    probe = evidence.ident.probes["mixed"]
+    keep = torch.arange(len(probe.target_T)) % 2 == 0
+    outcome = evidence.attempt(probe.masked(keep))
+    if isinstance(outcome, str):
+        return not_applicable(ID, f"Ignored targets could not be tried: {outcome}")
+    if not outcome.finite:
+        return found(ID, "A batch with ignored tokens gives a non-finite loss or gradient.")
+    inside = float(outcome.grad_TV[keep].norm())
+    share = float(outcome.grad_TV[~keep].norm()) / inside if inside else 0.0
+    if share > 1e-7:
+        return found(
+            ID,
+            f"Ignored tokens receive a gradient ({share:.3g} of the norm on valid ones): padding trains the model.",
+            share,
+        )
+    return passed(ID, "Ignored tokens receive no gradient.", share)

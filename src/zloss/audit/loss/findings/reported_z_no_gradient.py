@@ -1,0 +1,24 @@
+"""Does a reported Z that claims a gradient have one?"""
+
+from __future__ import annotations
+
+from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
+from zloss.audit.loss.result import Finding
+
+ID = "reported_z_no_gradient"
+
+
+def check(evidence: Evidence) -> Finding:
+    """Backpropagate through the reported Z alone. Detached openly (`requires_grad` False) is fine."""
+    plain = evidence.ident.outcomes["mixed"].reported
+    if plain is None:
+        return not_applicable(ID, "The loss reports no Z apart.")
+    if not plain.requires_grad:
+        return passed(ID, "The reported Z is openly detached: nobody can train on it by mistake.")
+    outcome = evidence.attempt(evidence.ident.probes["mixed"], through="reported")
+    if isinstance(outcome, str):
+        return found(ID, f"The reported Z requires a gradient, but backward through it fails: {outcome}")
+    norm = float(outcome.grad_TV.norm())
+    if norm == 0.0:
+        return found(ID, "The reported Z has `requires_grad`, but its gradient at the logits is zero: silently.", 0.0)
+    return passed(ID, "The reported Z carries a gradient.", norm)

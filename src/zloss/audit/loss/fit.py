@@ -1,0 +1,242 @@
+"""Least squares in fp64: how much of the measured logit gradients a penalty explains, and with which coefficients.
+
+    δ_t  =  w (p_t − y_t)  +  wε (y_t − 1/V)  +  Σ_k (α_k v_kt − β_k) ∂v_kt/∂z  +  residual
+
+Rows are weighted by the rounding they can have suffered, so that noise-free tokens decide. Groups of probes are also
+judged one by one: a penalty must explain all of them, not only the loudest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zloss.audit.loss.candidates import Candidate
+from zloss.audit.loss.probes import Probe
+from zloss.audit.loss.reference import Reference, concatenate
+
+EXPLAINED = 1e-3
+"""A group counts as explained when at most this share of its non-CE gradient is left over (or only rounding is)."""
+ROUNDING = 30.0
+"""Rounding errors allowed, in units of eps times the known amplification of a token."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Gradients of several equally large batches, one after another."""
+
+    reference: Reference
+    grad_TV: Tensor
+    noise_T: Tensor
+    groups: dict[str, Tensor]
+    """Name → bool per token."""
+    batch_T: Tensor
+    """Which batch a token was in."""
+    eps: float
+    """Unit roundoff of the arithmetic the loss showed."""
+
+
+def measure(parts: Sequence[tuple[Probe, Tensor]], eps: float) -> Measured:
+    """Join probes and their gradients; saturated rows of any batch form one group, others keep their probe's name."""
+    reference = concatenate([probe.reference for probe, _ in parts])
+    batch = torch.cat([torch.full_like(probe.target_T, i) for i, (probe, _) in enumerate(parts)])
+    groups: dict[str, Tensor] = {}
+    for i, (probe, _) in enumerate(parts):
+        for label, rows in (("saturated", probe.saturated_T), (probe.name, ~probe.saturated_T)):
+            name = probe.name if probe.name == "wide" else label
+            if bool(rows.any()):
+                empty = torch.zeros_like(batch, dtype=torch.bool)
+                member = groups.get(name, empty).clone()
+                member[batch == i] |= rows
+                groups[name] = member
+    grads = torch.cat([grad for _, grad in parts])
+    return Measured(reference, grads, torch.cat([probe.noise_T for probe, _ in parts]), groups, batch, eps)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One penalty (or a sum of them) against the measured gradients."""
+
+    candidates: tuple[Candidate, ...]
+    ce_weight: float
+    smoothing: float
+    """ε of label smoothing."""
+    slope: tuple[float, ...]
+    """α_k = 2λ_k w of every candidate."""
+    offset: tuple[float, ...]
+    """β_k = 2λ_k w c_k."""
+    slope_error: tuple[float, ...]
+    offset_error: tuple[float, ...]
+    chi: float
+    """Weighted residual per token in units of eps: compares penalties with each other."""
+    unexplained: dict[str, float]
+    """Per group ‖residual‖ / ‖gradient − CE part‖; 0 where only rounding is left."""
+    caught: float
+    """The largest share of the non-CE gradient explained in any group that holds more than rounding."""
+    residual_TV: Tensor
+    auxiliary_TV: Tensor
+    """The fitted non-CE part."""
+    damping: float | None = None
+    """β of a gain-aware denominator."""
+
+    @property
+    def good(self) -> bool:
+        return self.worst <= EXPLAINED
+
+    @property
+    def worst(self) -> float:
+        return max(self.unexplained.values(), default=0.0)
+
+
+def fit(
+    data: Measured,
+    candidates: tuple[Candidate, ...] = (),
+    *,
+    smoothing: bool = False,
+    gain_squared_T: Tensor | None = None,
+    nonzero_only: bool = False,
+    refine: bool = False,
+) -> Fit:
+    """Weighted least squares for the given penalties; `nonzero_only` leaves out entries whose gradient is exactly 0.
+
+    `refine` also learns, per kind of token, how much of the CE weight's rounding really shows: a loss that adds two
+    gradients rounds less than a fused kernel. It sharpens the coefficients but makes `chi` incomparable between fits.
+
+    `gain_squared_T` adds the gain-aware denominator: a_t (1 + βA_t²) = 2λ(v_t − c) is linear in β.
+    """
+    r = data.reference
+    keep = (data.grad_TV != 0).to(data.grad_TV.dtype) if nonzero_only else None
+    values = [_value(c, data) for c in candidates]
+    shapes = [c.shape(r) for c in candidates]
+    columns = [r.p_TV - r.onehot_TV]
+    if smoothing:
+        columns.append(r.onehot_TV - r.uniform_TV)
+    for v_T, shape_TV in zip(values, shapes, strict=True):
+        columns += [v_T.unsqueeze(-1) * shape_TV, -shape_TV]
+    first = 2 if smoothing else 1
+    weight, amplitude = 1.0, torch.zeros_like(data.noise_T)
+    damped = None if gain_squared_T is None else gain_squared_T * _along_p(data)
+    x, errors, chi = [0.0] * len(columns), [0.0] * len(columns), 0.0
+    shown_T = torch.ones_like(data.noise_T)
+    for _ in range(6 if refine else 3):
+        extra = [] if damped is None else [-damped.unsqueeze(-1) * shapes[0]]
+        sigma_T = data.noise_T * (weight * shown_T + amplitude)
+        x, errors, chi, left = _least_squares([*columns, *extra], data.grad_TV, sigma_T, keep)
+        if refine:
+            shown_T = _shown_rounding(data, left, weight)
+        weight = max(abs(x[0]), 1e-30)
+        parts = [x[first + 2 * k] * v - x[first + 2 * k + 1] for k, v in enumerate(values)]
+        if damped is not None and gain_squared_T is not None:
+            parts[0] = parts[0] / (1 + x[-1] * gain_squared_T).clamp(min=1e-6)
+        amplitude = sum((part.abs() for part in parts), torch.zeros_like(data.noise_T))
+    auxiliary = sum((p.unsqueeze(-1) * s for p, s in zip(parts, shapes, strict=True)), torch.zeros_like(data.grad_TV))
+    model = x[0] * columns[0] + auxiliary
+    if smoothing:
+        model = model + x[1] * columns[1]
+    residual = data.grad_TV - model
+    if keep is not None:
+        residual = residual * keep
+    unexplained, caught = _judge(data, residual, auxiliary + residual, weight, amplitude)
+    pick = range(first, first + 2 * len(candidates), 2)
+    return Fit(
+        candidates=candidates,
+        ce_weight=x[0],
+        smoothing=x[1] / x[0] if smoothing and x[0] else 0.0,
+        slope=tuple(x[i] for i in pick),
+        offset=tuple(x[i + 1] for i in pick),
+        slope_error=tuple(errors[i] for i in pick),
+        offset_error=tuple(errors[i + 1] for i in pick),
+        chi=chi / (data.eps * weight),
+        unexplained=unexplained,
+        caught=caught,
+        residual_TV=residual,
+        auxiliary_TV=auxiliary,
+        damping=x[-1] if gain_squared_T is not None else None,
+    )
+
+
+def _along_p(data: Measured) -> Tensor:
+    """The measured amplitude a_t of a source a_t·p_t beside w(p_t − y_t), token by token."""
+    r = data.reference
+    p, y, g = r.p_TV, r.onehot_TV, data.grad_TV
+    pp, py, yy = (p * p).sum(-1), (p * y).sum(-1), (y * y).sum(-1)
+    gp, gy = (g * p).sum(-1), (g * y).sum(-1)
+    determinant = pp * yy - py * py
+    total = (gp * yy - gy * py) / determinant.clamp(min=1e-12)
+    weight = (gp * py - gy * pp) / determinant.clamp(min=1e-12)
+    # Where p is onehot(y), CE is silent and the gradient is the source.
+    return torch.where(determinant < 1e-9, gp / pp, total - weight)
+
+
+def _value(candidate: Candidate, data: Measured) -> Tensor:
+    if not candidate.coupled:
+        return candidate.value(data.reference)
+    out = torch.zeros_like(data.noise_T)
+    r = data.reference
+    for i in sorted(set(data.batch_T.tolist())):
+        rows = data.batch_T == i
+        out[rows] = candidate.value(Reference(r.logits_TV[rows], r.target_T[rows], r.lanes))
+    return out
+
+
+def _least_squares(
+    columns: list[Tensor], y_TV: Tensor, sigma_T: Tensor, keep: Tensor | None
+) -> tuple[list[float], list[float], float, Tensor]:
+    """Coefficients, their standard errors, the weighted residual norm per token, and the unweighted residual norms.
+
+    One degree of freedom per token, not per entry: the entries of a row share their rounding.
+    """
+    inverse = (1.0 / sigma_T).unsqueeze(-1)
+    masked = inverse if keep is None else inverse * keep
+    weighted = [column * masked for column in columns]
+    goal = y_TV * masked
+    scale = [max(float(w.norm()), 1e-300) for w in weighted]
+    unit = [w / s for w, s in zip(weighted, scale, strict=True)]
+    gram = torch.tensor([[float((a * b).sum()) for b in unit] for a in unit], dtype=torch.float64)
+    right = torch.tensor([float((a * goal).sum()) for a in unit], dtype=torch.float64)
+    inverse_gram = torch.linalg.pinv(gram, hermitian=True, rcond=1e-13)
+    solution = inverse_gram @ right
+    left = goal - sum((c * u for c, u in zip(solution.tolist(), unit, strict=True)), torch.zeros_like(goal))
+    # One refinement step: the normal equations square the condition number.
+    solution = solution + inverse_gram @ torch.tensor([float((a * left).sum()) for a in unit], dtype=torch.float64)
+    left = goal - sum((c * u for c, u in zip(solution.tolist(), unit, strict=True)), torch.zeros_like(goal))
+    freedom = max(len(sigma_T) - len(columns), 1)
+    variance = float((left**2).sum()) / freedom
+    spread = (variance * inverse_gram.diagonal().clamp(min=0)).sqrt()
+    x = [float(c) / s for c, s in zip(solution, scale, strict=True)]
+    errors = [float(e) / s for e, s in zip(spread, scale, strict=True)]
+    return x, errors, variance**0.5, left.norm(dim=-1) * sigma_T
+
+
+def _shown_rounding(data: Measured, left_T: Tensor, weight: float) -> Tensor:
+    """Per kind of token, the observed residual over the rounding a fused kernel would show; between 1e-4 and 1.
+
+    Kinds: saturated on its target (CE contributes exactly 0), saturated elsewhere, ordinary.
+    """
+    r = data.reference
+    saturated = data.noise_T == 1
+    on_target = saturated & (r.cross_entropy_T == 0)
+    shown = torch.ones_like(left_T)
+    for kind in (on_target, saturated & ~on_target, ~saturated):
+        if bool(kind.any()):
+            ratio = float((left_T[kind] / data.noise_T[kind]).square().mean().sqrt()) / (data.eps * weight)
+            shown[kind] = min(max(ratio, 1e-4), 1.0)
+    return shown
+
+
+def _judge(
+    data: Measured, residual: Tensor, auxiliary: Tensor, weight: float, amplitude: Tensor
+) -> tuple[dict[str, float], float]:
+    unexplained, caught = {}, 0.0
+    rounding_T = ROUNDING * data.eps * data.noise_T * (weight + amplitude)
+    for name, rows in data.groups.items():
+        left = float(residual[rows].norm())
+        whole = float(auxiliary[rows].norm())
+        noise = float(rounding_T[rows].norm())
+        unexplained[name] = left / whole if left > noise and whole > 0 else 0.0
+        if whole > noise:
+            caught = max(caught, 1 - left / whole)
+    return unexplained, caught

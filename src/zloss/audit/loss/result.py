@@ -1,0 +1,118 @@
+"""The result of a loss audit: typed, versioned (schema `zloss.loss-audit/1`), strict JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+SCHEMA = "zloss.loss-audit/1"
+
+Verdict = Literal["pass", "finding", "not_applicable"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One question put to the loss: its verdict, one sentence, and the number it rests on."""
+
+    id: str
+    verdict: Verdict
+    sentence: str
+    figure: float | None = None
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Half-widths of the identified numbers; None where the number itself is None."""
+
+    coef: float | None = None
+    coef_relative: float | None = None
+    target: float | None = None
+    unexplained: float | None = None
+    """Largest share of the non-CE gradient, over the probe groups, that the identified penalty leaves unexplained."""
+
+
+@dataclass(frozen=True)
+class Identified:
+    """What the loss applies: ce_scale · CE/D_ce + λ Σ (v − c)²/D_z, read from its gradients.
+
+    Scaling: `coef` is λ with the named `z_denominator` taken out, absolute (not relative to `ce_scale`).
+    """
+
+    has_z: bool
+    coef: float | None
+    target: float | None
+    coordinate: str | None
+    ce_denominator: str
+    z_denominator: str | None
+    uncertainty: Uncertainty
+    penalty: str = "none"
+    """The penalised quantity in words; says more than `coordinate` where that is "other"."""
+    target_rule: str | None = None
+    """ "constant", or "log_v" where c follows the vocabulary; None where no second vocabulary could be probed."""
+    vocab: int | None = None
+    """The V that `target` is stated for."""
+    ce_scale: float | None = 1.0
+    label_smoothing: float = 0.0
+    computes_in: str = "float64"
+    """The precision its arithmetic showed on fp64 (else fp32) logits."""
+    extra: dict[str, float] = field(default_factory=dict)
+    """Further coefficients of composite penalties (factorized: shift_coef, shift_target; gain-aware: beta)."""
+
+
+@dataclass(frozen=True)
+class SourceError:
+    """The applied source against fp64 on the audited logits. Scaling: per-token ratios, averaged over tokens."""
+
+    forward_rel_error: float | None
+    delta_src: float | None
+    cosine: float | None
+    of: Literal["z", "total"] = "total"
+    """Which source the two figures compare: the Z source where there is one that could be identified."""
+    delta_total: float | None = None
+    tokens: int = 0
+    dtype: str = "float32"
+    reason: str | None = None
+    """Why a figure is missing."""
+
+
+@dataclass(frozen=True)
+class LossAudit:
+    """Everything `zloss.audit_loss` found out."""
+
+    identified: Identified
+    findings: tuple[Finding, ...]
+    source: SourceError
+    provenance: dict[str, Any]
+    schema: str = SCHEMA
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """The findings against the loss."""
+        return tuple(finding for finding in self.findings if finding.verdict == "finding")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: no tuples, no NaN."""
+        head = {"schema": self.schema}
+        body: dict[str, Any] = _plain(asdict(self))
+        return head | body
+
+    def write(self, folder: str | Path) -> Path:
+        """Write `report.json` under `folder` and return its path."""
+        path = Path(folder) / "report.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+        return path
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

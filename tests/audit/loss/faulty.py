@@ -1,0 +1,426 @@
+"""Small faulty losses, one per trap seen in the field, and more that nobody has listed.
+
+Every entry of `FAULTY` is (loss, options of the audit, the ids that must be named).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+COEF = 1e-3
+IGNORE = -100
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean over valid tokens; 0 on an all-ignored batch."""
+    return F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="sum") / (target != IGNORE).sum().clamp(min=1)
+
+
+def mean_valid(per_token: Tensor, target: Tensor) -> Tensor:
+    valid = target != IGNORE
+    return per_token[valid].sum() / valid.sum().clamp(min=1)
+
+
+def z_part(logits: Tensor, target: Tensor, coef: float = COEF, c: float = 0.0) -> Tensor:
+    return coef * mean_valid((torch.logsumexp(logits, -1) - c) ** 2, target)
+
+
+def correct(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + z_part(logits, target)
+
+
+def only_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target)
+
+
+# The traps.
+
+
+def max_never_restored(logits: Tensor, target: Tensor) -> Tensor:
+    shifted = logits - logits.max(dim=-1, keepdim=True).values
+    return cross_entropy(logits, target) + z_part(shifted, target)
+
+
+def max_detached_never_restored(logits: Tensor, target: Tensor) -> Tensor:
+    shifted = logits - logits.amax(dim=-1, keepdim=True).detach()
+    return cross_entropy(logits, target) + z_part(shifted, target)
+
+
+def with_or_default(coef: float | None) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(logits, target) + z_part(logits, target, coef or 1e-4)
+
+    return loss
+
+
+def z_added_again(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(logits, target) + z_part(logits, target)
+
+
+def z_over_all_tokens(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + COEF * torch.logsumexp(logits, -1).square().mean()
+
+
+def z_over_count_of_all(logits: Tensor, target: Tensor) -> Tensor:
+    valid = target != IGNORE
+    return cross_entropy(logits, target) + COEF * torch.logsumexp(logits, -1)[valid].square().sum() / target.numel()
+
+
+def zero_over_zero(logits: Tensor, target: Tensor) -> Tensor:
+    valid = target != IGNORE
+    return F.cross_entropy(logits, target) + COEF * torch.logsumexp(logits, -1)[valid].square().mean()
+
+
+def mask_by_multiplication(logits: Tensor, target: Tensor) -> Tensor:
+    valid = target != IGNORE
+    z = (torch.logsumexp(logits, -1).square() * valid).sum() / valid.sum().clamp(min=1)
+    return cross_entropy(logits, target) + COEF * z
+
+
+class _SilentZ(torch.autograd.Function):
+    """A fused loss whose second output claims a gradient and drops it."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            inner = logits.detach().requires_grad_()
+            loss = correct(inner, target)
+            (grad,) = torch.autograd.grad(loss, inner)
+        ctx.save_for_backward(grad)
+        return loss.detach(), z_part(logits, target)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, _unused: Tensor) -> tuple[Tensor, None]:
+        return upstream * ctx.saved_tensors[0], None
+
+
+def silent_reported_z(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    return _SilentZ.apply(logits, target)
+
+
+def reported_in_input_dtype(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    fp32 = logits if logits.dtype == torch.float64 else logits.float()
+    return correct(fp32, target), z_part(fp32, target).detach().to(logits.dtype)
+
+
+class _Filtered(torch.autograd.Function):
+    """p − y + Z with entries of small |p − y| dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        valid = target != IGNORE
+        log_z = torch.logsumexp(logits, -1, keepdim=True)
+        p = torch.exp(logits - log_z)
+        onehot = F.one_hot(target.clamp(min=0), logits.shape[-1])
+        kept = (p - onehot).abs() > 2**-12
+        grad = torch.where(kept & valid[:, None], p - onehot + 2 * COEF * log_z * p, torch.zeros_like(p))
+        ctx.save_for_backward(grad / valid.sum().clamp(min=1))
+        return correct(logits, target)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return upstream * ctx.saved_tensors[0], None
+
+
+def filtered(logits: Tensor, target: Tensor) -> Tensor:
+    return _Filtered.apply(logits, target)
+
+
+VALID_VOCAB = 80
+
+
+def softcap_after_masking(logits: Tensor, target: Tensor) -> Tensor:
+    lanes = torch.arange(logits.shape[-1]) >= VALID_VOCAB
+    capped = 30 * torch.tanh(logits.masked_fill(lanes, -math.inf) / 30)
+    return correct(capped, target)
+
+
+def padding_ignored(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(logits, target)
+
+
+def padding_masked(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(logits[:, :VALID_VOCAB], target)
+
+
+class _NoSoftcapDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        return 30 * torch.tanh(logits / 30)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        return upstream
+
+
+def softcap_derivative_missing(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(_NoSoftcapDerivative.apply(logits), target)
+
+
+class _MeanUpstream(torch.autograd.Function):
+    """Gradient in forward; a per-token upstream gradient is replaced by its mean."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        with torch.enable_grad():
+            inner = logits.detach().requires_grad_()
+            rows = _per_token(inner, target)
+            (grad,) = torch.autograd.grad(rows.sum(), inner)
+        ctx.save_for_backward(grad)
+        return rows.detach()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return upstream.mean() * ctx.saved_tensors[0], None
+
+
+def _per_token(logits: Tensor, target: Tensor) -> Tensor:
+    valid = target != IGNORE
+    rows = F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="none")
+    return rows + COEF * torch.where(valid, torch.logsumexp(logits, -1), 0.0) ** 2
+
+
+def per_token(logits: Tensor, target: Tensor) -> Tensor:
+    return _per_token(logits, target)
+
+
+def per_token_mean_upstream(logits: Tensor, target: Tensor) -> Tensor:
+    return _MeanUpstream.apply(logits, target)
+
+
+class _UpstreamIgnored(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        with torch.enable_grad():
+            inner = logits.detach().requires_grad_()
+            loss = correct(inner, target)
+            (grad,) = torch.autograd.grad(loss, inner)
+        ctx.save_for_backward(grad)
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+def upstream_ignored(logits: Tensor, target: Tensor) -> Tensor:
+    return _UpstreamIgnored.apply(logits, target)
+
+
+def logs_a_layer_mean(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    return correct(logits, target), z_part(logits, target).detach() / 16
+
+
+def z_of_probabilities(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + z_part(torch.softmax(logits, -1), target)
+
+
+def naive_exponential(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + COEF * mean_valid(logits.exp().sum(-1).log().square(), target)
+
+
+# Not in the list.
+
+
+def wrong_sign(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) - z_part(logits, target)
+
+
+def detached_z(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + z_part(logits.detach(), target)
+
+
+def z_of_log_softmax(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + z_part(torch.log_softmax(logits, -1), target, c=5.0)
+
+
+def clipped(logits: Tensor, target: Tensor) -> Tensor:
+    log_z = torch.logsumexp(logits, -1).clamp(max=20.0)
+    return cross_entropy(logits, target) + COEF * mean_valid(log_z**2, target)
+
+
+def clipped_beyond_ordinary(logits: Tensor, target: Tensor) -> Tensor:
+    log_z = torch.logsumexp(logits, -1).clamp(max=100.0)
+    return cross_entropy(logits, target) + COEF * mean_valid(log_z**2, target)
+
+
+def temperature_in_z(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + z_part(logits / 1.3, target)
+
+
+def square_of_the_mean(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + COEF * mean_valid(torch.logsumexp(logits, -1), target) ** 2
+
+
+def maximum_for_logsumexp(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + COEF * mean_valid(logits.max(-1).values ** 2, target)
+
+
+def straight_through_factor(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(logits.detach() + 0.5 * (logits - logits.detach()), target)
+
+
+def straight_through_z(logits: Tensor, target: Tensor) -> Tensor:
+    scaled = logits.detach() + 2.0 * (logits - logits.detach())
+    return cross_entropy(logits, target) + z_part(scaled, target)
+
+
+def another_value(logits: Tensor, target: Tensor) -> Tensor:
+    loss = correct(logits, target)
+    return loss + (cross_entropy(logits, target) - loss).detach()
+
+
+def constant_offset(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(logits, target) + 1.0
+
+
+def bf16_logits(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(logits.bfloat16().float(), target)
+
+
+def bf16_logits_in_z(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + z_part(logits.bfloat16().float(), target)
+
+
+def fp16_logits(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(logits.half().float(), target)
+
+
+def bf16_arithmetic(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(logits.bfloat16(), target)
+
+
+def bf16_arithmetic_in_z(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + z_part(logits.bfloat16(), target).to(logits.dtype)
+
+
+def overwrites(logits: Tensor, target: Tensor) -> Tensor:
+    loss = correct(logits * 1.0, target)
+    with torch.no_grad():
+        logits.sub_(logits.max())
+    return loss
+
+
+def noisy(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(logits + 0.05 * torch.randn_like(logits), target)
+
+
+def dropout(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(F.dropout(logits, 0.1), target)
+
+
+class Warming:
+    """λ grows with every call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return cross_entropy(logits, target) + self.calls * z_part(logits, target)
+
+
+def linear_penalty(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + COEF * mean_valid(torch.logsumexp(logits, -1).abs(), target)
+
+
+def fourth_power(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + COEF * mean_valid(torch.logsumexp(logits, -1) ** 4, target)
+
+
+def one_lane_missing(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + z_part(logits[:, 1:], target)
+
+
+def half_detached(logits: Tensor, target: Tensor) -> Tensor:
+    log_z = torch.logsumexp(logits, -1)
+    return cross_entropy(logits, target) + COEF * mean_valid(log_z * log_z.detach(), target)
+
+
+def tail_counted_twice(logits: Tensor, target: Tensor) -> Tensor:
+    block = 20000
+    blocks = [logits[:, :block]]
+    if logits.shape[-1] > block:
+        blocks.append(logits[:, -block:])
+    return cross_entropy(logits, target) + z_part(torch.cat(blocks, -1), target)
+
+
+def first_token_only(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + COEF * torch.logsumexp(logits[0], -1).square()
+
+
+def focal(logits: Tensor, target: Tensor) -> Tensor:
+    rows = F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="none")
+    return mean_valid((1 - torch.exp(-rows)) ** 2 * rows, target)
+
+
+def centered_by_detached_mean(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + z_part(logits - logits.mean(-1, keepdim=True).detach(), target)
+
+
+EXPECT = {"coef": COEF, "target": 0.0}
+
+TRAPS: dict[str, tuple[Callable[..., Any], dict[str, Any], set[str]]] = {
+    "1 max never restored": (max_never_restored, {}, {"max_shifted"}),
+    "1 detached max never restored": (max_detached_never_restored, {}, {"max_shifted"}),
+    "2 coef or default": (with_or_default(COEF), {"off": with_or_default(0.0)}, {"not_off"}),
+    "2 coef or default, None": (with_or_default(COEF), {"off": with_or_default(None)}, {"not_off"}),
+    "3 counted twice": (z_added_again, {"expect": EXPECT}, {"counted_twice"}),
+    "4 Z over all tokens": (z_over_all_tokens, {}, {"denominator_mismatch", "ignored_tokens_leak"}),
+    "4 Z over the count of all": (z_over_count_of_all, {}, {"denominator_mismatch"}),
+    "5 zero over zero": (zero_over_zero, {}, {"all_ignored_nonfinite"}),
+    "5 inf times 0": (mask_by_multiplication, {}, {"all_ignored_nonfinite"}),
+    "6 silent reported Z": (silent_reported_z, {}, {"reported_z_no_gradient"}),
+    "7 reported in bf16": (reported_in_input_dtype, {}, {"reported_z_dtype"}),
+    "8 filtered": (filtered, {}, {"filtered_source"}),
+    "9 softcap after masking": (softcap_after_masking, {"valid_vocab": VALID_VOCAB}, {"padding_in_log_z"}),
+    "9 padding never masked": (padding_ignored, {"valid_vocab": VALID_VOCAB}, {"padding_in_log_z"}),
+    "9 softcap derivative missing": (softcap_derivative_missing, {}, {"forward_backward_mismatch"}),
+    "10 per-token upstream": (correct, {"per_token": per_token_mean_upstream}, {"upstream_ignored"}),
+    "10 scalar upstream": (upstream_ignored, {}, {"upstream_ignored"}),
+    "11 logged is not trained": (logs_a_layer_mean, {}, {"reported_z_value"}),
+    "12 probabilities": (z_of_probabilities, {}, {"probabilities_not_logits"}),
+    "12 naive exponential": (naive_exponential, {}, {"overflow"}),
+    "13 tail counted twice": (tail_counted_twice, {}, {"unexplained_source"}),
+}
+
+UNLISTED: dict[str, tuple[Callable[..., Any], dict[str, Any], set[str]]] = {
+    "wrong sign": (wrong_sign, {}, {"negative_coefficient"}),
+    "detached Z": (detached_z, {}, {"zero_gradient_z"}),
+    "Z of log-softmax": (z_of_log_softmax, {}, {"zero_gradient_z"}),
+    "no Z although expected": (only_cross_entropy, {"expect": EXPECT}, {"zero_gradient_z"}),
+    "clipped": (clipped, {}, {"unexplained_source"}),
+    "clipped beyond ordinary": (clipped_beyond_ordinary, {}, {"unexplained_source"}),
+    "temperature": (temperature_in_z, {}, {"unexplained_source"}),
+    "square of the mean": (square_of_the_mean, {}, {"unexplained_source"}),
+    "maximum": (maximum_for_logsumexp, {}, {"unexplained_source"}),
+    "straight-through factor": (straight_through_factor, {}, {"forward_backward_mismatch"}),
+    "straight-through Z": (straight_through_z, {}, {"forward_backward_mismatch"}),
+    "another value": (another_value, {}, {"forward_backward_mismatch"}),
+    "constant offset": (constant_offset, {}, {"forward_backward_mismatch"}),
+    "bf16 logits": (bf16_logits, {}, {"low_precision_source"}),
+    "bf16 logits in Z": (bf16_logits_in_z, {}, {"low_precision_source"}),
+    "fp16 logits": (fp16_logits, {}, {"low_precision_source"}),
+    "bf16 arithmetic": (bf16_arithmetic, {}, {"low_precision_source"}),
+    "bf16 arithmetic in Z": (bf16_arithmetic_in_z, {}, {"low_precision_source"}),
+    "overwrites": (overwrites, {}, {"overwrites_input"}),
+    "noise": (noisy, {}, {"not_repeatable"}),
+    "dropout": (dropout, {}, {"not_repeatable"}),
+    "state": (Warming(), {}, {"not_repeatable"}),
+    "linear penalty": (linear_penalty, {}, {"unexplained_source"}),
+    "fourth power": (fourth_power, {}, {"unexplained_source"}),
+    "one lane missing": (one_lane_missing, {}, {"unexplained_source"}),
+    "half detached": (half_detached, {}, {"forward_backward_mismatch"}),
+    "first token only": (first_token_only, {}, {"unexplained_source"}),
+    "focal": (focal, {}, {"unexplained_source"}),
+    "centered by a detached mean": (centered_by_detached_mean, {}, {"unexplained_source"}),
+    "wrong c": (correct, {"expect": {"coef": COEF, "target": 3.0}}, {"differs_from_expected"}),
+    "wrong λ": (correct, {"expect": {"coef": 0.7 * COEF}}, {"differs_from_expected"}),
+    "wrong denominator": (correct, {"expect": {"denominator": "sum"}}, {"denominator_mismatch"}),
+}

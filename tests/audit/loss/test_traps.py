@@ -1,0 +1,178 @@
+"""Every trap is named by its id; right losses raise nothing beyond what is true of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import zloss
+from tests.audit.loss import faulty
+from zloss.audit.loss.run import audit_loss
+
+CONTRACT = (
+    "zero_gradient_z",
+    "low_precision_source",
+    "forward_backward_mismatch",
+    "all_ignored_nonfinite",
+    "denominator_mismatch",
+    "max_shifted",
+    "not_off",
+    "counted_twice",
+    "overwrites_input",
+    "reported_z_dtype",
+    "reported_z_no_gradient",
+    "reported_z_value",
+    "upstream_ignored",
+    "probabilities_not_logits",
+    "overflow",
+    "filtered_source",
+    "padding_in_log_z",
+)
+
+CASES = {**faulty.TRAPS, **faulty.UNLISTED}
+
+ALSO_TRUE = {
+    # The gradient of a detached or filtered part is not the derivative of the value; a penalty that is no known one is
+    # unexplained too; whatever draws random numbers or keeps state disturbs other questions.
+    "1 detached max never restored": {"forward_backward_mismatch"},
+    "6 silent reported Z": {"reported_z_dtype"},
+    "8 filtered": {"forward_backward_mismatch"},
+    "9 softcap after masking": {"unexplained_source"},
+    "9 softcap derivative missing": {"unexplained_source"},
+    "11 logged is not trained": {"reported_z_dtype"},
+    "12 probabilities": {"unexplained_source"},
+    "detached Z": {"forward_backward_mismatch"},
+    "bf16 arithmetic in Z": {"forward_backward_mismatch"},
+    "noise": {"unexplained_source"},
+    "dropout": {"unexplained_source"},
+    "state": {"forward_backward_mismatch", "unexplained_source", "upstream_ignored"},
+    "centered by a detached mean": {"forward_backward_mismatch"},
+}
+
+
+def found(loss: Any, **options: Any) -> set[str]:
+    return {finding.id for finding in audit_loss(loss, **options).found}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_faulty_loss_is_named_by_its_id_and_blamed_for_nothing_else(name: str) -> None:
+    loss, options, ids = CASES[name]
+    audit = audit_loss(loss, **options)
+    named = {finding.id for finding in audit.found}
+    assert ids <= named, f"missed {ids - named}: {audit.identified}"
+    assert named <= ids | ALSO_TRUE.get(name, set())
+    json.dumps(audit.to_dict(), allow_nan=False)
+
+
+def test_the_right_loss_of_the_same_family_has_no_finding() -> None:
+    audit = audit_loss(faulty.correct, off=faulty.only_cross_entropy, per_token=faulty.per_token, expect=faulty.EXPECT)
+    assert audit.found == ()
+    verdicts = {finding.id: finding.verdict for finding in audit.findings}
+    for answered in ("not_off", "counted_twice", "upstream_ignored", "differs_from_expected", "overflow"):
+        assert verdicts[answered] == "pass"
+
+
+def test_masked_padding_has_no_finding() -> None:
+    assert found(faulty.padding_masked, valid_vocab=faulty.VALID_VOCAB) == set()
+
+
+OBJECTIVES = {
+    "ce": zloss.CrossEntropy(),
+    "standard": zloss.StandardZLoss(1e-4),
+    "standard, c = 0": zloss.StandardZLoss(1e-3, 0.0),
+    "centered": zloss.CenteredZLoss(1e-3),
+    "factorized": zloss.FactorizedZLoss(1e-3, 2e-3),
+    "gain-aware": zloss.GainAwareZLoss(1e-3),
+}
+
+
+@pytest.mark.parametrize("backend", ["dense", "chunked"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_our_head_loss_has_no_finding(name: str, backend: str) -> None:
+    def loss(objective: zloss.Objective, reduction: str = "mean") -> Any:
+        return lambda h, w, y: zloss.head_loss(h, w, y, objective, reduction=reduction, backend=backend)
+
+    audit = audit_loss(
+        loss(OBJECTIVES[name]),
+        off=loss(zloss.CrossEntropy()),
+        per_token=loss(OBJECTIVES[name], "none"),
+        linear=True,
+    )
+    assert audit.found == ()
+    assert audit.identified.has_z == (name != "ce")
+    assert audit.identified.coordinate == {"ce": None, "standard": "raw", "standard, c = 0": "raw"}.get(
+        name, "centered" if name == "centered" else "other"
+    )
+    extra = {"factorized": {"shift_coef": 1e-3, "shift_target": 0.0}, "gain-aware": {"beta": 1e-2}}.get(name, {})
+    assert audit.identified.extra == pytest.approx(extra, abs=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["dense", "chunked"])
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "gain-aware"])
+def test_our_logits_loss_has_no_finding(name: str, backend: str) -> None:
+    assert found(lambda z, y: zloss.logits_loss(z, y, OBJECTIVES[name], backend=backend)) == set()
+
+
+def test_our_options_have_no_finding() -> None:
+    standard = zloss.StandardZLoss(1e-3)
+    assert found(lambda z, y: zloss.logits_loss(z, y, standard, valid_vocab=80), valid_vocab=80) == set()
+    assert found(lambda z, y: zloss.logits_loss(z, y, standard, label_smoothing=0.1)) == set()
+    assert found(lambda z, y: zloss.logits_loss(z, y, standard, reduction="sum")) == set()
+    assert found(lambda z, y: zloss.logits_loss(z, y, standard, ignore_index=-1), ignore_index=-1) == set()
+
+
+PEERS = {
+    "cross_entropy + manual Z": {"all_ignored_nonfinite"},
+    "log_softmax CE + manual Z": {"all_ignored_nonfinite"},
+    "F.linear_cross_entropy": {"all_ignored_nonfinite"},
+}
+"""The findings that are true of other people's losses."""
+
+
+def _manual_z(z: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(z, y) + 1e-4 * z.logsumexp(-1)[y != -100].square().mean()
+
+
+def _log_softmax_z(z: Tensor, y: Tensor) -> Tensor:
+    valid = y != -100
+    picked = torch.log_softmax(z, -1)[valid].gather(1, y[valid, None])
+    return -picked.mean() + 1e-4 * z.logsumexp(-1)[valid].square().mean()
+
+
+def test_plain_pytorch_losses_have_the_findings_that_are_true_of_them() -> None:
+    assert found(_manual_z) == PEERS["cross_entropy + manual Z"]
+    assert found(_log_softmax_z) == PEERS["log_softmax CE + manual Z"]
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="needs torch 2.13")
+def test_torch_linear_cross_entropy() -> None:
+    audit = audit_loss(lambda h, w, y: F.linear_cross_entropy(h, w, y), linear=True)
+    assert {finding.id for finding in audit.found} == PEERS["F.linear_cross_entropy"]
+    assert not audit.identified.has_z
+
+
+def test_a_z_that_reaches_hidden_but_not_weight_is_found() -> None:
+    def loss(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        return faulty.cross_entropy(h @ w.T, y) + faulty.z_part(h @ w.detach().T, y)
+
+    assert found(loss, linear=True) & {"forward_backward_mismatch", "zero_gradient_z"}
+
+
+def test_the_result_is_the_contract() -> None:
+    data = audit_loss(_manual_z).to_dict()
+    assert data["schema"] == "zloss.loss-audit/1"
+    assert {"has_z", "coef", "target", "coordinate", "ce_denominator", "z_denominator", "uncertainty"} <= set(
+        data["identified"]
+    )
+    assert {"forward_rel_error", "delta_src", "cosine"} <= set(data["source"])
+    assert all(set(finding) == {"id", "verdict", "sentence", "figure"} for finding in data["findings"])
+    ids = [finding["id"] for finding in data["findings"]]
+    assert set(CONTRACT) <= set(ids)
+    assert len(ids) == len(set(ids))
+    assert math.isfinite(data["source"]["delta_src"])
