@@ -78,7 +78,11 @@ def test_thinning_keeps_the_strongest_tokens(report: AuditReport) -> None:
     assert thinned is not None
     assert sample is not None
     assert 0.09 * len(sample) <= len(thinned) <= 0.12 * len(sample)
-    assert max(thinned.delta_u_raw) == max(sample.delta_u_raw)
+    strength = sorted(
+        (max(pair) for pair in zip(sample.delta_u_raw, sample.delta_u_centered, strict=True)), reverse=True
+    )
+    kept = {max(pair) for pair in zip(thinned.delta_u_raw, thinned.delta_u_centered, strict=True)}
+    assert set(strength[: len(sample) // 100]) <= kept
     assert {len(column) for column in vars(thinned).values() if isinstance(column, tuple)} == {len(thinned)}
 
 
