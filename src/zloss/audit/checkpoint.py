@@ -95,7 +95,7 @@ def _load_pretrained(name: str, dtype: DtypeName, trust_remote_code: bool, allow
     except Exception as error:
         raise CheckpointError(f"{name} has no tokenizer that can be loaded: {first_line(error)}.") from error
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             identifier,
             dtype=DTYPES[dtype],
             trust_remote_code=trust_remote_code,
@@ -147,9 +147,10 @@ def first_line(error: BaseException) -> str:
 
 def _require_transformers() -> None:
     try:
-        from transformers.utils import logging
+        from transformers.utils import logging as transformers_logging
     except ImportError as error:
         raise MissingDependencyError("transformers", "loading a model", "audit") from error
     # Their progress bars and advice would be drawn over ours.
+    logging: Any = transformers_logging
     logging.disable_progress_bar()
     logging.set_verbosity_error()

@@ -101,7 +101,9 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
             raise CorpusError(f"{path} line {number} is not JSON: {error}.") from error
         if not isinstance(row, dict) or not isinstance(row.get(text_field), str):
             keys = sorted(row) if isinstance(row, dict) else type(row).__name__
-            raise CorpusError(f"{path} line {number} has no text field {text_field!r} (it has {keys}): set --text-field.")
+            raise CorpusError(
+                f"{path} line {number} has no text field {text_field!r} (it has {keys}): set --text-field."
+            )
         yield row[text_field]
 
 

@@ -80,7 +80,7 @@ def _logit_scale(config: Any) -> float:
     return multiply / (_positive(config, "logits_scaling") or 1.0)
 
 
-class _HiddenCaptured(Exception):  # noqa: N818  (not an error: it ends a forward pass early)
+class _HiddenCaptured(Exception):
     """Raised by the pre-hook to leave the forward pass before the model computes its own logits."""
 
 

@@ -1,0 +1,22 @@
+"""The router section of an audit: None for a dense model, the findings of its routers otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from zloss.audit.blocks import Blocks
+from zloss.audit.checkpoint import Checkpoint
+from zloss.audit.router_findings import audit_router
+from zloss.audit.router_modules import find_routers
+from zloss.errors import ZlossError
+
+
+def router_section(checkpoint: Checkpoint, blocks: Blocks, count: int) -> dict[str, Any] | None:
+    """Findings of the routers on the first `count` blocks, as plain values."""
+    try:
+        find_routers(checkpoint.model)
+    except ZlossError:
+        return None
+    batches = [{"input_ids": blocks.inputs(index, index + 1)} for index in range(count)]
+    return asdict(audit_router(checkpoint.model, batches))
