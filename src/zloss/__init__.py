@@ -12,12 +12,12 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from zloss import errors as errors
+    from zloss.audit.loss.result import LossAudit as LossAudit
+    from zloss.audit.loss.run import audit_loss as audit_loss
     from zloss.audit.router_findings import RouterFindings as RouterFindings
     from zloss.audit.router_findings import audit_router as audit_router
     from zloss.audit.router_measure import MeasuredScale as MeasuredScale
     from zloss.audit.router_measure import measure_router_scale as measure_router_scale
-    from zloss.audit.loss.result import LossAudit as LossAudit
-    from zloss.audit.loss.run import audit_loss as audit_loss
     from zloss.source.centered import CenteredZLoss as CenteredZLoss
     from zloss.source.centered_head import CenteredHead as CenteredHead
     from zloss.source.cross_entropy import CrossEntropy as CrossEntropy
