@@ -34,13 +34,14 @@ def implementation(loss_audits: Sequence[dict[str, Any]], thresholds: Thresholds
     if value is not None:
         parts.append(f"Δ_src = {value:.3g} {'exceeds' if too_far else 'stays within'} {limit:g}")
     parts.append("findings: " + ", ".join(str(item.get("id")) for item in found) if found else "no findings")
+    sentence = "; ".join(parts) + "."
     effects = tuple(
         Effect("Relative error: forward value → backward source", forward, backward)
         for audit in loss_audits
         if (forward := _number(audit.get("source"), "forward_rel_error")) is not None
         and (backward := _number(audit.get("source"), "delta_src")) is not None
     )
-    return Finding(value, limit, too_far or bool(found), "; ".join(parts) + ".", effects)
+    return Finding(value, limit, too_far or bool(found), sentence[0].upper() + sentence[1:], effects)
 
 
 def router_reduction(

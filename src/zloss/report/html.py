@@ -108,7 +108,7 @@ def _render(page: Page) -> str:
         headline=[BY_KEY[key] for key in HEADLINE],
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
-        loss_audits=[{"data": data, "rows": flat_rows(data, skip=("schema", "findings"))} for data in page.loss_audits],
+        loss_audits=[_loss_audit_view(data) for data in page.loss_audits],
         comparisons=[_comparison_view(data, page.thresholds or Thresholds()) for data in page.comparisons],
         status=status,
     )
@@ -154,6 +154,15 @@ def _audit_view(report: AuditReport, name: str, key: str, page: Page) -> dict[st
 
 def _extreme_title(table: ExtremeTable) -> str:
     return EXTREME_TITLES.get((table.quantity, table.coordinate), f"{table.quantity}, {table.coordinate}")
+
+
+def _loss_audit_view(data: dict[str, Any]) -> dict[str, Any]:
+    order = {"finding": 0, "pass": 1, "not_applicable": 2}
+    findings = sorted(data.get("findings") or (), key=lambda item: order.get(str(item.get("verdict")), 3))
+    titles = {"identified": "Identified", "source": "Source against fp64", "provenance": "Provenance"}
+    blocks = [(title, flat_rows(data[key])) for key, title in titles.items() if isinstance(data.get(key), dict)]
+    rest = flat_rows(data, skip=("schema", "findings", *(key for key in titles if isinstance(data.get(key), dict))))
+    return {"findings": findings, "blocks": [*blocks, *([("Further", rest)] if rest else [])]}
 
 
 def _comparison_view(data: dict[str, Any], thresholds: Thresholds) -> dict[str, Any]:
