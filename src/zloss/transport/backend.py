@@ -7,7 +7,6 @@ from typing import Literal, cast
 import torch
 
 from zloss.errors import UnknownNameError
-from zloss.transport.rows import RowWork, TorchRows
 from zloss.transport.triton.availability import prefers_triton, require_triton
 
 Backend = Literal["auto", "dense", "chunked", "triton"]
@@ -31,13 +30,6 @@ def resolve_backend(backend: str, device: torch.device, dtype: torch.dtype) -> C
     return cast(Chosen, backend)
 
 
-def row_work(chosen: Chosen, softcap: float | None, *, keep_logits: bool = False) -> RowWork:
-    """What a chunked pass does between its matrix products: kernels, or plain PyTorch.
-
-    `keep_logits` spares the logits of a chunk for kernels that form a source from them.
-    """
-    if chosen == "triton":
-        from zloss.transport.triton.rows import TritonRows
-
-        return TritonRows(softcap, keep_logits=keep_logits)
-    return TorchRows(softcap)
+def runs_in_triton(backend: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a loss with this backend goes through Triton, asked before anything is checked."""
+    return backend == "triton" or (backend == "auto" and prefers_triton(device, dtype))

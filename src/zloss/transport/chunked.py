@@ -84,7 +84,7 @@ def iterate_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork
 
     tokens = problem.hidden_TD.shape[0]
     bounds = chunk_bounds(tokens, problem.vocab, problem.dtype.itemsize, options.chunk_size, work.buffers)
-    longest = max((stop - start for start, stop in bounds), default=0)
+    longest = max([stop - start for start, stop in bounds], default=0)
     buffer = problem.hidden_TD.new_empty((work.buffers, longest, problem.vocab), dtype=problem.dtype)
 
     for start, stop in bounds:
@@ -242,6 +242,11 @@ def chunked_loss(problem: HeadProblem, work: RowWork) -> tuple[Tensor, Tensor, T
     """(loss, cross-entropy, auxiliary, statistics), reduced; the loss carries gradient to hidden, weight and bias."""
     function = _PerTokenLoss if problem.options.reduction == "none" else _ScalarLoss
     loss, run = _apply(function, problem, work)
+    return loss, *parts_and_stats(problem, run)
+
+
+def parts_and_stats(problem: HeadProblem, run: ChunkedRun) -> tuple[Tensor, Tensor, TokenStats]:
+    """Cross-entropy and auxiliary apart, reduced, and the statistics of all tokens."""
     weight_T, valid_T = problem.targets.weights.per_token, problem.targets.valid_T
     zero = weight_T.new_zeros(())
     ce = torch.where(valid_T, weight_T * run.cross_entropy_T, zero)
@@ -250,7 +255,7 @@ def chunked_loss(problem: HeadProblem, work: RowWork) -> tuple[Tensor, Tensor, T
         ce, aux = ce.sum(), aux.sum()
     if not run.stats:  # no token, no chunk: every statistic is empty
         run.stats = {name: weight_T.new_zeros(0) for name in STAT_FIELDS}
-    return loss, ce, aux, TokenStats(valid=valid_T, vocab=problem.vocab, **run.stats)
+    return ce, aux, TokenStats(valid=valid_T, vocab=problem.vocab, **run.stats)
 
 
 def _apply(function: type[torch.autograd.Function], problem: HeadProblem, work: RowWork) -> tuple[Tensor, ChunkedRun]:
@@ -261,8 +266,8 @@ def _apply(function: type[torch.autograd.Function], problem: HeadProblem, work: 
     return loss, box[0]
 
 
-def _wanted(problem: HeadProblem) -> Wanted:
-    """Asked before `apply`, inside which grad mode is always off."""
+def wanted_gradients(problem: HeadProblem) -> Wanted:
+    """Asked of the problem, because inside an autograd.Function grad mode is always off."""
     if not problem.grad_enabled:
         return Wanted()
     bias = problem.bias_V
@@ -271,13 +276,14 @@ def _wanted(problem: HeadProblem) -> Wanted:
     )
 
 
-def _weighted_sum(problem: HeadProblem, run: ChunkedRun) -> Tensor:
+def weighted_losses(problem: HeadProblem, run: ChunkedRun) -> Tensor:
+    """w_t·(CE_t + aux_t), 0 at ignored tokens."""
     weight_T = problem.targets.weights.per_token
     terms_T = weight_T * (run.cross_entropy_T + run.auxiliary_T)
     return torch.where(problem.targets.valid_T, terms_T, weight_T.new_zeros(()))
 
 
-def _narrow(grad: Tensor, like: Tensor) -> Tensor:
+def narrow(grad: Tensor, like: Tensor) -> Tensor:
     """bf16 gradients wait for backward in bf16, as small as the parameter; fp16 ones wait in fp32, because a loss scale
     that is still to come is what keeps them from underflowing."""
     return grad if like.dtype == torch.float16 else grad.to(like.dtype)
@@ -312,12 +318,12 @@ class _ScalarLoss(torch.autograd.Function):
         work: RowWork,
         box: list[ChunkedRun],
     ) -> Tensor:
-        run = run_chunks(problem, work, _wanted(problem), problem.targets.weights.per_token)
+        run = run_chunks(problem, work, wanted_gradients(problem), problem.targets.weights.per_token)
         box.append(run)
         pairs = ((run.grad_hidden, hidden), (run.grad_weight, weight), (run.grad_bias, bias))
-        ctx.save_for_backward(*(None if grad is None or like is None else _narrow(grad, like) for grad, like in pairs))
+        ctx.save_for_backward(*(None if grad is None or like is None else narrow(grad, like) for grad, like in pairs))
         run.grad_hidden = run.grad_weight = run.grad_bias = None
-        return _weighted_sum(problem, run).sum()
+        return weighted_losses(problem, run).sum()
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -347,7 +353,7 @@ class _PerTokenLoss(torch.autograd.Function):
         # The tensors live in save_for_backward alone, where checkpointing and version checks can see them.
         ctx.work = work
         ctx.problem = replace(problem, hidden_TD=hidden.new_empty(0), weight_VD=weight.new_empty(0), bias_V=None)
-        return _weighted_sum(problem, run)
+        return weighted_losses(problem, run)
 
     @staticmethod
     def backward(ctx: Any, upstream_T: Tensor) -> tuple[Tensor | None, ...]:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from zloss.source.objective import Objective
 from zloss.source.reduction import DenominatorName, Reduction
 from zloss.source.statistics import TokenStats
-from zloss.transport.backend import Backend, resolve_backend, row_work
+from zloss.transport.backend import Backend, resolve_backend, runs_in_triton
 from zloss.transport.chunked import chunked_loss
 from zloss.transport.dense import dense_logits, dense_loss, dense_stats, operand
-from zloss.transport.outside_compile import outside_compile
-from zloss.transport.problem import HeadProblem, Options, Statistics, prepare_head
-from zloss.transport.rows import check_rows
+from zloss.transport.outside_compile import outside_compile_unless
+from zloss.transport.problem import HeadProblem, Options, Statistics, compute_dtype, prepare_head
+from zloss.transport.rows import TorchRows, check_rows
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,13 @@ class HeadLossOutput:
     """What N counts."""
 
 
-@outside_compile
+def _traceable(hidden: Tensor, weight: Tensor, *args: object, backend: Backend = "auto", **options: Any) -> bool:
+    """The Triton backend is made of ops; only per-token losses go through the chunks a second time in backward."""
+    dtype = compute_dtype(hidden, weight, options.get("bias"))
+    return options.get("reduction") != "none" and runs_in_triton(backend, hidden.device, dtype)
+
+
+@outside_compile_unless(_traceable)
 def head_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -82,11 +88,8 @@ def head_loss(
     problem = prepare_head(
         hidden, weight, target, bias, options, token_weight=token_weight, normalizer=normalizer, valid_vocab=valid_vocab
     )
-    chosen = resolve_backend(backend, hidden.device, problem.dtype)
-    if chosen == "dense":
-        loss, cross_entropy, auxiliary, stats = _dense(problem)
-    else:
-        loss, cross_entropy, auxiliary, stats = chunked_loss(problem, row_work(chosen, softcap))
+    run = _BACKENDS[resolve_backend(backend, hidden.device, problem.dtype)]
+    loss, cross_entropy, auxiliary, stats = run(problem)
     if problem.poisoned_T is not None:
         stats = replace(stats, row_max=stats.row_max.masked_fill(problem.poisoned_T, torch.nan))
     if reduction == "none":
@@ -104,6 +107,19 @@ def _dense(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
         stats = dense_stats(logits_TV, problem.targets, problem.options, weight_VD, has_mu=problem.has_mu)
         check_rows(stats)
         return *dense_loss(logits_TV, problem.targets, problem.options, stats.gain), stats
+
+
+def _chunked(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
+    return chunked_loss(problem, TorchRows(problem.options.softcap))
+
+
+def _triton(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
+    from zloss.transport.triton.head import triton_head_loss
+
+    return triton_head_loss(problem)
+
+
+_BACKENDS = {"dense": _dense, "chunked": _chunked, "triton": _triton}
 
 
 class HeadLoss(nn.Module):

@@ -10,12 +10,12 @@ from torch import Tensor
 from zloss.errors import UnknownNameError
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
-from zloss.transport.backend import Backend, resolve_backend, row_work
+from zloss.transport.backend import Backend, Chosen, resolve_backend
 from zloss.transport.chunked import Chunk, iterate_chunks
 from zloss.transport.dense import dense_logits, dense_loss, dense_stats, operand
 from zloss.transport.outside_compile import outside_compile
 from zloss.transport.problem import HeadProblem, Options, prepare_head
-from zloss.transport.rows import RowWork
+from zloss.transport.rows import RowWork, TorchRows
 
 Part = Literal["z", "total"]
 
@@ -64,7 +64,7 @@ def head_source(
     with torch.autocast(hidden.device.type, enabled=False):
         if chosen == "dense":
             return _dense_source(problem, part)
-        return _chunked_source(problem, part, row_work(chosen, softcap, keep_logits=True))
+        return _chunked_source(problem, part, _row_work(chosen, softcap))
 
 
 def _dense_source(problem: HeadProblem, part: Part) -> Tensor:
@@ -85,6 +85,14 @@ def _dense_source(problem: HeadProblem, part: Part) -> Tensor:
             return torch.zeros_like(logits_TV).detach()
         (source_TV,) = torch.autograd.grad(loss_T.sum(), leaf_TV)
     return source_TV
+
+
+def _row_work(chosen: Chosen, softcap: float | None) -> RowWork:
+    if chosen == "triton":
+        from zloss.transport.triton.rows import TritonRows
+
+        return TritonRows(softcap, keep_logits=True)
+    return TorchRows(softcap)
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """`logits_loss`: the same objectives for logits one already has.
 
-The gradient is formed in forward for scalar reductions, chunk by chunk, in a tensor of its own: the caller's logits are
-never overwritten. 16-bit logits are read in fp32; what their storage has lost cannot be recovered (paper sec:precision_link).
+The chunked backend forms the gradient in forward for scalar reductions, in a tensor of its own, and Triton in backward:
+the caller's logits are never overwritten. 16-bit logits are read in fp32; what their storage has lost cannot be
+recovered (paper sec:precision_link).
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from torch import Tensor
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
 from zloss.source.statistics import TokenStats
-from zloss.transport.backend import Backend, resolve_backend
+from zloss.transport.backend import Backend, resolve_backend, runs_in_triton
 from zloss.transport.chunked import STAT_FIELDS, refuse_double_backward
 from zloss.transport.dense import dense_loss, dense_stats, transform_logits
 from zloss.transport.head_loss import HeadLossOutput
 from zloss.transport.head_rows import HeadRows
 from zloss.transport.logits_problem import LogitsProblem, check_stats, prepare_logits
-from zloss.transport.outside_compile import outside_compile
-from zloss.transport.problem import Options, Statistics
+from zloss.transport.outside_compile import outside_compile_unless
+from zloss.transport.problem import Options, Statistics, compute_dtype
 from zloss.transport.rows import Injection, chunk_bounds, chunk_stats, exp_rows_, inject, softcap_rows_
 
 
@@ -38,7 +39,12 @@ class _Chunk:
     injection: Injection
 
 
-@outside_compile
+def _traceable(logits: Tensor, *args: object, backend: Backend = "auto", **options: Any) -> bool:
+    """The Triton backend is made of ops."""
+    return runs_in_triton(backend, logits.device, compute_dtype(logits, options.get("weight")))
+
+
+@outside_compile_unless(_traceable)
 def logits_loss(
     logits: Tensor,
     target: Tensor,

@@ -8,24 +8,22 @@ import torch
 
 from zloss.errors import DeviceError, DtypeError, MissingDependencyError
 
-_OLDEST_CAPABILITY = (8, 0)
-"""The oldest NVIDIA generation that Triton supports; older cards fall back."""
+INSTALLED = importlib.util.find_spec("triton") is not None
 
-
-def triton_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+_OLDEST_GENERATION = 8
+"""The compute capability from which on Triton supports NVIDIA's cards; with older ones "auto" falls back."""
 
 
 def prefers_triton(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether backend="auto" takes Triton: a supported GPU, Triton installed, and fp32 statistics."""
-    if device.type != "cuda" or dtype == torch.float64 or not triton_installed():
+    if device.type != "cuda" or dtype == torch.float64 or not INSTALLED:
         return False
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= _OLDEST_CAPABILITY
+    return torch.version.hip is not None or torch.cuda.get_device_properties(device).major >= _OLDEST_GENERATION
 
 
 def require_triton(device: torch.device, dtype: torch.dtype) -> None:
     """What keeps backend="triton" from running on these tensors, said with the way out."""
-    if not triton_installed():
+    if not INSTALLED:
         raise MissingDependencyError("triton", "backend='triton'", "triton")
     if dtype == torch.float64:
         raise DtypeError(

@@ -9,14 +9,12 @@ tanh is written out: the same arithmetic then runs compiled and interpreted.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def tanh_and_slope(x: Any) -> Any:
+def tanh_and_slope(x: tl.tensor) -> tl.tensor:
     """tanh(x) and 1 − tanh²(x), to a few fp32 ulps each: a series near 0, where 1 − exp(−2x) would cancel."""
     size = tl.abs(x)
     e = tl.exp(-2.0 * size)
@@ -30,14 +28,14 @@ def tanh_and_slope(x: Any) -> Any:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def row_statistics_kernel(
-    logits_ptr: Any,
-    index_ptr: Any,
-    out_ptr: Any,
-    row_stride: Any,
-    tokens: Any,
-    vocab: Any,
-    scale: Any,
-    cap: Any,
+    logits_ptr: tl.tensor,
+    index_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    tokens: tl.tensor,
+    vocab: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
     SOFTCAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -66,12 +64,12 @@ def row_statistics_kernel(
         row_square = row_square * carry * carry + tl.sum(e * e, axis=0)
         row_max = larger
     index = tl.load(index_ptr + row)
-    # An index outside the vocabulary is answered with NaN, never with memory that belongs to somebody else.
-    known = (index >= 0) & (index < vocab)
-    target = tl.load(row_ptr + index, mask=known, other=float("nan")).to(tl.float32) * scale
+    target = tl.load(row_ptr + index, mask=(index >= 0) & (index < vocab), other=0.0).to(tl.float32) * scale
     if SOFTCAP:
         t, _ = tanh_and_slope(target / cap)
         target = cap * t
+    # An index beyond the vocabulary is answered with NaN, never with memory that belongs to somebody else.
+    target = tl.where(index < vocab, target, float("nan"))
     tl.store(out_ptr + row, row_max)
     tl.store(out_ptr + tokens + row, row_sum)
     tl.store(out_ptr + 2 * tokens + row, row_square)
@@ -81,19 +79,19 @@ def row_statistics_kernel(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def row_source_kernel(
-    logits_ptr: Any,
-    out_ptr: Any,
-    index_ptr: Any,
-    row_max_ptr: Any,
-    along_p_ptr: Any,
-    along_target_ptr: Any,
-    along_uniform_ptr: Any,
-    row_stride: Any,
-    out_stride: Any,
-    vocab: Any,
-    columns: Any,
-    scale: Any,
-    cap: Any,
+    logits_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    index_ptr: tl.tensor,
+    row_max_ptr: tl.tensor,
+    along_p_ptr: tl.tensor,
+    along_target_ptr: tl.tensor,
+    along_uniform_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    out_stride: tl.tensor,
+    vocab: tl.tensor,
+    columns: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
     SOFTCAP: tl.constexpr,
     SLOPE: tl.constexpr,
     BLOCK: tl.constexpr,

@@ -21,13 +21,16 @@ from zloss.transport.triton.kernels import INTERPRETED, row_source_kernel, row_s
 STATISTICS = 5
 """Rows of what `row_statistics` returns: m, S, Σ exp(z − m)², Σ z, z_y."""
 
-MAX_BLOCK = 65536 if INTERPRETED else 8192
-"""Columns per block. 8192 fit the registers of every GPU (wider blocks spill); the interpreter pays per block."""
+STATISTICS_BLOCK = 65536 if INTERPRETED else 8192
+"""Columns per step of a row's walk: 8192 fit the registers of every GPU, wider ones spill. The interpreter pays per step."""
+
+SOURCE_BLOCK = 65536 if INTERPRETED else 1024
+"""Columns per program of the source, whose columns know nothing of one another."""
 
 
-def _block(columns: int) -> tuple[int, int]:
+def block_shape(columns: int, widest: int) -> tuple[int, int]:
     """(columns per block, warps)."""
-    block = min(triton.next_power_of_2(columns), MAX_BLOCK)
+    block = min(triton.next_power_of_2(columns), widest)
     return block, 8 if block > 2048 else 4
 
 
@@ -38,11 +41,13 @@ def _by_rows(logits: Tensor) -> Tensor:
 
 @torch.library.custom_op("zloss::row_statistics", mutates_args=())
 def row_statistics(logits: Tensor, index: Tensor, vocab: int, scale: float, softcap: float | None) -> Tensor:
-    """m, S, Σ exp(z − m)², Σ z and z_y of every row, [5, T] in fp32; z_y is NaN where the index is outside."""
+    """m, S, Σ exp(z − m)², Σ z and z_y of every row, [5, T] in fp32; z_y is 0 at a negative index and NaN
+    at one beyond the vocabulary.
+    """
     logits = _by_rows(logits)
     tokens = logits.shape[0]
     out = logits.new_empty((STATISTICS, tokens), dtype=torch.float32)
-    block, warps = _block(vocab)
+    block, warps = block_shape(vocab, STATISTICS_BLOCK)
     if tokens:
         with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
             row_statistics_kernel[(tokens,)](
@@ -57,6 +62,7 @@ def row_statistics(logits: Tensor, index: Tensor, vocab: int, scale: float, soft
                 SOFTCAP=softcap is not None,
                 BLOCK=block,
                 num_warps=warps,
+                enable_fp_fusion=True,
             )
     return out
 
@@ -78,7 +84,7 @@ def _launch_source(
     slope: bool,
 ) -> None:
     tokens, columns = out.shape
-    block, warps = _block(columns)
+    block, warps = block_shape(columns, SOURCE_BLOCK)
     if tokens == 0:
         return
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
@@ -98,6 +104,7 @@ def _launch_source(
             SLOPE=slope,
             BLOCK=block,
             num_warps=warps,
+            enable_fp_fusion=True,
         )
 
 
@@ -237,3 +244,43 @@ def _source_of_loss(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
 
 
 row_loss.register_autograd(_source_of_loss, setup_context=_keep_for_source)
+
+
+@torch.library.custom_op("zloss::with_gradients", mutates_args=())
+def with_gradients(
+    value: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+    grad_bias: Tensor | None,
+) -> Tensor:
+    """`value`, a scalar, as a function of hidden, weight and bias whose gradients are known already."""
+    return value.clone()
+
+
+@with_gradients.register_fake
+def _(
+    value: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+    grad_bias: Tensor | None,
+) -> Tensor:
+    return torch.empty_like(value)
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[4:])
+
+
+def _scaled_gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    refuse_double_backward()
+    grads = (None if grad is None else grad * upstream for grad in ctx.saved_tensors)
+    return None, *grads, None, None, None
+
+
+with_gradients.register_autograd(_scaled_gradients, setup_context=_keep_gradients)
