@@ -43,7 +43,6 @@ ALSO_TRUE = {
     "1 detached max never restored": {"forward_backward_mismatch"},
     "6 silent reported Z": {"reported_z_dtype"},
     "8 filtered": {"forward_backward_mismatch"},
-    "9 softcap after masking": {"unexplained_source"},
     "9 softcap derivative missing": {"unexplained_source"},
     "11 logged is not trained": {"reported_z_dtype"},
     "12 probabilities": {"unexplained_source"},
@@ -125,6 +124,16 @@ def test_our_options_have_no_finding() -> None:
     assert found(lambda z, y: zloss.logits_loss(z, y, standard, label_smoothing=0.1)) == set()
     assert found(lambda z, y: zloss.logits_loss(z, y, standard, reduction="sum")) == set()
     assert found(lambda z, y: zloss.logits_loss(z, y, standard, ignore_index=-1), ignore_index=-1) == set()
+
+
+@pytest.mark.parametrize("objective", ["ce", "standard"])
+def test_softcap_and_logit_scale_are_recognised(objective: str) -> None:
+    capped = audit_loss(lambda z, y: zloss.logits_loss(z, y, OBJECTIVES[objective], softcap=30.0))
+    assert capped.found == ()
+    assert capped.identified.extra == pytest.approx({"softcap": 30.0}, rel=1e-6)
+    scaled = audit_loss(lambda h, w, y: zloss.head_loss(h, w, y, OBJECTIVES[objective], logit_scale=0.5), linear=True)
+    assert scaled.found == ()
+    assert scaled.identified.extra == pytest.approx({"logit_scale": 0.5}, rel=1e-6)
 
 
 PEERS = {

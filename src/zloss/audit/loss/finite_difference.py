@@ -33,7 +33,8 @@ def slopes(evidence: Evidence) -> Iterator[Slope]:
     """Ordinary logits along the gradient, at random and along a shift; saturated ones along a shift and the top logit."""
     ident = evidence.ident
     # Large steps presume a quadratic. Where the penalty is not one, stay local, and off the grid where kinks would lie.
-    quadratic = ident.selection.how in ("none", "explained", "filtered", "rounded")
+    known = ident.selection.how in ("none", "explained", "filtered", "rounded")
+    quadratic = known and ident.model.warp.identity
     steps = {"mixed": 4.0, "saturated": 4.0, "wide": 32.0} if quadratic else dict.fromkeys(ident.probes, 0.05)
     at = {name: (ident.probes[name], outcome) for name, outcome in ident.outcomes.items()}
     if not quadratic:

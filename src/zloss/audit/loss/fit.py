@@ -17,6 +17,7 @@ from torch import Tensor
 from zloss.audit.loss.candidates import Candidate
 from zloss.audit.loss.probes import Probe
 from zloss.audit.loss.reference import Reference, concatenate
+from zloss.audit.loss.warp import NO_WARP, Warp
 
 EXPLAINED = 1e-3
 """A group counts as explained when at most this share of its non-CE gradient is left over (or only rounding is)."""
@@ -37,9 +38,16 @@ class Measured:
     """Which batch a token was in."""
     eps: float
     """Unit roundoff of the arithmetic the loss showed."""
+    given: Reference
+    """The logits as the loss got them; `reference` holds them warped."""
+    warp: Warp = NO_WARP
+
+    def transport(self, source_TV: Tensor) -> Tensor:
+        """A source at the warped logits, seen at the given ones."""
+        return self.warp.transport(self.given, source_TV)
 
 
-def measure(parts: Sequence[tuple[Probe, Tensor]], eps: float) -> Measured:
+def measure(parts: Sequence[tuple[Probe, Tensor]], eps: float, warp: Warp = NO_WARP) -> Measured:
     """Join probes and their gradients; saturated rows of any batch form one group, others keep their probe's name."""
     reference = concatenate([probe.reference for probe, _ in parts])
     batch = torch.cat([torch.full_like(probe.target_T, i) for i, (probe, _) in enumerate(parts)])
@@ -53,7 +61,8 @@ def measure(parts: Sequence[tuple[Probe, Tensor]], eps: float) -> Measured:
                 member[batch == i] |= rows
                 groups[name] = member
     grads = torch.cat([grad for _, grad in parts])
-    return Measured(reference, grads, torch.cat([probe.noise_T for probe, _ in parts]), groups, batch, eps)
+    noise_T = torch.cat([probe.noise_T for probe, _ in parts])
+    return Measured(warp.reference(reference), grads, noise_T, groups, batch, eps, reference, warp)
 
 
 @dataclass(frozen=True)
@@ -110,10 +119,10 @@ def fit(
     r = data.reference
     keep = (data.grad_TV != 0).to(data.grad_TV.dtype) if nonzero_only else None
     values = [_value(c, data) for c in candidates]
-    shapes = [c.shape(r) for c in candidates]
-    columns = [r.p_TV - r.onehot_TV]
+    shapes = [data.transport(c.shape(r)) for c in candidates]
+    columns = [data.transport(r.p_TV - r.onehot_TV)]
     if smoothing:
-        columns.append(r.onehot_TV - r.uniform_TV)
+        columns.append(data.transport(r.onehot_TV - r.uniform_TV))
     for v_T, shape_TV in zip(values, shapes, strict=True):
         columns += [v_T.unsqueeze(-1) * shape_TV, -shape_TV]
     first = 2 if smoothing else 1
@@ -236,6 +245,9 @@ def _judge(
         left = float(residual[rows].norm())
         whole = float(auxiliary[rows].norm())
         noise = float(rounding_T[rows].norm())
+        if data.eps < 2.0**-20:
+            # Huge coefficients that cancel must not excuse what they leave.
+            noise = min(noise, 1e-2 * float(data.grad_TV[rows].norm()))
         unexplained[name] = left / whole if left > noise and whole > 0 else 0.0
         if whole > noise:
             caught = max(caught, 1 - left / whole)

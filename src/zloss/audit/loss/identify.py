@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zloss.audit.loss import probes
 from zloss.audit.loss.callable import BlackBox, Outcome
-from zloss.audit.loss.candidates import CENTERED
+from zloss.audit.loss.candidates import CENTERED, RAW
 from zloss.audit.loss.denominator import DENOMINATORS, Denominators, find_denominators
 from zloss.audit.loss.fit import Fit, Measured, fit, measure
 from zloss.audit.loss.model import Model, Penalty
@@ -19,13 +19,15 @@ from zloss.audit.loss.precision import UNIT, accepted_dtype, computes_in
 from zloss.audit.loss.probes import Probe
 from zloss.audit.loss.reference import Reference
 from zloss.audit.loss.result import Identified, Uncertainty
-from zloss.audit.loss.select import Selection, is_factorized, nearest, select
+from zloss.audit.loss.select import Selection, is_factorized, misfit, nearest, select
+from zloss.audit.loss.warp import NO_WARP, Warp, find_warps
 
 COVERAGE = 10.0
 """Standard errors in a stated uncertainty: rounding is not Gaussian, and tokens of one batch share some of it."""
 SECOND_VOCAB = 1000
 COARSE = 2.0**-20
 """Unit roundoff above which small differences of the loss mean nothing."""
+WARP_ACCURACY = 1e-8
 ROUGHLY = 0.3
 """The share of the non-CE gradient that low precision may leave unexplained."""
 
@@ -67,25 +69,37 @@ def identify(box: BlackBox, space: Space, seed: int) -> Identification:
     outcomes = _call_all(box, made, dtype)
     precision = computes_in(box, probes.continuous(_generator(seed), **_sizes(space)), dtype)
     eps = UNIT[precision]
-    data = measure([(made[name], outcome.grad_TV) for name, outcome in outcomes.items()], eps)
+    parts = [(made[name], outcome.grad_TV) for name, outcome in outcomes.items()]
+    data = measure(parts, eps)
     gain = torch.cat([made[name].reference.gain_squared_T for name in outcomes]) if box.linear else None
     selection = select(data, gain_squared_T=gain)
     shown = eps
     if selection.how == "unexplained" and (rough := _rounded(box, data, space, seed, dtype)) is not None:
         selection, shown = Selection("rounded", rough), UNIT["bfloat16"]
+    if selection.how == "unexplained":
+        rows = ~made["mixed"].saturated_T
+        ordinary = [(made["mixed"].take(rows), outcomes["mixed"].grad_TV[rows])]
+        for warp in find_warps(lambda warp: misfit(measure(ordinary, eps, warp))):
+            # The search is no finer than this, whatever the arithmetic of the loss.
+            warped = measure(parts, max(eps, WARP_ACCURACY), warp)
+            again = select(warped)
+            right = again.how == "explained" and again.fit.candidates[0] in (RAW, CENTERED)
+            if right or again.how == "none":
+                data, selection = warped, again
+                break
     chosen = selection.fit
     used = [made[name] for name in outcomes if selection.how != "moderate_only" or name != "wide"]
     denominators = find_denominators(
         box,
         _join(used),
-        lambda probe: _unit_sources(chosen, probe.reference),
+        lambda probe: _unit_sources(chosen, probe.reference, data.warp),
         has_z=selection.has_z,
         dtype=dtype,
         eps=shown,
         seed=seed,
         nonzero_only=selection.how == "filtered",
     )
-    model = _build_model(chosen, selection, denominators, space)
+    model = replace(_build_model(chosen, selection, denominators, space), warp=data.warp)
     followed = selection.how == "explained" and eps < COARSE
     rule = _target_rule(box, space, seed, dtype, eps, model, chosen) if followed else None
     model = replace(model, log_v_target=rule == "log_v")
@@ -119,8 +133,9 @@ def _call_all(box: BlackBox, made: dict[str, Probe], dtype: torch.dtype) -> dict
     return {name: outcome for name, outcome in outcomes.items() if outcome.finite}
 
 
-def _unit_sources(chosen: Fit, r: Reference) -> tuple[Tensor, Tensor]:
+def _unit_sources(chosen: Fit, given: Reference, warp: Warp = NO_WARP) -> tuple[Tensor, Tensor]:
     """CE source at weight 1, and the Z source at λ = w = 1 of the first penalty (others in proportion)."""
+    r = warp.reference(given)
     ce = r.p_TV - r.onehot_TV + chosen.smoothing * (r.onehot_TV - r.uniform_TV)
     z = torch.zeros_like(ce)
     lead = chosen.slope[0] if chosen.slope and chosen.slope[0] else 1.0
@@ -129,7 +144,7 @@ def _unit_sources(chosen: Fit, r: Reference) -> tuple[Tensor, Tensor]:
         if chosen.damping is not None:
             amplitude = amplitude / (1 + chosen.damping * r.gain_squared_T)
         z = z + amplitude.unsqueeze(-1) * candidate.shape(r)
-    return ce, z
+    return warp.transport(given, ce), warp.transport(given, z)
 
 
 def _build_model(chosen: Fit, selection: Selection, denominators: Denominators, space: Space) -> Model:
@@ -141,14 +156,14 @@ def _build_model(chosen: Fit, selection: Selection, denominators: Denominators, 
     if selection.has_z and CENTERED in chosen.candidates and denominators.ce != "sum" and 0.5 < ce_scale < 1 - 1e-3:
         smoothing, ce_scale = 1 - ce_scale, 1.0
     if not selection.has_z:
-        return Model((), denominators.ce, None, ce_scale, smoothing, space.lanes)
+        return Model((), denominators.ce, None, ce_scale, smoothing, probe_vocab=space.lanes)
     z_count = _count(denominators.z or "sum", tokens)
     penalties = []
     for candidate, slope, offset in zip(chosen.candidates, chosen.slope, chosen.offset, strict=True):
         if candidate is CENTERED and smoothing and not chosen.smoothing:
             offset = offset + ce_scale * smoothing / ce_count
         penalties.append(Penalty(candidate, slope * z_count / 2, offset / slope if slope else 0.0, chosen.damping))
-    return Model(tuple(penalties), denominators.ce, denominators.z, ce_scale, smoothing, space.lanes)
+    return Model(tuple(penalties), denominators.ce, denominators.z, ce_scale, smoothing, probe_vocab=space.lanes)
 
 
 def _describe(
@@ -176,6 +191,7 @@ def _describe(
             ce_scale=model.ce_scale,
             label_smoothing=smoothing,
             computes_in=precision,
+            extra=model.warp.named(),
         )
     lead = model.penalties[0]
     slope, offset = chosen.slope[0], chosen.offset[0]
@@ -211,7 +227,7 @@ def _describe(
         ce_scale=model.ce_scale,
         label_smoothing=smoothing,
         computes_in=precision,
-        extra=extra,
+        extra={**extra, **model.warp.named()},
     )
 
 
@@ -231,7 +247,9 @@ def _target_rule(
     if not parts:
         return None
     gain = torch.cat([probe.reference.gain_squared_T for probe, _ in parts]) if chosen.damping is not None else None
-    again = fit(measure(parts, eps), chosen.candidates, smoothing=chosen.smoothing != 0.0, gain_squared_T=gain)
+    again = fit(
+        measure(parts, eps, model.warp), chosen.candidates, smoothing=chosen.smoothing != 0.0, gain_squared_T=gain
+    )
     if not again.slope or not again.slope[0]:
         return None
     lead = model.penalties[0]

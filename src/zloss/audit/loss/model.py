@@ -11,6 +11,7 @@ from torch import Tensor
 from zloss.audit.loss.candidates import Candidate
 from zloss.audit.loss.denominator import DENOMINATORS
 from zloss.audit.loss.reference import Reference
+from zloss.audit.loss.warp import NO_WARP, Warp
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Model:
     z_denominator: str | None
     ce_scale: float
     smoothing: float
+    warp: Warp = NO_WARP
+    """What happens to the logits before the softmax."""
     probe_vocab: int = 0
     """The V the targets were identified at."""
     log_v_target: bool = False
@@ -44,20 +47,26 @@ class Model:
 
     def ce_source(self, r: Reference) -> Tensor:
         """The cross-entropy part of the logit gradient, [T, V]."""
+        given, r = r, self.warp.reference(r)
         smooth = self.smoothing * (r.onehot_TV - r.uniform_TV)
         rows = (r.p_TV - r.onehot_TV + smooth) * r.valid_T.unsqueeze(-1)
-        return self.ce_scale * rows / self._count(self.ce_denominator, r)
+        return self.warp.transport(given, self.ce_scale * rows / self._count(self.ce_denominator, r))
 
     def z_source(self, r: Reference) -> Tensor:
         """The penalty part of the logit gradient, [T, V], on valid tokens."""
+        given, r = r, self.warp.reference(r)
         total = torch.zeros_like(r.logits_TV)
         for one in self.penalties:
             amplitude = 2 * one.weight(r) * (one.candidate.value(r) - self._target(one, r))
             total = total + amplitude.unsqueeze(-1) * one.candidate.shape(r)
-        return total * r.valid_T.unsqueeze(-1) / self._count(self.z_denominator or "sum", r)
+        rows = total * r.valid_T.unsqueeze(-1)
+        return self.warp.transport(given, rows / self._count(self.z_denominator or "sum", r))
 
     def z_value(self, r: Reference) -> float:
         """The penalty part of the scalar."""
+        return self._z_value(self.warp.reference(r))
+
+    def _z_value(self, r: Reference) -> float:
         total = torch.zeros_like(r.log_z_T)
         for one in self.penalties:
             total = total + one.weight(r) * (one.candidate.value(r) - self._target(one, r)) ** 2
@@ -65,9 +74,10 @@ class Model:
 
     def value(self, r: Reference) -> float:
         """The whole scalar."""
+        r = self.warp.reference(r)
         smooth = (1 - self.smoothing) * r.cross_entropy_T + self.smoothing * (r.log_z_T - r.mu_T) * r.valid_T
         ce = float(smooth.sum())
-        return self.ce_scale * ce / self._count(self.ce_denominator, r) + self.z_value(r)
+        return self.ce_scale * ce / self._count(self.ce_denominator, r) + self._z_value(r)
 
     def _target(self, one: Penalty, r: Reference) -> float:
         return one.target + (math.log(r.lanes / self.probe_vocab) if self.log_v_target else 0.0)

@@ -59,7 +59,8 @@ class Identified:
     computes_in: str = "float64"
     """The precision its arithmetic showed on fp64 (else fp32) logits."""
     extra: dict[str, float] = field(default_factory=dict)
-    """Further coefficients of composite penalties (factorized: shift_coef, shift_target; gain-aware: beta)."""
+    """Further coefficients of composite penalties (factorized: shift_coef, shift_target; gain-aware: beta), and what is done to
+    the logits before the softmax (logit_scale, softcap)."""
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from zloss.audit.loss.candidates import CANDIDATES, CENTERED, MEAN_LOGIT, RAW, Candidate
 from zloss.audit.loss.fit import ROUNDING, Fit, Measured, fit
+from zloss.audit.loss.reference import Reference
 
 How = Literal["none", "explained", "filtered", "moderate_only", "rounded", "unexplained"]
 
@@ -49,6 +51,18 @@ def select(data: Measured, *, gain_squared_T: Tensor | None = None) -> Selection
     rows = data if chosen.how == "explained" else _without(data, "wide")
     sharp = fit(rows, chosen.fit.candidates, smoothing=chosen.fit.smoothing != 0.0, refine=True)
     return Selection(chosen.how, sharp) if sharp.good else chosen
+
+
+def misfit(data: Measured) -> float:
+    """‖residual‖/‖gradient‖ of the better right penalty: what the search for a scale or softcap minimises."""
+    whole, r = max(float(data.grad_TV.norm()), 1e-300), data.reference
+    left = []
+    for c in (RAW, CENTERED):
+        shape, ce = data.transport(c.shape(r)), data.transport(r.p_TV - r.onehot_TV)
+        columns = torch.stack([ce.flatten(), (c.value(r).unsqueeze(-1) * shape).flatten(), shape.flatten()], dim=-1)
+        goal = data.grad_TV.flatten()
+        left.append(float((goal - columns @ torch.linalg.lstsq(columns, goal).solution).norm()))
+    return min(left) / whole
 
 
 def nearest(data: Measured) -> Fit:
@@ -112,15 +126,20 @@ def _dropped_share(chosen: Fit, data: Measured) -> float:
 
 def _without(data: Measured, group: str) -> Measured:
     rows = ~data.groups[group]
-    r = data.reference
     return Measured(
-        reference=type(r)(r.logits_TV[rows], r.target_T[rows], r.lanes),
+        reference=_rows(data.reference, rows),
+        given=_rows(data.given, rows),
+        warp=data.warp,
         grad_TV=data.grad_TV[rows],
         noise_T=data.noise_T[rows],
         groups={name: member[rows] for name, member in data.groups.items() if name != group},
         batch_T=data.batch_T[rows],
         eps=data.eps,
     )
+
+
+def _rows(r: Reference, rows: Tensor) -> Reference:
+    return Reference(r.logits_TV[rows], r.target_T[rows], r.lanes)
 
 
 def is_factorized(candidates: tuple[Candidate, ...]) -> bool:

@@ -52,8 +52,9 @@ def check(evidence: Evidence) -> Finding:
     smoothing = f" with label smoothing {identified.label_smoothing:.4g}" if identified.label_smoothing else ""
     scale = identified.ce_scale if identified.ce_scale is not None else 1.0
     scaled = f", CE scaled by {scale:.5g}" if abs(scale - 1) > 1e-3 else ""
+    before = "".join(f" of logits with {key} {value:.5g}" for key, value in ident.model.warp.named().items())
     penalty = f" plus a penalty on {identified.penalty}" if identified.has_z else ""
-    return passed(ID, f"Cross-entropy{smoothing}{penalty} explains the gradient{scaled}.", share)
+    return passed(ID, f"Cross-entropy{before}{smoothing}{penalty} explains the gradient{scaled}.", share)
 
 
 def _at_large_vocabulary(evidence: Evidence) -> float | None:
