@@ -94,6 +94,9 @@ def _load_pretrained(name: str, dtype: DtypeName, trust_remote_code: bool, allow
         tokenizer = AutoTokenizer.from_pretrained(identifier, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise CheckpointError(f"{name} has no tokenizer that can be loaded: {first_line(error)}.") from error
+    if len(set(tokenizer("An audit needs words.", add_special_tokens=False).input_ids)) < 2:
+        # transformers makes an empty tokenizer for a folder that has none.
+        raise CheckpointError(f"{name} has no tokenizer: none of its files gives token ids for a sentence.")
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             identifier,

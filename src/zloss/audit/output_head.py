@@ -21,6 +21,9 @@ from zloss.errors import CheckpointError
 CHECK_TOKENS = 64
 """How many tokens the agreement checks look at: enough to be sure, few enough for V = 262,144."""
 AGREEMENT = 1e-3
+"""Largest relative difference between our logits and the model's own."""
+FORESIGHT = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2}
+"""Largest relative change of earlier hidden states when a later token changes: rounding, and no more."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float
         changed = ids_BN.clone()
         changed[0, -1] = (changed[0, -1] + 1) % head.vocab
         future = hidden_of(changed)
-    if ids_BN.shape[1] > 1 and _relative(future[0, :-1], hidden[0, :-1]) > AGREEMENT:
+    if ids_BN.shape[1] > 1 and _relative(future[0, :-1], hidden[0, :-1]) > FORESIGHT[hidden.dtype]:
         raise CheckpointError(
             f"{checkpoint.name} is not causal: changing a token changes the hidden states before it. "
             "An audit needs a causal language model, not an encoder."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from zloss.errors import InputError
 from zloss.report.writing import write_bytes
+from zloss.streaming.accumulator import State
 
 STATE_FILE = "audit-state.npz"
 SAVE_EVERY_SECONDS = 15.0
@@ -41,12 +43,12 @@ class SavedPass:
             )
         return finished, state
 
-    def save(self, finished_blocks: int, state: dict[str, Any], *, now: bool = False) -> None:
+    def save(self, finished_blocks: int, state: Callable[[], State], *, now: bool = False) -> None:
         """Write the state if the last save is a while ago, or `now`."""
         if self._path is None or (not now and time.monotonic() - self._saved_at < SAVE_EVERY_SECONDS):
             return
         buffer = io.BytesIO()
-        np.savez(buffer, fingerprint=self._fingerprint, finished_blocks=finished_blocks, **state)
+        np.savez(buffer, fingerprint=self._fingerprint, finished_blocks=finished_blocks, **state())
         write_bytes(self._path, buffer.getvalue())
         self._saved_at = time.monotonic()
 

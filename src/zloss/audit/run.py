@@ -22,6 +22,7 @@ from zloss.audit.config import AuditConfig
 from zloss.audit.corpus import Corpus, open_corpus
 from zloss.audit.extremes import extreme_tables
 from zloss.audit.gradient import GradientFindings, gradient_findings
+from zloss.audit.interrupt import held_interrupts
 from zloss.audit.output_head import OutputHead, check_head, find_head, hidden_states
 from zloss.audit.progress import Progress, Silent
 from zloss.audit.resume import SavedPass
@@ -188,21 +189,20 @@ def _pass(
         if earlier is not None:
             finished, state = earlier
             tails.restore(state)
-        with clock("pass"), progress.step("audit", blocks.predictions) as step:
+        with clock("pass"), progress.step("audit", blocks.predictions) as step, held_interrupts() as release:
             step.advance(finished * blocks.size)
             try:
                 while finished < blocks.count:
-                    stop = min(finished + config.batch_blocks, blocks.count)
-                    hidden_TD, target_T = batch(finished, stop)
-                    # Collected first: an interrupt must not leave a batch half counted.
-                    tables = list(token_tables(measurement, hidden_TD, target_T, plane))
-                    for table in tables:
-                        tails.update(table, finished * blocks.size + table.tokens.start)
-                    step.advance((stop - finished) * blocks.size)
+                    start, stop = finished, min(finished + config.batch_blocks, blocks.count)
+                    hidden_TD, target_T = batch(start, stop)
+                    for table in token_tables(measurement, hidden_TD, target_T, plane):
+                        tails.update(table, start * blocks.size + table.tokens.start)
                     finished = stop
-                    saved.save(finished, tails.state())
+                    step.advance((stop - start) * blocks.size)
+                    saved.save(finished, tails.state)
+                    release()
             except KeyboardInterrupt:
-                saved.save(finished, tails.state(), now=True)
+                saved.save(finished, tails.state, now=True)
                 return tails, finished
     saved.clear()
     return tails, finished

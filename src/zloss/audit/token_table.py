@@ -15,7 +15,6 @@ from zloss.audit.output_head import OutputHead
 from zloss.source.cross_entropy import CrossEntropy
 from zloss.transport.chunked import Chunk, iterate_chunks
 from zloss.transport.problem import HeadProblem, Options, prepare_head
-from zloss.transport.rows import TorchRows
 from zloss.transport.spectrum import HeadSpectrum, leading_part
 
 
@@ -83,7 +82,7 @@ class Measurement:
 
 def shaped_chunks(problem: HeadProblem) -> Iterator[tuple[Chunk, Tensor]]:
     """Chunks with their hidden-source shapes Wᵀp of the scaled head, [C, D]."""
-    for chunk in iterate_chunks(problem, TorchRows(problem.options.softcap), back_projection=True):
+    for chunk in iterate_chunks(problem, back_projection=True):
         assert chunk.projected_CD is not None
         yield chunk, chunk.projected_CD * (problem.options.logit_scale / chunk.rows.sums.sum_C).unsqueeze(1)
 

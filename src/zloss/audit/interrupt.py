@@ -1,0 +1,37 @@
+"""Ctrl-C between batches, never inside one: a batch is counted whole or not at all."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def held_interrupts() -> Iterator[Callable[[], None]]:
+    """Inside, the first Ctrl-C only raises KeyboardInterrupt when the yielded function is called; a second one at once.
+
+    Elsewhere than in the main thread, where signals cannot be handled, nothing is held.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    held = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal held
+        if held:
+            raise KeyboardInterrupt
+        held = True
+
+    def release() -> None:
+        if held:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield release
+    finally:
+        signal.signal(signal.SIGINT, before)
