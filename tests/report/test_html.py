@@ -123,14 +123,26 @@ def test_rays_have_the_slope_of_their_label(report: AuditReport) -> None:
         assert slope == pytest.approx(label, rel=0.02)
 
 
-def test_bins_of_different_width_are_compared_per_unit(report: AuditReport) -> None:
-    wide = Histogram("gain", "raw", (0.0, 4.0, 8.0), (40, 40))
+def bars(report: AuditReport, *histograms: Histogram) -> list[list[str]]:
+    figure = tail_figures(replace(report, figures=Figures(histograms=histograms)), "x")[0]
+    paths = ElementTree.fromstring(figure.svg).iter("path")
+    return [re.findall(r"V([\d.]+)H", path.attrib["d"]) for path in paths if "steps" in path.attrib["class"]]
+
+
+def test_bins_that_do_not_nest_are_compared_per_unit(report: AuditReport) -> None:
+    wide = Histogram("gain", "raw", (0.5, 4.5, 8.5), (40, 40))
     narrow = Histogram("gain", "centered", (0.0, 1.0, 2.0), (10, 10))
-    figure = tail_figures(replace(report, figures=Figures(histograms=(wide, narrow))), "x")[0]
-    svg = ElementTree.fromstring(figure.svg)
-    heights = [re.findall(r"V([\d.]+)H", p.attrib["d"]) for p in svg.iter("path") if "steps" in p.attrib["class"]]
     # Ten tokens per unit in both: the same height although one count is four times the other.
-    assert heights[0] == heights[1]
+    first, second = bars(report, wide, narrow)
+    assert first == second
+
+
+def test_nested_bins_are_added_up(report: AuditReport) -> None:
+    wide = Histogram("gain", "raw", (0.0, 4.0, 8.0), (40, 40))
+    narrow = Histogram("gain", "centered", (0.0, 1.0, 2.0, 3.0, 4.0), (10, 10, 15, 5))
+    first, second = bars(report, wide, narrow)
+    assert len(first) == len(second) == 2
+    assert first[0] == second[0]
 
 
 def test_missing_parts_leave_their_reasons_not_holes(bare: AuditReport) -> None:

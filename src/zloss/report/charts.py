@@ -10,6 +10,7 @@ from statistics import fmean
 
 from zloss.report.figure_data import Coordinate, GeometrySample, Histogram, Quantity
 from zloss.report.formatting import coefficient, number
+from zloss.report.rebinning import equal_width, share_bins
 from zloss.report.schema import AuditReport
 from zloss.report.svg import Chart, Scale, linear_scale, log_scale
 
@@ -142,9 +143,12 @@ def _tail(report: AuditReport, prefix: str, quantity: Quantity, title: str, labe
         found = found[:1]
     if not found:
         return None
+    found = [(css, h) for (css, _), h in zip(found, share_bins([h for _, h in found]), strict=True)]
     edges = [h.edges for _, h in found]
     low, high = min(e[0] for e in edges), max(e[-1] for e in edges)
-    scale = Scale(low, high, log=True) if low > 0 and high / low > 8 else linear_scale([low, high], margin=0.0)
+    # Bars of equal width belong on a linear axis, growing ones on a logarithmic one.
+    logarithmic = low > 0 and high > low and all(equal_width(e) is None for e in edges)
+    scale = Scale(low, high, log=True) if logarithmic else linear_scale([low, high], margin=0.0)
     shared = len(set(edges)) == 1
     heights = [histogram_heights(h, shared=shared) for _, h in found]
     present = [height for column in heights for height in column if height > 0]

@@ -12,6 +12,7 @@ from zloss.errors import InputError, MissingDependencyError
 from zloss.report.charts import COORDINATES, TAILS, above_share, fixed_gains, histogram_heights
 from zloss.report.figure_data import GeometrySample
 from zloss.report.formatting import mathtext
+from zloss.report.rebinning import equal_width, share_bins
 from zloss.report.schema import AuditReport
 from zloss.report.writing import write_bytes
 
@@ -114,11 +115,16 @@ def draw_tails(report: AuditReport) -> Any | None:
     """Histograms over tokens with the reported quantile dashed."""
     drawable = []
     for quantity, title, label, key in TAILS:
-        found = [(name, h) for name in COORDINATES if (h := report.figures.histogram(quantity, name)) is not None]
+        found = [
+            (name, h)
+            for name in COORDINATES
+            if (h := report.figures.histogram(quantity, name)) is not None and any(h.counts)
+        ]
         # The centered shift is rounding noise.
         found = found[:1] if quantity == "shift" else found
         if found:
-            drawable.append((title, label, key, found))
+            regrouped = share_bins([histogram for _, histogram in found])
+            drawable.append((title, label, key, [(name, h) for (name, _), h in zip(found, regrouped, strict=True)]))
     if not drawable:
         return None
     figure, axes = _panels(len(drawable), 2.7)
@@ -132,7 +138,7 @@ def draw_tails(report: AuditReport) -> Any | None:
             if value is not None:
                 ax.axvline(value, color=COLOURS[name], ls="--", lw=1)
         ax.set(yscale="log", title=title, xlabel=mathtext(label), ylabel="tokens" if shared else "tokens per unit")
-        if found[0][1].edges[0] > 0:
+        if found[0][1].edges[0] > 0 and equal_width(found[0][1].edges) is None:
             ax.set_xscale("log")
     axes[0].legend(frameon=False)
     return figure

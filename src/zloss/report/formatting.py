@@ -13,6 +13,11 @@ _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 _SYMBOL = re.compile(r"(?<![\w.])([A-Za-zΑ-Ωα-ω])(?:_([A-Za-z]+|\d+)(?![\w]))?(?:\^([\d.]*\d))?")
 
 
+def superscript(exponent: int) -> str:
+    """An exponent in raised digits."""
+    return str(exponent).translate(_SUPERSCRIPT)
+
+
 def number(value: float | int | None, digits: int = 4) -> str:
     """Four significant digits; powers of ten only where plain digits would be unreadable.
 
@@ -28,7 +33,7 @@ def number(value: float | int | None, digits: int = 4) -> str:
     if not 1e-3 <= abs(value) < 1e6:
         mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
         mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-        return f"{mantissa}×10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+        return f"{mantissa}×10{superscript(int(exponent))}"
     places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
     text = f"{value:,.{places}f}"
     # Zeros show precision of a measured number; a number that simply ends earlier does not need them.
@@ -45,7 +50,7 @@ def coefficient(value: float | None) -> str:
         return number(value, 3)
     mantissa, exponent = f"{value:.2e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".")
-    power = f"10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+    power = f"10{superscript(int(exponent))}"
     return power if mantissa == "1" else f"{mantissa}×{power}"
 
 

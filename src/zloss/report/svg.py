@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from zloss.report.formatting import number, svg_text
+from zloss.report.formatting import number, superscript, svg_text
 
 LAYERS = 10
 """Paths per cloud of dots."""
@@ -170,9 +170,12 @@ class Chart:
 
 
 def tick_label(value: float) -> str:
-    """Short: trailing zeros add nothing on an axis."""
+    """Short: trailing zeros add nothing on an axis, and many digits would run into its label."""
     if value == 0:
         return "0"
+    if abs(value) >= 1e5:
+        exponent = math.floor(math.log10(abs(value)))
+        return f"{value / 10**exponent:.2g}×10{superscript(exponent)}".removeprefix("1×")
     text = number(float(f"{value:.3g}"), 3)
     return text.rstrip("0").rstrip(".") if "." in text and "×" not in text else text.removeprefix("1×")
 
