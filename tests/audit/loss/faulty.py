@@ -364,6 +364,46 @@ def centered_by_detached_mean(logits: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(logits, target) + z_part(logits - logits.mean(-1, keepdim=True).detach(), target)
 
 
+def rewrites_ignored_targets(logits: Tensor, target: Tensor) -> Tensor:
+    valid = target != IGNORE
+    target[~valid] = 0
+    rows = F.cross_entropy(logits, target, reduction="none") + COEF * torch.logsumexp(logits, -1) ** 2
+    return rows[valid].sum() / valid.sum().clamp(min=1)
+
+
+def doubles_hidden(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    hidden.mul_(2)
+    return correct(hidden @ weight.T, target)
+
+
+def clamped_z_gradient(logits: Tensor, target: Tensor) -> Tensor:
+    log_z = torch.logsumexp(logits, -1)
+    log_z.register_hook(lambda gradient: gradient.clamp(-1e-5, 1e-5))
+    return cross_entropy(logits, target) + COEF * mean_valid(log_z**2, target)
+
+
+def coefficient_over_vocabulary(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + z_part(logits, target) / logits.shape[-1]
+
+
+def z_of_ignored_tokens(logits: Tensor, target: Tensor) -> Tensor:
+    ignored = target == IGNORE
+    z = torch.logsumexp(logits, -1)[ignored].square().sum() / ignored.sum().clamp(min=1)
+    return cross_entropy(logits, target) + COEF * z
+
+
+def hinge(logits: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(logits, target) + COEF * mean_valid(F.relu(torch.logsumexp(logits, -1) - 10) ** 2, target)
+
+
+def bf16_loss(logits: Tensor, target: Tensor) -> Tensor:
+    return correct(logits, target).bfloat16()
+
+
+def bf16_product(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return correct((hidden.bfloat16() @ weight.bfloat16().T).float(), target)
+
+
 EXPECT = {"coef": COEF, "target": 0.0}
 
 TRAPS: dict[str, tuple[Callable[..., Any], dict[str, Any], set[str]]] = {
@@ -420,6 +460,14 @@ UNLISTED: dict[str, tuple[Callable[..., Any], dict[str, Any], set[str]]] = {
     "first token only": (first_token_only, {}, {"unexplained_source"}),
     "focal": (focal, {}, {"unexplained_source"}),
     "centered by a detached mean": (centered_by_detached_mean, {}, {"unexplained_source"}),
+    "rewrites ignored targets": (rewrites_ignored_targets, {}, {"overwrites_input"}),
+    "doubles hidden": (doubles_hidden, {"linear": True}, {"overwrites_input"}),
+    "clamped Z gradient": (clamped_z_gradient, {}, {"forward_backward_mismatch", "unexplained_source"}),
+    "λ over V": (coefficient_over_vocabulary, {}, {"unexplained_source"}),
+    "Z of ignored tokens": (z_of_ignored_tokens, {}, {"ignored_tokens_leak"}),
+    "hinge": (hinge, {}, {"unexplained_source"}),
+    "bf16 loss": (bf16_loss, {}, {"reported_z_dtype"}),
+    "bf16 product": (bf16_product, {"linear": True}, {"low_precision_source"}),
     "wrong c": (correct, {"expect": {"coef": COEF, "target": 3.0}}, {"differs_from_expected"}),
     "wrong λ": (correct, {"expect": {"coef": 0.7 * COEF}}, {"differs_from_expected"}),
     "wrong denominator": (correct, {"expect": {"denominator": "sum"}}, {"denominator_mismatch"}),

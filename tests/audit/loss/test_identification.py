@@ -145,6 +145,23 @@ def test_given_logits_are_where_the_source_is_measured() -> None:
     assert "low_precision_source" in {finding.id for finding in worse.found}
 
 
+def test_a_target_that_follows_log_v_is_stated_for_the_given_vocabulary() -> None:
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z, y) + 1e-3 * (z.logsumexp(-1) - math.log(z.shape[-1]))[y != IGNORE].square().mean()
+
+    got = audit_loss(loss, logits=torch.randn(8, 500), expect={"coef": 1e-3, "target": None})
+    assert got.identified.vocab == 500
+    assert got.identified.target == pytest.approx(math.log(500), abs=1e-6)
+    assert "differs_from_expected" not in {finding.id for finding in got.found}
+
+
+def test_a_penalty_without_cross_entropy_is_read_alone() -> None:
+    got = audit_loss(lambda z, y: 1e-3 * (z.logsumexp(-1) - 2.0)[y != IGNORE].square().sum()).identified
+    assert (got.coordinate, got.ce_denominator, got.z_denominator) == ("raw", "none", "sum")
+    assert got.coef == pytest.approx(1e-3, rel=1e-6)
+    assert got.target == pytest.approx(2.0, abs=1e-6)
+
+
 def test_wrong_mutations_of_the_oracle_are_noticed() -> None:
     """The recovery test can fail: a λ off by 0.2 %, a c off by 0.01, another denominator."""
     names = ("raw", "valid", "valid")

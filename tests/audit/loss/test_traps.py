@@ -47,10 +47,12 @@ ALSO_TRUE = {
     "11 logged is not trained": {"reported_z_dtype"},
     "12 probabilities": {"unexplained_source"},
     "detached Z": {"forward_backward_mismatch"},
+    "bf16 arithmetic": {"reported_z_dtype"},
     "bf16 arithmetic in Z": {"forward_backward_mismatch"},
     "noise": {"unexplained_source"},
     "dropout": {"unexplained_source"},
     "state": {"forward_backward_mismatch", "unexplained_source", "upstream_ignored"},
+    "clamped Z gradient": {"upstream_ignored"},
     "centered by a detached mean": {"forward_backward_mismatch"},
 }
 

@@ -15,6 +15,9 @@ from zloss.audit.loss.probes import Probe
 CONSTANT = 2e-3
 """Relative spread below which weight × denominator counts as constant."""
 
+NO_CE = 1e-9
+"""A weight on CE below this is no CE: a penalty was audited alone."""
+
 DENOMINATORS: dict[str, Callable[[int, int], float]] = {
     "valid": lambda valid, everything: float(valid),
     "all": lambda valid, everything: float(everything),
@@ -88,6 +91,8 @@ def find_denominators(
         if outcome.finite:
             seen.append(_weigh(probe, batch, keep, outcome.grad_TV, predict, has_z, nonzero_only))
     ce_name, ce_scale = _name([(w.valid, w.tokens, w.ce) for w in seen], masks_accepted, tolerance)
+    if all(abs(w.ce) < NO_CE for w in seen):
+        ce_name, ce_scale = "none", 0.0
     if not has_z:
         return Denominators(ce_name, None, ce_scale, None, tuple(seen), masks_accepted)
     z_name, coef = _name([(w.valid, w.tokens, w.z) for w in seen], masks_accepted, tolerance)
@@ -130,3 +135,8 @@ def _name(seen: list[tuple[int, int, float]], masks_accepted: bool, tolerance: f
         valid, _, weight = seen[0]
         return "other", weight * valid
     return ("mean" if best == "valid" and not masks_accepted else best), scale
+
+
+def token_count(name: str, valid: int, everything: int) -> float:
+    """The count behind a name; what has no count of its own is stated per valid token."""
+    return DENOMINATORS.get(name, DENOMINATORS["valid"])(valid, everything)

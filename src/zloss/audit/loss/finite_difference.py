@@ -77,8 +77,8 @@ def _slope(
     low2, low1, high1, high2 = values
     difference = (8 * (high1 - low1) - (high2 - low2)) / (12 * step)
     gradient = float((outcome.grad_TV * direction).sum())
-    # The scalar may come back in fp32 even where the gradient is fp64.
-    unit = max(ident.eps, UNIT["float32"] if outcome.dtype != torch.float64 else 0.0)
+    # The scalar may come back in a narrower format even where the gradient is fp64.
+    unit = max(ident.eps, UNIT.get(str(outcome.dtype).removeprefix("torch."), 0.0))
     rounding = 16 * unit * max(abs(value) for value in values) / step
     scale = max(abs(difference), abs(gradient))
     beyond = max(abs(difference - gradient) - rounding, 0.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from zloss.audit.loss import probes
 from zloss.audit.loss.callable import BlackBox, Outcome
 from zloss.audit.loss.candidates import CENTERED, RAW
-from zloss.audit.loss.denominator import DENOMINATORS, Denominators, find_denominators
+from zloss.audit.loss.denominator import Denominators, find_denominators, token_count
 from zloss.audit.loss.fit import Fit, Measured, fit, measure
 from zloss.audit.loss.model import Model, Penalty
 from zloss.audit.loss.output import LossCallError
@@ -149,15 +149,15 @@ def _unit_sources(chosen: Fit, given: Reference, warp: Warp = NO_WARP) -> tuple[
 
 def _build_model(chosen: Fit, selection: Selection, denominators: Denominators, space: Space) -> Model:
     tokens = probes.TOKENS
-    ce_count = _count(denominators.ce, tokens)
-    ce_scale = chosen.ce_weight * ce_count
+    ce_count = token_count(denominators.ce, tokens, tokens)
+    ce_scale = 0.0 if denominators.ce == "none" else chosen.ce_weight * ce_count
     smoothing = chosen.smoothing
     # Centered: a weight below 1 on onehot(y) is label smoothing, and its 1/V part must not be read as c.
     if selection.has_z and CENTERED in chosen.candidates and denominators.ce != "sum" and 0.5 < ce_scale < 1 - 1e-3:
         smoothing, ce_scale = 1 - ce_scale, 1.0
     if not selection.has_z:
         return Model((), denominators.ce, None, ce_scale, smoothing, probe_vocab=space.lanes)
-    z_count = _count(denominators.z or "sum", tokens)
+    z_count = token_count(denominators.z or "sum", tokens, tokens)
     penalties = []
     for candidate, slope, offset in zip(chosen.candidates, chosen.slope, chosen.offset, strict=True):
         if candidate is CENTERED and smoothing and not chosen.smoothing:
@@ -287,10 +287,6 @@ def _join(parts: list[Probe]) -> Probe:
     r = [probe.reference for probe in parts]
     joined = Reference(torch.cat([x.logits_TV for x in r]), torch.cat([x.target_T for x in r]), r[0].lanes)
     return Probe("joined", joined, torch.cat([probe.saturated_T for probe in parts]))
-
-
-def _count(name: str, tokens: int) -> float:
-    return DENOMINATORS["valid" if name in ("mean", "other") else name](tokens, tokens)
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zloss.audit.loss.candidates import Candidate
-from zloss.audit.loss.denominator import DENOMINATORS
+from zloss.audit.loss.denominator import token_count
 from zloss.audit.loss.reference import Reference
 from zloss.audit.loss.warp import NO_WARP, Warp
 
@@ -84,5 +84,4 @@ class Model:
 
     @staticmethod
     def _count(name: str, r: Reference) -> float:
-        known = "valid" if name in ("mean", "other") else name
-        return max(DENOMINATORS[known](int(r.valid_T.sum()), len(r.valid_T)), 1.0)
+        return max(token_count(name, int(r.valid_T.sum()), len(r.valid_T)), 1.0)

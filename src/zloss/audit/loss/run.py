@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from zloss.audit.loss import probes
 from zloss.audit.loss.callable import BlackBox, LossFunction
 from zloss.audit.loss.evidence import Evidence
 from zloss.audit.loss.findings import CHECKS
-from zloss.audit.loss.identify import Space, identify
+from zloss.audit.loss.identify import Identification, Space, identify
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.result import LossAudit
 from zloss.audit.loss.source_error import audited_probe, measure_source
@@ -67,6 +69,7 @@ def audit_loss(
     token_box = None if per_token is None else _relative(box, per_token)
     ident = identify(box, space, seed)
     probe, dtype = audited_probe(ident, logits, target, ignore_index, seed)
+    ident = _at_vocabulary(ident, probe.reference.lanes)
     source, floor = measure_source(box, off_box, ident, probe, dtype)
     evidence = Evidence(box, off_box, token_box, wanted, ident, source, floor, seed)
     findings = tuple(check(evidence) for check in CHECKS)
@@ -85,6 +88,15 @@ def audit_loss(
         "seconds": round(time.perf_counter() - started, 3),
     }
     return LossAudit(ident.identified, findings, source, provenance)
+
+
+def _at_vocabulary(ident: Identification, lanes: int) -> Identification:
+    """State a c that follows log V for the vocabulary of the audited logits, not for that of the probes."""
+    got = ident.identified
+    if got.target_rule != "log_v" or got.target is None or got.vocab is None or lanes == got.vocab:
+        return ident
+    moved = replace(got, target=got.target + math.log(lanes / got.vocab), vocab=lanes)
+    return replace(ident, identified=moved)
 
 
 def _check_options(

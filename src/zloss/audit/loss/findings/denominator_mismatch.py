@@ -24,7 +24,7 @@ def check(evidence: Evidence) -> Finding:
     if ident.selection.how == "unexplained":
         return not_applicable(ID, "The penalty is not a known one, so its weight cannot be read.")
     ratios = [w.z / w.ce for w in ident.denominators.weights if w.ce]
-    if not ratios:
+    if not ratios or named.ce_denominator == "none":
         return not_applicable(ID, "No cross-entropy was found beside the Z.")
     low, high = min(ratios, key=abs), max(ratios, key=abs)
     change = abs(high / low) if low else float("inf")

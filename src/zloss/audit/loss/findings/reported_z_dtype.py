@@ -17,6 +17,11 @@ def check(evidence: Evidence) -> Finding:
     half = evidence.attempt(probe, dtype=torch.bfloat16)
     outcomes = [plain] if isinstance(half, str) else [plain, half]
     returned = "" if isinstance(half, str) else f" bf16 logits give a {_name(half.dtype)} loss."
+    if plain.dtype in (torch.bfloat16, torch.float16):
+        wide = _name(evidence.ident.dtype)
+        return found(
+            ID, f"{wide} logits give a {_name(plain.dtype)} loss: two or three digits of what is logged.", 16.0
+        )
     if plain.reported is None:
         return not_applicable(ID, f"The loss reports no Z apart.{returned}")
     for outcome in outcomes:
