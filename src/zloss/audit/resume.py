@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from zloss.streaming.accumulator import State
 
 STATE_FILE = "audit-state.npz"
 SAVE_EVERY_SECONDS = 15.0
+"""How much work a killed audit loses at most; $ZLOSS_SAVE_EVERY sets another number of seconds."""
 
 
 class SavedPass:
@@ -24,6 +26,7 @@ class SavedPass:
     def __init__(self, folder: Path | None, fingerprint: str) -> None:
         self._path = None if folder is None else folder / STATE_FILE
         self._fingerprint = fingerprint
+        self._interval = float(os.environ.get("ZLOSS_SAVE_EVERY", SAVE_EVERY_SECONDS))
         self._saved_at = time.monotonic()
 
     def load(self) -> tuple[int, dict[str, Any]] | None:
@@ -45,7 +48,7 @@ class SavedPass:
 
     def save(self, finished_blocks: int, state: Callable[[], State], *, now: bool = False) -> None:
         """Write the state if the last save is a while ago, or `now`."""
-        if self._path is None or (not now and time.monotonic() - self._saved_at < SAVE_EVERY_SECONDS):
+        if self._path is None or (not now and time.monotonic() - self._saved_at < self._interval):
             return
         buffer = io.BytesIO()
         np.savez(buffer, fingerprint=self._fingerprint, finished_blocks=finished_blocks, **state())
