@@ -187,3 +187,19 @@ def test_the_result_is_the_contract() -> None:
     assert set(CONTRACT) <= set(ids)
     assert len(ids) == len(set(ids))
     assert math.isfinite(data["source"]["delta_src"])
+
+
+def test_logits_stored_in_bf16_between_bf16_hidden_and_weight_are_told() -> None:
+    def stores(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        return faulty.correct((h @ w.T).float(), y)
+
+    def keeps(h: Tensor, w: Tensor, y: Tensor) -> Any:
+        return zloss.head_loss(h, w, y, zloss.StandardZLoss(1e-3, 0.0))
+
+    stored, kept = (audit_loss(loss, linear=True) for loss in (stores, keeps))
+    assert stored.source.bf16_inputs is not None
+    assert kept.source.bf16_inputs is not None
+    assert kept.source.bf16_inputs < 3e-3 < 7e-3 < stored.source.bf16_inputs
+    sentences = [f.sentence for f in stored.findings if f.id == "low_precision_source"]
+    assert "stores bf16 logits" in sentences[0]
+    assert stored.found == kept.found == ()

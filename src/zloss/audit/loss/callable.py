@@ -122,6 +122,17 @@ class BlackBox:
         output = read_output(self._guarded(lambda: self._forward(arguments, target, None)), self.name)
         return float(output.loss.detach().double().sum())
 
+    def weight_gradient(self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """∂loss/∂weight of a linear loss on a hidden of one's own, in fp64."""
+        leaves = [x.to(self.device, dtype).requires_grad_() for x in (hidden_TD, weight_VD)]
+        arguments, target = [leaf.clone() for leaf in leaves], self._target(target_T)
+        self.calls += 1
+        output = read_output(self._guarded(lambda: self._forward(arguments, target, None)), self.name)
+        if output.loss.requires_grad and output.loss.numel() == 1:
+            self._guarded(lambda: output.loss.sum().backward())  # type: ignore[no-untyped-call]
+        grad = leaves[1].grad
+        return torch.full_like(weight_VD, torch.nan) if grad is None else grad.detach().to("cpu", torch.float64)
+
     def _target(self, target_T: Tensor) -> Tensor:
         """Our −1 for ignored tokens becomes the caller's index."""
         return torch.where(target_T < 0, torch.full_like(target_T, self.ignore_index), target_T).to(self.device)

@@ -75,6 +75,9 @@ class SourceError:
     delta_total: float | None = None
     tokens: int = 0
     dtype: str = "float32"
+    bf16_inputs: float | None = None
+    """Linear losses: relative error of dW on bf16 hidden and weight. About 2e-3 is the rounding of dW itself; 1e-2
+    and more are logits stored in bf16."""
     reason: str | None = None
     """Why a figure is missing."""
 

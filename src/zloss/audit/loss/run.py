@@ -14,6 +14,7 @@ from torch import Tensor
 
 import zloss
 from zloss.audit.loss import probes
+from zloss.audit.loss.bf16_inputs import bf16_input_error
 from zloss.audit.loss.callable import BlackBox, LossFunction
 from zloss.audit.loss.evidence import Evidence
 from zloss.audit.loss.findings import CHECKS
@@ -71,6 +72,7 @@ def audit_loss(
     probe, dtype = audited_probe(ident, logits, target, ignore_index, seed)
     ident = _at_vocabulary(ident, probe.reference.lanes)
     source, floor = measure_source(box, off_box, ident, probe, dtype)
+    source = replace(source, bf16_inputs=bf16_input_error(box, ident, seed))
     evidence = Evidence(box, off_box, token_box, wanted, ident, source, floor, seed)
     findings = tuple(check(evidence) for check in CHECKS)
     provenance = {
