@@ -193,11 +193,12 @@ def check_options(options: Options) -> None:
         raise UnknownNameError("statistics", options.statistics, get_args(Statistics))
     if not 0 <= options.label_smoothing <= 1:
         raise InputError(f"`label_smoothing` is expected to lie in [0, 1], but got {options.label_smoothing!r}.")
-    if not math.isfinite(options.logit_scale) or options.logit_scale == 0:
+    # Written as comparisons, which a compiler can turn into guards where the number is symbolic to it.
+    if not -math.inf < options.logit_scale < math.inf or options.logit_scale == 0:
         raise InputError(
             f"`logit_scale` is expected to be a finite number other than 0, but got {options.logit_scale!r}."
         )
-    if options.softcap is not None and not (math.isfinite(options.softcap) and options.softcap > 0):
+    if options.softcap is not None and not 0 < options.softcap < math.inf:
         raise InputError(f"`softcap` is expected to be None or a finite number > 0, but got {options.softcap!r}.")
     if options.chunk_size is not None and options.chunk_size < 1:
         raise InputError(f"`chunk_size` is expected to be a number of tokens ≥ 1, but got {options.chunk_size!r}.")

@@ -1,6 +1,7 @@
 """Compile the row kernels for GPUs that are not here, and print what the compiler says of registers and spills.
 
-Run as a program, without TRITON_INTERPRET: one JSON object per line. With `too-wide` for blocks that spill, to show that a spill is seen.
+Run as a program, without TRITON_INTERPRET: one JSON object per line.
+With `too-wide` for blocks that spill, to show that a spill is seen.
 """
 
 from __future__ import annotations

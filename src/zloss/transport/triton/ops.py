@@ -127,10 +127,11 @@ def row_source(
     `slope` multiplies by the derivative of the softcap. The logits are left alone.
     """
     logits = _by_rows(logits)
-    out = torch.empty(logits.shape, dtype=dtype, device=logits.device)
+    # A GPU stores the nearest 16-bit number; the interpreter would cut the rest off, so there torch does the rounding.
+    out = torch.empty(logits.shape, dtype=torch.float32 if INTERPRETED else dtype, device=logits.device)
     coefficients = (along_p, along_target, along_uniform)
     _launch_source(logits, out, row_max, index, coefficients, vocab, scale, softcap, slope)
-    return out
+    return out.to(dtype)
 
 
 @row_source.register_fake
