@@ -200,23 +200,20 @@ def _least_squares(
     """
     inverse = (1.0 / sigma_T).unsqueeze(-1)
     masked = inverse if keep is None else inverse * keep
-    weighted = [column * masked for column in columns]
-    goal = y_TV * masked
-    scale = [max(float(w.norm()), 1e-300) for w in weighted]
-    unit = [w / s for w, s in zip(weighted, scale, strict=True)]
-    gram = torch.tensor([[float((a * b).sum()) for b in unit] for a in unit], dtype=torch.float64)
-    right = torch.tensor([float((a * goal).sum()) for a in unit], dtype=torch.float64)
-    inverse_gram = torch.linalg.pinv(gram, hermitian=True, rcond=1e-13)
-    solution = inverse_gram @ right
-    left = goal - sum((c * u for c, u in zip(solution.tolist(), unit, strict=True)), torch.zeros_like(goal))
+    weighted = torch.stack([(column * masked).flatten() for column in columns])
+    goal = (y_TV * masked).flatten()
+    scale = weighted.norm(dim=-1).clamp(min=1e-300)
+    unit = weighted / scale.unsqueeze(-1)
+    inverse_gram = torch.linalg.pinv(unit @ unit.T, hermitian=True, rcond=1e-13)
+    solution = inverse_gram @ (unit @ goal)
     # One refinement step: the normal equations square the condition number.
-    solution = solution + inverse_gram @ torch.tensor([float((a * left).sum()) for a in unit], dtype=torch.float64)
-    left = goal - sum((c * u for c, u in zip(solution.tolist(), unit, strict=True)), torch.zeros_like(goal))
+    solution = solution + inverse_gram @ (unit @ (goal - solution @ unit))
+    left = (goal - solution @ unit).view_as(y_TV)
     freedom = max(len(sigma_T) - len(columns), 1)
     variance = float((left**2).sum()) / freedom
     spread = (variance * inverse_gram.diagonal().clamp(min=0)).sqrt()
-    x = [float(c) / s for c, s in zip(solution, scale, strict=True)]
-    errors = [float(e) / s for e, s in zip(spread, scale, strict=True)]
+    x = (solution / scale).tolist()
+    errors = (spread / scale).tolist()
     return x, errors, variance**0.5, left.norm(dim=-1) * sigma_T
 
 

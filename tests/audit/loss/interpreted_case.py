@@ -1,0 +1,27 @@
+"""Run with TRITON_INTERPRET=1: audit one Triton loss on the CPU and print the result as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from torch import Tensor
+
+from zloss.audit.loss.run import audit_loss
+
+
+def liger(logits: Tensor, target: Tensor) -> Any:
+    from liger_kernel.transformers.functional import liger_cross_entropy
+
+    return liger_cross_entropy(logits, target, lse_square_scale=1e-3, return_z_loss=True)
+
+
+def ours(logits: Tensor, target: Tensor) -> Any:
+    import zloss
+
+    return zloss.logits_loss(logits, target, zloss.StandardZLoss(1e-3, 0.0), backend="triton")
+
+
+if __name__ == "__main__":
+    print(json.dumps(audit_loss({"liger": liger, "ours": ours}[sys.argv[1]]).to_dict()))
