@@ -34,6 +34,7 @@ COMMANDS = {
     "audit": Entry("audit", "Audit", "What Z-loss would do to a checkpoint: the main job."),
     "router-scale": Entry("router_scale", "RouterScale", "What a router coefficient means under every convention."),
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
+    "reproduce": Entry("reproduce", "Reproduce", "A table of the paper: ours beside its own, its claims judged."),
     "demo": Entry("demo", "Demo", "A short demonstration of the head loss."),
 }
 

@@ -1,0 +1,112 @@
+"""`zloss reproduce`: a table or figure of the paper, ours beside its own, with its claims judged from data."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from zloss.cli.arguments import RepeatedStrings
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Run the recipe of a table of the paper: rows beside the paper's, and a verdict on each of its claims. Exits with 1
+    where a claim does not hold on what ran."""
+
+    labels: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="LABEL")] = ()
+    """Labels as --list shows them, e.g. tab:pretrained; several share their audits. `all`: every one."""
+    list_: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """Show the labels and do nothing else."""
+    profile: Literal["paper", "cpu", "smoke"] = "cpu"
+    """paper: its models, corpora, counts and seeds; cpu: minutes, offline, on SmolLM2; smoke: seconds."""
+    model: Annotated[RepeatedStrings, tyro.conf.arg(metavar="MODEL")] = ()
+    """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a model of
+    the paper that lies in a folder, NAME alone to select one. Repeat to append."""
+    text: Annotated[RepeatedStrings, tyro.conf.arg(metavar="FILE")] = ()
+    """Text instead of the profile's corpus; repeat to append."""
+    text_source: str = ""
+    """Where that text comes from and under which licence, for the result."""
+    blocks: int | None = None
+    """Blocks instead of the profile's count; 0 takes all the text gives."""
+    block_size: int | None = None
+    """Predictions per block instead of the profile's."""
+    report: Annotated[RepeatedStrings, tyro.conf.arg(metavar="RESULT")] = ()
+    """For text:reporting: results to check instead of a new audit."""
+    out: str = "zloss-reproduce"
+    """Folder for LABEL.json and LABEL.md; audits are kept there too and used again."""
+    quiet: bool = False
+    """No progress and no tables."""
+
+    def run(self) -> int:
+        from zloss.errors import InputError
+        from zloss_paper.registry import find_recipe, labels
+
+        if self.list_:
+            _print_list()
+            return 0
+        if not self.labels:
+            raise InputError(f"which table? `zloss reproduce LABEL`, with one of {', '.join(labels())}, or `all`.")
+        recipes = [find_recipe(label) for label in (labels() if self.labels == ("all",) else self.labels)]
+
+        from zloss.audit.progress import choose_progress
+        from zloss.audit.write import check_folder
+        from zloss_paper.page import write_reproduction
+        from zloss_paper.profile import Overrides
+        from zloss_paper.reproduction import reproduce
+        from zloss_paper.terminal import print_reproduction
+        from zloss_paper.workbench import Workbench
+
+        folder = Path(self.out)
+        check_folder(folder)
+        overrides = Overrides(
+            models=tuple(self.model),
+            texts=tuple(self.text),
+            text_source=self.text_source,
+            blocks=self.blocks,
+            block_size=self.block_size,
+            reports=tuple(self.report),
+        )
+        bench = Workbench(folder, progress=choose_progress(self.quiet))
+        failed = False
+        for recipe in recipes:
+            bench.command = self.command(recipe.label)
+            result = reproduce(recipe, self.profile, overrides, bench)
+            failed = failed or bool(result.failed)
+            written = write_reproduction(folder, result)
+            if not self.quiet:
+                print_reproduction(result)
+                print("\n".join(str(path) for path in written))
+        return 1 if failed else 0
+
+    def command(self, label: str) -> str:
+        """The command line for one label, without folders, which would tell about someone's machine."""
+        words = ["zloss", "reproduce", label, "--profile", self.profile]
+        for flag, values in (("--model", self.model), ("--text", self.text), ("--report", self.report)):
+            words += [word for value in values for word in (flag, _name(value))]
+        for flag, value in (("--blocks", self.blocks), ("--block-size", self.block_size)):
+            words += [flag, str(value)] if value is not None else []
+        return shlex.join(words)
+
+
+def _name(value: str) -> str:
+    prefix, equals, path = value.rpartition("=")
+    return f"{prefix}{equals}{Path(path).name if Path(path).exists() else path}"
+
+
+def _print_list() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from zloss_paper.registry import find_recipe, labels
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("label", "what it shows", "claims"):
+        table.add_column(column, overflow="fold")
+    for label in labels():
+        recipe = find_recipe(label)
+        table.add_row(label, recipe.title, str(len(recipe.claims)))
+    Console().print(table)

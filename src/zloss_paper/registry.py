@@ -1,0 +1,37 @@
+"""All recipes by label; a recipe's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from zloss.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from zloss_paper.recipe import Recipe
+
+MODULES = {
+    "tab:pretrained": "pretrained",
+    "tab:fineweb_pretrained": "fineweb_pretrained",
+    "tab:spectral_audit": "spectral_audit",
+    "text:gradient_geometry": "gradient_geometry",
+    "text:tied_paths": "tied_paths",
+    "tab:router": "router_projection",
+    "text:reporting": "reporting",
+}
+ALIASES = {"fig:gradient_geometry": "text:gradient_geometry"}
+
+
+def labels() -> tuple[str, ...]:
+    """Labels in the order of the paper."""
+    return tuple(MODULES)
+
+
+def find_recipe(label: str) -> Recipe[Any]:
+    """The recipe of a label, also without its "tab:" or "text:"."""
+    names = {name.partition(":")[2]: name for name in MODULES}
+    known = ALIASES.get(label) or names.get(label, label)
+    if known not in MODULES:
+        raise UnknownNameError("label", label, MODULES)
+    recipe: Recipe[Any] = importlib.import_module(f"zloss_paper.{MODULES[known]}").RECIPE
+    return recipe

@@ -1,0 +1,134 @@
+"""What a comparable Z-loss report should state, item by item, and where our results state it.
+
+After the reporting recommendations of the paper; each item names the places in results of zloss that cover it and the
+command that writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["audit", "loss-audit", "comparison", "metrics"]
+Place = tuple[Kind, str]
+"""A kind of result and a dotted path in it; `*` stands for every member of a list."""
+Scope = Literal["every model", "tied head", "router"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to report."""
+
+    id: str
+    group: str
+    text: str
+    places: tuple[Place, ...]
+    command: str
+    """What to run where it is missing; empty: no result of zloss carries it yet."""
+    scope: Scope = "every model"
+
+
+AUDIT, LOSS, TRAIN, MOE = "zloss audit", "zloss audit-loss", "zloss compare", "zloss train --moe"
+DENSE, SOURCE, OPTIMIZER, ROUTER = "dense output head", "backward source", "optimizer and events", "router"
+
+
+def _metric(*names: str) -> tuple[Place, ...]:
+    """A training metric, alone or inside a comparison."""
+    return tuple(
+        place
+        for name in names
+        for place in (
+            ("metrics", name),
+            ("comparison", f"methods.*.metrics.{name}"),
+            ("comparison", f"methods.*.{name}"),
+        )
+    )
+
+
+def _audit(*paths: str) -> tuple[Place, ...]:
+    return tuple(("audit", path) for path in paths)
+
+
+def _loss(*paths: str) -> tuple[Place, ...]:
+    return tuple(("loss-audit", path) for path in paths)
+
+
+ITEMS = (
+    Item("lambda_aux", DENSE, "applied coefficient λ_aux", _loss("identified.coef") + _metric("coef"), TRAIN),
+    Item("lambda_diag", DENSE, "diagnostic coefficient λ_diag", _audit("diag_coef") + _metric("diag_coef"), AUDIT),
+    Item("target", DENSE, "target c", _audit("target") + _loss("identified.target") + _metric("target"), AUDIT),
+    Item(
+        "convention",
+        DENSE,
+        "logit convention of the numbers: raw or row-centered",
+        _audit("heads.raw.p_z_999") + _loss("identified.coordinate") + _metric("coordinate"),
+        AUDIT,
+    ),
+    Item("tied", DENSE, "whether embeddings are tied", _audit("model.tied"), AUDIT),
+    Item(
+        "auxiliary_coordinate",
+        DENSE,
+        "whether the auxiliary is applied to raw or deployed logits",
+        _loss("identified.coordinate") + _metric("coordinate"),
+        LOSS,
+    ),
+    Item("quality", DENSE, "validation quality (PPL)", _audit("ppl") + _metric("ppl"), AUDIT),
+    Item("p_z_999", DENSE, "log-normalizer tail P_Z^99.9", _audit("heads.raw.p_z_999") + _metric("p_z_999"), AUDIT),
+    Item("a_p_99", DENSE, "gain tail A_p^99", _audit("heads.raw.a_p_99") + _metric("a_p_99"), AUDIT),
+    Item("grad_norm", DENSE, "p99 or p99.9 gradient norm", _metric("grad_norm_p99", "grad_norm_p999"), TRAIN),
+    Item("grad_inf", DENSE, "maximum-coordinate gradient tail", _metric("grad_inf_p99"), TRAIN),
+    Item("grad_param_ratio", DENSE, "gradient-to-parameter norm ratio", _metric("grad_param_ratio_p99"), TRAIN),
+    Item("clip_rate", DENSE, "gradient clipping frequency", _metric("clip_rate"), TRAIN),
+    Item("r_z", DENSE, "auxiliary-to-CE gradient ratio", _audit("gradient.raw.r_z") + _metric("r_aux"), AUDIT),
+    Item("c_z", DENSE, "auxiliary-to-CE cosine", _audit("gradient.raw.c_z") + _metric("c_aux"), AUDIT),
+    Item("clip_convention", DENSE, "pre-clip or post-clip gradient norms", _metric("postclip_norm_p99"), TRAIN),
+    Item(
+        "tied_paths",
+        DENSE,
+        "output-path and input-path auxiliary gradient norms",
+        _audit("tied_paths.raw.input_norm") + _metric("tied_paths"),
+        AUDIT,
+        "tied head",
+    ),
+    Item("forward_error", SOURCE, "forward error against high precision", _loss("source.forward_rel_error"), LOSS),
+    Item("total_error", SOURCE, "relative error of the total CE+Z logit gradient", _loss("source.delta_total"), LOSS),
+    Item("source_error", SOURCE, "relative error of the Z-loss source", _loss("source.delta_src"), LOSS),
+    Item("source_cosine", SOURCE, "cosine to the high-precision source", _loss("source.cosine"), LOSS),
+    Item("corpus_logits", SOURCE, "the source audited on target-model logits from the relevant text", (), ""),
+    Item("update_error", SOURCE, "an optimizer-facing check: parameter-gradient and Adam-direction error", (), ""),
+    Item("nonfinite_microbatch", OPTIMIZER, "nonfinite-microbatch rate", _metric("nonfinite_microbatch"), TRAIN),
+    Item("nonfinite_gradient", OPTIMIZER, "nonfinite-gradient rate", _metric("nonfinite_gradient"), TRAIN),
+    Item("nan_and_inf", OPTIMIZER, "NaN and Inf counted apart", _audit("nonfinite.nan"), AUDIT),
+    Item("event_rates", OPTIMIZER, "thresholded gradient-event rates", _metric("phi_10", "phi_50", "phi_100"), TRAIN),
+    Item("grad_tails", OPTIMIZER, "finite-only gradient tails, up to the maximum", _metric("grad_norm_max"), TRAIN),
+    Item("fp16_margin", OPTIMIZER, "static fp16 loss-scale margin", _metric("fp16_margin"), ""),
+    Item("adam_v", OPTIMIZER, "Adam second-moment tails", _metric("adam_v_max", "adam_v_p99"), TRAIN),
+    Item("adam_d", OPTIMIZER, "Adam update-state tails", _metric("adam_d_inf_p99", "adam_d_ratio_p99"), TRAIN),
+    Item("loss_tail", OPTIMIZER, "loss spikes or training-loss tail", _metric("spike_rate", "loss_p99"), TRAIN),
+    Item("lambda_r", ROUTER, "nominal λ_R", _audit("router.coef") + _metric("router_coef"), AUDIT, "router"),
+    Item("reduction", ROUTER, "reduction convention", _audit("router.convention"), AUDIT, "router"),
+    Item("top_k", ROUTER, "top-k", _audit("router.top_k"), AUDIT, "router"),
+    Item("denominator", ROUTER, "token-layer denominator", _audit("router.decisions"), AUDIT, "router"),
+    Item(
+        "absolute",
+        ROUTER,
+        "absolute coefficient per decision",
+        _audit("router.absolute") + _metric("router_absolute"),
+        AUDIT,
+        "router",
+    ),
+    Item(
+        "relative",
+        ROUTER,
+        "scale relative to the token-layer mean",
+        (*_audit("router.relative"), ("comparison", "router.conventions.*.s_rel"), *_metric("s_rel")),
+        AUDIT,
+        "router",
+    ),
+    Item(
+        "capacity", ROUTER, "capacity policy and dropped-route fraction, where capacity is enforced", (), "", "router"
+    ),
+    Item("load_cv", ROUTER, "expert load CV", _audit("router.load_cv") + _metric("load_cv"), AUDIT, "router"),
+    Item("entropy", ROUTER, "router entropy", _audit("router.entropy") + _metric("entropy"), AUDIT, "router"),
+    Item("correction", ROUTER, "router correction norm", _audit("router.correction_norm"), AUDIT, "router"),
+)
