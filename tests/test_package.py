@@ -67,6 +67,7 @@ def imported_layers(path: Path) -> set[str]:
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         layers |= {name.split(".")[1] for name in names if name.startswith("zloss.")}
+    layers.discard("cache")  # like errors, a leaf below everything
     return layers
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,16 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from zloss.cache import cache_root
 from zloss.errors import CheckpointError, MissingDependencyError
 
 _NOTE = "zloss.json"
-
-
-def cache_root() -> Path:
-    """$ZLOSS_CACHE, else zloss/ under the user's cache folder."""
-    if configured := os.environ.get("ZLOSS_CACHE"):
-        return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zloss"
 
 
 @contextlib.contextmanager

@@ -51,7 +51,8 @@ class SavedPass:
         if self._path is None or (not now and time.monotonic() - self._saved_at < self._interval):
             return
         buffer = io.BytesIO()
-        np.savez(buffer, fingerprint=self._fingerprint, finished_blocks=finished_blocks, **state())
+        arrays: dict[str, Any] = {"fingerprint": self._fingerprint, "finished_blocks": finished_blocks, **state()}
+        np.savez(buffer, **arrays)
         write_bytes(self._path, buffer.getvalue())
         self._saved_at = time.monotonic()
 

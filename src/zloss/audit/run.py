@@ -107,7 +107,7 @@ def run_audit(
     with clock("check"), progress.step("checking the head", None):
         agreement = check_head(checkpoint, head, blocks.inputs(0, 1)[0])
     with clock("spectrum"), progress.step("spectrum of the head", None):
-        measurement = _measurement(config, checkpoint, head)
+        measurement = measurement_of(config, checkpoint, head)
 
     tails, finished = _pass(config, checkpoint, measurement, blocks, folder, resume, progress, clock)
     complete = finished == blocks.count
@@ -140,7 +140,8 @@ def run_audit(
     )  # fmt: skip
 
 
-def _measurement(config: AuditConfig, checkpoint: Checkpoint, head: OutputHead) -> Measurement:
+def measurement_of(config: AuditConfig, checkpoint: Checkpoint, head: OutputHead) -> Measurement:
+    """What stays the same for all tokens: vocabulary, c, λ_diag, the spectra of the head."""
     if config.valid_vocab == "tokenizer":
         wanted: int | None = min(len(checkpoint.tokenizer), head.vocab)
     elif config.valid_vocab is None:

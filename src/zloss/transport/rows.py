@@ -17,6 +17,7 @@ from torch import Tensor
 from zloss.errors import CoordinateError
 from zloss.source.objective import Source
 from zloss.source.statistics import TokenStats
+from zloss.transport.native.rows import fused_exp_rows_
 from zloss.transport.problem import Options, may_read
 
 
@@ -31,6 +32,8 @@ class RowSums:
 
 def exp_rows_(z_CV: Tensor, *, norm: bool) -> RowSums:
     """Overwrite z with E = exp(z − m) and return the row sums: the one pair (m, S) that forward and backward share."""
+    if (fused := fused_exp_rows_(z_CV)) is not None:
+        return RowSums(*fused)
     row_max = z_CV.amax(dim=1)
     z_CV.sub_(row_max.unsqueeze(1)).exp_()
     return RowSums(row_max, z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None)
