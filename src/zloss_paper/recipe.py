@@ -48,8 +48,6 @@ class Recipe(Generic[Config]):
     claims: tuple[Claim, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     """Setting the paper does not state (or the part of its name before a dot) → our choice."""
-    unit: str = ""
-    """What one row is, where it is not a model's head."""
 
     @property
     def stem(self) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from zloss.errors import InputError
 from zloss.report.results import load_results
 from zloss_paper.audit_rows import AuditTableConfig, audit_table, paper_target
 from zloss_paper.profile import Overrides, Profile
@@ -98,10 +99,20 @@ def read_results(paths: Sequence[str]) -> tuple[Given, ...]:
     for name in paths:
         path = Path(name)
         if path.name == "metrics.json" and path.is_file():
-            found.append(Given(path.name, "metrics", json.loads(path.read_text(encoding="utf-8"))))
+            found.append(Given(path.name, "metrics", _metrics(path)))
         else:
             found += [Given(result.path.name, result.kind, result.data) for result in load_results([path])]
     return tuple(found)
+
+
+def _metrics(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}): it may be cut off.") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{path} is expected to hold the metrics of a run by name, but holds a {type(data).__name__}.")
+    return data
 
 
 def configure(profile: Profile, overrides: Overrides) -> ReportingConfig:

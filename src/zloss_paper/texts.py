@@ -36,7 +36,7 @@ WIKITEXT_VALIDATION = TextSource(
     name="wikitext-103",
     title="WikiText-103 raw validation split",
     source="https://huggingface.co/datasets/Salesforce/wikitext, configuration wikitext-103-raw-v1, split validation",
-    licence="CC BY-SA 3.0",
+    licence="CC BY-SA",
     corpus=WIKITEXT,
 )
 FINEWEB_SAMPLE = TextSource(
@@ -48,7 +48,7 @@ FINEWEB_SAMPLE = TextSource(
 )
 BY_CORPUS = {"wikitext-103": WIKITEXT_VALIDATION, "fineweb-edu": FINEWEB_SAMPLE}
 BY_SHA256 = {
-    # The rows of the split, written one after the other into one file.
+    # The articles of the split in one file.
     "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7": WIKITEXT_VALIDATION,
 }
 

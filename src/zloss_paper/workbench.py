@@ -120,7 +120,10 @@ def _kept(place: Path | None) -> AuditReport | None:
     file = None if place is None else place / "report.json"
     if file is None or not file.is_file():
         return None
-    return AuditReport.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    try:
+        return AuditReport.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except ValueError:  # also our own InputError: cut off, or of another version; it is made again
+        return None
 
 
 def _fingerprint(config: AuditConfig) -> str:

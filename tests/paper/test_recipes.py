@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,6 +201,46 @@ def test_audits_are_kept_in_the_folder_and_used_again(gpt2_folder: Path, tmp_pat
     third = Workbench(tmp_path)
     smoke("tab:spectral_audit", replace(overrides, blocks=1), third)
     assert third.audits_run == 1
+
+
+class StopsAfter:
+    """A progress display that presses Ctrl-C once `batches` batches of the pass are done."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    @contextmanager
+    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[StopsAfter]:
+        self.counting = name == "audit"
+        yield self
+
+    def advance(self, amount: int) -> None:
+        if self.counting and amount:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+
+def test_an_interrupted_recipe_goes_on_where_it_stopped(gpt2_folder: Path, tmp_path: Path) -> None:
+    overrides = Overrides(models=(str(gpt2_folder),), blocks=8)
+    with pytest.raises(KeyboardInterrupt):
+        smoke("tab:spectral_audit", overrides, Workbench(tmp_path, progress=StopsAfter(1)))
+    assert not list(tmp_path.glob("audits/*/report.json"))
+    assert list(tmp_path.glob("audits/*/audit-state.npz"))
+    resumed = smoke("tab:spectral_audit", overrides, Workbench(tmp_path))
+    whole = smoke("tab:spectral_audit", overrides, Workbench())
+    assert resumed.to_dict()["rows"] == whole.to_dict()["rows"]
+    assert not list(tmp_path.glob("audits/*/audit-state.npz"))
+
+
+def test_a_kept_audit_that_is_cut_off_is_made_again(gpt2_folder: Path, tmp_path: Path) -> None:
+    overrides = Overrides(models=(str(gpt2_folder),))
+    smoke("tab:spectral_audit", overrides, Workbench(tmp_path))
+    (kept,) = tmp_path.glob("audits/*/report.json")
+    kept.write_text(kept.read_text()[:100])
+    again = Workbench(tmp_path)
+    smoke("tab:spectral_audit", overrides, again)
+    assert again.audits_run == 1
 
 
 def test_the_result_holds_no_path_and_the_whole_story(
