@@ -1,0 +1,103 @@
+"""Endpoints of a run from its step records: tails, event rates, Adam state (paper app:endpoints).
+
+G_99 = Q_0.99 ‖g_s‖₂, H_99 = Q_0.99 ‖g_s‖∞, ρ_99 = Q_0.99 ‖g_s‖₂/(‖θ_s‖₂ + ε) before clipping, over steps with a finite
+gradient; Φ_τ and the clip rate are fractions of all steps with ‖g_s‖₂ > threshold, nonfinite steps counted as events.
+Quantiles interpolate linearly between order statistics.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from zloss.optimizer.step_record import StepRecord
+
+THRESHOLDS = (10.0, 50.0, 100.0)
+SPIKE = 0.5
+"""A step-to-step rise of the training loss that counts as a spike, in nat (ours: the paper states none)."""
+TINY = float(np.finfo(np.float32).tiny)
+
+Endpoints = dict[str, float | int | None]
+
+
+def endpoints(
+    records: Sequence[StepRecord],
+    *,
+    clip: float | None = None,
+    thresholds: Sequence[float] = THRESHOLDS,
+    spike: float = SPIKE,
+) -> Endpoints:
+    """Every step endpoint under its key in metrics.json; None where there is nothing to take it over."""
+    bad = [record.gradient != "finite" for record in records]
+    found: Endpoints = {"steps": len(records)}
+    found |= _tail("grad_norm", (r.grad_norm for r in records))
+    found |= _tail("grad_inf", (r.grad_inf for r in records))
+    found |= _tail("grad_param_ratio", (r.grad_norm / (r.param_norm + TINY) for r in records))
+    found |= _tail("postclip_norm", (r.postclip_norm for r in records))
+    found |= _tail("postclip_inf", (r.postclip_inf for r in records))
+    found |= _tail("postclip_param_ratio", (r.postclip_norm / (r.param_norm + TINY) for r in records))
+    events = [(nonfinite, record.grad_norm) for nonfinite, record in zip(bad, records, strict=True)]
+    found["clip_rate"] = None if clip is None else _fraction(nonfinite or norm > clip for nonfinite, norm in events)
+    for threshold in thresholds:
+        found[f"phi_{threshold:g}"] = _fraction(nonfinite or norm > threshold for nonfinite, norm in events)
+    found["nonfinite_gradient"] = _fraction(bad)
+    found["nonfinite_gradient_nan"] = _fraction(record.gradient == "nan" for record in records)
+    found["nonfinite_gradient_inf"] = _fraction(record.gradient == "inf" for record in records)
+    found["skipped_updates"] = sum(not record.updated for record in records)
+    micro = sum(record.micro_batches for record in records)
+    nan, inf = sum(record.micro_nan for record in records), sum(record.micro_inf for record in records)
+    found["nonfinite_microbatch"] = (nan + inf) / micro if micro else None
+    found["nonfinite_microbatch_nan"] = nan / micro if micro else None
+    found["nonfinite_microbatch_inf"] = inf / micro if micro else None
+    found |= _tail("loss", (record.loss for record in records))
+    found |= _tail("train_ce", (record.cross_entropy for record in records))
+    found["spike_rate"] = spike_rate([record.loss for record in records], spike)
+    return found | _adam(records)
+
+
+def spike_rate(losses: Sequence[float], spike: float = SPIKE) -> float | None:
+    """Fraction of steps with L_s − L_{s−1} > spike among those that have a predecessor; a nonfinite L_s is an event."""
+    return _fraction(not math.isfinite(now) or now - before > spike for before, now in itertools.pairwise(losses))
+
+
+def _adam(records: Sequence[StepRecord]) -> Endpoints:
+    samples = [record.adam for record in records if record.adam is not None]
+    v = _finite(sample.v_inf for sample in samples)
+    return {
+        "adam_samples": len(samples),
+        "adam_v_max": float(v.max()) if v.size else None,
+        "adam_v_p99": _quantile(v, 0.99),
+        "adam_d_inf_p99": _quantile(_finite(s.d_inf for s in samples), 0.99),
+        "adam_d_ratio_p99": _quantile(_finite(s.d_norm / (s.param_norm + TINY) for s in samples), 0.99),
+        "adam_corrected_d_inf_p99": _quantile(_finite(s.corrected_d_inf for s in samples), 0.99),
+        "adam_corrected_d_ratio_p99": _quantile(
+            _finite(s.corrected_d_norm / (s.param_norm + TINY) for s in samples), 0.99
+        ),
+    }
+
+
+def _tail(name: str, values: Iterable[float]) -> Endpoints:
+    """p99, p99.9 and maximum over the finite values."""
+    finite = _finite(values)
+    return {
+        f"{name}_p99": _quantile(finite, 0.99),
+        f"{name}_p999": _quantile(finite, 0.999),
+        f"{name}_max": float(finite.max()) if finite.size else None,
+    }
+
+
+def _finite(values: Iterable[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    array = np.fromiter(values, dtype=np.float64)
+    return array[np.isfinite(array)]
+
+
+def _quantile(values: np.ndarray[tuple[int], np.dtype[np.float64]], q: float) -> float | None:
+    return float(np.quantile(values, q)) if values.size else None
+
+
+def _fraction(events: Iterable[bool]) -> float | None:
+    marks = list(events)
+    return sum(marks) / len(marks) if marks else None
