@@ -10,13 +10,13 @@ pass with logits, interleaved batch by batch in one run; loading, spectrum, grad
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 
 import torch
+from memory import peak_extra_mb
 
 from zloss.audit.blocks import make_blocks
 from zloss.audit.checkpoint import Checkpoint, load_checkpoint
@@ -117,10 +117,6 @@ def _make(folder: str) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def _child(part: str, folder: str) -> None:
     config = AuditConfig(model=folder, blocks=8)
     checkpoint = load_checkpoint(folder)
@@ -129,17 +125,26 @@ def _child(part: str, folder: str) -> None:
     with torch.no_grad():
         checkpoint.model(input_ids=blocks.inputs(0, 1)[:, :8], use_cache=False)  # loads every kernel
     measurement = measurement_of(config, checkpoint, head)
-    before = _peak_mb()
-    if part == "pass":
-        with torch.no_grad(), hidden_states(checkpoint, head) as hidden_of:
+
+    @torch.no_grad()
+    def streaming() -> None:
+        tails = Tails(centered=True, plane=False, beta=1e-2, seed=0)
+        with hidden_states(checkpoint, head) as hidden_of:
             for start in range(0, 8, 4):
                 hidden = hidden_of(blocks.inputs(start, start + 4)).reshape(-1, head.width)
-                list(token_tables(measurement, hidden, blocks.targets(start, start + 4).reshape(-1), None))
-        print(_peak_mb() - before, 600)
-        return
-    gradient_findings(checkpoint, measurement, blocks.inputs(0, 8), blocks.targets(0, 8).reshape(-1), blocks.counted)
-    used = _peak_mb() - before
-    print(used, 2.5 * head.weight_VD.numel() * 4 / 2**20 + _one_block_mb(checkpoint, blocks.inputs(0, 1)))
+                for table in token_tables(measurement, hidden, blocks.targets(start, start + 4).reshape(-1), None):
+                    tails.update(table, start * 256 + table.tokens.start)
+
+    def gradients() -> None:
+        gradient_findings(
+            checkpoint, measurement, blocks.inputs(0, 8), blocks.targets(0, 8).reshape(-1), blocks.counted
+        )
+
+    if part == "pass":
+        print(peak_extra_mb(streaming), 600)
+    else:
+        used = peak_extra_mb(gradients)
+        print(used, 2.5 * head.weight_VD.numel() * 4 / 2**20 + _one_block_mb(checkpoint, blocks.inputs(0, 1)))
 
 
 def _one_block_mb(checkpoint: Checkpoint, inputs: torch.Tensor) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,8 +18,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from interleaved import Timing, measure, measure_quietly
+from memory import peak_extra_mb
 
 import zloss
+from zloss.transport.rows import chunk_bounds
 
 T, D, V = 1024, 768, 50257
 GEMMS = "three GEMMs, chunk 256, reused buffers"
@@ -147,7 +148,9 @@ def print_bars(timings: dict[str, Timing]) -> bool:
 
 def print_growth() -> None:
     """Time per token and peak extra memory over T, ours against eager; each size in a process of its own."""
-    print("\ngrowth with T (D=768, V=50257): extra memory is the peak beyond inputs and gradients\n")
+    buffer_mb = max(stop - start for start, stop in chunk_bounds(8192, V, 4, None)) * V * 4 / 2**20
+    print(f"\ngrowth with T (D={D}, V={V}): extra memory is the peak beyond inputs and gradients;")
+    print(f"one chunk buffer is at most {buffer_mb:.0f} MB\n")
     print("| T | zloss ms/token | zloss extra MB | eager extra MB |\n|--:|--:|--:|--:|")
     for tokens in (256, 512, 1024, 2048, 4096, 8192):
         ours = _in_process("ours", tokens)
@@ -163,18 +166,15 @@ def _in_process(kind: str, tokens: int) -> tuple[float, float]:
 
 
 def child(kind: str, tokens: int) -> None:
-    problem = Problem(tokens)
-    warm = Problem(8)  # loads every kernel before the baseline is read
-    run, warm_run = (
-        (p.ours(OBJECTIVES["centered"]) if kind == "ours" else p.eager(eager_ce_z)) for p in (problem, warm)
-    )
-    warm_run()
-    warm.clear()
-    problem.hidden.grad, problem.weight.grad = torch.zeros_like(problem.hidden), torch.zeros_like(problem.weight)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    problem.clear()
-    run()
-    extra_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    problem, warm = Problem(tokens), Problem(8, vocab=4096)
+
+    def work(p: Problem) -> Callable[[], None]:
+        return p.ours(OBJECTIVES["centered"]) if kind == "ours" else p.eager(eager_ce_z)
+
+    work(warm)()  # loads every kernel before the baseline is read
+    run = work(problem)
+    gradients_mb = 4 * (problem.hidden.numel() + problem.weight.numel()) / 2**20
+    extra_mb = peak_extra_mb(run) - gradients_mb
     timing = measure({kind: run}, rounds=2)[kind]
     print(1e3 * timing.best / tokens, extra_mb)
 

@@ -32,6 +32,7 @@ class Entry:
 
 COMMANDS = {
     "audit": Entry("audit", "Audit", "What Z-loss would do to a checkpoint: the main job."),
+    "audit-loss": Entry("audit_loss", "AuditLoss", "What a loss really injects: λ, c, coordinate, denominators, traps."),
     "router-scale": Entry("router_scale", "RouterScale", "What a router coefficient means under every convention."),
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
     "reproduce": Entry("reproduce", "Reproduce", "A table of the paper: ours beside its own, its claims judged."),
