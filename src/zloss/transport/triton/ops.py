@@ -21,8 +21,9 @@ from zloss.transport.triton.kernels import INTERPRETED, row_source_kernel, row_s
 STATISTICS = 5
 """Rows of what `row_statistics` returns: m, S, Σ exp(z − m)², Σ z, z_y."""
 
-STATISTICS_BLOCK = 65536 if INTERPRETED else 8192
-"""Columns per step of a row's walk: 8192 fit the registers of every GPU, wider ones spill. The interpreter pays per step."""
+STATISTICS_BLOCK = 65536 if INTERPRETED else 4096
+"""Columns per step of a row's walk: 4096 fit the registers of every GPU, wider ones begin to spill. The interpreter pays per
+step."""
 
 SOURCE_BLOCK = 65536 if INTERPRETED else 1024
 """Columns per program of the source, whose columns know nothing of one another."""

@@ -26,27 +26,26 @@ def worst(**options: object) -> float:
     return max(errors(make_rows(**options)).values())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 63, 64, 65, 100, 193])
+@pytest.mark.parametrize("vocab", [1, 2, 63, 64, 65, 100, 128, 193])
 def test_every_length_of_the_last_block(vocab: int) -> None:
     """Block < V < 2·block included, where a tail is easily counted twice."""
-    assert worst(vocab=vocab) <= FP32
-    assert worst(vocab=vocab, padding=0) <= FP32
+    assert worst(vocab=vocab, padding=vocab % 2) <= FP32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("softcap", [None, 0.5, 5.0, 30.0])
 def test_dtypes_scale_and_softcap(dtype: torch.dtype, softcap: float | None) -> None:
-    assert worst(vocab=150, dtype=dtype, scale=-1.25, softcap=softcap) <= FP32
+    assert worst(vocab=100, dtype=dtype, scale=-1.25, softcap=softcap) <= FP32
 
 
 @pytest.mark.parametrize("spread", [1e-4, 0.1, 100.0])
 def test_softcap_from_its_linear_to_its_flat_end(spread: float) -> None:
-    assert worst(vocab=150, softcap=8.0, spread=spread) <= FP32
+    assert worst(vocab=100, softcap=8.0, spread=spread) <= FP32
 
 
 def test_rows_that_lie_apart_and_columns_that_do() -> None:
     rows = make_rows(100, padding=0)
-    wide = torch.full((5, 160), torch.nan)
+    wide = torch.full((3, 160), torch.nan)
     wide[:, :100] = rows.logits
     for layout in (wide[:, :100], rows.logits.t().contiguous().t()):
         assert not layout.is_contiguous()
@@ -85,7 +84,7 @@ def test_ignored_rows_and_padding_are_zero_whatever_they_hold() -> None:
     rows.logits[1] = torch.nan
     rows.logits[:, 100:] = torch.nan
     bad = tuple(c.index_fill(0, torch.tensor([1]), torch.inf) for c in rows.coefficients)
-    out = ops.row_source(rows.logits, torch.zeros(5), rows.index, *bad, 100, 1.0, None, True, torch.float32)
+    out = ops.row_source(rows.logits, torch.zeros(3), rows.index, *bad, 100, 1.0, None, True, torch.float32)
     assert not out[1].any()
     assert not out[:, 100:].any()
     assert torch.isfinite(out).all()
@@ -135,4 +134,4 @@ def test_each_mutation_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(ops, "row_statistics_kernel", module.row_statistics_kernel)
     monkeypatch.setattr(ops, "row_source_kernel", module.row_source_kernel)
     with pytest.raises(AssertionError):
-        assert worst(vocab=150, scale=-1.25, softcap=5.0) <= 10 * FP32
+        assert worst(vocab=100, scale=1.25, softcap=5.0) <= 10 * FP32

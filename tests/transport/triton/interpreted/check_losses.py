@@ -35,7 +35,7 @@ def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fp32_case(objective: zloss.Objective, **options: object) -> Case:
     """A problem whose operands are exact in fp32, so that the definition sees what the kernels see."""
-    case = make_case(objective, tokens=9, **options)  # type: ignore[arg-type]
+    case = make_case(objective, tokens=6, **options)  # type: ignore[arg-type]
     tensors = {name: getattr(case, name) for name in ("hidden", "weight", "bias", "token_weight")}
     exact = {name: tensor.float().double() for name, tensor in tensors.items() if tensor is not None}
     return dataclasses.replace(case, **exact)
@@ -49,17 +49,17 @@ def assert_close(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: flo
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_head_loss_with_every_option(name: str, reduction: str) -> None:
     for options in ({}, {"with_bias": True, "with_ignored": True, "with_weights": True, "label_smoothing": 0.1}):
         case = fp32_case(OBJECTIVES[name], reduction=reduction, **options)
-        assert_close(measured(case, "triton", 5, torch.float32), reference(case))
+        assert_close(measured(case, "triton", 4, torch.float32), reference(case))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_head_loss_with_logit_scale_and_padded_vocabulary(name: str) -> None:
     case = fp32_case(OBJECTIVES[name], valid_vocab=41, logit_scale=-1.75, with_bias=True, with_ignored=True)
-    got = measured(case, "triton", 5, torch.float32)
+    got = measured(case, "triton", 4, torch.float32)
     assert_close(got, reference(case))
     assert not got["weight.grad"][41:].any()
 
@@ -68,14 +68,14 @@ def test_head_loss_with_logit_scale_and_padded_vocabulary(name: str) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_head_loss_with_softcap(name: str, reduction: str) -> None:
     case = fp32_case(CAPPED[name], softcap=3.0, logit_scale=2.0, with_bias=True, with_ignored=True, reduction=reduction)
-    assert_close(measured(case, "triton", 5, torch.float32), reference(case))
+    assert_close(measured(case, "triton", 4, torch.float32), reference(case))
 
 
 def source(case: Case, part: str) -> Tensor:
     tensors = {name: getattr(case, name).float() for name in ("hidden", "weight")}
     options = case.options() | {"bias": None if case.bias is None else case.bias.float()}
     return zloss.head_source(
-        **tensors, target=case.target, objective=case.objective, part=part, backend="triton", chunk_size=5, **options
+        **tensors, target=case.target, objective=case.objective, part=part, backend="triton", chunk_size=4, **options
     )
 
 
@@ -103,7 +103,7 @@ def logits_pair(case: Case) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_logits_loss_with_every_option(name: str, reduction: str) -> None:
     options = [{}, {"label_smoothing": 0.1, "logit_scale": -1.75, "valid_vocab": 41}]
     if name in CAPPED:

@@ -31,7 +31,7 @@ def make_rows(
     vocab: int,
     *,
     padding: int = 3,
-    tokens: int = 5,
+    tokens: int = 3,
     dtype: torch.dtype = torch.float32,
     scale: float = 1.0,
     softcap: float | None = None,
@@ -39,6 +39,8 @@ def make_rows(
 ) -> Rows:
     g = torch.Generator().manual_seed(vocab)
     logits = (spread * torch.randn(tokens, vocab + padding, generator=g) + 1.0).to(dtype)
+    logits[0, vocab - 1] = 4 * spread  # a maximum that only the last block knows
+    logits[2, 0] = 4 * spread  # and one that it must not forget
     logits[:, vocab:] = 1e4
     index = torch.randint(vocab, (tokens,), generator=g)
     index[1] = -1
