@@ -58,7 +58,8 @@ class OpenStep:
         limit = self._clip if clip is None else clip
         if limit is None:
             raise InputError("clip_ needs a threshold: pass it here, or as `clip` of the recorder.")
-        factor = 1.0 if self.norm <= limit else limit / self.norm
+        # There is no factor that makes a nonfinite gradient a finite one: it stays as it is.
+        factor = limit / self.norm if self.finite and self.norm > limit else 1.0
         if factor != 1.0 and self._gradients:
             torch._foreach_mul_(list(self._gradients), factor)
         self.postclip = (self.norm * factor, self.inf * factor)
@@ -145,6 +146,8 @@ class Recorder:
     def _sample(self, index: int) -> AdamSample | None:
         if self._adam_every is None or index % self._adam_every or self._optimizer is None:
             return None
+        if not len(self._optimizer.state):
+            return None  # every update so far was left out
         reading = read_adam(self._optimizer).stacked()
         with torch.no_grad():
             theta = l2_norm(pieces(self._parameters)).to(reading.device)

@@ -1,0 +1,63 @@
+"""Matched groups: every method at every coefficient and seed, everything else equal, one folder per run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from zloss.audit.progress import Progress
+from zloss.errors import InputError
+from zloss.train.config import UNPENALIZED, TrainConfig
+from zloss.train.live import LiveView
+from zloss.train.run import RunOptions, claim_folder, is_finished, run_training
+from zloss.train.start import Start, prepare_start
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The runs of one experiment; `base` holds what they share."""
+
+    base: TrainConfig
+    methods: tuple[str, ...]
+    coefs: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("methods", "coefs", "seeds"):
+            values: Sequence[object] = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise InputError(f"`{name}` is expected to be a list without repetitions, but got {list(values)!r}.")
+
+    def configs(self) -> Iterator[TrainConfig]:
+        """Seed by seed, so that a comparison can be read before the last seed is done; CE once for all coefficients."""
+        for seed in self.seeds:
+            for method in self.methods:
+                for coef in (0.0,) if method in UNPENALIZED else self.coefs:
+                    yield replace(self.base, method=method, coef=coef, seed=seed)
+
+
+def run_grid(
+    grid: Grid,
+    folder: Path,
+    *,
+    options: RunOptions | None = None,
+    view: LiveView | None = None,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Path]:
+    """Run what is not finished; the folders of all runs."""
+    configs = list(grid.configs())
+    start: Start | None = None
+    places = []
+    for config in configs:
+        place = folder / config.name
+        places.append(place)
+        start = start or prepare_start(config)
+        if is_finished(place):
+            claim_folder(place, config, start)
+            say(f"{config.name}: finished before, skipped")
+            continue
+        run_training(config, start, place, options=options, view=view, progress=progress)
+        say(f"{config.name}: done")
+    return places

@@ -1,0 +1,85 @@
+"""The live view of a run: a bar with loss, tokens/s, time left, P_Z and the gradient tail."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from zloss.optimizer.step_record import StepRecord
+
+WINDOW = 100
+"""Steps over which the gradient tail on the bar is taken."""
+
+
+class Shown(Protocol):
+    """A run on view."""
+
+    def show(self, record: StepRecord, tokens: int) -> None: ...
+
+
+class LiveView(Protocol):
+    """Something that can show runs."""
+
+    def run(self, name: str, steps: int, done: int) -> AbstractContextManager[Shown]: ...
+
+
+class _Nothing:
+    def show(self, record: StepRecord, tokens: int) -> None:
+        pass
+
+
+class NoView:
+    """Shows nothing."""
+
+    @contextmanager
+    def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
+        yield _Nothing()
+
+
+class _Bar:
+    def __init__(self, progress: Any, task: Any) -> None:
+        self._progress, self._task = progress, task
+        self._norms: deque[float] = deque(maxlen=WINDOW)
+
+    def show(self, record: StepRecord, tokens: int) -> None:
+        self._norms.append(record.grad_norm)
+        self._progress.update(self._task, advance=1, text=step_text(record, tokens, self._norms))
+
+
+class TerminalView:
+    """A rich bar per run; it stays as a line when the run is done."""
+
+    @contextmanager
+    def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description:<24}"),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[text]}"),
+        )
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            yield _Bar(progress, progress.add_task(name, total=steps, completed=done, text=""))
+
+
+def step_text(record: StepRecord, tokens: int, norms: deque[float]) -> str:
+    """loss, tokens/s, P_Z and p99 ‖g‖ over the last steps."""
+    rate = f"{tokens / record.seconds:,.0f} tok/s" if record.seconds else ""
+    violation = record.telemetry.get("p_z_999")
+    shown = "" if violation is None else f"P_Z {violation:.3g}"
+    finite = [norm for norm in norms if np.isfinite(norm)]
+    tail = f"p99 ‖g‖ {np.quantile(finite, 0.99):.3g}" if finite else ""
+    return "  ".join(part for part in (f"loss {record.loss:.4f}", rate, shown, tail) if part)
+
+
+def choose_view(quiet: bool) -> NoView | TerminalView:
+    """Bars only where somebody can see them."""
+    return NoView() if quiet or not sys.stderr.isatty() else TerminalView()

@@ -1,0 +1,28 @@
+"""provenance.json of a run: versions, command and time, apart from the metrics, which must not depend on them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import torch
+
+import zloss
+from zloss.optimizer.step_record import StepRecord
+
+
+def run_provenance(command: str, began: float, records: Sequence[StepRecord]) -> dict[str, Any]:
+    """What made the run; `train_seconds` adds up all steps, also those before an interruption."""
+    return {
+        "zloss": zloss.__version__,
+        "torch": torch.__version__,
+        **{name: metadata.version(name) for name in ("transformers", "accelerate")},
+        "command": command,
+        "started": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+        "seconds": time.time() - began,
+        "train_seconds": sum(record.seconds or 0.0 for record in records),
+        "threads": torch.get_num_threads(),
+    }

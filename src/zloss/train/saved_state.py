@@ -1,0 +1,104 @@
+"""Checkpoints of an unfinished run: whole or not there, with a checksum of every file, the last two kept.
+
+accelerate writes model and optimizer into a folder beside their place; a manifest with checksums closes it, and a rename
+puts it in place. Loading verifies the manifest, so a file that was cut off costs the newest checkpoint and not the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from zloss.errors import OutputError
+from zloss.optimizer.step_record import StepRecord
+
+MANIFEST, RECORDS = "manifest.json", "records.jsonl"
+KEEP = 2
+
+
+class SavedState:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self._folder = folder / "checkpoints"
+        self._identity = identity
+
+    def save(self, accelerator: Any, step: int, records: list[StepRecord]) -> None:
+        """Write the state after `step`; a full disk is one sentence, and the earlier checkpoints stay."""
+        place = self._folder / f"step-{step:07d}"
+        part = self._folder / f".{place.name}.part"
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            accelerator.save_state(str(part))
+            (part / RECORDS).write_text("".join(record.to_json() + "\n" for record in records), encoding="utf-8")
+            files = {file.name: _checksum(file) for file in sorted(part.iterdir())}
+            for name in files:
+                _sync(part / name)
+            content = json.dumps({"step": step, "identity": self._identity, "files": files})
+            (part / MANIFEST).write_text(content, encoding="utf-8")
+            _sync(part / MANIFEST)
+            if place.exists():
+                shutil.rmtree(place)
+            part.rename(place)
+        except (OSError, RuntimeError) as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise _full(self._folder, error) from error
+        except Exception as error:
+            shutil.rmtree(part, ignore_errors=True)
+            if type(error).__module__.startswith("safetensors"):
+                raise _full(self._folder, error) from error
+            raise
+        for old in self._steps()[:-KEEP]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def load(self, accelerator: Any) -> tuple[int, list[StepRecord]]:
+        """(last finished step, its records) from the newest sound checkpoint, with the state loaded; (0, []) without one."""
+        for place in reversed(self._steps()):
+            manifest = self._sound(place)
+            if manifest is None:
+                print(f"{place.name} is damaged or of another run: the checkpoint before it is used.", file=sys.stderr)
+                continue
+            accelerator.load_state(str(place))
+            lines = (place / RECORDS).read_text(encoding="utf-8").splitlines()
+            return int(manifest["step"]), [StepRecord.from_json(line) for line in lines]
+        return 0, []
+
+    def clear(self) -> None:
+        """The run is finished."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _steps(self) -> list[Path]:
+        return sorted(self._folder.glob("step-*")) if self._folder.is_dir() else []
+
+    def _sound(self, place: Path) -> dict[str, Any] | None:
+        try:
+            manifest: dict[str, Any] = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+            files: dict[str, str] = manifest["files"]
+            sound = all(_checksum(place / name) == checksum for name, checksum in files.items())
+        except (OSError, ValueError, KeyError):
+            return None
+        return manifest if sound and manifest.get("identity") == self._identity else None
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb") as content:
+        os.fsync(content.fileno())
+
+
+def _full(folder: Path, error: Exception) -> OutputError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0][:120]
+    return OutputError(
+        f"cannot write a checkpoint into {folder}: {reason}. Free some space and run the same command again: "
+        "it goes on from the last whole checkpoint."
+    )
