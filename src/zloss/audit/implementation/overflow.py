@@ -1,0 +1,114 @@
+"""Overflow audit: how much static fp16 loss scale the full-model gradient of each method leaves (paper eq:overflow_proxy).
+
+One batch is one block. The model runs under bf16 autocast with its parameters as they are, the loss is mean-reduced, and
+the gradients are those an optimizer would be handed: before clipping, before any loss scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zloss.audit.blocks import Blocks
+from zloss.audit.checkpoint import Checkpoint
+from zloss.audit.implementation.bf16_products import working_bf16_products
+from zloss.audit.implementation.update import trainable
+from zloss.audit.output_head import OutputHead, hidden_states
+from zloss.errors import CoordinateError
+from zloss.optimizer.fp16_margin import STATIC_SCALES, Fp16Margin, fp16_margin
+from zloss.source.objective import Objective
+from zloss.transport.head_loss import head_loss
+
+
+@dataclass(frozen=True)
+class OverflowRow:
+    """One method over all batches; every number None and a reason where it has no gradient (softcap and centering)."""
+
+    method: str
+    batches: int
+    grad_norm_mean: float | None
+    """Mean over batches of ‖g‖₂ over all parameters; batches whose gradient is not finite are left out."""
+    grad_inf_mean: float | None
+    """The same of ‖g‖_∞."""
+    margin: Fp16Margin | None
+    reason: str = ""
+
+
+def overflow_audit(
+    checkpoint: Checkpoint,
+    head: OutputHead,
+    blocks: Blocks,
+    objectives: Mapping[str, Objective],
+    *,
+    scales: Sequence[int] = STATIC_SCALES,
+    autocast: torch.dtype | None = torch.bfloat16,
+    advance: Callable[[int], None] = lambda tokens: None,
+    note: Callable[[str], None] = lambda sentence: None,
+) -> tuple[OverflowRow, ...]:
+    """A row per objective; the forward pass of a batch is shared by all of them."""
+    device = head.weight_VD.device.type
+    norms: dict[str, list[tuple[float, float]]] = {name: [] for name in objectives}
+    reasons: dict[str, str] = {}
+    with ExitStack() as stack:
+        parameters = stack.enter_context(trainable(checkpoint.model))
+        hidden_of = stack.enter_context(hidden_states(checkpoint, head))
+        if autocast is not None:
+            if device == "cpu" and autocast == torch.bfloat16:
+                stack.enter_context(working_bf16_products(note))
+            stack.enter_context(torch.autocast(device, dtype=autocast))
+        stack.enter_context(torch.enable_grad())
+        for block in range(blocks.count):
+            hidden = blocks.counted(hidden_of(blocks.inputs(block, block + 1)))
+            label = blocks.targets(block, block + 1)
+            for name, objective in objectives.items():
+                if name not in reasons:
+                    try:
+                        loss = _loss(head, hidden, label, objective)
+                    except CoordinateError as error:
+                        reasons[name] = str(error)
+                        continue
+                    norms[name].append(gradient_norms(loss, parameters))
+            advance(blocks.size)
+    return tuple(_row(name, found, scales, reasons.get(name, "")) for name, found in norms.items())
+
+
+def _loss(head: OutputHead, hidden: Tensor, label: Tensor, objective: Objective) -> Tensor:
+    return head_loss(
+        hidden,
+        head.weight_VD,
+        label,
+        objective,
+        bias=head.bias_V,
+        logit_scale=head.logit_scale,
+        softcap=head.softcap,
+        statistics="light",
+    ).loss
+
+
+def gradient_norms(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[float, float]:
+    """(‖g‖₂, ‖g‖_∞) over all parameters; NaN or Inf in any of them stays visible. The graph is kept."""
+    square, largest = 0.0, 0.0
+    grads: tuple[Tensor | None, ...] = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    for grad in grads:
+        if grad is None:
+            continue
+        square += float(torch.linalg.vector_norm(grad, dtype=torch.float64)) ** 2
+        here = float(torch.linalg.vector_norm(grad, ord=torch.inf))
+        # max() would drop a NaN that comes second.
+        largest = here if math.isnan(here) or here > largest else largest
+        if math.isnan(largest):
+            return math.nan, math.nan
+    return square**0.5, largest
+
+
+def _row(method: str, norms: Sequence[tuple[float, float]], scales: Sequence[int], reason: str) -> OverflowRow:
+    if not norms:
+        return OverflowRow(method, 0, None, None, None, reason)
+    finite = [pair for pair in norms if all(math.isfinite(value) for value in pair)]
+    two, inf = (sum(values) / len(finite) for values in zip(*finite, strict=True)) if finite else (None, None)
+    return OverflowRow(method, len(norms), two, inf, fp16_margin([pair[1] for pair in norms], scales), reason)
