@@ -10,6 +10,16 @@ from typing import Any
 from tests.tiny_models import save_model
 from zloss.train.config import TrainConfig
 
+SCRATCH = [
+    *("--from-config", "tiny"),
+    *("--train-tokenizer", "300"),
+    *("--block-size", "24"),
+    *("--valid-blocks", "6"),
+    *("--micro-batch", "2"),
+    *("--adam-every", "4"),
+]
+"""Options of `zloss train` for a model that trains in a moment."""
+
 
 @functools.cache
 def some_text() -> str:

@@ -1,0 +1,75 @@
+"""A comparison on the terminal: mean ± std, paired differences, verdicts, tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+COLUMNS = (
+    ("ppl", "PPL"),
+    ("p_z_999", "P_Z^99.9"),
+    ("a_p_99", "A_p^99"),
+    ("grad_norm_p99", "p99 ‖g‖"),
+    ("grad_norm_max", "max ‖g‖"),
+    ("clip_rate", "clip rate"),
+    ("phi_10", "Φ_10"),
+    ("r_aux", "R_aux"),
+)
+
+
+def print_comparison(data: dict[str, Any]) -> None:
+    """One line per method; differences are target minus baseline, tails in the same coordinate."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    seeds = data["seeds"]
+    table = Table(title=f"{len(seeds)} matched seed{'s' if len(seeds) != 1 else ''}, mean ± std; deployed coordinates")
+    table.add_column("method", no_wrap=True)
+    for _, title in COLUMNS:
+        table.add_column(title, justify="right")
+    for method in data["methods"]:
+        name = f"{method['method']} {method['coef']:g}" if method["coef"] else method["method"]
+        table.add_row(name, *(_cell(method["metrics"].get(key)) for key, _ in COLUMNS))
+    console.print(table)
+    verdicts = Table(title=f"against {data['baseline']}: paired differences, tails in the same coordinate")
+    for title in ("method", "Δ PPL", "Δ P_Z^99.9", "Δ A_p^99", "coordinate", "verdict"):
+        verdicts.add_column(title, justify="right" if "Δ" in title else "left")
+    for record, paired in zip(data["quality"]["methods"], data["paired"], strict=True):
+        name = f"{record['method']} {record['coef']:g}" if record["coef"] else record["method"]
+        side = paired["same_coordinate"].get(record.get("coordinate") or "raw", {})
+        word = {True: "accepted", False: "rejected", None: "—"}[record["accepted"]]
+        verdicts.add_row(
+            name,
+            _signed(paired["deployed"].get("ppl")),
+            _signed(side.get("p_z_999")),
+            _signed(side.get("a_p_99")),
+            str(record.get("coordinate") or "—"),
+            f"{word}: {record['reason']}",
+        )
+    if data["paired"]:
+        console.print(verdicts)
+    quality, tokens = data["quality"], data["tokens"]
+    console.print(f"tolerance {quality['tolerance_ppl']:.4g} PPL ({quality['tolerance']})", highlight=False)
+    if tokens["available"]:
+        console.print(
+            f"tokens per run: {tokens['consumed']:,} consumed of {tokens['available']:,} available, "
+            f"reuse factor {tokens['reuse']:.3g}",
+            highlight=False,
+        )
+    for key, what in (("unfinished", "not finished, left out"), ("unpaired", "without a baseline run of their seed")):
+        if data[key]:
+            console.print(f"{what}: {', '.join(data[key])}", highlight=False)
+
+
+def _cell(summary: dict[str, Any] | None) -> str:
+    if summary is None:
+        return "—"
+    spread = "" if summary["std"] is None else f" ± {summary['std']:.2g}"
+    return f"{summary['mean']:.4g}{spread}"
+
+
+def _signed(difference: dict[str, Any] | None) -> str:
+    if difference is None:
+        return "—"
+    spread = "" if difference["std"] is None else f" ± {difference['std']:.2g}"
+    return f"{difference['mean']:+.4g}{spread}"

@@ -1,0 +1,100 @@
+"""`zloss train` and the files it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.train.tiny_run import SCRATCH, some_text
+from zloss.cli.main import main
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    file = tmp_path / "text.txt"
+    file.write_text(some_text(), encoding="utf-8")
+    return str(file)
+
+
+def test_one_folder_per_run(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "runs"
+    words = ["train", *SCRATCH, "--methods", "ce,standard", "--coef", "1e-3,1e-4", "--seeds", "1,2", "--text", text]
+    words += ["--steps", "8", "--checkpoint-every", "0", "--trackers", "none", "--out", str(out)]
+    assert main(words) == 0
+    names = sorted(path.name for path in out.iterdir())
+    assert names == sorted(
+        ["ce-0-s1", "ce-0-s2", *(f"standard-{coef}-s{seed}" for coef in ("0.001", "0.0001") for seed in (1, 2))]
+    )
+    for name in names:
+        assert {"config.json", "steps.jsonl", "metrics.json", "provenance.json"} <= {
+            p.name for p in (out / name).iterdir()
+        }
+    config = json.loads((out / "standard-0.001-s2" / "config.json").read_text())
+    assert (config["method"], config["coef"], config["seed"]) == ("standard", 1e-3, 2)
+    everything = "".join(path.read_text() for path in out.rglob("*.json"))
+    assert str(tmp_path) not in everything
+    assert capsys.readouterr().out.count("done") == 6
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("skipped") == 6
+
+
+def test_a_stress_setting_and_tensorboard(tmp_path: Path, text: str) -> None:
+    words = ["train", *SCRATCH, "--methods", "standard", "--stress", "update-outlier", "--text", text, "--steps", "4"]
+    assert main([*words, "--out", str(tmp_path / "runs"), "--quiet"]) == 0
+    config = json.loads((tmp_path / "runs" / "standard-0.003-s1" / "config.json").read_text())
+    assert (config["lr"], config["clip"], config["coef"]) == (8e-4, 1e8, 3e-3)
+    assert list((tmp_path / "runs" / "standard-0.003-s1").rglob("events.out.tfevents*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--methods", "standrd"], "Did you mean 'standard'"),
+        (["--methods", "ce,ce"], "without repetitions"),
+        (["--steps", "5", "--warmup", "5"], "shorter than the run"),
+        (["--text", "missing.txt"], "cannot read the text"),
+        (["--from-config", "missing.json"], "no config 'missing.json'"),
+        (["--trackers", "nothing-known"], "unknown tracker"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *SCRATCH, *words, "--out", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert sentence in error
+    assert len(error.splitlines()) == 1
+
+
+def test_bf16_runs_or_says_why_not(tmp_path: Path, text: str) -> None:
+    """In a process without the variable that the tests set: where bf16 products would die, the command protects itself."""
+    environment = {key: value for key, value in os.environ.items() if key != "ONEDNN_MAX_CPU_ISA"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
+    words = [
+        "train",
+        *SCRATCH,
+        "--precision",
+        "bf16",
+        "--head",
+        "paper",
+        "--methods",
+        "ce",
+        "--steps",
+        "2",
+        "--text",
+        text,
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "zloss.cli.main", *words, "--out", str(tmp_path / "runs")],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 2), done.stderr
+    if done.returncode == 2:
+        assert "--precision fp32" in done.stderr
+    else:
+        assert (tmp_path / "runs" / "ce-0-s1" / "metrics.json").is_file()
