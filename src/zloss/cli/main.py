@@ -32,7 +32,7 @@ class Entry:
 
 COMMANDS = {
     "audit": Entry("audit", "Audit", "What Z-loss would do to a checkpoint: the main job."),
-    "audit-loss": Entry("audit_loss", "AuditLoss", "What a loss really injects: λ, c, coordinate, denominators, traps."),
+    "audit-loss": Entry("audit_loss", "AuditLoss", "What a loss really injects: λ, c, coordinate, denominators."),
     "router-scale": Entry("router_scale", "RouterScale", "What a router coefficient means under every convention."),
     "train": Entry("train", "Train", "The same training under several methods, everything else equal."),
     "compare": Entry("compare", "Compare", "Matched runs side by side: paired differences, accepted or rejected."),
