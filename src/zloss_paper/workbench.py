@@ -66,7 +66,7 @@ class Workbench:
             report = with_decisions(report)
         if deployed and DEPLOYED not in report.extra:
             checkpoint = self.checkpoint(config)
-            found = deployed_perplexity(checkpoint, _blocks(config, checkpoint), self.progress)
+            found = deployed_perplexity(checkpoint, text_blocks(config, checkpoint), self.progress)
             report = replace(report, extra={**report.extra, DEPLOYED: asdict(found)})
         self._reports[key] = report
         if place is not None and report is not before:
@@ -76,7 +76,7 @@ class Workbench:
     def hidden(self, config: AuditConfig) -> Tensor:
         """What the output head receives, for every prediction of the audit's text: [T, D]."""
         checkpoint = self.checkpoint(config)
-        blocks = _blocks(config, checkpoint)
+        blocks = text_blocks(config, checkpoint)
         parts = []
         with (
             torch.no_grad(),
@@ -105,7 +105,8 @@ class Workbench:
         return self._loaded[1]
 
 
-def _blocks(config: AuditConfig, checkpoint: Checkpoint) -> Blocks:
+def text_blocks(config: AuditConfig, checkpoint: Checkpoint) -> Blocks:
+    """The blocks of the audit's text, as the checkpoint's tokenizer cuts it."""
     return make_blocks(
         open_corpus(config.texts, config.corpus, config.text_field),
         checkpoint.tokenizer,

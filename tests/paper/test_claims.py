@@ -24,7 +24,7 @@ SYMMETRIC = {
     ("tab:pretrained", "gain_may_rise"),
     ("tab:fineweb_pretrained", "ppl_preserved"),
     ("tab:fineweb_pretrained", "gain_may_rise"),
-    ("tab:spectral_audit", "leading_directions_lead"),
+    ("tab:spectral_audit", "anisotropic_heads"),
     ("text:gradient_geometry", "rank_16_tracks"),
 }
 HEADS = ("tab:pretrained", "tab:fineweb_pretrained", "tab:spectral_audit", "text:gradient_geometry")
@@ -83,7 +83,7 @@ def scaled(table: Table, column: str, factor: float, **key: str | int) -> Table:
         ("tab:pretrained", "ppl_preserved", "ppl", 1.001, {"head": "centered", "model": "GPT-2"}),
         ("tab:pretrained", "gain_may_rise", "a_p_99", 0.5, {"head": "centered"}),
         ("tab:fineweb_pretrained", "ppl_preserved", "ppl", 0.99, {"head": "raw"}),
-        ("tab:spectral_audit", "leading_directions_lead", "f_16", 0.3, {"head": "raw"}),
+        ("tab:spectral_audit", "anisotropic_heads", "f_16", 0.3, {"head": "raw"}),
         ("tab:spectral_audit", "top_1_pythia_160m", "e_1", 0.9, {}),
         ("text:gradient_geometry", "rank_16_tracks", "rho_16", 0.5, {"head": "centered"}),
         ("text:tied_paths", "nearly_orthogonal", "aux_ce_cosine", 20.0, {}),
