@@ -77,14 +77,14 @@ def test_deployed_perplexity_is_that_of_the_centered_weights(
     gpt2_folder: Path, neox_folder: Path, bench: Workbench
 ) -> None:
     """Against a straight fp64 definition: rows minus their mean, log-softmax, mean over all predictions."""
-    from zloss_paper.workbench import _blocks
+    from zloss_paper.workbench import text_blocks
 
     for folder in (gpt2_folder, neox_folder):
         result = smoke("tab:pretrained", Overrides(models=(str(folder),)), bench)
         config: Any = result.config
         audit = config.rows[0].audit
         checkpoint = bench.checkpoint(audit)
-        blocks = _blocks(audit, checkpoint)
+        blocks = text_blocks(audit, checkpoint)
         hidden = bench.hidden(audit).double()
         weight = checkpoint.model.get_output_embeddings().weight.detach().double()
         logits = hidden @ (weight - weight.mean(0)).T
