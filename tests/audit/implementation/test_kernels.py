@@ -19,7 +19,7 @@ from zloss.audit.implementation.kernels import apart, gradient_difference, kerne
 from zloss.audit.implementation.linear_kernels import linear_inputs, linear_row
 from zloss.audit.implementation.storage import ReferenceHead
 from zloss.audit.output_head import OutputHead
-from zloss.errors import CoordinateError, MissingDependencyError, UnknownNameError
+from zloss.errors import CoordinateError, InputError, MissingDependencyError, UnknownNameError
 
 V, D, T = 97, 12, 14
 COEF = 1e-3
@@ -201,3 +201,12 @@ def test_the_probe_dies_in_a_child_only(monkeypatch: pytest.MonkeyPatch) -> None
         assert not bf16_products.native_bf16_products_work()
     finally:
         bf16_products.native_bf16_products_work.cache_clear()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_a_failing_kernel_is_one_sentence_and_the_child_lives_on() -> None:
+    implementation = find_implementation("triton")
+    with pytest.raises(InputError, match=r"cannot run on Triton's interpreter: .*fp64"):
+        evaluate(implementation, (torch.zeros(1, V, dtype=torch.float64),), LABEL[:1], [0.0], C)
+    (outcome,) = evaluate(implementation, (torch.zeros(1, V),), LABEL[:1], [0.0], C)
+    assert outcome.value == pytest.approx(C)

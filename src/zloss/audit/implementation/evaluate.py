@@ -1,11 +1,12 @@
 """The loss and its gradients at several λ, computed here or, for Triton kernels without a GPU, in an interpreted child.
 
 Triton decides when it is imported whether kernels are compiled or interpreted, so interpretation needs a process of its
-own: tensors go there and come back as files.
+own: one child lives as long as this process, and tensors go there and come back as files.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -61,6 +62,11 @@ def call(
     return outcomes
 
 
+def interpreted(implementation: Implementation) -> bool:
+    """Whether it runs on Triton's interpreter here, which is slow."""
+    return implementation.kernel and not torch.cuda.is_available()
+
+
 def _interpreted_here() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -72,27 +78,74 @@ def _in_child(
         job, answer = Path(folder, "job.pt"), Path(folder, "answer.pt")
         record = {"name": implementation.name, "inputs": list(inputs), "label": label_T, "coefs": list(coefs)}
         torch.save({**record, "target": target, "threads": torch.get_num_threads()}, job)
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        if any(tensor.dtype == torch.bfloat16 for tensor in inputs) and not native_bf16_products_work():
-            environment |= {ISA_VARIABLE: SAFE_ISA}
-        done = subprocess.run(
-            [sys.executable, "-m", __name__, str(job), str(answer)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise InputError(
-                f"{implementation.title} cannot run on Triton's interpreter: {first_line(Exception(last[0]))}."
-            )
+        failure = _interpreter().run(job, answer)
+        if failure:
+            raise InputError(f"{implementation.title} cannot run on Triton's interpreter: {failure}.")
         answers: list[dict[str, Any]] = torch.load(answer, weights_only=True)
     return [Outcome(item["value"], tuple(item["grads"])) for item in answers]
 
 
-def _child(job: str, answer: str) -> None:
-    """The other side of `_in_child`."""
+class _Interpreter:
+    """A child process with TRITON_INTERPRET=1 that answers one job at a time and ends with this process."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        if not native_bf16_products_work():
+            environment |= {ISA_VARIABLE: SAFE_ISA}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def run(self, job: Path, answer: Path) -> str:
+        """Empty when the answer is written, else what went wrong."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(f"{job}\t{answer}\n")
+            self._process.stdin.flush()
+            reply = self._process.stdout.readline()
+        except BrokenPipeError:
+            reply = ""
+        if not reply:
+            return f"its process ended with code {self._process.wait()}"
+        return reply.strip().removeprefix("done").strip()
+
+
+@functools.cache
+def _running() -> list[_Interpreter]:
+    return []
+
+
+def _interpreter() -> _Interpreter:
+    """The living child, or a new one."""
+    running = _running()
+    if not running or not running[0].alive:
+        running[:] = [_Interpreter()]
+    return running[0]
+
+
+def _serve(jobs: TextIO, replies: TextIO) -> None:
+    """The other side: one line in, one line out, until the parent closes its end."""
+    for line in jobs:
+        job, answer = line.rstrip("\n").split("\t")
+        try:
+            _answer(job, answer)
+            reply = "done"
+        except Exception as error:
+            reply = first_line(error)
+        print(reply, file=replies, flush=True)
+
+
+def _answer(job: str, answer: str) -> None:
     record: dict[str, Any] = torch.load(job, weights_only=True)
     torch.set_num_threads(record["threads"])
     implementation = find_implementation(record["name"])
@@ -101,4 +154,7 @@ def _child(job: str, answer: str) -> None:
 
 
 if __name__ == "__main__":
-    _child(*sys.argv[1:])
+    # Whatever a package prints must not be taken for a reply.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _serve(sys.stdin, out)
