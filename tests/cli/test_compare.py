@@ -84,6 +84,9 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
         assert word in printed
     page = (runs / "report.html").read_text()
     assert "standard" in page
+    assert page.count('<svg class="chart"') >= 3
+    assert page.index("Gradient norm tail") < page.index("<footer>")
+    assert page.count("<footer>") == 1
 
 
 def test_a_tolerance_can_reject(runs: Path) -> None:

@@ -26,20 +26,25 @@ class Compare:
     """No table."""
 
     def run(self) -> int:
-        from zloss.report.joined import join_results, write_joined
-        from zloss.report.results import Result
         from zloss.report.writing import write_json
-        from zloss.train.compare import compare_folder
+        from zloss.train.compare import compare_runs
+        from zloss.train.comparison_page import write_comparison_page
         from zloss.train.comparison_terminal import print_comparison
+        from zloss.train.finished_run import load_runs
 
         folder = Path(self.folder)
-        data = compare_folder(
-            folder, baseline=self.baseline, tolerance_ppl=self.tolerance_ppl, diagnosed=self.diagnosed
+        runs, unfinished = load_runs(folder)
+        data = compare_runs(
+            runs,
+            baseline=self.baseline,
+            tolerance_ppl=self.tolerance_ppl,
+            diagnosed=self.diagnosed,
+            unfinished=unfinished,
         )
         file = folder / "comparison.json"
         write_json(file, data)
-        written = write_joined(folder, join_results([Result(file, "comparison", data)]))
+        page = write_comparison_page(folder, data, runs)
         if not self.quiet:
             print_comparison(data)
-            print("\n".join(str(path) for path in (file, written[0])))
+            print("\n".join(str(path) for path in (file, page)))
         return 0
