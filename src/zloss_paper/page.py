@@ -48,8 +48,15 @@ def markdown(result: Reproduction, figures: list[Path] | None = None) -> str:
     if result.texts:
         parts += ["## Text", _bullets([_text(text.__dict__) for text in result.texts])]
     versions = ", ".join(f"{name} {provenance[name]}" for name in ("zloss", "torch", "transformers", "python"))
-    parts += ["## Provenance", f"{versions}; {provenance['threads']} threads, {provenance['seconds']:g} s."]
+    parts += ["## Provenance", f"{versions}; {provenance['threads']} threads. {_seconds(result)}"]
     return "\n\n".join(parts) + "\n"
+
+
+def _seconds(result: Reproduction) -> str:
+    """Recipes of one call share their audits, so the time of a recipe alone would mislead."""
+    own = f"This recipe took {result.provenance['seconds']:g} s"
+    audits = [sum(audit["seconds"].values()) for audit in result.details.get("audits", ()) if "seconds" in audit]
+    return f"{own}; the audits it reads {sum(audits):.0f} s, once for all recipes of a call." if audits else f"{own}."
 
 
 def _table(result: Reproduction) -> str:
