@@ -59,6 +59,7 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     assert data["schema"] == "zloss.comparison/1"
     assert data["baseline"] == "ce"
     assert data["methods"][0]["method"] == "ce"
+    assert data["methods"][0]["paired"] is None
     assert len(data["methods"]) == 6
 
     ppl = {name: [metrics(runs, f"{name}-s{seed}")["ppl"] for seed in (1, 2)] for name in ("ce-0", "standard-0.3")}
@@ -68,13 +69,13 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     gaps = [a - b for a, b in zip(ppl["standard-0.3"], ppl["ce-0"], strict=True)]
     verdicts = {(q["method"], q["coef"]): q for q in data["quality"]["methods"]}
     assert verdicts["standard", 0.3]["delta_ppl"] == pytest.approx(statistics.fmean(gaps))
-    paired = next(p for p in data["paired"] if (p["method"], p["coef"]) == ("standard", 0.3))
+    paired = standard["paired"]
     assert paired["deployed"]["ppl"]["by_seed"] == pytest.approx(gaps)
     # A strong raw penalty pulls the shifted head in, in its own coordinate.
     assert verdicts["standard", 0.3]["improves"] is True
     assert verdicts["standard", 0.3]["accepted"] is True
     # Centering alone changes no run: nothing to accept beyond quality, and no difference in the same coordinate.
-    head = next(p for p in data["paired"] if p["method"] == "centered-head")
+    head = next(m["paired"] for m in data["methods"] if m["method"] == "centered-head")
     assert head["same_coordinate"]["raw"]["p_z_999"]["mean"] == 0
     assert head["deployed"]["p_z_999"]["mean"] < -10
     assert all(part["first_difference"] is None for part in head["trajectory"])
@@ -85,7 +86,7 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     page = (runs / "report.html").read_text()
     assert "standard" in page
     assert page.count('<svg class="chart"') >= 3
-    assert page.index("Gradient norm tail") < page.index("<footer>")
+    assert page.index("Paired differences") < page.index("Gradient norm tail") < page.index('id="comparisons"')
     assert page.count("<footer>") == 1
 
 

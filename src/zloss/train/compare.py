@@ -78,8 +78,9 @@ def compare_runs(
         "baseline_coef": base[0].coef,
         "seeds": sorted(by_seed),
         "std": "sample standard deviation over seeds (n − 1)",
-        "methods": [_method(pairing) for pairing in pairings],
-        "paired": [_differences(pairing) for pairing in others],
+        "methods": [
+            {**_method(pairing), "paired": _differences(pairing) if pairing in others else None} for pairing in pairings
+        ],
         "quality": {
             "tolerance_ppl": tolerance_ppl,
             "tolerance": "stated" if stated else f"{TOLERANCE_SHARE:.0%} of the baseline's PPL, as none was stated",
@@ -141,8 +142,6 @@ def _differences(pairing: Pairing) -> dict[str, Any]:
     metrics = [(base.metrics, run.metrics) for base, run in pairing.pairs]
     keys = _keys([pair[1] for pair in metrics]) if metrics else []
     return {
-        "method": pairing.method,
-        "coef": pairing.coef,
         "pairs": len(pairing.pairs),
         "deployed": {
             key: found for key in keys if (found := _difference((b.get(key), m.get(key)) for b, m in metrics))

@@ -3,21 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from zloss.report.comparison_view import label
+from zloss.report.formatting import number
 from zloss.report.html import Page, render_page
 from zloss.report.writing import write_text
 from zloss.train.finished_run import FinishedRun
 from zloss.train.training_figures import training_section
 
-END = "<footer>"
-"""Where the content of a page ends."""
+COMPARISONS = 'id="comparisons"'
+"""The section of the page that lists every metric; curves and differences go in front of it."""
+ROWS = (
+    ("ppl", "PPL"),
+    ("p_z_999", "P_Z^99.9"),
+    ("a_p_99", "A_p^99"),
+    ("diag_z", "Diag Z"),
+    ("mu_abs_99", "p99 |μ|"),
+    ("grad_norm_p99", "p99 ‖g‖₂"),
+    ("grad_norm_max", "max ‖g‖₂"),
+    ("clip_rate", "clip rate"),
+    ("phi_10", "Φ_10"),
+    ("adam_v_max", "max ‖v‖∞"),
+)
 
 
 def write_comparison_page(folder: Path, data: dict[str, Any], runs: Sequence[FinishedRun]) -> Path:
     """The page beside comparison.json; the curves come from the step records, which comparison.json does not repeat."""
     place = folder / "report.html"
-    before, end, after = render_page(Page(comparisons=(data,))).rpartition(END)
-    write_text(place, before + training_section(runs) + end + after)
+    text = render_page(Page(comparisons=(data,)))
+    start = text.rindex("<section", 0, text.index(COMPARISONS, text.index("<main>")))
+    write_text(place, text[:start] + paired_section(data) + training_section(runs) + text[start:])
     return place
+
+
+def paired_section(data: dict[str, Any]) -> str:
+    """Target minus baseline; tails in the coordinate the method deploys, for both."""
+    methods = [method for method in data["methods"] if method["paired"] is not None]
+    if not methods:
+        return ""
+    head = "".join(f'<th class="n">{escape(title)}</th>' for _, title in ROWS)
+    body = "".join(
+        f"<tr><td>{escape(label(method['method'], method['coef']))}</td>{_cells(method)}</tr>" for method in methods
+    )
+    return (
+        f'<section id="paired"><h2>Paired differences</h2><p class="lead">Target minus {escape(str(data["baseline"]))}, '
+        "seed by seed, mean ± standard deviation; quantities of the head in the coordinate the method deploys, for both.</p>"
+        f'<div class="scroll"><table class="sortable numbers"><thead><tr><th>method</th>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div></section>"
+    )
+
+
+def _cells(method: dict[str, Any]) -> str:
+    paired, side = method["paired"], method["coordinate"] or "raw"
+    found = []
+    for key, _ in ROWS:
+        difference = paired["same_coordinate"].get(side, {}).get(key) or paired["deployed"].get(key)
+        if difference is None:
+            found.append('<td class="n">–</td>')
+            continue
+        spread = "" if difference["std"] is None else f" ± {number(difference['std'], 2)}"
+        found.append(f'<td class="n" data-value="{difference["mean"]}">{number(difference["mean"])}{spread}</td>')
+    return "".join(found)

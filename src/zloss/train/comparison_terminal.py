@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-COLUMNS = (
-    ("ppl", "PPL"),
-    ("p_z_999", "P_Z^99.9"),
-    ("a_p_99", "A_p^99"),
-    ("grad_norm_p99", "p99 ‖g‖"),
-    ("grad_norm_max", "max ‖g‖"),
-    ("clip_rate", "clip rate"),
-    ("phi_10", "Φ_10"),
-    ("r_aux", "R_aux"),
-)
+TABLES = {
+    "Quality and transport, deployed coordinate": (
+        ("ppl", "PPL"),
+        ("p_z_999", "P_Z^99.9"),
+        ("a_p_99", "A_p^99"),
+        ("r_aux", "R_aux"),
+    ),
+    "Optimizer, before clipping": (
+        ("grad_norm_p99", "p99 ‖g‖"),
+        ("grad_norm_max", "max ‖g‖"),
+        ("clip_rate", "clip rate"),
+        ("phi_10", "Φ_10"),
+    ),
+}
 
 
 def print_comparison(data: dict[str, Any]) -> None:
@@ -23,31 +27,34 @@ def print_comparison(data: dict[str, Any]) -> None:
 
     console = Console()
     seeds = data["seeds"]
-    table = Table(title=f"{len(seeds)} matched seed{'s' if len(seeds) != 1 else ''}, mean ± std; deployed coordinates")
-    table.add_column("method", no_wrap=True)
-    for _, title in COLUMNS:
-        table.add_column(title, justify="right")
-    for method in data["methods"]:
-        name = f"{method['method']} {method['coef']:g}" if method["coef"] else method["method"]
-        table.add_row(name, *(_cell(method["metrics"].get(key)) for key, _ in COLUMNS))
-    console.print(table)
+    matched = f"{len(seeds)} matched seed{'s' if len(seeds) != 1 else ''}, mean ± std"
+    for title, columns in TABLES.items():
+        table = Table(title=f"{title}: {matched}")
+        table.add_column("method", no_wrap=True)
+        for _, heading in columns:
+            table.add_column(heading, justify="right")
+        for method in data["methods"]:
+            table.add_row(_name(method), *(_cell(method["metrics"].get(key)) for key, _ in columns))
+        console.print(table)
     verdicts = Table(title=f"against {data['baseline']}: paired differences, tails in the same coordinate")
     for title in ("method", "Δ PPL", "Δ P_Z^99.9", "Δ A_p^99", "coordinate", "verdict"):
-        verdicts.add_column(title, justify="right" if "Δ" in title else "left")
-    for record, paired in zip(data["quality"]["methods"], data["paired"], strict=True):
-        name = f"{record['method']} {record['coef']:g}" if record["coef"] else record["method"]
+        verdicts.add_column(title, justify="right" if "Δ" in title else "left", no_wrap=title == "method")
+    differences = [method["paired"] for method in data["methods"] if method["paired"] is not None]
+    for record, paired in zip(data["quality"]["methods"], differences, strict=True):
         side = paired["same_coordinate"].get(record.get("coordinate") or "raw", {})
         word = {True: "accepted", False: "rejected", None: "—"}[record["accepted"]]
         verdicts.add_row(
-            name,
+            _name(record),
             _signed(paired["deployed"].get("ppl")),
             _signed(side.get("p_z_999")),
             _signed(side.get("a_p_99")),
             str(record.get("coordinate") or "—"),
-            f"{word}: {record['reason']}",
+            word,
         )
-    if data["paired"]:
+    if differences:
         console.print(verdicts)
+        for record in data["quality"]["methods"]:
+            console.print(f"{_name(record)}: {record['reason']}", highlight=False, soft_wrap=True)
     quality, tokens = data["quality"], data["tokens"]
     console.print(f"tolerance {quality['tolerance_ppl']:.4g} PPL ({quality['tolerance']})", highlight=False)
     if tokens["available"]:
@@ -59,6 +66,10 @@ def print_comparison(data: dict[str, Any]) -> None:
     for key, what in (("unfinished", "not finished, left out"), ("unpaired", "without a baseline run of their seed")):
         if data[key]:
             console.print(f"{what}: {', '.join(data[key])}", highlight=False)
+
+
+def _name(record: dict[str, Any]) -> str:
+    return f"{record['method']} {record['coef']:g}" if record["coef"] else str(record["method"])
 
 
 def _cell(summary: dict[str, Any] | None) -> str:

@@ -44,7 +44,7 @@ def training_section(runs: Sequence[FinishedRun]) -> str:
         ),
     ]
     chips = "".join(
-        f'<span class="chip" style="color:{colour}">● {escape(name)}</span>'
+        f'<span class="chip" style="color:{colour}">{escape(name)}</span>'
         for name, colour in zip(groups, _colours(len(groups)), strict=True)
     )
     drawn = "".join(
@@ -52,7 +52,10 @@ def training_section(runs: Sequence[FinishedRun]) -> str:
         for f in figures
         if f is not None
     )
-    return f'<section id="training"><h2>Training</h2><p class="legend">{chips}</p><div class="figures">{drawn}</div></section>'
+    return (
+        f'<section id="training"><h2>Training</h2><p class="legend">{chips}</p>'
+        f'<div class="figures three">{drawn}</div></section>'
+    )
 
 
 def _ce(seeds: Sequence[Sequence[StepRecord]]) -> Curve:
