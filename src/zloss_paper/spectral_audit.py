@@ -23,6 +23,7 @@ from zloss_paper.claim import (
     cell,
     for_models,
     near,
+    smaller,
     some_pair,
 )
 from zloss_paper.head_claims import both, falls, goes_from_to, rises
@@ -106,6 +107,11 @@ def _much(row: Row) -> tuple[bool, str]:
     return gain.high >= MUCH, f"{row.name()}: E_16 {number(energy.value)}, F_16 {number(gain.value)}"
 
 
+def _concentrated(row: Row) -> tuple[bool, str]:
+    gain, energy = cell(row, "f_16"), cell(row, "e_16")
+    return smaller(energy, gain), f"{row.name()}: E_16 {number(energy.value)}, F_16 {number(gain.value)}"
+
+
 def _paper() -> PaperTable:
     """The printed table, with the one top-1 share that the text adds."""
     table, top = paper_table(LABEL), paper_table("text:spectral_top1")
@@ -123,6 +129,12 @@ CLAIMS = (
         "In highly anisotropic heads the dominant singular directions explain much of the token-level gain.",
         _anisotropic_heads,
         "highly anisotropic: 16 directions hold a third of the energy or more; much: half of a² or more",
+    ),
+    Claim(
+        "pattern_gain_share",
+        "In every row the leading directions hold a larger share of the token-level gain than of the energy.",
+        all_rows(_concentrated),
+        "a pattern of the table, which the paper does not state: F_16 > E_16",
     ),
     Claim("sigma_1_falls", "Centering lowers the spectral norm of every head.", all_pairs(falls("sigma_1"))),
     Claim(

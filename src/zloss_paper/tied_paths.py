@@ -143,6 +143,12 @@ CLAIMS = (
         f"nearly: |cosine| ≤ {ORTHOGONAL:g}",
     ),
     Claim(
+        "pattern_nearly_orthogonal",
+        "On every tied table the auxiliary gradient is nearly orthogonal to the CE gradient.",
+        lambda table: all_rows(_orthogonal)(_about(table, tied=True)),
+        f"the paper says so of GPT-2 and GPT-2 Medium alone; nearly: |cosine| ≤ {ORTHOGONAL:g}",
+    ),
+    Claim(
         "two_paths",
         "On a tied table the auxiliary loss acts through two paths, output and input, neither of them negligible.",
         lambda table: all_rows(_two_paths)(_about(table, tied=True)),
