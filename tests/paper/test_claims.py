@@ -25,6 +25,7 @@ SYMMETRIC = {
     ("tab:fineweb_pretrained", "ppl_preserved"),
     ("tab:fineweb_pretrained", "gain_may_rise"),
     ("tab:spectral_audit", "anisotropic_heads"),
+    ("tab:spectral_audit", "pattern_gain_share"),
     ("text:gradient_geometry", "rank_16_tracks"),
 }
 HEADS = ("tab:pretrained", "tab:fineweb_pretrained", "tab:spectral_audit", "text:gradient_geometry")
