@@ -24,8 +24,8 @@ install: $(BIN)/.installed  ## make .venv and install everything
 audit: install   ## the main job: audit a real pretrained model, without any download
 	@$(BIN)/zloss audit --out zloss-audit
 
-test: install    ## the whole test suite
-	@$(BIN)/python -m pytest
+test: install    ## the whole test suite, on two processes of one thread each
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: install   ## format, lint, types, tests: what CI runs
 	@$(BIN)/ruff format --check .
