@@ -81,7 +81,7 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     assert all(part["first_difference"] is None for part in head["trajectory"])
     assert verdicts["centered-head", 0.0]["accepted"] is None
     assert data["tokens"]["consumed"] == 15 * 2 * 24
-    for word in ("accepted", "reuse factor", "standard 0.3", "comparison.json"):
+    for word in ("accepted", "reuse factor", "equal bit for bit", "standard 0.3", "comparison.json"):
         assert word in printed
     page = (runs / "report.html").read_text()
     assert "standard" in page

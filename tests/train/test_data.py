@@ -80,3 +80,11 @@ def test_shared_text_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     assert open_data(config(tmp_path, valid_texts=(str(other),)), tokenizer, None).valid.offset == 0
     with pytest.raises(CorpusError, match="none to train on"):
         open_data(config(tmp_path, offset=10**5), tokenizer, None)
+
+
+def test_wikitext_is_trained_on_its_own_split_and_says_so_when_it_cannot_be_fetched(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    """Offline the train split, not the validation split, is what is missed."""
+    with pytest.raises(CorpusError, match="train split of WikiText-103"):
+        open_data(replace(config(tmp_path), texts=(), corpus="wikitext-103", blocks=4), tokenizer, None)

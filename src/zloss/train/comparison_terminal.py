@@ -55,6 +55,9 @@ def print_comparison(data: dict[str, Any]) -> None:
         console.print(verdicts)
         for record in data["quality"]["methods"]:
             console.print(f"{_name(record)}: {record['reason']}", highlight=False, soft_wrap=True)
+    for method in data["methods"]:
+        if method["paired"] is not None and not method["coef"]:
+            console.print(_trajectories(method, data["baseline"]), highlight=False, soft_wrap=True)
     quality, tokens = data["quality"], data["tokens"]
     console.print(f"tolerance {quality['tolerance_ppl']:.4g} PPL ({quality['tolerance']})", highlight=False)
     if tokens["available"]:
@@ -66,6 +69,20 @@ def print_comparison(data: dict[str, Any]) -> None:
     for key, what in (("unfinished", "not finished, left out"), ("unpaired", "without a baseline run of their seed")):
         if data[key]:
             console.print(f"{what}: {', '.join(data[key])}", highlight=False)
+
+
+def _trajectories(method: dict[str, Any], baseline: str) -> str:
+    """Where a method without a penalty leaves the baseline's training, which in exact arithmetic it never does."""
+    parts = []
+    for part in method["paired"]["trajectory"]:
+        if part["first_difference"] is None:
+            parts.append(f"seed {part['seed']} equal bit for bit")
+        else:
+            parts.append(
+                f"seed {part['seed']} apart from step {part['first_difference']} on, "
+                f"CE by {part['max_ce_difference']:.2g} at most and {part['mean_ce_difference']:.2g} on average"
+            )
+    return f"{_name(method)} trained against {baseline}: {'; '.join(parts)}"
 
 
 def _name(record: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ No loader keeps a position: a resumed run asks for the batch of its next step an
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,13 @@ import torch
 from torch import Tensor
 
 from zloss.audit.blocks import Blocks, make_blocks
+from zloss.audit.checkpoint import first_line
 from zloss.audit.corpus import Corpus, open_corpus
-from zloss.errors import CorpusError
+from zloss.errors import CorpusError, MissingDependencyError
 from zloss.train.config import TrainConfig
+
+WIKITEXT = "wikitext-103"
+WIKITEXT_DATASET = ("Salesforce/wikitext", "wikitext-103-raw-v1")
 
 
 @dataclass(frozen=True)
@@ -70,11 +75,32 @@ def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainD
 
 
 def _train_corpus(config: TrainConfig) -> Corpus:
+    if not config.texts and config.corpus == WIKITEXT:
+        # By that name an audit reads the validation split, which is what these runs are judged on.
+        return Corpus(WIKITEXT, wikitext_rows("train"), "", {"dataset": WIKITEXT_DATASET[0], "split": "train"})
     return open_corpus(config.texts, config.corpus, config.text_field)
 
 
 def _valid_corpus(config: TrainConfig) -> Corpus | None:
-    return open_corpus(config.valid_texts, None, config.text_field) if config.valid_texts else None
+    if config.valid_texts:
+        return open_corpus(config.valid_texts, None, config.text_field)
+    return open_corpus((), WIKITEXT) if not config.texts and config.corpus == WIKITEXT else None
+
+
+def wikitext_rows(split: str) -> Iterator[str]:
+    """The lines of a split of WikiText-103 (raw), streamed."""
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise MissingDependencyError("datasets", "the corpus wikitext-103", "train") from error
+    try:
+        for row in load_dataset(*WIKITEXT_DATASET, split=split, streaming=True):
+            yield str(row["text"])
+    except Exception as error:
+        raise CorpusError(
+            f"the {split} split of WikiText-103 could not be fetched ({first_line(error)}): "
+            "pass local files with --text and --valid-text instead."
+        ) from error
 
 
 def training_text(config: TrainConfig) -> Corpus:
