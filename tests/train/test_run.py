@@ -113,7 +113,9 @@ def test_metrics_have_every_key_and_only_json_numbers(grid: tuple[Path, TrainCon
 def test_validation_equals_a_straight_evaluation(grid: tuple[Path, TrainConfig], tmp_path: Path) -> None:
     config = replace(grid[1], method="standard", coef=1e-2, steps=4, adam_every=2)
     start = prepare_start(config)
+    before = torch.random.get_rng_state()
     found = run_training(config, start, tmp_path / "run", options=RunOptions(save_model=True, checkpoint_every=0))
+    assert torch.equal(torch.random.get_rng_state(), before)
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", dtype=torch.float64).eval()
@@ -219,3 +221,20 @@ def test_bad_settings_are_refused() -> None:
             TrainConfig(**changes)  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match="Did you mean 'standard'"):
         TrainConfig(method="standrd")
+
+
+def test_bf16_is_autocast_over_fp32_weights(tmp_path: Path, grid: tuple[Path, TrainConfig]) -> None:
+    """Fused CE and centered head stay bit-equal; the weights move by steps that bf16 could not hold."""
+    config = replace(grid[1], precision="bf16", steps=3, warmup=1, lr=1e-5, adam_every=1)
+    options = RunOptions(checkpoint_every=0, save_model=True)
+    run_grid(Grid(config, ("ce", "centered-head"), (1e-2,), (1,)), tmp_path, options=options)
+    ce, centered = (read_steps(tmp_path / f"{method}-0-s1") for method in ("ce", "centered-head"))
+    assert [(a.loss, a.grad_norm, a.adam) for a in ce] == [(b.loss, b.grad_norm, b.adam) for b in centered]
+    full = read_steps(grid[0] / "ce-0-s1")[0]
+    assert ce[0].loss != full.loss
+    assert ce[0].loss == pytest.approx(full.loss, rel=1e-2)
+    from safetensors.torch import load_file
+
+    weights = load_file(tmp_path / "ce-0-s1" / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in weights.values())

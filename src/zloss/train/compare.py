@@ -10,12 +10,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError
 from zloss.train.config import UNPENALIZED
-from zloss.train.finished_run import FinishedRun, check_pair, load_runs
+from zloss.train.finished_run import FinishedRun, check_pair
 from zloss.train.step_log import read_steps
 
 SCHEMA = "zloss.comparison/1"
@@ -40,16 +39,6 @@ class Pairing:
     @property
     def coef(self) -> float:
         return self.runs[0].coef
-
-
-def compare_folder(
-    folder: Path, *, baseline: str = "ce", tolerance_ppl: float | None = None, diagnosed: str = "p_z_999"
-) -> dict[str, Any]:
-    """comparison.json of the runs in a folder."""
-    runs, unfinished = load_runs(folder)
-    return compare_runs(
-        runs, baseline=baseline, tolerance_ppl=tolerance_ppl, diagnosed=diagnosed, unfinished=unfinished
-    )
 
 
 def compare_runs(

@@ -77,6 +77,8 @@ def run_training(
     with (
         StepLog(folder, recorder.records) as log,
         view.run(config.name, config.steps, done) as shown,
+        # The loop seeds the global generators step by step; the caller gets them back as they were.
+        torch.random.fork_rng(),
         held_interrupts() as release,
     ):
         try:
