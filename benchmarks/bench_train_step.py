@@ -14,6 +14,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -133,21 +134,33 @@ def child(kind: str) -> None:
     # A step on very few tokens allocates gradients, Adam state and kernels, so that the peak after it is the batch's own.
     step.ids, step.target = whole_ids[:1, :8], whole_target[:1, :8]
     run()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_megabytes()
     step.ids, step.target = whole_ids, whole_target
     run()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(peak_megabytes() - before)
+
+
+def peak_megabytes() -> float:
+    """Peak resident memory of this program; getrusage would also count what the process was before it became this program."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return float(line.split()[1]) / 1024
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="interleaved repetitions")
     parser.add_argument("--quick", action="store_true", help="3 rounds, no memory section")
+    parser.add_argument("--memory", action="store_true", help="the memory section alone")
     parser.add_argument("--child", metavar="KIND", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child)
         return 0
+    if arguments.memory:
+        return 0 if print_memory() else 1
     step = Step()
     contenders = {PLAIN: step.plain, RECORDED: step.recorded(), EAGER: step.eager}
     if arguments.quick:
