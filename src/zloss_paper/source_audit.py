@@ -41,7 +41,7 @@ COLUMNS = ("rel_forward_error", "delta_src", "delta_src_p99", "delta_src_max", "
 TARGETS = (paper_target("GPT-2", WIKITEXT, 8),)
 STORAGES: tuple[Storage, ...] = ("fp32", "bf16", "fp16")
 SCALES = (1, 2, 4)
-OWN_INPUTS = "bf16 inputs, ours"
+OWN_INPUTS, OWN_TOKENS = "bf16 inputs, ours", 32
 UNDERSTATES = 10
 SMALLER = 4
 FORWARD = 5e-4
@@ -61,6 +61,7 @@ def run(config: ImplementationConfig, bench: Workbench) -> Measured:
         details += [{"model": model.model, "corpus": model.corpus, "row": row} for row in audited]
         try:
             rows += _own_inputs(config, bench, model)
+            notes.append(f"{model.model}: the rows {OWN_INPUTS!r} rest on {OWN_TOKENS} tokens of each block")
         except CoordinateError as error:
             notes.append(f"{model.model}: {error}")
     return Measured(Table(tuple(rows)), tuple(notes), config.models.texts, {"source_rows": details})
@@ -82,7 +83,7 @@ def source_line(model: AuditRow, row: SourceRow, *, corpus: bool = False) -> Row
 
 def _own_inputs(config: ImplementationConfig, bench: Workbench, model: AuditRow) -> list[Row]:
     tokens = head_tokens(bench, model.audit)
-    thin = tokens.thinned(32)
+    thin = tokens.thinned(OWN_TOKENS)
     lines = []
     for scale in config.logit_scales:
         row = linear_row(
@@ -103,10 +104,10 @@ def _own_inputs(config: ImplementationConfig, bench: Workbench, model: AuditRow)
             "delta_src": tail.mean,
             "delta_src_p99": tail.p99,
             "delta_src_max": tail.maximum,
+            "backward_cosine": row.source_cosine,
         }
-        why = "no logits are stored, so there is nothing to split"
-        reasons = {"backward_cosine": "see Δ_src", "split_residual": why}
-        lines.append(Row(key, measured(values), reasons, (*model.deviations, f"{len(thin.label_T)} tokens")))
+        reasons = {"split_residual": "no logits are stored, so there is nothing to split"}
+        lines.append(Row(key, measured(values), reasons, model.deviations))
     return lines
 
 

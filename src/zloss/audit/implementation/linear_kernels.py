@@ -48,6 +48,8 @@ class LinearRow:
     weight_z: float | None
     delta_src: Tail | None
     """Ours: per token, of the logit source as the backend applies it."""
+    source_cosine: float | None = None
+    """Mean over tokens of the cosine of that source."""
 
 
 def linear_inputs(head: OutputHead, hidden_TD: Tensor, dtype: torch.dtype, logit_scale: float) -> tuple[Tensor, Tensor]:
@@ -91,6 +93,7 @@ def linear_row(
             want_VD = source_TV.T @ hidden.double()
             difference = (outcome.grads[1].double() - want_VD).norm()
             weight_error[name] = float(difference / want_VD.norm().clamp_min(TINY))
+    source = _applied_source(implementation, hidden, weight, label_T, truth, coef, target)
     return LinearRow(
         implementation=implementation.name,
         inputs=inputs,
@@ -103,11 +106,12 @@ def linear_row(
         hidden_z=None if z is None else tallies["z"].whole,
         weight_total=weight_error["total"],
         weight_z=weight_error.get("z"),
-        delta_src=_delta_src(implementation, hidden, weight, label_T, truth, coef, target),
+        delta_src=None if source is None else source.delta.tail(),
+        source_cosine=None if source is None else source.cosine.tail().mean,
     )
 
 
-def _delta_src(
+def _applied_source(
     implementation: Implementation,
     hidden: Tensor,
     weight: Tensor,
@@ -115,10 +119,10 @@ def _delta_src(
     truth: Truth,
     coef: float,
     target: float,
-) -> Tail | None:
+) -> VectorTally | None:
     if implementation.backend is None or implementation.kernel:
         return None
     options: dict[str, Any] = {"part": "z", "reduction": "sum", "backend": implementation.backend}
     tally = VectorTally()
     tally.update(head_source(hidden, weight, label_T, StandardZLoss(coef, target), **options), truth.z_CV)
-    return tally.delta.tail()
+    return tally
