@@ -431,3 +431,96 @@ def test_negative_or_nonfinite_numbers_in_objectives_are_refused() -> None:
     ):
         with pytest.raises(errors.CoefficientError):
             make()
+
+
+def test_a_gradient_handed_out_may_be_changed_without_harm_to_a_retained_graph() -> None:
+    """Backward once returned its saved buffer itself: clipping a gradient in place broke or poisoned the next backward."""
+    hidden, weight, target = problem()
+    for reduction in ("mean", "none"):
+        loss = zloss.head_loss(hidden, weight, target, zloss.CenteredZLoss(0.5), reduction=reduction).loss.sum()
+        first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+        kept = [grad.clone() for grad in first]
+        for grad in first:
+            grad.data.zero_()
+        again = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+        scaled = torch.autograd.grad(3 * loss, (hidden, weight))
+        for want, second, third in zip(kept, again, scaled, strict=True):
+            assert relative_error(second, want) < 1e-6
+            assert relative_error(third, 3 * want) < 1e-6
+    for _ in range(3):
+        loss = zloss.head_loss(hidden, weight, target, zloss.StandardZLoss(0.5)).loss
+        for _ in range(3):
+            loss.backward(retain_graph=True)
+            torch.nn.utils.clip_grad_norm_([hidden, weight], 1e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_masked_rows_stay_masked_under_a_softcap(backend: str) -> None:
+    """tanh(-inf) is the finite −cap: a masked row once came back into log Z."""
+    hidden, weight, target = problem()
+    target.clamp_(max=9)
+    bias = torch.zeros(17)
+    bias[10:] = -torch.inf
+    bias.requires_grad_()
+    for objective in (zloss.StandardZLoss(0.5, target=1.0), zloss.GainAwareZLoss(0.5, target=1.0)):
+        masked = zloss.head_loss(hidden, weight, target, objective, bias=bias, softcap=3.0, backend=backend)
+        cut = zloss.head_loss(hidden, weight[:10], target, objective, softcap=3.0, backend=backend)
+        assert relative_error(masked.stats.log_z, cut.stats.log_z) < 1e-6
+        assert relative_error(masked.stats.gain, cut.stats.gain) < 1e-6
+        grads = torch.autograd.grad(masked.loss, (hidden, weight, bias))
+        assert relative_error(grads[0], torch.autograd.grad(cut.loss, hidden)[0]) < 1e-6
+        assert all(torch.isfinite(grad).all() for grad in grads)
+
+
+WRONG_TYPES = {
+    "list target": {"target": [1, 2]},
+    "list token weight": {"token_weight": [1.0]},
+    "text normalizer": {"normalizer": "2"},
+    "negative tensor normalizer": {"normalizer": torch.tensor(-2.0)},
+    "no logit scale": {"logit_scale": None},
+    "fractional vocabulary": {"valid_vocab": 5.0},
+    "fractional chunk": {"chunk_size": 1.5},
+    "text softcap": {"softcap": "5"},
+    "no width": {"hidden": torch.zeros(20, 0), "weight": torch.zeros(17, 0)},
+    "nothing but shapes": {
+        "hidden": torch.zeros(20, 6, device="meta"),
+        "weight": torch.zeros(17, 6, device="meta"),
+        "target": torch.zeros(20, dtype=torch.long, device="meta"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_arguments_of_a_wrong_kind_are_answered_with_help(name: str) -> None:
+    hidden, weight, target = problem()
+    arguments = {"hidden": hidden, "weight": weight, "target": target, "objective": zloss.CrossEntropy()}
+    with pytest.raises(errors.ZlossError, match=r"expected|width|meta"):
+        zloss.head_loss(**(arguments | WRONG_TYPES[name]))
+
+
+def test_objectives_and_modules_judge_their_options_when_made() -> None:
+    for make in (
+        lambda: zloss.StandardZLoss("1e-4"),  # type: ignore[arg-type]
+        lambda: zloss.StandardZLoss(1e-4, target="x"),  # type: ignore[arg-type]
+        lambda: zloss.GainAwareZLoss(1e-4, None),  # type: ignore[arg-type]
+        lambda: zloss.FactorizedZLoss(1, 1, shift_target=None),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(errors.CoefficientError, match="expected"):
+            make()
+    for make_module in (
+        lambda: zloss.HeadLoss("x"),  # type: ignore[arg-type]
+        lambda: zloss.HeadLoss(zloss.CrossEntropy(), reduction="bad"),  # type: ignore[arg-type]
+        lambda: zloss.HeadLoss(zloss.CenteredZLoss(1), softcap=3.0),
+    ):
+        with pytest.raises(errors.InputError):
+            make_module()
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"statistics": "light"}])
+def test_an_empty_batch_has_the_statistics_of_a_full_one(options: dict[str, object]) -> None:
+    hidden, weight, target = problem()
+    objective = zloss.StandardZLoss(0.5)
+    full = zloss.head_loss(hidden, weight, target, objective, **options).stats
+    empty = zloss.head_loss(hidden[:0], weight, target[:0], objective, **options).stats
+    for field in dataclasses.fields(full):
+        assert (getattr(full, field.name) is None) == (getattr(empty, field.name) is None), field.name

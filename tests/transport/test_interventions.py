@@ -76,3 +76,15 @@ def test_bad_input() -> None:
         zloss.shift_head_(head(), torch.ones(29))
     with pytest.raises(errors.InputError, match=r"nn\.Linear"):
         zloss.center_head_(nn.Embedding(3, 4))  # type: ignore[arg-type]
+
+
+def test_a_tied_head_is_recognised_without_its_model() -> None:
+    embedding, linear = nn.Embedding(29, 8), nn.Linear(8, 29, bias=False)
+    zloss.center_head_(linear)
+    linear.weight = embedding.weight
+    before = embedding.weight.detach().clone()
+    with pytest.raises(errors.TiedHeadError, match="CenteredHeadWrapper"):
+        zloss.center_head_(linear)
+    with pytest.raises(errors.TiedHeadError, match="CenteredHeadWrapper"):
+        zloss.shift_head_(linear, torch.ones(8))
+    assert torch.equal(embedding.weight, before)

@@ -137,3 +137,26 @@ def test_bad_input() -> None:
     leaf = logits.requires_grad_()
     with pytest.raises(errors.DoubleBackwardError):
         torch.autograd.grad(zloss.logits_loss(leaf, target, zloss.CrossEntropy()).loss, leaf, create_graph=True)
+
+
+def test_leaf_logits_can_be_differentiated_again_and_again() -> None:
+    logits, _, target = problem(torch.float32)
+    leaf = logits.clone().requires_grad_()
+    loss = zloss.logits_loss(leaf, target, zloss.StandardZLoss(0.7)).loss
+    for count in (1, 2, 3):
+        loss.backward(retain_graph=True)
+        (once,) = torch.autograd.grad(zloss.logits_loss(leaf, target, zloss.StandardZLoss(0.7)).loss, leaf)
+        assert relative_error(leaf.grad, count * once) < 1e-6
+
+
+def test_label_smoothing_over_masked_logits_is_refused() -> None:
+    logits, _, target = problem()
+    logits[..., 20:] = -torch.inf
+    for backend in ("dense", "chunked"):
+        with pytest.raises(errors.CoordinateError, match="label_smoothing"):
+            zloss.logits_loss(logits, target, zloss.CrossEntropy(), label_smoothing=0.1, backend=backend)
+        capped = zloss.logits_loss(logits, target, zloss.StandardZLoss(0.7), softcap=3.0, backend=backend)
+        cut = zloss.logits_loss(
+            logits[..., :20], target, zloss.StandardZLoss(0.7, target=3.1354942159291497), softcap=3.0, backend=backend
+        )
+        assert relative_error(capped.stats.log_z, cut.stats.log_z) < 1e-12

@@ -18,5 +18,5 @@ def router_section(checkpoint: Checkpoint, blocks: Blocks, count: int) -> dict[s
         find_routers(checkpoint.model)
     except ZlossError:
         return None
-    batches = [{"input_ids": blocks.inputs(index, index + 1)} for index in range(count)]
-    return asdict(audit_router(checkpoint.model, batches))
+    # One batch, so that α = 1/N_tl counts exactly the decisions that are reported.
+    return asdict(audit_router(checkpoint.model, [{"input_ids": blocks.inputs(0, count)}]))

@@ -106,7 +106,12 @@ class Audit:
         return 0
 
 
+def _last_part(path: str) -> str:
+    """./NAME for a folder: a bare name would be read as an id on the hub."""
+    return f"./{Path(path).name}" if Path(path).is_dir() else Path(path).name
+
+
 def _command() -> str:
     """The command line without folders, which would tell about someone's machine."""
-    words = [Path(word).name if "/" in word and Path(word).exists() else word for word in sys.argv[1:]]
+    words = [_last_part(word) if "/" in word and Path(word).exists() else word for word in sys.argv[1:]]
     return shlex.join(["zloss", *words])

@@ -49,14 +49,18 @@ def router_reduction(
 ) -> Finding:
     """The s_rel farthest from 1 in the router section of an audit or a comparison."""
     tolerance = thresholds.router_scale_tolerance
-    sections = [*([router] if router else []), *(view.router for view in comparisons if view.router)]
+    # The diagnostic convention of an audit is ours; only a scale that was measured from the model says what it applies.
+    applied = _applied_scale(router)
+    sections = [*([applied] if applied else []), *(view.router for view in comparisons if view.router)]
     scales = [scale for section in sections for scale in _scales(section)]
     if not scales:
         if comparisons:
             return Finding(
                 None, tolerance, False, "The compared runs have no router, so there is no reduction to match."
             )
-        return unevaluated(ROUTER, "a checkpoint does not show how its router loss is reduced")
+        if router is not None:
+            return unevaluated(ROUTER, "a checkpoint does not show how its router loss was reduced")
+        return unevaluated(ROUTER, "no router was audited, and no compared run has one")
     name, scale, coef = max(scales, key=lambda item: abs(item[1] - 1))
     fired = abs(scale - 1) > tolerance
     reason = f"s_rel = {scale:.4g} under {name}: {'not ' if fired else ''}the scale of the token-layer mean (± {tolerance:g})."
@@ -64,6 +68,20 @@ def router_reduction(
     if coef is not None and scale != 0:
         effects = (Effect("λ_R that gives s_rel = 1", coef, coef / scale, unit="λ", note=f"under {name}"),)
     return Finding(scale, tolerance, fired, reason, effects)
+
+
+def _applied_scale(router: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The measured s_rel of an audit's router section; other router records (comparisons, scale tables) pass as they are."""
+    if router is None or "applied" not in router:
+        return router
+    applied = router["applied"]
+    if not isinstance(applied, dict) or _number(applied, "relative") is None:
+        return None
+    return {
+        "convention": "the model's own router loss (measured)",
+        "s_rel": applied["relative"],
+        "coef": applied.get("coef"),
+    }
 
 
 def optimizer_consequence(comparisons: Sequence[ComparisonView], thresholds: Thresholds) -> Finding:

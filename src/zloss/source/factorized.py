@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from zloss.errors import CoefficientError
 from zloss.source.objective import (
     Objective,
     Source,
@@ -38,6 +39,8 @@ class FactorizedZLoss(Objective):
     def __post_init__(self) -> None:
         check_coefficient("shift_coef", self.shift_coef)
         check_coefficient("relative_coef", self.relative_coef)
+        if self.shift_target is None:
+            raise CoefficientError("`shift_target` is expected to be a number (0 in the paper), but got None.")
         check_target("shift_target", self.shift_target)
         check_target("relative_target", self.relative_target)
 

@@ -15,6 +15,7 @@ from zloss.source.objective import (
     Source,
     check_coefficient,
     check_target,
+    is_number,
     is_on,
     off_is_zero,
     require_gain,
@@ -39,7 +40,7 @@ class GainAwareZLoss(Objective):
     def __post_init__(self) -> None:
         check_coefficient("coef", self.coef)
         check_target("target", self.target)
-        if not (math.isfinite(self.beta) and self.beta >= 0):
+        if not (is_number(self.beta) and math.isfinite(self.beta) and self.beta >= 0):
             raise CoefficientError(f"`beta` is expected to be a finite number ≥ 0, but got {self.beta!r}.")
 
     @property

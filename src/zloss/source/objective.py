@@ -56,9 +56,14 @@ class Objective(ABC):
         """Value and logit-source coefficients from the statistics."""
 
 
+def is_number(value: object) -> bool:
+    """A real number, not a string that a config file has left unquoted, nor a flag."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_coefficient(name: str, value: float | None) -> None:
     """A coefficient is None or a finite number ≥ 0."""
-    if value is not None and not (math.isfinite(value) and value >= 0):
+    if value is not None and not (is_number(value) and math.isfinite(value) and value >= 0):
         raise CoefficientError(
             f"`{name}` is expected to be None (off) or a finite number ≥ 0, but got {value!r}: "
             "a negative penalty would drive log Z away from its target."
@@ -67,7 +72,7 @@ def check_coefficient(name: str, value: float | None) -> None:
 
 def check_target(name: str, value: float | None) -> None:
     """A target is None (log V) or a finite number."""
-    if value is not None and not math.isfinite(value):
+    if value is not None and not (is_number(value) and math.isfinite(value)):
         raise CoefficientError(f"`{name}` is expected to be None (log V) or a finite number, but got {value!r}.")
 
 

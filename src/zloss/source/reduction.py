@@ -72,8 +72,18 @@ def _as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
             raise InputError(
                 f"`normalizer` is expected to be a number or a 0-d tensor, but got shape {list(normalizer.shape)}."
             )
-        return normalizer.detach().to(like).reshape(())
-    if not math.isfinite(normalizer) or normalizer < 0:
+        denominator = normalizer.detach().to(like).reshape(())
+        if denominator.device.type == "cpu" and not bool(denominator >= 0):
+            raise InputError(
+                f"`normalizer` is expected to be a number ≥ 0 (the global token count), but got {normalizer}."
+            )
+        return denominator
+    if (
+        isinstance(normalizer, bool)
+        or not isinstance(normalizer, int | float)
+        or not math.isfinite(normalizer)
+        or normalizer < 0
+    ):
         raise InputError(
             f"`normalizer` is expected to be a finite number ≥ 0 (the global token count), but got {normalizer!r}."
         )

@@ -15,9 +15,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from zloss.errors import InputError, ShapeError
+from zloss.errors import DoubleBackwardError, InputError, ShapeError
 from zloss.source.listing import at_least_fp32
 from zloss.source.objective import check_target, is_on, resolve_target
 from zloss.source.router_catalog import find_convention
@@ -260,8 +259,11 @@ class _Source(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise DoubleBackwardError(
+                "router_loss has first derivatives only, but backward was called with create_graph=True."
+            )
         along_p_N, absolute_N, p_NE = ctx.saved_tensors
         # λα last, as in the value; `where` because a masked decision may hold NaN probabilities, and 0 · NaN is not 0.
         source_NE = along_p_N.unsqueeze(1) * p_NE * absolute_N.unsqueeze(1)

@@ -21,10 +21,24 @@ from torch import Tensor
 from zloss.errors import CoordinateError, DoubleBackwardError
 from zloss.source.statistics import TokenStats
 from zloss.transport.head_rows import HeadRows
-from zloss.transport.problem import HeadProblem
+from zloss.transport.problem import HeadProblem, Options
 from zloss.transport.rows import Injection, RowPass, RowWork, TorchRows, check_rows, chunk_bounds, chunk_stats, inject
 
 STAT_FIELDS = ("row_max", "log_s", "target_logit", "mu", "p_norm", "gain", "gain_centered", "mu_residual")
+
+
+def present_fields(options: Options, *, has_mu: bool, has_weight: bool = True) -> tuple[str, ...]:
+    """The statistics a pass with these options gives."""
+    shift = has_mu and (options.statistics != "light" or options.objective.needs_mu or options.label_smoothing != 0)
+    gain = has_weight and (options.statistics != "light" or (options.objective.active and options.objective.needs_gain))
+    present = {
+        "mu": shift,
+        "p_norm": options.statistics != "light" or gain,
+        "gain": gain,
+        "gain_centered": gain and has_mu and options.statistics != "light",
+        "mu_residual": has_mu and options.statistics == "audit" and has_weight,
+    }
+    return tuple(name for name in STAT_FIELDS if present.get(name, True))
 
 
 @dataclass(frozen=True)
@@ -253,8 +267,8 @@ def parts_and_stats(problem: HeadProblem, run: ChunkedRun) -> tuple[Tensor, Tens
     aux = torch.where(valid_T, weight_T * run.auxiliary_T, zero)
     if problem.options.reduction != "none":
         ce, aux = ce.sum(), aux.sum()
-    if not run.stats:  # no token, no chunk: every statistic is empty
-        run.stats = {name: weight_T.new_zeros(0) for name in STAT_FIELDS}
+    if not run.stats:  # no token, no chunk: every statistic that exists is empty
+        run.stats = {name: weight_T.new_zeros(0) for name in present_fields(problem.options, has_mu=problem.has_mu)}
     return ce, aux, TokenStats(valid=valid_T, vocab=problem.vocab, **run.stats)
 
 
@@ -305,8 +319,28 @@ def _refuse_capped_smoothing(problem: HeadProblem) -> None:
         )
 
 
+def _recomputed(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients from the saved operands: every chunk again, with the upstream gradient of every token."""
+    hidden, weight, bias = ctx.saved_tensors
+    problem = replace(ctx.problem, hidden_TD=hidden, weight_VD=weight, bias_V=bias)
+    per_token_T = problem.targets.weights.per_token * upstream
+    run = run_chunks(problem, ctx.work, Wanted(*ctx.needs_input_grad[:3]), per_token_T)
+    return run.grad_hidden, run.grad_weight, run.grad_bias, None, None, None
+
+
+def _save(ctx: Any, problem: HeadProblem, work: RowWork, *tensors: Tensor | None) -> None:
+    """The operands live in save_for_backward alone, where checkpointing and version checks can see them."""
+    ctx.save_for_backward(*tensors)
+    empty = problem.hidden_TD.new_empty(0)
+    ctx.work, ctx.problem = work, replace(problem, hidden_TD=empty, weight_VD=empty, bias_V=None)
+
+
 class _ScalarLoss(torch.autograd.Function):
-    """Reduction "mean" or "sum": gradients are formed in forward and scaled by the one upstream number in backward."""
+    """Reduction "mean" or "sum": gradients are formed in forward and scaled by the one upstream number in backward.
+
+    They are handed out once, so that whoever gets them may change them; a second backward over a retained graph
+    recomputes them.
+    """
 
     @staticmethod
     def forward(
@@ -321,16 +355,19 @@ class _ScalarLoss(torch.autograd.Function):
         run = run_chunks(problem, work, wanted_gradients(problem), problem.targets.weights.per_token)
         box.append(run)
         pairs = ((run.grad_hidden, hidden), (run.grad_weight, weight), (run.grad_bias, bias))
-        ctx.save_for_backward(*(None if grad is None or like is None else narrow(grad, like) for grad, like in pairs))
+        ctx.ready = [[None if grad is None or like is None else narrow(grad, like) for grad, like in pairs]]
         run.grad_hidden = run.grad_weight = run.grad_bias = None
+        _save(ctx, problem, work, hidden, weight, bias)
         return weighted_losses(problem, run).sum()
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
+        if not ctx.ready:
+            return _recomputed(ctx, upstream)
         # A pass over dW is worth a look at one number where looking is free.
         unit = upstream.device.type == "cpu" and float(upstream) == 1.0
-        grads = (None if grad is None else grad if unit else grad * upstream for grad in ctx.saved_tensors)
+        grads = (None if grad is None else grad if unit else grad.mul_(upstream) for grad in ctx.ready.pop())
         return (*grads, None, None, None)
 
 
@@ -349,17 +386,10 @@ class _PerTokenLoss(torch.autograd.Function):
     ) -> Tensor:
         run = run_chunks(problem, work, Wanted())
         box.append(run)
-        ctx.save_for_backward(hidden, weight, bias)
-        # The tensors live in save_for_backward alone, where checkpointing and version checks can see them.
-        ctx.work = work
-        ctx.problem = replace(problem, hidden_TD=hidden.new_empty(0), weight_VD=weight.new_empty(0), bias_V=None)
+        _save(ctx, problem, work, hidden, weight, bias)
         return weighted_losses(problem, run)
 
     @staticmethod
     def backward(ctx: Any, upstream_T: Tensor) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
-        hidden, weight, bias = ctx.saved_tensors
-        problem = replace(ctx.problem, hidden_TD=hidden, weight_VD=weight, bias_V=bias)
-        per_token_T = problem.targets.weights.per_token * upstream_T
-        run = run_chunks(problem, ctx.work, Wanted(*ctx.needs_input_grad[:3]), per_token_T)
-        return run.grad_hidden, run.grad_weight, run.grad_bias, None, None, None
+        return _recomputed(ctx, upstream_T)

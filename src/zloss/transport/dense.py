@@ -46,7 +46,10 @@ def dense_logits(problem: HeadProblem) -> Tensor:
 def transform_logits(logits_TV: Tensor, options: Options) -> Tensor:
     """Logit scale, then softcap."""
     scaled = logits_TV * options.logit_scale if options.logit_scale != 1 else logits_TV
-    return scaled if options.softcap is None else options.softcap * torch.tanh(scaled / options.softcap)
+    if options.softcap is None:
+        return scaled
+    # A masked logit stays masked: tanh would turn -inf into the finite −cap.
+    return torch.where(torch.isneginf(scaled), scaled, options.softcap * torch.tanh(scaled / options.softcap))
 
 
 def dense_loss(
@@ -86,7 +89,7 @@ def dense_stats(
     p_norm = p_TV.norm(dim=1)
     gain = gain_centered = None
     if weight_VD is not None:
-        slope = 1 if options.softcap is None else 1 - (logits_TV / options.softcap) ** 2
+        slope = 1 if options.softcap is None else (1 - (logits_TV / options.softcap) ** 2).clamp_min(0)
         scaled_VD = options.logit_scale * weight_VD
         gain = ((p_TV * slope) @ scaled_VD).norm(dim=1) / p_norm
         if has_mu:

@@ -15,7 +15,15 @@ from zloss.transport.backend import Backend, resolve_backend, runs_in_triton
 from zloss.transport.chunked import chunked_loss
 from zloss.transport.dense import dense_logits, dense_loss, dense_stats, operand
 from zloss.transport.outside_compile import outside_compile_unless
-from zloss.transport.problem import HeadProblem, Options, Statistics, compute_dtype, prepare_head
+from zloss.transport.problem import (
+    HeadProblem,
+    Options,
+    Statistics,
+    check_mu_need,
+    check_options,
+    compute_dtype,
+    prepare_head,
+)
 from zloss.transport.rows import TorchRows, check_rows
 
 
@@ -145,6 +153,11 @@ class HeadLoss(nn.Module):
         chunk_size: int | None = None,
     ) -> None:
         super().__init__()
+        checked = Options(
+            objective, ignore_index, reduction, logit_scale, softcap, label_smoothing, statistics, chunk_size
+        )
+        check_options(checked)
+        check_mu_need(checked, has_mu=softcap is None)
         self.objective = objective
         self.options: dict[str, Any] = {
             "ignore_index": ignore_index,

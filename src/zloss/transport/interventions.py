@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError, ShapeError, TiedHeadError
 from zloss.source.listing import centered_logits_from_raw
+
+_TIED = (
+    "{what} would also change the input embedding, because the head is tied to it. "
+    "Deploy with CenteredHeadWrapper(linear) instead, or untie first: "
+    "linear.weight = nn.Parameter(linear.weight.detach().clone())."
+)
 
 
 def _refuse_tied(linear: nn.Linear, tied_to: nn.Module | Tensor | None, what: str) -> None:
@@ -14,6 +22,8 @@ def _refuse_tied(linear: nn.Linear, tied_to: nn.Module | Tensor | None, what: st
     if not isinstance(linear, nn.Linear):
         raise InputError(f"{what} works on an nn.Linear output head, but got {type(linear).__name__}.")
     if tied_to is None:
+        if _held_elsewhere(linear):
+            raise TiedHeadError(_TIED.format(what=what))
         return
     tables = [tied_to] if isinstance(tied_to, Tensor) else list(tied_to.parameters())
     owners = [p for p in tables if p is linear.weight or p.data_ptr() == linear.weight.data_ptr()]
@@ -22,18 +32,25 @@ def _refuse_tied(linear: nn.Linear, tied_to: nn.Module | Tensor | None, what: st
         embeddings = [m for m in tied_to.modules() if isinstance(m, nn.Embedding)]
         owners = [m.weight for m in embeddings if m.weight.data_ptr() == linear.weight.data_ptr()]
     if owners:
-        raise TiedHeadError(
-            f"{what} would also change the input embedding, because the head is tied to it. "
-            "Deploy with CenteredHeadWrapper(linear) instead, or untie first: "
-            "linear.weight = nn.Parameter(linear.weight.detach().clone())."
-        )
+        raise TiedHeadError(_TIED.format(what=what))
+
+
+def _held_elsewhere(linear: nn.Linear) -> bool:
+    """Whether another module that is alive holds the same weight: what tying means, seen without knowing the model."""
+    for holder in gc.get_referrers(linear.weight):
+        if isinstance(holder, dict) and holder is not linear._parameters and linear.weight is holder.get("weight"):
+            owners = (owner for owner in gc.get_referrers(holder) if owner is not linear)
+            if any(isinstance(owner, nn.Module) or "_parameters" in getattr(owner, "keys", dict)() for owner in owners):
+                return True
+    return False
 
 
 @torch.no_grad()
 def center_head_(linear: nn.Linear, *, model: nn.Module | Tensor | None = None) -> nn.Linear:
     """Write W − 1w̄ (and b − b̄) into an untied head: softmax and cross-entropy stay, μ becomes 0 (paper eq:centered_head).
 
-    Pass `model` (or the embedding table) so that a tied head can be recognised and refused.
+    A tied head is refused: it is recognised by the other module that holds its weight, or through `model` (or the
+    embedding table) where two parameters share one storage.
     """
     _refuse_tied(linear, model, "center_head_")
     weight = linear.weight.double()
@@ -48,6 +65,8 @@ def center_head_(linear: nn.Linear, *, model: nn.Module | Tensor | None = None) 
 def shift_head_(linear: nn.Linear, shift: Tensor, *, model: nn.Module | Tensor | None = None) -> nn.Linear:
     """Add one vector [D] to every row of an untied head: cross-entropy stays, μ moves by shift·u. A controlled probe."""
     _refuse_tied(linear, model, "shift_head_")
+    if not isinstance(shift, Tensor):
+        raise InputError(f"`shift` is expected to be a tensor [D], but got {type(shift).__name__}.")
     if shift.shape != (linear.in_features,):
         raise ShapeError(f"`shift` is expected to be [D] = [{linear.in_features}], but got {list(shift.shape)}.")
     linear.weight.copy_(linear.weight.double() + shift.to(linear.weight.device).double())

@@ -8,7 +8,7 @@ recovered (paper sec:precision_link).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
 from zloss.source.statistics import TokenStats
 from zloss.transport.backend import Backend, resolve_backend, runs_in_triton
-from zloss.transport.chunked import STAT_FIELDS, refuse_double_backward
+from zloss.transport.chunked import STAT_FIELDS, present_fields, refuse_double_backward
 from zloss.transport.dense import dense_loss, dense_stats, transform_logits
 from zloss.transport.head_loss import HeadLossOutput
 from zloss.transport.head_rows import HeadRows
@@ -172,7 +172,10 @@ def _chunked(problem: LogitsProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats
     ce, aux = (torch.where(valid_T, weight_T * box[name], weight_T.new_zeros(())) for name in ("ce", "aux"))
     if problem.options.reduction != "none":
         ce, aux = ce.sum(), aux.sum()
-    stats = box["stats"] or {name: weight_T.new_zeros(0) for name in STAT_FIELDS}
+    fields = present_fields(
+        problem.options, has_mu=problem.options.softcap is None, has_weight=problem.weight_VD is not None
+    )
+    stats = box["stats"] or {name: weight_T.new_zeros(0) for name in fields if name != "mu_residual"}
     return loss, ce, aux, TokenStats(valid=valid_T, vocab=problem.vocab, **stats)
 
 
@@ -196,26 +199,25 @@ class _LogitsLoss(torch.autograd.Function):
             if grad_TV is not None:
                 _gradient_(chunk, like[chunk.tokens], problem, grad_TV[chunk.tokens])
         box.update(ce=ce_T, aux=aux_T, stats=stats)
-        ctx.scalar = scalar
-        if scalar:
-            ctx.save_for_backward(grad_TV)
-        else:
-            ctx.save_for_backward(logits_TV)
-            ctx.problem = problem
+        # Handed out once, so that whoever gets it may change it; a second backward recomputes.
+        ctx.ready = [grad_TV] if wanted else []
+        ctx.save_for_backward(logits_TV)
+        ctx.problem = replace(problem, logits_TV=logits_TV.new_empty(0))
         loss_T = torch.where(problem.targets.valid_T, like * (ce_T + aux_T), like.new_zeros(()))
         return loss_T.sum() if scalar else loss_T
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None]:
         refuse_double_backward()
-        (saved_TV,) = ctx.saved_tensors
-        if ctx.scalar:
+        if ctx.ready:
             unit = upstream.device.type == "cpu" and float(upstream) == 1.0
-            return saved_TV if unit else saved_TV * upstream, None, None
-        problem: LogitsProblem = ctx.problem
+            ready_TV = ctx.ready.pop()
+            return ready_TV if unit else ready_TV.mul_(upstream), None, None
+        (logits_TV,) = ctx.saved_tensors
+        problem = replace(ctx.problem, logits_TV=logits_TV)
         per_token_T = problem.targets.weights.per_token * upstream
-        grad_TV = torch.zeros_like(saved_TV)
-        with torch.autocast(saved_TV.device.type, enabled=False):
+        grad_TV = torch.zeros_like(logits_TV)
+        with torch.autocast(logits_TV.device.type, enabled=False):
             for chunk in _iterate(problem):
                 _gradient_(chunk, per_token_T[chunk.tokens], problem, grad_TV[chunk.tokens])
         return grad_TV, None, None

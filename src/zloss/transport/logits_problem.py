@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.errors import CoordinateError, InputError, ShapeError
+from zloss.errors import CoordinateError, MissingInputError, ShapeError
 from zloss.source.statistics import TokenStats
 from zloss.transport.problem import (
     Options,
@@ -15,6 +15,7 @@ from zloss.transport.problem import (
     check_mu_need,
     check_options,
     check_same_device,
+    check_tensors,
     check_vocab,
     compute_dtype,
     may_read,
@@ -49,6 +50,7 @@ def prepare_logits(
 ) -> LogitsProblem:
     """Check everything the user passed and flatten the leading dimensions."""
     check_options(options)
+    check_tensors(logits=logits, target=target, weight=weight, token_weight=token_weight)
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ShapeError(
             f"`logits` is expected to be a float tensor [..., V], but got {logits.dtype} {list(logits.shape)}."
@@ -59,7 +61,7 @@ def prepare_logits(
             f"`weight` is expected to be [V, D] with V = {rows} (the logits), but got {list(weight.shape)}."
         )
     if options.objective.active and options.objective.needs_gain and weight is None:
-        raise InputError(
+        raise MissingInputError(
             f"{type(options.objective).__name__} needs the output-to-hidden gain: pass `weight`, the [V, D] output head."
         )
     check_same_device(logits=logits, target=target, weight=weight, token_weight=token_weight)
@@ -76,10 +78,12 @@ def prepare_logits(
 def check_stats(stats: TokenStats, options: Options) -> None:
     """-inf logits that leave no distribution, or no mean where one is needed. Reads values, so on the CPU only."""
     check_rows(stats)
-    if stats.mu is None or not may_read(stats.mu) or not (options.objective.active and options.objective.needs_mu):
+    needs_mu = options.objective.active and options.objective.needs_mu
+    if stats.mu is None or not may_read(stats.mu) or not (needs_mu or options.label_smoothing):
         return
     if bool((torch.isneginf(stats.mu) & stats.valid).any()):
+        what = type(options.objective).__name__ if needs_mu else "`label_smoothing`"
         raise CoordinateError(
-            f"{type(options.objective).__name__} needs the mean logit μ, but some logits are -inf. "
+            f"{what} needs the mean logit μ, but some logits are -inf. "
             "Exclude masked columns with `valid_vocab`, or use StandardZLoss."
         )

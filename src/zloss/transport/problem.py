@@ -92,6 +92,7 @@ def prepare_head(
 ) -> HeadProblem:
     """Check everything the user passed and flatten the leading dimensions."""
     check_options(options)
+    check_tensors(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
     _check_float("hidden", hidden)
     _check_float("weight", weight)
     if hidden.dim() < 1:
@@ -109,6 +110,8 @@ def prepare_head(
         _check_float("bias", bias)
         if bias.shape != (weight.shape[0],):
             raise ShapeError(f"`bias` is expected to be [V] = [{weight.shape[0]}], but got {list(bias.shape)}.")
+    if width == 0:
+        raise ShapeError("the width is zero: `hidden` is [..., 0], so there is nothing to project.")
     check_same_device(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
     dtype = compute_dtype(hidden, weight, bias)
     vocab = check_vocab(valid_vocab, weight.shape[0])
@@ -148,7 +151,7 @@ def prepare_targets(
     normalizer: float | Tensor | None,
 ) -> Targets:
     """Targets and token weights, checked against the leading shape and the vocabulary."""
-    if target.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise DtypeError(
             f"`target` is expected to hold integer class indices, but got {target.dtype}: pass `target.long()`."
         )
@@ -182,8 +185,31 @@ def prepare_targets(
     return Targets(index, valid, weights)
 
 
+def check_tensors(**tensors: object) -> None:
+    """Every given argument is a tensor that holds values."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise DtypeError(f"`{name}` is expected to be a tensor, but got {type(tensor).__name__}.")
+    devices = {tensor.device.type for tensor in tensors.values() if isinstance(tensor, Tensor)}
+    if devices == {"meta"}:
+        raise DeviceError("all tensors are on the meta device, which holds no values: move them to a real device.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_options(options: Options) -> None:
     """Options that can be judged without any tensor."""
+    for name in ("label_smoothing", "logit_scale", "softcap", "chunk_size", "ignore_index"):
+        value = getattr(options, name)
+        optional = name in ("softcap", "chunk_size")
+        whole = name in ("chunk_size", "ignore_index")
+        if not (value is None and optional) and not (_is_number(value) and (isinstance(value, int) or not whole)):
+            kind = "a whole number" if whole else "a number"
+            raise InputError(f"`{name}` is expected to be {kind}{' or None' if optional else ''}, but got {value!r}.")
     if not isinstance(options.objective, Objective):
         raise InputError(
             f"`objective` is expected to be an Objective such as zloss.CenteredZLoss(1e-4), but got {options.objective!r}."
@@ -231,6 +257,8 @@ def check_vocab(valid_vocab: int | None, rows: int) -> int:
         raise ShapeError("the vocabulary is empty: `weight` or `logits` has V = 0.")
     if valid_vocab is None:
         return rows
+    if not isinstance(valid_vocab, int):
+        raise InputError(f"`valid_vocab` is expected to be a whole number of rows, but got {valid_vocab!r}.")
     if not 1 <= valid_vocab <= rows:
         raise InputError(
             f"`valid_vocab` is expected to lie in 1..{rows} (the rows of the head), but got {valid_vocab!r}."

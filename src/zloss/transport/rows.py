@@ -125,11 +125,16 @@ def chunk_stats(
 
 
 def softcap_rows_(z_CV: Tensor, slope_CV: Tensor, cap: float) -> None:
-    """Overwrite z with cap·tanh(z/cap) and slope with the derivative 1 − tanh²(z/cap)."""
+    """Overwrite z with cap·tanh(z/cap) and slope with the derivative 1 − tanh²(z/cap).
+
+    A masked logit stays masked: tanh would turn -inf into the finite −cap and let it back into log Z.
+    """
+    masked_CV = torch.isneginf(z_CV)
     z_CV.div_(cap).tanh_()
     torch.mul(z_CV, z_CV, out=slope_CV)
     slope_CV.neg_().add_(1)
     z_CV.mul_(cap)
+    z_CV.masked_fill_(masked_CV, -torch.inf)
 
 
 @dataclass(frozen=True)
