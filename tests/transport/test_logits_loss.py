@@ -156,7 +156,5 @@ def test_label_smoothing_over_masked_logits_is_refused() -> None:
         with pytest.raises(errors.CoordinateError, match="label_smoothing"):
             zloss.logits_loss(logits, target, zloss.CrossEntropy(), label_smoothing=0.1, backend=backend)
         capped = zloss.logits_loss(logits, target, zloss.StandardZLoss(0.7), softcap=3.0, backend=backend)
-        cut = zloss.logits_loss(
-            logits[..., :20], target, zloss.StandardZLoss(0.7, target=3.1354942159291497), softcap=3.0, backend=backend
-        )
+        cut = zloss.logits_loss(logits[..., :20], target, zloss.CrossEntropy(), softcap=3.0, backend=backend)
         assert relative_error(capped.stats.log_z, cut.stats.log_z) < 1e-12
