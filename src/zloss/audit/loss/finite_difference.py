@@ -80,6 +80,9 @@ def _slope(
     # The scalar may come back in a narrower format even where the gradient is fp64.
     unit = max(ident.eps, UNIT.get(str(outcome.dtype).removeprefix("torch."), 0.0))
     rounding = 16 * unit * max(abs(value) for value in values) / step
+    # The gradient is rounded too: where CE cancels along the direction, what is left of it is noise of this size.
+    entries_T = (outcome.grad_TV * direction).abs().sum(-1)
+    rounding += 2 * unit * float((probe.noise_T * entries_T).sum())
     scale = max(abs(difference), abs(gradient))
     beyond = max(abs(difference - gradient) - rounding, 0.0)
     yield Slope(words, difference, gradient, beyond / scale if scale else 0.0)

@@ -11,6 +11,10 @@ from zloss.audit.loss.probes import Probe
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff u of each format."""
+STEP = 2.0**-22
+"""Relative step in the logits: four fp32 roundings, so that fp32 moves, but unevenly."""
+SMOOTH = 3e-8
+"""Roughness that fp64 stays below, and a part in fp32 exceeds unless its noise is lost in the rounding of fp64."""
 
 
 def accepted_dtype(box: BlackBox, probe: Probe) -> torch.dtype:
@@ -24,10 +28,10 @@ def accepted_dtype(box: BlackBox, probe: Probe) -> torch.dtype:
 
 
 def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
-    """The name of the format the gradients betray, a key of `UNIT`.
+    """The name of the format the gradients betray, a key of `UNIT`; of a mix of fp64 and fp32, fp32.
 
-    16-bit arithmetic leaves gradients that 16-bit formats hold exactly. fp64 arithmetic resolves steps of 1e-9 in the
-    logits and answers twice the step with twice the change; fp32 cannot see them.
+    16-bit arithmetic leaves gradients that 16-bit formats hold exactly. Along a line of steps a few fp32 roundings long
+    fp64 gradients are smooth; where any part of the loss passes through fp32 they climb stairs.
     """
     base = box(probe.logits_TV, probe.target_T, dtype=dtype).grad_TV
     for name, narrow in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
@@ -35,12 +39,21 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
             return name
     if dtype != torch.float64:
         return "float32"
+    return "float64" if _roughness(box, probe, base) < SMOOTH else "float32"
+
+
+def _roughness(box: BlackBox, probe: Probe, base_TV: Tensor) -> float:
+    """‖g₃ − 3g₂ + 3g₁ − g₀‖ / ‖g₃ − g₀‖ of the gradients g_k at z + k·d, with d about `STEP`·z; 1 where nothing moves.
+
+    The third difference of a smooth gradient is O(d²) of the first, so what fp64 rounding leaves is about 1e-9. A part
+    in fp32 that makes up the share σ of the slope leaves about σ u₃₂/`STEP`, be it the CE or a small penalty.
+    """
     generator = torch.Generator().manual_seed(1)
-    step = 1e-9 * torch.randn(probe.logits_TV.shape, generator=generator, dtype=torch.float64)
-    once = box(probe.logits_TV + step, probe.target_T).grad_TV - base
-    twice = box(probe.logits_TV + 2 * step, probe.target_T).grad_TV - base
-    linear = float(once.norm()) > 0 and float((twice - 2 * once).norm()) < 0.1 * float(twice.norm())
-    return "float64" if linear else "float32"
+    direction = torch.randn(probe.logits_TV.shape, generator=generator, dtype=torch.float64)
+    step = STEP * direction * (1 + probe.logits_TV.abs())
+    g1, g2, g3 = (box(probe.logits_TV + k * step, probe.target_T).grad_TV for k in (1, 2, 3))
+    moved = float((g3 - base_TV).norm())
+    return float((g3 - 3 * g2 + 3 * g1 - base_TV).norm()) / moved if moved > 0 else 1.0
 
 
 def _representable(grad_TV: Tensor, narrow: torch.dtype) -> bool:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from zloss.audit.loss.callable import Outcome
+import torch
+
+from zloss.audit.loss import probes
+from zloss.audit.loss.callable import BlackBox, Outcome
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
 from zloss.audit.loss.fit import measure
+from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.precision import UNIT, computes_in
 from zloss.audit.loss.result import Finding
-from zloss.audit.loss.select import select
+from zloss.audit.loss.select import Selection, select
 
 ID = "not_off"
+NEGLIGIBLE = 1e-6
+"""The share of the applied Z below which what "off" leaves beside CE is noise."""
 
 
 def check(evidence: Evidence) -> Finding:
@@ -23,11 +30,24 @@ def check(evidence: Evidence) -> Finding:
             outcomes[name] = outcome
     if not outcomes:
         return found(ID, "The loss with Z off gives no finite value on the probes.")
-    data = measure([(ident.probes[name], outcome.grad_TV) for name, outcome in outcomes.items()], ident.eps)
-    chosen = select(data)
-    if chosen.how != "none":
+    eps = _coarser(evidence.off, ident, evidence.seed)
+    chosen = select(measure([(ident.probes[name], outcome.grad_TV) for name, outcome in outcomes.items()], eps))
+    if chosen.how != "none" and _share(chosen, ident.selection) > NEGLIGIBLE:
         slope = chosen.fit.slope[0] if chosen.fit.slope else 0.0
         on = ident.selection.fit.slope[0] if ident.selection.fit.slope else 0.0
         share = f" ({slope / on:.3g} of the λ that is applied when on)" if on else ""
         return found(ID, f"With Z switched off the gradient still holds a Z{share}: off is not off.", slope)
     return passed(ID, "With Z switched off the gradient is cross-entropy alone.", 0.0)
+
+
+def _coarser(off: BlackBox, ident: Identification, seed: int) -> float:
+    """The unit roundoff of the loss or of the one without Z, whichever rounds more."""
+    space = ident.space
+    probe = probes.continuous(torch.Generator().manual_seed(seed), lanes=space.lanes, width=space.width)
+    return max(ident.eps, UNIT[computes_in(off, probe, ident.dtype)])
+
+
+def _share(left: Selection, on: Selection) -> float:
+    """‖what "off" holds beside CE‖ / ‖the Z when on‖ over the probes; infinite where there is no Z when on."""
+    applied = float(on.fit.auxiliary_TV.norm())
+    return float((left.fit.auxiliary_TV + left.fit.residual_TV).norm()) / applied if applied > 0 else float("inf")

@@ -1,0 +1,108 @@
+"""CE and Z in different precision: the fp32 rounding of one part is not taken for structure of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.audit.loss.faulty import cross_entropy, mean_valid
+from zloss.audit.loss import probes
+from zloss.audit.loss.callable import BlackBox
+from zloss.audit.loss.precision import computes_in
+from zloss.audit.loss.result import LossAudit
+from zloss.audit.loss.run import audit_loss
+
+COEF = 1e-3
+
+Coordinate = Callable[[Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+COORDINATES: dict[str, Coordinate] = {
+    "raw": lambda z: torch.logsumexp(z, -1),
+    "centered": lambda z: torch.logsumexp(z - z.mean(-1, keepdim=True), -1),
+    "max_shifted": lambda z: torch.logsumexp(z - z.max(-1, keepdim=True).values, -1),
+}
+MIXES = {"ce": (True, False), "z": (False, True)}
+"""Which of CE and Z is computed in fp32; the other follows the logits."""
+
+
+def without_z(mix: str) -> Loss:
+    narrow, _ = MIXES[mix]
+    return lambda logits, target: cross_entropy(logits.float() if narrow else logits, target)
+
+
+def mixed(coordinate: str, mix: str, *, coef: float = COEF, detached: bool = False) -> Loss:
+    """CE + λv², with one of the two parts in fp32."""
+    _, narrow = MIXES[mix]
+    off, quantity = without_z(mix), COORDINATES[coordinate]
+
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        v = quantity(logits.float() if narrow else logits)
+        z = coef * mean_valid(v**2, target)
+        return off(logits, target) + (z.detach() if detached else z)
+
+    return loss
+
+
+def found(audit: LossAudit) -> set[str]:
+    return {finding.id for finding in audit.found}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("coordinate", COORDINATES)
+def test_rounding_of_the_fp32_part_is_not_taken_for_structure(coordinate: str, mix: str) -> None:
+    audit = audit_loss(mixed(coordinate, mix), off=without_z(mix))
+    got = audit.identified
+    assert (got.coordinate, got.ce_denominator, got.z_denominator) == (coordinate, "valid", "valid")
+    assert got.computes_in == "float32"
+    assert got.coef == pytest.approx(COEF, rel=1e-4)
+    assert got.target == pytest.approx(0.0, abs=1e-4)
+    assert abs(got.coef - COEF) <= (got.uncertainty.coef or 0.0)
+    assert found(audit) == ({"max_shifted"} if coordinate == "max_shifted" else set())
+
+
+@pytest.mark.parametrize("coordinate", ["raw", "centered"])
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_small_coefficient_is_read_beside_the_rounding(coordinate: str, mix: str) -> None:
+    audit = audit_loss(mixed(coordinate, mix, coef=1e-6), off=without_z(mix))
+    assert audit.identified.coordinate == coordinate
+    assert audit.identified.coef == pytest.approx(1e-6, rel=1e-3)
+    assert found(audit) == set()
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_an_off_that_keeps_a_thousandth_of_the_z_is_still_not_off(mix: str) -> None:
+    assert "not_off" in found(audit_loss(mixed("raw", mix), off=mixed("raw", mix, coef=1e-3 * COEF)))
+
+
+def test_an_off_in_fp32_beside_a_loss_in_fp64_is_off() -> None:
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(logits, target) + COEF * mean_valid(torch.logsumexp(logits, -1) ** 2, target)
+
+    audit = audit_loss(loss, off=without_z("ce"))
+    assert audit.identified.computes_in == "float64"
+    assert found(audit) == set()
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("coordinate", ["raw", "centered"])
+def test_a_z_without_gradient_is_still_seen(coordinate: str, mix: str) -> None:
+    assert "zero_gradient_z" in found(audit_loss(mixed(coordinate, mix, detached=True)))
+
+
+@pytest.mark.parametrize("coordinate", COORDINATES)
+@pytest.mark.parametrize("coef", [1e-6, 1e-3, 1.0])
+def test_a_mix_is_named_by_its_coarser_part_and_fp64_alone_by_fp64(coordinate: str, coef: float) -> None:
+    probe = probes.continuous(torch.Generator().manual_seed(0))
+
+    def betrayed(loss: Loss) -> str:
+        return computes_in(BlackBox(loss, "loss", False, torch.device("cpu"), 0), probe, torch.float64)
+
+    def plain(logits: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(logits, target) + coef * mean_valid(COORDINATES[coordinate](logits) ** 2, target)
+
+    assert [betrayed(mixed(coordinate, mix, coef=coef)) for mix in MIXES] == ["float32", "float32"]
+    assert betrayed(plain) == "float64"
