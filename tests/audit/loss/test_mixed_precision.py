@@ -11,8 +11,12 @@ from torch import Tensor
 from tests.audit.loss.faulty import cross_entropy, mean_valid
 from zloss.audit.loss import probes
 from zloss.audit.loss.callable import BlackBox
+from zloss.audit.loss.evidence import Evidence
+from zloss.audit.loss.findings.forward_backward_mismatch import TOLERANCE
+from zloss.audit.loss.finite_difference import slopes
+from zloss.audit.loss.identify import Space, identify
 from zloss.audit.loss.precision import computes_in
-from zloss.audit.loss.result import LossAudit
+from zloss.audit.loss.result import LossAudit, SourceError
 from zloss.audit.loss.run import audit_loss
 
 COEF = 1e-3
@@ -106,3 +110,23 @@ def test_a_mix_is_named_by_its_coarser_part_and_fp64_alone_by_fp64(coordinate: s
 
     assert [betrayed(mixed(coordinate, mix, coef=coef)) for mix in MIXES] == ["float32", "float32"]
     assert betrayed(plain) == "float64"
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(1e-5, "finding"), (1e-8, "pass")])
+def test_an_off_is_judged_by_the_share_of_the_z_that_it_keeps(share: float, verdict: str) -> None:
+    def keeping(coef: float) -> Loss:
+        return lambda z, y: cross_entropy(z, y) + coef * mean_valid(torch.logsumexp(z, -1) ** 2, y)
+
+    audit = audit_loss(keeping(COEF), off=keeping(share * COEF))
+    assert {finding.id: finding.verdict for finding in audit.findings}["not_off"] == verdict
+
+
+def test_rounding_of_the_gradient_counts_where_the_scalar_is_near_zero() -> None:
+    """A constant taken off the scalar leaves no value to judge its rounding by; the gradient has its own."""
+    plain, space = mixed("centered", "ce"), Space(probes.VOCAB, probes.VOCAB)
+    first = identify(BlackBox(plain, "loss", False, torch.device("cpu"), 0), space, 0)
+    level = first.outcomes["mixed"].value
+    box = BlackBox(lambda z, y: plain(z, y) - level, "loss", False, torch.device("cpu"), 0)
+    source = SourceError(None, None, None)
+    evidence = Evidence(box, None, None, {}, identify(box, space, 0), source, 0.0, 0)
+    assert max(slope.mismatch for slope in slopes(evidence)) < TOLERANCE
