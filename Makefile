@@ -22,7 +22,7 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 install: $(BIN)/.installed  ## make .venv and install everything
 
 audit: install   ## the main job: audit a real pretrained model, without any download
-	@$(BIN)/zloss audit --out zloss-audit
+	@$(BIN)/zloss audit --blocks 32 --out zloss-audit
 
 test: install    ## the whole test suite, on two processes of one thread each
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
