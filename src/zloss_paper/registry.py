@@ -17,6 +17,16 @@ MODULES = {
     "text:gradient_geometry": "gradient_geometry",
     "text:tied_paths": "tied_paths",
     "tab:router": "router_projection",
+    "tab:source_audit": "source_audit",
+    "text:source_audit_fineweb": "source_audit_fineweb",
+    "text:source_audit_medium": "source_audit_medium",
+    "text:pytorch_backward_audit": "pytorch_backward_audit",
+    "tab:triton_fused": "triton_fused",
+    "text:fused_audit_medium": "fused_audit_medium",
+    "tab:update_audit": "update_audit",
+    "text:update_audit_fp16": "update_audit_fp16",
+    "tab:overflow_audit": "overflow_audit",
+    "audit:implementations": "implementations",
     "text:reporting": "reporting",
 }
 ALIASES = {"fig:gradient_geometry": "text:gradient_geometry"}
