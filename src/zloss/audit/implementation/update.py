@@ -10,7 +10,7 @@ Gradients are mean-reduced over all predictions of the batch. Axes: T tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +28,6 @@ from zloss.optimizer.adam import first_direction
 Part = Literal["total", "z"]
 Scope = Literal["head", "all"]
 PARTS: tuple[Part, ...] = ("total", "z")
-SCOPES: tuple[Scope, ...] = ("head", "all")
 REFERENCE = "reference"
 
 
@@ -77,19 +76,30 @@ def update_audit(
     """Rows for every storage, multiplier, part and scope; `advance` is told the tokens of each block and multiplier."""
     rows: list[UpdateRow] = []
     with trainable(checkpoint.model) as parameters:
-        scopes = {"head": [i for i, p in enumerate(parameters) if _of_head(p, head)], "all": range(len(parameters))}
+        scopes: dict[Scope, Sequence[int]] = {
+            "head": [i for i, parameter in enumerate(parameters) if _of_head(parameter, head)],
+            "all": range(len(parameters)),
+        }
         for scale in logit_scales:
             grads = _gradients(checkpoint, head, blocks, parameters, storages, scale, coef, target, advance)
-            for storage in storages:
-                for part in PARTS:
-                    want, got = grads[REFERENCE, part], grads[storage, part]
-                    for scope in SCOPES:
-                        chosen = [(want[i], got[i]) for i in scopes[scope]]
-                        plain, adam = _compare(chosen), _compare(chosen, first_direction)
-                        rows.append(
-                            UpdateRow(storage, scale, part, scope, blocks.predictions, coef, target, *plain, *adam)
-                        )
+            rows += [
+                UpdateRow(storage, scale, part, scope, blocks.predictions, coef, target, *errors)
+                for storage, part, scope, errors in _errors(grads, storages, scopes)
+            ]
+            grads.clear()  # the next multiplier needs the room
     return tuple(rows)
+
+
+def _errors(
+    grads: Mapping[tuple[str, Part], list[Tensor]], storages: Sequence[Storage], scopes: Mapping[Scope, Sequence[int]]
+) -> Iterator[tuple[Storage, Part, Scope, tuple[float, ...]]]:
+    """Relative error and cosine of gradient and Adam direction for every storage, part and scope."""
+    for storage in storages:
+        for part in PARTS:
+            want, got = grads[REFERENCE, part], grads[storage, part]
+            for scope, chosen in scopes.items():
+                pairs = [(want[i], got[i]) for i in chosen]
+                yield storage, part, scope, (*_compare(pairs), *_compare(pairs, first_direction))
 
 
 def _gradients(
