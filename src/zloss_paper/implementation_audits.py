@@ -130,12 +130,18 @@ def source_rows(bench: Workbench, audit: AuditConfig, config: ImplementationConf
     return once(bench, ("source", audit, config.storages, config.logit_scales, config.coef), run)
 
 
-def kernel_rows(bench: Workbench, audit: AuditConfig, config: ImplementationConfig, name: str) -> tuple[KernelRow, ...]:
-    """The kernel audit of one implementation on the logits of one model on one text."""
+def kernel_rows(
+    bench: Workbench, audit: AuditConfig, config: ImplementationConfig, name: str, *, same_tokens: bool = False
+) -> tuple[KernelRow, ...]:
+    """The kernel audit of one implementation on the logits of one model on one text.
+
+    Only Triton's interpreter is spared most tokens, unless `same_tokens` asks for the same ones everywhere.
+    """
     implementation = find_implementation(name)
+    thin = config.tokens_per_block if same_tokens or interpreted(implementation) else None
 
     def run() -> tuple[KernelRow, ...]:
-        tokens = head_tokens(bench, audit).thinned(config.tokens_per_block if interpreted(implementation) else None)
+        tokens = head_tokens(bench, audit).thinned(thin)
         head = ReferenceHead.of(tokens.head)
         combinations = [(storage, scale) for storage in config.storages for scale in config.logit_scales]
         with bench.progress.step(implementation.title, len(tokens.label_T) * len(combinations)) as step:
@@ -154,7 +160,7 @@ def kernel_rows(bench: Workbench, audit: AuditConfig, config: ImplementationConf
                 for storage, scale in combinations
             )
 
-    key = ("kernel", name, audit, config.storages, config.logit_scales, config.coef, config.tokens_per_block)
+    key = ("kernel", name, audit, config.storages, config.logit_scales, config.coef, thin)
     return once(bench, key, run)
 
 

@@ -25,7 +25,7 @@ from zloss_paper.profile import Overrides, Profile
 from zloss_paper.recipe import Measured, Recipe
 from zloss_paper.table import Key, Row, Table, measured
 from zloss_paper.texts import WIKITEXT
-from zloss_paper.triton_fused import interpreted_deviations, tokens_per_block
+from zloss_paper.triton_fused import tokens_per_block
 from zloss_paper.workbench import Workbench
 
 LABEL = "audit:implementations"
@@ -33,6 +33,12 @@ COLUMNS = ("rel_forward_error", "delta_total", "delta_z", "kernel_delta_z", "del
 TARGETS = (paper_target("GPT-2", WIKITEXT, 8),)
 STORAGES: tuple[Storage, ...] = ("fp32", "bf16")
 SCALES = (1,)
+EMPTY = (
+    "losses that take logits have no gradient at W, and Δ_Z is their source; of projecting losses Δ_src is read where they "
+    "are ours and run in this process",
+    "F.linear_cross_entropy and cut-cross-entropy have no Z",
+)
+"""Why cells are empty."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def configure(profile: Profile, overrides: Overrides) -> ImplementationsConfig:
 def run(config: ImplementationsConfig, bench: Workbench) -> Measured:
     """A row per implementation and dtype; what cannot run here says why."""
     rows: list[Row] = []
-    notes: dict[str, None] = {}
+    notes = dict.fromkeys((*EMPTY, f"every row rests on {config.tokens_per_block} tokens of each block"))
     for model in config.models.rows:
         for implementation in map(find_implementation, config.names):
             if not implementation.installed:
@@ -80,16 +86,14 @@ def _logits(
     notes: dict[str, None],
 ) -> list[Row]:
     lines = []
-    for row in kernel_rows(bench, model.audit, config, implementation.name):
+    for row in kernel_rows(bench, model.audit, config, implementation.name, same_tokens=True):
         values = {
             "rel_forward_error": row.forward,
             "delta_total": row.delta_total,
             "delta_z": row.delta_z,
             "kernel_delta_z": row.kernel_delta_z,
         }
-        reasons = {"delta_weight": "it takes logits", "delta_src": "it takes logits: Δ_Z is its source"}
-        deviations = (*model.deviations, *interpreted_deviations(row))
-        lines.append(Row(_key(model, implementation, row.storage), measured(values), reasons, deviations))
+        lines.append(Row(_key(model, implementation, row.storage), measured(values), {}, model.deviations))
     return lines
 
 
@@ -129,10 +133,7 @@ def _linear_line(model: AuditRow, implementation: Implementation, row: LinearRow
         "delta_weight": row.weight_total,
         "delta_src": None if row.delta_src is None else row.delta_src.mean,
     }
-    reasons = {"delta_src": "its logit source cannot be read"} if row.delta_src is None else {}
-    if not implementation.has_z:
-        reasons |= dict.fromkeys(("rel_forward_error", "delta_z", "kernel_delta_z"), "it has no Z")
-    return Row(_key(model, implementation, row.inputs), measured(values), reasons, model.deviations)
+    return Row(_key(model, implementation, row.inputs), measured(values), {}, model.deviations)
 
 
 RECIPE = Recipe(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from zloss.audit.implementation.implementations import IMPLEMENTATIONS
 from zloss.audit.implementation.overflow import OverflowRow
 from zloss_paper import implementation_audits as shared
 from zloss_paper.claim import FAILS, HOLDS, OPEN
@@ -192,3 +194,34 @@ def test_thinned_tokens_come_from_every_block() -> None:
     assert thin.label_T.tolist() == [0, 3, 7, 8, 11, 15, 16, 19, 23]
     assert thin.hidden_TD.flatten().long().tolist() == thin.label_T.tolist()
     assert tokens.thinned(8) is tokens.thinned(None) is tokens
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_fused_kernel_is_audited_interpreted(gpt2_folder: Path, bench: Workbench) -> None:
+    result = smoke("tab:triton_fused", gpt2_folder, bench)
+    assert {(row.key["storage"], row.key["logit_scale"]) for row in result.table} == {
+        (storage, scale) for storage in ("fp32", "bf16", "fp16") for scale in (1, 4)
+    }
+    for row in result.table.find(storage="fp32"):
+        assert row.cells["delta_z"].value <= 1e-6
+        assert row.cells["delta_total"].value <= 1e-6
+        assert row.cells["rel_forward_error"].value <= 1e-6
+    assert all("interpreter, on 4 tokens" in row.deviations[-1] for row in result.table)
+    medium = smoke("text:fused_audit_medium", gpt2_folder, bench)
+    assert [row.cells["delta_z"] for row in medium.table.find(storage="bf16")] == [
+        row.cells["delta_z"] for row in result.table.find(storage="bf16")
+    ]
+
+
+def test_every_installed_implementation_has_its_rows(gpt2_folder: Path, bench: Workbench) -> None:
+    result = smoke("audit:implementations", gpt2_folder, bench)
+    audited = [way for way in IMPLEMENTATIONS.values() if way.name != "cut-cross-entropy"]
+    installed = {way.title for way in audited if way.installed}
+    assert {row.key["implementation"] for row in result.table} == installed
+    assert {f"{way.title}: not installed" for way in audited if not way.installed} <= set(result.notes)
+    for way in audited:
+        for row in result.table.find(implementation=way.title, dtype="fp32"):
+            assert row.cells["delta_total"].value <= 1e-5
+            assert ("delta_z" in row.cells) == way.has_z
+    (ours,) = result.table.find(implementation=IMPLEMENTATIONS["chunked-linear"].title, dtype="bf16")
+    assert ours.cells["delta_src"].value <= 1e-4
