@@ -35,10 +35,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_import_takes_at_most_a_third_longer_than_torch() -> None:
-    timer = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
+    # Processor time, turn by turn, the best of several: other jobs on the machine are not what is measured.
+    timer = "import time; start = time.process_time(); {}; print(time.process_time() - start)"
     statements = {"torch": "import torch", "zloss": "import zloss; [getattr(zloss, n) for n in zloss.__all__]"}
-    best = {name: min(float(run(timer.format(code))) for _ in range(4)) for name, code in statements.items()}
-    assert best["zloss"] <= 1.3 * best["torch"], best
+    rounds = [{name: float(run(timer.format(code))) for name, code in statements.items()} for _ in range(5)]
+    best = {name: min(times[name] for times in rounds) for name in statements}
+    assert best["zloss"] <= 1.3 * best["torch"], rounds
 
 
 def test_help_answers_without_torch() -> None:
