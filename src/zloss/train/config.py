@@ -10,6 +10,7 @@ from zloss.audit.checkpoint import SMOLLM2, BosPolicy
 from zloss.errors import InputError, UnknownNameError
 from zloss.source.objective import Objective
 from zloss.source.registry import make_objective, objective_names
+from zloss.train.moe_config import MoeRun
 
 Precision = Literal["fp32", "bf16"]
 HeadKind = Literal["fused", "paper"]
@@ -82,6 +83,9 @@ class TrainConfig:
     diag_coef: float = 1e-4
     gradient_blocks: int = 8
 
+    moe: MoeRun | None = None
+    """A mixture of experts from scratch instead of `model`, with its router loss; None: a dense run."""
+
     def __post_init__(self) -> None:
         for name in ("steps", "micro_batch", "accumulate", "block_size", "valid_blocks", "adam_every"):
             if getattr(self, name) < 1:
@@ -106,10 +110,17 @@ class TrainConfig:
                 raise UnknownNameError(kind, value, known)
         if self.head_shift and not self.untie:
             raise InputError("`head_shift` needs `untie`: a tied head shares its rows with the input embedding.")
-        if self.train_tokenizer is not None and self.from_config is None:
+        if self.train_tokenizer is not None and self.from_config is None and self.moe is None:
             raise InputError("--train-tokenizer is for a model from scratch: give --from-config as well.")
+        if self.moe is not None and self.from_config is not None:
+            raise InputError("--moe builds its own model: leave --from-config out.")
         if self.method in UNPENALIZED and self.coef:
             raise InputError(f"{self.method} has no penalty, so its coefficient is 0, but got {self.coef!r}.")
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the run starts from the weights of a checkpoint, not from its seed."""
+        return self.from_config is None and self.moe is None
 
     @property
     def blocks_per_step(self) -> int:
@@ -121,8 +132,11 @@ class TrainConfig:
 
     @property
     def name(self) -> str:
-        """The folder of the run: method, coefficient, seed."""
-        return f"{self.method}-{self.coef:g}-s{self.seed}"
+        """The folder of the run: method, coefficient, seed; with experts the router variant, and a method beyond CE."""
+        method = f"{self.method}-{self.coef:g}"
+        if self.moe is not None:
+            method = self.moe.name if self.method == "ce" else f"{self.moe.name}-{method}"
+        return f"{method}-s{self.seed}"
 
     def objective(self) -> Objective:
         """The objective with its coefficient, target and β."""

@@ -154,6 +154,8 @@ def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
 def config_record(config: TrainConfig, start: Start) -> dict[str, Any]:
     """config.json: every field, with texts by name and checksum instead of by path."""
     record: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    if config.moe is None:
+        del record["moe"]
     for key in ("texts", "valid_texts"):
         record[key] = [Path(text).name for text in record[key]]
     for key in ("model", "from_config"):
@@ -161,7 +163,7 @@ def config_record(config: TrainConfig, start: Start) -> dict[str, Any]:
             record[key] = Path(record[key]).name
     record["schema"] = "zloss.train-config/1"
     record["data"] = json.loads(json.dumps(start.data.provenance))
-    record["initial_weights"] = weight_fingerprint(start.checkpoint.model) if config.from_config is None else "seed"
+    record["initial_weights"] = weight_fingerprint(start.checkpoint.model) if config.pretrained else "seed"
     return record
 
 
