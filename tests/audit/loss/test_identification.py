@@ -173,3 +173,22 @@ def test_wrong_mutations_of_the_oracle_are_noticed() -> None:
     ):
         with pytest.raises(AssertionError):
             check_recovered(loss, 1e-3, 3.0, names, fp64=True)
+
+
+@pytest.mark.parametrize("coef", [1e-6, 1e-5])
+@pytest.mark.parametrize("c", [0.0, 4.0, 12.0])
+def test_a_faint_penalty_on_log_z_less_max_is_heard(coef: float, c: float) -> None:
+    """No common shift amplifies it, and in fp32 it is a few roundings of the cross-entropy on most logits."""
+
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        z, valid = logits.float(), target != IGNORE
+        v = torch.logsumexp(z - z.amax(-1, keepdim=True), -1)
+        return F.cross_entropy(z, target, ignore_index=IGNORE) + coef * (v - c)[valid].square().mean()
+
+    result = audit_loss(loss)
+    got = result.identified
+    assert got.coordinate == "max_shifted"
+    assert got.coef == pytest.approx(coef, rel=0.02)
+    assert got.target == pytest.approx(c, abs=0.05)
+    assert (got.ce_denominator, got.z_denominator) == ("valid", "valid")
+    assert "max_shifted" in {finding.id for finding in result.findings if finding.verdict == "finding"}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zloss.audit.loss import probes
 from zloss.audit.loss.callable import BlackBox, Outcome
-from zloss.audit.loss.candidates import CENTERED, RAW
+from zloss.audit.loss.candidates import CENTERED, MAX_SHIFTED, RAW
 from zloss.audit.loss.denominator import Denominators, find_denominators, token_count
 from zloss.audit.loss.fit import Fit, Measured, fit, measure
 from zloss.audit.loss.model import Model, Penalty
@@ -73,7 +73,16 @@ def identify(box: BlackBox, space: Space, seed: int) -> Identification:
     data = measure(parts, eps)
     gain = torch.cat([made[name].reference.gain_squared_T for name in outcomes]) if box.linear else None
     selection = select(data, gain_squared_T=gain)
-    shown = eps
+    faint: list[Probe] = []
+    if selection.how == "none" and eps < COARSE and (heard := _crowded(box, space, seed, dtype)) is not None:
+        # A faint penalty on log Z − max: common shifts do not amplify it.
+        more = [*parts, (heard[0], heard[1].grad_TV)]
+        again = select(measure(more, eps))
+        if again.how == "explained" and again.fit.candidates[0].name in MAX_SHIFTED:
+            parts, data, selection = more, measure(more, eps), again
+            faint = [heard[0]]
+    # A faint penalty cannot be weighed to the rounding of the loss, batch by batch.
+    shown = UNIT["bfloat16"] if faint else eps
     if selection.how == "unexplained" and (rough := _rounded(box, data, space, seed, dtype)) is not None:
         selection, shown = Selection("rounded", rough), UNIT["bfloat16"]
     if selection.how == "unexplained":
@@ -91,7 +100,7 @@ def identify(box: BlackBox, space: Space, seed: int) -> Identification:
     used = [made[name] for name in outcomes if selection.how != "moderate_only" or name != "wide"]
     denominators = find_denominators(
         box,
-        _join(used),
+        _join(faint or used),
         lambda probe: _unit_sources(chosen, probe.reference, data.warp),
         has_z=selection.has_z,
         dtype=dtype,
@@ -131,6 +140,12 @@ def _call_all(box: BlackBox, made: dict[str, Probe], dtype: torch.dtype) -> dict
             "Return the loss before `.detach()`, and do not call it under `torch.no_grad()`."
         )
     return {name: outcome for name, outcome in outcomes.items() if outcome.finite}
+
+
+def _crowded(box: BlackBox, space: Space, seed: int, dtype: torch.dtype) -> tuple[Probe, Outcome] | None:
+    probe = probes.crowded(_generator(seed), **_sizes(space))
+    outcome = box(probe.logits_TV, probe.target_T, dtype=dtype)
+    return (probe, outcome) if outcome.finite else None
 
 
 def _unit_sources(chosen: Fit, given: Reference, warp: Warp = NO_WARP) -> tuple[Tensor, Tensor]:

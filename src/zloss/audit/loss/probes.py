@@ -109,6 +109,21 @@ def saturated(
     return _probe("wide" if wide else "saturated", logits, target, torch.ones(tokens, dtype=torch.bool), width)
 
 
+def crowded(generator: torch.Generator, *, tokens: int = TOKENS, lanes: int = VOCAB, width: int = VOCAB) -> Probe:
+    """k − 1 equal logits at 0 and one just above, k from 2 to all: log Z − max is as large as it can be, and rounding small.
+
+    No common shift makes a penalty on log Z − max louder, so this is where a small one is heard.
+    """
+    rows = []
+    for t in range(tokens):
+        k = round(2 * (lanes / 2) ** (t / max(tokens - 1, 1)))
+        row = _tie(0.0, k, lanes, generator)
+        row[row.argmax()] += 0.25
+        rows.append(row)
+    logits = torch.stack(rows)
+    return _probe("crowded", logits, _targets(logits, generator), torch.zeros(tokens, dtype=torch.bool), width)
+
+
 def continuous(generator: torch.Generator, *, tokens: int = TOKENS, lanes: int = VOCAB, width: int = VOCAB) -> Probe:
     """Unrounded fp32 logits with the spread and offset of a language model's head: where low precision shows."""
     spread = torch.linspace(1.0, 4.0, tokens, dtype=torch.float64).unsqueeze(-1)
