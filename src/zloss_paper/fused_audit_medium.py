@@ -17,11 +17,10 @@ from zloss_paper.recipe import Measured, Recipe
 from zloss_paper.row_claims import between, rises
 from zloss_paper.table import Table
 from zloss_paper.texts import FINEWEB, WIKITEXT
-from zloss_paper.triton_fused import KERNEL, SCALES, STORAGES, kernel_line, tokens_per_block
+from zloss_paper.triton_fused import COLUMNS, KERNEL, SCALES, STORAGES, kernel_line, tokens_per_block
 from zloss_paper.workbench import Workbench
 
 LABEL = "text:fused_audit_medium"
-COLUMNS = ("delta_z", "delta_total", "rel_forward_error")
 TARGETS = (paper_target("GPT-2 Medium", WIKITEXT, 8), paper_target("GPT-2 Medium", FINEWEB, 8))
 
 

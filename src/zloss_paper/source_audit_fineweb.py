@@ -14,13 +14,12 @@ from zloss_paper.paper_table import paper_table
 from zloss_paper.profile import Overrides, Profile
 from zloss_paper.recipe import Measured, Recipe
 from zloss_paper.row_claims import between, rises
-from zloss_paper.source_audit import FORWARD, SCALES, STORAGES, source_line
+from zloss_paper.source_audit import COLUMNS, FORWARD, SCALES, STORAGES, source_line
 from zloss_paper.table import Row, Table
 from zloss_paper.texts import FINEWEB
 from zloss_paper.workbench import Workbench
 
 LABEL = "text:source_audit_fineweb"
-COLUMNS = ("delta_src", "rel_forward_error", "delta_src_p99")
 TARGETS = (paper_target("GPT-2", FINEWEB, 8),)
 
 

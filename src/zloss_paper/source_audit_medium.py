@@ -15,13 +15,12 @@ from zloss_paper.paper_table import paper_table
 from zloss_paper.profile import Overrides, Profile
 from zloss_paper.recipe import Measured, Recipe
 from zloss_paper.row_claims import between, rises
-from zloss_paper.source_audit import SCALES, STORAGES, UNDERSTATES, source_line, understates
+from zloss_paper.source_audit import COLUMNS, SCALES, STORAGES, UNDERSTATES, source_line, understates
 from zloss_paper.table import Table
 from zloss_paper.texts import FINEWEB, WIKITEXT
 from zloss_paper.workbench import Workbench
 
 LABEL = "text:source_audit_medium"
-COLUMNS = ("rel_forward_error", "delta_src", "delta_src_p99")
 TARGETS = (paper_target("GPT-2 Medium", WIKITEXT, 8), paper_target("GPT-2 Medium", FINEWEB, 8))
 
 

@@ -46,10 +46,19 @@ FINEWEB_SAMPLE = TextSource(
     licence="ODC-BY 1.0",
     corpus=FINEWEB,
 )
+WIKIPEDIA_2006 = TextSource(
+    name="wikipedia",
+    title="English Wikipedia prose of 2006, markup stripped",
+    source="https://en.wikipedia.org, articles as of 2006",
+    licence="CC BY-SA",
+)
 BY_CORPUS = {"wikitext-103": WIKITEXT_VALIDATION, "fineweb-edu": FINEWEB_SAMPLE}
 BY_SHA256 = {
     # The articles of the split in one file.
     "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7": WIKITEXT_VALIDATION,
+    # 12 MB to train on, 1.2 MB to validate on.
+    "d87636c08f0984e93bf70800520e12defade3e28449a9160b26f5bb55d353fa5": WIKIPEDIA_2006,
+    "02c51f8415d87d78a2e9d0e90d256794bad575cc3c2140431b78299b1bfd1ab7": WIKIPEDIA_2006,
 }
 
 
