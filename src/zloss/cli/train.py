@@ -1,4 +1,4 @@
-"""`zloss train`: the same training under several methods, everything else equal."""
+"""`zloss train`: the same training under several methods, or router losses, everything else equal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 class Train:
     """Train a language model under CE, Centered head, Standard, Centered, Factorized and Gain-aware Z-loss (or any registered
     objective) with everything else equal: one folder per method, coefficient and seed. `zloss compare` reads them.
-    Runs that are finished are skipped, a killed run goes on from its last checkpoint."""
+    Runs that are finished are skipped, a killed run goes on from its last checkpoint. With --moe a mixture of experts is
+    trained from scratch under several router Z-losses instead."""
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")] = "smollm2"
     """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file."""
-    methods: CommaStrings = ("ce", "centered-head", "standard", "centered")
-    """ce, centered-head, standard, centered, factorized, gain-aware."""
+    methods: CommaStrings = ()
+    """ce, centered-head, standard, centered, factorized, gain-aware. Default: the first four; ce with --moe."""
     coef: CommaFloats = ()
     """λ of the methods that have one; several make a sweep. Default 1e-4, or that of --stress."""
     seeds: CommaInts = (1,)
@@ -54,6 +55,33 @@ class Train:
     """A model from scratch instead of MODEL: tiny (0.4 M parameters), small (10 M), or a Hugging Face config file."""
     train_tokenizer: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Vocabulary of the tokenizer that is trained for it on the training text. Default 4096."""
+    moe: bool = False
+    """A small mixture of experts from scratch (OLMoE: 4 blocks, width 256, 8 experts, tied) instead of MODEL."""
+    top_k: int = 4
+    """Experts per token, with --moe."""
+    router: CommaStrings = ("none", "token_layer_mean")
+    """Router Z-losses to compare: none, token_layer_mean, active_route_mean, active_route_sum; `:matched` behind a name
+    converts the coefficient so that its scale relative to the token-layer mean is 1."""
+    router_coef: CommaFloats = (1e-3,)
+    """λ_R; several make a sweep."""
+    router_target: float | None = None
+    """c_R; default log E."""
+    load_balance: float = 1e-2
+    """Coefficient of the model's own load-balancing loss, which is about k at balance."""
+    capacity_factor: float | None = None
+    """Count the routes beyond this many times an expert's fair share. They are not dropped: OLMoE has no capacity."""
+    experts: int = 8
+    """Experts per layer, with --moe."""
+    moe_layers: int = 4
+    """Blocks of the mixture of experts."""
+    moe_width: int = 256
+    """Its width."""
+    moe_heads: int = 4
+    """Its attention heads."""
+    expert_width: int = 512
+    """Width of an expert."""
+    tokenizer: Annotated[str | None, tyro.conf.arg(metavar="NAME|DIR")] = None
+    """A tokenizer for --moe in the Hugging Face format; default: one is trained, see --train-tokenizer."""
     untie: bool = False
     """Give the output head a table of its own."""
     head_shift: float = 0.0
@@ -135,14 +163,18 @@ class Train:
 
     def grid(self) -> Grid:
         """The runs these options stand for."""
+        from zloss.errors import InputError
         from zloss.train.config import TrainConfig
         from zloss.train.grid import Grid
+        from zloss.train.moe_config import MoeRun
         from zloss.train.stress import Stress, find_stress
 
         stress = find_stress(self.stress) if self.stress else Stress("", {})
         defaults = TrainConfig()
+        if self.moe and self.model != defaults.model:
+            raise InputError(f"--moe trains a model of its own from scratch: leave {self.model!r} out.")
         base = TrainConfig(
-            model=self.model,
+            model="moe" if self.moe else self.model,
             from_config=self.from_config,
             train_tokenizer=self.train_tokenizer,
             untie=self.untie,
@@ -171,8 +203,26 @@ class Train:
             head=self.head,
             adam_every=self.adam_every,
             diag_coef=self.diag_coef,
+            moe=MoeRun(
+                top_k=self.top_k,
+                experts=self.experts,
+                layers=self.moe_layers,
+                width=self.moe_width,
+                heads=self.moe_heads,
+                expert_width=self.expert_width,
+                tokenizer=self.tokenizer,
+                load_balance=self.load_balance,
+                router_target=self.router_target,
+                capacity_factor=self.capacity_factor,
+            )
+            if self.moe
+            else None,
         )
-        return Grid(base, self.methods, self.coef or (stress.coef or 1e-4,), self.seeds)
+        methods = self.methods or (("ce",) if self.moe else ("ce", "centered-head", "standard", "centered"))
+        coefs = self.coef or (stress.coef or 1e-4,)
+        if not self.moe:
+            return Grid(base, methods, coefs, self.seeds)
+        return Grid(base, methods, coefs, self.seeds, routers=self.router, router_coefs=self.router_coef)
 
 
 def _command() -> str:

@@ -62,6 +62,21 @@ def train_tokenizer(corpus: Corpus, vocab: int) -> Any:
     return made(tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[1])
 
 
+def load_tokenizer(name: str) -> Any:
+    """A tokenizer by Hugging Face name or folder."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "A tokenizer", "train") from error
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:
+        raise CheckpointError(
+            f"the tokenizer {name!r} cannot be loaded ({first_line(error)}): pass a name or folder in the Hugging Face "
+            "format, or train one with --train-tokenizer N."
+        ) from error
+
+
 def _paragraphs(corpus: Corpus) -> Iterator[str]:
     """Documents in short pieces: the trainer keeps each piece whole in memory."""
     for document in corpus.documents:

@@ -10,6 +10,7 @@ from zloss.audit.progress import Progress
 from zloss.errors import InputError
 from zloss.train.config import UNPENALIZED, TrainConfig
 from zloss.train.live import LiveView
+from zloss.train.moe_config import OFF
 from zloss.train.run import RunOptions, claim_folder, is_finished, run_training
 from zloss.train.start import Start, prepare_start
 
@@ -22,9 +23,12 @@ class Grid:
     methods: tuple[str, ...]
     coefs: tuple[float, ...]
     seeds: tuple[int, ...]
+    routers: tuple[str, ...] = (OFF,)
+    """Router variants, of a base with experts."""
+    router_coefs: tuple[float, ...] = (0.0,)
 
     def __post_init__(self) -> None:
-        for name in ("methods", "coefs", "seeds"):
+        for name in ("methods", "coefs", "seeds", "routers", "router_coefs"):
             values: Sequence[object] = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise InputError(f"`{name}` is expected to be a list without repetitions, but got {list(values)!r}.")
@@ -34,7 +38,15 @@ class Grid:
         for seed in self.seeds:
             for method in self.methods:
                 for coef in (0.0,) if method in UNPENALIZED else self.coefs:
-                    yield replace(self.base, method=method, coef=coef, seed=seed)
+                    yield from self._routed(replace(self.base, method=method, coef=coef, seed=seed))
+
+    def _routed(self, config: TrainConfig) -> Iterator[TrainConfig]:
+        if config.moe is None:
+            yield config
+            return
+        for router in self.routers:
+            for coef in (0.0,) if router == OFF else self.router_coefs:
+                yield replace(config, moe=replace(config.moe, router=router, router_coef=coef))
 
 
 def run_grid(

@@ -6,6 +6,7 @@ method deploys. Evaluation is in fp32 whatever the training precision, and nothi
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ from zloss.streaming import Moments
 from zloss.train.auxiliary_gradient import auxiliary_gradient
 from zloss.train.config import TrainConfig
 from zloss.train.data import TrainData
+from zloss.train.moe_loss import load_balancing, routing_record
+from zloss.train.router_telemetry import ValidationRouting
+from zloss.train.routing import RoutingTap
 
 SCHEMA = "zloss.run/1"
 DEPLOYED = ("diag_z", "p_z_999", "a_p_99", "mu_abs_99")
@@ -43,7 +47,8 @@ def run_metrics(
     head = find_head(checkpoint)
     audit = AuditConfig(diag_coef=config.diag_coef, gain_beta=config.gain_beta, block_size=config.block_size)
     measurement = measurement_of(audit, checkpoint, head)
-    tails = _validate(checkpoint, measurement, data, config, progress)
+    routing = None if config.moe is None else ValidationRouting(config.moe)
+    tails = _validate(checkpoint, measurement, data, config, progress, routing)
     reasons: dict[str, str] = {}
     heads = {side: to_plain(tails.numbers(side, config.diag_coef)) for side in ("raw", "centered")}
     for side, spectrum in zip(("raw", "centered"), measurement.spectra, strict=True):
@@ -63,6 +68,7 @@ def run_metrics(
         "ppl": tails.perplexity(),
         "ce": ce.mean,
         "coordinate": objective.coordinate,
+        **({} if routing is None else routing.numbers(config.tokens_per_step)),
         "diag_coef": config.diag_coef,
         **{name: heads[objective.coordinate][name] for name in DEPLOYED},
         **endpoints(records, clip=config.clip, thresholds=config.thresholds, spike=config.spike),
@@ -88,16 +94,27 @@ def run_metrics(
 
 @torch.no_grad()
 def _validate(
-    checkpoint: Checkpoint, measurement: Measurement, data: TrainData, config: TrainConfig, progress: Progress
+    checkpoint: Checkpoint,
+    measurement: Measurement,
+    data: TrainData,
+    config: TrainConfig,
+    progress: Progress,
+    routing: ValidationRouting | None,
 ) -> Tails:
     head, blocks = measurement.head, data.valid
+    tap = None if routing is None else RoutingTap(checkpoint.model, blocks.counted)
     infinite = head.bias_V is not None and bool(head.bias_V.isneginf().any())
     tails = Tails(centered=head.softcap is None and not infinite, plane=False, beta=config.gain_beta, seed=0)
     with hidden_states(checkpoint, head) as hidden_of, progress.step("validation", blocks.predictions) as step:
         for start in range(0, blocks.count, EVALUATION_BLOCKS):
             stop = min(start + EVALUATION_BLOCKS, blocks.count)
             inputs, targets = _on_device(head.weight_VD, blocks.inputs(start, stop), blocks.targets(start, stop))
-            hidden = blocks.counted(hidden_of(inputs))
+            with nullcontext() if tap is None else tap.listening():
+                hidden = blocks.counted(hidden_of(inputs))
+            if routing is not None and tap is not None and config.moe is not None:
+                taken = tap.take(inputs)
+                record = routing_record(taken, config.moe, config.tokens_per_step, tap.weights(config.moe.experts))
+                routing.update(record, load_balancing(taken, config.moe), taken.tokens)
             flat_TD = hidden.reshape(-1, hidden.shape[-1])
             for table in token_tables(measurement, flat_TD, targets.reshape(-1), None):
                 tails.update(table, start * blocks.size + table.tokens.start)

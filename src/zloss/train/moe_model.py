@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from zloss.audit.checkpoint import Checkpoint
 from zloss.errors import InputError, MissingDependencyError
 from zloss.source.router_convention import check_count
+from zloss.train.moe_config import MoeRun
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,22 @@ class MoeModelConfig:
             )
         if self.width % self.heads:
             raise InputError(f"`width` is expected to be a multiple of `heads` = {self.heads}, but got {self.width}.")
+
+
+def moe_checkpoint(moe: MoeRun, tokenizer: Any, *, block_size: int, seed: int) -> Checkpoint:
+    """The model of a run, with as many rows as the tokenizer has entries."""
+    shape = MoeModelConfig(
+        vocab=len(tokenizer),
+        top_k=moe.top_k,
+        layers=moe.layers,
+        width=moe.width,
+        heads=moe.heads,
+        experts=moe.experts,
+        expert_width=moe.expert_width,
+        block_size=block_size + 1,
+        load_balance_coef=moe.load_balance,
+    )
+    return Checkpoint(f"moe:top-{moe.top_k}", "config", build_moe(shape, seed=seed), tokenizer, wants_bos=False)
 
 
 def build_moe(config: MoeModelConfig, *, seed: int) -> Any:

@@ -24,7 +24,9 @@ from zloss.train.data import TrainData, batch_of, gather
 from zloss.train.live import LiveView, NoView
 from zloss.train.loss_model import LossModel
 from zloss.train.metrics import run_metrics
+from zloss.train.moe_loss import MoeLossModel
 from zloss.train.provenance import run_provenance
+from zloss.train.router_telemetry import router_numbers
 from zloss.train.saved_state import SavedState
 from zloss.train.start import Start, initial_checkpoint
 from zloss.train.step_log import StepLog
@@ -64,7 +66,11 @@ def run_training(
     accelerator = _accelerator(config, options, folder)
     checkpoint = initial_checkpoint(start, config)
     objective = config.objective()
-    loss_model = LossModel(checkpoint, objective, config.head, data.train.counted)
+    loss_model: Any = (
+        LossModel(checkpoint, objective, config.head, data.train.counted)
+        if config.moe is None
+        else MoeLossModel(checkpoint, objective, config.head, data.train.counted, config.moe)
+    )
     optimizer = torch.optim.AdamW(
         _decay_groups(loss_model, config), lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps
     )
@@ -87,7 +93,7 @@ def run_training(
                 lr = config.lr_at(step)
                 for group in optimizer.param_groups:
                     group["lr"] = lr
-                stats = []
+                stats, routed = [], []
                 for micro, (inputs, targets) in enumerate(_micro_batches(config, data, step)):
                     # Dropout draws from a stream that is a function of seed, step and micro-batch: the same for all methods.
                     torch.manual_seed(_stream_seed(config.seed, step, micro))
@@ -97,9 +103,13 @@ def run_training(
                     accelerator.backward(out.loss)
                     recorder.micro_batch(out.loss, out.cross_entropy, out.auxiliary)
                     stats.append(out.stats)
+                    if config.moe is not None:
+                        routed.append(out.router)
                 with recorder.step(step) as opened:
                     opened.lr = lr
                     opened.telemetry = transport_tails(stats, objective, deployed=config.head == "paper")
+                    if config.moe is not None:
+                        opened.telemetry |= router_numbers(routed, config.moe, config.tokens_per_step)
                     if opened.finite:
                         opened.clip_()
                         optimizer.step()

@@ -14,7 +14,8 @@ from zloss.audit.output_head import OutputHead, check_head, find_head, hidden_st
 from zloss.errors import InputError
 from zloss.train.config import TrainConfig
 from zloss.train.data import TrainData, gather, open_data, training_text
-from zloss.train.from_config import DEFAULT_VOCAB, build_from_config, train_tokenizer
+from zloss.train.from_config import DEFAULT_VOCAB, build_from_config, load_tokenizer, train_tokenizer
+from zloss.train.moe_model import moe_checkpoint
 from zloss.transport.interventions import shift_head_
 
 SHIFT_BLOCKS = 4
@@ -32,11 +33,7 @@ class Start:
 
 def prepare_start(config: TrainConfig) -> Start:
     """Load or build the model and tokenize the texts once for all runs of the same experiment."""
-    if config.from_config is None:
-        checkpoint = load_checkpoint(config.model)
-    else:
-        tokenizer = train_tokenizer(training_text(config), config.train_tokenizer or DEFAULT_VOCAB)
-        checkpoint = build_from_config(config.from_config, tokenizer, block_size=config.block_size, seed=config.seed)
+    checkpoint = load_checkpoint(config.model) if config.pretrained else _from_scratch(config, _tokenizer(config))
     data = open_data(config, checkpoint.tokenizer, checkpoint.bos_id(config.bos))
     check_head(checkpoint, find_head(checkpoint), data.valid.inputs(0, 1)[0])
     return Start(data, checkpoint)
@@ -45,13 +42,11 @@ def prepare_start(config: TrainConfig) -> Start:
 def initial_checkpoint(start: Start, config: TrainConfig) -> Checkpoint:
     """A model of its own for one run: the pretrained weights, or weights drawn from the run's seed."""
     shared = start.checkpoint
-    if config.from_config is None:
+    if config.pretrained:
         model = copy.deepcopy(shared.model)
         checkpoint = Checkpoint(shared.name, shared.source, model, shared.tokenizer, shared.wants_bos)
     else:
-        checkpoint = build_from_config(
-            config.from_config, shared.tokenizer, block_size=config.block_size, seed=config.seed
-        )
+        checkpoint = _from_scratch(config, shared.tokenizer)
     for parameter in checkpoint.model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     if config.untie:
@@ -59,6 +54,19 @@ def initial_checkpoint(start: Start, config: TrainConfig) -> Checkpoint:
     if config.head_shift:
         _shift(checkpoint, start.data, config.head_shift)
     return checkpoint
+
+
+def _tokenizer(config: TrainConfig) -> Any:
+    if config.moe is not None and config.moe.tokenizer is not None:
+        return load_tokenizer(config.moe.tokenizer)
+    return train_tokenizer(training_text(config), config.train_tokenizer or DEFAULT_VOCAB)
+
+
+def _from_scratch(config: TrainConfig, tokenizer: Any) -> Checkpoint:
+    if config.moe is not None:
+        return moe_checkpoint(config.moe, tokenizer, block_size=config.block_size, seed=config.seed)
+    assert config.from_config is not None
+    return build_from_config(config.from_config, tokenizer, block_size=config.block_size, seed=config.seed)
 
 
 def untie_head_(checkpoint: Checkpoint) -> None:

@@ -37,14 +37,14 @@ def transport_tails(
             values["a_p_99"].append(gain[valid])
         if part.mu is not None:
             values["mu_abs_99"].append(part.mu.abs()[valid])
-    found = {name: _quantile(torch.cat(parts), LEVELS[name]) for name, parts in values.items() if parts}
+    found = {name: exact_quantile(torch.cat(parts), LEVELS[name]) for name, parts in values.items() if parts}
     if not found:
         return dict.fromkeys(LEVELS)
     numbers = torch.stack(list(found.values())).tolist()
     return dict.fromkeys(LEVELS) | dict(zip(found, (n if math.isfinite(n) else None for n in numbers), strict=True))
 
 
-def _quantile(values: Tensor, q: float) -> Tensor:
+def exact_quantile(values: Tensor, q: float) -> Tensor:
     """Linear interpolation between order statistics; `torch.quantile` refuses more than 2²⁴ values."""
     ordered = values.flatten().double().sort().values
     if not ordered.numel():
