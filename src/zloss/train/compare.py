@@ -7,6 +7,7 @@ minus baseline, seed by seed; std is that of a sample (n − 1).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from zloss.errors import InputError
 from zloss.train.config import UNPENALIZED
 from zloss.train.finished_run import FinishedRun, check_pair
+from zloss.train.moe_config import MATCHED, OFF, REFERENCE
 from zloss.train.step_log import read_steps
 
 SCHEMA = "zloss.comparison/1"
@@ -44,23 +46,27 @@ class Pairing:
 def compare_runs(
     runs: Sequence[FinishedRun],
     *,
-    baseline: str = "ce",
+    baseline: str | None = None,
     tolerance_ppl: float | None = None,
     diagnosed: str = "p_z_999",
     unfinished: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Pair by seed, refuse what is not matched, and judge every method."""
-    base = _baseline_runs(runs, baseline)
+    """Pair by seed, refuse what is not matched, and judge every method.
+
+    Without a `baseline` it is CE, and the token-layer mean among router variants.
+    """
+    base = _baseline_runs(runs, baseline or _usual_baseline(runs))
     by_seed = {run.seed: run for run in base}
     groups: dict[tuple[str, float], list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(run.key, []).append(run)
     pairings = [_pair(group, by_seed) for group in groups.values()]
-    pairings.sort(key=lambda p: (p.runs[0].key != base[0].key, p.method not in UNPENALIZED, p.method, p.coef))
+    pairings.sort(key=lambda p: (p.runs[0].key != base[0].key, p.method not in (*UNPENALIZED, OFF), p.method, p.coef))
     stated = tolerance_ppl is not None
     if tolerance_ppl is None:
         tolerance_ppl = TOLERANCE_SHARE * _mean(_numbers(run.metrics.get("ppl") for run in base), "ppl of the baseline")
     others = [pairing for pairing in pairings if pairing.runs[0].key != base[0].key]
+    routed = any(run.moe is not None for run in runs)
     return {
         "schema": SCHEMA,
         "baseline": base[0].method,
@@ -76,6 +82,7 @@ def compare_runs(
             "diagnosed": diagnosed,
             "methods": [_verdict(pairing, diagnosed, tolerance_ppl) for pairing in others],
         },
+        **({"router": router_section(pairings, by_seed)} if routed else {}),
         "tokens": {key: base[0].metrics.get(f"tokens_{key}") for key in ("available", "consumed")}
         | {"reuse": base[0].metrics.get("reuse")},
         "unpaired": [run.folder.name for pairing in others for run in pairing.runs if run.seed not in by_seed],
@@ -84,9 +91,15 @@ def compare_runs(
 
 
 def _baseline_runs(runs: Sequence[FinishedRun], name: str) -> list[FinishedRun]:
-    """The runs of `method` or `method:coef`."""
-    method, _, stated = name.partition(":")
-    found = [run for run in runs if run.method == method and (not stated or run.coef == float(stated))]
+    """The runs of `method` or `method:coef`; the name of a router variant may hold a colon of its own."""
+    method, coef = name, None
+    head, _, tail = name.rpartition(":")
+    if head and tail != MATCHED:
+        try:
+            method, coef = head, float(tail)
+        except ValueError:
+            raise InputError(f"the baseline {name!r} is expected to be METHOD or METHOD:COEFFICIENT.") from None
+    found = [run for run in runs if run.method == method and coef in (None, run.coef)]
     if not found:
         known = ", ".join(sorted({run.method for run in runs}))
         raise InputError(f"there is no run of the baseline {name!r}: the folder has {known}. Choose with --baseline.")
@@ -97,6 +110,12 @@ def _baseline_runs(runs: Sequence[FinishedRun], name: str) -> list[FinishedRun]:
             f"name one, as in --baseline {method}:{coefs[0]:g}."
         )
     return found
+
+
+def _usual_baseline(runs: Sequence[FinishedRun]) -> str:
+    if all(run.moe is None for run in runs):
+        return "ce"
+    return REFERENCE if any(run.method == REFERENCE for run in runs) else OFF
 
 
 def _pair(group: Sequence[FinishedRun], by_seed: Mapping[int, FinishedRun]) -> Pairing:
@@ -147,15 +166,43 @@ def _differences(pairing: Pairing) -> dict[str, Any]:
     }
 
 
+def router_section(pairings: Sequence[Pairing], by_seed: Mapping[int, FinishedRun]) -> dict[str, Any]:
+    """Every router variant: its scale, what its routers did, seed by seed, and how far its losses are from the baseline's."""
+    base = next(iter(by_seed.values())).method
+    return {
+        "baseline": base,
+        "conventions": [_router_variant(pairing) for pairing in pairings if pairing.runs[0].method != OFF],
+        "off": [_router_variant(pairing) for pairing in pairings if pairing.runs[0].method == OFF],
+    }
+
+
+def _router_variant(pairing: Pairing) -> dict[str, Any]:
+    metrics = [run.metrics for run in pairing.runs]
+    router = metrics[0].get("router", {})
+    return {
+        "convention": pairing.method,
+        "coef": pairing.coef,
+        "applied_coef": router.get("applied_coef"),
+        "s_rel": metrics[0].get("s_rel"),
+        "absolute": metrics[0].get("router_absolute"),
+        "seeds": [run.seed for run in pairing.runs],
+        **{key: [m.get(key) for m in metrics] for key in ("ce", "entropy", "load_cv", "load_balance")},
+        "max_loss_difference": [_trajectory(base, run)["max_loss_difference"] for base, run in pairing.pairs],
+        "loss_bit_equal": [_trajectory(base, run)["max_loss_difference"] == 0 for base, run in pairing.pairs],
+    }
+
+
 def _trajectory(base: FinishedRun, run: FinishedRun) -> dict[str, Any]:
     """How far two training-CE sequences are apart; `first_difference` is None where they agree bit for bit."""
     pairs = list(zip(read_steps(base.folder), read_steps(run.folder), strict=False))
     gaps = [abs(a.cross_entropy - b.cross_entropy) for a, b in pairs]
     apart = next((a.step for a, b in pairs if (a.cross_entropy, a.grad_norm) != (b.cross_entropy, b.grad_norm)), None)
-    finite = [gap for gap in gaps if gap == gap and gap != float("inf")]
+    finite = [gap for gap in gaps if math.isfinite(gap)]
     return {
         "seed": run.seed,
+        "steps": len(pairs),
         "first_difference": apart,
+        "max_loss_difference": max((d for a, b in pairs if math.isfinite(d := abs(a.loss - b.loss))), default=None),
         "max_ce_difference": max(finite, default=None),
         "mean_ce_difference": statistics.fmean(finite) if finite else None,
     }
@@ -178,9 +225,12 @@ def _verdict(pairing: Pairing, diagnosed: str, tolerance: float) -> dict[str, An
     within = None if ppl is None else ppl["mean"] <= tolerance
     improves = None if tail is None else tail["mean"] < 0
     gauge_only = pairing.method in UNPENALIZED
+    routed = pairing.runs[0].moe is not None
     accepted: bool | None
     if ppl is None:
         accepted, reason = False, "its PPL is not finite on every seed"
+    elif routed:
+        accepted, reason = None, "a router variant: only its PPL is judged here, its scale and entropy stand beside it"
     elif gauge_only:
         accepted, reason = None, "a change of coordinate, not of the objective: only its PPL is judged"
     else:

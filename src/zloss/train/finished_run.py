@@ -9,6 +9,7 @@ from typing import Any
 
 from zloss.errors import InputError
 from zloss.train.config import FREE
+from zloss.train.moe_config import FREE_MOE
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,24 @@ class FinishedRun:
     metrics: dict[str, Any]
 
     @property
+    def moe(self) -> dict[str, Any] | None:
+        """The experts' part of config.json; None for a dense run."""
+        found = self.config.get("moe")
+        return found if isinstance(found, dict) else None
+
+    @property
     def method(self) -> str:
-        return str(self.config["method"])
+        """The method; of a run with experts the router variant, with the method of its head where that is not CE."""
+        method = str(self.config["method"])
+        if self.moe is None:
+            return method
+        router = str(self.moe["router"])
+        return router if method == "ce" else f"{router} + {method} {self.config['coef']:g}"
 
     @property
     def coef(self) -> float:
-        return float(self.config["coef"])
+        """λ of the method, or λ_R of the router variant."""
+        return float(self.config["coef"] if self.moe is None else self.moe["router_coef"])
 
     @property
     def seed(self) -> int:
@@ -38,7 +51,8 @@ class FinishedRun:
 
     def experiment(self) -> dict[str, Any]:
         """Every field that must agree within a pair, flat."""
-        return {key: value for key, value in _flat(self.config).items() if key.split(".")[0] not in FREE}
+        flat = _flat(self.config).items()
+        return {key: value for key, value in flat if key.split(".")[0] not in FREE and key not in FREE_MOE}
 
 
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
@@ -68,7 +82,8 @@ def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise InputError(
             f"{baseline.folder.name} and {run.folder.name} are not a matched pair: they differ in {shown}{more}. "
-            "Only the method, its coefficient, target and β may differ."
+            f"Only the {'router variant and its coefficient' if run.moe else 'method, its coefficient, target and β'} may "
+            "differ."
         )
 
 
