@@ -27,6 +27,8 @@ MODULES = {
     "text:update_audit_fp16": "update_audit_fp16",
     "tab:overflow_audit": "overflow_audit",
     "audit:implementations": "implementations",
+    "tab:moe": "moe",
+    "text:moe_top2": "moe_top2",
     "text:reporting": "reporting",
 }
 ALIASES = {"fig:gradient_geometry": "text:gradient_geometry"}
