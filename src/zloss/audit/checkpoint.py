@@ -93,7 +93,9 @@ def _load_pretrained(name: str, dtype: DtypeName, trust_remote_code: bool, allow
     try:
         tokenizer = AutoTokenizer.from_pretrained(identifier, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise CheckpointError(f"{name} has no tokenizer that can be loaded: {first_line(error)}.") from error
+        raise CheckpointError(
+            f"{name} has no tokenizer that can be loaded ({first_line(error)}): put its tokenizer files beside the weights."
+        ) from error
     if len(set(tokenizer("An audit needs words.", add_special_tokens=False).input_ids)) < 2:
         # transformers makes an empty tokenizer for a folder that has none.
         raise CheckpointError(f"{name} has no tokenizer: none of its files gives token ids for a sentence.")
@@ -145,7 +147,7 @@ def _tokenizer_adds_bos(tokenizer: Any) -> bool:
 def first_line(error: BaseException) -> str:
     """The first sentence-like line of somebody else's error, without its final stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
+    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".:")
 
 
 def _require_transformers() -> None:

@@ -108,6 +108,12 @@ def run_audit(
         agreement = check_head(checkpoint, head, blocks.inputs(0, 1)[0])
     with clock("spectrum"), progress.step("spectrum of the head", None):
         measurement = measurement_of(config, checkpoint, head)
+    largest = int(blocks.stream.max())
+    if largest >= measurement.vocab:
+        raise InputError(
+            f"--valid-vocab leaves {measurement.vocab} rows of the head, but the text has the token id {largest}: "
+            f"give at least {largest + 1}, or 'tokenizer'."
+        )
 
     tails, finished = _pass(config, checkpoint, measurement, blocks, folder, resume, progress, clock)
     complete = finished == blocks.count

@@ -18,9 +18,9 @@ class RouterScale:
     """The convention in which --coef is meant: token_layer_mean, megatron, olmoe, ..."""
     to: str | None = None
     """The convention to convert to; without it the table alone is printed."""
-    layers: int = 1
-    """Number of MoE layers L (both stacks of an encoder-decoder)."""
-    top_k: int = 1
+    layers: int = 16
+    """Number of MoE layers L (both stacks of an encoder-decoder). The default, like that of k, is OLMoE-7B's."""
+    top_k: int = 8
     """Experts per token k."""
     tokens: int = 4096
     """Tokens per layer and batch, for the absolute coefficient λα."""

@@ -52,7 +52,8 @@ def row_statistics_kernel(
         z = tl.load(row_ptr + first + lanes, mask=inside, other=0.0).to(tl.float32) * scale
         if SOFTCAP:
             t, _ = tanh_and_slope(z / cap)
-            z = cap * t
+            # A masked logit stays masked: tanh would turn -inf into the finite −cap and let it back into log Z.
+            z = tl.where(z == -float("inf"), z, cap * t)
         row_total += tl.sum(tl.where(inside, z, 0.0), axis=0)
         z = tl.where(inside, z, -float("inf"))
         larger = tl.maximum(row_max, tl.max(z, axis=0))
@@ -67,7 +68,7 @@ def row_statistics_kernel(
     target = tl.load(row_ptr + index, mask=(index >= 0) & (index < vocab), other=0.0).to(tl.float32) * scale
     if SOFTCAP:
         t, _ = tanh_and_slope(target / cap)
-        target = cap * t
+        target = tl.where(target == -float("inf"), target, cap * t)
     # An index beyond the vocabulary is answered with NaN, never with memory that belongs to somebody else.
     target = tl.where(index < vocab, target, float("nan"))
     tl.store(out_ptr + row, row_max)
@@ -108,7 +109,7 @@ def row_source_kernel(
     z = tl.load(logits_ptr + row * row_stride + lanes, mask=inside, other=0.0).to(tl.float32) * scale
     if SOFTCAP:
         t, slope = tanh_and_slope(z / cap)
-        z = cap * t
+        z = tl.where(z == -float("inf"), z, cap * t)
     source = tl.load(along_p_ptr + row) * tl.exp(z - tl.load(row_max_ptr + row)) - tl.load(along_uniform_ptr + row)
     source = tl.where(lanes == index, source - tl.load(along_target_ptr + row), source)
     if SOFTCAP and SLOPE:

@@ -103,7 +103,10 @@ MUTATIONS = {
     "one padding column counted": ("inside = first + lanes < vocab", "inside = first + lanes < vocab + 1"),
     "mask forgotten after the softcap": ('z = tl.where(inside, z, -float("inf"))', "z = z * 1.0"),
     "mean without the last block": ("row_total += tl.sum", "row_total = tl.sum"),
-    "softcap of the target forgotten": ("target = cap * t", "target = target * 1.0"),
+    "softcap of the target forgotten": (
+        'target = tl.where(target == -float("inf"), target, cap * t)',
+        "target = target * 1.0",
+    ),
     "derivative of the softcap forgotten": ("source = source * slope", "source = source * 1.0"),
     "derivative of a tanh not capped": ("4.0 * e /", "2.0 * e /"),
     "series of tanh used too far out": ("size < 0.25", "size < 1.0"),

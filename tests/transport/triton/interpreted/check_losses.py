@@ -71,6 +71,25 @@ def test_head_loss_with_softcap(name: str, reduction: str) -> None:
     assert_close(measured(case, "triton", 4, torch.float32), reference(case))
 
 
+def test_a_masked_logit_stays_masked_under_a_softcap() -> None:
+    """A bias of -inf takes a class out of log Z; tanh would bring it back at −cap."""
+    case = fp32_case(CAPPED["standard"], softcap=3.0, with_bias=True)
+    assert case.bias is not None
+    masked = next(v for v in range(len(case.bias)) if v not in case.target)
+    losses = []
+    for backend in ("triton", "dense"):
+        bias = case.bias.float().clone()
+        bias[masked] = -torch.inf
+        losses.append(
+            zloss.head_loss(
+                case.hidden.float(), case.weight.float(), case.target, case.objective,
+                bias=bias, softcap=3.0, backend=backend,
+            )
+        )  # fmt: skip
+    torch.testing.assert_close(losses[0].loss, losses[1].loss, rtol=FP32, atol=0)
+    torch.testing.assert_close(losses[0].stats.log_z, losses[1].stats.log_z, rtol=FP32, atol=0)
+
+
 def source(case: Case, part: str) -> Tensor:
     tensors = {name: getattr(case, name).float() for name in ("hidden", "weight")}
     options = case.options() | {"bias": None if case.bias is None else case.bias.float()}
