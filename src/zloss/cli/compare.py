@@ -12,12 +12,14 @@ import tyro
 @dataclass(frozen=True)
 class Compare:
     """Pair the runs of `zloss train` by seed and every setting, print mean ± std and paired differences, and accept or
-    reject each method: its diagnosed coordinate must improve, and PPL must stay within the tolerance."""
+    reject each method: its diagnosed coordinate must improve, and PPL must stay within the tolerance. Of runs with --moe
+    the router variants are compared: scale, entropy, load, and how far their losses are from the baseline's."""
 
     folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """The --out of `zloss train`."""
-    baseline: str = "ce"
-    """The reference method; `method:coef` where it was run with several coefficients."""
+    baseline: str | None = None
+    """The reference method; `method:coef` where it was run with several coefficients. Default ce; token_layer_mean among
+    router variants."""
     tolerance_ppl: float | None = None
     """How much PPL may rise. Default: 1 % of the baseline's."""
     diagnosed: str = "p_z_999"

@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+ROUTERS = {
+    "Quality and routing": (
+        ("ce", "CE"),
+        ("ppl", "PPL"),
+        ("entropy", "entropy"),
+        ("load_cv", "load CV"),
+        ("s_rel", "s_rel"),
+        ("router_absolute", "λα"),
+    ),
+    "Routers and optimizer": (
+        ("load_balance", "balance"),
+        ("router_z", "router Z"),
+        ("router_log_z_p999", "p99.9 log Z_R"),
+        ("router_correction_norm", "mean ‖δ_h‖"),
+        ("dropped_routes", "dropped"),
+        ("grad_norm_p99", "p99 ‖g‖"),
+    ),
+}
+"""In place of TABLES where the runs have experts."""
 TABLES = {
     "Quality and transport, deployed coordinate": (
         ("ppl", "PPL"),
@@ -28,14 +51,18 @@ def print_comparison(data: dict[str, Any]) -> None:
     console = Console()
     seeds = data["seeds"]
     matched = f"{len(seeds)} matched seed{'s' if len(seeds) != 1 else ''}, mean ± std"
-    for title, columns in TABLES.items():
+    for title, columns in (ROUTERS if "router" in data else TABLES).items():
         table = Table(title=f"{title}: {matched}")
         table.add_column("method", no_wrap=True)
         for _, heading in columns:
             table.add_column(heading, justify="right")
         for method in data["methods"]:
             table.add_row(_name(method), *(_cell(method["metrics"].get(key)) for key, _ in columns))
-        console.print(table)
+        _print_whole(console, table)
+    if "router" in data:
+        _print_routers(console, data)
+        _print_tokens(console, data)
+        return
     verdicts = Table(title=f"against {data['baseline']}: paired differences, tails in the same coordinate")
     for title in ("method", "Δ PPL", "Δ P_Z^99.9", "Δ A_p^99", "coordinate", "verdict"):
         verdicts.add_column(title, justify="right" if "Δ" in title else "left", no_wrap=title == "method")
@@ -58,6 +85,43 @@ def print_comparison(data: dict[str, Any]) -> None:
     for method in data["methods"]:
         if method["paired"] is not None and not method["coef"]:
             console.print(_trajectories(method, data["baseline"]), highlight=False, soft_wrap=True)
+    _print_tokens(console, data)
+
+
+def _print_routers(console: Console, data: dict[str, Any]) -> None:
+    """Seed by seed against the baseline: entropy, load, PPL, and the largest difference of the training loss."""
+    from rich.table import Table
+
+    table = Table(title=f"against {data['baseline']}: paired differences")
+    for title in ("router loss", "Δ CE", "Δ PPL", "Δ entropy", "Δ load CV", "max |ΔL|"):
+        table.add_column(title, justify="left" if title == "router loss" else "right", no_wrap=title == "router loss")
+    for method in data["methods"]:
+        if method["paired"] is None:
+            continue
+        deployed = method["paired"]["deployed"]
+        gaps = [part["max_loss_difference"] for part in method["paired"]["trajectory"]]
+        largest = max((gap for gap in gaps if gap is not None), default=None)
+        shown = "—" if largest is None else "0" if largest == 0 else f"{largest:.2g}"
+        table.add_row(_name(method), *(_signed(deployed.get(k)) for k in ("ce", "ppl", "entropy", "load_cv")), shown)
+    if table.row_count:
+        _print_whole(console, table)
+    console.print(
+        "max |ΔL|: largest difference of the training loss over all steps and seeds; the balancing term is the model's own "
+        "and about k at balance",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Numbers are never cut: a table wider than the terminal runs over its edge."""
+    width = console.width
+    console.width = max(width, console.measure(table, options=console.options.update(width=10_000)).maximum)
+    console.print(table, crop=False)
+    console.width = width
+
+
+def _print_tokens(console: Console, data: dict[str, Any]) -> None:
     quality, tokens = data["quality"], data["tokens"]
     console.print(f"tolerance {quality['tolerance_ppl']:.4g} PPL ({quality['tolerance']})", highlight=False)
     if tokens["available"]:

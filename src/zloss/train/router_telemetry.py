@@ -71,7 +71,7 @@ class ValidationRouting:
         self._moe = moe
         self._load_LE: Tensor | None = None
         self._entropy_L: Tensor | None = None
-        self._correction = self._balance = self._over = 0.0
+        self._correction = self._balance = self._over = self._violation = 0.0
         self._tokens = 0
         self._log_z = Quantiles()
 
@@ -83,6 +83,7 @@ class ValidationRouting:
         self._correction += float(_present(record.correction_norm)) * tokens
         self._balance += float(balance) * tokens
         self._over += 0.0 if record.dropped is None else float(record.dropped) * tokens
+        self._violation += float((record.stats.log_z - record.target).square().mean()) * tokens
         self._tokens += tokens
         self._log_z.update(record.stats.log_z)
 
@@ -101,6 +102,7 @@ class ValidationRouting:
             "router_correction_norm": self._correction / self._tokens,
             **{name: None if estimate is None else estimate.value for name, estimate in tails.items()},
             "load_balance": self._balance / self._tokens,
+            "router_z": moe.relative * moe.router_coef * self._violation / self._tokens,
             "dropped_routes": 0.0,
             "over_capacity": None if moe.capacity_factor is None else self._over / self._tokens,
             "router": {

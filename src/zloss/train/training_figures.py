@@ -20,12 +20,20 @@ COLOURS = ("#5f6b73", "#8a8f2a", "#b9502b", "#1d6c8c", "#7a4fa3", "#2f8f5b", "#c
 POINTS = 300
 """Points of a drawn curve."""
 
+ROUTING = (
+    ("entropy", "Router entropy of each step", "entropy in nat"),
+    ("load_cv", "Expert load of each step", "coefficient of variation"),
+    ("router_log_z_p999", "Router log-normalizer tail of each step", "p99.9 log Z_R"),
+)
+"""Panels of runs with experts in place of the head's log-normalizer."""
+
 Curve = tuple[list[float], list[float]]
 
 
 def training_section(runs: Sequence[FinishedRun]) -> str:
     """HTML of the section; empty where no run has step records."""
     groups: dict[str, list[list[StepRecord]]] = {}
+    routed = any(run.moe is not None for run in runs)
     for run in sorted(runs, key=lambda run: (run.coef != 0, run.method, run.coef, run.seed)):
         name = f"{run.method} {run.coef:g}" if run.coef else run.method
         groups.setdefault(name, []).append(read_steps(run.folder))
@@ -43,6 +51,12 @@ def training_section(runs: Sequence[FinishedRun]) -> str:
             log=True,
         ),
     ]
+    if routed:
+        # The head is the same for all of them: what differs is in the routers.
+        figures[2:] = [
+            _curves(title, label, f"train-{key}", {n: _telemetry(s, key) for n, s in groups.items()}, log=False)
+            for key, title, label in ROUTING
+        ]
     chips = "".join(
         f'<span class="chip" style="color:{colour}">{escape(name)}</span>'
         for name, colour in zip(groups, _colours(len(groups)), strict=True)
