@@ -35,8 +35,8 @@ class PaperTable:
         return tuple(self.table.rows[0].key)
 
 
-def paper_table(label: str, *, integer_keys: tuple[str, ...] = ()) -> PaperTable:
-    """The entry `label`; text columns and `integer_keys` are the key of a row, all others its numbers."""
+def paper_table(label: str, *, integer_keys: tuple[str, ...] = (), number_keys: tuple[str, ...] = ()) -> PaperTable:
+    """The entry `label`; text columns, `integer_keys` and `number_keys` are the key of a row, all others its numbers."""
     entries = _entries()
     if label not in entries:
         raise UnknownNameError("table of the paper", label, entries)
@@ -45,7 +45,7 @@ def paper_table(label: str, *, integer_keys: tuple[str, ...] = ()) -> PaperTable
         label=label,
         title=entry["title"],
         columns=tuple(entry["columns"]),
-        table=Table(tuple(_row(record, integer_keys) for record in entry["rows"])),
+        table=Table(tuple(_row(record, integer_keys, number_keys) for record in entry["rows"])),
         config=_floats(entry["config"]),
         not_stated=tuple(entry["not_stated"]),
         notes=tuple(entry["notes"]),
@@ -60,12 +60,14 @@ def _entries() -> dict[str, Any]:
     return entries
 
 
-def _row(record: Mapping[str, Any], integer_keys: tuple[str, ...]) -> Row:
+def _row(record: Mapping[str, Any], integer_keys: tuple[str, ...], number_keys: tuple[str, ...]) -> Row:
     key: dict[str, Key] = {}
     cells: dict[str, Cell] = {}
     for column, value in record.items():
         if column in integer_keys:
             key[column] = int(value)
+        elif column in number_keys:
+            key[column] = float(value)
         elif isinstance(value, str):
             key[column] = value
         elif isinstance(value, Decimal):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zloss.errors import CorpusError
@@ -39,6 +39,11 @@ WIKITEXT_VALIDATION = TextSource(
     licence="CC BY-SA",
     corpus=WIKITEXT,
 )
+WIKITEXT_TRAIN = replace(
+    WIKITEXT_VALIDATION,
+    title="WikiText-103 raw training split",
+    source="https://huggingface.co/datasets/Salesforce/wikitext, configuration wikitext-103-raw-v1, split train",
+)
 FINEWEB_SAMPLE = TextSource(
     name="fineweb-edu",
     title="FineWeb-Edu sample-10BT, streamed",
@@ -67,6 +72,12 @@ def text_sources(texts: Sequence[str], corpus: str | None, stated: str = "") -> 
     if texts:
         return tuple(_file(Path(text), stated) for text in texts)
     return (BY_CORPUS[corpus],) if corpus in BY_CORPUS else (_pydoc(),)
+
+
+def training_sources(texts: Sequence[str], corpus: str | None, stated: str = "") -> tuple[TextSource, ...]:
+    """The sources of a training run: WikiText-103 has a split of its own for validation, other texts are cut in two."""
+    sources = text_sources(texts, corpus, stated)
+    return (WIKITEXT_TRAIN, *sources) if sources == (WIKITEXT_VALIDATION,) else sources
 
 
 def _file(path: Path, stated: str) -> TextSource:

@@ -1,4 +1,4 @@
-"""What recipes share while they run: audits by their setting, the model that is loaded, progress.
+"""What recipes share while they run: audits and training runs by their setting, the model that is loaded, progress.
 
 An audit that two recipes ask for runs once. With a folder it is also kept there, under the fingerprint of its setting,
 its text and its weights, and an interrupted one goes on after its last finished block.
@@ -27,6 +27,7 @@ from zloss.report.decisions import with_decisions
 from zloss.report.schema import AuditReport
 from zloss.report.writing import write_json
 from zloss_paper.deployed import deployed_perplexity
+from zloss_paper.training_runs import TrainingRuns
 
 DEPLOYED = "deployed_ppl"
 """Key of the deployed perplexities among the extras of a kept report."""
@@ -44,6 +45,7 @@ class Workbench:
         self.audits_run = 0
         self._reports: dict[str, AuditReport] = {}
         self._loaded: tuple[str, Checkpoint] | None = None
+        self.trainings = TrainingRuns(self)
 
     def audit(self, config: AuditConfig, *, deployed: bool = False) -> AuditReport:
         """The report of `config`, with deployed perplexities on request; Ctrl-C leaves what is finished in the folder."""
