@@ -17,6 +17,11 @@ NOT_PRINTED = {
     ("tab:fineweb_pretrained", "shift_removed"),
     ("text:gradient_geometry", "one_translation"),
     ("text:gradient_geometry", "gain_identity"),
+    # Of its top-2 runs the paper prints the scales only.
+    ("text:moe_top2", "matched_recovery"),
+    ("text:moe_top2", "mean_lowers_entropy"),
+    ("text:moe_top2", "sum_raises_entropy"),
+    ("text:moe_top2", "similar_ce"),
 }
 SYMMETRIC = {
     # True of the swapped table too: equality, existence, and numbers of one coordinate.
