@@ -29,6 +29,18 @@ MODULES = {
     "audit:implementations": "implementations",
     "tab:moe": "moe",
     "text:moe_top2": "moe_top2",
+    "tab:finetune": "finetune",
+    "tab:fineweb_ft": "fineweb_ft",
+    "tab:fineweb_medium_ft": "fineweb_medium_ft",
+    "tab:gpt2_diag": "gpt2_diag",
+    "tab:medium_ft": "medium_ft",
+    "tab:medium_long": "medium_long",
+    "tab:pythia_ft": "pythia_ft",
+    "tab:stress_diag": "stress_diag",
+    "tab:fineweb_noclip_stress": "fineweb_noclip_stress",
+    "tab:fineweb_update_outlier": "fineweb_update_outlier",
+    "tab:fineweb_update_outlier_sweep": "fineweb_update_outlier_sweep",
+    "tab:adam_state_stress": "adam_state_stress",
     "text:reporting": "reporting",
 }
 ALIASES = {"fig:gradient_geometry": "text:gradient_geometry"}
