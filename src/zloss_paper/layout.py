@@ -43,6 +43,18 @@ SYMBOLS = {
     "grad_inf_mean": "mean ‖g‖_∞",
     "kappa_min": "κ_min",
     **{f"psi_{scale}": f"Ψ_{scale}" for scale in (256, 1024, 4096, 16384, 65536)},
+    "lambda_aux": "λ_aux",
+    "ppl_std": "PPL std",
+    "delta_ppl": "ΔPPL",
+    "delta_a_p_99": "ΔA_p^99",
+    "grad_norm_p99": "p99 ‖g‖_2",
+    "grad_norm_max": "max ‖g‖_2",
+    "clip_rate": "clip rate",
+    **{f"phi_{threshold}": f"Φ_{threshold}" for threshold in (10, 50, 100)},
+    "r_aux": "R_aux",
+    "c_aux": "C_aux",
+    "v_max_ratio_to_ce": "max v / CE",
+    "d_inf_p99": "p99 ‖d‖_∞",
 }
 NOT_COMPARABLE = (
     "The numbers are not comparable with the paper's (see the deviations); its claims may still be tested on ours."

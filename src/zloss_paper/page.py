@@ -53,10 +53,15 @@ def markdown(result: Reproduction, figures: list[Path] | None = None) -> str:
 
 
 def _seconds(result: Reproduction) -> str:
-    """Recipes of one call share their audits, so the time of a recipe alone would mislead."""
+    """Recipes share their audits and training runs, so the time of a recipe alone would mislead."""
     own = f"This recipe took {result.provenance['seconds']:g} s"
     audits = [sum(audit["seconds"].values()) for audit in result.details.get("audits", ()) if "seconds" in audit]
-    return f"{own}; the audits it reads {sum(audits):.0f} s, once for all recipes of a call." if audits else f"{own}."
+    if audits:
+        return f"{own}; the audits it reads {sum(audits):.0f} s, once for all recipes of a call."
+    runs = result.details.get("training_seconds")
+    return (
+        f"{own}; the {runs['runs']} runs it reads {runs['seconds']:.0f} s, once for all recipes." if runs else f"{own}."
+    )
 
 
 def _table(result: Reproduction) -> str:

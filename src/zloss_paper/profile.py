@@ -9,7 +9,7 @@ Profile = Literal["paper", "cpu", "smoke"]
 PROFILES: tuple[Profile, ...] = ("paper", "cpu", "smoke")
 MEANING = {
     "paper": "the paper's models, corpora, counts and seeds",
-    "cpu": "minutes on two cores, offline, on SmolLM2-135M",
+    "cpu": "two cores, offline: audits on SmolLM2-135M in minutes, training on a small model of its own",
     "smoke": "seconds: whether it runs at all",
 }
 

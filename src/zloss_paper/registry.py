@@ -41,6 +41,9 @@ MODULES = {
     "tab:fineweb_update_outlier": "fineweb_update_outlier",
     "tab:fineweb_update_outlier_sweep": "fineweb_update_outlier_sweep",
     "tab:adam_state_stress": "adam_state_stress",
+    "text:fineweb_medium_2400": "fineweb_medium_2400",
+    "text:raw_sweep_1e3": "raw_sweep_1e3",
+    "text:paired_differences": "paired_differences",
     "text:reporting": "reporting",
 }
 ALIASES = {"fig:gradient_geometry": "text:gradient_geometry"}

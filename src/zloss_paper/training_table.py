@@ -6,6 +6,7 @@ are means over the seeds. Which runs a profile makes, and in what they deviate f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +113,10 @@ class TrainingTable:
             table_of(self, config, runs),
             notes=run_notes(config, runs, bench),
             texts=config.texts,
-            details={"runs": [run_record(run) for arm in config.arms for run in runs[arm]]},
+            details={
+                "runs": [run_record(run) for arm in config.arms for run in runs[arm]],
+                "training_seconds": training_seconds([run for arm in config.arms for run in runs[arm]]),
+            },
         )
 
 
@@ -169,6 +173,12 @@ def run_record(run: FinishedRun) -> dict[str, Any]:
     """The numbers of one run for the JSON file."""
     plain = {name: value for name, value in run.metrics.items() if not isinstance(value, (dict, list))}
     return {"run": run.folder.name, **plain, "heads": run.metrics["heads"], "reasons": run.metrics["reasons"]}
+
+
+def training_seconds(runs: Sequence[FinishedRun]) -> dict[str, float]:
+    """How long the runs took when they were made."""
+    made = [json.loads((run.folder / "provenance.json").read_text(encoding="utf-8")) for run in runs]
+    return {"runs": len(runs), "seconds": sum(one["seconds"] for one in made)}
 
 
 def run_notes(config: TrainingTableConfig, runs: Runs, bench: Workbench) -> tuple[str, ...]:
