@@ -22,6 +22,8 @@ NOT_PRINTED = {
     ("text:moe_top2", "mean_lowers_entropy"),
     ("text:moe_top2", "sum_raises_entropy"),
     ("text:moe_top2", "similar_ce"),
+    # A run that is described only.
+    *(("text:fineweb_medium_2400", claim.id) for claim in find_recipe("text:fineweb_medium_2400").claims),
 }
 SYMMETRIC = {
     # True of the swapped table too: equality, existence, and numbers of one coordinate.
@@ -42,9 +44,9 @@ def verdict(label: str, claim: str, table: Table) -> str:
 
 
 def own(label: str) -> Table:
+    """The paper's rows; none where it describes runs without printing their numbers."""
     paper = find_recipe(label).paper
-    assert paper is not None
-    return paper.table
+    return Table(()) if paper is None else paper.table
 
 
 @pytest.mark.parametrize(("label", "claim"), JUDGED)
