@@ -135,3 +135,9 @@ def test_bad_input_is_one_sentence(
     assert sentence in error
     assert len(error.splitlines()) == 1
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_router_options_need_moe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, value in (("--router", "active_route_sum"), ("--capacity-factor", "1.5"), ("--top-k", "2")):
+        assert main(["train", flag, value, "--out", str(tmp_path / "runs")]) == 2
+        assert f"{flag} is for a mixture of experts: give --moe" in capsys.readouterr().err

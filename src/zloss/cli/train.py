@@ -15,6 +15,12 @@ from zloss.cli.arguments import CommaFloats, CommaInts, CommaStrings, RepeatedSt
 if TYPE_CHECKING:
     from zloss.train.grid import Grid
 
+MOE_ONLY = (
+    *("top_k", "router", "router_coef", "router_target", "load_balance", "capacity_factor", "experts"),
+    *("moe_layers", "moe_width", "moe_heads", "expert_width", "tokenizer"),
+)
+"""Options that mean nothing without --moe."""
+
 
 @dataclass(frozen=True)
 class Train:
@@ -171,6 +177,9 @@ class Train:
 
         stress = find_stress(self.stress) if self.stress else Stress("", {})
         defaults = TrainConfig()
+        idle = [name for name in MOE_ONLY if getattr(self, name) != getattr(type(self), name)]
+        if idle and not self.moe:
+            raise InputError(f"--{idle[0].replace('_', '-')} is for a mixture of experts: give --moe as well.")
         if self.moe and self.model != defaults.model:
             raise InputError(f"--moe trains a model of its own from scratch: leave {self.model!r} out.")
         base = TrainConfig(
