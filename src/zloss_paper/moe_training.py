@@ -154,11 +154,14 @@ def run_moe_table(config: MoeTableConfig, bench: Workbench, stem: str, key: Mapp
     def draw(place: Path) -> list[Path]:
         return [figure.save(place / f"{stem}.svg")]
 
-    tokens = comparison["tokens"]
+    tokens, moe = comparison["tokens"], config.grid.base.moe
+    assert moe is not None
     notes = (
         "rows with a seed are single runs; `mean` rows have the mean and the sample standard deviation over seeds",
         "max |ΔL|: largest difference of the training loss from that of the token-layer mean with the same seed, over all steps",
         "no route was dropped: OLMoE has no capacity",
+        "the balancing term is OLMoE's: all layers pooled, about k at balance, so the coefficient 1e-2 adds about "
+        f"{0.01 * moe.top_k:g} to the loss",
         f"{tokens['consumed']:,} tokens per run of {tokens['available']:,} available, reuse factor {tokens['reuse']:.3g}",
         f"{len(runs)} runs in {sum(seconds):.0f} s",
     )
@@ -198,13 +201,19 @@ def _rows(
             f"{name}_std": statistics.stdev(cells[name]) if len(group) > 1 else None
             for name in ("ce", "ppl", "entropy")
         }
-        values = {**shared, **means, **spread, "max_loss_difference": max(gaps[variant])}
+        values = {**shared, **means, **spread, "max_loss_difference": _largest(gaps[variant])}
         rows.append(Row({**beside, "seed": MEAN}, _cells(values), {}, config.deviations, beside))
         for i, run in enumerate(group):
             own = {name: values[i] for name, values in cells.items()}
             own |= {**shared, "max_loss_difference": gaps[variant][i]}
             single.append(Row({**beside, "seed": str(run.seed)}, _cells(own), {}, config.deviations))
     return [*rows, *single]
+
+
+def _largest(gaps: Sequence[float | None]) -> float | None:
+    """None where one run has none: its losses are not finite."""
+    known = [gap for gap in gaps if gap is not None]
+    return max(known) if known and len(known) == len(gaps) else None
 
 
 def _cells(values: Mapping[str, float | None]) -> dict[str, Cell]:

@@ -7,7 +7,6 @@ minus baseline, seed by seed; std is that of a sample (n − 1).
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from zloss.errors import InputError
 from zloss.train.config import UNPENALIZED
 from zloss.train.finished_run import FinishedRun, check_pair
 from zloss.train.moe_config import MATCHED, OFF, REFERENCE
-from zloss.train.step_log import read_steps
+from zloss.train.router_comparison import router_section
+from zloss.train.trajectory import trajectory
 
 SCHEMA = "zloss.comparison/1"
 TOLERANCE_SHARE = 0.01
@@ -162,49 +162,7 @@ def _differences(pairing: Pairing) -> dict[str, Any]:
             }
             for side in SIDES
         },
-        "trajectory": [_trajectory(base, run) for base, run in pairing.pairs],
-    }
-
-
-def router_section(pairings: Sequence[Pairing], by_seed: Mapping[int, FinishedRun]) -> dict[str, Any]:
-    """Every router variant: its scale, what its routers did, seed by seed, and how far its losses are from the baseline's."""
-    base = next(iter(by_seed.values())).method
-    return {
-        "baseline": base,
-        "conventions": [_router_variant(pairing) for pairing in pairings if pairing.runs[0].method != OFF],
-        "off": [_router_variant(pairing) for pairing in pairings if pairing.runs[0].method == OFF],
-    }
-
-
-def _router_variant(pairing: Pairing) -> dict[str, Any]:
-    metrics = [run.metrics for run in pairing.runs]
-    router = metrics[0].get("router", {})
-    return {
-        "convention": pairing.method,
-        "coef": pairing.coef,
-        "applied_coef": router.get("applied_coef"),
-        "s_rel": metrics[0].get("s_rel"),
-        "absolute": metrics[0].get("router_absolute"),
-        "seeds": [run.seed for run in pairing.runs],
-        **{key: [m.get(key) for m in metrics] for key in ("ce", "entropy", "load_cv", "load_balance")},
-        "max_loss_difference": [_trajectory(base, run)["max_loss_difference"] for base, run in pairing.pairs],
-        "loss_bit_equal": [_trajectory(base, run)["max_loss_difference"] == 0 for base, run in pairing.pairs],
-    }
-
-
-def _trajectory(base: FinishedRun, run: FinishedRun) -> dict[str, Any]:
-    """How far two training-CE sequences are apart; `first_difference` is None where they agree bit for bit."""
-    pairs = list(zip(read_steps(base.folder), read_steps(run.folder), strict=False))
-    gaps = [abs(a.cross_entropy - b.cross_entropy) for a, b in pairs]
-    apart = next((a.step for a, b in pairs if (a.cross_entropy, a.grad_norm) != (b.cross_entropy, b.grad_norm)), None)
-    finite = [gap for gap in gaps if math.isfinite(gap)]
-    return {
-        "seed": run.seed,
-        "steps": len(pairs),
-        "first_difference": apart,
-        "max_loss_difference": max((d for a, b in pairs if math.isfinite(d := abs(a.loss - b.loss))), default=None),
-        "max_ce_difference": max(finite, default=None),
-        "mean_ce_difference": statistics.fmean(finite) if finite else None,
+        "trajectory": [trajectory(base, run) for base, run in pairing.pairs],
     }
 
 
