@@ -95,3 +95,10 @@ def test_a_matched_coefficient_gives_the_token_layer_mean_s_gradient(convention:
 def test_an_unknown_convention_is_named() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'active_route_sum'"):
         reduced_router_loss(routing(2), convention="active_rout_sum", coef=1.0, target=0.0, step_tokens=T)
+
+
+def test_routes_that_were_not_taken_are_counted() -> None:
+    given = routing(4)
+    assert given.dropped(4) == 0.0
+    fewer = Routing(given.logits, (given.chosen[0], given.chosen[1], given.chosen[2][:, :1]))
+    assert fewer.dropped(4) == pytest.approx(3 / 12)

@@ -114,7 +114,7 @@ def _validate(
             if routing is not None and tap is not None and config.moe is not None:
                 taken = tap.take(inputs)
                 record = routing_record(taken, config.moe, config.tokens_per_step, tap.weights(config.moe.experts))
-                routing.update(record, load_balancing(taken, config.moe), taken.tokens)
+                routing.update(taken, record, load_balancing(taken, config.moe))
             flat_TD = hidden.reshape(-1, hidden.shape[-1])
             for table in token_tables(measurement, flat_TD, targets.reshape(-1), None):
                 tails.update(table, start * blocks.size + table.tokens.start)

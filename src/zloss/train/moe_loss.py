@@ -39,6 +39,8 @@ class RouterTerms:
     """What the router Z-loss adds to the step's loss, by the reduction as it is written."""
     record: RouterLoss
     """Statistics of the decisions; its `loss` is the same router Z-loss in factor form."""
+    dropped: float = 0.0
+    """Share of routes that the model did not take."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class MoeLossModel(nn.Module):
                 balance_term.detach(),
                 router_z.detach(),
                 routing_record(routing, moe, step_tokens, self._tap.weights(moe.experts)),
+                routing.dropped(moe.top_k),
             )
         return MoeLossOutput(loss, head.cross_entropy, loss.detach() - head.cross_entropy, head.stats, terms)
 

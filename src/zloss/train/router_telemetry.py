@@ -2,8 +2,8 @@
 
 Entropy in nats, mean over tokens and layers. Load CV: population standard deviation over mean of the routes per expert, mean
 over layers. The correction norm is the mean ‖λα·2(log Z − c)·W_Rᵀp‖₂ over decisions. s_rel is measured: the router Z-loss that
-was added, over λ_R times the token-layer mean of the same violations. Nothing is dropped by the model class (OLMoE has no
-capacity), so `dropped_routes` is 0; `over_capacity` is the share of routes that a capacity factor would drop.
+was added, over λ_R times the token-layer mean of the same violations. `dropped_routes` counts the routes that the model did not
+take, none with OLMoE, which has no capacity; `over_capacity` is the share of routes that a capacity factor would drop.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from zloss.source.router import RouterLoss
 from zloss.streaming import Quantiles
 from zloss.train.moe_config import MoeRun
 from zloss.train.moe_loss import RouterTerms
+from zloss.train.routing import Routing
 from zloss.train.telemetry import exact_quantile
 
 TAILS = {"router_log_z_p99": 0.99, "router_log_z_p999": 0.999, "router_log_z_max": 1.0}
@@ -48,7 +49,7 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
     router_z, reference = numbers["router_z"], numbers.pop("violation")
     numbers["router_absolute"] = moe.absolute(step_tokens)
     numbers["s_rel"] = measured_scale(router_z, reference, moe.router_coef)
-    numbers["dropped_routes"] = 0.0
+    numbers["dropped_routes"] = sum(part.dropped for part in passes) / len(passes)
     return numbers
 
 
@@ -71,12 +72,13 @@ class ValidationRouting:
         self._moe = moe
         self._load_LE: Tensor | None = None
         self._entropy_L: Tensor | None = None
-        self._correction = self._balance = self._over = self._violation = 0.0
+        self._correction = self._balance = self._over = self._violation = self._dropped = 0.0
         self._tokens = 0
         self._log_z = Quantiles()
 
-    def update(self, record: RouterLoss, balance: Tensor, tokens: int) -> None:
-        """Add one forward pass over `tokens` tokens."""
+    def update(self, routing: Routing, record: RouterLoss, balance: Tensor) -> None:
+        """Add one forward pass."""
+        tokens = routing.tokens
         entropy_L = record.stats.entropy_per_layer.double() * tokens
         self._load_LE = record.load.double() if self._load_LE is None else self._load_LE + record.load
         self._entropy_L = entropy_L if self._entropy_L is None else self._entropy_L + entropy_L
@@ -84,6 +86,7 @@ class ValidationRouting:
         self._balance += float(balance) * tokens
         self._over += 0.0 if record.dropped is None else float(record.dropped) * tokens
         self._violation += float((record.stats.log_z - record.target).square().mean()) * tokens
+        self._dropped += routing.dropped(self._moe.top_k) * tokens
         self._tokens += tokens
         self._log_z.update(record.stats.log_z)
 
@@ -103,7 +106,7 @@ class ValidationRouting:
             **{name: None if estimate is None else estimate.value for name, estimate in tails.items()},
             "load_balance": self._balance / self._tokens,
             "router_z": moe.relative * moe.router_coef * self._violation / self._tokens,
-            "dropped_routes": 0.0,
+            "dropped_routes": self._dropped / self._tokens,
             "over_capacity": None if moe.capacity_factor is None else self._over / self._tokens,
             "router": {
                 "variant": moe.router,

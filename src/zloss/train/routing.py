@@ -30,6 +30,10 @@ class Routing:
     def tokens(self) -> int:
         return self.logits[0].shape[0]
 
+    def dropped(self, top_k: int) -> float:
+        """Share of the k routes of every decision that the model did not take."""
+        return 1 - sum(chosen_TK.numel() for chosen_TK in self.chosen) / (top_k * self.tokens * len(self.logits))
+
 
 class RoutingTap:
     """Collects the routing of forward passes; `counted` drops the positions whose prediction is not counted."""
