@@ -122,6 +122,18 @@ def test_a_vocabulary_of_one_has_no_loss_and_only_z(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_nan_are_a_nan_loss_and_not_a_masking_mistake(backend: str) -> None:
+    """Weights of a diverged run give logits that are all NaN; a training loop counts the loss and goes on."""
+    # Large enough for the compiled row pass, which takes a maximum that NaN does not enter.
+    hidden, weight, target = problem(tokens=64, vocab=4096)
+    for broken in (torch.nan, torch.inf):
+        out = zloss.head_loss(
+            hidden.detach(), torch.full_like(weight, broken), target, zloss.StandardZLoss(0.5), backend=backend
+        )
+        assert out.loss.isnan()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_masked_vocabulary_entries_of_minus_infinity(backend: str) -> None:
     hidden, weight, target = problem()
     target.clamp_(max=9)
