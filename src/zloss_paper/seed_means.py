@@ -12,6 +12,8 @@ from zloss.train.finished_run import FinishedRun
 
 METRICS = {"d_inf_p99": "adam_d_inf_p99"}
 """Columns whose key in metrics.json is another."""
+VALIDATION = ("ppl", "ce", "diag_z", "p_z_999", "a_p_99")
+"""Numbers of the validation pass: those of a model that diverged would be of its finite predictions only."""
 STEP_QUANTILES = ("grad_norm_p99",)
 LEAST_STEPS = 100
 """Steps below which a p99 over steps is not given."""
@@ -47,6 +49,10 @@ def _pairs(baseline: Sequence[FinishedRun], runs: Sequence[FinishedRun]) -> list
 
 def _metric(run: FinishedRun, column: str) -> float:
     name = METRICS.get(column, column)
+    lost = sum(run.metrics.get("valid_nonfinite", {}).values())
+    if lost and name in VALIDATION:
+        total = run.metrics["valid_predictions"]
+        raise Unavailable(f"seed {run.seed} diverged: {lost} of {total} validation predictions are not finite")
     value = run.metrics.get(name)
     if value is None:
         reasons = run.metrics.get("reasons", {})
