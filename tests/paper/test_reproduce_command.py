@@ -16,7 +16,14 @@ from zloss.cli.reproduce import Reproduce
 def test_list_shows_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["reproduce", "--list"]) == 0
     shown = capsys.readouterr().out
-    for label in ("tab:pretrained", "tab:spectral_audit", "text:tied_paths", "tab:router", "tab:finetune", "text:reporting"):
+    for label in (
+        "tab:pretrained",
+        "tab:spectral_audit",
+        "text:tied_paths",
+        "tab:router",
+        "tab:finetune",
+        "text:reporting",
+    ):
         assert label in shown
     assert "tab:related_work" not in shown
 
