@@ -21,6 +21,7 @@ CLOSE = 0.25
 """Relative distance of the largest second moment from that of CE that counts as close."""
 TABLE = replace(
     OUTLIER,
+    figure=False,
     label="tab:adam_state_stress",
     columns=("ppl", "p_z_999", "a_p_99", "grad_norm_p99", "phi_100", "v_max_ratio_to_ce", "d_inf_p99"),
     arms=stress_arms(COEF),

@@ -55,6 +55,7 @@ TABLE = TrainingTable(
     ),
     seeds=(1, 2, 3),
     small=UNCLIPPED,
+    figure=True,
 )
 CLAIMS = (
     Claim(

@@ -50,6 +50,7 @@ TABLE = TrainingTable(
     ),
     seeds=(1, 2, 3),
     small=UPDATE_OUTLIER,
+    figure=True,
 )
 
 

@@ -52,6 +52,7 @@ def _with_ce() -> PaperTable:
 
 TABLE = replace(
     OUTLIER,
+    figure=False,
     label="tab:fineweb_update_outlier_sweep",
     columns=("ppl", "p_z_999", "a_p_99", "grad_norm_p99", *EVENTS, "grad_norm_max"),
     arms=(

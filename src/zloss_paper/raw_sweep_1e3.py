@@ -47,6 +47,7 @@ def _printed() -> PaperTable:
 
 TABLE = replace(
     OUTLIER,
+    figure=False,
     label="text:raw_sweep_1e3",
     arms=(_arm(CE, 0.0), *(_arm(method, coef) for method in RAW for coef in COEFS)),
 )

@@ -37,6 +37,7 @@ TABLE = TrainingTable(
     ),
     seeds=(1, 2, 3),
     small=LOW,
+    figure=True,
 )
 CLAIMS = (
     Claim(

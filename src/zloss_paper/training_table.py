@@ -25,6 +25,7 @@ from zloss_paper.seed_means import Unavailable, column_value
 from zloss_paper.small_training import SCALES, SEEDS, SmallSetting, small_config
 from zloss_paper.table import Key, Row, Table, measured
 from zloss_paper.texts import CORPUS_NAMES, TextSource, training_sources
+from zloss_paper.training_figure import draw_steps
 from zloss_paper.workbench import Workbench
 
 CE, CENTERED_HEAD, STANDARD = "CE baseline", "Centered head", "Standard Z-loss"
@@ -84,6 +85,8 @@ class TrainingTable:
     """The run that all methods share at the paper's scale."""
     seeds: tuple[int, ...]
     small: SmallSetting
+    figure: bool = False
+    """Whether the steps of its runs are drawn."""
 
     def configure(self, profile: Profile, overrides: Overrides) -> TrainingTableConfig:
         """The complete setting at a profile."""
@@ -109,6 +112,11 @@ class TrainingTable:
     def run(self, config: TrainingTableConfig, bench: Workbench) -> Measured:
         """Make the runs that are not there yet, and the rows."""
         runs = matched_runs(config, bench)
+
+        def draw(folder: Path) -> Sequence[Path]:
+            lines = {arm.method: runs[arm] for arm in config.arms}
+            return [draw_steps(folder / f"{self.label.partition(':')[2]}.svg", lines)]
+
         return Measured(
             table_of(self, config, runs),
             notes=run_notes(config, runs, bench),
@@ -117,6 +125,7 @@ class TrainingTable:
                 "runs": [run_record(run) for arm in config.arms for run in runs[arm]],
                 "training_seconds": training_seconds([run for arm in config.arms for run in runs[arm]]),
             },
+            draw=draw if self.figure else None,
         )
 
 

@@ -23,6 +23,7 @@ from zloss_paper.claim import OPEN
 from zloss_paper.gpt2_diag import CLAIMS, TABLE
 from zloss_paper.profile import Overrides
 from zloss_paper.seed_means import Unavailable, column_value
+from zloss_paper.training_figure import draw_steps, step_means
 from zloss_paper.training_runs import fingerprint
 from zloss_paper.training_table import CE, STANDARD, Arm, TrainingTableConfig, matched_runs, run_notes, table_of
 from zloss_paper.workbench import Workbench
@@ -193,3 +194,14 @@ def test_unmatched_runs_are_refused(bench: Workbench, monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench.trainings, "run", another_lr)
     with pytest.raises(InputError, match="not a matched pair: they differ in lr"):
         matched_runs(config, bench)
+
+
+def test_drawn_lines_are_means_over_seeds(bench: Workbench, tmp_path: Path) -> None:
+    config = replace(small(), seeds=(1, 2))
+    runs = matched_runs(config, bench)[Arm(CE)]
+    norms = [[record.grad_norm for record in read_steps(run.folder)] for run in runs]
+    assert step_means(runs, lambda record: record.grad_norm) == pytest.approx(np.mean(norms, axis=0), rel=1e-12)
+    assert all(math.isnan(value) for value in step_means(runs, lambda record: None))
+    files = [draw_steps(tmp_path / name, {"CE": runs}) for name in ("a.svg", "b.svg")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert b"before clipping" in files[0].read_bytes()

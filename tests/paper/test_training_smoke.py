@@ -178,6 +178,8 @@ def test_pages_tell_the_story_and_no_path(smoke: Smoke, tmp_path: Path) -> None:
         written = write_reproduction(tmp_path, smoke.results[label])
         for path in written:
             assert str(smoke.folder) not in path.read_text(encoding="utf-8")
+        drawn = [path for path in written if path.suffix == ".svg"]
+        assert len(drawn) == (label in ("tab:stress_diag", "tab:fineweb_noclip_stress", "tab:fineweb_update_outlier"))
         data = json.loads(written[0].read_text(encoding="utf-8"))
         assert {claim["verdict"] for claim in data["claims"]} <= {HOLDS, FAILS, OPEN}
 
