@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zloss.audit.corpus import pydoc_topics
 from zloss.errors import InputError
 from zloss.train.config import TrainConfig
 from zloss.train.step_log import read_steps
@@ -205,3 +206,23 @@ def test_drawn_lines_are_means_over_seeds(bench: Workbench, tmp_path: Path) -> N
     files = [draw_steps(tmp_path / name, {"CE": runs}) for name in ("a.svg", "b.svg")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert b"before clipping" in files[0].read_bytes()
+
+
+def test_the_papers_path_trains_from_a_local_folder(gpt2_folder: Path, tmp_path: Path) -> None:
+    """bf16 autocast with materialised logits, accumulated, as the paper profile does it; only shorter."""
+    text = tmp_path / "topics.txt"
+    text.write_text("\n\n".join(pydoc_topics()[:12]), encoding="utf-8")
+    table = replace(
+        TABLE,
+        paper=replace(TABLE.paper, steps=3, warmup=1, micro_batch=2, block_size=32, valid_blocks=4, gradient_blocks=1),
+        arms=(Arm(CE), Arm("Centered head")),
+        seeds=(4,),
+    )
+    config = table.configure("paper", Overrides(models=(f"gpt2={gpt2_folder}",), texts=(str(text),)))
+    assert config.deviations == ("the text is topics.txt, not WikiText-103",)
+    measured = table.run(config, Workbench(tmp_path))
+    assert [row.cells["ppl"].value > 1 for row in measured.table] == [True, True]
+    runs = [read_steps(tmp_path / "runs" / run["run"]) for run in measured.details["runs"]]
+    # In bf16 the control leaves the trajectory of CE, as the paper's Centered head rows do.
+    assert [step.grad_norm for step in runs[0]] != [step.grad_norm for step in runs[1]]
+    assert not any("bit for bit" in note for note in measured.notes)
