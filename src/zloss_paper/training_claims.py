@@ -188,7 +188,7 @@ def small_ppl_differences(methods: Sequence[str], tolerance: float = SMALL_PPL) 
     """Quality moves little against the geometry."""
     return Claim(
         "small_ppl_differences",
-        f"The PPL of {', '.join(methods)} differs little from that of CE.",
+        f"The PPL of {' and of '.join(methods)} differs little from that of CE.",
         against_ce(methods, near_ce("ppl", tolerance)),
         f"little: within {tolerance:.1%}",
     )

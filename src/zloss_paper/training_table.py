@@ -204,6 +204,10 @@ def run_notes(config: TrainingTableConfig, runs: Runs, bench: Workbench) -> tupl
             f"{number(start.metrics['tokens_consumed'])} tokens to PPL {number(start.metrics['ppl'])} on the same "
             "validation blocks."
         )
+        notes.append(
+            "At this profile the runs of a table follow from its stress setting alone: tables that differ in the paper's model, "
+            "corpus or length read the same runs, and only the paper's side differs between them."
+        )
     controls = [arm for arm in config.arms if arm.method == CENTERED_HEAD]
     if controls and config.train.head == "fused":
         notes.append(_control_note(runs[BASELINE], runs[controls[0]]))
