@@ -13,7 +13,7 @@ from dataclasses import replace
 from zloss_paper.claim import Claim
 from zloss_paper.fineweb_update_outlier import COEF, RAW
 from zloss_paper.fineweb_update_outlier import TABLE as OUTLIER
-from zloss_paper.training_claims import against_ce, higher, judged, lower, near_ce, row_of, zero
+from zloss_paper.training_claims import COUNTS, against_ce, higher, judged, lower, near_ce, row_of, zero
 from zloss_paper.training_recipe import training_recipe
 from zloss_paper.training_table import CENTERED, CENTERED_HEAD, stress_arms
 
@@ -33,6 +33,7 @@ CLAIMS = (
         "raw_improve_ppl_and_tail",
         "Standard, Factorized and Gain-aware Z-loss improve PPL over CE and lower the log-normalizer tail.",
         against_ce(RAW, lower("ppl"), lower("p_z_999")),
+        COUNTS,
     ),
     Claim(
         "raw_second_moment",
@@ -44,7 +45,7 @@ CLAIMS = (
         "direction_rises_slightly",
         "Their largest coordinate of the Adam direction rises only slightly.",
         against_ce(RAW, higher("d_inf_p99"), near_ce("d_inf_p99")),
-        "slightly: within 10 %",
+        f"slightly: within 10 %; {COUNTS}",
     ),
     Claim(
         "centered_second_moment",

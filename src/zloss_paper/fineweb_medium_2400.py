@@ -15,7 +15,7 @@ from zloss_paper.claim import Claim
 from zloss_paper.fineweb_ft import TABLE as DISJOINT_BLOCKS
 from zloss_paper.recipe import Recipe
 from zloss_paper.texts import FINEWEB
-from zloss_paper.training_claims import STANDARD_KEEPS_GAIN, STANDARD_TAIL, against_ce, lower
+from zloss_paper.training_claims import COUNTS, STANDARD_KEEPS_GAIN, STANDARD_TAIL, against_ce, lower
 from zloss_paper.training_table import CENTERED, CENTERED_HEAD, TrainingTableConfig, paper_run
 
 TABLE = replace(
@@ -38,6 +38,7 @@ CLAIMS = (
         "centered_variants_lower_gain",
         "Centered variants lower the gain tail.",
         against_ce((CENTERED_HEAD, CENTERED), lower("a_p_99")),
+        COUNTS,
     ),
     STANDARD_TAIL,
     STANDARD_KEEPS_GAIN,

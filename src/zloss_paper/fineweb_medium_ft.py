@@ -13,6 +13,7 @@ from zloss_paper.small_training import LOW
 from zloss_paper.texts import FINEWEB
 from zloss_paper.training_claims import (
     CENTERED_JOINT,
+    COUNTS,
     HEAD_KEEPS_PPL,
     HEAD_LOWERS_BOTH,
     STANDARD_KEEPS_GAIN,
@@ -50,6 +51,7 @@ CLAIMS = (
         "standard_scalar_and_norm",
         "Standard Z-loss gives the largest reductions of Diag Z and of the p99 gradient norm before clipping.",
         together(all_smallest("diag_z", STANDARD), all_smallest("grad_norm_p99", STANDARD)),
+        COUNTS,
     ),
     STANDARD_KEEPS_GAIN,
     CENTERED_JOINT,

@@ -13,6 +13,7 @@ from zloss_paper.claim import Claim
 from zloss_paper.small_training import UNCLIPPED
 from zloss_paper.texts import FINEWEB
 from zloss_paper.training_claims import (
+    COUNTS,
     HEAD_KEEPS_PPL,
     HEAD_LOWERS_BOTH,
     NEAR_CE,
@@ -62,12 +63,13 @@ CLAIMS = (
         "standard_smallest_tail",
         "Standard Z-loss gives the smallest log-normalizer tail of all methods.",
         all_smallest("p_z_999", STANDARD),
+        COUNTS,
     ),
     Claim(
         "raw_lower_tail_keep_gain",
         "Standard, Factorized and Gain-aware Z-loss lower the log-normalizer tail and leave the gain tail near CE.",
         against_ce(RAW, lower("p_z_999"), near_ce("a_p_99")),
-        f"near: within {NEAR_CE:.0%}",
+        f"near: within {NEAR_CE:.0%}; {COUNTS}",
     ),
     Claim(
         "raw_gradient_tails",
@@ -79,7 +81,7 @@ CLAIMS = (
         "centered_joint_at_ce_norm",
         "Centered Z-loss lowers both tails with p99 and maximum gradient norms at the CE scale.",
         against_ce((CENTERED,), lower("p_z_999"), lower("a_p_99"), near_ce("grad_norm_p99"), near_ce("grad_norm_max")),
-        f"at the scale: within {NEAR_CE:.0%}",
+        f"at the scale: within {NEAR_CE:.0%}; {COUNTS}",
     ),
     Claim("centered_ppl_cost", "Centered Z-loss costs PPL in this setting.", against_ce((CENTERED,), higher("ppl"))),
     HEAD_KEEPS_PPL,

@@ -14,7 +14,7 @@ from zloss_paper.claim import Claim, cell
 from zloss_paper.small_training import UPDATE_OUTLIER
 from zloss_paper.table import Table
 from zloss_paper.texts import FINEWEB
-from zloss_paper.training_claims import against_ce, higher, judged, lower, quoted, row_of, together, zero
+from zloss_paper.training_claims import COUNTS, against_ce, higher, judged, lower, quoted, row_of, together, zero
 from zloss_paper.training_recipe import training_recipe
 from zloss_paper.training_table import (
     CE,
@@ -71,6 +71,7 @@ CLAIMS = (
         "raw_improve_ppl_and_tail",
         "Standard, Factorized and Gain-aware Z-loss improve PPL over CE and lower the log-normalizer tail.",
         against_ce(RAW, lower("ppl"), lower("p_z_999")),
+        COUNTS,
     ),
     Claim(
         "raw_gradient_tails",

@@ -14,6 +14,7 @@ from zloss_paper.small_training import TIED
 from zloss_paper.table import Row, Table
 from zloss_paper.texts import WIKITEXT
 from zloss_paper.training_claims import (
+    COUNTS,
     STANDARD_KEEPS_GAIN,
     STANDARD_TAIL,
     against_ce,
@@ -73,6 +74,7 @@ CLAIMS = (
         "centered_lowers_both",
         "Centered Z-loss lowers both the log-normalizer tail and the gain tail.",
         against_ce((CENTERED,), lower("p_z_999"), lower("a_p_99")),
+        COUNTS,
     ),
 )
 RECIPE = training_recipe(

@@ -13,6 +13,7 @@ from zloss_paper.small_training import LARGER_SHIFT
 from zloss_paper.texts import WIKITEXT
 from zloss_paper.training_claims import (
     CENTERED_JOINT,
+    COUNTS,
     HEAD_LOWERS_BOTH,
     against_ce,
     all_smallest,
@@ -46,16 +47,19 @@ CLAIMS = (
         "centered_lowers_gradient",
         "Centered Z-loss lowers the p99 gradient norm before clipping.",
         against_ce((CENTERED,), lower("grad_norm_p99")),
+        COUNTS,
     ),
     Claim(
         "standard_vanishing_scalar",
         "Standard Z-loss makes Diag Z the smallest of all and lowers the log-normalizer tail of CE.",
         together(all_smallest("diag_z", STANDARD), against_ce((STANDARD,), lower("p_z_999"))),
+        COUNTS,
     ),
     Claim(
         "standard_worse_update",
         "Standard Z-loss at the same time worsens PPL, leaves the gain tail above CE and raises the p99 gradient norm.",
         against_ce((STANDARD,), higher("ppl"), higher("a_p_99"), higher("grad_norm_p99")),
+        COUNTS,
     ),
     quoted(TABLE.label),
 )
