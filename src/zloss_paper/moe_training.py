@@ -84,6 +84,7 @@ class MoeTableConfig:
     grid: Grid
     texts: tuple[TextSource, ...]
     deviations: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def moe_table(
@@ -114,7 +115,8 @@ def moe_table(
     seeds = (1, 2, 3) if paper else (1, 2)
     grid = Grid(base, ("ce",), (0.0,), seeds, routers=tuple(routers), router_coefs=(ROUTER_COEF,))
     sources = text_sources(overrides.texts, corpus, overrides.text_source)
-    return MoeTableConfig(profile, grid, sources, _deviations(base, seeds, steps["paper"], sources, smoke))
+    ignored = ("--model was left aside: this table trains a model of its own from scratch",) if overrides.models else ()
+    return MoeTableConfig(profile, grid, sources, _deviations(base, seeds, steps["paper"], sources, smoke), ignored)
 
 
 def _deviations(
@@ -157,6 +159,7 @@ def run_moe_table(config: MoeTableConfig, bench: Workbench, stem: str, key: Mapp
     tokens, moe = comparison["tokens"], config.grid.base.moe
     assert moe is not None
     notes = (
+        *config.notes,
         "rows with a seed are single runs; `mean` rows have the mean and the sample standard deviation over seeds",
         "max |ΔL|: largest difference of the training loss from that of the token-layer mean with the same seed, over all steps",
         "no route was dropped: OLMoE has no capacity",

@@ -85,6 +85,12 @@ def test_paper_scale_is_the_papers(folder: Path) -> None:
         assert grid.base.corpus == "wikitext-103"
 
 
+def test_a_model_that_is_not_used_is_said(folder: Path) -> None:
+    config = find_recipe("tab:moe").configure("smoke", Overrides(models=("gpt2",)))
+    assert "left aside" in config.notes[0]
+    assert not find_recipe("tab:moe").configure("smoke", Overrides()).notes
+
+
 def changed(column: str, factor: float, **key: str) -> Table:
     """The paper's table with one column of some rows multiplied."""
     paper = find_recipe("tab:moe").paper
