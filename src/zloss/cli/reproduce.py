@@ -18,11 +18,12 @@ class Reproduce:
     where a claim does not hold on what ran."""
 
     labels: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="LABEL")] = ()
-    """Labels as --list shows them, e.g. tab:pretrained; several share their audits. `all`: every one."""
+    """Labels as --list shows them, e.g. tab:pretrained; several share their audits and training runs. `all`: every one."""
     list_: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Show the labels and do nothing else."""
     profile: Literal["paper", "cpu", "smoke"] = "cpu"
-    """paper: its models, corpora, counts and seeds; cpu: minutes, offline, on SmolLM2; smoke: seconds."""
+    """paper: its models, corpora, counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on a small model of its
+    own in about an hour for all tables; smoke: seconds."""
     model: Annotated[RepeatedStrings, tyro.conf.arg(metavar="MODEL")] = ()
     """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a model of
     the paper that lies in a folder, NAME alone to select one. Repeat to append."""
@@ -37,7 +38,7 @@ class Reproduce:
     report: Annotated[RepeatedStrings, tyro.conf.arg(metavar="RESULT")] = ()
     """For text:reporting: results to check instead of a new audit."""
     out: str = "zloss-reproduce"
-    """Folder for LABEL.json and LABEL.md; audits are kept there too and used again."""
+    """Folder for LABEL.json and LABEL.md; audits and training runs are kept there too and used again."""
     quiet: bool = False
     """No progress and no tables."""
 
