@@ -14,10 +14,10 @@ from pathlib import Path
 from zloss.errors import MissingDependencyError
 from zloss.optimizer.step_record import StepRecord
 from zloss.report.figures import STYLE
+from zloss.report.training_charts import COLOURS
 from zloss.report.writing import write_bytes
 from zloss.train.finished_run import FinishedRun
 from zloss.train.step_log import read_steps
-from zloss.train.training_figures import COLOURS
 
 PANELS: dict[str, Callable[[StepRecord], float | None]] = {
     "‖g‖₂ before clipping": lambda record: record.grad_norm,

@@ -86,7 +86,7 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     page = (runs / "report.html").read_text()
     assert "standard" in page
     assert page.count('<svg class="chart"') >= 3
-    assert page.index("Paired differences") < page.index("Gradient norm tail") < page.index('id="comparisons"')
+    assert page.index('id="comparisons"') < page.index("Paired differences") < page.index("Gradient norm tail")
     assert page.count("<footer>") == 1
 
 
@@ -103,6 +103,7 @@ def test_a_tolerance_can_reject(runs: Path) -> None:
 def test_a_comparison_joins_a_report(runs: Path, tmp_path: Path) -> None:
     assert main(["compare", str(runs), "--quiet"]) == 0
     assert main(["report", str(runs / "comparison.json"), "--out", str(tmp_path / "page"), "--quiet"]) == 0
+    assert (tmp_path / "page" / "report.html").read_text() == (runs / "report.html").read_text()
     stages = json.loads((tmp_path / "page" / "decisions.json").read_text())["maps"][0]["decisions"]
     evaluated = {stage["stage"]: stage["fired"] for stage in stages}
     assert sum(fired is not None for fired in evaluated.values()) >= 2

@@ -84,10 +84,11 @@ def test_variants_are_compared_with_the_token_layer_mean(runs: Path, capsys: pyt
 def test_the_page_has_the_routers_and_their_curves(runs: Path, tmp_path: Path) -> None:
     assert main(["compare", str(runs), "--quiet"]) == 0
     page = (runs / "report.html").read_text()
-    assert page.index('id="routers"') < page.index("Router entropy of each step") < page.index('id="comparisons"')
+    assert page.index('id="comparisons"') < page.index("Router losses") < page.index("Router entropy of each step")
     assert "Expert load of each step" in page
     assert page.count('<svg class="chart"') >= 5
     assert main(["report", str(runs / "comparison.json"), "--out", str(tmp_path / "page"), "--quiet"]) == 0
+    assert (tmp_path / "page" / "report.html").read_text() == page
     stages = json.loads((tmp_path / "page" / "decisions.json").read_text())["maps"][0]["decisions"]
     (router,) = (stage for stage in stages if "router" in stage["stage"].lower())
     assert (router["fired"], router["value"]) == (True, 2.0)

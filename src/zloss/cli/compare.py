@@ -28,9 +28,9 @@ class Compare:
     """No table."""
 
     def run(self) -> int:
-        from zloss.report.writing import write_json
+        from zloss.report.html import Page, render_page
+        from zloss.report.writing import write_json, write_text
         from zloss.train.compare import compare_runs
-        from zloss.train.comparison_page import write_comparison_page
         from zloss.train.comparison_terminal import print_comparison
         from zloss.train.finished_run import load_runs
 
@@ -43,9 +43,9 @@ class Compare:
             diagnosed=self.diagnosed,
             unfinished=unfinished,
         )
-        file = folder / "comparison.json"
+        file, page = folder / "comparison.json", folder / "report.html"
         write_json(file, data)
-        page = write_comparison_page(folder, data, runs)
+        write_text(page, render_page(Page(comparisons=(data,))))
         if not self.quiet:
             print_comparison(data)
             print("\n".join(str(path) for path in (file, page)))

@@ -12,6 +12,7 @@ from typing import Any
 from zloss.errors import MissingDependencyError
 from zloss.report import charts, formatting
 from zloss.report.compare_charts import dumbbell_figures
+from zloss.report.comparison_tables import paired_table, router_table
 from zloss.report.comparison_view import view_comparison
 from zloss.report.decide_training import judge_quality
 from zloss.report.decisions import decide, with_decisions
@@ -22,6 +23,7 @@ from zloss.report.schema import AuditReport
 from zloss.report.summary import summarize, tally
 from zloss.report.thinning import thin
 from zloss.report.thresholds import Thresholds
+from zloss.report.training_charts import colour_of, training_figures
 from zloss.report.writing import write_text
 
 MAX_BYTES = 3_000_000
@@ -109,7 +111,9 @@ def _render(page: Page) -> str:
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
         loss_audits=[_loss_audit_view(data) for data in page.loss_audits],
-        comparisons=[_comparison_view(data, page.thresholds or Thresholds()) for data in page.comparisons],
+        comparisons=[
+            _comparison_view(data, f"c{i}", page.thresholds or Thresholds()) for i, data in enumerate(page.comparisons)
+        ],
         status=status,
     )
 
@@ -165,9 +169,18 @@ def _loss_audit_view(data: dict[str, Any]) -> dict[str, Any]:
     return {"findings": findings, "blocks": [*blocks, *([("Further", rest)] if rest else [])]}
 
 
-def _comparison_view(data: dict[str, Any], thresholds: Thresholds) -> dict[str, Any]:
+def _comparison_view(data: dict[str, Any], key: str, thresholds: Thresholds) -> dict[str, Any]:
     view = view_comparison(data)
-    metrics = list(dict.fromkeys(key for method in view.methods for key in method.metrics if key != "coef"))
-    quality = [(row, *judge_quality(view, row.delta_ppl, row.accepted, thresholds)) for row in view.quality]
-    rows = flat_rows(data, skip=("schema", "methods", "quality"))
-    return {"view": view, "metrics": metrics, "quality": quality, "rows": rows}
+    metrics = list(dict.fromkeys(name for method in view.methods for name in method.metrics if name != "coef"))
+    curves = data.get("curves")
+    groups = [group for group in curves if isinstance(group, dict)] if isinstance(curves, list) else []
+    return {
+        "view": view,
+        "metrics": metrics,
+        "quality": [(row, *judge_quality(view, row.delta_ppl, row.accepted, thresholds)) for row in view.quality],
+        "paired": paired_table(data),
+        "routers": router_table(data),
+        "figures": training_figures(groups, key),
+        "legend": [(group.get("name", ""), colour_of(i)) for i, group in enumerate(groups)],
+        "rows": flat_rows(data, skip=("schema", "methods", "quality", "router", "curves")),
+    }

@@ -14,6 +14,7 @@ from typing import Any
 
 from zloss.errors import InputError
 from zloss.train.config import UNPENALIZED
+from zloss.train.curves import training_curves
 from zloss.train.finished_run import FinishedRun, check_pair
 from zloss.train.moe_config import MATCHED, OFF, REFERENCE
 from zloss.train.router_comparison import router_section
@@ -87,6 +88,7 @@ def compare_runs(
         | {"reuse": base[0].metrics.get("reuse")},
         "unpaired": [run.folder.name for pairing in others for run in pairing.runs if run.seed not in by_seed],
         "unfinished": list(unfinished),
+        "curves": training_curves(runs),
     }
 
 

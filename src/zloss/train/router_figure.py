@@ -15,11 +15,11 @@ from typing import Any
 
 from zloss.errors import MissingDependencyError
 from zloss.report.figures import STYLE
+from zloss.report.training_charts import COLOURS
 from zloss.report.writing import write_bytes
 from zloss.train.finished_run import FinishedRun
 from zloss.train.moe_config import MATCHED
 from zloss.train.step_log import read_steps
-from zloss.train.training_figures import COLOURS
 
 PANELS = {"entropy": "router entropy (nat)", "load_cv": "expert load CV"}
 
