@@ -31,6 +31,8 @@ class QualityRow:
     label: str
     delta_ppl: float | None
     accepted: bool | None
+    reason: str = ""
+    """The comparison's own words on its verdict."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def _quality_row(record: dict[str, Any]) -> QualityRow:
         label=label(str(record.get("method", "unnamed")), _float(record.get("coef"))),
         delta_ppl=_float(record.get("delta_ppl")),
         accepted=accepted if isinstance(accepted, bool) else None,
+        reason=str(record.get("reason") or ""),
     )
 
 

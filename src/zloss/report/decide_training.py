@@ -139,7 +139,7 @@ def quality_gate(comparisons: Sequence[ComparisonView], thresholds: Thresholds) 
         )
         return unevaluated(QUALITY, why)
     judged = [(row, *judge_quality(view, row.delta_ppl, row.accepted, thresholds)) for view, row in rows]
-    rejected = [row.label for row, _, accepted in judged if not accepted]
+    rejected = [f"{row.label} ({row.reason})" if row.reason else row.label for row, _, ok in judged if not ok]
     worst, tolerance, _ = max(
         judged, key=lambda item: item[0].delta_ppl if item[0].delta_ppl is not None else float("-inf")
     )
