@@ -78,25 +78,26 @@ def matched_recovery() -> Claim:
     )
 
 
-def entropy_moves() -> tuple[Claim, Claim]:
+def entropy_moves(remark: str = "") -> tuple[Claim, Claim]:
     """The unmatched variants move the entropy the way of their scale."""
+    reading = f"in every seed and on average{remark}"
     return (
         Claim(
             "mean_lowers_entropy",
             "Unmatched active-route mean, a smaller scale, has lower router entropy than the token-layer mean.",
             _over_seeds(_ordered(ARM, TLM)),
-            "in every seed and on average",
+            reading,
         ),
         Claim(
             "sum_raises_entropy",
             "Unmatched active-route sum, a larger scale, has higher router entropy than the token-layer mean.",
             _over_seeds(_ordered(TLM, ARS)),
-            "in every seed and on average",
+            reading,
         ),
     )
 
 
-def similar_ce() -> Claim:
+def similar_ce(remark: str = "") -> Claim:
     """Quality does not tell the variants apart."""
 
     def test(rows: dict[str, Row], seed: Key) -> list[tuple[bool, str]]:
@@ -108,7 +109,7 @@ def similar_ce() -> Claim:
         "similar_ce",
         "Validation CE is similar across the router variants.",
         _over_seeds(test),
-        f"within {SIMILAR_CE:g} nat of each other",
+        f"within {SIMILAR_CE:g} nat of each other, in every seed and on average{remark}",
     )
 
 

@@ -168,7 +168,11 @@ def run_moe_table(config: MoeTableConfig, bench: Workbench, stem: str, key: Mapp
         f"{tokens['consumed']:,} tokens per run of {tokens['available']:,} available, reuse factor {tokens['reuse']:.3g}",
         f"{len(runs)} runs in {sum(seconds):.0f} s",
     )
-    return Measured(Table(tuple(rows)), notes, config.texts, {"comparison": comparison, "runs": _details(runs)}, draw)
+    details = {
+        "comparison": {name: comparison[name] for name in ("router", "quality", "tokens")},
+        "runs": _details(runs),
+    }
+    return Measured(Table(tuple(rows)), notes, config.texts, details, draw)
 
 
 @contextlib.contextmanager

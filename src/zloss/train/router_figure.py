@@ -51,7 +51,7 @@ class RouterFigure:
     def _panel(self, axis: Any, name: str, label: str) -> None:
         for i, (variant, quantities) in enumerate(self.curves.items()):
             values = quantities[name]
-            dashed = variant.endswith(MATCHED)
+            dashed = f":{MATCHED}" in variant
             style: dict[str, Any] = {
                 "linestyle": (2 * i, (4, 4)) if dashed else "-",
                 "linewidth": 1.6 if dashed else 1.1,
