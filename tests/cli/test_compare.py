@@ -12,6 +12,7 @@ import pytest
 
 from tests.train.tiny_run import SCRATCH, some_text
 from zloss.cli.main import main
+from zloss.report.formatting import number
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,18 @@ def test_a_comparison_joins_a_report(runs: Path, tmp_path: Path) -> None:
     stages = json.loads((tmp_path / "page" / "decisions.json").read_text())["maps"][0]["decisions"]
     evaluated = {stage["stage"]: stage["fired"] for stage in stages}
     assert sum(fired is not None for fired in evaluated.values()) >= 2
+
+
+def test_the_markdown_page_has_the_numbers_of_the_json_file(runs: Path) -> None:
+    assert main(["compare", str(runs), "--quiet"]) == 0
+    data, page = json.loads((runs / "comparison.json").read_text()), (runs / "comparison.md").read_text()
+    for method in data["methods"]:
+        assert number(method["metrics"]["ppl"]["mean"]) in page
+    for record in data["quality"]["methods"]:
+        assert record["reason"] in page
+        assert number(record["delta_ppl"]) in page
+    assert data["provenance"]["runs"] == sum(len(method["seeds"]) for method in data["methods"])
+    assert str(runs) not in page
 
 
 def test_unmatched_pairs_are_refused_by_field(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from zloss.cli.arguments import RepeatedStrings
+from zloss.cli.command_line import command_line
 from zloss.report.thresholds import Thresholds
 
 
@@ -93,7 +93,7 @@ class Audit:
             allow_pickle=self.allow_pickle,
         )
         report = run_audit(
-            config, folder=folder, resume=self.resume, progress=choose_progress(self.quiet), command=_command()
+            config, folder=folder, resume=self.resume, progress=choose_progress(self.quiet), command=command_line()
         )
         report = with_decisions(report, thresholds=self.thresholds)
         written = write_audit(folder, report, figures=self.figures)
@@ -104,14 +104,3 @@ class Audit:
             print("interrupted: the report covers what was finished; `--resume` goes on from there.", file=sys.stderr)
             return 130
         return 0
-
-
-def _last_part(path: str) -> str:
-    """./NAME for a folder: a bare name would be read as an id on the hub."""
-    return f"./{Path(path).name}" if Path(path).is_dir() else Path(path).name
-
-
-def _command() -> str:
-    """The command line without folders, which would tell about someone's machine."""
-    words = [_last_part(word) if "/" in word and Path(word).exists() else word for word in sys.argv[1:]]
-    return shlex.join(["zloss", *words])

@@ -28,6 +28,7 @@ class Compare:
     """No table."""
 
     def run(self) -> int:
+        from zloss.report.comparison_markdown import comparison_markdown
         from zloss.report.html import Page, render_page
         from zloss.report.writing import write_json, write_text
         from zloss.train.compare import compare_runs
@@ -43,10 +44,11 @@ class Compare:
             diagnosed=self.diagnosed,
             unfinished=unfinished,
         )
-        file, page = folder / "comparison.json", folder / "report.html"
+        file, text, page = (folder / name for name in ("comparison.json", "comparison.md", "report.html"))
         write_json(file, data)
+        write_text(text, comparison_markdown(data))
         write_text(page, render_page(Page(comparisons=(data,))))
         if not self.quiet:
             print_comparison(data)
-            print("\n".join(str(path) for path in (file, page)))
+            print("\n".join(str(path) for path in (file, text, page)))
         return 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from zloss.cli.arguments import CommaFloats, CommaInts, CommaStrings, RepeatedStrings
+from zloss.cli.command_line import command_line
 
 if TYPE_CHECKING:
     from zloss.train.grid import Grid
@@ -153,7 +154,7 @@ class Train:
             checkpoint_every=self.checkpoint_every,
             trackers=usable_trackers(self.trackers),
             save_model=self.save_model,
-            command=_command(),
+            command=command_line(),
         )
         run_grid(
             self.grid(),
@@ -232,9 +233,3 @@ class Train:
         if not self.moe:
             return Grid(base, methods, coefs, self.seeds)
         return Grid(base, methods, coefs, self.seeds, routers=self.router, router_coefs=self.router_coef)
-
-
-def _command() -> str:
-    """The command line without folders, which would tell about someone's machine."""
-    words = [Path(word).name if "/" in word and Path(word).exists() else word for word in sys.argv[1:]]
-    return shlex.join(["zloss", *words])

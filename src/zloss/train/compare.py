@@ -17,6 +17,7 @@ from zloss.train.config import UNPENALIZED
 from zloss.train.curves import training_curves
 from zloss.train.finished_run import FinishedRun, check_pair
 from zloss.train.moe_config import MATCHED, OFF, REFERENCE
+from zloss.train.provenance import made_by
 from zloss.train.router_comparison import router_section
 from zloss.train.trajectory import trajectory
 
@@ -88,6 +89,7 @@ def compare_runs(
         | {"reuse": base[0].metrics.get("reuse")},
         "unpaired": [run.folder.name for pairing in others for run in pairing.runs if run.seed not in by_seed],
         "unfinished": list(unfinished),
+        "provenance": made_by(runs),
         "curves": training_curves(runs),
     }
 
