@@ -15,7 +15,7 @@ from zloss.audit.corpus import pydoc_topics
 from zloss.errors import CorpusError
 from zloss.train.config import TrainConfig
 
-BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 5
 """More than a BPE of this size takes, so that the blocks counted with it are there."""
 LEAST_BLOCKS = 64
 """A shorter text gives too few blocks to train, continue and validate on."""

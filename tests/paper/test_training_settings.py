@@ -10,8 +10,10 @@ import pytest
 from tests.paper.training_labels import DESCRIBED, TABLES
 from zloss.errors import CorpusError, InputError
 from zloss.train.config import TrainConfig
+from zloss.train.data import open_data, training_text
+from zloss.train.from_config import train_tokenizer
 from zloss_paper.audit_rows import MODEL_IDS
-from zloss_paper.base_model import CPU, SMOKE, base_config, split
+from zloss_paper.base_model import CPU, SMOKE, Scale, base_config, split
 from zloss_paper.paper_table import paper_table
 from zloss_paper.profile import Overrides
 from zloss_paper.registry import find_recipe
@@ -149,6 +151,14 @@ def test_parts_of_a_text_do_not_overlap(tmp_path: Path) -> None:
     assert run.steps * run.blocks_per_step / (run.blocks or 0) == pytest.approx(0.96, abs=0.005)
     subset = small_config("cpu", find_recipe_setting("tab:medium_long"), (str(long),))
     assert subset.steps * subset.blocks_per_step / (subset.blocks or 0) == pytest.approx(9.375, rel=0.02)
+
+
+@pytest.mark.parametrize("scale", [CPU, SMOKE])
+def test_the_embedded_text_has_the_blocks_that_were_counted(scale: Scale) -> None:
+    """Blocks are counted by bytes before there is a tokenizer; the tokenizer of the recipe gives at least as many."""
+    config = base_config(scale, ())
+    tokenizer = train_tokenizer(training_text(config), scale.vocab)
+    assert open_data(config, tokenizer, None).valid.count == config.valid_blocks
 
 
 def find_recipe_setting(label: str) -> Any:
