@@ -15,7 +15,7 @@ from torch import nn
 
 from zloss.errors import InputError
 from zloss.optimizer.endpoints import endpoints, spike_rate
-from zloss.optimizer.multi_tensor import PIECE, norms, pieces
+from zloss.optimizer.multi_tensor import PIECE, norms
 from zloss.optimizer.recorder import Recorder
 from zloss.optimizer.step_record import StepRecord
 
@@ -130,7 +130,7 @@ def test_recording_changes_nothing() -> None:
         for _ in range(2):
             ids = torch.randint(300, (8,))
             (10 * nn.functional.cross_entropy(model(ids), torch.randint(300, (8,))) / 2).backward()
-        norm = float(norms(pieces([p.grad for p in parameters if p.grad is not None])).l2)
+        norm = float(norms([p.grad for p in parameters if p.grad is not None]).l2)
         for p in parameters:
             if norm > CLIP and p.grad is not None:
                 p.grad.mul_(CLIP / norm)
@@ -142,12 +142,26 @@ def test_norms_of_long_tensors_keep_their_digits() -> None:
     """A plain fp32 norm of this tensor is off by more than the tolerance."""
     x = torch.rand(2**24) + 0.5
     exact = float(x.double().norm())
-    assert float(norms(pieces([x])).l2) == pytest.approx(exact, rel=2e-7)
+    assert float(norms([x]).l2) == pytest.approx(exact, rel=2e-7)
     assert abs(float(torch.linalg.vector_norm(x)) / exact - 1) > 1e-6
 
 
+@pytest.mark.parametrize("place", [5, PIECE + 1, 2 * PIECE + 3])
+@pytest.mark.parametrize("value", [-7e5, math.nan, -math.inf])
+def test_no_entry_of_a_long_tensor_is_missed(place: int, value: float) -> None:
+    x = torch.randn(2 * PIECE + 10)
+    x[place] = value
+    got, exact = norms([torch.randn(3), torch.empty(0), x.view(2, -1)]), x.double()
+    if math.isfinite(value):
+        assert float(got.l2) == pytest.approx(float(exact.norm()), rel=1e-6)
+        assert float(got.inf) == 7e5
+    else:
+        assert math.isnan(value) == math.isnan(float(got.l2)) == math.isnan(float(got.inf))
+        assert not math.isfinite(float(got.l2))
+
+
 def test_norms_do_not_overflow_where_gradients_are_finite() -> None:
-    found = norms(pieces([torch.full((3, 5), 1e18), torch.full((7,), -3e18)]))
+    found = norms([torch.full((3, 5), 1e18), torch.full((7,), -3e18)])
     assert float(found.l2) == pytest.approx(math.sqrt(15e36 + 7 * 9e36), rel=1e-6)
     assert float(found.inf) == pytest.approx(3e18)
 

@@ -1,8 +1,8 @@
 """Norms over many tensors at once: multi-tensor operations, fp64 sums, and no transfer to the host.
 
 A plain fp32 norm of a large tensor on the CPU adds its squares up one after the other and loses digits with its length
-(1e-2 relative at 10⁸ entries). Here CPU tensors are cut into pieces of 2¹⁵ entries, whose fp32 norms are good to 1e-7 and
-are added in fp64; on an accelerator the reduction is a tree and whole tensors stay whole.
+(1e-2 relative at 10⁸ entries). Here large CPU tensors are read as rows of 2¹⁵ entries, all threads at work, whose fp32 norms
+are good to 1e-7 and are added in fp64; on an accelerator the reduction is a tree and whole tensors stay whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 PIECE = 2**15
-"""Entries of a CPU piece: small enough to stay in the cache between the two norms."""
+"""Entries of a CPU piece, or of a row of a large tensor."""
 
 
 @dataclass(frozen=True)
@@ -43,31 +43,48 @@ def buckets(parts: Sequence[Tensor], entries: int = 2**24) -> Iterator[slice]:
         yield slice(start, len(parts))
 
 
-def l2_norm(parts: Sequence[Tensor]) -> Tensor:
+def l2_norm(tensors: Sequence[Tensor]) -> Tensor:
     """√Σ‖x_i‖₂² in fp64."""
-    total: Tensor = torch.linalg.vector_norm(_piece_norms(parts, 2.0))
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64)
+    # 16-bit gradients are added up in fp32 at least.
+    narrow = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
+    dtype = torch.float32 if narrow else None
+    rows, rest = _rows_and_rest(tensors)
+    found = [torch.linalg.vector_norm(part, dim=1, dtype=dtype).double() for part in rows]
+    if rest:
+        found.append(torch.stack([value.double() for value in torch._foreach_norm(rest, 2.0, dtype=dtype)]))
+    total: Tensor = torch.linalg.vector_norm(torch.cat(found))
     return total
 
 
-def norms(parts: Sequence[Tensor]) -> Norms:
-    """Both norms of the vector that the pieces form together."""
-    return Norms(l2_norm(parts), inf_norm(parts))
-
-
-def inf_norm(parts: Sequence[Tensor]) -> Tensor:
-    """max_i |x_i|."""
-    if parts and parts[0].device.type == "cpu":
+def inf_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """max_i |x_i| in fp64."""
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64)
+    if tensors[0].device.type == "cpu":
         # The CPU's own ∞-norm does not use vector instructions; the smallest and the largest entry do.
-        ends = [end for part in parts for end in torch.aminmax(part)]
+        ends = [end for tensor in tensors for end in torch.aminmax(tensor)]
         return torch.stack(ends).double().abs().amax()
-    found = _piece_norms(parts, float("inf"))
-    return found.amax() if parts else found.sum()
+    return torch.stack([value.double() for value in torch._foreach_norm(list(tensors), float("inf"))]).amax()
 
 
-def _piece_norms(parts: Sequence[Tensor], order: float) -> Tensor:
-    if not parts:
-        return torch.zeros(0, dtype=torch.float64)
-    # 16-bit gradients are added up in fp32 at least.
-    narrow = any(part.dtype in (torch.bfloat16, torch.float16) for part in parts)
-    found = torch._foreach_norm(list(parts), order, dtype=torch.float32 if narrow else None)
-    return torch.stack([value.double() for value in found])
+def norms(tensors: Sequence[Tensor]) -> Norms:
+    """Both norms of the vector that the tensors form together; empty tensors add nothing."""
+    flat = [tensor.detach().reshape(-1) for tensor in tensors if tensor.numel()]
+    return Norms(l2_norm(flat), inf_norm(flat))
+
+
+def _rows_and_rest(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Large CPU tensors as [n, PIECE] views and what is left of them; everything else as it is."""
+    rows, rest = [], []
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        if flat.device.type != "cpu" or flat.numel() <= PIECE:
+            rest.append(flat)
+            continue
+        whole = flat.numel() // PIECE * PIECE
+        rows.append(flat[:whole].view(-1, PIECE))
+        if whole < flat.numel():
+            rest.append(flat[whole:])
+    return rows, rest

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from zloss.errors import InputError
 from zloss.optimizer.adam_state import StatefulOptimizer, read_adam
-from zloss.optimizer.multi_tensor import l2_norm, norms, pieces
+from zloss.optimizer.multi_tensor import l2_norm, norms
 from zloss.optimizer.step_record import AdamSample, StepRecord
 
 
@@ -103,8 +103,8 @@ class Recorder:
         micro = torch.stack(self._micro).double() if self._micro else torch.zeros(0, 3, dtype=torch.float64)
         self._micro = []
         with torch.no_grad():
-            before = norms(pieces(gradients))
-            theta = l2_norm(pieces(self._parameters))
+            before = norms(gradients)
+            theta = l2_norm(self._parameters)
             device = before.l2.device
             flat = torch.cat([torch.stack([before.l2, before.inf, theta.to(device)]), micro.to(device).flatten()])
         norm, inf, param_norm, *losses = flat.tolist()
@@ -139,7 +139,7 @@ class Recorder:
     def _read_again(self) -> tuple[float, float]:
         """Clipping was done elsewhere: what the optimizer was given is still in the gradients."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        after = norms(pieces(gradients))
+        after = norms(gradients)
         l2, inf = torch.stack([after.l2, after.inf]).tolist()
         return l2, inf
 
@@ -150,5 +150,5 @@ class Recorder:
             return None  # every update so far was left out
         reading = read_adam(self._optimizer).stacked()
         with torch.no_grad():
-            theta = l2_norm(pieces(self._parameters)).to(reading.device)
+            theta = l2_norm(self._parameters).to(reading.device)
         return AdamSample(*torch.cat([reading, theta.reshape(1)]).tolist())
