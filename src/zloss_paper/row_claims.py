@@ -50,8 +50,3 @@ def times_smaller(column: str, symbol: str, factor: float) -> Compare:
         return b.low * factor <= a.high, f"{second.name()}: {symbol} {number(a.value)} → {number(b.value)}"
 
     return compare
-
-
-def rows_where(table: Table, **key: Key) -> Table:
-    """The rows with `key`, as a table."""
-    return Table(table.find(**key))

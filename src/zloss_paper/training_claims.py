@@ -106,16 +106,6 @@ def near_ce(column: str, tolerance: float = NEAR_CE) -> Compare:
     return compare
 
 
-def not_above(column: str, tolerance: float = NEAR_CE) -> Compare:
-    """The second row's number exceeds the first's by no more than a relative tolerance."""
-
-    def compare(first: Row, second: Row) -> tuple[bool, str]:
-        a, b, text = _change(first, second, column)
-        return b.low <= a.high * (1 + tolerance), text
-
-    return compare
-
-
 def zero(*columns: str) -> RowCheck:
     """These fractions of a row are 0."""
 

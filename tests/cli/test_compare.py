@@ -141,6 +141,54 @@ def test_unmatched_pairs_are_refused_by_field(runs: Path, tmp_path: Path, capsys
         assert named in capsys.readouterr().err
 
 
+def test_means_are_of_one_experiment_also_without_partners(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs, copy)
+    shutil.rmtree(copy / "ce-0-s2")
+    assert main(["compare", str(copy), "--quiet"]) == 0
+    data = json.loads((copy / "comparison.json").read_text())
+    assert all(
+        method["seeds"] == [1] for method in data["methods"]
+    )  # seed 2 has no baseline: it stays out of the means
+    file = copy / "standard-0.3-s2" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "lr": 2e-3}))
+    assert main(["compare", str(copy), "--quiet"]) == 2
+    assert "lr (0.001 → 0.002)" in capsys.readouterr().err
+    file.write_text(json.dumps(config))
+    shutil.copytree(copy / "standard-0.3-s1", copy / "standard-copied")
+    assert main(["compare", str(copy), "--quiet"]) == 2
+    assert "the same run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "content"), [("metrics.json", "{}"), ("steps.jsonl", "{"), ("steps.jsonl", None), ("config.json", "[]")]
+)
+def test_damaged_runs_are_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: str | None
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs, copy)
+    damaged = copy / "standard-0.3-s1" / file
+    if content is None:
+        damaged.unlink()
+    else:
+        damaged.write_text(content)
+    assert main(["compare", str(copy), "--quiet"]) == 2
+    assert file in capsys.readouterr().err
+    assert main(["compare", str(runs), "--tolerance-ppl", "nan"]) == 2
+
+
+def test_a_short_run_shows_the_maximum_and_no_p99(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(runs)]) == 0
+    out, page = capsys.readouterr().out, (runs / "comparison.md").read_text()
+    assert json.loads((runs / "comparison.json").read_text())["steps"] < 100
+    assert "max ‖g‖" in out
+    assert "p99 ‖g‖" not in out + page
+
+
 def test_missing_parts_are_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(runs, copy)

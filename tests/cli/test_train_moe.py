@@ -112,7 +112,7 @@ def test_only_the_router_variant_may_differ(runs: Path, tmp_path: Path, capsys: 
         assert main(["compare", str(copy), "--quiet"]) == 2
         error = capsys.readouterr().err
         assert f"moe.{field}" in error
-        assert "Only the router variant and its coefficient" in error
+        assert "Only the router variant, method, its coefficient" in error
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,11 @@ def test_matched_conventions_take_the_same_training_step() -> None:
     assert any(not torch.equal(mean[name], unmatched[name]) for name in mean)
 
 
+def test_an_odd_width_of_a_head_is_refused() -> None:
+    with pytest.raises(InputError, match="even"):
+        MoeModelConfig(vocab=300, width=30, heads=2)
+
+
 def test_bad_shapes_are_refused() -> None:
     with pytest.raises(InputError, match="`top_k`"):
         MoeModelConfig(vocab=64, top_k=9)

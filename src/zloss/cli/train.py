@@ -181,8 +181,9 @@ class Train:
         idle = [name for name in MOE_ONLY if getattr(self, name) != getattr(type(self), name)]
         if idle and not self.moe:
             raise InputError(f"--{idle[0].replace('_', '-')} is for a mixture of experts: give --moe as well.")
-        if self.moe and self.model != defaults.model:
-            raise InputError(f"--moe trains a model of its own from scratch: leave {self.model!r} out.")
+        for flag, given in (("--moe", self.moe), ("--from-config", self.from_config is not None)):
+            if given and self.model != defaults.model:
+                raise InputError(f"{flag} trains a model of its own from scratch: leave {self.model!r} out.")
         base = TrainConfig(
             model="moe" if self.moe else self.model,
             from_config=self.from_config,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zloss.report.comparison_tables import ShownTable, paired_table, router_table
+from zloss.report.comparison_tables import ShownTable, paired_table, router_table, told_columns
 from zloss.report.comparison_view import label
 from zloss.report.formatting import MISSING, number
 
@@ -28,6 +28,7 @@ MEANS_ROUTED = (
     ("load_cv", "load CV"),
     ("router_absolute", "λα"),
     ("grad_norm_p99", "p99 ‖g‖₂"),
+    ("grad_norm_max", "max ‖g‖₂"),
 )
 
 
@@ -36,7 +37,7 @@ def comparison_markdown(data: dict[str, Any]) -> str:
     seeds = ", ".join(str(seed) for seed in data["seeds"])
     parts = ["# Matched training runs", *_made(data.get("provenance") or {})]
     parts.append(f"Mean ± standard deviation (of a sample) over seeds {seeds}, in the coordinate each method deploys:")
-    parts.append(_means(data, MEANS_ROUTED if "router" in data else MEANS))
+    parts.append(_means(data, told_columns(MEANS_ROUTED if "router" in data else MEANS, data)))
     paired, routers = paired_table(data), router_table(data)
     if paired is not None:
         parts += [

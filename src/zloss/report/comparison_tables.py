@@ -36,6 +36,17 @@ PAIRED_ROUTED = (
 ROUTERS = ("λ_R", "λ_R applied", "s_rel", "λα per decision", "entropy by seed", "load CV by seed", "max |ΔL|")
 
 
+FEW_STEPS = 100
+"""Over fewer steps a p99 is little else than the maximum, so only that is shown."""
+
+
+def told_columns(columns: Sequence[tuple[str, str]], data: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The columns without percentiles over steps that a short run cannot tell."""
+    steps = data.get("steps")
+    short = isinstance(steps, int) and steps < FEW_STEPS
+    return tuple((key, title) for key, title in columns if not (short and key == "grad_norm_p99"))
+
+
 @dataclass(frozen=True)
 class ShownTable:
     """A table as the page prints it: (text, value to sort by or None) per cell."""
@@ -50,7 +61,7 @@ def paired_table(data: dict[str, Any]) -> ShownTable | None:
     methods = [m for m in records if isinstance(m, dict) and m.get("paired")] if isinstance(records, list) else []
     if not methods:
         return None
-    columns = PAIRED_ROUTED if "router" in data else PAIRED
+    columns = told_columns(PAIRED_ROUTED if "router" in data else PAIRED, data)
     rows = tuple((label(m["method"], m.get("coef")), _differences(m, [key for key, _ in columns])) for m in methods)
     return ShownTable(tuple(title for _, title in columns), rows)
 

@@ -44,6 +44,7 @@ class ComparisonView:
     quality: tuple[QualityRow, ...]
     tolerance_ppl: float | None
     router: dict[str, Any] | None
+    steps: int | None = None
 
 
 def label(method: str, coef: float | None) -> str:
@@ -58,9 +59,15 @@ def view_comparison(data: dict[str, Any]) -> ComparisonView:
     methods = tuple(_method(record) for record in _records(data.get("methods")))
     stated = data.get("baseline")
     name = stated.get("method") if isinstance(stated, dict) else stated
-    baseline = next((method for method in methods if method.method == (name or "ce")), None)
+    stated_coef = _float(data.get("baseline_coef"))
+    baseline = next(
+        (m for m in methods if m.method == (name or "ce") and stated_coef in (None, m.coef or 0.0)),
+        None,
+    )
     rows = tuple(
-        _quality_row(record) for record in _records(quality.get("methods")) if record.get("method") != (name or "ce")
+        _quality_row(record)
+        for record in _records(quality.get("methods"))
+        if record.get("method") != (name or "ce") or stated_coef not in (None, _float(record.get("coef")))
     )
     if not rows and (isinstance(quality.get("accepted"), bool) or _float(quality.get("delta_ppl")) is not None):
         rows = (_quality_row({"method": "the compared method", **quality}),)
@@ -72,6 +79,7 @@ def view_comparison(data: dict[str, Any]) -> ComparisonView:
         quality=rows,
         tolerance_ppl=tolerance if tolerance is not None else _float(data.get("tolerance_ppl")),
         router=router if isinstance(router, dict) else None,
+        steps=steps if isinstance(steps := data.get("steps"), int) else None,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from zloss.report.comparison_tables import FEW_STEPS
 from zloss.report.comparison_view import ComparisonView, MethodView
 from zloss.report.finding import Finding, unevaluated
 from zloss.report.schema import Effect
@@ -89,14 +90,19 @@ def optimizer_consequence(comparisons: Sequence[ComparisonView], thresholds: Thr
     limit = thresholds.grad_tail_ratio
     worst: tuple[float, MethodView, MethodView] | None = None
     alarms: list[str] = []
+    worst_name = "p99"
     for view in comparisons:
         base = view.baseline
         for method in view.methods:
             if base is None or method is base:
                 continue
-            tail, base_tail = method.metrics.get("grad_norm_p99"), base.metrics.get("grad_norm_p99")
+            # Over few steps a p99 is little else than the maximum, and is called that.
+            short = view.steps is not None and view.steps < FEW_STEPS and "grad_norm_max" in base.metrics
+            tail_name = "max" if short else "p99"
+            tail, base_tail = (side.metrics.get(f"grad_norm_{tail_name}") for side in (method, base))
             if tail is not None and base_tail and (worst is None or tail / base_tail > worst[0]):
                 worst = (tail / base_tail, method, base)
+                worst_name = tail_name
             events, base_events = method.metrics.get(EVENT), base.metrics.get(EVENT)
             if events is not None and base_events is not None and events - base_events > thresholds.event_rate_increase:
                 alarms.append(f"{method.label}: Φ_10 rose from {base_events:.3g} to {events:.3g}")
@@ -113,7 +119,9 @@ def optimizer_consequence(comparisons: Sequence[ComparisonView], thresholds: Thr
     effects: tuple[Effect, ...] = ()
     if worst is not None:
         value, method, base = worst
-        parts.insert(0, f"worst p99 gradient norm is {value:.3g} × the baseline's ({method.label}; limit {limit:g} ×)")
+        parts.insert(
+            0, f"worst {worst_name} gradient norm is {value:.3g} × the baseline's ({method.label}; limit {limit:g} ×)"
+        )
         effects = _tail_effects(base, method)
     fired = bool(alarms) or (value is not None and value > limit)
     sentence = "; ".join(parts) + "."
@@ -138,6 +146,10 @@ def quality_gate(comparisons: Sequence[ComparisonView], thresholds: Thresholds) 
             "no comparison of training runs was given" if not comparisons else "the comparison states no PPL difference"
         )
         return unevaluated(QUALITY, why)
+    # A method without a partner of its seed has neither: there is nothing to judge.
+    rows = [(view, row) for view, row in rows if row.delta_ppl is not None or row.accepted is not None]
+    if not rows:
+        return unevaluated(QUALITY, "no method of the comparison shares a seed with the baseline")
     judged = [(row, *judge_quality(view, row.delta_ppl, row.accepted, thresholds)) for view, row in rows]
     rejected = [f"{row.label} ({row.reason})" if row.reason else row.label for row, _, ok in judged if not ok]
     worst, tolerance, _ = max(
@@ -194,8 +206,3 @@ def _scales(section: dict[str, Any]) -> list[tuple[str, float, float | None]]:
                 )
             )
     return out
-
-
-def _convention(record: dict[str, Any]) -> str:
-    name = record.get("convention") or record.get("method")
-    return str(name.get("name", name) if isinstance(name, dict) else name or "this convention")

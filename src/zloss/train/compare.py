@@ -7,6 +7,7 @@ minus baseline, seed by seed; std is that of a sample (n − 1).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,9 +62,18 @@ def compare_runs(
     by_seed = {run.seed: run for run in base}
     groups: dict[tuple[str, float], list[FinishedRun]] = {}
     for run in runs:
+        # Means over seeds are of one experiment, also where a run has no partner.
+        check_pair(base[0], run)
+        same = next((other for other in groups.get(run.key, ()) if other.seed == run.seed), None)
+        if same is not None:
+            raise InputError(
+                f"{same.folder.name} and {run.folder.name} are the same run (method, coefficient and seed): remove one."
+            )
         groups.setdefault(run.key, []).append(run)
     pairings = [_pair(group, by_seed) for group in groups.values()]
     pairings.sort(key=lambda p: (p.runs[0].key != base[0].key, p.method not in (*UNPENALIZED, OFF), p.method, p.coef))
+    if tolerance_ppl is not None and not math.isfinite(tolerance_ppl):
+        raise InputError(f"--tolerance-ppl is expected to be a finite number, but got {tolerance_ppl!r}.")
     stated = tolerance_ppl is not None
     if tolerance_ppl is None:
         tolerance_ppl = TOLERANCE_SHARE * _mean(_numbers(run.metrics.get("ppl") for run in base), "ppl of the baseline")
@@ -74,6 +84,7 @@ def compare_runs(
         "baseline": base[0].method,
         "baseline_coef": base[0].coef,
         "seeds": sorted(by_seed),
+        "steps": base[0].metrics.get("steps"),
         "std": "sample standard deviation over seeds (n − 1)",
         "methods": [
             {**_method(pairing), "paired": _differences(pairing) if pairing in others else None} for pairing in pairings
@@ -124,19 +135,18 @@ def _usual_baseline(runs: Sequence[FinishedRun]) -> str:
 
 def _pair(group: Sequence[FinishedRun], by_seed: Mapping[int, FinishedRun]) -> Pairing:
     pairs = tuple((by_seed[run.seed], run) for run in group if run.seed in by_seed)
-    for base, run in pairs:
-        check_pair(base, run)
     return Pairing(tuple(sorted(group, key=lambda run: run.seed)), pairs)
 
 
 def _method(pairing: Pairing) -> dict[str, Any]:
-    """Deployed metrics as {mean, std, n}; both coordinates beside them."""
-    metrics = [run.metrics for run in pairing.runs]
+    """Deployed metrics as {mean, std, n} over the seeds that have a partner; both coordinates beside them."""
+    shown = [run for _, run in pairing.pairs] or list(pairing.runs)
+    metrics = [run.metrics for run in shown]
     return {
         "method": pairing.method,
         "coef": pairing.coef,
         "coordinate": metrics[0].get("coordinate"),
-        "seeds": [run.seed for run in pairing.runs],
+        "seeds": [run.seed for run in shown],
         "metrics": {key: summary for key in _keys(metrics) if (summary := _summary(m.get(key) for m in metrics))},
         "heads": {
             side: {
@@ -199,8 +209,8 @@ def _verdict(pairing: Pairing, diagnosed: str, tolerance: float) -> dict[str, An
         accepted = bool(within and improves)
         reason = "; ".join(
             (
-                f"{diagnosed} ({side}) {'improves' if improves else 'does not improve'}"
-                if improves is not None
+                f"{diagnosed} ({side}) {_improvement(tail)}"
+                if tail is not None
                 else f"{diagnosed} ({side}) cannot be compared",
                 f"PPL {'within' if within else 'beyond'} the tolerance",
             )
@@ -217,6 +227,13 @@ def _verdict(pairing: Pairing, diagnosed: str, tolerance: float) -> dict[str, An
         "accepted": accepted,
         "reason": reason,
     }
+
+
+def _improvement(difference: Mapping[str, Any]) -> str:
+    """Whether a tail falls; seeds that disagree are said to."""
+    word = "improves" if difference["mean"] < 0 else "does not improve"
+    signs = {gap < 0 for gap in difference["by_seed"]}
+    return word if len(signs) == 1 else f"{word} on average, but not alike on every seed"
 
 
 def _keys(metrics: Sequence[dict[str, Any]]) -> list[str]:

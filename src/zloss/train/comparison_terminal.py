@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zloss.report.comparison_tables import told_columns
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -24,6 +26,7 @@ ROUTERS = {
         ("router_correction_norm", "mean ‖δ_h‖"),
         ("dropped_routes", "dropped"),
         ("grad_norm_p99", "p99 ‖g‖"),
+        ("grad_norm_max", "max ‖g‖"),
     ),
 }
 """In place of TABLES where the runs have experts."""
@@ -51,7 +54,8 @@ def print_comparison(data: dict[str, Any]) -> None:
     console = Console()
     seeds = data["seeds"]
     matched = f"{len(seeds)} matched seed{'s' if len(seeds) != 1 else ''}, mean ± std"
-    for title, columns in (ROUTERS if "router" in data else TABLES).items():
+    for title, stated in (ROUTERS if "router" in data else TABLES).items():
+        columns = told_columns(stated, data)
         table = Table(title=f"{title}: {matched}")
         table.add_column("method", no_wrap=True)
         for _, heading in columns:
@@ -79,7 +83,7 @@ def print_comparison(data: dict[str, Any]) -> None:
             word,
         )
     if differences:
-        console.print(verdicts)
+        _print_whole(console, verdicts)
         for record in data["quality"]["methods"]:
             console.print(f"{_name(record)}: {record['reason']}", highlight=False, soft_wrap=True)
     for method in data["methods"]:

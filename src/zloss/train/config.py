@@ -90,12 +90,16 @@ class TrainConfig:
         for name in ("steps", "micro_batch", "accumulate", "block_size", "valid_blocks", "adam_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"`{name}` is expected to be at least 1, but got {getattr(self, name)!r}.")
-        for name in ("warmup", "offset", "gradient_blocks", "weight_decay", "coef", "head_shift"):
+        for name in ("warmup", "offset", "gradient_blocks", "weight_decay", "coef", "head_shift", "gain_beta", "seed"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise InputError(f"`{name}` is expected to be a finite number ≥ 0, but got {getattr(self, name)!r}.")
         for name in ("lr", "clip", "eps", "diag_coef"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise InputError(f"`{name}` is expected to be a finite number > 0, but got {getattr(self, name)!r}.")
+        if self.target is not None and not math.isfinite(self.target):
+            raise InputError(f"`target` is expected to be a finite number, but got {self.target!r}.")
+        if self.train_tokenizer is not None and self.train_tokenizer < 1:
+            raise InputError(f"--train-tokenizer is expected to be at least 1, but got {self.train_tokenizer!r}.")
         if self.warmup >= self.steps:
             raise InputError(
                 f"`warmup` is expected to be shorter than the run, but got {self.warmup} of {self.steps} steps."

@@ -50,9 +50,9 @@ class FinishedRun:
         return self.method, self.coef
 
     def experiment(self) -> dict[str, Any]:
-        """Every field that must agree within a pair, flat."""
-        flat = _flat(self.config).items()
-        return {key: value for key, value in flat if key.split(".")[0] not in FREE and key not in FREE_MOE}
+        """Every field that must agree between compared runs, flat; runs are paired by their seed."""
+        flat, free = _flat(self.config).items(), (*FREE, "seed")
+        return {key: value for key, value in flat if key.split(".")[0] not in free and key not in FREE_MOE}
 
 
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
@@ -65,7 +65,12 @@ def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
         if not {"method", "coef", "seed"} <= config.keys():
             continue
         if (place / "metrics.json").is_file():
-            runs.append(FinishedRun(place, config, _read(place / "metrics.json")))
+            metrics = _read(place / "metrics.json")
+            if "heads" not in metrics:
+                raise InputError(
+                    f"{place / 'metrics.json'} is not of `zloss train`: remove that folder and run it again."
+                )
+            runs.append(FinishedRun(place, config, metrics))
         else:
             unfinished.append(place.name)
     if not runs:
@@ -82,8 +87,7 @@ def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise InputError(
             f"{baseline.folder.name} and {run.folder.name} are not a matched pair: they differ in {shown}{more}. "
-            f"Only the {'router variant and its coefficient' if run.moe else 'method, its coefficient, target and β'} may "
-            "differ."
+            f"Only the {'router variant, ' if run.moe else ''}method, its coefficient, target and β may differ."
         )
 
 

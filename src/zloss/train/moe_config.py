@@ -56,7 +56,8 @@ class MoeRun:
         for name in ("router_target", "capacity_factor"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and (value > 0 or name == "router_target")):
-                raise InputError(f"`{name}` is expected to be a finite number > 0, but got {value!r}.")
+                above = "" if name == "router_target" else " > 0"
+                raise InputError(f"`{name}` is expected to be a finite number{above}, but got {value!r}.")
 
     @property
     def convention(self) -> str | None:

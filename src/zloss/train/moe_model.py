@@ -41,6 +41,11 @@ class MoeModelConfig:
             )
         if self.width % self.heads:
             raise InputError(f"`width` is expected to be a multiple of `heads` = {self.heads}, but got {self.width}.")
+        if self.width // self.heads % 2:
+            raise InputError(
+                f"the width of a head is expected to be even (rotary embedding), but {self.width} / {self.heads} is "
+                f"{self.width // self.heads}."
+            )
 
 
 def moe_checkpoint(moe: MoeRun, tokenizer: Any, *, block_size: int, seed: int) -> Checkpoint:

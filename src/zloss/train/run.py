@@ -45,6 +45,10 @@ class RunOptions:
     """Keep the trained model in the Hugging Face format in `model/`."""
     command: str = "zloss.train.run.run_training"
 
+    def __post_init__(self) -> None:
+        if self.checkpoint_every < 0:
+            raise InputError(f"`checkpoint_every` is expected to be at least 0, but got {self.checkpoint_every!r}.")
+
 
 def run_training(
     config: TrainConfig,
@@ -61,11 +65,10 @@ def run_training(
     was never interrupted.
     """
     options, view, progress = options or RunOptions(), view or NoView(), progress or Silent()
-    data, began = start.data, time.time()
+    data, began, objective = start.data, time.time(), config.objective()
     identity = claim_folder(folder, config, start)
     accelerator = _accelerator(config, options, folder)
     checkpoint = initial_checkpoint(start, config)
-    objective = config.objective()
     loss_model: Any = (
         LossModel(checkpoint, objective, config.head, data.train.counted)
         if config.moe is None
@@ -168,9 +171,9 @@ def config_record(config: TrainConfig, start: Start) -> dict[str, Any]:
         del record["moe"]
     for key in ("texts", "valid_texts"):
         record[key] = [Path(text).name for text in record[key]]
-    for key in ("model", "from_config"):
-        if record[key] and Path(record[key]).exists():
-            record[key] = Path(record[key]).name
+    for holder, key in ((record, "model"), (record, "from_config"), (record.get("moe") or {}, "tokenizer")):
+        if holder.get(key) and Path(holder[key]).exists():
+            holder[key] = Path(holder[key]).name
     record["schema"] = "zloss.train-config/1"
     record["data"] = json.loads(json.dumps(start.data.provenance))
     record["initial_weights"] = weight_fingerprint(start.checkpoint.model) if config.pretrained else "seed"

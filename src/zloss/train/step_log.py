@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from zloss.errors import OutputError
+from zloss.errors import InputError, OutputError
 from zloss.optimizer.step_record import StepRecord
 from zloss.report.writing import write_text
 
@@ -44,5 +44,8 @@ class StepLog:
 
 def read_steps(folder: Path) -> list[StepRecord]:
     """The records of a run folder."""
-    lines = (folder / STEPS_FILE).read_text(encoding="utf-8").splitlines()
-    return [StepRecord.from_json(line) for line in lines]
+    file = folder / STEPS_FILE
+    try:
+        return [StepRecord.from_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{file} cannot be read ({error}): remove that run's folder and run it again.") from error
