@@ -22,7 +22,7 @@ from zloss_paper.training_claims import (
     lower,
     row_of,
 )
-from zloss_paper.training_recipe import training_recipe
+from zloss_paper.training_recipe import AS_IN_THE_MAIN_RUN, training_recipe
 from zloss_paper.training_table import BASELINE, CENTERED, STANDARD, Arm, TrainingTable, paper_run
 
 COEF = 1e-4
@@ -80,11 +80,5 @@ CLAIMS = (
 RECIPE = training_recipe(
     TABLE,
     CLAIMS,
-    choices={
-        "lr": "5e-5, as in the main run",
-        "warmup_steps": "60, a twentieth of the steps as in the main run",
-        "micro_batch": "16, as in the main run",
-        "grad_accumulation": "2, as in the main run",
-        "diagnostic gradient batch size": "the first 8 validation blocks",
-    },
+    choices={**AS_IN_THE_MAIN_RUN, "diagnostic gradient batch size": "the first 8 validation blocks"},
 )

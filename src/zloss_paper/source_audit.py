@@ -19,7 +19,7 @@ from zloss.audit.implementation.storage import Storage
 from zloss.errors import CoordinateError
 from zloss.report.formatting import number
 from zloss_paper.audit_rows import AuditRow, paper_target
-from zloss_paper.claim import Claim, all_rows, cell
+from zloss_paper.claim import Claim, Finding, all_rows, cell
 from zloss_paper.implementation_audits import (
     ImplementationConfig,
     audited_models,
@@ -124,6 +124,11 @@ def forward_below(row: Row) -> tuple[bool, str]:
     return found.low < FORWARD, f"{row.name()}: {number(found.value, 2)}"
 
 
+def rises_with_scale(table: Table) -> Finding:
+    """Whether Δ_src of bf16 storage is larger at logit scale 4 than at 1."""
+    return between("logit_scale", 1, 4, rises("delta_src", "Δ_src"))(Table(table.find(storage="bf16")))
+
+
 CLAIMS = (
     Claim(
         "forward_understates",
@@ -139,7 +144,7 @@ CLAIMS = (
     Claim(
         "grows_with_scale",
         "With bf16 logits the source error rises from logit scale 1 to 4.",
-        lambda table: between("logit_scale", 1, 4, rises("delta_src", "Δ_src"))(Table(table.find(storage="bf16"))),
+        rises_with_scale,
     ),
     Claim(
         "fp16_smaller",

@@ -13,8 +13,7 @@ from zloss_paper.implementation_audits import ImplementationConfig, audited_mode
 from zloss_paper.paper_table import paper_table
 from zloss_paper.profile import Overrides, Profile
 from zloss_paper.recipe import Measured, Recipe
-from zloss_paper.row_claims import between, rises
-from zloss_paper.source_audit import COLUMNS, FORWARD, SCALES, STORAGES, source_line
+from zloss_paper.source_audit import COLUMNS, FORWARD, SCALES, STORAGES, rises_with_scale, source_line
 from zloss_paper.table import Row, Table
 from zloss_paper.texts import FINEWEB
 from zloss_paper.workbench import Workbench
@@ -47,7 +46,7 @@ CLAIMS = (
     Claim(
         "grows_with_scale",
         "With bf16 logits the source error rises with the logit scale.",
-        lambda table: between("logit_scale", 1, 4, rises("delta_src", "Δ_src"))(Table(table.find(storage="bf16"))),
+        rises_with_scale,
     ),
 )
 

@@ -12,7 +12,7 @@ from zloss_paper.claim import Claim
 from zloss_paper.small_training import LOW
 from zloss_paper.texts import WIKITEXT
 from zloss_paper.training_claims import COUNTS, NEAR_CE, SMALL_PPL, against_ce, higher, lower, near_ce
-from zloss_paper.training_recipe import training_recipe
+from zloss_paper.training_recipe import AS_IN_THE_MAIN_RUN, training_recipe
 from zloss_paper.training_table import (
     BASELINE,
     CENTERED,
@@ -80,10 +80,5 @@ CLAIMS = (
 RECIPE = training_recipe(
     TABLE,
     CLAIMS,
-    choices={
-        "lr": "5e-5, as in the main run",
-        "warmup_steps": "60, a twentieth of the steps as in the main run",
-        "micro_batch": "16, as in the main run",
-        "grad_accumulation": "2, as in the main run",
-    },
+    choices=AS_IN_THE_MAIN_RUN,
 )

@@ -31,6 +31,14 @@ CHOICES = {
     "c_aux_parameter_block": "the output-head tensor: the tied table, or the untied projection",
 }
 
+AS_IN_THE_MAIN_RUN = {
+    "lr": "5e-5, as in the main run",
+    "warmup_steps": "60, a twentieth of the steps as in the main run",
+    "micro_batch": "16, as in the main run",
+    "grad_accumulation": "2, as in the main run",
+}
+"""What the paper leaves open about its 1200-step GPT-2 runs."""
+
 
 def training_recipe(
     table: TrainingTable,

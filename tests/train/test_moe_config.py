@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from zloss.errors import InputError, UnknownNameError
@@ -32,8 +34,8 @@ def test_off_applies_nothing() -> None:
 
 
 def test_folders_show_the_variant() -> None:
-    def name(method: str = "ce", coef: float = 0.0, **moe: object) -> str:
-        return TrainConfig(method=method, coef=coef, seed=2, moe=MoeRun(**moe)).name  # type: ignore[arg-type]
+    def name(method: str = "ce", coef: float = 0.0, **moe: Any) -> str:
+        return TrainConfig(method=method, coef=coef, seed=2, moe=MoeRun(**moe)).name
 
     assert name() == "none-0-s2"
     assert name(router="active_route_sum:matched", router_coef=1e-3) == "active_route_sum-matched-0.001-s2"
@@ -57,6 +59,6 @@ def test_unknown_variants_are_refused(router: str) -> None:
         ({"router_target": float("inf")}, "finite number"),
     ],
 )
-def test_bad_numbers_are_one_sentence(fields: dict[str, object], sentence: str) -> None:
+def test_bad_numbers_are_one_sentence(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        MoeRun(**fields)  # type: ignore[arg-type]
+        MoeRun(**fields)

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.train.tiny_moe import COEF, SHAPE, VARIANTS, run_variants, tiny_moe_config
+from tests.train.tiny_moe import COEF, SHAPE, VARIANTS, routed, run_variants, tiny_moe_config
 from tests.train.tiny_run import tiny_config
 from zloss.audit.router_modules import find_routers
 from zloss.optimizer.step_record import StepRecord
@@ -83,7 +83,7 @@ def test_three_routes_are_matched_to_rounding(tmp_path: Path) -> None:
 def test_a_step_against_a_straight_recomputation(base: TrainConfig, runs: Path) -> None:
     """Loss terms and routing of the first step from the model's own forward pass, in fp64, micro-batch by micro-batch."""
     variant = "active_route_sum"
-    config = replace(base, moe=replace(base.moe, router=variant, router_coef=COEF))  # type: ignore[type-var]
+    config = routed(base, variant)
     start = prepare_start(config)
     model: Any = in_fp64(initial_checkpoint(start, config).model)
     index = batch_of(start.data.train, 1, 1, 4)
@@ -104,7 +104,9 @@ def test_a_step_against_a_straight_recomputation(base: TrainConfig, runs: Path) 
             entropy += (-(p * p.log()).sum(dim=1)).tolist()
             load[index_l] += torch.bincount(layer.topk(K, dim=1).indices.flatten(), minlength=E)
             delta = (COEF * K / (2 * 96)) * 2 * (z - math.log(E)).unsqueeze(1) * p  # N_tl = 2 layers · 96 tokens
-            norms += (delta @ router.weight(E)).norm(dim=1).tolist()  # type: ignore[operator]
+            weight = router.weight(E)
+            assert weight is not None
+            norms += (delta @ weight).norm(dim=1).tolist()
     record = steps(runs, variant)[0]
     found = record.telemetry
     close = lambda value: pytest.approx(value, rel=2e-5)  # noqa: E731
@@ -136,12 +138,7 @@ def test_without_a_router_loss_only_balancing_is_added(runs: Path) -> None:
 def test_metrics_against_the_saved_model(base: TrainConfig, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    config = replace(
-        base,
-        bos="yes",
-        steps=3,
-        moe=replace(base.moe, router="active_route_mean", router_coef=COEF, capacity_factor=1.1),  # type: ignore[type-var]
-    )
+    config = replace(routed(base, "active_route_mean", capacity_factor=1.1), bos="yes", steps=3)
     start = prepare_start(config)
     metrics = run_training(config, start, tmp_path, options=RunOptions(checkpoint_every=0, save_model=True))
     model: Any = in_fp64(AutoModelForCausalLM.from_pretrained(tmp_path / "model")).eval()
@@ -225,7 +222,7 @@ run_training(config, prepare_start(config), Path(sys.argv[2]), options=RunOption
 
 
 def test_a_killed_run_goes_on_bit_for_bit(base: TrainConfig, tmp_path: Path) -> None:
-    config = replace(base, moe=replace(base.moe, router="active_route_sum", router_coef=COEF))  # type: ignore[type-var]
+    config = routed(base, "active_route_sum")
     words = [sys.executable, "-c", KILLED, json.dumps(asdict(config)), str(tmp_path / "killed")]
     killed = subprocess.run(words, capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

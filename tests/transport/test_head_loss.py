@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -511,14 +512,15 @@ def test_arguments_of_a_wrong_kind_are_answered_with_help(name: str) -> None:
 
 
 def test_objectives_and_modules_judge_their_options_when_made() -> None:
-    for make in (
-        lambda: zloss.StandardZLoss("1e-4"),  # type: ignore[arg-type]
-        lambda: zloss.StandardZLoss(1e-4, target="x"),  # type: ignore[arg-type]
-        lambda: zloss.GainAwareZLoss(1e-4, None),  # type: ignore[arg-type]
-        lambda: zloss.FactorizedZLoss(1, 1, shift_target=None),  # type: ignore[arg-type]
-    ):
+    wrong: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = (
+        (zloss.StandardZLoss, ("1e-4",), {}),
+        (zloss.StandardZLoss, (1e-4,), {"target": "x"}),
+        (zloss.GainAwareZLoss, (1e-4, None), {}),
+        (zloss.FactorizedZLoss, (1, 1), {"shift_target": None}),
+    )
+    for objective, arguments, named in wrong:
         with pytest.raises(errors.CoefficientError, match="expected"):
-            make()
+            objective(*arguments, **named)
     for make_module in (
         lambda: zloss.HeadLoss("x"),  # type: ignore[arg-type]
         lambda: zloss.HeadLoss(zloss.CrossEntropy(), reduction="bad"),  # type: ignore[arg-type]
