@@ -18,15 +18,15 @@ import time
 import torch
 from memory import peak_extra_mb
 
-from zloss.audit.blocks import make_blocks
-from zloss.audit.checkpoint import Checkpoint, load_checkpoint
-from zloss.audit.config import AuditConfig
-from zloss.audit.corpus import open_corpus
-from zloss.audit.gradient import gradient_findings
-from zloss.audit.output_head import find_head, hidden_states
-from zloss.audit.run import measurement_of
-from zloss.audit.tails import Tails
-from zloss.audit.token_table import token_tables
+from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.checkpoint.run import measurement_of
+from zloss.measure.gradient import gradient_findings
+from zloss.measure.tails import Tails
+from zloss.measure.token_table import token_tables
+from zloss.models.checkpoint import Checkpoint, load_checkpoint
+from zloss.models.output_head import find_head, hidden_states
+from zloss.text.blocks import make_blocks
+from zloss.text.corpus import open_corpus
 
 
 @torch.no_grad()

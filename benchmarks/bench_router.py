@@ -20,15 +20,15 @@ import argparse
 import torch
 from interleaved import measure_quietly
 
-from zloss.audit.checkpoint import Checkpoint
-from zloss.source.cross_entropy import CrossEntropy
-from zloss.source.router import RouterLoss, router_loss
+from zloss.models.checkpoint import Checkpoint
+from zloss.source.objectives.cross_entropy import CrossEntropy
+from zloss.source.router.loss import RouterLoss, router_loss
 from zloss.train.loss_model import LossModel
-from zloss.train.moe_config import MoeRun
-from zloss.train.moe_loss import MoeLossModel, RouterTerms, load_balancing, router_z_loss, routing_record
-from zloss.train.moe_model import MoeModelConfig, build_moe
-from zloss.train.router_telemetry import router_numbers
-from zloss.train.routing import Routing, RoutingTap
+from zloss.train.moe.config import MoeRun
+from zloss.train.moe.loss import MoeLossModel, RouterTerms, load_balancing, router_z_loss, routing_record
+from zloss.train.moe.model import MoeModelConfig, build_moe
+from zloss.train.moe.routing import Routing, RoutingTap
+from zloss.train.moe.telemetry import router_numbers
 
 LIMIT = 0.03
 CLIP = 1.0

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from interleaved import Timing, measure, measure_quietly
 
 import zloss
-from zloss.audit.checkpoint import Checkpoint
+from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
 from zloss.train.loss_model import LossModel
 from zloss.train.telemetry import transport_tails

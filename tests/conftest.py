@@ -14,3 +14,5 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 settings.register_profile("zloss", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("zloss")
+
+pytest_plugins = ["tests.measured_reports"]

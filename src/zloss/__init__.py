@@ -12,29 +12,29 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from zloss import errors as errors
-    from zloss.audit.loss.result import LossAudit as LossAudit
     from zloss.audit.loss.run import audit_loss as audit_loss
-    from zloss.audit.router_findings import RouterFindings as RouterFindings
-    from zloss.audit.router_findings import audit_router as audit_router
-    from zloss.audit.router_measure import MeasuredScale as MeasuredScale
-    from zloss.audit.router_measure import measure_router_scale as measure_router_scale
-    from zloss.source.centered import CenteredZLoss as CenteredZLoss
-    from zloss.source.centered_head import CenteredHead as CenteredHead
-    from zloss.source.cross_entropy import CrossEntropy as CrossEntropy
-    from zloss.source.factorized import FactorizedZLoss as FactorizedZLoss
-    from zloss.source.gain_aware import GainAwareZLoss as GainAwareZLoss
+    from zloss.audit.router.findings import RouterFindings as RouterFindings
+    from zloss.audit.router.findings import audit_router as audit_router
+    from zloss.audit.router.measure import MeasuredScale as MeasuredScale
+    from zloss.audit.router.measure import measure_router_scale as measure_router_scale
+    from zloss.results.loss_audit import LossAudit as LossAudit
     from zloss.source.listing import centered_logits_from_raw as centered_logits_from_raw
     from zloss.source.listing import z_loss_source as z_loss_source
     from zloss.source.objective import Objective as Objective
-    from zloss.source.registry import make_objective as make_objective
-    from zloss.source.registry import register_objective as register_objective
-    from zloss.source.router import RouterLoss as RouterLoss
-    from zloss.source.router import router_loss as router_loss
-    from zloss.source.router_convention import RouterContext as RouterContext
-    from zloss.source.router_convention import RouterConvention as RouterConvention
-    from zloss.source.router_scale import match_coefficient as match_coefficient
-    from zloss.source.router_scale import router_scale as router_scale
-    from zloss.source.standard import StandardZLoss as StandardZLoss
+    from zloss.source.objectives.centered import CenteredZLoss as CenteredZLoss
+    from zloss.source.objectives.centered_head import CenteredHead as CenteredHead
+    from zloss.source.objectives.cross_entropy import CrossEntropy as CrossEntropy
+    from zloss.source.objectives.factorized import FactorizedZLoss as FactorizedZLoss
+    from zloss.source.objectives.gain_aware import GainAwareZLoss as GainAwareZLoss
+    from zloss.source.objectives.registry import make_objective as make_objective
+    from zloss.source.objectives.registry import register_objective as register_objective
+    from zloss.source.objectives.standard import StandardZLoss as StandardZLoss
+    from zloss.source.router.convention import RouterContext as RouterContext
+    from zloss.source.router.convention import RouterConvention as RouterConvention
+    from zloss.source.router.loss import RouterLoss as RouterLoss
+    from zloss.source.router.loss import router_loss as router_loss
+    from zloss.source.router.scale import match_coefficient as match_coefficient
+    from zloss.source.router.scale import router_scale as router_scale
     from zloss.source.statistics import TokenStats as TokenStats
     from zloss.transport.head_loss import HeadLoss as HeadLoss
     from zloss.transport.head_loss import HeadLossOutput as HeadLossOutput
@@ -46,29 +46,29 @@ if TYPE_CHECKING:
     from zloss.transport.logits_loss import logits_loss as logits_loss
 
 _HOME = {
-    "LossAudit": "audit.loss.result",
+    "LossAudit": "results.loss_audit",
     "audit_loss": "audit.loss.run",
-    "audit_router": "audit.router_findings",
-    "RouterFindings": "audit.router_findings",
-    "MeasuredScale": "audit.router_measure",
-    "measure_router_scale": "audit.router_measure",
-    "CenteredZLoss": "source.centered",
-    "CenteredHead": "source.centered_head",
-    "CrossEntropy": "source.cross_entropy",
-    "FactorizedZLoss": "source.factorized",
-    "GainAwareZLoss": "source.gain_aware",
+    "audit_router": "audit.router.findings",
+    "RouterFindings": "audit.router.findings",
+    "MeasuredScale": "audit.router.measure",
+    "measure_router_scale": "audit.router.measure",
+    "CenteredZLoss": "source.objectives.centered",
+    "CenteredHead": "source.objectives.centered_head",
+    "CrossEntropy": "source.objectives.cross_entropy",
+    "FactorizedZLoss": "source.objectives.factorized",
+    "GainAwareZLoss": "source.objectives.gain_aware",
     "centered_logits_from_raw": "source.listing",
     "z_loss_source": "source.listing",
     "Objective": "source.objective",
-    "make_objective": "source.registry",
-    "register_objective": "source.registry",
-    "RouterLoss": "source.router",
-    "router_loss": "source.router",
-    "RouterContext": "source.router_convention",
-    "RouterConvention": "source.router_convention",
-    "match_coefficient": "source.router_scale",
-    "router_scale": "source.router_scale",
-    "StandardZLoss": "source.standard",
+    "make_objective": "source.objectives.registry",
+    "register_objective": "source.objectives.registry",
+    "RouterLoss": "source.router.loss",
+    "router_loss": "source.router.loss",
+    "RouterContext": "source.router.convention",
+    "RouterConvention": "source.router.convention",
+    "match_coefficient": "source.router.scale",
+    "router_scale": "source.router.scale",
+    "StandardZLoss": "source.objectives.standard",
     "TokenStats": "source.statistics",
     "HeadLoss": "transport.head_loss",
     "HeadLossOutput": "transport.head_loss",

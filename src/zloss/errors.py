@@ -89,3 +89,9 @@ class MissingDependencyError(ZlossError, ImportError):
         super().__init__(
             f"{purpose} needs the package {package!r}, which is not installed: pip install 'zloss[{extra}]'."
         )
+
+
+def first_line(error: BaseException) -> str:
+    """The first sentence-like line of somebody else's error, without its final stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".:")

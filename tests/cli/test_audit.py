@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_models import save_model
-from zloss.audit.corpus import pydoc_topics
 from zloss.cli.main import main
+from zloss.text.corpus import pydoc_topics
 
 QUICK = ["--blocks", "6", "--block-size", "32", "--gradient-blocks", "2"]
 

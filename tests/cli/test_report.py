@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.report import straight_audit
+from tests import straight_audit
 from zloss.cli.main import BAD_INPUT, main
-from zloss.report.decisions import with_decisions
-from zloss.report.thresholds import Thresholds
-from zloss.report.writing import write_json
+from zloss.decide.decision_map import with_decisions
+from zloss.decide.thresholds import Thresholds
+from zloss.results.writing import write_json
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import tyro
 
 from zloss.cli.router_scale import RouterScale
 from zloss.errors import InputError, UnknownNameError
-from zloss.source.router_catalog import router_conventions
+from zloss.source.router.catalog import router_conventions
 
 
 def run(*words: str) -> int:

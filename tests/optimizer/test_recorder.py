@@ -17,7 +17,7 @@ from zloss.errors import InputError
 from zloss.optimizer.endpoints import endpoints, spike_rate
 from zloss.optimizer.multi_tensor import PIECE, norms
 from zloss.optimizer.recorder import Recorder
-from zloss.optimizer.step_record import StepRecord
+from zloss.results.step_record import StepRecord
 
 CLIP, STEPS, EVERY = 1.0, 12, 5
 RELATIVE = 1e-6

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zloss.report.comparison_markdown import comparison_markdown
+from zloss.report.tables.comparison_markdown import comparison_markdown
 
 FOLDER = Path(__file__).parents[2] / "docs/results"
 DATA = json.loads((FOLDER / "matched_smollm2.json").read_text(encoding="utf-8"))

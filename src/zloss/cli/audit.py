@@ -11,7 +11,7 @@ import tyro
 
 from zloss.cli.arguments import RepeatedStrings
 from zloss.cli.command_line import command_line
-from zloss.report.thresholds import Thresholds
+from zloss.decide.thresholds import Thresholds
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Audit:
     thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
 
     def run(self) -> int:
-        from zloss.audit.config import AuditConfig
-        from zloss.audit.progress import choose_progress
-        from zloss.audit.run import run_audit
-        from zloss.audit.write import check_folder, write_audit
-        from zloss.report.decisions import with_decisions
-        from zloss.report.terminal import print_audit
+        from zloss.audit.checkpoint.config import AuditConfig
+        from zloss.audit.checkpoint.run import run_audit
+        from zloss.console.progress import choose_progress
+        from zloss.decide.decision_map import with_decisions
+        from zloss.report.files import check_folder, write_audit
+        from zloss.report.terminal.audit import print_audit
 
         folder = Path(self.out)
         check_folder(folder)

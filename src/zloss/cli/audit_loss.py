@@ -40,7 +40,7 @@ class AuditLoss:
     def run(self) -> int:
         from zloss.audit.loss.load import load_function
         from zloss.audit.loss.run import audit_loss
-        from zloss.report.loss_terminal import print_loss_audit
+        from zloss.report.terminal.loss_audit import print_loss_audit
 
         expect: dict[str, Any] = {}
         if self.coef is not None:
@@ -70,7 +70,7 @@ class AuditLoss:
 def _write_page(folder: str, data: dict[str, Any]) -> list[Path]:
     """The HTML page beside report.json, where the packages that draw it are installed."""
     from zloss.errors import MissingDependencyError
-    from zloss.report.html import Page, write_page
+    from zloss.report.html.page import Page, write_page
 
     path = Path(folder) / "report.html"
     try:

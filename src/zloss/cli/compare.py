@@ -28,12 +28,12 @@ class Compare:
     """No table."""
 
     def run(self) -> int:
-        from zloss.report.comparison_markdown import comparison_markdown
-        from zloss.report.html import Page, render_page
-        from zloss.report.writing import write_json, write_text
-        from zloss.train.compare import compare_runs
-        from zloss.train.comparison_terminal import print_comparison
-        from zloss.train.finished_run import load_runs
+        from zloss.report.html.page import Page, render_page
+        from zloss.report.tables.comparison_markdown import comparison_markdown
+        from zloss.report.terminal.comparison import print_comparison
+        from zloss.results.writing import write_json, write_text
+        from zloss.train.compare.comparison import compare_runs
+        from zloss.train.compare.finished_run import load_runs
 
         folder = Path(self.folder)
         runs, unfinished = load_runs(folder)

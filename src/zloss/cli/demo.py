@@ -26,7 +26,7 @@ class Demo:
         from rich.table import Table
 
         import zloss
-        from zloss.source.registry import objective_names
+        from zloss.source.objectives.registry import objective_names
 
         generator = torch.Generator().manual_seed(self.seed)
         hidden = torch.randn(self.tokens, self.width, generator=generator, requires_grad=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from zloss.cli.arguments import CommaStrings
-from zloss.report.thresholds import Thresholds
+from zloss.decide.thresholds import Thresholds
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Report:
 
     def run(self) -> int:
         from zloss.report.joined import join_results, print_joined, write_joined
-        from zloss.report.results import load_results
+        from zloss.results.files import load_results
 
         # Left alone, every audit keeps the thresholds it was decided with.
         thresholds = None if self.thresholds == Thresholds() else self.thresholds

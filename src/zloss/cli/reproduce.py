@@ -44,7 +44,7 @@ class Reproduce:
 
     def run(self) -> int:
         from zloss.errors import InputError
-        from zloss_paper.registry import find_recipe, labels
+        from zloss_paper.engine.registry import find_recipe, labels
 
         if self.list_:
             _print_list()
@@ -53,13 +53,13 @@ class Reproduce:
             raise InputError(f"which table? `zloss reproduce LABEL`, with one of {', '.join(labels())}, or `all`.")
         recipes = [find_recipe(label) for label in (labels() if self.labels == ("all",) else self.labels)]
 
-        from zloss.audit.progress import choose_progress
-        from zloss.audit.write import check_folder
-        from zloss_paper.page import write_reproduction
-        from zloss_paper.profile import Overrides
-        from zloss_paper.reproduction import reproduce
-        from zloss_paper.terminal import print_reproduction
-        from zloss_paper.workbench import Workbench
+        from zloss.console.progress import choose_progress
+        from zloss.report.files import check_folder
+        from zloss_paper.engine.profile import Overrides
+        from zloss_paper.engine.reproduction import reproduce
+        from zloss_paper.engine.workbench import Workbench
+        from zloss_paper.show.page import write_reproduction
+        from zloss_paper.show.terminal import print_reproduction
 
         folder = Path(self.out)
         check_folder(folder)
@@ -102,7 +102,7 @@ def _print_list() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from zloss_paper.registry import find_recipe, labels
+    from zloss_paper.engine.registry import find_recipe, labels
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("label", "what it shows", "claims"):

@@ -37,8 +37,8 @@ class RouterScale:
         from rich.console import Console
         from rich.table import Table
 
-        from zloss.source.router_catalog import find_convention, router_conventions
-        from zloss.source.router_scale import match_coefficient, router_scale
+        from zloss.source.router.catalog import find_convention, router_conventions
+        from zloss.source.router.scale import match_coefficient, router_scale
 
         context: dict[str, Any] = {
             "layers": self.layers,

@@ -141,8 +141,8 @@ class Train:
         if note and not self.quiet:
             print(note, file=sys.stderr)
 
-        from zloss.audit.progress import choose_progress
-        from zloss.audit.write import check_folder
+        from zloss.console.progress import choose_progress
+        from zloss.report.files import check_folder
         from zloss.train.grid import run_grid
         from zloss.train.live import choose_view
         from zloss.train.run import RunOptions
@@ -173,7 +173,7 @@ class Train:
         from zloss.errors import InputError
         from zloss.train.config import TrainConfig
         from zloss.train.grid import Grid
-        from zloss.train.moe_config import MoeRun
+        from zloss.train.moe.config import MoeRun
         from zloss.train.stress import Stress, find_stress
 
         stress = find_stress(self.stress) if self.stress else Stress("", {})

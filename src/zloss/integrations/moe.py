@@ -13,11 +13,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from zloss.audit.router_modules import find_routers
 from zloss.errors import InputError
-from zloss.source.router import RouterLoss, router_loss
-from zloss.source.router_catalog import find_convention
-from zloss.source.router_convention import RouterConvention, check_count
+from zloss.models.routers import find_routers
+from zloss.source.router.catalog import find_convention
+from zloss.source.router.convention import RouterConvention, check_count
+from zloss.source.router.loss import RouterLoss, router_loss
 
 
 class RouterLossHandle:

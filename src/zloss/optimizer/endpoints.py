@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from zloss.optimizer.step_record import StepRecord
+from zloss.results.step_record import StepRecord
 
 THRESHOLDS = (10.0, 50.0, 100.0)
 SPIKE = 0.5

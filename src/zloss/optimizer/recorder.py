@@ -26,7 +26,7 @@ from torch import Tensor
 from zloss.errors import InputError
 from zloss.optimizer.adam_state import StatefulOptimizer, read_adam
 from zloss.optimizer.multi_tensor import l2_norm, norms
-from zloss.optimizer.step_record import AdamSample, StepRecord
+from zloss.results.step_record import AdamSample, StepRecord
 
 
 class OpenStep:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zloss.decide.decision_map import decide, with_decisions
+from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
-from zloss.report.decisions import decide, with_decisions
-from zloss.report.figures import FORMATS, write_figures
-from zloss.report.html import Page, audit_names, write_page
-from zloss.report.record import to_plain
-from zloss.report.results import Result
-from zloss.report.schema import AuditReport, Decision
-from zloss.report.terminal import print_audit, print_decisions, print_side_by_side
-from zloss.report.thresholds import Thresholds
-from zloss.report.writing import write_json
+from zloss.report.charts.matplotlib_files import FORMATS, write_figures
+from zloss.report.html.page import Page, audit_names, write_page
+from zloss.report.terminal.audit import print_audit, print_decisions, print_side_by_side
+from zloss.results.audit import AuditReport, Decision
+from zloss.results.files import Result
+from zloss.results.record import to_plain
+from zloss.results.writing import write_json
 
 DECISIONS_SCHEMA = "zloss.decisions/1"
 

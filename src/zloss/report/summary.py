@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zloss.report.formatting import coefficient, factor, number
-from zloss.report.schema import AuditReport, Decision
+from zloss.results.audit import AuditReport, Decision
 
 MOVES_LITTLE = 0.02
 """Ratios within this of 1 are called unchanged."""

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from zloss.audit.checkpoint import SMOLLM2, BosPolicy
 from zloss.errors import InputError, UnknownNameError
+from zloss.models.checkpoint import SMOLLM2, BosPolicy
 from zloss.source.objective import Objective
-from zloss.source.registry import make_objective, objective_names
-from zloss.train.moe_config import MoeRun
+from zloss.source.objectives.registry import make_objective, objective_names
+from zloss.train.moe.config import MoeRun
 
 Precision = Literal["fp32", "bf16"]
 HeadKind = Literal["fused", "paper"]

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zloss.audit.blocks import Blocks, make_blocks
-from zloss.audit.checkpoint import first_line
-from zloss.audit.corpus import Corpus, open_corpus
-from zloss.errors import CorpusError, MissingDependencyError
+from zloss.errors import CorpusError, MissingDependencyError, first_line
+from zloss.text.blocks import Blocks, make_blocks
+from zloss.text.corpus import Corpus, open_corpus
 from zloss.train.config import TrainConfig
 
 WIKITEXT = "wikitext-103"

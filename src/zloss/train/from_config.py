@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from zloss.audit.checkpoint import Checkpoint, first_line
-from zloss.audit.corpus import Corpus
-from zloss.errors import CheckpointError, InputError, MissingDependencyError
+from zloss.errors import CheckpointError, InputError, MissingDependencyError, first_line
+from zloss.models.checkpoint import Checkpoint
+from zloss.text.corpus import Corpus
 
 DEFAULT_VOCAB = 4096
 SPECIAL = ("<s>", "</s>")

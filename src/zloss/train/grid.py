@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zloss.audit.progress import Progress
+from zloss.console.progress import Progress
 from zloss.errors import InputError
 from zloss.train.config import UNPENALIZED, TrainConfig
 from zloss.train.live import LiveView
-from zloss.train.moe_config import OFF
+from zloss.train.moe.config import OFF
 from zloss.train.run import RunOptions, claim_folder, is_finished, run_training
 from zloss.train.start import Start, prepare_start
 

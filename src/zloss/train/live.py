@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from zloss.optimizer.step_record import StepRecord
+from zloss.results.step_record import StepRecord
 
 WINDOW = 100
 """Steps over which the gradient tail on the bar is taken."""

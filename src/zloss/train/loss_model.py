@@ -12,14 +12,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from zloss.audit.checkpoint import Checkpoint
-from zloss.audit.output_head import OutputHead, find_head, hidden_states
-from zloss.source.centered import CenteredZLoss
-from zloss.source.centered_head import CenteredHead
-from zloss.source.cross_entropy import CrossEntropy
+from zloss.models.checkpoint import Checkpoint
+from zloss.models.output_head import OutputHead, find_head, hidden_states
 from zloss.source.listing import centered_logits_from_raw
 from zloss.source.objective import Objective
-from zloss.source.standard import StandardZLoss
+from zloss.source.objectives.centered import CenteredZLoss
+from zloss.source.objectives.centered_head import CenteredHead
+from zloss.source.objectives.cross_entropy import CrossEntropy
+from zloss.source.objectives.standard import StandardZLoss
 from zloss.train.config import HeadKind
 from zloss.transport.head_loss import HeadLossOutput, head_loss
 from zloss.transport.logits_loss import logits_loss

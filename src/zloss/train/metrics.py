@@ -12,25 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zloss.audit.checkpoint import Checkpoint
-from zloss.audit.config import AuditConfig
-from zloss.audit.gradient import gradient_findings
-from zloss.audit.output_head import find_head, hidden_states
-from zloss.audit.progress import Progress
-from zloss.audit.run import INFINITE_BIAS, NO_CENTERED, measurement_of
-from zloss.audit.tails import Tails
-from zloss.audit.token_table import Measurement, token_tables
+from zloss.console.progress import Progress
+from zloss.measure.auxiliary_gradient import auxiliary_gradient
+from zloss.measure.gradient import gradient_findings
+from zloss.measure.measurement import Measurement, measurement_of
+from zloss.measure.tails import Tails
+from zloss.measure.token_table import token_tables
+from zloss.models.checkpoint import Checkpoint
+from zloss.models.output_head import find_head, hidden_states
 from zloss.optimizer.endpoints import endpoints
-from zloss.optimizer.step_record import StepRecord
-from zloss.report.record import to_plain
-from zloss.report.schema import NO_INPUT_PATH
+from zloss.results.audit import NO_INPUT_PATH
+from zloss.results.record import to_plain
+from zloss.results.step_record import StepRecord
 from zloss.streaming import Moments
-from zloss.train.auxiliary_gradient import auxiliary_gradient
 from zloss.train.config import TrainConfig
 from zloss.train.data import TrainData
-from zloss.train.moe_loss import load_balancing, routing_record
-from zloss.train.router_telemetry import ValidationRouting
-from zloss.train.routing import RoutingTap
+from zloss.train.moe.loss import load_balancing, routing_record
+from zloss.train.moe.routing import RoutingTap
+from zloss.train.moe.telemetry import ValidationRouting
 
 SCHEMA = "zloss.run/1"
 DEPLOYED = ("diag_z", "p_z_999", "a_p_99", "mu_abs_99")
@@ -45,8 +44,7 @@ def run_metrics(
     checkpoint.model.eval()
     objective = config.objective()
     head = find_head(checkpoint)
-    audit = AuditConfig(diag_coef=config.diag_coef, gain_beta=config.gain_beta, block_size=config.block_size)
-    measurement = measurement_of(audit, checkpoint, head)
+    measurement = measurement_of(head, coef=config.diag_coef)
     routing = None if config.moe is None else ValidationRouting(config.moe)
     tails = _validate(checkpoint, measurement, data, config, progress, routing)
     reasons: dict[str, str] = {}
@@ -55,7 +53,7 @@ def run_metrics(
         if side in tails.sides:
             heads[side] |= {"sigma_1": spectrum.sigma_1, "e_1": spectrum.share(1), "e_16": spectrum.share(16)}
     if "centered" not in tails.sides:
-        reasons["heads.centered"] = NO_CENTERED if head.softcap is not None else INFINITE_BIAS
+        reasons["heads.centered"] = measurement.lacks_centered or ""
     ce = tails.all["ce"]
     assert isinstance(ce, Moments)
     nonfinite = tails.nonfinite()

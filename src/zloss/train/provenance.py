@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 import zloss
-from zloss.optimizer.step_record import StepRecord
-from zloss.train.finished_run import FinishedRun
+from zloss.results.step_record import StepRecord
+from zloss.train.compare.finished_run import FinishedRun
 
 
 def run_provenance(command: str, began: float, records: Sequence[StepRecord]) -> dict[str, Any]:

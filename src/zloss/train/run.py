@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zloss.audit.interrupt import held_interrupts
-from zloss.audit.progress import Progress, Silent
+from zloss.console.interrupt import held_interrupts
+from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError, MissingDependencyError
 from zloss.optimizer.recorder import Recorder
-from zloss.report.writing import write_json
+from zloss.results.writing import write_json
 from zloss.train.config import TrainConfig
 from zloss.train.data import TrainData, batch_of, gather
 from zloss.train.live import LiveView, NoView
 from zloss.train.loss_model import LossModel
 from zloss.train.metrics import run_metrics
-from zloss.train.moe_loss import MoeLossModel
+from zloss.train.moe.loss import MoeLossModel
+from zloss.train.moe.telemetry import router_numbers
 from zloss.train.provenance import run_provenance
-from zloss.train.router_telemetry import router_numbers
 from zloss.train.saved_state import SavedState
 from zloss.train.start import Start, initial_checkpoint
 from zloss.train.step_log import StepLog

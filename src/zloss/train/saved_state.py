@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import OutputError
-from zloss.optimizer.step_record import StepRecord
+from zloss.results.step_record import StepRecord
 
 MANIFEST, RECORDS = "manifest.json", "records.jsonl"
 KEEP = 2

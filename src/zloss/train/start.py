@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zloss.audit.checkpoint import Checkpoint, load_checkpoint
-from zloss.audit.output_head import OutputHead, check_head, find_head, hidden_states
 from zloss.errors import InputError
+from zloss.models.checkpoint import Checkpoint, load_checkpoint
+from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
 from zloss.train.config import TrainConfig
 from zloss.train.data import TrainData, gather, open_data, training_text
 from zloss.train.from_config import DEFAULT_VOCAB, build_from_config, load_tokenizer, train_tokenizer
-from zloss.train.moe_model import moe_checkpoint
+from zloss.train.moe.model import moe_checkpoint
 from zloss.transport.interventions import shift_head_
 
 SHIFT_BLOCKS = 4

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 
 from zloss.errors import InputError, OutputError
-from zloss.optimizer.step_record import StepRecord
-from zloss.report.writing import write_text
+from zloss.results.step_record import StepRecord
+from zloss.results.writing import write_text
 
 STEPS_FILE = "steps.jsonl"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.transport.head_rows import HeadRows
+from zloss.transport.backends.head_rows import HeadRows
 from zloss.transport.problem import HeadProblem
 
 _BLOCK_BYTES = 2**25

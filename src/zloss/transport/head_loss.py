@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from zloss.source.objective import Objective
 from zloss.source.reduction import DenominatorName, Reduction
 from zloss.source.statistics import TokenStats
-from zloss.transport.backend import Backend, resolve_backend, runs_in_triton
-from zloss.transport.chunked import chunked_loss
-from zloss.transport.dense import dense_logits, dense_loss, dense_stats, operand
+from zloss.transport.backends.choice import Backend, resolve_backend, runs_in_triton
+from zloss.transport.backends.chunked import chunked_loss
+from zloss.transport.backends.dense import dense_logits, dense_loss, dense_stats, operand
+from zloss.transport.backends.rows import TorchRows, check_rows
 from zloss.transport.outside_compile import outside_compile_unless
 from zloss.transport.problem import (
     HeadProblem,
@@ -24,7 +25,6 @@ from zloss.transport.problem import (
     compute_dtype,
     prepare_head,
 )
-from zloss.transport.rows import TorchRows, check_rows
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _chunked(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
 
 
 def _triton(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
-    from zloss.transport.triton.head import triton_head_loss
+    from zloss.transport.backends.triton.head import triton_head_loss
 
     return triton_head_loss(problem)
 

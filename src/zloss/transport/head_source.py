@@ -10,12 +10,12 @@ from torch import Tensor
 from zloss.errors import UnknownNameError
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
-from zloss.transport.backend import Backend, Chosen, resolve_backend
-from zloss.transport.chunked import Chunk, iterate_chunks
-from zloss.transport.dense import dense_logits, dense_loss, dense_stats, operand
+from zloss.transport.backends.choice import Backend, Chosen, resolve_backend
+from zloss.transport.backends.chunked import Chunk, iterate_chunks
+from zloss.transport.backends.dense import dense_logits, dense_loss, dense_stats, operand
+from zloss.transport.backends.rows import RowWork, TorchRows
 from zloss.transport.outside_compile import outside_compile
 from zloss.transport.problem import HeadProblem, Options, prepare_head
-from zloss.transport.rows import RowWork, TorchRows
 
 Part = Literal["z", "total"]
 
@@ -89,7 +89,7 @@ def _dense_source(problem: HeadProblem, part: Part) -> Tensor:
 
 def _row_work(chosen: Chosen, softcap: float | None) -> RowWork:
     if chosen == "triton":
-        from zloss.transport.triton.rows import TritonRows
+        from zloss.transport.backends.triton.rows import TritonRows
 
         return TritonRows(softcap, keep_logits=True)
     return TorchRows(softcap)

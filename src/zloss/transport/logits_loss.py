@@ -17,15 +17,15 @@ from torch import Tensor
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
 from zloss.source.statistics import TokenStats
-from zloss.transport.backend import Backend, resolve_backend, runs_in_triton
-from zloss.transport.chunked import STAT_FIELDS, present_fields, refuse_double_backward
-from zloss.transport.dense import dense_loss, dense_stats, transform_logits
+from zloss.transport.backends.choice import Backend, resolve_backend, runs_in_triton
+from zloss.transport.backends.chunked import STAT_FIELDS, present_fields, refuse_double_backward
+from zloss.transport.backends.dense import dense_loss, dense_stats, transform_logits
+from zloss.transport.backends.head_rows import HeadRows
+from zloss.transport.backends.rows import Injection, chunk_bounds, chunk_stats, exp_rows_, inject, softcap_rows_
 from zloss.transport.head_loss import HeadLossOutput
-from zloss.transport.head_rows import HeadRows
 from zloss.transport.logits_problem import LogitsProblem, check_stats, prepare_logits
 from zloss.transport.outside_compile import outside_compile_unless
 from zloss.transport.problem import Options, Statistics, compute_dtype
-from zloss.transport.rows import Injection, chunk_bounds, chunk_stats, exp_rows_, inject, softcap_rows_
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class _LogitsLoss(torch.autograd.Function):
 
 
 def _triton(problem: LogitsProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
-    from zloss.transport.triton.logits import triton_logits_loss
+    from zloss.transport.backends.triton.logits import triton_logits_loss
 
     return triton_logits_loss(problem)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from zloss.errors import CoordinateError, MissingInputError, ShapeError
 from zloss.source.statistics import TokenStats
+from zloss.transport.backends.rows import check_rows
 from zloss.transport.problem import (
     Options,
     Targets,
@@ -21,7 +22,6 @@ from zloss.transport.problem import (
     may_read,
     prepare_targets,
 )
-from zloss.transport.rows import check_rows
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from tests.tiny_models import save_model
-from zloss.audit.blocks import Blocks, make_blocks
-from zloss.audit.checkpoint import Checkpoint, load_checkpoint
-from zloss.audit.corpus import open_corpus
-from zloss.audit.output_head import OutputHead, find_head
+from zloss.models.checkpoint import Checkpoint, load_checkpoint
+from zloss.models.output_head import OutputHead, find_head
+from zloss.text.blocks import Blocks, make_blocks
+from zloss.text.corpus import open_corpus
 
 
 @dataclass(frozen=True)

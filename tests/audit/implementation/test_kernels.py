@@ -18,8 +18,8 @@ from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implemen
 from zloss.audit.implementation.kernels import apart, gradient_difference, kernel_row, truth_of
 from zloss.audit.implementation.linear_kernels import linear_inputs, linear_row
 from zloss.audit.implementation.storage import ReferenceHead
-from zloss.audit.output_head import OutputHead
 from zloss.errors import CoordinateError, InputError, MissingDependencyError, UnknownNameError
+from zloss.models.output_head import OutputHead
 
 V, D, T = 97, 12, 14
 COEF = 1e-3

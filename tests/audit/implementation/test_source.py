@@ -11,8 +11,8 @@ from torch import Tensor
 import zloss
 from zloss.audit.implementation.source import source_audit, source_errors
 from zloss.audit.implementation.storage import ReferenceHead
-from zloss.audit.output_head import OutputHead
 from zloss.errors import UnknownNameError
+from zloss.models.output_head import OutputHead
 
 COEF = 3e-4
 V, D, T = 211, 16, 23

@@ -16,8 +16,8 @@ from zloss.audit.loss.findings.forward_backward_mismatch import TOLERANCE
 from zloss.audit.loss.finite_difference import slopes
 from zloss.audit.loss.identify import Space, identify
 from zloss.audit.loss.precision import computes_in
-from zloss.audit.loss.result import LossAudit, SourceError
 from zloss.audit.loss.run import audit_loss
+from zloss.results.loss_audit import LossAudit, SourceError
 
 COEF = 1e-3
 

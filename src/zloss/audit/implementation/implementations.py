@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zloss.errors import MissingDependencyError, UnknownNameError
-from zloss.source.standard import StandardZLoss
+from zloss.source.objectives.standard import StandardZLoss
 from zloss.transport.head_loss import head_loss
 from zloss.transport.logits_loss import logits_loss
 

@@ -22,9 +22,9 @@ from zloss.audit.implementation.implementations import Implementation
 from zloss.audit.implementation.kernels import TINY, Truth, VectorTally, apart, truth_of
 from zloss.audit.implementation.storage import Storage, storage_dtype
 from zloss.audit.implementation.tail import Tail
-from zloss.audit.output_head import OutputHead
 from zloss.errors import CoordinateError
-from zloss.source.standard import StandardZLoss
+from zloss.models.output_head import OutputHead
+from zloss.source.objectives.standard import StandardZLoss
 from zloss.transport.head_source import head_source
 
 

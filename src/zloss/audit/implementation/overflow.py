@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.audit.blocks import Blocks
-from zloss.audit.checkpoint import Checkpoint
 from zloss.audit.implementation.bf16_products import working_bf16_products
 from zloss.audit.implementation.update import trainable
-from zloss.audit.output_head import OutputHead, hidden_states
 from zloss.errors import CoordinateError
+from zloss.models.checkpoint import Checkpoint
+from zloss.models.output_head import OutputHead, hidden_states
 from zloss.optimizer.fp16_margin import STATIC_SCALES, Fp16Margin, fp16_margin
 from zloss.source.objective import Objective
+from zloss.text.blocks import Blocks
 from zloss.transport.head_loss import head_loss
 
 

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zloss.audit.output_head import OutputHead
 from zloss.errors import UnknownNameError
+from zloss.models.output_head import OutputHead
 
 Storage = Literal["fp32", "bf16", "fp16"]
 STORAGE: dict[Storage, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

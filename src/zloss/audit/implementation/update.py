@@ -18,12 +18,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from zloss.audit.blocks import Blocks
-from zloss.audit.checkpoint import Checkpoint
 from zloss.audit.implementation.kernels import TINY, truth_of
 from zloss.audit.implementation.storage import Storage, storage_dtype
-from zloss.audit.output_head import OutputHead, hidden_states
+from zloss.models.checkpoint import Checkpoint
+from zloss.models.output_head import OutputHead, hidden_states
 from zloss.optimizer.adam import first_direction
+from zloss.text.blocks import Blocks
 
 Part = Literal["total", "z"]
 Scope = Literal["head", "all"]

@@ -12,7 +12,7 @@ from zloss.audit.loss.callable import BlackBox, Outcome
 from zloss.audit.loss.identify import Identification
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.probes import Probe
-from zloss.audit.loss.result import Finding, SourceError
+from zloss.results.loss_audit import Finding, SourceError
 
 NO_Z = "The loss has no Z."
 

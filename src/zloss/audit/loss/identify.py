@@ -18,9 +18,9 @@ from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.precision import UNIT, accepted_dtype, computes_in
 from zloss.audit.loss.probes import Probe
 from zloss.audit.loss.reference import Reference
-from zloss.audit.loss.result import Identified, Uncertainty
 from zloss.audit.loss.select import Selection, is_factorized, misfit, nearest, select
 from zloss.audit.loss.warp import NO_WARP, Warp, find_warps
+from zloss.results.loss_audit import Identified, Uncertainty
 
 COVERAGE = 10.0
 """Standard errors in a stated uncertainty: rounding is not Gaussian, and tokens of one batch share some of it."""

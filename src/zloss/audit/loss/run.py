@@ -20,9 +20,9 @@ from zloss.audit.loss.evidence import Evidence
 from zloss.audit.loss.findings import CHECKS
 from zloss.audit.loss.identify import Identification, Space, identify
 from zloss.audit.loss.output import LossCallError
-from zloss.audit.loss.result import LossAudit
 from zloss.audit.loss.source_error import audited_probe, measure_source
 from zloss.errors import InputError, UnknownNameError
+from zloss.results.loss_audit import LossAudit
 
 EXPECTABLE = (
     "coef",

@@ -17,8 +17,8 @@ from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.precision import UNIT
 from zloss.audit.loss.probes import Probe
 from zloss.audit.loss.reference import Reference
-from zloss.audit.loss.result import SourceError
 from zloss.errors import InputError, ShapeError
+from zloss.results.loss_audit import SourceError
 
 MOST_TOKENS = 256
 """Audited tokens at most: fp64 copies of [T, V] logits are large."""

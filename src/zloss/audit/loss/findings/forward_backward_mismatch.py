@@ -5,7 +5,7 @@ from __future__ import annotations
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
 from zloss.audit.loss.finite_difference import Slope, slopes
 from zloss.audit.loss.identify import COARSE
-from zloss.audit.loss.result import Finding
+from zloss.results.loss_audit import Finding
 
 ID = "forward_backward_mismatch"
 TOLERANCE = 3e-3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zloss.audit.loss.evidence import NO_Z, Evidence, found, not_applicable, passed
-from zloss.audit.loss.result import Finding
+from zloss.results.loss_audit import Finding
 
 ID = "max_shifted"
 

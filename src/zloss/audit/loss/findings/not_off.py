@@ -10,8 +10,8 @@ from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
 from zloss.audit.loss.fit import measure
 from zloss.audit.loss.identify import Identification
 from zloss.audit.loss.precision import UNIT, computes_in
-from zloss.audit.loss.result import Finding
 from zloss.audit.loss.select import Selection, select
+from zloss.results.loss_audit import Finding
 
 ID = "not_off"
 NEGLIGIBLE = 1e-6

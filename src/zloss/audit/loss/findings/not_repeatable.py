@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zloss.audit.loss.callable import Outcome
 from zloss.audit.loss.evidence import Evidence, found, passed
-from zloss.audit.loss.result import Finding
+from zloss.results.loss_audit import Finding
 
 ID = "not_repeatable"
 

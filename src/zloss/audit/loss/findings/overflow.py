@@ -6,7 +6,7 @@ import torch
 
 from zloss.audit.loss import probes
 from zloss.audit.loss.evidence import Evidence, found, passed
-from zloss.audit.loss.result import Finding
+from zloss.results.loss_audit import Finding
 
 ID = "overflow"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from zloss.audit.loss.evidence import Evidence, found, passed
-from zloss.audit.loss.result import Finding
+from zloss.results.loss_audit import Finding
 
 ID = "overwrites_input"
 

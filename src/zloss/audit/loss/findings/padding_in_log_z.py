@@ -8,7 +8,7 @@ from zloss.audit.loss import probes
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
 from zloss.audit.loss.probes import Probe
 from zloss.audit.loss.reference import Reference
-from zloss.audit.loss.result import Finding
+from zloss.results.loss_audit import Finding
 
 ID = "padding_in_log_z"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zloss.audit.loss.candidates import PROBABILITIES
 from zloss.audit.loss.evidence import NO_Z, Evidence, found, not_applicable, passed
-from zloss.audit.loss.result import Finding
+from zloss.results.loss_audit import Finding
 
 ID = "probabilities_not_logits"
 

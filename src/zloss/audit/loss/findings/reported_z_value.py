@@ -7,7 +7,7 @@ import math
 import torch
 
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
-from zloss.audit.loss.result import Finding
+from zloss.results.loss_audit import Finding
 
 ID = "reported_z_value"
 

@@ -8,7 +8,7 @@ from zloss.audit.loss import probes
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
 from zloss.audit.loss.fit import ROUNDING
 from zloss.audit.loss.identify import COARSE
-from zloss.audit.loss.result import Finding
+from zloss.results.loss_audit import Finding
 
 ID = "unexplained_source"
 LARGE_VOCAB = 33000

@@ -6,7 +6,7 @@ import torch
 
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
 from zloss.audit.loss.output import LossCallError
-from zloss.audit.loss.result import Finding
+from zloss.results.loss_audit import Finding
 
 ID = "upstream_ignored"
 

@@ -1,0 +1,229 @@
+"""Router section of an audit: what the routers of a mixture-of-experts model do on a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from zloss.audit.router.measure import MeasuredScale, measure_model_router_scale
+from zloss.errors import InputError
+from zloss.models.routers import ModelRouters, Scoring, find_routers
+from zloss.source.router.convention import RouterConvention
+from zloss.source.router.loss import RouterLoss, router_loss
+from zloss.streaming.moments import Moments
+from zloss.streaming.quantiles import Quantiles
+
+SIGMOID_REASON = (
+    "the router scores experts with a sigmoid each: there is no softmax normalizer, so log Z_R, its entropy and a "
+    "router Z-loss have no meaning here"
+)
+UNKNOWN_REASON = (
+    "neither the configuration nor the router's code tells softmax from sigmoid: log Z_R is that of the logits, and may "
+    "not be a normalizer the model uses"
+)
+NO_OWN_LOSS_REASON = "the model's own loss has no router Z-loss to measure"
+
+
+@dataclass(frozen=True)
+class RouterTail:
+    """A distribution over routing decisions."""
+
+    mean: float | None
+    p50: float | None
+    p99: float | None
+    p999: float | None
+
+
+@dataclass(frozen=True)
+class RouterLayer:
+    """One router, over all batches."""
+
+    name: str
+    log_z_mean: float
+    entropy: float
+    load_cv: float
+
+
+@dataclass(frozen=True)
+class RouterFindings:
+    """What an audit says about a model's routers; None where a number does not exist, with the reason beside it."""
+
+    scoring: Scoring
+    softmax_normalizer: bool | None
+    """Whether log Z_R normalizes what the router uses; None where its code and configuration do not tell."""
+    layers: int
+    model_layers: int | None
+    experts: int
+    top_k: int
+    decisions: int
+    """Counted routing decisions over all batches."""
+    nonfinite: int
+    coef: float
+    """λ_R of the diagnostic reduction."""
+    convention: str
+    target: float | None
+    """c_R."""
+    absolute: float | None
+    """λ_R·α of one decision of the first batch under `convention`."""
+    relative: float | None
+    """s_rel of `convention` for this model."""
+    log_z: RouterTail | None
+    violation: RouterTail | None
+    """|log Z_R − c_R|."""
+    entropy: float | None
+    """Mean over decisions, in nats; log E at most."""
+    load_cv: float | None
+    """Mean over layers, load pooled over batches."""
+    correction_norm: float | None
+    """Mean ‖λα·2(log Z − c)·W_Rᵀp‖₂ over decisions of the batches."""
+    per_layer: tuple[RouterLayer, ...]
+    applied: MeasuredScale | None
+    """What the model's own router Z-loss applies, measured from gradients."""
+    reasons: tuple[str, ...]
+    """Why numbers are missing."""
+
+
+def audit_router(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Tensor]],
+    *,
+    coef: float = 1e-3,
+    convention: str | RouterConvention = "token_layer_mean",
+    target: float | None = None,
+    top_k: int | None = None,
+    measure_own: bool = True,
+) -> RouterFindings:
+    """Run `model` on `batches` (its keyword inputs) and describe its routers.
+
+    An `attention_mask` in a batch takes padding out. If the model has a router Z-loss of its own and the first batch
+    has labels, what it applies is measured from gradients on that batch.
+    """
+    routers = find_routers(model)
+    k = routers.require_top_k(top_k)
+    tally = _Tally(len(routers.modules))
+    experts, first = 0, None
+    for batch in batches:
+        first = dict(batch) if first is None else first
+        with torch.no_grad(), routers.capture() as layers:
+            model(**batch)
+        experts = layers[0].shape[1]
+        if routers.scoring == "sigmoid":
+            break
+        weights = [router.weight(experts) for router in routers.modules]
+        known = [weight for weight in weights if weight is not None]
+        tally.add(
+            router_loss(
+                layers,
+                coef=coef,
+                convention=convention,
+                top_k=k,
+                target=target,
+                mask=routers.masks(batch, [layer.shape[0] for layer in layers]),
+                weight=known if len(known) == len(weights) else None,
+                context=routers.context,
+            )
+        )
+    if first is None:
+        raise InputError("`batches` is empty: nothing to audit.")
+    applied, reason = _own_loss(model, first) if measure_own else (None, "not asked for")
+    return tally.findings(routers, experts, k, coef, convention, applied, reason)
+
+
+def _own_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[MeasuredScale | None, str | None]:
+    if not hasattr(model, "router_z_loss_coef"):
+        return None, NO_OWN_LOSS_REASON
+    if "labels" not in batch:
+        return None, "the batches have no labels, so the model's own loss cannot be measured"
+    # A coefficient of 0 in the configuration still has a scale: measure it at 1.
+    own: float = getattr(model, "router_z_loss_coef") or 1.0  # noqa: B009
+    return measure_model_router_scale(model, batch, coef=own), None
+
+
+class _Tally:
+    """Sums over batches."""
+
+    def __init__(self, layers: int) -> None:
+        self.log_z, self.violation = (Moments(), Quantiles()), (Moments(), Quantiles())
+        self.entropy, self.correction = Moments(), Moments()
+        self.layer_log_z = [Moments() for _ in range(layers)]
+        self.layer_entropy = [Moments() for _ in range(layers)]
+        self.load: Tensor | None = None
+        self.first: RouterLoss | None = None
+        self.nonfinite = self.decisions = 0
+
+    def add(self, out: RouterLoss) -> None:
+        stats = out.stats
+        self.first = out if self.first is None else self.first
+        self.nonfinite += out.nonfinite
+        self.decisions += out.decisions
+        log_z = stats.log_z[stats.valid]
+        for values, accumulators in ((log_z, self.log_z), ((log_z - out.target).abs(), self.violation)):
+            for accumulator in accumulators:
+                accumulator.update(values)
+        self.entropy.update(stats.entropy_N[stats.valid])
+        for layer, (log_z_l, entropy_l) in enumerate(zip(self.layer_log_z, self.layer_entropy, strict=True)):
+            mine = stats.valid & (stats.decisions.layer_N == layer)
+            log_z_l.update(stats.log_z[mine])
+            entropy_l.update(stats.entropy_N[mine])
+        load = stats.load.double()
+        self.load = load if self.load is None else self.load + load
+        if out.correction_norm is not None:
+            self.correction.update(out.correction_norm.reshape(1))
+
+    def findings(
+        self,
+        routers: ModelRouters,
+        experts: int,
+        top_k: int,
+        coef: float,
+        convention: str | RouterConvention,
+        applied: MeasuredScale | None,
+        own_reason: str | None,
+    ) -> RouterFindings:
+        sigmoid = routers.scoring == "sigmoid"
+        scoring_reason = {"sigmoid": SIGMOID_REASON, "unknown": UNKNOWN_REASON}.get(routers.scoring)
+        reasons = [reason for reason in (scoring_reason, own_reason) if reason]
+        if not sigmoid and not self.correction.count:
+            reasons.append("no router weight [E, D] was found, so the correction norm is unknown")
+        out = self.first
+        cv_L = None if self.load is None else self.load.std(dim=1, correction=0) / self.load.mean(dim=1)
+        name = convention if isinstance(convention, str) else convention.name
+        return RouterFindings(
+            scoring=routers.scoring,
+            softmax_normalizer=None if routers.scoring == "unknown" else not sigmoid,
+            layers=len(routers.modules),
+            model_layers=routers.model_layers,
+            experts=experts,
+            top_k=top_k,
+            decisions=self.decisions,
+            nonfinite=self.nonfinite,
+            coef=coef,
+            convention=name if out is None else out.convention.name,
+            target=None if out is None else out.target,
+            absolute=None if out is None else out.absolute,
+            relative=None if out is None else out.relative,
+            log_z=None if out is None else _tail(*self.log_z),
+            violation=None if out is None else _tail(*self.violation),
+            entropy=self.entropy.mean,
+            load_cv=None if cv_L is None else float(cv_L.nanmean()),
+            correction_norm=self.correction.mean,
+            per_layer=() if cv_L is None else self._layers(routers, cv_L),
+            applied=applied,
+            reasons=tuple(reasons),
+        )
+
+    def _layers(self, routers: ModelRouters, cv_L: Tensor) -> tuple[RouterLayer, ...]:
+        parts = zip(routers.modules, self.layer_log_z, self.layer_entropy, cv_L.tolist(), strict=True)
+        return tuple(
+            RouterLayer(router.name, log_z.mean, entropy.mean, cv)
+            for router, log_z, entropy, cv in parts
+            if log_z.mean is not None and entropy.mean is not None
+        )
+
+
+def _tail(moments: Moments, quantiles: Quantiles) -> RouterTail:
+    found = [quantiles.quantile(q) for q in (0.5, 0.99, 0.999)]
+    return RouterTail(moments.mean, *(None if estimate is None else estimate.value for estimate in found))

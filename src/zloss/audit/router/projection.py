@@ -1,0 +1,70 @@
+"""The paper's router projection audit: one seeded linear router on hidden states, top-k × convention (tab:router).
+
+The hidden states stay; only the reduction changes, so within one k the norms stand in the ratio 1 : 1/k : k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zloss.errors import ShapeError
+from zloss.source.listing import at_least_fp32
+from zloss.source.router.convention import RouterConvention
+from zloss.source.router.loss import router_loss
+
+PAPER_CONVENTIONS = ("token_layer_mean", "active_route_mean", "active_route_sum")
+
+
+@dataclass(frozen=True)
+class ProjectionRow:
+    """One line of tab:router."""
+
+    top_k: int
+    convention: str
+    relative: float
+    """s_rel."""
+    correction_norm: float
+    """Mean over decisions of ‖λα·2(log Z − c)·W_Rᵀp‖₂, α included."""
+
+
+def seeded_router(experts: int, width: int, *, seed: int, init_std: float, dtype: torch.dtype) -> Tensor:
+    """W_R [E, D] with N(0, init_std²) entries, drawn on the CPU in fp64: the same router on every device and dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    return (init_std * torch.randn(experts, width, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def router_projection(
+    hidden: Tensor,
+    *,
+    experts: int = 16,
+    top_ks: Sequence[int] = (1, 2, 4),
+    conventions: Sequence[str | RouterConvention] = PAPER_CONVENTIONS,
+    coef: float = 1e-3,
+    target: float | None = None,
+    init_std: float = 0.02,
+    seed: int = 0,
+) -> tuple[ProjectionRow, ...]:
+    """tab:router on `hidden` [T, D]. The router of each k has its own seed, `seed + k`, as the paper's routers differ.
+
+    Norms are comparable within one k only. Scaling: α = s_rel / T, so they fall as 1/T.
+    """
+    if hidden.ndim != 2:
+        raise ShapeError(
+            f"`hidden` is expected to be [T, D], but got {list(hidden.shape)}: flatten batch and sequence."
+        )
+    h_TD = at_least_fp32(hidden.detach())
+    rows = []
+    for top_k in top_ks:
+        w_ED = seeded_router(experts, h_TD.shape[1], seed=seed + top_k, init_std=init_std, dtype=h_TD.dtype)
+        w_ED = w_ED.to(h_TD.device)
+        with torch.autocast(h_TD.device.type, enabled=False):
+            logits_TE = h_TD @ w_ED.T
+        for convention in conventions:
+            out = router_loss(logits_TE, coef=coef, convention=convention, top_k=top_k, target=target, weight=w_ED)
+            assert out.correction_norm is not None  # the weight was given
+            rows.append(ProjectionRow(top_k, out.convention.name, out.relative, float(out.correction_norm)))
+    return tuple(rows)

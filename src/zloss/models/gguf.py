@@ -1,0 +1,108 @@
+"""GGUF files, converted once to an ordinary safetensors folder in the user's cache.
+
+Dequantising takes most of the loading time, and a model loaded straight from GGUF stays marked as quantized, which
+keeps it from being saved or trained; the converted folder is an ordinary checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from zloss.cache import cache_root
+from zloss.errors import CheckpointError, MissingDependencyError
+
+_NOTE = "zloss.json"
+
+
+@contextlib.contextmanager
+def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
+    """(folder, wants_bos) of the converted file; lasting in the cache, or temporary where the cache cannot be written."""
+    folder = cache_root() / "gguf" / f"{file.stem}-{_fingerprint(file)}"
+    if not (folder / _NOTE).is_file():
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
+        except OSError:
+            with tempfile.TemporaryDirectory() as temporary:
+                _convert(file, Path(temporary))
+                yield Path(temporary), _wants_bos(Path(temporary))
+            return
+        try:
+            _convert(file, scratch)
+            with contextlib.suppress(OSError):  # somebody else finished the same conversion first
+                scratch.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    yield folder, _wants_bos(folder)
+
+
+def _wants_bos(folder: Path) -> bool:
+    return bool(json.loads((folder / _NOTE).read_text())["wants_bos"])
+
+
+def _fingerprint(file: Path) -> str:
+    """Identity of the file and of the converter: name, size, time, first megabyte, version of transformers."""
+    digest = hashlib.sha256()
+    status = file.stat()
+    with file.open("rb") as handle:
+        digest.update(handle.read(2**20))
+    digest.update(repr((file.name, status.st_size, status.st_mtime_ns, metadata.version("transformers"))).encode())
+    return digest.hexdigest()[:16]
+
+
+def _convert(file: Path, folder: Path) -> None:
+    try:
+        import accelerate  # noqa: F401  (transformers reads GGUF only with it)
+        import gguf
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise MissingDependencyError(error.name or "gguf", "reading a GGUF file", "audit") from error
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from zloss.errors import first_line
+
+    try:
+        wants_bos = gguf_wants_bos(gguf.GGUFReader(str(file)))
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
+    except Exception as error:
+        raise CheckpointError(f"{file} cannot be read as a GGUF language model: {first_line(error)}.") from error
+    config = model.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    save_file(_untied_state(model), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / _NOTE).write_text(json.dumps({"wants_bos": wants_bos, "file": file.name}))
+
+
+def _untied_state(model: Any) -> dict[str, Any]:
+    """Every storage once: safetensors refuses tensors that share memory, and tying restores the second name."""
+    state: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            state[name] = tensor.contiguous()
+    return state
+
+
+def gguf_wants_bos(reader: Any) -> bool:
+    """`tokenizer.ggml.add_bos_token`; where the key is missing, model "llama" means yes and everything else no."""
+    field = reader.get_field("tokenizer.ggml.add_bos_token")
+    if field is not None:
+        return bool(field.contents())
+    kind = reader.get_field("tokenizer.ggml.model")
+    return kind is not None and str(kind.contents()) == "llama"

@@ -1,0 +1,172 @@
+"""The routers of a Hugging Face model: where their logits come out, what their weight is, how they score.
+
+Models are recognised by what they record (`_can_record_outputs["router_logits"]`), so `output_router_logits`, which
+also switches on a model's own load-balancing loss, stays as the user has set it. Nothing here imports transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from zloss.errors import InputError
+from zloss.source.router.convention import RouterContext
+
+Scoring = Literal["softmax", "sigmoid", "unknown"]
+
+
+@dataclass(frozen=True)
+class RouterModule:
+    """One router and which of its outputs are the logits."""
+
+    name: str
+    module: nn.Module
+    output_index: int
+
+    def logits(self, output: Any) -> Tensor:
+        """The [T, E] logits in the router's output, batch and sequence flattened."""
+        found = output[self.output_index] if isinstance(output, tuple) else output
+        if not isinstance(found, Tensor):
+            raise InputError(f"router {self.name!r} is expected to return its logits, but gave {type(found).__name__}.")
+        return found.flatten(0, -2)
+
+    def weight(self, experts: int) -> Tensor | None:
+        """W_R [E, D], if the router has exactly one parameter of that shape."""
+        found = [p for p in self.module.parameters() if p.ndim == 2 and p.shape[0] == experts]
+        return found[0] if len(found) == 1 else None
+
+
+@dataclass(frozen=True)
+class ModelRouters:
+    """All routers of a model in the order in which it calls them (an encoder's first)."""
+
+    modules: tuple[RouterModule, ...]
+    top_k: int | None
+    model_layers: int | None
+    encoder_layers: int | None
+    scoring: Scoring
+
+    @property
+    def context(self) -> RouterContext:
+        """What a convention's scale may depend on."""
+        return RouterContext(model_layers=self.model_layers, encoder_layers=self.encoder_layers)
+
+    def require_top_k(self, top_k: int | None) -> int:
+        """The k given, or the model's own."""
+        found = self.top_k if top_k is None else top_k
+        if found is None:
+            raise InputError("the model does not say how many experts a token takes: pass `top_k`.")
+        return found
+
+    def masks(self, inputs: Mapping[str, Any], tokens: Sequence[int]) -> list[Tensor] | None:
+        """The padding mask of every router from the model's attention masks; None when there are none."""
+        whole, decoder = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
+        if whole is None and (decoder is None or self.encoder_layers is None):
+            return None
+        masks = []
+        for index, count in enumerate(tokens):
+            in_decoder = self.encoder_layers is not None and index >= self.encoder_layers
+            mask = decoder if in_decoder else whole
+            if mask is None:
+                masks.append(torch.ones(count, dtype=torch.bool))
+                continue
+            if not isinstance(mask, Tensor) or mask.numel() != count:
+                shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+                raise InputError(
+                    f"the attention mask of router {self.modules[index].name!r} is expected to hold one entry for each "
+                    f"of its {count} tokens, but got {shape}: pass a [batch, sequence] mask."
+                )
+            masks.append(mask.reshape(-1).bool())
+        return masks
+
+    @contextmanager
+    def capture(self) -> Iterator[list[Tensor]]:
+        """Collect the [T, E] logits of every router called inside the block, with their graph."""
+        collected: list[Tensor] = []
+
+        def keep(router: RouterModule) -> Any:
+            return router.module.register_forward_hook(
+                lambda _module, _inputs, output: collected.append(router.logits(output))
+            )
+
+        handles = [keep(router) for router in self.modules]
+        try:
+            yield collected
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def find_routers(model: nn.Module) -> ModelRouters:
+    """The routers of a Hugging Face MoE model (Mixtral, OLMoE, Qwen-MoE, Switch, ...), or why there are none."""
+    modules = tuple(_router_modules(model))
+    if not modules:
+        raise InputError(
+            f"{type(model).__name__} records no router logits: it is not a mixture-of-experts model, or not one that "
+            "transformers can record. Pass the logits to `zloss.router_loss` yourself."
+        )
+    config = getattr(model, "config", None)
+    in_encoder = sum("encoder" in router.name.split(".") for router in modules)
+    two_stacks = bool(getattr(config, "is_encoder_decoder", False)) and 0 < in_encoder < len(modules)
+    return ModelRouters(
+        modules=modules,
+        top_k=_top_k(modules[0].module, config),
+        model_layers=_depth(config, len(modules)),
+        encoder_layers=in_encoder if two_stacks else None,
+        scoring=_scoring(modules[0].module, config),
+    )
+
+
+def _router_modules(model: nn.Module) -> Iterator[RouterModule]:
+    recorded: list[tuple[type[nn.Module], int]] = []
+    for part in model.modules():
+        specs = (getattr(part, "_can_record_outputs", None) or {}).get("router_logits", [])
+        for spec in specs if isinstance(specs, list) else [specs]:
+            target = getattr(spec, "target_class", spec)
+            if isinstance(target, type):
+                recorded.append((target, getattr(spec, "index", 1)))
+    for name, module in model.named_modules():
+        index = next((index for target, index in recorded if isinstance(module, target)), None)
+        if index is not None:
+            yield RouterModule(name, module, index)
+
+
+def _top_k(router: nn.Module, config: Any) -> int | None:
+    for holder in (router, config, getattr(config, "text_config", None), getattr(config, "ffn_config", None)):
+        for name in ("top_k", "num_experts_per_tok", "moe_top_k", "moe_k"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and holder is not None and value > 0:
+                # A generation config also has a `top_k`; it stands on the model's config of old, never on routers.
+                if name == "top_k" and holder is config:
+                    continue
+                return value
+    return 1 if "Top1" in type(router).__name__ else None
+
+
+def _depth(config: Any, routers: int) -> int | None:
+    depth = getattr(config, "num_hidden_layers", None) or getattr(config, "num_layers", None)
+    if getattr(config, "is_encoder_decoder", False):
+        depth = (getattr(config, "num_layers", 0) or 0) + (getattr(config, "num_decoder_layers", 0) or 0)
+    return depth if isinstance(depth, int) and depth >= routers else None
+
+
+def _scoring(router: nn.Module, config: Any) -> Scoring:
+    """How logits become weights: what the configuration says, else what the router's code calls."""
+    for name in ("scoring_func", "score_func", "expert_selection_fn", "router_scoring_func"):
+        value = getattr(config, name, None)
+        if value in ("softmax", "sigmoid"):
+            return "softmax" if value == "softmax" else "sigmoid"
+    try:
+        code = inspect.getsource(type(router).forward)
+    except (OSError, TypeError):
+        return "unknown"
+    softmax, sigmoid = "softmax" in code, "sigmoid" in code
+    if softmax == sigmoid:
+        return "unknown"
+    return "softmax" if softmax else "sigmoid"

@@ -1,0 +1,1 @@
+"""The figures: what they show, and how they are drawn."""

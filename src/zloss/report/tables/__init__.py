@@ -1,0 +1,1 @@
+"""Tables of results, as data and as Markdown."""

@@ -1,0 +1,136 @@
+"""The report on a terminal: the numbers raw and centered, then the decision map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from zloss.report.formatting import factor, number
+from zloss.report.html.page_data import effect_number, head_rows, status
+from zloss.report.summary import summarize, tally
+from zloss.results.audit import AuditReport, Decision
+from zloss.results.quantities import BY_KEY, HEADLINE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+MARKS = {"fired": ("●", "yellow"), "quiet": ("●", "green"), "open": ("○", "dim")}
+WORDS = {"fired": "fired", "quiet": "quiet", "open": "not evaluated"}
+
+
+def print_audit(report: AuditReport, console: Console | None = None) -> None:
+    """Summary, table of numbers, decisions."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = console or Console()
+    # `Text`, not markup: a model or corpus name may hold square brackets.
+    console.print(Text(f"{report.model.name} on {report.corpus.name}", style="bold"))
+    shape = (
+        f"{number(report.corpus.predictions)} predictions, PPL {number(report.ppl)}, V {number(report.model.vocab)}, "
+    )
+    console.print(
+        Text(shape + f"D {number(report.model.width)}, {'tied' if report.model.tied else 'untied'} head", style="dim")
+    )
+    for sentence in summarize(report):
+        console.print(Text(sentence))
+    console.print(numbers_table(report))
+    if report.decisions:
+        print_decisions(report.decisions, console)
+
+
+def numbers_table(report: AuditReport) -> Table:
+    """Every measured number of the head, and R_Z, C_Z."""
+    table = _table("quantity", "raw", "centered", "centered / raw")
+    for row in head_rows(report):
+        table.add_row(row.label.symbol, number(row.raw), number(row.centered), factor(row.ratio))
+    if report.gradient is not None:
+        raw, centered = report.gradient.raw, report.gradient.centered
+        ratio = centered.r_z / raw.r_z if raw.r_z and centered.r_z is not None else None
+        table.add_row("R_Z", number(raw.r_z), number(centered.r_z), factor(ratio))
+        table.add_row("C_Z", number(raw.c_z), number(centered.c_z), "")
+    return table
+
+
+def print_decisions(decisions: Sequence[Decision], console: Console | None = None) -> None:
+    """The eight stages with verdict and reason; under a fired one its action and what it would change."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or Console()
+    table = Table(
+        box=None,
+        show_header=False,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        title=f"Decision map: {tally(tuple(decisions))}",
+    )
+    table.title_justify = "left"
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for decision in decisions:
+        mark, style = MARKS[status(decision)]
+        text = Text(decision.reason)
+        if decision.fired:
+            text.append(f"\n→ {decision.action}", style="bold")
+            if effects := _effects(decision):
+                text.append("\n" + "; ".join(effects), style="dim")
+        table.add_row(Text(mark, style=style), Text(decision.stage), text)
+    console.print(table)
+
+
+def _effects(decision: Decision) -> list[str]:
+    return [
+        f"{effect.quantity} {effect_number(effect, effect.before)} → {effect_number(effect, effect.after)}"
+        for effect in decision.measured
+        # The λ on budget is the same for every stage and stands in the summary.
+        if effect.unit != "λ"
+    ]
+
+
+def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Console | None = None) -> None:
+    """A column per audit and coordinate, then the verdicts stage by stage."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = console or Console()
+    columns = [(name, report, coordinate) for name, report in named for coordinate in ("raw", "centered")]
+    table = _table("", *(f"{name if coordinate == 'raw' else ''}\n{coordinate}" for name, _, coordinate in columns))
+    table.add_row("PPL", *(number(report.ppl) for _, report, _ in columns))
+    for key in (*HEADLINE, "sigma_1", "e_16", "f_16"):
+        values = (getattr(getattr(report.heads, coordinate), key) for _, report, coordinate in columns)
+        table.add_row(BY_KEY[key].symbol, *(number(value) for value in values))
+    gradients = [getattr(report.gradient, coordinate, None) for _, report, coordinate in columns]
+    for symbol, key in (("R_Z", "r_z"), ("C_Z", "c_z")):
+        table.add_row(symbol, *(number(getattr(gradient, key, None)) for gradient in gradients))
+    _print_whole(console, table)
+    verdicts = _table("stage", *(name for name, _ in named), left=1 + len(named))
+    for decisions in zip(*(report.decisions for _, report in named), strict=True):
+        cells = []
+        for decision in decisions:
+            mark, style = MARKS[status(decision)]
+            value = f" {number(decision.value)}" if decision.value is not None else ""
+            cells.append(Text(f"{mark} {WORDS[status(decision)]}{value}", style=style))
+        verdicts.add_row(decisions[0].stage, *cells)
+    _print_whole(console, verdicts)
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Numbers are never cut: a table wider than the terminal runs over its edge."""
+    width = console.width
+    console.width = max(width, console.measure(table, options=console.options.update(width=10_000)).maximum)
+    try:
+        console.print(table, crop=False)
+    finally:
+        console.width = width
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column, Table
+
+    headers = (Column(name, justify="left" if i < left else "right", no_wrap=True) for i, name in enumerate(columns))
+    return Table(*headers, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))

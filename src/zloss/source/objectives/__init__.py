@@ -1,0 +1,1 @@
+"""The objectives of the paper, one file each."""

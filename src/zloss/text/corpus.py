@@ -1,0 +1,139 @@
+"""Text for an audit: files, two public corpora, and an English text that ships with every CPython.
+
+A corpus is an iterator of documents; how they become one token stream is the business of blocks.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zloss.errors import CorpusError, MissingDependencyError, UnknownNameError, first_line
+
+PYDOC = "pydoc"
+CORPORA = {
+    PYDOC: "the English of the Python documentation topics that ship with CPython",
+    "wikitext-103": "the validation split of WikiText-103 (raw), through `datasets`",
+    "fineweb-edu": "FineWeb-Edu sample-10BT, streamed through `datasets`",
+}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents in order, with what joins them and what identifies them."""
+
+    name: str
+    documents: Iterator[str]
+    separator: str = "\n\n"
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def open_corpus(texts: Sequence[str], corpus: str | None, text_field: str = "text") -> Corpus:
+    """Files if any are given, else the named corpus, else the embedded one."""
+    if texts and corpus:
+        raise CorpusError(f"--text and --corpus exclude each other, but both were given ({corpus!r}).")
+    if texts:
+        return _files([Path(text) for text in texts], text_field)
+    name = corpus or PYDOC
+    if name == PYDOC:
+        return Corpus(PYDOC, iter(pydoc_topics()))
+    if name == "wikitext-103":
+        # Its rows are the lines of one file.
+        rows = _dataset("Salesforce/wikitext", "wikitext-103-raw-v1", "validation")
+        return Corpus(name, rows, separator="", provenance={"dataset": "Salesforce/wikitext", "split": "validation"})
+    if name == "fineweb-edu":
+        rows = _dataset("HuggingFaceFW/fineweb-edu", "sample-10BT", "train")
+        return Corpus(name, rows, provenance={"dataset": "HuggingFaceFW/fineweb-edu", "sample": "sample-10BT"})
+    raise UnknownNameError("corpus", name, CORPORA)
+
+
+def pydoc_topics() -> list[str]:
+    """The documentation topics of this Python, in the order of their names."""
+    from pydoc_data.topics import topics
+
+    return [topics[name] for name in sorted(topics)]
+
+
+def _files(paths: Sequence[Path], text_field: str) -> Corpus:
+    provenance: dict[str, Any] = {"files": []}
+    for path in paths:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise CorpusError(f"cannot read the text {path}: {error.strerror}.") from error
+        record = {"name": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        provenance["files"].append(record)
+    name = " + ".join(path.name for path in paths)
+    return Corpus(name, _read_all(paths, text_field), provenance=provenance)
+
+
+def _read_all(paths: Sequence[Path], text_field: str) -> Iterator[str]:
+    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    for path in paths:
+        reader = readers.get(path.suffix.lower())
+        if reader is None:
+            yield _decode(path)
+        else:
+            yield from reader(path, text_field)
+
+
+def _decode(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"{path} is not UTF-8 text (byte {error.start}): convert it first, e.g. `iconv -f latin1 -t utf-8`."
+        ) from error
+
+
+def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
+    for number, line in enumerate(_decode(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise CorpusError(f"{path} line {number} is not JSON: {error}.") from error
+        if not isinstance(row, dict) or not isinstance(row.get(text_field), str):
+            keys = sorted(row) if isinstance(row, dict) else type(row).__name__
+            raise CorpusError(
+                f"{path} line {number} has no text field {text_field!r} (it has {keys}): set --text-field."
+            )
+        yield row[text_field]
+
+
+def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise MissingDependencyError("pyarrow", "reading a parquet file", "audit") from error
+    try:
+        table = parquet.ParquetFile(path)
+        columns = table.schema_arrow.names
+        if text_field not in columns:
+            raise CorpusError(f"{path} has no text column {text_field!r} (it has {columns}): set --text-field.")
+        for batch in table.iter_batches(columns=[text_field]):
+            yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)
+    except CorpusError:
+        raise
+    except Exception as error:
+        raise CorpusError(f"{path} cannot be read as parquet: {first_line(error)}.") from error
+
+
+def _dataset(path: str, name: str, split: str) -> Iterator[str]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise MissingDependencyError("datasets", f"the corpus {path}", "audit") from error
+    try:
+        rows = load_dataset(path, name, split=split, streaming=True)
+        for row in rows:
+            yield row["text"]
+    except Exception as error:
+        raise CorpusError(
+            f"the corpus {path} could not be fetched ({first_line(error)}): pass a local file with --text instead."
+        ) from error

@@ -1,0 +1,131 @@
+"""Routers in numbers: of a training step, and of the trained model on the validation blocks.
+
+Entropy in nats, mean over tokens and layers. Load CV: population standard deviation over mean of the routes per expert, mean
+over layers. The correction norm is the mean ‖λα·2(log Z − c)·W_Rᵀp‖₂ over decisions. s_rel is measured: the router Z-loss that
+was added, over λ_R times the token-layer mean of the same violations. `dropped_routes` counts the routes that the model did not
+take, none with OLMoE, which has no capacity; `over_capacity` is the share of routes that a capacity factor would drop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zloss.source.router.loss import RouterLoss
+from zloss.streaming import Quantiles
+from zloss.train.moe.config import MoeRun
+from zloss.train.moe.loss import RouterTerms
+from zloss.train.moe.routing import Routing
+from zloss.train.telemetry import exact_quantile
+
+TAILS = {"router_log_z_p99": 0.99, "router_log_z_p999": 0.999, "router_log_z_max": 1.0}
+
+
+@torch.no_grad()
+def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int) -> dict[str, float | None]:
+    """Telemetry of one step from its micro-batches; one transfer to the host."""
+    records = [part.record for part in passes]
+    log_z = torch.cat([record.stats.log_z for record in records])
+    violation = torch.stack([(r.stats.log_z - r.target).square().mean() for r in records])
+    load_LE = torch.stack([record.load for record in records]).sum(dim=0)
+    found: dict[str, Tensor] = {
+        "entropy": _mean([record.entropy for record in records]),
+        "load_cv": load_cv(load_LE).mean(),
+        **{name: exact_quantile(log_z, q) for name, q in TAILS.items()},
+        "router_correction_norm": _mean([_present(record.correction_norm) for record in records]),
+        "load_balance": _mean([part.load_balance for part in passes]),
+        "load_balance_term": torch.stack([part.load_balance_term for part in passes]).sum(),
+        "router_z": torch.stack([part.router_z for part in passes]).sum(),
+        "violation": violation.mean(),
+    }
+    if moe.capacity_factor is not None:
+        found["over_capacity"] = _mean([_present(record.dropped) for record in records])
+    values = torch.stack([value.double() for value in found.values()]).tolist()
+    numbers: dict[str, float | None] = dict(zip(found, (v if math.isfinite(v) else None for v in values), strict=True))
+    router_z, reference = numbers["router_z"], numbers.pop("violation")
+    numbers["router_absolute"] = moe.absolute(step_tokens)
+    numbers["s_rel"] = measured_scale(router_z, reference, moe.router_coef)
+    numbers["dropped_routes"] = sum(part.dropped for part in passes) / len(passes)
+    return numbers
+
+
+def measured_scale(router_z: float | None, violation: float | None, coef: float) -> float | None:
+    """What was added over λ_R · mean φ; 0 without a coefficient, None where it cannot be told."""
+    if not coef:
+        return 0.0
+    return router_z / (coef * violation) if router_z is not None and violation else None
+
+
+def load_cv(load_LE: Tensor) -> Tensor:
+    """Coefficient of variation of each layer's load, [L]."""
+    return load_LE.std(dim=1, correction=0) / load_LE.mean(dim=1)
+
+
+class ValidationRouting:
+    """Routing over the validation blocks, pass by pass."""
+
+    def __init__(self, moe: MoeRun) -> None:
+        self._moe = moe
+        self._load_LE: Tensor | None = None
+        self._entropy_L: Tensor | None = None
+        self._correction = self._balance = self._over = self._violation = self._dropped = 0.0
+        self._tokens = 0
+        self._log_z = Quantiles()
+
+    def update(self, routing: Routing, record: RouterLoss, balance: Tensor) -> None:
+        """Add one forward pass."""
+        tokens = routing.tokens
+        entropy_L = record.stats.entropy_per_layer.double() * tokens
+        self._load_LE = record.load.double() if self._load_LE is None else self._load_LE + record.load
+        self._entropy_L = entropy_L if self._entropy_L is None else self._entropy_L + entropy_L
+        self._correction += float(_present(record.correction_norm)) * tokens
+        self._balance += float(balance) * tokens
+        self._over += 0.0 if record.dropped is None else float(record.dropped) * tokens
+        self._violation += float((record.stats.log_z - record.target).square().mean()) * tokens
+        self._dropped += routing.dropped(self._moe.top_k) * tokens
+        self._tokens += tokens
+        self._log_z.update(record.stats.log_z)
+
+    def numbers(self, step_tokens: int) -> dict[str, Any]:
+        """Flat numbers of metrics.json, and the layers under `router`."""
+        moe = self._moe
+        assert self._load_LE is not None
+        assert self._entropy_L is not None
+        entropy_L, cv_L = self._entropy_L / self._tokens, load_cv(self._load_LE)
+        tails = {name: self._log_z.quantile(q) for name, q in TAILS.items()}
+        return {
+            "entropy": float(entropy_L.mean()),
+            "load_cv": float(cv_L.mean()),
+            "s_rel": moe.relative,
+            "router_absolute": moe.absolute(step_tokens),
+            "router_correction_norm": self._correction / self._tokens,
+            **{name: None if estimate is None else estimate.value for name, estimate in tails.items()},
+            "load_balance": self._balance / self._tokens,
+            "router_z": moe.relative * moe.router_coef * self._violation / self._tokens,
+            "dropped_routes": self._dropped / self._tokens,
+            "over_capacity": None if moe.capacity_factor is None else self._over / self._tokens,
+            "router": {
+                "variant": moe.router,
+                "convention": moe.convention,
+                "coef": moe.router_coef,
+                "applied_coef": moe.applied_coef,
+                "load_balance_coef": moe.load_balance,
+                "entropy_per_layer": entropy_L.tolist(),
+                "load_cv_per_layer": cv_L.tolist(),
+                "load": self._load_LE.tolist(),
+            },
+        }
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    """Micro-batches of a step have equally many tokens."""
+    return torch.stack([value.double() for value in values]).mean()
+
+
+def _present(value: Tensor | None) -> Tensor:
+    assert value is not None  # the record was made with weights, and with a capacity where one is asked for
+    return value

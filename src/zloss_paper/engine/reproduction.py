@@ -1,0 +1,171 @@
+"""One recipe, run: rows beside the paper's, verdicts, our choices, provenance (schema "zloss.reproduction/1")."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+import zloss
+from zloss.results.record import to_plain
+from zloss_paper.engine.claim import FAILS, Claim, Finding, Verdict
+from zloss_paper.engine.profile import Overrides, Profile
+from zloss_paper.engine.recipe import Recipe
+from zloss_paper.engine.table import Cell, Row, Table
+from zloss_paper.engine.texts import TextSource
+from zloss_paper.engine.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim on our rows, and on the paper's own."""
+
+    claim: Claim
+    ours: Finding
+    paper: Finding | None
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The result of one recipe."""
+
+    SCHEMA: ClassVar[str] = "zloss.reproduction/1"
+
+    recipe: Recipe[Any]
+    profile: Profile
+    config: Any
+    table: Table
+    claims: tuple[JudgedClaim, ...]
+    texts: tuple[TextSource, ...]
+    notes: tuple[str, ...]
+    provenance: dict[str, Any]
+    details: dict[str, Any] = field(default_factory=dict)
+    draw: Callable[[Path], Sequence[Path]] | None = None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether every row was measured at the paper's setting."""
+        return bool(self.table.rows) and not any(row.deviations for row in self.table)
+
+    @property
+    def failed(self) -> tuple[JudgedClaim, ...]:
+        return tuple(judged for judged in self.claims if judged.ours.verdict == FAILS)
+
+    def count(self, verdict: Verdict) -> int:
+        """Claims with this verdict on our rows."""
+        return sum(judged.ours.verdict == verdict for judged in self.claims)
+
+    def beside(self, row: Row) -> Row | None:
+        """The paper's row that `row` is printed beside."""
+        if self.recipe.paper is None:
+            return None
+        found = self.recipe.paper.table.find(**dict(row.beside or row.key))
+        return found[0] if found else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; no path of the machine it ran on."""
+        paper = self.recipe.paper
+        return {
+            "schema": self.SCHEMA,
+            "label": self.recipe.label,
+            "title": self.recipe.title,
+            "profile": self.profile,
+            "comparable": self.comparable,
+            "columns": list(self.recipe.columns),
+            "rows": [self._row(row) for row in self.table],
+            "paper_rows": [] if paper is None else [{**row.key, **_values(row)} for row in paper.table],
+            "claims": [
+                {
+                    "id": judged.claim.id,
+                    "statement": judged.claim.statement,
+                    "verdict": judged.ours.verdict,
+                    "evidence": judged.ours.evidence,
+                    "reading": judged.claim.reading,
+                    "on_the_papers_numbers": None if judged.paper is None else to_plain(judged.paper),
+                }
+                for judged in self.claims
+            ],
+            "not_stated_by_the_paper": [
+                {"setting": setting, "ours": ours} for setting, ours in self.recipe.unstated().items()
+            ],
+            "notes": list(self.notes),
+            "config": without_paths(to_plain(self.config)),
+            "texts": to_plain(self.texts),
+            "details": to_plain(self.details),
+            "provenance": to_plain(self.provenance),
+        }
+
+    def _row(self, row: Row) -> dict[str, Any]:
+        other = self.beside(row)
+        return {
+            **row.key,
+            **_values(row),
+            "reasons": dict(row.reasons),
+            "deviations": list(row.deviations),
+            "beside": None if other is None else {**other.key, **_values(other)},
+            "ratio": {
+                column: ratio
+                for column in self.recipe.columns
+                if (ratio := ratio_of(row.cells.get(column), None if other is None else other.cells.get(column)))
+                is not None
+            },
+        }
+
+
+def reproduce(recipe: Recipe[Any], profile: Profile, overrides: Overrides, bench: Workbench) -> Reproduction:
+    """Configure, run and judge one recipe."""
+    started, begin = datetime.now(UTC), time.perf_counter()
+    config = recipe.configure(profile, overrides)
+    measured = recipe.run(config, bench)
+    paper = recipe.paper
+    return Reproduction(
+        recipe=recipe,
+        profile=profile,
+        config=config,
+        table=measured.table,
+        claims=tuple(
+            JudgedClaim(claim, claim.check(measured.table), None if paper is None else claim.check(paper.table))
+            for claim in recipe.claims
+        ),
+        texts=measured.texts,
+        notes=measured.notes,
+        details=dict(measured.details),
+        draw=measured.draw,
+        provenance={
+            "zloss": zloss.__version__,
+            "torch": torch.__version__,
+            "transformers": metadata.version("transformers"),
+            "python": platform.python_version(),
+            "command": bench.command,
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": round(time.perf_counter() - begin, 1),
+            "threads": torch.get_num_threads(),
+        },
+    )
+
+
+def ratio_of(ours: Cell | None, paper: Cell | None) -> float | None:
+    """ours / paper, where both exist and the paper's is not 0."""
+    return None if ours is None or paper is None or not paper.value else ours.value / paper.value
+
+
+def without_paths(value: Any) -> Any:
+    """Existing files and folders by their last name: where they lie on a disk is nobody's business."""
+    if isinstance(value, dict):
+        return {key: without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_paths(item) for item in value]
+    if isinstance(value, str) and "/" in value and Path(value).exists():
+        return Path(value).name
+    return value
+
+
+def _values(row: Row) -> dict[str, float]:
+    return {column: cell.value for column, cell in row.cells.items()}

@@ -1,0 +1,104 @@
+"""Where a text comes from: enough for anyone to get the same one.
+
+A file is told by its sha256. For texts that are not known here the user says where they come from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from zloss.errors import CorpusError
+
+WIKITEXT, FINEWEB = "WikiText-103", "FineWeb-Edu"
+"""The paper's corpora, by its names."""
+CORPUS_NAMES = {WIKITEXT: "wikitext-103", FINEWEB: "fineweb-edu"}
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A text, where to get it, under which licence."""
+
+    name: str
+    """File name, or name of a corpus."""
+    title: str
+    source: str
+    licence: str
+    sha256: str | None = None
+    corpus: str | None = None
+    """The paper's corpus it is, if it is one."""
+
+
+WIKITEXT_VALIDATION = TextSource(
+    name="wikitext-103",
+    title="WikiText-103 raw validation split",
+    source="https://huggingface.co/datasets/Salesforce/wikitext, configuration wikitext-103-raw-v1, split validation",
+    licence="CC BY-SA",
+    corpus=WIKITEXT,
+)
+WIKITEXT_TRAIN = replace(
+    WIKITEXT_VALIDATION,
+    title="WikiText-103 raw training split",
+    source="https://huggingface.co/datasets/Salesforce/wikitext, configuration wikitext-103-raw-v1, split train",
+)
+FINEWEB_SAMPLE = TextSource(
+    name="fineweb-edu",
+    title="FineWeb-Edu sample-10BT, streamed",
+    source="https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu, configuration sample-10BT, split train",
+    licence="ODC-BY 1.0",
+    corpus=FINEWEB,
+)
+WIKIPEDIA_2006 = TextSource(
+    name="wikipedia",
+    title="English Wikipedia prose of 2006, markup stripped",
+    source="https://en.wikipedia.org, articles as of 2006",
+    licence="CC BY-SA",
+)
+BY_CORPUS = {"wikitext-103": WIKITEXT_VALIDATION, "fineweb-edu": FINEWEB_SAMPLE}
+BY_SHA256 = {
+    # The articles of the split in one file.
+    "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7": WIKITEXT_VALIDATION,
+    # 12 MB to train on, 1.2 MB to validate on.
+    "d87636c08f0984e93bf70800520e12defade3e28449a9160b26f5bb55d353fa5": WIKIPEDIA_2006,
+    "02c51f8415d87d78a2e9d0e90d256794bad575cc3c2140431b78299b1bfd1ab7": WIKIPEDIA_2006,
+}
+
+
+def text_sources(texts: Sequence[str], corpus: str | None, stated: str = "") -> tuple[TextSource, ...]:
+    """The sources of an audit's text; `stated` is what the user says about files that are not known here."""
+    if texts:
+        return tuple(_file(Path(text), stated) for text in texts)
+    return (BY_CORPUS[corpus],) if corpus in BY_CORPUS else (_pydoc(),)
+
+
+def training_sources(texts: Sequence[str], corpus: str | None, stated: str = "") -> tuple[TextSource, ...]:
+    """The sources of a training run: WikiText-103 has a split of its own for validation, other texts are cut in two."""
+    sources = text_sources(texts, corpus, stated)
+    return (WIKITEXT_TRAIN, *sources) if sources == (WIKITEXT_VALIDATION,) else sources
+
+
+def _file(path: Path, stated: str) -> TextSource:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise CorpusError(f"cannot read the text {path}: {error.strerror}.") from error
+    known = BY_SHA256.get(digest)
+    if known is not None:
+        return TextSource(path.name, known.title, known.source, known.licence, digest, known.corpus)
+    source = stated or "not stated: say where it comes from with --text-source"
+    return TextSource(path.name, path.name, source, "see its source", digest)
+
+
+def _pydoc() -> TextSource:
+    from zloss.text.corpus import pydoc_topics
+
+    return TextSource(
+        name="pydoc",
+        title=f"documentation topics of CPython {platform.python_version()}",
+        source="the module pydoc_data.topics of every CPython; its text changes a little between versions",
+        licence="PSF-2.0",
+        sha256=hashlib.sha256("\n\n".join(pydoc_topics()).encode()).hexdigest(),
+    )

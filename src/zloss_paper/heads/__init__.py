@@ -1,0 +1,1 @@
+"""Recipes that audit the output heads of pretrained models."""

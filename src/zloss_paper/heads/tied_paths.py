@@ -1,0 +1,180 @@
+"""text:tied_paths: what the raw Z-loss gradient does to a tied embedding table, and to an untied projection.
+
+    zloss reproduce text:tied_paths --profile paper
+
+Expected: R_Z 3.5 % and a cosine to CE near 0 for GPT-2 and GPT-2 Medium, with output and input paths of comparable norm;
+17.5 % and a negative cosine for Pythia-160M, whose untied projection has no input path. The paper states neither text,
+batch nor λ here, so its norms can be compared in kind only. Cost: 8 blocks of 256, forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zloss.report.formatting import number
+from zloss.results.audit import NO_INPUT_PATH, AuditReport, GradientNumbers, PathNumbers
+from zloss_paper.engine.claim import FAILS, HOLDS, OPEN, Claim, Finding, RowTest, all_rows, cell
+from zloss_paper.engine.paper_table import paper_table
+from zloss_paper.engine.profile import Overrides, Profile
+from zloss_paper.engine.recipe import Measured, Recipe
+from zloss_paper.engine.table import Key, Row, Table, measured
+from zloss_paper.engine.texts import WIKITEXT
+from zloss_paper.engine.workbench import Workbench
+from zloss_paper.heads.audit_rows import AuditRow, AuditTableConfig, audit_table, paper_target
+from zloss_paper.heads.rows import audit_summary
+
+LABEL = "text:tied_paths"
+COLUMNS = ("r_z", "aux_ce_cosine", "output_path_norm", "input_path_norm", "input_output_cosine")
+TARGETS = tuple(
+    paper_target(model, WIKITEXT, 8, gradient_blocks=8) for model in ("GPT-2", "GPT-2 Medium", "Pythia-160M")
+)
+CHOICES = {
+    "model_ids": "the checkpoints gpt2 and gpt2-medium on the hub",
+    "corpus": "WikiText-103 validation, raw variant",
+    "diagnostic_batch_size": "the first 8 blocks, gradients mean-reduced over their predictions",
+    "block_size": "256",
+    "lambda_value": "1e-4, the diagnostic coefficient; R_Z and both norms are linear in it, the cosines do not feel it",
+    "precision": "fp32",
+    "seed_values": "0; nothing here is random",
+}
+UNKNOWN = "the paper states neither text, batch nor λ of these numbers"
+ORTHOGONAL = 0.1
+COUPLED = 0.05
+
+
+def configure(profile: Profile, overrides: Overrides) -> AuditTableConfig:
+    """The audits whose gradient section is read."""
+    return audit_table(LABEL, TARGETS, profile, overrides)
+
+
+def run(config: AuditTableConfig, bench: Workbench) -> Measured:
+    """One row per model, in raw coordinates."""
+    rows, audits = [], []
+    for row in config.rows:
+        report = bench.audit(row.audit)
+        rows.append(path_row(row, report))
+        audits.append({**audit_summary(row, report), **_gradient(report)})
+    return Measured(Table(tuple(rows)), texts=config.texts, details={"audits": audits})
+
+
+def path_row(row: AuditRow, report: AuditReport) -> Row:
+    """R_Z, C_Z and the two paths; an untied head has none of the latter."""
+    gradient = GradientNumbers() if report.gradient is None else report.gradient.raw
+    paths = PathNumbers() if report.tied_paths is None else report.tied_paths.raw
+    values = {
+        "r_z": gradient.r_z,
+        "aux_ce_cosine": gradient.c_z,
+        "output_path_norm": paths.output_norm,
+        "input_path_norm": paths.input_norm,
+        "input_output_cosine": paths.cosine,
+    }
+    why = NO_INPUT_PATH if not report.model.tied else report.reason("tied_paths") or "not measured"
+    reasons = {column: why for column, value in values.items() if value is None}
+    key: dict[str, Key] = {"model": row.model, "table": "tied" if report.model.tied else "untied"}
+    beside: dict[str, Key] = {"model": row.beside}
+    return Row(key, measured(values), reasons, (*row.deviations, UNKNOWN), beside)
+
+
+def _gradient(report: AuditReport) -> dict[str, object]:
+    gradient = report.gradient
+    return {} if gradient is None else {"coef": gradient.coef, "gradient_blocks": gradient.blocks}
+
+
+def _tied(row: Row) -> bool:
+    return row.key.get("table") == "tied" or "output_path_norm" in row.cells
+
+
+def _about(table: Table, *, tied: bool) -> Table:
+    return Table(tuple(row for row in table if _tied(row) == tied))
+
+
+def _orthogonal(row: Row) -> tuple[bool, str]:
+    found = cell(row, "aux_ce_cosine")
+    return abs(found.value) <= ORTHOGONAL, f"{row.name()}: cosine to CE {number(found.value)}"
+
+
+def _two_paths(row: Row) -> tuple[bool, str]:
+    out, into = cell(row, "output_path_norm"), cell(row, "input_path_norm")
+    share = min(out.value, into.value) / max(out.value, into.value)
+    return share >= COUPLED, f"{row.name()}: output path {number(out.value)}, input path {number(into.value)}"
+
+
+def _paths_orthogonal(row: Row) -> tuple[bool, str]:
+    found = cell(row, "input_output_cosine")
+    return abs(found.value) <= ORTHOGONAL, f"{row.name()}: cosine of the paths {number(found.value)}"
+
+
+def _said_of(models: tuple[str, ...], test: RowTest) -> Callable[[Table], Finding]:
+    """A statement about named models; others have their number in the table."""
+
+    def check(table: Table) -> Finding:
+        absent = [model for model in models if not table.find(model=model)]
+        if absent:
+            return Finding(OPEN, f"not measured: {', '.join(absent)}")
+        return all_rows(test)(Table(tuple(row for row in table if row.key["model"] in models)))
+
+    return check
+
+
+def _no_input_path(table: Table) -> Finding:
+    untied = _about(table, tied=False)
+    if not untied.rows:
+        return Finding(OPEN, "no model with an untied head was measured")
+    with_path = [row.name() for row in untied if "input_path_norm" in row.cells]
+    names = ", ".join(row.name() for row in untied)
+    return Finding(FAILS, f"an input path: {', '.join(with_path)}") if with_path else Finding(HOLDS, f"none: {names}")
+
+
+def _larger_budget(table: Table) -> Finding:
+    untied, tied = table.find(model="Pythia-160M"), table.find(model="GPT-2") + table.find(model="GPT-2 Medium")
+    if not untied or not tied:
+        return Finding(OPEN, "it compares Pythia-160M with GPT-2, and they were not both measured")
+    largest = max(cell(row, "r_z").value for row in tied)
+    budget, cosine = cell(untied[0], "r_z").value, cell(untied[0], "aux_ce_cosine").value
+    evidence = f"R_Z {number(budget)} against {number(largest)}, cosine to CE {number(cosine)}"
+    return Finding(HOLDS if budget > largest and cosine < 0 else FAILS, evidence)
+
+
+CLAIMS = (
+    Claim(
+        "nearly_orthogonal",
+        "On the tied tables of GPT-2 and GPT-2 Medium the auxiliary gradient is nearly orthogonal to the CE gradient.",
+        _said_of(("GPT-2", "GPT-2 Medium"), _orthogonal),
+        f"nearly: |cosine| ≤ {ORTHOGONAL:g}",
+    ),
+    Claim(
+        "pattern_nearly_orthogonal",
+        "On every tied table the auxiliary gradient is nearly orthogonal to the CE gradient.",
+        lambda table: all_rows(_orthogonal)(_about(table, tied=True)),
+        f"the paper says so of GPT-2 and GPT-2 Medium alone; nearly: |cosine| ≤ {ORTHOGONAL:g}",
+    ),
+    Claim(
+        "two_paths",
+        "On a tied table the auxiliary loss acts through two paths, output and input, neither of them negligible.",
+        lambda table: all_rows(_two_paths)(_about(table, tied=True)),
+        f"not negligible: the smaller norm is at least {COUPLED:.0%} of the larger",
+    ),
+    Claim(
+        "paths_nearly_orthogonal",
+        "The two paths of GPT-2 are nearly orthogonal to each other.",
+        _said_of(("GPT-2",), _paths_orthogonal),
+        f"nearly: |cosine| ≤ {ORTHOGONAL:g}",
+    ),
+    Claim("no_input_path", "An untied projection receives no gradient through an input path.", _no_input_path),
+    Claim(
+        "pythia_budget",
+        "Pythia-160M has a much larger Z-loss gradient budget than the GPT-2 models, and a negative cosine to CE.",
+        _larger_budget,
+    ),
+)
+
+RECIPE = Recipe(
+    label=LABEL,
+    title="The Z-loss gradient on tied and untied tables: ratio, cosine, output and input path",
+    columns=COLUMNS,
+    configure=configure,
+    run=run,
+    paper=paper_table(LABEL),
+    claims=CLAIMS,
+    choices=CHOICES,
+)

@@ -1,0 +1,1 @@
+"""Recipes that audit implementations of CE + Z: storage, kernels, updates, overflow."""

@@ -1,0 +1,1 @@
+"""Recipes of the mixture-of-experts runs and of the router conventions."""

@@ -1,0 +1,1 @@
+"""The reporting recommendations of the paper as a checklist over results."""

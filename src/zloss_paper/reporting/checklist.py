@@ -1,0 +1,151 @@
+"""text:reporting: the paper's reporting recommendations as a checklist over results.
+
+    zloss reproduce text:reporting --report zloss-audit --report comparison.json
+
+Says for each item whether the given results state it, where, and which command would. Without --report it looks at the
+audit of the profile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from zloss.errors import InputError
+from zloss.results.files import load_results
+from zloss_paper.engine.profile import Overrides, Profile
+from zloss_paper.engine.recipe import Measured, Recipe
+from zloss_paper.engine.table import Row, Table
+from zloss_paper.engine.texts import WIKITEXT
+from zloss_paper.engine.workbench import Workbench
+from zloss_paper.heads.audit_rows import AuditTableConfig, audit_table, paper_target
+from zloss_paper.reporting.items import ITEMS, Item, Kind, Scope
+
+LABEL = "text:reporting"
+Status = Literal["covered", "not covered", "does not apply"]
+TARGETS = (paper_target("GPT-2", WIKITEXT, 64, gradient_blocks=8),)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A result to look into."""
+
+    name: str
+    kind: Kind
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ItemStatus:
+    """Whether an item is covered, and where or why not."""
+
+    item: Item
+    status: Status
+    where: str
+
+
+@dataclass(frozen=True)
+class ReportingConfig:
+    """Results to check, or the audit to make first."""
+
+    reports: tuple[str, ...]
+    audits: AuditTableConfig | None
+
+
+def checklist(given: Sequence[Given]) -> tuple[ItemStatus, ...]:
+    """Every item of the recommendations against the given results."""
+    return tuple(_status(item, given) for item in ITEMS)
+
+
+def _status(item: Item, given: Sequence[Given]) -> ItemStatus:
+    for kind, path in item.places:
+        for result in given:
+            if result.kind == kind and any(value is not None for value in _lookup(result.data, path.split("."))):
+                return ItemStatus(item, "covered", f"{result.name}: {path}")
+    if (why := _outside(item.scope, given)) is not None:
+        return ItemStatus(item, "does not apply", why)
+    return ItemStatus(item, "not covered", f"`{item.command}`" if item.command else "no result of zloss carries it yet")
+
+
+def _outside(scope: Scope, given: Sequence[Given]) -> str | None:
+    """Why a scope is empty here; None where it is not, or cannot be known."""
+    audits = [result.data for result in given if result.kind == "audit"]
+    if scope == "tied head" and audits and not any(audit["model"]["tied"] for audit in audits):
+        return "the head is untied"
+    routed = any(result.data.get("router") is not None for result in given)
+    if scope == "router" and audits and not routed:
+        return "the model has no router"
+    return None
+
+
+def _lookup(data: Any, path: Sequence[str]) -> Iterator[Any]:
+    """All values at a dotted path."""
+    if not path:
+        yield data
+    elif path[0] == "*":
+        members = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+        for member in members:
+            yield from _lookup(member, path[1:])
+    elif isinstance(data, Mapping) and path[0] in data:
+        yield from _lookup(data[path[0]], path[1:])
+
+
+def read_results(paths: Sequence[str]) -> tuple[Given, ...]:
+    """Audits, loss audits, comparisons, and the metrics.json of single runs."""
+    found: list[Given] = []
+    for name in paths:
+        path = Path(name)
+        if path.name == "metrics.json" and path.is_file():
+            found.append(Given(path.name, "metrics", _metrics(path)))
+        else:
+            found += [Given(result.path.name, result.kind, result.data) for result in load_results([path])]
+    return tuple(found)
+
+
+def _metrics(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}): it may be cut off.") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{path} is expected to hold the metrics of a run by name, but holds a {type(data).__name__}.")
+    return data
+
+
+def configure(profile: Profile, overrides: Overrides) -> ReportingConfig:
+    """The given results, else the audit of the profile."""
+    if overrides.reports:
+        return ReportingConfig(overrides.reports, None)
+    return ReportingConfig((), audit_table(LABEL, TARGETS, profile, overrides))
+
+
+def run(config: ReportingConfig, bench: Workbench) -> Measured:
+    """One row per item."""
+    given = read_results(config.reports)
+    if config.audits is not None:
+        for row in config.audits.rows:
+            report = bench.audit(row.audit)
+            given += (Given(f"audit of {row.model}", "audit", report.to_dict()),)
+    found = checklist(given)
+    rows = tuple(
+        Row({"group": one.item.group, "item": one.item.text, "status": one.status, "where": one.where}, {})
+        for one in found
+    )
+    counts = {status: sum(one.status == status for one in found) for status in ("covered", "not covered")}
+    applicable = counts["covered"] + counts["not covered"]
+    note = f"{', '.join(result.name for result in given)}: {counts['covered']} of {applicable} applicable items covered"
+    details = {"items": {one.item.id: {"status": one.status, "where": one.where} for one in found}}
+    texts = () if config.audits is None else config.audits.texts
+    return Measured(Table(rows), notes=(note,), texts=texts, details=details)
+
+
+RECIPE = Recipe(
+    label=LABEL,
+    title="Reporting recommendations: which items a report covers",
+    columns=(),
+    configure=configure,
+    run=run,
+)

@@ -1,0 +1,1 @@
+"""A reproduction on the terminal and as a page."""

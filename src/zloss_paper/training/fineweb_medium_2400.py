@@ -1,0 +1,53 @@
+"""text:fineweb_medium_2400: GPT-2 Medium on disjoint FineWeb-Edu blocks for 2400 steps, a run the paper describes only.
+
+    zloss reproduce text:fineweb_medium_2400 --profile paper
+
+The protocol states micro-batch 8, accumulation 2, 120 steps of warm-up, 9.83 M tokens, 65,536 validation predictions and a seed
+set of its own; no numbers are printed. What it is judged on is what the paper says of its FineWeb-Edu runs together. Pool and
+offset are not stated for it: those of the GPT-2 run on disjoint blocks. Cost: twelve runs on a model of 355 M parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.recipe import Recipe
+from zloss_paper.engine.texts import FINEWEB
+from zloss_paper.training.claims import COUNTS, STANDARD_KEEPS_GAIN, STANDARD_TAIL, against_ce, lower
+from zloss_paper.training.fineweb_ft import TABLE as DISJOINT_BLOCKS
+from zloss_paper.training.table import CENTERED, CENTERED_HEAD, TrainingTableConfig, paper_run
+
+TABLE = replace(
+    DISJOINT_BLOCKS,
+    label="text:fineweb_medium_2400",
+    model="GPT-2 Medium",
+    paper=paper_run(
+        "GPT-2 Medium",
+        FINEWEB,
+        steps=2400,
+        warmup=120,
+        blocks=DISJOINT_BLOCKS.paper.blocks,
+        valid_offset=DISJOINT_BLOCKS.paper.valid_offset,
+        valid_blocks=256,
+    ),
+    seeds=(4, 5, 6),
+)
+CLAIMS = (
+    Claim(
+        "centered_variants_lower_gain",
+        "Centered variants lower the gain tail.",
+        against_ce((CENTERED_HEAD, CENTERED), lower("a_p_99")),
+        COUNTS,
+    ),
+    STANDARD_TAIL,
+    STANDARD_KEEPS_GAIN,
+)
+RECIPE: Recipe[TrainingTableConfig] = Recipe(
+    label=TABLE.label,
+    title="GPT-2 Medium continued pretraining on disjoint FineWeb-Edu blocks, 2400 steps (described, not printed)",
+    columns=TABLE.columns,
+    configure=TABLE.configure,
+    run=TABLE.run,
+    claims=CLAIMS,
+)

@@ -1,0 +1,205 @@
+"""A whole audit against its straight fp64 definition, on every kind of head."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.audit.checkpoint.straight import load_fp64, straight_audit, straight_gradients, token_stream
+from tests.tiny_models import VOCAB, WIDTH, save_model
+from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.checkpoint.run import run_audit
+from zloss.console.progress import Silent
+from zloss.errors import InputError
+from zloss.results.audit import AuditReport
+from zloss.text.corpus import pydoc_topics
+
+SIZE, BLOCKS = 48, 21
+KINDS = ("gpt2", "neox", "phi", "cohere", "granite", "gemma2", "mixtral")
+CONFIG = AuditConfig(blocks=BLOCKS, block_size=SIZE, batch_blocks=4, gradient_blocks=3)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "topics.txt"
+    path.write_text("\n\n".join(pydoc_topics()[:30]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {kind: save_model(kind, root / kind) for kind in KINDS}
+
+
+def audit(folder: Path, text: Path, **changes: Any) -> AuditReport:
+    return run_audit(dataclasses.replace(CONFIG, model=str(folder), texts=(str(text),), **changes))
+
+
+def assert_near(got: Any, want: dict[str, float], tolerance: float) -> None:
+    for key, value in want.items():
+        measured = getattr(got, key)
+        assert measured == pytest.approx(value, rel=tolerance, abs=1e-9), key
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_equals_the_straight_definition(kind: str, folders: dict[str, Path], text: Path) -> None:
+    report = audit(folders[kind], text)
+    model, tokenizer = load_fp64(folders[kind])
+    ids = token_stream(tokenizer, text.read_text(), BLOCKS * SIZE + 1)
+    truth = straight_audit(model, ids, size=SIZE, bos=None, rows=VOCAB)
+    assert report.status == "complete"
+    assert report.corpus.predictions == BLOCKS * SIZE
+    assert report.ppl == pytest.approx(truth["ppl"], rel=1e-5)
+    assert_near(report.heads.raw, truth["raw"], 2e-4)
+    gradients = straight_gradients(model, ids, size=SIZE, blocks=3, rows=VOCAB)
+    assert report.gradient is not None
+    assert_near(report.gradient.raw, gradients["raw"], 2e-4)
+    assert_near(report.gradient.whole_model, gradients["whole_model"], 2e-4)
+    assert report.model.tied == (kind in ("gpt2", "cohere", "granite", "gemma2"))
+    plain = report.to_dict()
+    if kind == "gemma2":
+        assert plain["heads"]["centered"]["a_p_99"] is None
+        assert plain["mu_abs_99"] is None
+        assert "shift-invariant" in plain["reasons"]["heads.centered"]
+    else:
+        assert_near(report.heads.centered, truth["centered"], 2e-4)
+        assert_near(report.gradient.centered, gradients["centered"], 2e-4)
+        assert report.heads.centered.mu_abs_99 is not None
+        assert report.heads.centered.mu_abs_99 < 1e-5
+    if report.model.tied:
+        assert report.tied_paths is not None
+        assert_near(report.tied_paths.raw, gradients["paths.raw"], 2e-4)
+    else:
+        assert report.tied_paths is None
+        assert "untied" in plain["reasons"]["tied_paths"]
+    assert (report.router is not None) == (kind == "mixtral")
+    json.dumps(plain, allow_nan=False)
+
+
+def test_the_oracle_sees_a_wrong_head(folders: dict[str, Path], text: Path) -> None:
+    """A head whose rows are shuffled, or whose bias is dropped, does not pass for the right one."""
+    report = audit(folders["phi"], text)
+    model, tokenizer = load_fp64(folders["phi"])
+    with torch.no_grad():
+        model.get_output_embeddings().bias.zero_()
+    ids = token_stream(tokenizer, text.read_text(), BLOCKS * SIZE + 1)
+    truth = straight_audit(model, ids, size=SIZE, bos=None, rows=VOCAB)
+    with pytest.raises(AssertionError):
+        assert_near(report.heads.raw, truth["raw"], 2e-4)
+
+
+def test_bos_is_read_and_not_counted(tmp_path: Path, text: Path) -> None:
+    folder = save_model("gpt2", tmp_path / "bos", bos=True)
+    model, tokenizer = load_fp64(folder)
+    ids = token_stream(tokenizer, text.read_text(), BLOCKS * SIZE + 1)
+    for policy, bos in (("auto", 0), ("yes", 0), ("no", None)):
+        report = audit(folder, text, bos=policy)
+        truth = straight_audit(model, ids, size=SIZE, bos=bos, rows=VOCAB)
+        assert report.corpus.bos == (bos is not None)
+        assert report.corpus.predictions == BLOCKS * SIZE
+        assert report.ppl == pytest.approx(truth["ppl"], rel=1e-5)
+        assert_near(report.heads.raw, truth["raw"], 2e-4)
+
+
+def test_padding_rows_can_be_excluded(folders: dict[str, Path], text: Path) -> None:
+    model, tokenizer = load_fp64(folders["neox"])
+    rows = len(tokenizer)
+    assert rows < VOCAB
+    report = audit(folders["neox"], text, valid_vocab="tokenizer")
+    ids = token_stream(tokenizer, text.read_text(), BLOCKS * SIZE + 1)
+    truth = straight_audit(model, ids, size=SIZE, bos=None, rows=rows)
+    assert report.model.rows_beyond_tokenizer == VOCAB - rows
+    assert report.ppl == pytest.approx(truth["ppl"], rel=1e-5)
+    assert_near(report.heads.raw, truth["raw"], 2e-4)
+    assert_near(report.heads.centered, truth["centered"], 2e-4)
+    with pytest.raises(InputError, match="valid-vocab"):
+        audit(folders["neox"], text, valid_vocab="all")
+
+
+def test_the_randomized_spectrum_is_near_the_exact_one(folders: dict[str, Path], text: Path) -> None:
+    exact, randomized = (
+        audit(folders["gpt2"], text, svd=svd, gradient_blocks=0).heads for svd in ("exact", "randomized")
+    )
+    assert randomized.raw.sigma_1 == pytest.approx(exact.raw.sigma_1, rel=1e-3)
+    assert randomized.raw.e_16 == pytest.approx(exact.raw.e_16, rel=0.05)
+    assert randomized.raw.e_16 != exact.raw.e_16
+
+
+def test_batches_and_dtypes_do_not_change_the_numbers(folders: dict[str, Path], text: Path) -> None:
+    one, many = audit(folders["gpt2"], text, batch_blocks=1), audit(folders["gpt2"], text, dtype="fp64")
+    assert dataclasses.asdict(one.heads.raw) == pytest.approx(dataclasses.asdict(many.heads.raw), rel=2e-4)
+    assert one.figures.geometry is not None
+    assert len(one.figures.geometry) == BLOCKS * SIZE
+    assert one.extreme_tokens[0].tokens[0].context
+
+
+class InterruptAfter(Silent):
+    """A progress display that is interrupted like a terminal, after some blocks of the pass."""
+
+    def __init__(self, blocks: int) -> None:
+        self.left = blocks * SIZE
+
+    def step(self, name: str, total: int | None, unit: str = "tokens") -> Any:
+        from contextlib import contextmanager
+
+        outer = self
+
+        @contextmanager
+        def running() -> Any:
+            class Step:
+                def advance(self, amount: int) -> None:
+                    if name == "audit":
+                        outer.left -= amount
+                        if outer.left <= 0:
+                            raise KeyboardInterrupt
+
+            yield Step()
+
+        return running()
+
+
+def test_an_interrupted_audit_reports_what_it_has_and_goes_on(
+    folders: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(CONFIG, model=str(folders["gpt2"]), texts=(str(text),))
+    whole = run_audit(config)
+    partial = run_audit(config, folder=tmp_path, progress=InterruptAfter(9))
+    assert partial.status == "partial"
+    assert partial.finished_blocks == 12  # a batch is counted whole or not at all
+    assert partial.corpus.predictions == 12 * SIZE
+    assert partial.gradient is None
+    assert "interrupted" in partial.to_dict()["reasons"]["gradient"]
+    resumed = run_audit(config, folder=tmp_path, resume=True)
+    assert resumed.status == "complete"
+    assert resumed.heads == whole.heads
+    assert resumed.figures == whole.figures
+    assert resumed.extreme_tokens == whole.extreme_tokens
+    assert not list(tmp_path.glob("audit-state*"))
+
+
+def test_a_saved_pass_of_another_audit_is_refused(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, model=str(folders["gpt2"]), texts=(str(text),))
+    run_audit(config, folder=tmp_path, progress=InterruptAfter(9))
+    with pytest.raises(InputError, match="another audit"):
+        run_audit(dataclasses.replace(config, diag_coef=1e-3), folder=tmp_path, resume=True)
+    (tmp_path / "audit-state.npz").write_bytes(b"not an archive")
+    with pytest.raises(InputError, match="cannot be read"):
+        run_audit(config, folder=tmp_path, resume=True)
+
+
+def test_the_model_is_left_as_it_was(folders: dict[str, Path], text: Path) -> None:
+    from zloss.models.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(str(folders["gpt2"]))
+    before = {name: tensor.clone() for name, tensor in checkpoint.model.state_dict().items()}
+    run_audit(dataclasses.replace(CONFIG, texts=(str(text),)), checkpoint=checkpoint)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in checkpoint.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in checkpoint.model.parameters())
+    assert all("forward" not in vars(module) for module in checkpoint.model.modules())
+    assert WIDTH == 32

@@ -1,0 +1,147 @@
+"""The router section of an audit, on real model classes with random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from tests.audit.router.router_models import SOFTMAX, D, E, K, L, batch, deepseek_v3, phimoe, seeded, switch
+from zloss.audit.router.findings import NO_OWN_LOSS_REASON, SIGMOID_REASON, UNKNOWN_REASON, audit_router
+from zloss.audit.router.measure import measure_model_router_scale
+from zloss.errors import InputError
+from zloss.models.routers import find_routers
+
+
+@pytest.fixture(scope="module", params=list(SOFTMAX))
+def family(request: pytest.FixtureRequest) -> Any:
+    return seeded(SOFTMAX[request.param]).eval()
+
+
+def test_captured_logits_are_those_the_model_outputs(family: Any) -> None:
+    routers = find_routers(family)
+    inputs = batch()
+    with routers.capture() as layers:
+        outputs = family(**inputs, output_router_logits=True)
+    assert len(layers) == L == len(outputs.router_logits)
+    for mine, theirs in zip(layers, outputs.router_logits, strict=True):
+        assert torch.equal(mine, theirs.reshape(-1, E))
+    assert (routers.top_k, routers.model_layers, routers.encoder_layers, routers.scoring) == (K, L, None, "softmax")
+    weight = routers.modules[0].weight(E)
+    assert weight is not None
+    assert list(weight.shape) == [E, D]
+    assert not family._forward_hooks
+
+
+def test_findings_against_their_definitions(family: Any) -> None:
+    batches = [batch(padded=True), batch(rows=2, padded=False)]
+    found = audit_router(family, batches, coef=1e-2)
+    routers, log_z, entropy, norms = find_routers(family), [], [], []
+    load = torch.zeros(L, E, dtype=torch.float64)
+    for inputs in batches:
+        keep = inputs["attention_mask"].reshape(-1).bool()
+        with torch.no_grad(), routers.capture() as layers:
+            family(**inputs)
+        per_batch = []
+        for index, layer in enumerate(layers):
+            r = layer[keep].double()
+            z, p = torch.logsumexp(r, dim=1), r.softmax(dim=1)
+            log_z.append(z)
+            entropy.append(-(p * p.log()).sum(dim=1))
+            weight = routers.modules[index].weight(E)
+            assert weight is not None
+            per_batch.append(
+                (2e-2 * (z - math.log(E)).abs() / (L * int(keep.sum()))) * (p @ weight.double()).norm(dim=1)
+            )
+            load[index] += torch.bincount(r.topk(K, dim=1).indices.reshape(-1), minlength=E)
+        norms.append(torch.cat(per_batch).mean())
+    z = torch.cat(log_z)
+    assert found.decisions == z.numel()
+    assert found.log_z is not None
+    assert found.violation is not None
+    assert found.log_z.p999 == pytest.approx(float(z.quantile(0.999)), rel=1e-5)
+    assert found.log_z.mean == pytest.approx(float(z.mean()), rel=1e-5)
+    assert found.violation.p99 == pytest.approx(float((z - math.log(E)).abs().quantile(0.99)), rel=1e-4)
+    assert found.entropy == pytest.approx(float(torch.cat(entropy).mean()), rel=1e-5)
+    cv = (load.std(dim=1, correction=0) / load.mean(dim=1)).mean()
+    assert found.load_cv == pytest.approx(float(cv), rel=1e-6)
+    assert found.correction_norm == pytest.approx(float((sum(norms) / 2).detach()), rel=1e-4)
+    kept = int(batches[0]["attention_mask"].sum())
+    assert found.absolute == pytest.approx(1e-2 / (L * kept), rel=1e-12)
+    assert (found.relative, found.layers, found.top_k, found.experts) == (1.0, L, K, E)
+    assert [layer.name for layer in found.per_layer] == [router.name for router in routers.modules]
+    assert found.applied is None
+    assert found.reasons == (NO_OWN_LOSS_REASON,)
+
+
+def test_convention_of_the_findings_uses_the_model_s_k_and_depth() -> None:
+    model = seeded(SOFTMAX["olmoe"]).eval()
+    assert audit_router(model, [batch()], convention="megatron").relative == L
+    assert audit_router(model, [batch()], convention="olmoe").relative == 1 / K
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_switch_applies_two_token_layer_means_and_counts_padding(padded: bool) -> None:
+    model = seeded(switch).double().eval()
+    for router in find_routers(model).modules:
+        router.module.dtype = torch.float64  # the router otherwise rounds itself to fp32
+    inputs = batch(padded=padded)
+    found = measure_model_router_scale(model, inputs, coef=1.0)
+    assert found.relative == pytest.approx(2.0, rel=1e-3)
+    assert found.target == pytest.approx(0.0, abs=1e-3)
+    assert found.residual < 1e-3
+    before = model.router_z_loss_coef
+    masked = measure_model_router_scale(
+        model, inputs, mask=[inputs["attention_mask"].reshape(-1).bool()] * 2 + [torch.ones(30)] * 2
+    )
+    assert model.router_z_loss_coef == before
+    if padded:
+        assert masked.padding_ratio == pytest.approx(1.0, rel=1e-3)
+
+
+def test_audit_of_switch_reports_what_its_own_loss_applies() -> None:
+    found = audit_router(seeded(switch).eval(), [batch()])
+    assert (found.layers, found.top_k, found.model_layers) == (4, 1, 8)
+    assert found.applied is not None
+    assert found.applied.relative == pytest.approx(2.0, rel=1e-3)
+    assert found.applied.coef == pytest.approx(0.001)
+    assert audit_router(seeded(switch).eval(), [batch()], convention="hf_switch").relative == 2.0
+
+
+def test_sigmoid_routers_are_labelled_as_having_no_softmax_normalizer() -> None:
+    found = audit_router(seeded(deepseek_v3).eval(), [batch()])
+    assert (found.scoring, found.softmax_normalizer) == ("sigmoid", False)
+    assert (found.log_z, found.entropy, found.absolute, found.relative) == (None, None, None, None)
+    assert SIGMOID_REASON in found.reasons
+
+
+def test_a_router_that_does_not_tell_is_measured_but_not_vouched_for() -> None:
+    found = audit_router(seeded(phimoe).eval(), [batch()])
+    assert (found.scoring, found.softmax_normalizer) == ("unknown", None)
+    assert UNKNOWN_REASON in found.reasons
+    assert found.log_z is not None
+    assert found.relative == 1.0
+
+
+def test_findings_are_plain_values_a_report_can_carry() -> None:
+    for build in (switch, deepseek_v3, SOFTMAX["olmoe"]):
+        found = audit_router(seeded(build).eval(), [batch()])
+        assert json.loads(json.dumps(dataclasses.asdict(found)))["experts"] == E
+
+
+def test_bad_input() -> None:
+    with pytest.raises(InputError, match="records no router logits"):
+        audit_router(torch.nn.Linear(2, 2), [])
+    model = seeded(SOFTMAX["olmoe"])
+    with pytest.raises(InputError, match="`batches` is empty"):
+        audit_router(model, [])
+    with pytest.raises(InputError, match="at most the number of experts"):
+        audit_router(model, [batch()], top_k=E + 1)
+    with pytest.raises(InputError, match=r"\[batch, sequence\] mask"):
+        audit_router(model, [{**batch(), "attention_mask": torch.ones(3, 1, 10, 10)}])
+    with pytest.raises(InputError, match="has no attribute 'router_z_loss_coef'"):
+        measure_model_router_scale(model, batch())

@@ -1,0 +1,40 @@
+"""Reports with real numbers, made once per session."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import straight_audit
+from zloss.decide.decision_map import with_decisions
+from zloss.results.audit import AuditReport
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def bare() -> AuditReport:
+    """A complete report without decisions."""
+    return straight_audit.tiny_report()
+
+
+@pytest.fixture(scope="session")
+def report(bare: AuditReport) -> AuditReport:
+    return with_decisions(bare)
+
+
+@pytest.fixture(scope="session")
+def other() -> AuditReport:
+    """A second model whose rows share a far smaller mean."""
+    return with_decisions(straight_audit.tiny_report(5, name="tiny <other>", shift=0.02))
+
+
+@pytest.fixture(scope="session")
+def loss_audit() -> dict[str, object]:
+    tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
+    return straight_audit.loss_audit(tokens, torch.bfloat16)
+
+
+@pytest.fixture(scope="session")
+def comparison() -> dict[str, object]:
+    return straight_audit.comparison({"ce": 0.0, "standard": 1e-2, "heavy": 1.0})

@@ -1,0 +1,143 @@
+"""Models that can be audited, and every way in which one cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_models import VOCAB, save_model, save_tokenizer
+from zloss.errors import CheckpointError
+from zloss.models.checkpoint import load_checkpoint
+from zloss.models.output_head import check_head, find_head, hidden_states
+
+IDS = torch.arange(2, 60)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "neox", "phi", "cohere", "granite", "gemma2"])
+def test_heads_reproduce_the_models_own_logits(kind: str, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(str(save_model(kind, tmp_path)))
+    head = find_head(checkpoint)
+    assert check_head(checkpoint, head, IDS) < 1e-5
+    assert head.vocab == VOCAB
+    assert head.tied == (kind not in ("neox", "phi"))
+    with hidden_states(checkpoint, head) as hidden_of:
+        assert hidden_of(IDS.unsqueeze(0)).shape == (1, len(IDS), head.width)
+    assert not head.module._forward_pre_hooks
+
+
+def test_an_unknown_transformation_of_the_logits_stops_the_audit(tmp_path: Path) -> None:
+    """Cohere's scale hidden from the config: the head no longer reproduces the logits, and the error says so."""
+    checkpoint = load_checkpoint(str(save_model("cohere", tmp_path)))
+    checkpoint.model.logit_scale = 0.5  # the module multiplies by this, the config says 0.25
+    with pytest.raises(CheckpointError, match=r"relative difference 0\.5"):
+        check_head(checkpoint, find_head(checkpoint), IDS)
+
+
+def test_an_encoder_is_not_causal(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertLMHeadModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        is_decoder=False,
+    )
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    checkpoint = load_checkpoint(str(tmp_path))
+    with pytest.raises(CheckpointError, match="not causal"):
+        check_head(checkpoint, find_head(checkpoint), IDS)
+
+
+def test_models_that_are_no_language_models(tmp_path: Path) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration, ViTConfig
+
+    t5 = T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
+    T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
+    save_tokenizer(tmp_path / "t5")
+    with pytest.raises(CheckpointError, match="encoder-decoder"):
+        load_checkpoint(str(tmp_path / "t5"))
+    ViTConfig(hidden_size=32).save_pretrained(tmp_path / "vit")
+    save_tokenizer(tmp_path / "vit")
+    with pytest.raises(CheckpointError, match="not a causal language model"):
+        load_checkpoint(str(tmp_path / "vit"))
+
+
+def test_a_model_without_an_output_head(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(str(save_model("gpt2", tmp_path)))
+    checkpoint.model.get_output_embeddings = lambda: None
+    with pytest.raises(CheckpointError, match="no output head"):
+        find_head(checkpoint)
+
+
+def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no model 'nobody/nothing'"):
+        load_checkpoint("nobody/nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="not a Hugging Face model"):
+        load_checkpoint(str(tmp_path / "empty"))
+    folder = save_model("gpt2", tmp_path / "gpt2")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        load_checkpoint(str(folder))
+    save_tokenizer(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_checkpoint(str(folder))
+
+
+def test_pickled_weights_are_read_only_on_request(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = save_model("neox", tmp_path)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="--allow-pickle"):
+        load_checkpoint(str(folder))
+    assert load_checkpoint(str(folder), allow_pickle=True).model is not None
+
+
+def test_gguf_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(CheckpointError, match="no GGUF file"):
+        load_checkpoint(str(tmp_path / "missing.gguf"))
+    for name, content in (
+        ("empty.gguf", b""),
+        ("text.gguf", b"this is no model"),
+        ("cut.gguf", b"GGUF\x03\x00\x00\x00"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match="GGUF"):
+            load_checkpoint(str(tmp_path / name))
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+@pytest.mark.slow
+def test_the_embedded_model_is_converted_once_and_is_an_ordinary_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zloss.models.checkpoint import _embedded_smollm2
+
+    if _embedded_smollm2() is None:
+        pytest.skip("the package that carries SmolLM2 is not installed")
+    monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path))
+    checkpoint = load_checkpoint("smollm2")
+    head = find_head(checkpoint)
+    assert (head.vocab, head.width, head.tied, checkpoint.wants_bos) == (49152, 576, True, False)
+    assert not hasattr(checkpoint.config, "quantization_config")
+    folders = list((tmp_path / "gguf").iterdir())
+    assert len(folders) == 1
+    stamp = (folders[0] / "model.safetensors").stat().st_mtime_ns
+    again = load_checkpoint("smollm2")
+    assert (folders[0] / "model.safetensors").stat().st_mtime_ns == stamp
+    assert torch.equal(find_head(again).weight_VD, head.weight_VD)
+    assert json.loads((folders[0] / "zloss.json").read_text())["wants_bos"] is False
+    again.model.save_pretrained(tmp_path / "saved")  # a model still marked as quantized would refuse

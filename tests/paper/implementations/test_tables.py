@@ -1,0 +1,228 @@
+"""Recipes of the implementation audits: their rows are the audits' numbers, their claims fail on wrong tables."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zloss.audit.implementation.implementations import IMPLEMENTATIONS
+from zloss.audit.implementation.overflow import OverflowRow
+from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
+from zloss_paper.engine.profile import Overrides
+from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.reproduction import Reproduction, reproduce
+from zloss_paper.engine.table import Cell, Key, Row, Table, measured
+from zloss_paper.engine.workbench import Workbench
+from zloss_paper.implementations import shared_audits as shared
+from zloss_paper.implementations.overflow_audit import OverflowConfig, configure
+from zloss_paper.implementations.source_audit import OWN_INPUTS
+
+SOURCE = ("tab:source_audit", "text:source_audit_fineweb", "text:source_audit_medium")
+KERNEL = ("tab:triton_fused", "text:fused_audit_medium")
+UPDATE = ("tab:update_audit", "text:update_audit_fp16")
+
+
+@pytest.fixture(scope="module")
+def bench() -> Workbench:
+    return Workbench(command="zloss reproduce")
+
+
+def smoke(label: str, folder: Path, bench: Workbench) -> Reproduction:
+    return reproduce(find_recipe(label), "smoke", Overrides(models=(str(folder),)), bench)
+
+
+def own(label: str) -> Table:
+    paper = find_recipe(label).paper
+    assert paper is not None
+    return paper.table
+
+
+def verdict(label: str, claim: str, table: Table) -> str:
+    (found,) = (one for one in find_recipe(label).claims if one.id == claim)
+    return found.check(table).verdict
+
+
+def changed(table: Table, column: str, change: Any, **key: Key) -> Table:
+    """The table with one column of some rows changed."""
+    touched = table.find(**key)
+    return Table(
+        tuple(
+            replace(row, cells={**row.cells, column: Cell(change(row.cells[column].value))}) if row in touched else row
+            for row in table
+        )
+    )
+
+
+WRONG = [
+    # label, claim, column, change, rows that change
+    ("tab:source_audit", "forward_understates", "delta_src", lambda x: x / 1000, {}),
+    ("tab:source_audit", "forward_below", "rel_forward_error", lambda x: 5 * x, {"storage": "bf16"}),
+    ("tab:source_audit", "grows_with_scale", "delta_src", lambda x: x / 10, {"logit_scale": 4}),
+    ("tab:source_audit", "fp16_smaller", "delta_src", lambda x: 8 * x, {"storage": "fp16"}),
+    ("text:source_audit_fineweb", "forward_below", "rel_forward_error_upper_bound", lambda x: 2 * x, {}),
+    ("text:source_audit_fineweb", "grows_with_scale", "delta_src", lambda x: x / 10, {"logit_scale": 4}),
+    ("text:source_audit_medium", "forward_understates", "delta_src", lambda x: x / 1000, {}),
+    ("text:source_audit_medium", "grows_with_scale", "delta_src", lambda x: x / 10, {"logit_scale": 4}),
+    ("text:pytorch_backward_audit", "close", "delta_total", lambda x: 10 * x, {}),
+    ("tab:triton_fused", "fp32_consistent", "delta_z", lambda x: 10 * x, {"storage": "fp32"}),
+    ("tab:triton_fused", "bf16_material", "delta_z", lambda x: x / 1000, {}),
+    ("tab:triton_fused", "total_smaller", "delta_total", lambda x: 10 * x, {}),
+    ("tab:triton_fused", "fp16_smaller", "delta_z", lambda x: 8 * x, {"storage": "fp16"}),
+    ("text:fused_audit_medium", "grows_with_scale", "delta_z", lambda x: x / 10, {"logit_scale": 4}),
+    ("tab:update_audit", "visible_after_transport", "grad_rel_error", lambda x: x / 100, {}),
+    ("tab:update_audit", "adam_magnifies", "adam_dir_rel_error", lambda x: x / 10, {}),
+    ("tab:update_audit", "grows_with_scale", "grad_rel_error", lambda x: x / 10, {"logit_scale": 4}),
+    ("text:update_audit_fp16", "small", "grad_rel_error_max", lambda x: 10 * x, {}),
+    ("text:update_audit_fp16", "grows_with_scale", "grad_rel_error_max", lambda x: x / 10, {"logit_scale": 4}),
+    ("tab:overflow_audit", "standard_takes_room", "kappa_min", lambda x: 100 * x, {"method": "Standard Z-loss"}),
+    ("tab:overflow_audit", "centered_stays", "grad_norm_mean", lambda x: 2 * x, {"method": "Centered Z-loss"}),
+    ("tab:overflow_audit", "centered_head_is_ce", "kappa_min", lambda x: x + 1, {"method": "Centered head"}),
+    ("tab:overflow_audit", "overflow_at_4096", "psi_4096", lambda x: 0.5, {"method": "Standard Z-loss"}),
+    ("tab:overflow_audit", "overflow_at_4096", "psi_4096", lambda x: 0.5, {"method": "CE baseline"}),
+]
+
+
+@pytest.mark.parametrize(("label", "claim", "column", "change", "key"), WRONG)
+def test_a_claim_fails_on_wrong_numbers(label: str, claim: str, column: str, change: Any, key: dict[str, Key]) -> None:
+    assert verdict(label, claim, own(label)) == HOLDS
+    assert verdict(label, claim, changed(own(label), column, change, **key)) == FAILS
+
+
+def test_every_claim_has_a_wrong_table() -> None:
+    tested = {(label, claim) for label, claim, *_ in WRONG}
+    labels = (*SOURCE, *KERNEL, *UPDATE, "text:pytorch_backward_audit", "tab:overflow_audit")
+    assert tested == {(label, claim.id) for label in labels for claim in find_recipe(label).claims}
+
+
+def test_the_overflow_claim_about_gpt2_stays_open_for_other_models() -> None:
+    row = Row({"model": "mine", "corpus": "x", "method": "CE baseline"}, measured({"psi_4096": 1.0}))
+    assert verdict("tab:overflow_audit", "overflow_at_4096", Table((row,))) == OPEN
+
+
+def test_source_rows_stand_beside_the_papers(gpt2_folder: Path, bench: Workbench) -> None:
+    result = smoke("tab:source_audit", gpt2_folder, bench)
+    stored = [row for row in result.table if row.key["storage"] != OWN_INPUTS]
+    assert len(stored) == 9
+    for row in stored:
+        other = result.beside(row)
+        assert (other is None) == (row.key["storage"] == "fp32")
+        assert row.cells["split_residual"].value <= 1e-6
+    ours = result.table.find(storage=OWN_INPUTS)
+    assert len(ours) == 3
+    assert all(row.cells["delta_src_max"].value <= 1e-4 for row in ours)
+    details = result.to_dict()["details"]["source_rows"]
+    assert [detail["row"]["delta_src"]["mean"] for detail in details] == [
+        row.cells["delta_src"].value for row in stored
+    ]
+
+
+def test_recipes_of_one_audit_share_it(gpt2_folder: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    for name in ("source_audit", "update_audit", "kernel_row"):
+        real = getattr(shared, name)
+
+        def counted(*args: Any, _real: Any = real, _name: str = name, **options: Any) -> Any:
+            runs.append(_name)
+            return _real(*args, **options)
+
+        monkeypatch.setattr(shared, name, counted)
+    fresh = Workbench(command="zloss reproduce")
+    for label in (*SOURCE, *UPDATE, "text:pytorch_backward_audit"):
+        smoke(label, gpt2_folder, fresh)
+    assert sorted(runs) == ["source_audit", "update_audit"]
+
+
+def test_update_rows_have_both_scopes_and_z_alone(neox_folder: Path, bench: Workbench) -> None:
+    result = smoke("tab:update_audit", neox_folder, bench)
+    assert {(row.key["scope"], row.key["logit_scale"]) for row in result.table} == {
+        (scope, scale) for scope in ("head", "all") for scale in (1, 4)
+    }
+    assert all(row.cells["z_grad_rel_error"].value > 0 for row in result.table)
+    assert all(result.beside(row) is not None for row in result.table)
+    (fp16,) = smoke("text:update_audit_fp16", neox_folder, bench).table.find(logit_scale=1)
+    assert fp16.cells["grad_rel_error_max"].value < fp16.cells["grad_rel_error_max_bf16"].value
+
+
+def test_overflow_rows(gpt2_folder: Path, bench: Workbench) -> None:
+    result = smoke("tab:overflow_audit", gpt2_folder, bench)
+    by = {row.key["method"]: row for row in result.table}
+    assert len(by) == 6
+    assert by["CE baseline"].cells == by["Centered head"].cells
+    # The paper's WikiText line has three methods; the others stand beside nothing.
+    beside = [method for method, row in by.items() if result.beside(row) is not None]
+    assert beside == ["CE baseline", "Standard Z-loss", "Centered Z-loss"]
+    rows = [detail["row"] for detail in result.to_dict()["details"]["overflow_rows"]]
+    assert [len(row["margin"]["kappa_max"]) for row in rows] == [2] * 6
+    assert set(rows[0]["margin"]["psi"]) == {"256", "1024", "4096", "16384", "65536"}
+
+
+def test_the_overflow_setting_is_the_papers() -> None:
+    stated = find_recipe("tab:overflow_audit").paper
+    assert stated is not None
+    config: OverflowConfig = configure("paper", Overrides())
+    assert config.coef == stated.config["lambda_aux"]
+    assert config.beta == stated.config["gain_beta"]
+    assert list(config.scales) == stated.config["static_scales_audited"]
+    for row in config.models.rows:
+        assert row.audit.blocks == stated.config["num_batches"]
+        assert not row.deviations
+    factorized: Any = config.objectives()["Factorized Z-loss"]
+    assert (factorized.shift_target, factorized.relative_target) == (0.0, None)
+
+
+def test_a_method_without_a_gradient_prints_its_reason() -> None:
+    from zloss_paper.implementations.overflow_audit import _line
+
+    (model, *_) = configure("smoke", Overrides()).models.rows
+    line = _line(model, OverflowRow("Centered Z-loss", 0, None, None, None, "softcap"))
+    assert not line.cells
+    assert set(line.reasons.values()) == {"softcap"}
+
+
+def test_thinned_tokens_come_from_every_block() -> None:
+    import torch
+
+    from zloss.models.output_head import OutputHead
+
+    head = OutputHead(torch.nn.Identity(), torch.zeros(5, 1), None, False)
+    tokens = shared.HeadTokens(head, torch.arange(24.0).unsqueeze(1), torch.arange(24), 8)
+    thin = tokens.thinned(3)
+    assert thin.label_T.tolist() == [0, 3, 7, 8, 11, 15, 16, 19, 23]
+    assert thin.hidden_TD.flatten().long().tolist() == thin.label_T.tolist()
+    assert tokens.thinned(8) is tokens.thinned(None) is tokens
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_fused_kernel_is_audited_interpreted(gpt2_folder: Path, bench: Workbench) -> None:
+    result = smoke("tab:triton_fused", gpt2_folder, bench)
+    assert {(row.key["storage"], row.key["logit_scale"]) for row in result.table} == {
+        (storage, scale) for storage in ("fp32", "bf16", "fp16") for scale in (1, 4)
+    }
+    for row in result.table.find(storage="fp32"):
+        # An untrained model's log Z is close to c, and fp32 rounds their difference by 1e-7 of log Z.
+        assert row.cells["delta_z"].value <= 5e-6
+        assert row.cells["delta_total"].value <= 1e-6
+        assert row.cells["rel_forward_error"].value <= 5e-6
+    assert all("interpreter, on 4 tokens" in row.deviations[-1] for row in result.table)
+    medium = smoke("text:fused_audit_medium", gpt2_folder, bench)
+    assert [row.cells["delta_z"] for row in medium.table.find(storage="bf16")] == [
+        row.cells["delta_z"] for row in result.table.find(storage="bf16")
+    ]
+
+
+def test_every_installed_implementation_has_its_rows(gpt2_folder: Path, bench: Workbench) -> None:
+    result = smoke("audit:implementations", gpt2_folder, bench)
+    audited = [way for way in IMPLEMENTATIONS.values() if way.name != "cut-cross-entropy"]
+    installed = {way.title for way in audited if way.installed}
+    assert {row.key["implementation"] for row in result.table} == installed
+    assert {f"{way.title}: not installed" for way in audited if not way.installed} <= set(result.notes)
+    for way in audited:
+        for row in result.table.find(implementation=way.title, dtype="fp32"):
+            assert row.cells["delta_total"].value <= 1e-5
+            assert ("delta_z" in row.cells) == way.has_z
+    (ours,) = result.table.find(implementation=IMPLEMENTATIONS["chunked-linear"].title, dtype="bf16")
+    assert ours.cells["delta_src"].value <= 1e-4

@@ -1,0 +1,87 @@
+"""The reporting checklist: what an audit covers, what is missing, what does not apply."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zloss.errors import InputError
+from zloss_paper.engine.profile import Overrides
+from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.workbench import Workbench
+from zloss_paper.reporting.checklist import Given, checklist, read_results
+from zloss_paper.reporting.items import ITEMS
+
+
+@pytest.fixture(scope="module")
+def audits(gpt2_folder: Path, neox_folder: Path) -> dict[str, dict[str, Any]]:
+    bench, found = Workbench(), {}
+    for name, folder in (("tied", gpt2_folder), ("untied", neox_folder)):
+        config = find_recipe("text:reporting").configure("smoke", Overrides(models=(str(folder),)))
+        found[name] = bench.audit(config.audits.rows[0].audit).to_dict()
+    return found
+
+
+def status(*given: Given) -> dict[str, str]:
+    return {one.item.id: one.status for one in checklist(given)}
+
+
+def test_an_audit_covers_the_checkpoint_side(audits: dict[str, dict[str, Any]]) -> None:
+    found = status(Given("report.json", "audit", audits["tied"]))
+    assert {found[name] for name in ("lambda_diag", "target", "tied", "p_z_999", "r_z", "tied_paths")} == {"covered"}
+    assert {found[name] for name in ("lambda_aux", "clip_rate", "source_error", "adam_v")} == {"not covered"}
+    assert found["top_k"] == "does not apply"
+
+
+def test_tied_paths_do_not_apply_to_an_untied_head(audits: dict[str, dict[str, Any]]) -> None:
+    assert status(Given("report.json", "audit", audits["untied"]))["tied_paths"] == "does not apply"
+
+
+def test_a_number_that_is_null_is_not_covered(audits: dict[str, dict[str, Any]]) -> None:
+    data = copy.deepcopy(audits["tied"])
+    data["gradient"] = None
+    data["heads"]["raw"]["a_p_99"] = None
+    found = status(Given("report.json", "audit", data))
+    assert found["r_z"] == found["a_p_99"] == "not covered"
+    assert found["p_z_999"] == "covered"
+
+
+def test_other_results_fill_what_an_audit_cannot(audits: dict[str, dict[str, Any]]) -> None:
+    metrics = {"clip_rate": 0.0, "grad_norm_p99": 2.0, "adam_v_max": 1e-3}
+    comparison = {"methods": [{"method": "standard", "coef": 1e-4, "metrics": metrics}], "quality": {}}
+    loss = {"identified": {"coef": 1e-4, "coordinate": "raw"}, "source": {"delta_src": 0.1, "cosine": None}}
+    found = status(
+        Given("report.json", "audit", audits["tied"]),
+        Given("comparison.json", "comparison", comparison),
+        Given("loss.json", "loss-audit", loss),
+    )
+    for name in ("clip_rate", "grad_norm", "adam_v", "lambda_aux", "source_error", "auxiliary_coordinate"):
+        assert found[name] == "covered", name
+    assert found["source_cosine"] == "not covered"
+
+
+def test_a_router_section_makes_the_router_items_apply(audits: dict[str, dict[str, Any]]) -> None:
+    data = {**audits["tied"], "router": {"coef": 1e-3, "convention": "megatron", "top_k": 2, "load_cv": None}}
+    found = status(Given("report.json", "audit", data))
+    assert found["lambda_r"] == found["reduction"] == found["top_k"] == "covered"
+    assert found["load_cv"] == found["capacity"] == "not covered"
+
+
+def test_results_are_read_from_disk(audits: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(audits["tied"]))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.json").write_text(json.dumps({"clip_rate": 0.5}))
+    given = read_results([str(tmp_path), str(run / "metrics.json")])
+    assert [result.kind for result in given] == ["audit", "metrics"]
+    assert status(*given)["clip_rate"] == "covered"
+    with pytest.raises(InputError, match="no file or folder"):
+        read_results([str(tmp_path / "nothing")])
+
+
+def test_items_are_distinct() -> None:
+    assert len({item.id for item in ITEMS}) == len(ITEMS)

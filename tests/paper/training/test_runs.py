@@ -1,0 +1,228 @@
+"""Runs kept by their setting: what makes two runs the same, what happens to interrupted and diverged ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zloss.errors import InputError
+from zloss.text.corpus import pydoc_topics
+from zloss.train.config import TrainConfig
+from zloss.train.step_log import read_steps
+from zloss_paper.engine.claim import OPEN
+from zloss_paper.engine.profile import Overrides
+from zloss_paper.engine.workbench import Workbench
+from zloss_paper.training.base_model import SMOKE, base_config
+from zloss_paper.training.figure import draw_steps, step_means
+from zloss_paper.training.gpt2_diag import CLAIMS, TABLE
+from zloss_paper.training.runs import fingerprint
+from zloss_paper.training.seed_means import Unavailable, column_value
+from zloss_paper.training.table import CE, STANDARD, Arm, TrainingTableConfig, matched_runs, run_notes, table_of
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    return Workbench(tmp_path_factory.mktemp("bench"))
+
+
+def small(**changes: Any) -> TrainingTableConfig:
+    """CE and Standard at the smoke scale, one seed."""
+    config = TABLE.configure("smoke", Overrides())
+    return replace(config, train=replace(config.train, **changes), arms=(Arm(CE), Arm(STANDARD, 1e-4)), seeds=(1,))
+
+
+def test_every_setting_the_text_and_the_start_count(tmp_path: Path) -> None:
+    text, other = tmp_path / "text.txt", tmp_path / "other.txt"
+    text.write_text("one text")
+    other.write_text("another text")
+    config = TrainConfig(texts=(str(text),))
+    base = base_config(SMOKE, ())
+    same = fingerprint(config, base)
+    changed = (
+        replace(config, seed=2),
+        replace(config, lr=1e-3),
+        replace(config, method="standard", coef=1e-4),
+        replace(config, texts=(str(other),)),
+        replace(config, head="paper"),
+        replace(config, untie=True),
+        replace(config, steps=201),
+    )
+    keys = {fingerprint(one, base) for one in changed} | {fingerprint(config, replace(base, steps=13))}
+    assert len(keys) == len(changed) + 1
+    assert same not in keys
+    assert fingerprint(config, None) != same
+
+
+def test_a_moved_text_is_the_same_text_and_a_new_option_that_is_off_changes_nothing(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.txt", tmp_path / "folder" / "b.txt"
+    second.parent.mkdir()
+    for file in (first, second):
+        file.write_text("the same text")
+    one, two = (TrainConfig(texts=(str(file),)) for file in (first, second))
+    assert fingerprint(one, None) == fingerprint(two, None)
+    assert fingerprint(replace(one, valid_offset=None), None) == fingerprint(one, None)
+    with pytest.raises(InputError, match=r"none\.txt"):
+        fingerprint(replace(one, texts=(str(tmp_path / "none.txt"),)), None)
+
+
+def test_another_shape_of_the_start_is_another_start(tmp_path: Path) -> None:
+    base = base_config(SMOKE, ())
+    assert base.from_config is not None
+    wider = tmp_path / Path(base.from_config).name
+    wider.write_text(Path(base.from_config).read_text().replace('"n_layer": 1', '"n_layer": 2'))
+    assert fingerprint(replace(base, from_config=str(wider)), None) != fingerprint(base, None)
+
+
+class StopsAfter:
+    """A progress display during which somebody presses Ctrl-C after some steps of a run."""
+
+    def __init__(self, run: str, steps: int) -> None:
+        self.run, self.left = run, steps
+
+    @contextmanager
+    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[StopsAfter]:
+        self.counting = name == self.run
+        yield self
+
+    def advance(self, amount: int) -> None:
+        if self.counting:
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same_numbers(bench: Workbench, tmp_path: Path) -> None:
+    config = small(steps=9)
+    with pytest.raises(KeyboardInterrupt):
+        matched_runs(config, Workbench(tmp_path, progress=StopsAfter("standard-0.0001-s1", 5)))
+    finished = list(tmp_path.glob("runs/*/metrics.json"))
+    assert len(finished) == 1
+    again = Workbench(tmp_path)
+    resumed = matched_runs(config, again)
+    assert again.trainings.trained == 1
+    whole = matched_runs(config, bench)
+    for arm in config.arms:
+        assert resumed[arm][0].metrics == whole[arm][0].metrics
+        assert [step.loss for step in read_steps(resumed[arm][0].folder)] == [
+            step.loss for step in read_steps(whole[arm][0].folder)
+        ]
+
+
+def test_a_finished_run_that_was_cut_off_is_made_again(bench: Workbench, tmp_path: Path) -> None:
+    config = replace(small(), arms=(Arm(CE),))
+    before = matched_runs(config, Workbench(tmp_path))[Arm(CE)][0]
+    file = before.folder / "metrics.json"
+    file.write_text(file.read_text()[:200])
+    again = Workbench(tmp_path)
+    assert matched_runs(config, again)[Arm(CE)][0].metrics == before.metrics
+    assert again.trainings.trained == 1
+
+
+def test_a_start_without_its_model_is_trained_again(tmp_path: Path) -> None:
+    base = base_config(SMOKE, ())
+    folder = Workbench(tmp_path).trainings.pretrained(base).folder
+    (folder / "model").rename(folder / "elsewhere")
+    again = Workbench(tmp_path)
+    assert (again.trainings.pretrained(base).folder / "model").is_dir()
+    assert again.trainings.trained == 1
+
+
+def test_a_diverged_run_is_a_row_with_reasons(bench: Workbench) -> None:
+    config = small(lr=1e30, clip=1e8)
+    table = table_of(TABLE, config, matched_runs(config, bench))
+    for row in table:
+        assert "ppl" not in row.cells
+        assert row.reasons["ppl"] == row.reasons["p_z_999"]
+        assert re.fullmatch(r"seed 1 diverged: (\d+) of \1 validation predictions are not finite", row.reasons["ppl"])
+    assert {claim.check(table).verdict for claim in CLAIMS} == {OPEN}
+
+
+def test_tails_of_a_longer_run_are_those_of_its_steps(bench: Workbench) -> None:
+    config = replace(small(steps=100, adam_every=10), seeds=(1, 2))
+    runs = matched_runs(config, bench)
+    own, ce = runs[config.arms[1]], runs[config.arms[0]]
+    steps = [[json.loads(line) for line in (run.folder / "steps.jsonl").read_text().splitlines()] for run in own]
+    norms = [[step["grad_norm"] for step in one] for one in steps]
+    p99 = np.mean([np.quantile(one, 0.99) for one in norms])
+    assert column_value("grad_norm_p99", own, ce) == pytest.approx(p99, rel=1e-12)
+    pooled = np.mean(np.concatenate(norms) > 1.0)
+    assert 0 < pooled <= 1
+    assert column_value("clip_rate", own, ce) == pytest.approx(pooled, rel=1e-12)
+    largest = [max(step["adam"]["v_inf"] for step in one if step["adam"]) for one in steps]
+    base = [
+        max(step.adam.v_inf for step in read_steps(run.folder) if step.adam is not None) for run in ce
+    ]  # the same of CE
+    assert column_value("v_max_ratio_to_ce", own, ce) == pytest.approx(np.mean(np.divide(largest, base)), rel=1e-12)
+    assert math.isclose(column_value("delta_ppl", ce, ce), 0)
+
+
+def test_one_seed_has_no_standard_deviation(bench: Workbench) -> None:
+    (ce,) = matched_runs(small(), bench)[Arm(CE)]
+    with pytest.raises(Unavailable, match="two seeds"):
+        column_value("ppl_std", [ce], [ce])
+    with pytest.raises(Unavailable, match="4 steps"):
+        column_value("grad_norm_p99", [ce], [ce])
+    with pytest.raises(Unavailable, match="no auxiliary gradient"):
+        column_value("c_aux", [ce], [ce])
+
+
+def test_a_control_that_left_the_trajectory_is_told(bench: Workbench) -> None:
+    config = replace(small(), arms=(Arm(CE), Arm("Centered head")))
+    runs = matched_runs(config, bench)
+    assert any("bit for bit" in note for note in run_notes(config, runs, bench))
+    other = matched_runs(small(), bench)[Arm(STANDARD, 1e-4)]
+    wrong = {**runs, config.arms[1]: other}
+    assert any("left the trajectory" in note for note in run_notes(config, wrong, bench))
+
+
+def test_unmatched_runs_are_refused(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small()
+    real = bench.trainings.run
+
+    def another_lr(one: TrainConfig, base: TrainConfig | None = None) -> Any:
+        return real(replace(one, lr=1e-3) if one.method == "standard" else one, base)
+
+    monkeypatch.setattr(bench.trainings, "run", another_lr)
+    with pytest.raises(InputError, match="not a matched pair: they differ in lr"):
+        matched_runs(config, bench)
+
+
+def test_drawn_lines_are_means_over_seeds(bench: Workbench, tmp_path: Path) -> None:
+    config = replace(small(), seeds=(1, 2))
+    runs = matched_runs(config, bench)[Arm(CE)]
+    norms = [[record.grad_norm for record in read_steps(run.folder)] for run in runs]
+    assert step_means(runs, lambda record: record.grad_norm) == pytest.approx(np.mean(norms, axis=0), rel=1e-12)
+    assert all(math.isnan(value) for value in step_means(runs, lambda record: None))
+    files = [draw_steps(tmp_path / name, {"CE": runs}) for name in ("a.svg", "b.svg")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert b"before clipping" in files[0].read_bytes()
+
+
+def test_the_papers_path_trains_from_a_local_folder(gpt2_folder: Path, tmp_path: Path) -> None:
+    """bf16 autocast with materialised logits, accumulated, as the paper profile does it; only shorter."""
+    text = tmp_path / "topics.txt"
+    text.write_text("\n\n".join(pydoc_topics()[:12]), encoding="utf-8")
+    table = replace(
+        TABLE,
+        paper=replace(TABLE.paper, steps=3, warmup=1, micro_batch=2, block_size=32, valid_blocks=4, gradient_blocks=1),
+        arms=(Arm(CE), Arm("Centered head")),
+        seeds=(4,),
+    )
+    config = table.configure("paper", Overrides(models=(f"gpt2={gpt2_folder}",), texts=(str(text),)))
+    assert config.deviations == ("the text is topics.txt, not WikiText-103",)
+    measured = table.run(config, Workbench(tmp_path))
+    assert [row.cells["ppl"].value > 1 for row in measured.table] == [True, True]
+    runs = [read_steps(tmp_path / "runs" / run["run"]) for run in measured.details["runs"]]
+    # In bf16 the control leaves the trajectory of CE, as the paper's Centered head rows do.
+    assert [step.grad_norm for step in runs[0]] != [step.grad_norm for step in runs[1]]
+    assert not any("bit for bit" in note for note in measured.notes)

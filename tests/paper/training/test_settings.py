@@ -1,0 +1,198 @@
+"""Training recipes at paper scale have the settings the paper states; at small scale they say in what they deviate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.paper.training.labels import DESCRIBED, TABLES
+from zloss.errors import CorpusError, InputError
+from zloss.train.config import TrainConfig
+from zloss.train.data import open_data, training_text
+from zloss.train.from_config import train_tokenizer
+from zloss_paper.engine.paper_table import paper_table
+from zloss_paper.engine.profile import Overrides
+from zloss_paper.engine.registry import find_recipe
+from zloss_paper.heads.audit_rows import MODEL_IDS
+from zloss_paper.training.base_model import CPU, SMOKE, Scale, base_config, split
+from zloss_paper.training.small_training import small_config
+from zloss_paper.training.table import METHODS, TrainingTableConfig
+
+STATED = {
+    "block_size": "block_size",
+    "steps": "steps",
+    "micro_batch": "micro_batch",
+    "grad_accumulation": "accumulate",
+    "effective_batch_sequences": "blocks_per_step",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "lr": "lr",
+    "warmup_steps": "warmup",
+    "weight_decay": "weight_decay",
+    "clip_threshold": "clip",
+    "eval_sequences": "valid_blocks",
+    "train_sequences": "blocks",
+    "train_offset": "offset",
+    "lambda_diag": "diag_coef",
+    "gain_beta": "gain_beta",
+    "optimizer_state_sample_every": "adam_every",
+}
+"""The paper's names of settings, and ours."""
+
+
+def paper_config(label: str) -> TrainingTableConfig:
+    config: TrainingTableConfig = find_recipe(label).configure("paper", Overrides())
+    return config
+
+
+@pytest.mark.parametrize("label", TABLES)
+def test_paper_scale_is_what_the_paper_states(label: str) -> None:
+    stated, config = paper_table(label).config, paper_config(label)
+    ours: TrainConfig = config.train
+    compared = 0
+    for name, field in STATED.items():
+        if stated.get(name) is not None:
+            assert getattr(ours, field) == pytest.approx(stated[name]), name
+            compared += 1
+    assert compared >= 8
+    ((model, identifier),) = stated["model_ids"].items()
+    assert ours.model == MODEL_IDS[model]
+    assert identifier in (None, ours.model)
+    assert ours.corpus == {"WikiText-103": "wikitext-103", "FineWeb-Edu": "fineweb-edu"}[stated["corpus"]]
+    if stated.get("eval_offset") is not None:
+        assert ours.valid_offset == stated["eval_offset"]
+    consumed = stated["train_tokens_consumed_per_run"]
+    assert ours.steps * ours.tokens_per_step == pytest.approx(consumed, rel=0.02)
+    if stated.get("train_tokens_available") is not None and ours.blocks is not None:
+        assert ours.blocks * ours.block_size == pytest.approx(stated["train_tokens_available"], rel=0.02)
+    assert len(config.seeds) == stated["seeds_count"]
+    assert (ours.precision, ours.head) == ("bf16", "paper")
+    assert ours.target is None  # log V
+    assert not ours.untie
+    assert not ours.head_shift
+    assert not config.deviations
+    assert config.base is None
+
+
+@pytest.mark.parametrize("label", TABLES)
+def test_arms_are_the_lines_of_the_table(label: str) -> None:
+    recipe, config = find_recipe(label), paper_config(label)
+    assert recipe.paper is not None
+    stated = recipe.paper.config["lambda_aux"]
+    printed = [(row.key["method"], row.key.get("lambda_aux")) for row in recipe.paper.table]
+    keys = [dict(arm.key) for arm in config.arms]
+    assert printed == [(arm.method, key.get("lambda_aux")) for arm, key in zip(config.arms, keys, strict=True)]
+    for arm in config.arms:
+        free = METHODS[arm.method] in ("ce", "centered-head")
+        if free:
+            assert arm.coef == 0
+        elif not isinstance(stated, str):  # the sweep has a column instead
+            assert arm.coef == stated
+
+
+def test_runs_the_paper_only_describes() -> None:
+    medium = paper_config("text:fineweb_medium_2400").train
+    assert (medium.steps, medium.warmup, medium.micro_batch, medium.accumulate) == (2400, 120, 8, 2)
+    assert medium.steps * medium.tokens_per_step == pytest.approx(9.83e6, rel=1e-3)
+    assert medium.valid_blocks * medium.block_size == 65_536
+    sweep = paper_config("text:raw_sweep_1e3")
+    assert sweep.train == paper_config("tab:fineweb_update_outlier").train
+    assert {arm.method for arm in sweep.arms if arm.coef == 1e-3} == {
+        "Standard Z-loss",
+        "Factorized Z-loss",
+        "Gain-aware Z-loss",
+    }
+    assert sweep.arms[0].method == "CE baseline"
+
+
+def test_separate_seed_sets_are_separate() -> None:
+    main = set(paper_config("tab:finetune").seeds)
+    for label in ("tab:gpt2_diag", "tab:fineweb_medium_ft", "tab:adam_state_stress", "text:fineweb_medium_2400"):
+        assert not main & set(paper_config(label).seeds), label
+
+
+def cpu(label: str, **changes: Any) -> TrainingTableConfig:
+    config: TrainingTableConfig = find_recipe(label).configure("cpu", Overrides(**changes))
+    return config
+
+
+def test_small_runs_are_long_enough_and_matched_to_their_table() -> None:
+    for label in (*TABLES, *DESCRIBED):
+        config = cpu(label)
+        assert config.train.steps >= 200
+        assert config.base is not None
+        assert config.deviations
+        assert len(config.seeds) == 2
+        assert config.train.clip == paper_config(label).train.clip
+        assert config.arms == paper_config(label).arms
+    low = cpu("tab:finetune").train
+    assert cpu("tab:stress_diag").train == cpu("tab:medium_ft").train == cpu("text:fineweb_medium_2400").train == low
+    for label in ("tab:fineweb_noclip_stress", "tab:fineweb_update_outlier"):
+        factor = paper_config(label).train.lr / paper_config("tab:finetune").train.lr
+        assert cpu(label).train.lr == pytest.approx(factor * low.lr)
+    assert not cpu("tab:gpt2_diag").train.untie
+
+
+def test_parts_of_a_text_do_not_overlap(tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_bytes(b"x" * 8_000_000)
+    for scale, profile in ((CPU, "cpu"), (SMOKE, "smoke")):
+        for texts in ((), (str(long),)):
+            base = base_config(scale, texts)
+            run = small_config(profile, find_recipe_setting("tab:finetune"), texts)
+            assert base.blocks is not None
+            assert run.blocks is not None
+            assert run.offset == base.blocks
+            assert run.valid_offset == base.valid_offset == base.blocks + run.blocks
+            assert run.valid_blocks == base.valid_blocks
+    run = small_config("cpu", find_recipe_setting("tab:finetune"), (str(long),))
+    assert run.steps * run.blocks_per_step / (run.blocks or 0) == pytest.approx(0.96, abs=0.005)
+    subset = small_config("cpu", find_recipe_setting("tab:medium_long"), (str(long),))
+    assert subset.steps * subset.blocks_per_step / (subset.blocks or 0) == pytest.approx(9.375, rel=0.02)
+
+
+@pytest.mark.parametrize("scale", [CPU, SMOKE])
+def test_the_embedded_text_has_the_blocks_that_were_counted(scale: Scale) -> None:
+    """Blocks are counted by bytes before there is a tokenizer; the tokenizer of the recipe gives at least as many."""
+    config = base_config(scale, ())
+    tokenizer = train_tokenizer(training_text(config), scale.vocab)
+    assert open_data(config, tokenizer, None).valid.count == config.valid_blocks
+
+
+def find_recipe_setting(label: str) -> Any:
+    import importlib
+
+    from zloss_paper.engine.registry import MODULES
+
+    return importlib.import_module(f"zloss_paper.{MODULES[label]}").TABLE.small
+
+
+def test_a_short_or_missing_text_is_one_sentence(tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("a few words " * 50)
+    with pytest.raises(CorpusError, match="give a longer --text"):
+        split(CPU, (str(short),))
+    with pytest.raises(CorpusError, match=r"none\.txt"):
+        cpu("tab:finetune", texts=(str(tmp_path / "none.txt"),))
+
+
+def test_models_of_ones_own(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    named = find_recipe("tab:medium_ft").configure("paper", Overrides(models=(f"gpt2-medium={folder}", "gpt2=x")))
+    assert (named.train.model, named.base, named.deviations) == (str(folder), None, ())
+    other = find_recipe("tab:medium_ft").configure("paper", Overrides(models=(str(folder),)))
+    assert other.train.model == str(folder)
+    assert other.deviations == ("the model is mine, not GPT-2 Medium",)
+    elsewhere = find_recipe("tab:medium_ft").configure("paper", Overrides(models=(f"gpt2={folder}",)))
+    assert elsewhere.train.model == "gpt2-medium"
+    with pytest.raises(InputError, match="'nonsense' is not a model of the paper"):
+        find_recipe("tab:medium_ft").configure("paper", Overrides(models=(f"nonsense={folder}",)))
+
+
+def test_counts_of_ones_own_are_deviations() -> None:
+    config = find_recipe("tab:finetune").configure("paper", Overrides(blocks=100))
+    assert config.train.blocks == 100
+    assert config.deviations == ("100 blocks of 256, not all of 256",)

@@ -1,0 +1,199 @@
+"""Every training recipe at the smoke profile, once: its rows are means over the runs, and its runs are shared."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.paper.training.labels import DESCRIBED, TABLES, TRAINING
+from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
+from zloss_paper.engine.profile import Overrides
+from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.reproduction import Reproduction, reproduce
+from zloss_paper.engine.table import Table
+from zloss_paper.engine.workbench import Workbench
+from zloss_paper.show.page import markdown, write_reproduction
+from zloss_paper.training.table import METHODS
+
+SECONDS = 180
+"""What all of them may take together."""
+
+
+@dataclass(frozen=True)
+class Smoke:
+    folder: Path
+    results: dict[str, Reproduction]
+    trained: int
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
+    folder = tmp_path_factory.mktemp("smoke")
+    bench = Workbench(folder, command="zloss reproduce")
+    start = time.process_time()
+    results = {label: reproduce(find_recipe(label), "smoke", Overrides(), bench) for label in TRAINING}
+    return Smoke(folder, results, bench.trainings.trained, time.process_time() - start)
+
+
+def test_all_of_them_together_are_quick(smoke: Smoke) -> None:
+    assert smoke.seconds < SECONDS
+
+
+def test_tables_share_their_runs(smoke: Smoke) -> None:
+    """42 arms of eight settings at two seeds, and one start; without sharing it would be more than twice as many."""
+    runs = [path.name for path in (smoke.folder / "runs").iterdir()]
+    assert len(runs) == len(set(runs)) == 84
+    assert len(list((smoke.folder / "models").iterdir())) == 1
+    assert smoke.trained == 85
+    asked = [run["run"] for label in (*TABLES, *DESCRIBED) for run in smoke.results[label].details["runs"]]
+    assert set(asked) == set(runs)
+    assert len(asked) > 1.7 * len(runs)
+    ce = {
+        run["run"]
+        for label in ("tab:finetune", "tab:fineweb_ft", "tab:medium_ft", "tab:stress_diag")
+        for run in smoke.results[label].details["runs"]
+        if run["method"] == "ce"
+    }
+    assert len(ce) == 2
+
+
+def test_a_second_call_trains_nothing(smoke: Smoke) -> None:
+    again = Workbench(smoke.folder, command="zloss reproduce")
+    for label in TRAINING:
+        rows = reproduce(find_recipe(label), "smoke", Overrides(), again).to_dict()["rows"]
+        assert rows == smoke.results[label].to_dict()["rows"]
+    assert again.trainings.trained == 0
+
+
+def test_a_changed_setting_is_another_run(smoke: Smoke) -> None:
+    again = Workbench(smoke.folder, command="zloss reproduce")
+    recipe = find_recipe("tab:gpt2_diag")
+    recipe.run(recipe.configure("smoke", Overrides(blocks=20)), again)
+    assert again.trainings.trained == 6
+
+
+def metrics_of(smoke: Smoke, label: str, method: str, coef: float) -> list[dict[str, Any]]:
+    """metrics.json of the runs of one line, found by what their own config says."""
+    setting = smoke.results[label].config.train
+    found = []
+    for folder in sorted((smoke.folder / "runs").iterdir()):
+        config = json.loads((folder / "config.json").read_text())
+        same = all(config[name] == getattr(setting, name) for name in ("lr", "clip", "head_shift", "blocks"))
+        if same and (config["method"], config["coef"]) == (METHODS[method], coef):
+            found.append(json.loads((folder / "metrics.json").read_text()))
+    assert [one["seed"] for one in sorted(found, key=lambda one: one["seed"])] == [1, 2]
+    return sorted(found, key=lambda one: int(one["seed"]))
+
+
+STRAIGHT = {
+    "ppl": lambda own, ce: statistics.fmean(m["ppl"] for m in own),
+    "ppl_std": lambda own, ce: statistics.stdev(m["ppl"] for m in own),
+    "delta_ppl": lambda own, ce: ((own[0]["ppl"] - ce[0]["ppl"]) + (own[1]["ppl"] - ce[1]["ppl"])) / 2,
+    "p_z_999": lambda own, ce: statistics.fmean(m["heads"][m["coordinate"]]["p_z_999"] for m in own),
+    "a_p_99": lambda own, ce: statistics.fmean(m["heads"][m["coordinate"]]["a_p_99"] for m in own),
+    "diag_z": lambda own, ce: statistics.fmean(m["heads"][m["coordinate"]]["diag_z"] for m in own),
+    "grad_norm_max": lambda own, ce: statistics.fmean(m["grad_norm_max"] for m in own),
+    "phi_10": lambda own, ce: sum(round(m["phi_10"] * m["steps"]) for m in own) / sum(m["steps"] for m in own),
+    "clip_rate": lambda own, ce: sum(round(m["clip_rate"] * m["steps"]) for m in own) / sum(m["steps"] for m in own),
+    "v_max_ratio_to_ce": lambda own, ce: statistics.fmean(
+        m["adam_v_max"] / b["adam_v_max"] for m, b in zip(own, ce, strict=True)
+    ),
+    "d_inf_p99": lambda own, ce: statistics.fmean(m["adam_d_inf_p99"] for m in own),
+}
+
+
+@pytest.mark.parametrize("label", TABLES)
+def test_rows_are_those_of_the_metrics(smoke: Smoke, label: str) -> None:
+    result = smoke.results[label]
+    arms = result.config.arms
+    assert len(result.table) == len(arms)
+    checked = set()
+    for arm, row in zip(arms, result.table, strict=True):
+        own, ce = metrics_of(smoke, label, arm.method, arm.coef), metrics_of(smoke, label, "CE baseline", 0.0)
+        for column in set(result.recipe.columns) & set(STRAIGHT):
+            assert row.cells[column].value == pytest.approx(STRAIGHT[column](own, ce), rel=1e-12, abs=1e-15)
+            checked.add(column)
+    assert {"ppl", "p_z_999", "a_p_99"} <= checked
+
+
+def test_a_short_run_has_a_maximum_and_no_p99(smoke: Smoke) -> None:
+    for row in smoke.results["tab:fineweb_noclip_stress"].table:
+        assert "grad_norm_p99" not in row.cells
+        assert "4 steps" in row.reasons["grad_norm_p99"]
+        assert row.cells["grad_norm_max"].value > 0
+    judged = {one.claim.id: one.ours.verdict for one in smoke.results["tab:fineweb_noclip_stress"].claims}
+    assert judged["raw_gradient_tails"] == OPEN
+
+
+def test_the_shift_is_the_probe_that_was_asked_for(smoke: Smoke) -> None:
+    for label, size in (("tab:finetune", 250), ("tab:pythia_ft", 700)):
+        runs = smoke.results[label].details["runs"]
+        found = [run["heads"]["raw"]["mu_abs_99"] for run in runs if run["method"] == "ce"]
+        assert found == pytest.approx([size, size], rel=0.1)
+        assert any(f"about {size}" in deviation for deviation in smoke.results[label].table.rows[0].deviations)
+    tied = smoke.results["tab:gpt2_diag"]
+    assert not any("shifted" in deviation for deviation in tied.table.rows[0].deviations)
+    assert all(run["heads"]["raw"]["mu_abs_99"] < 50 for run in tied.details["runs"])
+
+
+def test_centered_head_trains_as_ce_and_says_so(smoke: Smoke) -> None:
+    result = smoke.results["tab:finetune"]
+    assert any("bit for bit" in note for note in result.notes)
+    (ce,), (head,) = (result.table.find(method=name) for name in ("CE baseline", "Centered head"))
+    assert head.cells["delta_ppl"].value == 0
+    assert ce.cells["a_p_99"].value > 5 * head.cells["a_p_99"].value
+
+
+def test_paired_differences_are_those_of_the_tables(smoke: Smoke) -> None:
+    paired = smoke.results["text:paired_differences"]
+    (row,) = paired.table.find(run="GPT-2 FineWeb-Edu (tab:fineweb_ft)", method="Centered Z-loss")
+    own = metrics_of(smoke, "tab:fineweb_ft", "Centered Z-loss", 1e-4)
+    ce = metrics_of(smoke, "tab:fineweb_ft", "CE baseline", 0.0)
+    gains = [m["heads"]["centered"]["a_p_99"] - b["heads"]["raw"]["a_p_99"] for m, b in zip(own, ce, strict=True)]
+    assert row.cells["delta_a_p_99"].value == pytest.approx(statistics.fmean(gains), rel=1e-12)
+    assert len(paired.table) == 8
+    assert all(paired.beside(one) is not None for one in paired.table)
+
+
+def test_every_row_stands_beside_the_papers(smoke: Smoke) -> None:
+    for label in TABLES:
+        result = smoke.results[label]
+        assert [result.beside(row) is not None for row in result.table] == [True] * len(result.table), label
+        assert not result.comparable
+    sweep = smoke.results["text:raw_sweep_1e3"]
+    assert [row.key["lambda_aux"] for row in sweep.table if sweep.beside(row) is None] == [1e-3] * 3
+
+
+def test_pages_tell_the_story_and_no_path(smoke: Smoke, tmp_path: Path) -> None:
+    for label in TRAINING:
+        page = markdown(smoke.results[label])
+        assert "not comparable" in page
+        written = write_reproduction(tmp_path, smoke.results[label])
+        for path in written:
+            assert str(smoke.folder) not in path.read_text(encoding="utf-8")
+        drawn = [path for path in written if path.suffix == ".svg"]
+        assert len(drawn) == (label in ("tab:stress_diag", "tab:fineweb_noclip_stress", "tab:fineweb_update_outlier"))
+        data = json.loads(written[0].read_text(encoding="utf-8"))
+        assert {claim["verdict"] for claim in data["claims"]} <= {HOLDS, FAILS, OPEN}
+
+
+def test_a_claim_about_the_papers_numbers_stays_open(smoke: Smoke) -> None:
+    quoted = [
+        (label, judged)
+        for label, result in smoke.results.items()
+        for judged in result.claims
+        if judged.claim.id == "quoted"
+    ]
+    assert len(quoted) == 9
+    assert {judged.ours.verdict for _, judged in quoted} == {OPEN}
+    # The same numbers at the paper's own setting would be judged.
+    rows = tuple(replace(row, deviations=()) for row in smoke.results["tab:finetune"].table)
+    (claim,) = (judged.claim for label, judged in quoted if label == "tab:finetune")
+    assert claim.check(Table(rows)).verdict == FAILS

@@ -1,0 +1,138 @@
+"""Scales and conversions of router coefficients, against the figures known for each codebase."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import zloss
+from zloss.errors import CoefficientError, InputError, UnknownNameError
+from zloss.source.router.catalog import find_convention, router_conventions
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("token_layer_mean", 1.0),
+        ("active_route_mean", 0.125),
+        ("active_route_sum", 8.0),
+        ("megatron", 16.0),
+        ("megatron_unscaled", 64.0),
+        ("mesh_tf", 16.0),
+        ("st_moe_pytorch", 16.0),
+        ("levanter", 16.0),
+        ("xtuner", 16.0),
+        ("kempnerforge", 16.0),
+        ("olmo_core", 16 / 32 * 2048 / 1024),
+        ("olmoe", 0.125),
+        ("flaxformer", 1.0),
+        ("openmoe", 1.0),
+        ("marin_grug", 1.0),
+        ("megablocks_mean", 1.0),
+        ("megablocks_sum", 16.0),
+        ("lm_engine", 1.6),
+        ("hf_switch", 2.0),
+        ("hf_nllb_moe", 0.0),
+    ],
+)
+def test_relative_scale_of_each_codebase(name: str, want: float) -> None:
+    scale = zloss.router_scale(
+        name,
+        layers=16,
+        tokens=2048,
+        top_k=8,
+        coef=1e-3,
+        model_layers=32,
+        encoder_layers=8,
+        valid_tokens=1024,
+        micro_batches=4,
+    )
+    assert scale.relative == want
+    assert scale.alpha == pytest.approx(want / (16 * 2048), rel=1e-15)
+    assert scale.absolute == pytest.approx(1e-3 * want / (16 * 2048), rel=1e-15)
+
+
+def test_every_convention_is_cited_and_explained() -> None:
+    for convention in router_conventions():
+        assert len(convention.cited) > 10
+    assert len({convention.name for convention in router_conventions()}) == len(router_conventions())
+
+
+def test_scales_depend_only_on_what_the_convention_names() -> None:
+    base = {
+        "layers": 4,
+        "tokens": 64,
+        "top_k": 2,
+        "coef": 1.0,
+        "model_layers": 12,
+        "encoder_layers": 2,
+        "valid_tokens": 32,
+        "micro_batches": 2,
+    }
+    changed = {
+        "layers": 8,
+        "top_k": 4,
+        "model_layers": 24,
+        "encoder_layers": None,
+        "valid_tokens": 16,
+        "micro_batches": 5,
+    }
+    for convention in router_conventions():
+        reference = zloss.router_scale(convention, **base).relative
+        for name, value in changed.items():
+            moved = zloss.router_scale(convention, **{**base, name: value}).relative != reference
+            assert moved == (name in convention.depends_on), (convention.name, name)
+
+
+def test_the_same_coefficient_differs_128_fold() -> None:
+    assert zloss.match_coefficient(1e-3, "megatron", "olmoe", layers=16, top_k=8) == 0.128
+    assert zloss.match_coefficient(0.128, "olmoe", "megatron", layers=16, top_k=8) == 1e-3
+
+
+def test_matching_there_and_back_is_the_identity() -> None:
+    for source in router_conventions():
+        for target in router_conventions():
+            if "hf_nllb_moe" in (source.name, target.name):
+                continue
+            there = zloss.match_coefficient(1e-3, source, target, layers=12, top_k=6)
+            back = zloss.match_coefficient(there, target, source, layers=12, top_k=6)
+            assert back == pytest.approx(1e-3, rel=1e-15)
+
+
+def test_a_convention_that_applies_nothing_cannot_be_matched() -> None:
+    assert zloss.match_coefficient(1e-3, "hf_nllb_moe", "megatron", layers=4, top_k=2) == 0.0
+    with pytest.raises(CoefficientError, match="applies no router Z-loss"):
+        zloss.match_coefficient(1e-3, "megatron", "hf_nllb_moe", layers=4, top_k=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("megatronn", "megatron"), ("olmo", "olmoe"), ("token-mean", "token_layer_mean")]
+)
+def test_unknown_convention_suggests_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"Did you mean '{nearest}'"):
+        zloss.router_scale(name, layers=1, tokens=1, top_k=1, coef=1.0)
+
+
+def test_spelling_of_names() -> None:
+    assert find_convention("Active-Route-Mean") is find_convention("active_route_mean")
+    assert find_convention("st_moe").name == "mesh_tf"
+
+
+@pytest.mark.parametrize(
+    "change", [{"layers": 0}, {"tokens": 0}, {"top_k": 0}, {"layers": True}, {"coef": float("inf")}]
+)
+def test_bad_counts_are_refused(change: dict[str, object]) -> None:
+    arguments = {"layers": 4, "tokens": 16, "top_k": 2, "coef": 1e-3, **change}
+    with pytest.raises(InputError):
+        zloss.router_scale("megatron", **arguments)
+
+
+def test_scales_load_no_torch() -> None:
+    code = (
+        "import sys, zloss; zloss.router_scale('megatron', layers=2, tokens=4, top_k=1, coef=1.0); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

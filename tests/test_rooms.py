@@ -1,0 +1,133 @@
+"""The rooms of the house and the one direction in which they may import one another (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import zloss
+import zloss_paper
+
+SOURCE = Path(zloss.__file__).parent
+PAPER = Path(zloss_paper.__file__).parent
+
+TENSORS = {"errors", "cache", "streaming", "results", "source", "transport", "optimizer"}
+EXPERIMENTS = TENSORS | {"models", "text", "console", "measure", "decide"}
+EVERYTHING = EXPERIMENTS | {"audit", "train", "report"}
+
+MAY_IMPORT = {
+    # room: the rooms it may import, besides itself
+    "errors": set(),
+    "cache": {"errors"},
+    "streaming": {"errors"},
+    "results": {"errors"},
+    "console": {"errors"},
+    "source": {"errors", "streaming", "results"},
+    "transport": {"errors", "cache", "streaming", "results", "source"},
+    "optimizer": TENSORS - {"optimizer"},
+    "models": TENSORS,
+    "text": TENSORS,
+    "measure": TENSORS | {"models", "text", "console"},
+    "audit": EXPERIMENTS,
+    "train": EXPERIMENTS,
+    "decide": {"errors", "results"},
+    "report": {"errors", "results", "decide"},
+    "integrations": EVERYTHING,
+    "cli": EVERYTHING | {"integrations", "zloss_paper"},
+    "zloss_paper": EVERYTHING,
+}
+WITHOUT_TORCH = ("results", "decide", "report")
+
+
+def rooms_of(module: str) -> set[str]:
+    """The room a dotted name of ours lies in; nothing for foreign packages and for the package itself."""
+    package, _, rest = module.partition(".")
+    if package == "zloss_paper":
+        return {"zloss_paper"}
+    return {rest.partition(".")[0]} if package == "zloss" and rest else set()
+
+
+def imported_modules(text: str) -> Iterator[str]:
+    """Every module a source imports anywhere in it, inside functions too."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the room they lead to"
+            yield node.module or ""
+            if node.module in ("zloss", "zloss_paper"):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names if not alias.name.startswith("_"))
+
+
+def wrong_imports(text: str, room: str) -> set[str]:
+    """The rooms that a source of `room` imports without leave."""
+    rooms = set().union(*(rooms_of(module) for module in imported_modules(text)))
+    return rooms - MAY_IMPORT[room] - {room}
+
+
+def sources_of(room: str) -> list[Path]:
+    if room == "zloss_paper":
+        return sorted(PAPER.rglob("*.py"))
+    file = SOURCE / f"{room}.py"
+    return [file] if file.exists() else sorted((SOURCE / room).rglob("*.py"))
+
+
+def test_every_room_is_listed() -> None:
+    here = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    here |= {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}
+    assert here | {"zloss_paper"} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_imports_point_one_way(room: str) -> None:
+    wrong = {str(path): found for path in sources_of(room) if (found := wrong_imports(path.read_text(), room))}
+    assert not wrong
+
+
+def test_no_room_reaches_itself_through_others() -> None:
+    for room in MAY_IMPORT:
+        reached, pending = set(), set(MAY_IMPORT[room])
+        while pending:
+            reached |= pending
+            pending = set().union(*(MAY_IMPORT[other] for other in pending)) - reached
+        assert room not in reached, f"{room} imports itself through {sorted(reached)}"
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("results", "from zloss.audit.checkpoint.run import run_audit"),
+        ("decide", "from zloss.report.formatting import number"),
+        ("report", "def draw():\n    from zloss.train.config import TrainConfig"),
+        ("audit", "import zloss.train.run"),
+        ("train", "from zloss.report.html.page import Page"),
+        ("transport", "from zloss.models.checkpoint import Checkpoint"),
+        ("zloss_paper", "from zloss.cli.main import main"),
+        ("measure", "from zloss import audit"),
+    ],
+)
+def test_a_wrong_import_is_seen(room: str, line: str) -> None:
+    assert wrong_imports(line, room)
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_results_decisions_and_reports_know_no_torch(room: str) -> None:
+    for path in sources_of(room):
+        assert "torch" not in {module.partition(".")[0] for module in imported_modules(path.read_text())}, path
+
+
+def test_results_decisions_and_reports_load_without_torch() -> None:
+    names = [
+        ".".join(("zloss", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        for room in WITHOUT_TORCH
+        for path in sources_of(room)
+    ]
+    code = (
+        f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,113 @@
+"""Blocks: every prediction exactly once, whatever the corpus looks like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny_models import save_tokenizer
+from zloss.errors import CorpusError, UnknownNameError
+from zloss.text.blocks import make_blocks
+from zloss.text.corpus import Corpus, open_corpus, pydoc_topics
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+TEXT = "\n\n".join(pydoc_topics()[:6])
+
+
+def corpus(text: str = TEXT) -> Corpus:
+    return Corpus("test", iter([text]))
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_tokens_are_predicted_exactly_once(tokenizer: Any, size: int) -> None:
+    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
+    blocks = make_blocks(corpus(), tokenizer, size=size, count=None, bos_id=None)
+    assert blocks.count == (len(ids) - 1) // size
+    targets = blocks.targets(0, blocks.count).reshape(-1)
+    inputs = blocks.inputs(0, blocks.count).reshape(-1)
+    assert targets.tolist() == ids[1 : blocks.predictions + 1]
+    assert inputs.tolist() == ids[: blocks.predictions]
+
+
+def test_a_long_text_is_tokenized_only_as_far_as_needed_and_no_differently(tokenizer: Any) -> None:
+    whole = tokenizer(TEXT * 20, add_special_tokens=False).input_ids
+    blocks = make_blocks(corpus(TEXT * 20), tokenizer, size=50, count=11, bos_id=None, offset=3)
+    assert blocks.stream.tolist() == whole[150 : 150 + 551]
+
+
+def test_bos_stands_in_front_of_every_block_and_is_not_counted(tokenizer: Any) -> None:
+    blocks = make_blocks(corpus(), tokenizer, size=16, count=4, bos_id=0)
+    assert blocks.inputs(1, 3).shape == (2, 17)
+    assert (blocks.inputs(1, 3)[:, 0] == 0).all()
+    assert torch.equal(
+        blocks.inputs(1, 3)[:, 1:], make_blocks(corpus(), tokenizer, size=16, count=4, bos_id=None).inputs(1, 3)
+    )
+    hidden = torch.arange(34).view(2, 17, 1)
+    assert blocks.counted(hidden).shape == (2, 16, 1)
+
+
+def test_too_short_a_text_says_how_many_blocks_it_has(tokenizer: Any) -> None:
+    with pytest.raises(CorpusError, match=r"give \d+ blocks of 64"):
+        make_blocks(corpus("a few words only " * 30), tokenizer, size=64, count=50, bos_id=None)
+    with pytest.raises(CorpusError, match="give 0 blocks"):
+        make_blocks(corpus(""), tokenizer, size=64, count=None, bos_id=None)
+    with pytest.raises(CorpusError, match="size ≥ 1"):
+        make_blocks(corpus(), tokenizer, size=0, count=1, bos_id=None)
+
+
+def test_files_of_every_format_hold_the_same_text(tokenizer: Any, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    documents = pydoc_topics()[:5]
+    plain, lines, table = (tmp_path / name for name in ("a.txt", "a.jsonl", "a.parquet"))
+    plain.write_text("\n\n".join(documents))
+    lines.write_text("\n".join(json.dumps({"body": document}) for document in documents))
+    parquet.write_table(pa.table({"body": documents}), table)
+    texts = []
+    for path in (plain, lines, table):
+        opened = open_corpus([str(path)], None, text_field="body")
+        texts.append(opened.separator.join(opened.documents))
+        assert opened.provenance["files"][0]["name"] == path.name
+    assert texts[0] == texts[1] == texts[2]
+    both = open_corpus([str(plain), str(lines)], None, text_field="body")
+    assert both.separator.join(both.documents) == texts[0] + "\n\n" + texts[0]
+
+
+def test_texts_that_cannot_be_read(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("Käse".encode("latin1"))
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": "a"}\nnot json\n')
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"body": "a"}\n')
+    fake = tmp_path / "fake.parquet"
+    fake.write_bytes(b"PAR1 but not really")
+    for path, message in ((latin, "UTF-8"), (broken, "line 2 is not JSON"), (other, "--text-field"), (fake, "parquet")):
+        with pytest.raises(CorpusError, match=message):
+            list(open_corpus([str(path)], None).documents)
+    with pytest.raises(CorpusError, match="No such file"):
+        open_corpus([str(tmp_path / "missing.txt")], None)
+    with pytest.raises(UnknownNameError, match="fineweb-edu"):
+        open_corpus([], "fineweb")
+    with pytest.raises(CorpusError, match="exclude each other"):
+        open_corpus([str(latin)], "pydoc")
+
+
+def test_the_embedded_corpus_is_english_of_some_length() -> None:
+    text = "".join(open_corpus([], None).documents)
+    assert len(text) > 300_000
+    assert "the" in text.split()
