@@ -17,10 +17,10 @@ import time
 
 import torch
 from memory import peak_extra_mb
+from zloss.measure.gradient import gradient_findings
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import measurement_of
-from zloss.measure.gradient import gradient_findings
 from zloss.measure.tails import Tails
 from zloss.measure.token_table import token_tables
 from zloss.models.checkpoint import Checkpoint, load_checkpoint

@@ -118,7 +118,7 @@ def test_padding_rows_can_be_excluded(folders: dict[str, Path], text: Path) -> N
     assert report.ppl == pytest.approx(truth["ppl"], rel=1e-5)
     assert_near(report.heads.raw, truth["raw"], 2e-4)
     assert_near(report.heads.centered, truth["centered"], 2e-4)
-    with pytest.raises(InputError, match="valid-vocab"):
+    with pytest.raises(InputError, match="`valid_vocab`"):
         audit(folders["neox"], text, valid_vocab="all")
 
 
