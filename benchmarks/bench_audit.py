@@ -24,7 +24,8 @@ from zloss.measure.measurement import measurement_of
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.output_head import find_head, hidden_states
+from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import find_head
 from zloss.text.blocks import make_blocks
 from zloss.text.corpus import open_corpus
 

@@ -15,7 +15,8 @@ from zloss.measure.tail_table import HEAD_NUMBERS
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.output_head import find_head, hidden_states
+from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import find_head
 from zloss.results.audit import HeadNumbers
 from zloss.text.blocks import Blocks
 

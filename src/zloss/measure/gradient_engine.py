@@ -24,7 +24,7 @@ from zloss.measure.head_products import InputPath, head_products
 from zloss.measure.measurement import Measurement
 from zloss.measure.recomputed_layers import recomputed_layers
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import hidden_states
+from zloss.models.hidden_states import hidden_states
 from zloss.source.objective import Objective
 
 

@@ -18,7 +18,8 @@ from zloss.measure.measurement import COORDINATES, Measurement, measurement_of
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import HiddenStates, TokenPass
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import find_head, hidden_states
+from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import find_head
 from zloss.optimizer.endpoints import endpoints
 from zloss.results.audit import NO_INPUT_PATH
 from zloss.results.record import to_plain

@@ -18,7 +18,8 @@ from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.output_head import check_head, find_head
+from zloss.models.head_check import check_head
+from zloss.models.output_head import find_head
 from zloss.results.audit import AuditReport
 from zloss.text.blocks import Blocks, make_blocks
 from zloss.text.corpus import open_corpus

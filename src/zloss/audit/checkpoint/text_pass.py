@@ -14,7 +14,7 @@ from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import hidden_states
+from zloss.models.hidden_states import hidden_states
 from zloss.text.blocks import Blocks
 
 
