@@ -51,10 +51,13 @@ def gradient_seeds(
         for name, objective in objectives.items():
             source = objective.source(chunk.stats)
             p_C = weight * source.along_p
-            seed_CD = p_C.unsqueeze(1) * shape_CD
-            uniform_C = None if source.along_uniform is None else weight * source.along_uniform
-            if uniform_C is not None:
-                seed_CD -= uniform_C.unsqueeze(1) * measurement.mean_row_D.to(shape_CD)
+            if source.along_uniform is None:
+                uniform_C, seed_CD = None, p_C.unsqueeze(1) * shape_CD
+            else:
+                # a·Wᵀp − g·w̄ as a·(Wᵀp − w̄) − (g − a)·w̄: what both terms have in common cancels before it is weighted.
+                uniform_C = weight * source.along_uniform
+                mean_row_D = measurement.mean_row_D.to(shape_CD)
+                seed_CD = p_C.unsqueeze(1) * (shape_CD - mean_row_D) - torch.outer(uniform_C - p_C, mean_row_D)
             chunks[name].append(Seed(SourceCoefficients(p_C, None, uniform_C), seed_CD))
     return {name: _joined(parts) for name, parts in chunks.items()}, torch.cat(log_z)
 

@@ -1,9 +1,9 @@
 """One pass over the tokens of a text: hidden states, token tables, accumulators, a batch of blocks at a time.
 
-An audit and the validation of a run both are this pass. Progress, saving and interrupts belong to the caller, who is
-called back between batches: a batch is counted whole or not at all.
+An audit and the validation of a run are both this pass. Progress, saving and interrupts belong to the caller, whose
+function is called between batches: a batch is counted whole or not at all.
 
-Axes: T tokens of a batch, B blocks, N positions, D width.
+Axes: T tokens of a batch, B blocks of a batch, N positions, D width.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from torch import Tensor
 from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
 from zloss.measure.token_table import token_tables
+from zloss.models.hidden_states import HiddenStates
 from zloss.text.blocks import Blocks
-
-HiddenStates = Callable[[Tensor], Tensor]
-"""Token ids [B, N] to hidden states [B, N, D]."""
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,17 @@ from zloss.errors import CheckpointError
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead
 
+HiddenStates = Callable[[Tensor], Tensor]
+"""Token ids [B, N] to hidden states [B, N, D]."""
+
 
 class _HiddenCaptured(Exception):
     """Raised by the pre-hook to leave the forward pass before the model computes its own logits."""
 
 
 @contextmanager
-def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[Callable[[Tensor], Tensor]]:
-    """A function from token ids [B, N] to hidden states [B, N, D]: the model's forward pass, ended before its head."""
+def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenStates]:
+    """The hidden states of any token ids: the model's forward pass, ended before its head."""
     caught: list[Tensor] = []
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:

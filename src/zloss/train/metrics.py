@@ -16,9 +16,9 @@ from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import diagnostic_gradients
 from zloss.measure.measurement import COORDINATES, Measurement, measurement_of
 from zloss.measure.tails import Tails
-from zloss.measure.token_pass import HiddenStates, TokenPass
+from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import hidden_states
+from zloss.models.hidden_states import HiddenStates, hidden_states
 from zloss.models.output_head import find_head
 from zloss.optimizer.endpoints import endpoints
 from zloss.results.audit import NO_INPUT_PATH
