@@ -135,7 +135,7 @@ class Train:
     """No progress, no lines."""
 
     def run(self) -> int:
-        from zloss.train.bf16_probe import make_bf16_safe
+        from zloss.measure.bf16_products import make_bf16_safe
 
         note = make_bf16_safe() if self.precision == "bf16" else None
         if note and not self.quiet:

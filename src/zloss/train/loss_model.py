@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import OutputHead, find_head, hidden_states
+from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import OutputHead, find_head
 from zloss.source.listing import centered_logits_from_raw
 from zloss.source.objective import Objective
 from zloss.source.objectives.centered import CenteredZLoss

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
+from zloss.models.head_check import check_head
+from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import OutputHead, find_head
 from zloss.train.config import TrainConfig
 from zloss.train.data import TrainData, gather, open_data, training_text
 from zloss.train.from_config import DEFAULT_VOCAB, build_from_config, load_tokenizer, train_tokenizer

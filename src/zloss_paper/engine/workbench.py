@@ -21,7 +21,8 @@ from zloss.audit.checkpoint.run import run_audit
 from zloss.console.progress import Progress, Silent
 from zloss.decide.decision_map import with_decisions
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.output_head import find_head, hidden_states
+from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import find_head
 from zloss.results.audit import AuditReport
 from zloss.results.writing import write_json
 from zloss.text.blocks import Blocks, make_blocks

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from zloss.audit.implementation.overflow import OverflowRow, overflow_audit
-from zloss.models.output_head import check_head, find_head
+from zloss.models.head_check import check_head
+from zloss.models.output_head import find_head
 from zloss.optimizer.fp16_margin import STATIC_SCALES
 from zloss.report.formatting import number
 from zloss.source.objective import Objective

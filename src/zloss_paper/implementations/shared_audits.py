@@ -21,7 +21,8 @@ from zloss.audit.implementation.kernels import KernelRow, kernel_row
 from zloss.audit.implementation.source import SourceRow, source_audit
 from zloss.audit.implementation.storage import ReferenceHead, Storage
 from zloss.audit.implementation.update import UpdateRow, update_audit
-from zloss.models.output_head import OutputHead, check_head, find_head
+from zloss.models.head_check import check_head
+from zloss.models.output_head import OutputHead, find_head
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.table import Key
 from zloss_paper.engine.workbench import Workbench, text_blocks

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import zloss
 from zloss.console.progress import Progress, Step
 from zloss.errors import CorpusError
+from zloss.measure.bf16_products import make_bf16_safe
 from zloss.results.step_record import StepRecord
-from zloss.train.bf16_probe import make_bf16_safe
 from zloss.train.compare.finished_run import FinishedRun
 from zloss.train.config import TrainConfig
 from zloss.train.live import Shown
