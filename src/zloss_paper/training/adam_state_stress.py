@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zloss_paper.engine.checks import judged
 from zloss_paper.engine.claim import Claim
-from zloss_paper.training.claims import COUNTS, against_ce, higher, judged, lower, near_ce, row_of, zero
+from zloss_paper.training.against_ce import COUNTS, against_ce, higher, line_of, lower, near_ce, zero
+from zloss_paper.training.arms import CENTERED, CENTERED_HEAD, stress_arms
 from zloss_paper.training.fineweb_update_outlier import COEF, RAW
 from zloss_paper.training.fineweb_update_outlier import TABLE as OUTLIER
 from zloss_paper.training.recipe import training_recipe
-from zloss_paper.training.table import CENTERED, CENTERED_HEAD, stress_arms
 
 CLOSE = 0.25
 """Relative distance of the largest second moment from that of CE that counts as close."""
@@ -56,7 +57,7 @@ CLAIMS = (
     Claim(
         "centered_no_events",
         "Centered head and Centered Z-loss have no step with ‖g‖ > 100.",
-        judged(lambda table: [zero("phi_100")(row_of(table, method)) for method in (CENTERED_HEAD, CENTERED)]),
+        judged(lambda table: [zero("phi_100")(line_of(table, method)) for method in (CENTERED_HEAD, CENTERED)]),
     ),
     Claim(
         "centered_ppl_cost", "Centered Z-loss costs PPL at this coefficient.", against_ce((CENTERED,), higher("ppl"))

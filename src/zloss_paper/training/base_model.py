@@ -61,7 +61,7 @@ def split(scale: Scale, texts: tuple[str, ...]) -> Split:
     if available < LEAST_BLOCKS:
         raise CorpusError(
             f"the text has about {available} blocks of {scale.block_size}, but at least {LEAST_BLOCKS} are needed to "
-            "pretrain, continue and validate: give a longer --text."
+            "pretrain, continue and validate: give a longer text."
         )
     valid = min(scale.valid_blocks, available // 16)
     continued = min(scale.blocks, available // 5)

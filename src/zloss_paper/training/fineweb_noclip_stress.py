@@ -11,30 +11,14 @@ from __future__ import annotations
 from zloss.train.stress import EFFECTIVELY_UNCLIPPED
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.texts import FINEWEB
-from zloss_paper.training.claims import (
-    COUNTS,
-    HEAD_KEEPS_PPL,
-    HEAD_LOWERS_BOTH,
-    NEAR_CE,
-    against_ce,
-    all_smallest,
-    higher,
-    lower,
-    near_ce,
-    quoted,
-)
+from zloss_paper.training.against_ce import COUNTS, NEAR_CE, against_ce, all_smallest, higher, lower, near_ce
+from zloss_paper.training.arms import CENTERED, CENTERED_HEAD, FACTORIZED, GAIN_AWARE, STANDARD, stress_arms
+from zloss_paper.training.claims import HEAD_KEEPS_PPL, HEAD_LOWERS_BOTH
+from zloss_paper.training.paper_run import paper_run
+from zloss_paper.training.quoted import quoted
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.small_training import UNCLIPPED
-from zloss_paper.training.table import (
-    CENTERED,
-    CENTERED_HEAD,
-    FACTORIZED,
-    GAIN_AWARE,
-    STANDARD,
-    TrainingTable,
-    paper_run,
-    stress_arms,
-)
+from zloss_paper.training.table import TrainingTable
 
 RAW = (STANDARD, FACTORIZED, GAIN_AWARE)
 TABLE = TrainingTable(

@@ -10,22 +10,18 @@ from __future__ import annotations
 
 from zloss.report.formatting import number
 from zloss.train.stress import EFFECTIVELY_UNCLIPPED
-from zloss_paper.engine.claim import Claim, cell
+from zloss_paper.engine.checks import Tested, judged, together
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.comparison import cell
 from zloss_paper.engine.table import Table
 from zloss_paper.engine.texts import FINEWEB
-from zloss_paper.training.claims import COUNTS, against_ce, higher, judged, lower, quoted, row_of, together, zero
+from zloss_paper.training.against_ce import COUNTS, against_ce, higher, line_of, lower, zero
+from zloss_paper.training.arms import CE, CENTERED_HEAD, FACTORIZED, GAIN_AWARE, STANDARD, stress_arms
+from zloss_paper.training.paper_run import paper_run
+from zloss_paper.training.quoted import quoted
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.small_training import UPDATE_OUTLIER
-from zloss_paper.training.table import (
-    CE,
-    CENTERED_HEAD,
-    FACTORIZED,
-    GAIN_AWARE,
-    STANDARD,
-    TrainingTable,
-    paper_run,
-    stress_arms,
-)
+from zloss_paper.training.table import TrainingTable
 
 COEF = 3e-3
 RAW = (STANDARD, FACTORIZED, GAIN_AWARE)
@@ -54,8 +50,8 @@ TABLE = TrainingTable(
 )
 
 
-def _milder(table: Table) -> list[tuple[bool, str]]:
-    mild, standard = row_of(table, GAIN_AWARE), row_of(table, STANDARD)
+def _milder(table: Table) -> list[Tested]:
+    mild, standard = line_of(table, GAIN_AWARE), line_of(table, STANDARD)
     names = ("grad_norm_p99", "grad_norm_max")
     return [
         (
@@ -89,7 +85,7 @@ CLAIMS = (
         "The raw-logit methods have update events beyond every threshold; CE and the centered head have none.",
         together(
             against_ce(RAW, *(higher(name) for name in EVENTS)),
-            judged(lambda table: [zero(*EVENTS)(row_of(table, method)) for method in (CE, CENTERED_HEAD)]),
+            judged(lambda table: [zero(*EVENTS)(line_of(table, method)) for method in (CE, CENTERED_HEAD)]),
         ),
     ),
     quoted(TABLE.label),
