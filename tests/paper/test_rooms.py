@@ -23,7 +23,7 @@ MAY_IMPORT = {
     # room: the rooms of zloss_paper it may import, besides itself
     "engine": set(),
     "show": {"engine"},
-    **dict.fromkeys(FAMILIES, {"engine"}),
+    **{family: {"engine"} for family in FAMILIES},
 }
 
 

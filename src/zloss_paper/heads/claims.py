@@ -41,7 +41,7 @@ SHIFT_REMOVED = Claim(
 
 
 def not_uniform(shown_by: Sequence[str]) -> Claim:
-    """Some head's gain tail rises; in the paper that of `shown_by`."""
+    """The gain tail of some head rises; in the paper these are the heads of `shown_by`."""
     return Claim(
         "gain_may_rise",
         "Centering is not uniformly beneficial: there are heads whose gain tail A_p^99 it raises.",

@@ -32,7 +32,7 @@ CHOICES = {
     "corpus": "WikiText-103 validation, raw variant",
     "diagnostic_batch_size": "the first 8 blocks, gradients mean-reduced over their predictions",
     "block_size": "256",
-    "lambda_value": "1e-4, the diagnostic coefficient; R_Z and both norms are linear in it, the cosines do not feel it",
+    "lambda_value": "1e-4, the diagnostic coefficient; R_Z and both norms are linear in it, the cosines do not depend on it",
     "precision": "fp32",
     "seed_values": "0; nothing here is random",
 }
@@ -99,7 +99,7 @@ def _paths_orthogonal(line: Line) -> Tested:
 
 
 def _said_of(models: tuple[str, ...], test: LineTest) -> Check:
-    """A statement about named models; others have their number in the table."""
+    """A check of named models alone; open where one of them was not measured."""
 
     def check(table: Table) -> Judgement:
         absent = [model for model in models if not table.find(model=model)]

@@ -2,9 +2,9 @@
 
     zloss reproduce audit:implementations
 
-Not a table of the paper: its source and kernel audits, asked of implementations one may really use: ours, PyTorch's, and
-Liger, flash-attn and cut-cross-entropy where they are installed. Losses that take logits read stored ones; losses that
-project themselves get hidden states and head in that dtype, and are compared with fp64 of the same rounded inputs.
+This is not a table of the paper. It applies the paper's source and kernel audits to implementations in use: ours,
+PyTorch's, and Liger, flash-attn and cut-cross-entropy where they are installed. Losses that take logits read stored ones.
+Losses that project get hidden states and head in the storage dtype, and are compared with fp64 of the same rounded inputs.
 
     Δ_tot, Δ_Z        against the logits before storage (projecting losses: at the hidden states)
     kernel Δ_Z        against fp64 of what the loss was given, its 16-bit output included

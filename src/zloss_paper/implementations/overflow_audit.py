@@ -27,6 +27,15 @@ from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, pa
 from zloss_paper.engine.checks import Tested, all_lines, between
 from zloss_paper.engine.claim import OPEN, Claim, Judgement
 from zloss_paper.engine.comparison import cell, ratio
+from zloss_paper.engine.paper_methods import (
+    CE,
+    CENTERED,
+    CENTERED_HEAD,
+    FACTORIZED,
+    GAIN_AWARE,
+    RAW_METHODS,
+    STANDARD,
+)
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import Recipe, RecipeResult
@@ -41,8 +50,6 @@ COLUMNS = ("grad_norm_mean", "grad_inf_mean", "kappa_min", *(f"psi_{scale}" for 
 TARGETS = (paper_target("GPT-2", WIKITEXT, 16), paper_target("GPT-2 Medium", FINEWEB, 16))
 BATCHES = 16
 LAMBDA, BETA = 3e-3, 1e-2
-CE, CENTERED_HEAD, STANDARD, CENTERED = "CE baseline", "Centered head", "Standard Z-loss", "Centered Z-loss"
-RAW_METHODS = (STANDARD, "Factorized Z-loss", "Gain-aware Z-loss")
 AT_CE_SCALE = 0.1
 """Relative difference from CE within which a gradient stays at its scale."""
 PAPER_MODELS = ("GPT-2", "GPT-2 Medium")
@@ -64,8 +71,8 @@ class OverflowConfig:
             CE: CrossEntropy(),
             CENTERED_HEAD: CenteredHead(),
             STANDARD: StandardZLoss(self.coef),
-            "Factorized Z-loss": FactorizedZLoss(self.coef, self.coef),
-            "Gain-aware Z-loss": GainAwareZLoss(self.coef, beta=self.beta),
+            FACTORIZED: FactorizedZLoss(self.coef, self.coef),
+            GAIN_AWARE: GainAwareZLoss(self.coef, beta=self.beta),
             CENTERED: CenteredZLoss(self.coef),
         }
         return {name: known[name] for name in self.methods}

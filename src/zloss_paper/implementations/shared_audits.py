@@ -42,7 +42,7 @@ def shared_kernel_audit(
 ) -> tuple[KernelRow, ...]:
     """The kernel audit of one implementation on the logits of one model on one text.
 
-    Only Triton's interpreter is spared most tokens, unless `same_tokens` asks for the same ones everywhere.
+    Triton's interpreter audits `config.tokens_per_block` tokens of each block; with `same_tokens` every implementation does.
     """
     implementation = find_implementation(name)
     thin = config.tokens_per_block if same_tokens or interpreted(implementation) else None

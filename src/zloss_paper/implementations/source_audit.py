@@ -5,8 +5,8 @@
 Expected (GPT-2, WikiText-103): bf16 forward error 1.9e-4 … 2.7e-4 while Δ_src is 0.065, 0.122, 0.183 at logit × 1, 2, 4;
 fp16 an eighth of that. Cost: 8 blocks, one forward pass and some fp64 products.
 
-Δ_src is the mean over tokens of ‖δ̂ − δ‖₂/‖δ‖₂, with its p99 and maximum beside it; the forward error that of the scalar of
-a block, mean over blocks; the reference fp64 on fp32 parameters. The lines "bf16 inputs" store no logits: hidden states
+Δ_src is the mean over tokens of ‖δ̂ − δ‖₂/‖δ‖₂, with its p99 and maximum beside it. The forward error is that of the scalar
+of a block, mean over blocks. The reference is fp64 on fp32 parameters. The lines "bf16 inputs" store no logits: hidden states
 and head are bf16 and our chunked backend projects them itself, against fp64 of the same bf16 numbers.
 """
 
@@ -117,7 +117,7 @@ def understates(line: Line) -> Tested:
 
 
 def forward_below(line: Line) -> Tested:
-    """The forward error looks harmless."""
+    """The forward error is below the bound the paper gives."""
     found = cell(line, "rel_forward_error")
     return found.low < FORWARD, f"{line.name()}: {number(found.value, 2)}"
 

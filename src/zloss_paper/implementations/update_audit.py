@@ -1,4 +1,4 @@
-"""tab:update_audit: does the source error of bf16 logits reach parameter gradients and Adam's first direction?
+"""tab:update_audit: the source error of bf16 logits in parameter gradients and in Adam's first direction.
 
     zloss reproduce tab:update_audit --profile paper
 

@@ -17,9 +17,10 @@ from zloss_paper.engine.table import Key, Line, Table
 TLM, ARM, ARS = "token-layer mean", "active-route mean", "active-route sum"
 MATCHED = (f"{ARM} matched", f"{ARS} matched")
 RECOVERY = 1e-6
-"""Largest difference of a matched run's loss from the token-layer mean's, and relative of its metrics (ours)."""
+"""Largest difference of a matched run's loss, and largest relative difference of its metrics, from those of the token-layer
+mean that still counts as numerical precision (ours)."""
 SIMILAR_CE = 0.02
-"""Spread of the validation CE over variants that still is similar, in nat (ours)."""
+"""Largest spread of the validation CE over variants, in nat, that counts as similar (ours)."""
 
 
 def name_of(line: Line) -> str:

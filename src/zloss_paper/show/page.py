@@ -53,7 +53,7 @@ def markdown(result: Reproduction, figures: list[Path] | None = None) -> str:
 
 
 def _seconds(result: Reproduction) -> str:
-    """Recipes share their audits and training runs, so the time of a recipe alone would mislead."""
+    """The time of the recipe, and apart from it that of the audits or runs it reads, which other recipes share."""
     own = f"This recipe took {result.provenance['seconds']:g} s"
     audits = [sum(audit["seconds"].values()) for audit in result.details.get("audits", ()) if "seconds" in audit]
     if audits:

@@ -8,8 +8,8 @@ from zloss.report.formatting import number
 from zloss_paper.engine.checks import Compare, LineTest, Tested, judged
 from zloss_paper.engine.claim import Check
 from zloss_paper.engine.comparison import Missing, cell, ratio, smaller
+from zloss_paper.engine.paper_methods import CE
 from zloss_paper.engine.table import Cell, Key, Line, Table
-from zloss_paper.training.arms import CE
 
 NEAR_CE = 0.1
 """Relative difference within which a tail, gain or gradient norm is at the CE level; the paper gives none."""

@@ -5,33 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zloss.train.config import TrainConfig
+from zloss_paper.engine.paper_methods import CE, CENTERED, CENTERED_HEAD, METHODS, RAW_METHODS, STANDARD
 from zloss_paper.engine.table import Key
-
-CE, CENTERED_HEAD, STANDARD = "CE baseline", "Centered head", "Standard Z-loss"
-FACTORIZED, GAIN_AWARE, CENTERED = "Factorized Z-loss", "Gain-aware Z-loss", "Centered Z-loss"
-METHODS = {
-    CE: "ce",
-    CENTERED_HEAD: "centered-head",
-    STANDARD: "standard",
-    FACTORIZED: "factorized",
-    GAIN_AWARE: "gain-aware",
-    CENTERED: "centered",
-}
-"""The paper's names of the methods, and ours."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One line of a table."""
+    """A method at a coefficient: one line of a training table."""
 
     method: str
     """By the paper's name."""
     coef: float = 0.0
     key: tuple[tuple[str, Key], ...] = ()
-    """Key of its line where the method alone is not."""
+    """Key of its line; empty: the method alone."""
 
     def of(self, shared: TrainConfig, seed: int) -> TrainConfig:
-        """Its run at a seed."""
+        """The run of this arm at a seed; `shared` holds the rest of its setting."""
         return replace(shared, method=METHODS[self.method], coef=self.coef, seed=seed)
 
 
@@ -45,5 +34,5 @@ def low_coefficient_arms(coef: float = 1e-4) -> tuple[Arm, ...]:
 
 def stress_arms(coef: float) -> tuple[Arm, ...]:
     """All six methods in the order of the stress tables."""
-    raw = (Arm(method, coef) for method in (STANDARD, FACTORIZED, GAIN_AWARE))
+    raw = (Arm(method, coef) for method in RAW_METHODS)
     return (BASELINE, Arm(CENTERED_HEAD), *raw, Arm(CENTERED, coef))

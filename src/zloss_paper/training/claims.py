@@ -8,6 +8,7 @@ from zloss.report.formatting import number
 from zloss_paper.engine.checks import Tested, judged, together
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD, STANDARD
 from zloss_paper.engine.table import Table
 from zloss_paper.training.against_ce import (
     COUNTS,
@@ -22,7 +23,6 @@ from zloss_paper.training.against_ce import (
     lower,
     near_ce,
 )
-from zloss_paper.training.arms import CENTERED, CENTERED_HEAD, STANDARD
 
 
 def _below_centered_head(table: Table) -> list[Tested]:

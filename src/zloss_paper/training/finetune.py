@@ -8,8 +8,9 @@ Expected: PPL 21.04 … 21.07 for all; P_Z^99.9 246.8 under CE, 21.8 under Stand
 
 from __future__ import annotations
 
+from zloss_paper.engine.paper_methods import CENTERED, STANDARD
 from zloss_paper.engine.texts import WIKITEXT
-from zloss_paper.training.arms import CENTERED, STANDARD, low_coefficient_arms
+from zloss_paper.training.arms import low_coefficient_arms
 from zloss_paper.training.claims import (
     CENTERED_JOINT,
     HEAD_KEEPS_PPL,

@@ -9,9 +9,10 @@ the first alone. Cost: twelve runs of 19.7 M tokens.
 from __future__ import annotations
 
 from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.paper_methods import CENTERED, STANDARD
 from zloss_paper.engine.texts import FINEWEB
 from zloss_paper.training.against_ce import against_ce, higher
-from zloss_paper.training.arms import CENTERED, STANDARD, low_coefficient_arms
+from zloss_paper.training.arms import low_coefficient_arms
 from zloss_paper.training.claims import (
     CENTERED_JOINT,
     HEAD_KEEPS_PPL,

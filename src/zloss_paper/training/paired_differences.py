@@ -14,6 +14,7 @@ from zloss.report.formatting import number
 from zloss_paper.engine.checks import Tested, judged
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.comparison import Missing, cell, near
+from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD, STANDARD
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import Recipe, RecipeResult
@@ -27,7 +28,7 @@ from zloss_paper.training import (
     medium_long,
     pythia_ft,
 )
-from zloss_paper.training.arms import BASELINE, CENTERED, CENTERED_HEAD, STANDARD, Arm
+from zloss_paper.training.arms import BASELINE, Arm
 from zloss_paper.training.matched_runs import matched_runs
 from zloss_paper.training.seed_means import column_values
 from zloss_paper.training.setting import TrainingTableConfig

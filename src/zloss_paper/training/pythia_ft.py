@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from zloss_paper.engine.checks import together
 from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD, STANDARD
 from zloss_paper.engine.texts import WIKITEXT
 from zloss_paper.training.against_ce import COUNTS, against_ce, all_smallest, higher, lower
-from zloss_paper.training.arms import CENTERED, CENTERED_HEAD, STANDARD, low_coefficient_arms
+from zloss_paper.training.arms import low_coefficient_arms
 from zloss_paper.training.claims import CENTERED_JOINT, HEAD_LOWERS_BOTH
 from zloss_paper.training.paper_run import paper_run
 from zloss_paper.training.quoted import quoted

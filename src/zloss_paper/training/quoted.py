@@ -6,10 +6,10 @@ from zloss.report.formatting import number
 from zloss_paper.engine.checks import Tested, judged
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.comparison import Missing, cell, near, ratio
+from zloss_paper.engine.paper_methods import CE, STANDARD
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.table import Cell, Line, Table
 from zloss_paper.training.against_ce import SYMBOLS, line_of
-from zloss_paper.training.arms import CE, STANDARD
 
 
 def quoted(label: str) -> Claim:

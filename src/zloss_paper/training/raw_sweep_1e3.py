@@ -15,11 +15,12 @@ from zloss.report.formatting import number
 from zloss_paper.engine.checks import Tested, judged
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.comparison import Missing, cell, smaller
+from zloss_paper.engine.paper_methods import CE, RAW_METHODS
 from zloss_paper.engine.paper_table import PaperTable, paper_table
 from zloss_paper.engine.table import Cell, Key, Line, Table
 from zloss_paper.training.against_ce import SYMBOLS
-from zloss_paper.training.arms import CE, Arm
-from zloss_paper.training.fineweb_update_outlier import COEF, EVENTS, RAW
+from zloss_paper.training.arms import Arm
+from zloss_paper.training.fineweb_update_outlier import COEF, EVENTS
 from zloss_paper.training.fineweb_update_outlier import TABLE as OUTLIER
 from zloss_paper.training.fineweb_update_outlier_sweep import sweep_arm
 from zloss_paper.training.recipe import training_recipe
@@ -38,9 +39,9 @@ def _printed() -> PaperTable:
     lines = [
         Line({**line.key, "lambda_aux": 0.0 if line.key["method"] == CE else COEF}, line.cells)
         for line in outlier.table
-        if line.key["method"] in (CE, *RAW)
+        if line.key["method"] in (CE, *RAW_METHODS)
     ]
-    group = dict(sweep_arm(RAW[0], COEF).key)["group"]
+    group = dict(sweep_arm(RAW_METHODS[0], COEF).key)["group"]
     for line in sweep.table.find(group=group):
         key: dict[str, Key] = {name: line.key[name] for name in ("method", "lambda_aux")}
         lines.append(Line(key, line.cells))
@@ -51,14 +52,14 @@ TABLE = replace(
     OUTLIER,
     figure=False,
     label="text:raw_sweep_1e3",
-    arms=(_arm(CE, 0.0), *(_arm(method, coef) for method in RAW for coef in COEFS)),
+    arms=(_arm(CE, 0.0), *(_arm(method, coef) for method in RAW_METHODS for coef in COEFS)),
 )
 
 
 def _by_method(table: Table, column: str) -> list[tuple[str, list[Cell]]]:
     """The column of every raw-logit method, from the largest coefficient to the smallest."""
     found = []
-    for method in RAW:
+    for method in RAW_METHODS:
         lines = sorted(table.find(method=method), key=lambda line: -float(line.key["lambda_aux"]))
         if len(lines) < 2:
             raise Missing(f"{method} was not measured at two coefficients")

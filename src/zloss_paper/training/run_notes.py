@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from zloss.report.formatting import number
 from zloss.train.compare.finished_run import FinishedRun
 from zloss.train.step_log import read_steps
+from zloss_paper.engine.paper_methods import CENTERED_HEAD
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.training.arms import BASELINE, CENTERED_HEAD
+from zloss_paper.training.arms import BASELINE
 from zloss_paper.training.matched_runs import Runs
 from zloss_paper.training.setting import TrainingTableConfig
 
@@ -28,8 +29,8 @@ def run_notes(config: TrainingTableConfig, runs: Runs, bench: Workbench) -> tupl
             "validation blocks."
         )
         notes.append(
-            "At this profile the runs of a table follow from its stress setting alone: tables that differ in the paper's model, "
-            "corpus or length read the same runs, and only the paper's side differs between them."
+            "At this profile the runs of a table depend on its stress setting alone: tables that differ in the paper's model, "
+            "corpus or length read the same runs, and only the paper's numbers beside them differ."
         )
     controls = [arm for arm in config.arms if arm.method == CENTERED_HEAD]
     if controls and config.train.head == "fused":
@@ -38,7 +39,7 @@ def run_notes(config: TrainingTableConfig, runs: Runs, bench: Workbench) -> tupl
 
 
 def _control_note(baseline: Sequence[FinishedRun], control: Sequence[FinishedRun]) -> str:
-    """With the fused head, Centered head and CE take the same gradients; whether they did is read from the steps."""
+    """With the fused head, Centered head and CE must take the same gradients; the recorded steps show whether they did."""
     same = all(
         [(step.loss, step.grad_norm) for step in read_steps(a.folder)]
         == [(step.loss, step.grad_norm) for step in read_steps(b.folder)]

@@ -9,9 +9,9 @@ import pytest
 
 from tests.paper.training.labels import TRAINING
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
+from zloss_paper.engine.paper_methods import CE, CENTERED, CENTERED_HEAD, FACTORIZED, GAIN_AWARE, STANDARD
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.table import Cell, Key, Table
-from zloss_paper.training.arms import CE, CENTERED, CENTERED_HEAD, FACTORIZED, GAIN_AWARE, STANDARD
 
 Change = Callable[[float], float]
 

@@ -20,9 +20,10 @@ from zloss.text.corpus import pydoc_topics
 from zloss.train.config import TrainConfig
 from zloss.train.step_log import read_steps
 from zloss_paper.engine.claim import OPEN
+from zloss_paper.engine.paper_methods import CE, STANDARD
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.training.arms import CE, STANDARD, Arm
+from zloss_paper.training.arms import Arm
 from zloss_paper.training.figure import draw_steps, step_means
 from zloss_paper.training.gpt2_diag import CLAIMS, TABLE
 from zloss_paper.training.matched_runs import matched_runs

@@ -12,11 +12,11 @@ from zloss.errors import CorpusError, InputError
 from zloss.train.config import TrainConfig
 from zloss.train.data import open_data, training_text
 from zloss.train.from_config import train_tokenizer
+from zloss_paper.engine.paper_methods import METHODS
 from zloss_paper.engine.paper_models import MODEL_IDS
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.training.arms import METHODS
 from zloss_paper.training.base_model import CPU, SMOKE, Scale, base_config, split
 from zloss_paper.training.setting import TrainingTableConfig
 from zloss_paper.training.small_training import small_config

@@ -13,13 +13,13 @@ import pytest
 
 from tests.paper.training.labels import DESCRIBED, TABLES, TRAINING
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
+from zloss_paper.engine.paper_methods import METHODS
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce
 from zloss_paper.engine.table import Table
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.show.page import markdown, write_reproduction
-from zloss_paper.training.arms import METHODS
 
 SECONDS = 180
 """What all of them may take together."""
