@@ -1,4 +1,4 @@
-"""One recipe, run: rows beside the paper's, verdicts, our choices, provenance (schema "zloss.reproduction/1")."""
+"""One recipe, run: lines beside the paper's, verdicts, our choices, provenance (schema "zloss.reproduction/1")."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import torch
 
 import zloss
 from zloss.results.record import to_plain
-from zloss_paper.engine.claim import FAILS, Claim, Finding, Verdict
+from zloss_paper.engine.claim import FAILS, Claim, Judgement, Verdict
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import Recipe
-from zloss_paper.engine.table import Cell, Row, Table
+from zloss_paper.engine.table import Cell, Line, Table
 from zloss_paper.engine.texts import TextSource
 from zloss_paper.engine.workbench import Workbench
 
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim on our rows, and on the paper's own."""
+    """A claim judged on our lines, and on the paper's own."""
 
     claim: Claim
-    ours: Finding
-    paper: Finding | None
+    ours: Judgement
+    paper: Judgement | None
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,22 @@ class Reproduction:
 
     @property
     def comparable(self) -> bool:
-        """Whether every row was measured at the paper's setting."""
-        return bool(self.table.rows) and not any(row.deviations for row in self.table)
+        """Whether every line was measured at the paper's setting."""
+        return bool(self.table.lines) and not any(line.deviations for line in self.table)
 
     @property
     def failed(self) -> tuple[JudgedClaim, ...]:
         return tuple(judged for judged in self.claims if judged.ours.verdict == FAILS)
 
     def count(self, verdict: Verdict) -> int:
-        """Claims with this verdict on our rows."""
+        """Claims with this verdict on our lines."""
         return sum(judged.ours.verdict == verdict for judged in self.claims)
 
-    def beside(self, row: Row) -> Row | None:
-        """The paper's row that `row` is printed beside."""
+    def beside(self, line: Line) -> Line | None:
+        """The paper's line that `line` is printed beside."""
         if self.recipe.paper is None:
             return None
-        found = self.recipe.paper.table.find(**dict(row.beside or row.key))
+        found = self.recipe.paper.table.find(**dict(line.beside or line.key))
         return found[0] if found else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,8 +79,8 @@ class Reproduction:
             "profile": self.profile,
             "comparable": self.comparable,
             "columns": list(self.recipe.columns),
-            "rows": [self._row(row) for row in self.table],
-            "paper_rows": [] if paper is None else [{**row.key, **_values(row)} for row in paper.table],
+            "rows": [self._line(line) for line in self.table],
+            "paper_rows": [] if paper is None else [{**line.key, **_values(line)} for line in paper.table],
             "claims": [
                 {
                     "id": judged.claim.id,
@@ -102,18 +102,18 @@ class Reproduction:
             "provenance": to_plain(self.provenance),
         }
 
-    def _row(self, row: Row) -> dict[str, Any]:
-        other = self.beside(row)
+    def _line(self, line: Line) -> dict[str, Any]:
+        other = self.beside(line)
         return {
-            **row.key,
-            **_values(row),
-            "reasons": dict(row.reasons),
-            "deviations": list(row.deviations),
+            **line.key,
+            **_values(line),
+            "reasons": dict(line.reasons),
+            "deviations": list(line.deviations),
             "beside": None if other is None else {**other.key, **_values(other)},
             "ratio": {
                 column: ratio
                 for column in self.recipe.columns
-                if (ratio := ratio_of(row.cells.get(column), None if other is None else other.cells.get(column)))
+                if (ratio := ratio_of(line.cells.get(column), None if other is None else other.cells.get(column)))
                 is not None
             },
         }
@@ -157,7 +157,7 @@ def ratio_of(ours: Cell | None, paper: Cell | None) -> float | None:
 
 
 def without_paths(value: Any) -> Any:
-    """Existing files and folders by their last name: where they lie on a disk is nobody's business."""
+    """Existing files and folders by their last name: a result names no place on a disk."""
     if isinstance(value, dict):
         return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -167,5 +167,5 @@ def without_paths(value: Any) -> Any:
     return value
 
 
-def _values(row: Row) -> dict[str, float]:
-    return {column: cell.value for column, cell in row.cells.items()}
+def _values(line: Line) -> dict[str, float]:
+    return {column: cell.value for column, cell in line.cells.items()}

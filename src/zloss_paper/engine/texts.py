@@ -1,6 +1,6 @@
 """Where a text comes from: enough for anyone to get the same one.
 
-A file is told by its sha256. For texts that are not known here the user says where they come from.
+A file is identified by its sha256. The user states the source of a text that is not known here.
 """
 
 from __future__ import annotations

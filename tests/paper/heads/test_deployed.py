@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from zloss.console.progress import Silent
 from zloss.models.checkpoint import Checkpoint
 from zloss.text.blocks import Blocks
-from zloss_paper.engine.deployed import deployed_perplexity
+from zloss_paper.heads.deployed import deployed_perplexity
 
 VOCAB = 50_000
 

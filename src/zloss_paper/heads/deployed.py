@@ -1,7 +1,7 @@
 """Perplexity of the centered head as the paper deploys it: one fp32 scalar subtracted from the raw logits of a token.
 
-The audit has log Z̃ from the statistics of the raw logits and would call the perplexities equal by construction; here
-both logit rows are formed and both cross-entropies computed.
+The audit derives log Z̃ from the statistics of the raw logits, so its two perplexities are equal by construction. Here
+the raw and the centered logits of a token are both formed, and both cross-entropies computed.
 """
 
 from __future__ import annotations

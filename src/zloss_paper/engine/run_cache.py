@@ -1,43 +1,42 @@
-"""Training runs by their setting: each is made once, in this call or an earlier one, and shared by all tables.
+"""Training runs by their setting: each is made once, in this call or an earlier one, and shared by all recipes.
 
-A run lies in OUT/runs under the fingerprint of its setting, its text and the model it starts from; a pretrained start lies
-in OUT/models in the same way. A finished run is read, an interrupted one goes on from its last checkpoint.
+A run, dense or with experts, lies in OUT/runs under the fingerprint of its setting. A pretrained model that other runs
+start from lies in OUT/models in the same way. A finished run is read; an interrupted one goes on from its last checkpoint.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import zloss
 from zloss.console.progress import Progress, Step
-from zloss.errors import CorpusError
-from zloss.measure.bf16_products import make_bf16_safe
 from zloss.results.step_record import StepRecord
+from zloss.measure.bf16_products import make_bf16_safe
 from zloss.train.compare.finished_run import FinishedRun
 from zloss.train.config import TrainConfig
 from zloss.train.live import Shown
 from zloss.train.run import RunOptions, is_finished, run_training
 from zloss.train.start import Start, prepare_start
-
-if TYPE_CHECKING:
-    from zloss_paper.engine.workbench import Workbench
+from zloss_paper.engine.fingerprint import fingerprint, texts_by_content, weights_by_files
 
 PER_RUN = ("method", "coef", "target", "gain_beta", "seed", "steps", "warmup", "lr", "clip", "untie", "head_shift")
 """Fields that change neither the tokens nor the weights that are loaded: runs that differ in them alone share a start."""
+PER_MOE_RUN = ("router", "router_coef", "router_target")
+"""The same among the fields of a run with experts."""
 
 
-class TrainingRuns:
-    """The training runs of one workbench."""
+class RunCache:
+    """The training runs of one call."""
 
-    def __init__(self, bench: Workbench) -> None:
-        self._bench = bench
+    def __init__(self, folder: Path | None, progress: Progress, command: Callable[[], str]) -> None:
+        self._folder = folder
+        self._progress = progress
+        self._command = command
         self._finished: dict[str, FinishedRun] = {}
         self._start: tuple[str, Start] | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -46,16 +45,16 @@ class TrainingRuns:
 
     def run(self, config: TrainConfig, base: TrainConfig | None = None) -> FinishedRun:
         """The finished run of `config`; with `base`, it starts from the model which that run gives."""
-        key = fingerprint(config, base)
+        key = run_fingerprint(config, base)
         if key not in self._finished:
-            self._finished[key] = self._kept_or_trained(config, base, self._folder("runs") / key, keep_model=False)
+            self._finished[key] = self._kept_or_trained(config, base, self._place("runs") / key, keep_model=False)
         return self._finished[key]
 
     def pretrained(self, base: TrainConfig) -> FinishedRun:
         """The run that trains a start from scratch; its model is in `model/` of its folder."""
-        key = fingerprint(base, None)
+        key = run_fingerprint(base)
         if key not in self._finished:
-            self._finished[key] = self._kept_or_trained(base, None, self._folder("models") / key, keep_model=True)
+            self._finished[key] = self._kept_or_trained(base, None, self._place("models") / key, keep_model=True)
         return self._finished[key]
 
     def _kept_or_trained(
@@ -68,14 +67,13 @@ class TrainingRuns:
             config = replace(config, model=str(self.pretrained(base).folder / "model"))
         if config.precision == "bf16":
             make_bf16_safe()
-        bench = self._bench
         run_training(
             config,
             self._shared_start(config),
             place,
-            options=RunOptions(save_model=keep_model, command=bench.command),
-            view=_ProgressView(bench.progress),
-            progress=bench.progress,
+            options=RunOptions(save_model=keep_model, command=self._command()),
+            view=_ProgressView(self._progress),
+            progress=self._progress,
         )
         self.trained += 1
         made = _read(place)
@@ -84,49 +82,44 @@ class TrainingRuns:
 
     def _shared_start(self, config: TrainConfig) -> Start:
         """Model and tokens of the run; those of the last one stay loaded."""
-        # A model from scratch draws its weights from the seed.
-        free = PER_RUN if config.from_config is None else ()
-        key = json.dumps({name: value for name, value in asdict(config).items() if name not in free})
+        key = _start_key(config)
         if self._start is None or self._start[0] != key:
             self._start = None
-            with self._bench.progress.step("tokens and weights", None):
+            with self._progress.step("tokens and weights", None):
                 self._start = (key, prepare_start(config))
         return self._start[1]
 
-    def _folder(self, kind: str) -> Path:
-        if self._bench.folder is not None:
-            return self._bench.folder / kind
+    def _place(self, kind: str) -> Path:
+        if self._folder is not None:
+            return self._folder / kind
         self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="zloss-runs-")
         return Path(self._scratch.name) / kind
 
 
-def fingerprint(config: TrainConfig, base: TrainConfig | None) -> str:
-    """Identity of a run's numbers: every setting that is set, the texts by content, the start, the code's version."""
+def run_fingerprint(config: TrainConfig, base: TrainConfig | None = None) -> str:
+    """Identity of a run's numbers: every setting that is set, the texts by content, the start, the version of zloss."""
     settings: dict[str, Any] = {name: value for name, value in asdict(config).items() if value is not None}
     for name in ("texts", "valid_texts"):
-        settings[name] = [_text_sha256(text) for text in settings[name]]
-    settings["model"] = _model_identity(config.model) if base is None else f"trained {fingerprint(base, None)}"
+        settings[name] = texts_by_content(settings[name])
+    if base is not None:
+        settings["model"] = f"trained {run_fingerprint(base)}"
+    elif config.pretrained:
+        settings["model"] = weights_by_files(config.model)
+    if config.moe is not None and config.moe.tokenizer is not None:
+        settings["moe"]["tokenizer"] = weights_by_files(config.moe.tokenizer)
     if config.from_config is not None and Path(config.from_config).is_file():
         settings["from_config"] = json.loads(Path(config.from_config).read_text(encoding="utf-8"))
-    content = json.dumps([zloss.__version__, settings], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    return fingerprint(settings)
 
 
-def _text_sha256(text: str) -> str:
-    try:
-        with Path(text).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CorpusError(f"cannot read the text {text}: {error.strerror}.") from error
-
-
-def _model_identity(model: str) -> str:
-    """A name on the hub, or a folder by the names, sizes and times of its files."""
-    place = Path(model)
-    if not place.exists():
-        return model
-    files = [place] if place.is_file() else sorted(file for file in place.iterdir() if file.is_file())
-    return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+def _start_key(config: TrainConfig) -> str:
+    """Equal for runs that may share their tokens and the weights that are loaded."""
+    settings = asdict(config)
+    for name in PER_RUN if config.from_config is None else ():
+        del settings[name]
+    for name in PER_MOE_RUN if config.moe is not None else ():
+        del settings["moe"][name]
+    return json.dumps(settings)
 
 
 def _read(place: Path) -> FinishedRun | None:
@@ -149,7 +142,7 @@ class _ShownStep:
 
 
 class _ProgressView:
-    """Runs on the workbench's own progress display."""
+    """Shows the steps of a run on the progress display of the whole call."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

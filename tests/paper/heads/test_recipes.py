@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,15 @@ import torch
 from zloss.errors import InputError
 from zloss.text.corpus import pydoc_topics
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
+from zloss_paper.engine.paper_models import MODEL_IDS
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce
 from zloss_paper.engine.texts import BY_SHA256, text_sources
-from zloss_paper.engine.workbench import DEPLOYED, Workbench
-from zloss_paper.heads.audit_rows import MODEL_IDS
+from zloss_paper.engine.workbench import Workbench
 from zloss_paper.heads.gradient_geometry import sample_errors
+from zloss_paper.heads.lines import DEPLOYED
 from zloss_paper.show.page import markdown, write_reproduction
 
 AUDITED = (
@@ -66,10 +65,10 @@ def verdicts(result: Reproduction) -> dict[str, str]:
 def test_audit_recipes_share_one_audit_per_model(both: Overrides, bench: Workbench) -> None:
     for label in AUDITED:
         smoke(label, both, bench)
-    assert bench.audits_run == 2
+    assert bench.audits.made == 2
 
 
-def test_rows_are_the_numbers_of_the_audit(both: Overrides, bench: Workbench) -> None:
+def test_lines_are_the_numbers_of_the_audit(both: Overrides, bench: Workbench) -> None:
     result = smoke("tab:pretrained", both, bench)
     config: Any = result.config
     report = bench.audit(config.rows[0].audit)
@@ -120,9 +119,9 @@ def test_general_claims_are_judged_on_any_model(both: Overrides, bench: Workbenc
 def test_the_same_run_with_swapped_coordinates_fails_its_claims(both: Overrides, bench: Workbench) -> None:
     result = smoke("tab:pretrained", both, bench)
     other = {"raw": "centered", "centered": "raw"}
-    rows = tuple(replace(row, key={**row.key, "head": other[str(row.key["head"])]}) for row in result.table)
+    lines = tuple(replace(line, key={**line.key, "head": other[str(line.key["head"])]}) for line in result.table)
     (claim,) = (judged.claim for judged in result.claims if judged.claim.id == "shift_removed")
-    assert claim.check(replace(result.table, rows=rows)).verdict == FAILS
+    assert claim.check(replace(result.table, lines=lines)).verdict == FAILS
 
 
 def test_a_figure_sample_that_is_not_a_translation_is_seen(both: Overrides, bench: Workbench) -> None:
@@ -152,12 +151,12 @@ def test_paper_scale_is_the_papers_models_and_counts(label: str) -> None:
     config = recipe.configure("paper", Overrides())
     assert recipe.paper is not None
     wanted = [(pair.model, pair.raw.key.get("corpus")) for pair in recipe.paper.table.pairs()]
-    assert [(row.model, row.corpus if label == "tab:spectral_audit" else None) for row in config.rows] == wanted
-    for row in config.rows:
-        assert row.audit.model == MODEL_IDS[row.model]
-        assert row.audit.corpus in ("wikitext-103", "fineweb-edu")
-        assert row.audit.block_size == 256
-        assert not row.deviations
+    assert [(model.model, model.corpus if label == "tab:spectral_audit" else None) for model in config.rows] == wanted
+    for model in config.rows:
+        assert model.audit.model == MODEL_IDS[model.model]
+        assert model.audit.corpus in ("wikitext-103", "fineweb-edu")
+        assert model.audit.block_size == 256
+        assert not model.deviations
 
 
 def test_paper_recipes_run_unchanged_on_local_folders(
@@ -167,90 +166,39 @@ def test_paper_recipes_run_unchanged_on_local_folders(
     overrides = Overrides(models=(f"gpt2={gpt2_folder}", f"Pythia-160M={neox_folder}"), texts=(str(text_file),))
     bench = Workbench(tmp_path)
     tied = reproduce(find_recipe("text:tied_paths"), "paper", overrides, bench)
-    assert [row.key["model"] for row in tied.table] == ["GPT-2", "Pythia-160M"]
-    assert all(row.audit.gradient_blocks == 8 for row in tied.config.rows)
+    assert [line.key["model"] for line in tied.table] == ["GPT-2", "Pythia-160M"]
+    assert all(model.audit.gradient_blocks == 8 for model in tied.config.rows)
     assert verdicts(tied)["pythia_budget"] in (HOLDS, FAILS)  # both were measured, so it is decided
     figure = reproduce(
         find_recipe("text:gradient_geometry"), "paper", replace(overrides, models=(f"gpt2={gpt2_folder}",)), bench
     )
-    (row,) = figure.config.rows
-    assert (row.audit.blocks, row.audit.block_size, row.audit.seed, row.audit.svd) == (32, 256, 67, "randomized")
-    assert row.deviations == ("the text is topics.txt, not WikiText-103",)
+    (model,) = figure.config.rows
+    assert (model.audit.blocks, model.audit.block_size, model.audit.seed, model.audit.svd) == (
+        32,
+        256,
+        67,
+        "randomized",
+    )
+    assert model.deviations == ("the text is topics.txt, not WikiText-103",)
     paths = write_reproduction(tmp_path, figure)
     assert any(path.suffix == ".svg" and path.stat().st_size > 1000 for path in paths)
     short = replace(overrides, blocks=3, block_size=64)
     for label in ("tab:pretrained", "tab:spectral_audit"):
         result = reproduce(find_recipe(label), "paper", short, bench)
         assert [pair.model for pair in result.table.pairs()] == ["GPT-2", "Pythia-160M"]
-        beside = result.beside(result.table.rows[0])
+        beside = result.beside(result.table.lines[0])
         assert beside is not None
         assert beside.key["model"] == "GPT-2"
 
 
 def test_one_text_for_two_corpora_gives_one_line_per_model(text_file: Path) -> None:
     config = find_recipe("tab:spectral_audit").configure("paper", Overrides(texts=(str(text_file),)))
-    assert len({(row.model, row.corpus) for row in config.rows}) == len(config.rows) == 6
+    assert len({(model.model, model.corpus) for model in config.rows}) == len(config.rows) == 6
 
 
 def test_a_model_the_table_does_not_have_is_named() -> None:
     with pytest.raises(InputError, match="has no DistilGPT-2"):
         find_recipe("text:tied_paths").configure("paper", Overrides(models=("distilgpt2",)))
-
-
-def test_audits_are_kept_in_the_folder_and_used_again(gpt2_folder: Path, tmp_path: Path) -> None:
-    overrides = Overrides(models=(str(gpt2_folder),))
-    first = Workbench(tmp_path)
-    before = smoke("tab:spectral_audit", overrides, first)
-    second = Workbench(tmp_path)
-    after = smoke("tab:spectral_audit", overrides, second)
-    assert (first.audits_run, second.audits_run) == (1, 0)
-    assert after.to_dict()["rows"] == before.to_dict()["rows"]
-    # The deployed perplexity is added to a kept audit without running it again.
-    assert smoke("tab:pretrained", overrides, second).table.rows[1].cells["ppl"].value > 0
-    assert second.audits_run == 0
-    third = Workbench(tmp_path)
-    smoke("tab:spectral_audit", replace(overrides, blocks=1), third)
-    assert third.audits_run == 1
-
-
-class StopsAfter:
-    """A progress display that presses Ctrl-C once `batches` batches of the pass are done."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    @contextmanager
-    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[StopsAfter]:
-        self.counting = name == "audit"
-        yield self
-
-    def advance(self, amount: int) -> None:
-        if self.counting and amount:
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
-
-
-def test_an_interrupted_recipe_goes_on_where_it_stopped(gpt2_folder: Path, tmp_path: Path) -> None:
-    overrides = Overrides(models=(str(gpt2_folder),), blocks=8)
-    with pytest.raises(KeyboardInterrupt):
-        smoke("tab:spectral_audit", overrides, Workbench(tmp_path, progress=StopsAfter(1)))
-    assert not list(tmp_path.glob("audits/*/report.json"))
-    assert list(tmp_path.glob("audits/*/audit-state.npz"))
-    resumed = smoke("tab:spectral_audit", overrides, Workbench(tmp_path))
-    whole = smoke("tab:spectral_audit", overrides, Workbench())
-    assert resumed.to_dict()["rows"] == whole.to_dict()["rows"]
-    assert not list(tmp_path.glob("audits/*/audit-state.npz"))
-
-
-def test_a_kept_audit_that_is_cut_off_is_made_again(gpt2_folder: Path, tmp_path: Path) -> None:
-    overrides = Overrides(models=(str(gpt2_folder),))
-    smoke("tab:spectral_audit", overrides, Workbench(tmp_path))
-    (kept,) = tmp_path.glob("audits/*/report.json")
-    kept.write_text(kept.read_text()[:100])
-    again = Workbench(tmp_path)
-    smoke("tab:spectral_audit", overrides, again)
-    assert again.audits_run == 1
 
 
 def test_the_result_holds_no_path_and_the_whole_story(
@@ -270,9 +218,9 @@ def test_the_result_holds_no_path_and_the_whole_story(
     assert len(data["texts"][0]["sha256"]) == 64
     assert data["texts"][0]["source"] == "CPython, PSF-2.0"
     assert len(data["paper_rows"]) == 14
-    row = data["rows"][0]
-    assert row["beside"]["model"] == "GPT-2"
-    assert row["ratio"]["ppl"] == pytest.approx(row["ppl"] / 42.58)
+    line = data["rows"][0]
+    assert line["beside"]["model"] == "GPT-2"
+    assert line["ratio"]["ppl"] == pytest.approx(line["ppl"] / 42.58)
     assert {claim["verdict"] for claim in data["claims"]} <= {HOLDS, FAILS, OPEN}
     assert all(claim["on_the_papers_numbers"]["verdict"] == HOLDS for claim in data["claims"])
     assert {choice["setting"] for choice in data["not_stated_by_the_paper"]} == set(
