@@ -26,7 +26,7 @@ from torch import Tensor
 from zloss.errors import InputError
 from zloss.optimizer.adam_state import StatefulOptimizer, read_adam
 from zloss.optimizer.multi_tensor import l2_norm, norms
-from zloss.results.step_record import AdamSample, StepRecord
+from zloss.results.step_record import AdamSample, GradientState, StepRecord
 
 
 class OpenStep:
@@ -44,8 +44,8 @@ class OpenStep:
         self.seconds: float | None = None
 
     @property
-    def gradient(self) -> str:
-        """ "finite", "nan" or "inf"; NaN goes first where both occur."""
+    def gradient(self) -> GradientState:
+        """Whether all entries are finite; "nan" where NaN and infinity both occur."""
         return "nan" if math.isnan(self.inf) else "inf" if math.isinf(self.inf) else "finite"
 
     @property

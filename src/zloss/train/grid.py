@@ -11,7 +11,8 @@ from zloss.errors import InputError
 from zloss.train.config import UNPENALIZED, TrainConfig
 from zloss.train.live import LiveView
 from zloss.train.moe.config import OFF
-from zloss.train.run import RunOptions, claim_folder, is_finished, run_training
+from zloss.train.run import RunOptions, run_training
+from zloss.train.run_folder import claim_folder, is_finished
 from zloss.train.start import Start, prepare_start
 
 

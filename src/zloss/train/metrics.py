@@ -7,6 +7,7 @@ method deploys. Evaluation is in fp32 whatever the training precision, and nothi
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from zloss.measure.token_table import token_tables
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import find_head, hidden_states
 from zloss.optimizer.endpoints import endpoints
-from zloss.results.audit import NO_INPUT_PATH
-from zloss.results.record import to_plain
+from zloss.results.audit import NO_INPUT_PATH, HeadNumbers, Heads
+from zloss.results.record import from_plain, to_plain
+from zloss.results.run_metrics import RunGradients, RunMetrics
 from zloss.results.step_record import StepRecord
 from zloss.streaming import Moments
 from zloss.train.config import TrainConfig
@@ -30,64 +32,74 @@ from zloss.train.data import TrainData
 from zloss.train.moe.loss import load_balancing, routing_record
 from zloss.train.moe.routing import RoutingTap
 from zloss.train.moe.telemetry import ValidationRouting
+from zloss.transport.spectrum import HeadSpectrum
 
-SCHEMA = "zloss.run/1"
-DEPLOYED = ("diag_z", "p_z_999", "a_p_99", "mu_abs_99")
+FEW_STEPS = 100
+"""Steps below which a p99 over steps is close to the maximum."""
 EVALUATION_BLOCKS = 4
 """Blocks per forward pass; the numbers do not depend on it beyond rounding."""
 
 
 def run_metrics(
     config: TrainConfig, checkpoint: Checkpoint, data: TrainData, records: list[StepRecord], progress: Progress
-) -> dict[str, Any]:
-    """Everything of metrics.json; a number that does not exist is null with its reason."""
+) -> RunMetrics:
+    """Everything of metrics.json; a number that does not exist is None with its reason."""
     checkpoint.model.eval()
-    objective = config.objective()
-    head = find_head(checkpoint)
-    measurement = measurement_of(head, coef=config.diag_coef)
+    coordinate = config.objective().coordinate
+    measurement = measurement_of(find_head(checkpoint), coef=config.diag_coef)
     routing = None if config.moe is None else ValidationRouting(config.moe)
     tails = _validate(checkpoint, measurement, data, config, progress, routing)
     reasons: dict[str, str] = {}
-    heads = {side: to_plain(tails.numbers(side, config.diag_coef)) for side in ("raw", "centered")}
-    for side, spectrum in zip(("raw", "centered"), measurement.spectra, strict=True):
-        if side in tails.sides:
-            heads[side] |= {"sigma_1": spectrum.sigma_1, "e_1": spectrum.share(1), "e_16": spectrum.share(16)}
+    heads = _heads(tails, measurement, config.diag_coef)
     if "centered" not in tails.sides:
         reasons["heads.centered"] = measurement.lacks_centered or ""
+    deployed = heads.raw if coordinate == "raw" else heads.centered
     ce = tails.all["ce"]
     assert isinstance(ce, Moments)
-    nonfinite = tails.nonfinite()
-    consumed = config.steps * config.tokens_per_step
-    metrics: dict[str, Any] = {
-        "schema": SCHEMA,
-        "method": config.method,
-        "coef": config.coef,
-        "seed": config.seed,
-        "ppl": tails.perplexity(),
-        "ce": ce.mean,
-        "coordinate": objective.coordinate,
-        **({} if routing is None else routing.numbers(config.tokens_per_step)),
-        "diag_coef": config.diag_coef,
-        **{name: heads[objective.coordinate][name] for name in DEPLOYED},
-        **endpoints(records, clip=config.clip, thresholds=config.thresholds, spike=config.spike),
-        **_gradients(config, checkpoint, measurement, data, reasons),
-        "tokens_consumed": consumed,
-        "tokens_available": data.available,
-        "reuse": consumed / data.available,
-        "valid_predictions": tails.count,
-        "valid_nonfinite": {"nan": nonfinite.nan, "inf": nonfinite.inf},
-        "heads": heads,
-    }
-    if not metrics["adam_samples"]:
+    gradients = from_plain(RunGradients, _gradients(config, checkpoint, measurement, data, reasons))
+    training = endpoints(records, clip=config.clip, thresholds=config.thresholds, spike=config.spike)
+    if not training.adam_samples:
         reasons["adam"] = f"the state is sampled every {config.adam_every} steps, and the run has {config.steps}"
-    if config.steps < 100:
+    if config.steps < FEW_STEPS:
         reasons["p99"] = f"over {config.steps} steps a p99 is little else than the maximum: read the max"
+    consumed = config.steps * config.tokens_per_step
+    return RunMetrics(
+        method=config.method,
+        coef=config.coef,
+        seed=config.seed,
+        ppl=tails.perplexity(),
+        ce=ce.mean,
+        coordinate=coordinate,
+        routing=None if routing is None else routing.metrics(config.tokens_per_step),
+        diag_coef=config.diag_coef,
+        diag_z=deployed.diag_z,
+        p_z_999=deployed.p_z_999,
+        a_p_99=deployed.a_p_99,
+        mu_abs_99=deployed.mu_abs_99,
+        training=training,
+        gradients=gradients,
+        tokens_consumed=consumed,
+        tokens_available=data.available,
+        reuse=consumed / data.available,
+        valid_predictions=tails.count,
+        valid_nonfinite=tails.nonfinite(),
+        heads=heads,
+        reasons=reasons,
+    ).finite()
 
-    def note(path: str, value: float) -> None:
-        reasons.setdefault(path, f"it is {value}")
 
-    found: dict[str, Any] = to_plain(metrics, on_nonfinite=note)
-    return found | {"reasons": reasons}
+def _heads(tails: Tails, measurement: Measurement, coef: float) -> Heads:
+    """Both coordinates, each with its spectrum where it exists."""
+    raw, centered = tails.numbers("raw", coef), tails.numbers("centered", coef)
+    raw_spectrum, centered_spectrum = measurement.spectra
+    return Heads(
+        _with_spectrum(raw, raw_spectrum) if "raw" in tails.sides else raw,
+        _with_spectrum(centered, centered_spectrum) if "centered" in tails.sides else centered,
+    )
+
+
+def _with_spectrum(numbers: HeadNumbers, spectrum: HeadSpectrum) -> HeadNumbers:
+    return replace(numbers, sigma_1=spectrum.sigma_1, e_1=spectrum.share(1), e_16=spectrum.share(16))
 
 
 @torch.no_grad()

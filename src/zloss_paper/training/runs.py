@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import zloss
 from zloss.console.progress import Progress, Step
-from zloss.errors import CorpusError
+from zloss.errors import CorpusError, InputError
 from zloss.results.step_record import StepRecord
 from zloss.train.bf16_probe import make_bf16_safe
-from zloss.train.compare.finished_run import FinishedRun
+from zloss.train.compare.finished_run import FinishedRun, read_run
 from zloss.train.config import TrainConfig
 from zloss.train.live import Shown
-from zloss.train.run import RunOptions, is_finished, run_training
+from zloss.train.run import RunOptions, run_training
+from zloss.train.run_folder import is_finished
 from zloss.train.start import Start, prepare_start
 
 if TYPE_CHECKING:
@@ -132,12 +133,9 @@ def _model_identity(model: str) -> str:
 def _read(place: Path) -> FinishedRun | None:
     """The run of a folder; None where a file was cut off, so that it is made again."""
     try:
-        config, metrics = (
-            json.loads((place / name).read_text(encoding="utf-8")) for name in ("config.json", "metrics.json")
-        )
-    except (OSError, ValueError):
+        return read_run(place)
+    except InputError:
         return None
-    return FinishedRun(place, config, metrics)
 
 
 class _ShownStep:
