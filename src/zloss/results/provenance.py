@@ -5,7 +5,6 @@ No key holds a path of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -71,24 +70,6 @@ class ReproductionProvenance(Provenance):
     """Threads of PyTorch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparisonProvenance:
-    """`provenance` of a comparison: how its runs were made, together."""
-
-    runs: int
-    """Compared runs."""
-    commands: tuple[str, ...]
-    """Their commands, each once."""
-    seconds: float
-    """Wall-clock time of all runs together, in seconds."""
-    threads: int
-    """Largest number of threads that a run used."""
-    zloss: str
-    """Versions of zloss, separated by commas where runs differ."""
-    torch: str
-    """Versions of PyTorch, separated by commas where runs differ."""
-
-
 def shared_keys(command: str, started: datetime, seconds: float) -> dict[str, Any]:
     """The keys of `Provenance` for work that began at `started` in this environment."""
     return {
@@ -114,15 +95,3 @@ def read_run_provenance(folder: Path) -> RunProvenance:
         return from_plain(RunProvenance, data)
     except InputError as error:
         raise InputError(f"{file} is not readable: {error}") from error
-
-
-def together(runs: Sequence[RunProvenance]) -> ComparisonProvenance:
-    """How several runs were made."""
-    return ComparisonProvenance(
-        runs=len(runs),
-        commands=tuple(dict.fromkeys(run.command for run in runs)),
-        seconds=sum(run.seconds for run in runs),
-        threads=max(run.threads for run in runs),
-        zloss=", ".join(dict.fromkeys(run.zloss for run in runs)),
-        torch=", ".join(dict.fromkeys(run.torch for run in runs)),
-    )

@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import zloss
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.extremes import extreme_tables
 from zloss.audit.checkpoint.resume import SavedPass
@@ -37,11 +35,11 @@ from zloss.results.audit import (
     Heads,
     ModelInfo,
     Precision,
-    Provenance,
     Spacing,
     TiedPaths,
 )
 from zloss.results.figure_data import MAX_SINGULAR_VALUES, Figures, Spectrum
+from zloss.results.provenance import AuditProvenance, shared_keys
 from zloss.text.blocks import Blocks, make_blocks
 from zloss.text.corpus import Corpus, open_corpus
 from zloss.transport.spectrum import HeadSpectrum
@@ -276,14 +274,9 @@ def _report(
         heads=Heads(raw, centered),
         gradient=None if gradient is None else _gradient_info(config, blocks, gradient),
         tied_paths=_tied_paths(gradient),
-        provenance=Provenance(
-            zloss=zloss.__version__,
-            torch=torch.__version__,
-            transformers=metadata.version("transformers"),
-            command=command,
+        provenance=AuditProvenance(
+            **shared_keys(command, started, clock.total),
             seed=config.seed,
-            started=started.isoformat(timespec="seconds"),
-            seconds=clock.total,
             extra={"threads": torch.get_num_threads()},
         ),
         diag_coef=config.diag_coef,

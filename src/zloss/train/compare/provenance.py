@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zloss.results.provenance import together
-from zloss.results.record import to_plain
 from zloss.train.compare.finished_run import FinishedRun
 
 
@@ -15,5 +13,11 @@ def made_by(runs: Sequence[FinishedRun]) -> dict[str, Any] | None:
     known = [run.provenance for run in runs if run.provenance is not None]
     if len(known) < len(runs):
         return None
-    found: dict[str, Any] = to_plain(together(known))
-    return found
+    return {
+        "runs": len(known),
+        "commands": list(dict.fromkeys(made.command for made in known)),
+        "seconds": sum(made.seconds for made in known),
+        "threads": max(made.threads for made in known),
+        "zloss": ", ".join(dict.fromkeys(made.zloss for made in known)),
+        "torch": ", ".join(dict.fromkeys(made.torch for made in known)),
+    }
