@@ -1,8 +1,8 @@
 """Endpoints of a run from its step records: tails, event rates, Adam state (paper app:endpoints).
 
 G_99 = Q_0.99 ‖g_s‖₂, H_99 = Q_0.99 ‖g_s‖∞, ρ_99 = Q_0.99 ‖g_s‖₂/(‖θ_s‖₂ + ε) before clipping, over steps with a finite
-gradient; Φ_τ and the clip rate are fractions of all steps with ‖g_s‖₂ > threshold, nonfinite steps counted as events.
-Quantiles interpolate linearly between order statistics.
+gradient. Φ_τ and the clip rate are fractions of all steps with ‖g_s‖₂ > threshold; a nonfinite step counts as an event.
+Quantiles interpolate linearly between order statistics. `zloss.results.step_endpoints` defines every key.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
             names = [key for key in {**before, **record} if before.get(key) != record.get(key)]
             raise InputError(
                 f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
-                "choose another --out, or remove that folder."
+                "choose another folder, or remove that one."
             )
     write_json(file, record)
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]

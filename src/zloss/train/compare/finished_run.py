@@ -84,7 +84,7 @@ def read_run(folder: Path) -> FinishedRun:
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
     """(finished runs in a folder of runs, names of unfinished ones), in the order of their names."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}: pass the --out of `zloss train`.")
+        raise InputError(f"there is no folder {folder}: pass the output folder of `zloss train`.")
     runs, unfinished = [], []
     for place in sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}")):
         if not {"method", "coef", "seed"} <= read_object(place / CONFIG_FILE, advice=RUN_AGAIN).keys():

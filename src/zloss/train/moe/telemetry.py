@@ -1,4 +1,4 @@
-"""Routers in numbers: of a training step, and of the trained model on the validation blocks.
+"""Numbers of the routers: of a training step, and of the trained model on the validation blocks.
 
 Entropy in nats, mean over tokens and layers. Load CV: population standard deviation over mean of the routes per expert, mean
 over layers. The correction norm is the mean ‖λα·2(log Z − c)·W_Rᵀp‖₂ over decisions. s_rel is measured: the router Z-loss that
@@ -54,7 +54,7 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
 
 
 def measured_scale(router_z: float | None, violation: float | None, coef: float) -> float | None:
-    """What was added over λ_R · mean φ; 0 without a coefficient, None where it cannot be told."""
+    """s_rel = router_z / (λ_R · mean violation); 0 without a coefficient, None where the violation is 0 or not known."""
     if not coef:
         return 0.0
     return router_z / (coef * violation) if router_z is not None and violation else None
@@ -66,7 +66,7 @@ def load_cv(load_LE: Tensor) -> Tensor:
 
 
 class ValidationRouting:
-    """Routing over the validation blocks, pass by pass."""
+    """Routing over the validation blocks, added up over forward passes."""
 
     def __init__(self, moe: MoeRun) -> None:
         self._moe = moe
@@ -122,7 +122,7 @@ class ValidationRouting:
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:
-    """Micro-batches of a step have equally many tokens."""
+    """Mean over micro-batches, which have equally many tokens."""
     return torch.stack([value.double() for value in values]).mean()
 
 
