@@ -40,7 +40,7 @@ class Grid:
                 raise InputError(f"`{name}` is expected to be a list without repetitions, but got {list(values)!r}.")
 
     def configs(self) -> Iterator[TrainConfig]:
-        """The runs seed by seed, so that the first seeds can be compared before the last is done; CE once for all coefficients."""
+        """The runs seed by seed, so that finished seeds can be compared before the last one; CE once for all coefficients."""
         for seed in self.seeds:
             for method in self.methods:
                 for coef in (0.0,) if method in UNPENALIZED else self.coefs:
