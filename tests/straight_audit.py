@@ -16,6 +16,7 @@ from torch import Tensor
 from zloss.report.charts.binning import count, log_edges
 from zloss.results import audit as s
 from zloss.results import figure_data as fd
+from zloss.results.provenance import AuditProvenance
 
 COEF = 1e-4
 BETA = 1e-2
@@ -283,7 +284,14 @@ def straight_report(
         heads=s.Heads(*numbers),
         gradient=gradient,
         tied_paths=paths,
-        provenance=s.Provenance("0.1.0", torch.__version__, f"zloss audit {name}", 0, "2026-01-01T00:00:00Z", 1.0),
+        provenance=AuditProvenance(
+            zloss="0.1.0",
+            torch=torch.__version__,
+            command=f"zloss audit {name}",
+            seed=0,
+            started="2026-01-01T00:00:00Z",
+            seconds=1.0,
+        ),
         diag_coef=COEF,
         gain_beta=BETA,
         target=target_c,

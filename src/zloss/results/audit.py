@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from zloss.errors import InputError
 from zloss.results.figure_data import ExtremeTable, Figures
+from zloss.results.provenance import AuditProvenance
 from zloss.results.record import from_plain, to_plain
 
 NOT_MEASURED = "not measured in this run"
@@ -210,21 +211,6 @@ class LambdaBudget:
 
 
 @dataclass(frozen=True)
-class Provenance:
-    """What made the numbers, enough to make them again."""
-
-    zloss: str
-    torch: str
-    command: str
-    seed: int
-    started: str
-    """ISO 8601, UTC."""
-    seconds: float
-    transformers: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class AuditReport:
     """One audit of a checkpoint on a text.
 
@@ -241,7 +227,7 @@ class AuditReport:
     heads: Heads
     gradient: GradientInfo | None
     tied_paths: TiedPaths | None
-    provenance: Provenance
+    provenance: AuditProvenance
     diag_coef: float = 1e-4
     gain_beta: float = 1e-2
     """β of `delta_u_99_gain_aware`."""

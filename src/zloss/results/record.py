@@ -89,7 +89,8 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
         return {key: _coerce(args[1], item, _join(path, key)) for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         assert isinstance(hint, type)
-        return from_plain(hint, value, path=path)
+        # A part that its owner has read already, because its keys lie elsewhere in the file.
+        return value if isinstance(value, hint) else from_plain(hint, value, path=path)
     return _scalar(hint, value, path)
 
 

@@ -14,15 +14,16 @@ from zloss.console.progress import Progress
 from zloss.measure.auxiliary_gradient import auxiliary_gradient
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import diagnostic_gradients
-from zloss.measure.measurement import COORDINATES, Measurement, measurement_of
+from zloss.measure.measurement import Measurement, measurement_of
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import HiddenStates, hidden_states
 from zloss.models.output_head import find_head
 from zloss.optimizer.endpoints import endpoints
-from zloss.results.audit import NO_INPUT_PATH
-from zloss.results.record import to_plain
+from zloss.results.audit import NO_INPUT_PATH, Heads
+from zloss.results.record import from_plain, to_plain
+from zloss.results.run_metrics import RunGradients, RunMetrics
 from zloss.results.step_record import StepRecord
 from zloss.train.config import TrainConfig
 from zloss.train.data import TrainData
@@ -30,58 +31,56 @@ from zloss.train.moe.loss import load_balancing, routing_record
 from zloss.train.moe.routing import RoutingTap
 from zloss.train.moe.telemetry import ValidationRouting
 
-SCHEMA = "zloss.run/1"
-DEPLOYED = ("diag_z", "p_z_999", "a_p_99", "mu_abs_99")
+FEW_STEPS = 100
+"""Steps below which a p99 over steps is close to the maximum."""
 EVALUATION_BLOCKS = 4
 """Blocks per forward pass; the numbers do not depend on it beyond rounding."""
 
 
 def run_metrics(
     config: TrainConfig, checkpoint: Checkpoint, data: TrainData, records: list[StepRecord], progress: Progress
-) -> dict[str, Any]:
-    """Everything of metrics.json; a number that does not exist is null with its reason."""
+) -> RunMetrics:
+    """Everything of metrics.json; a number that does not exist is None with its reason."""
     checkpoint.model.eval()
-    objective = config.objective()
-    head = find_head(checkpoint)
-    measurement = measurement_of(head, coef=config.diag_coef, gain_beta=config.gain_beta)
+    coordinate = config.objective().coordinate
+    measurement = measurement_of(find_head(checkpoint), coef=config.diag_coef, gain_beta=config.gain_beta)
     routing = None if config.moe is None else ValidationRouting(config.moe)
     tails = _validate(checkpoint, measurement, data, config, progress, routing)
     reasons: dict[str, str] = {}
-    heads = {coordinate: to_plain(tails.numbers(coordinate)) for coordinate in COORDINATES}
+    heads = Heads(tails.numbers("raw"), tails.numbers("centered"))
     if measurement.lacks_centered is not None:
         reasons["heads.centered"] = measurement.lacks_centered
-    nonfinite = tails.nonfinite()
-    consumed = config.steps * config.tokens_per_step
-    metrics: dict[str, Any] = {
-        "schema": SCHEMA,
-        "method": config.method,
-        "coef": config.coef,
-        "seed": config.seed,
-        "ppl": tails.perplexity(),
-        "ce": tails.cross_entropy,
-        "coordinate": objective.coordinate,
-        **({} if routing is None else routing.numbers(config.tokens_per_step)),
-        "diag_coef": config.diag_coef,
-        **{name: heads[objective.coordinate][name] for name in DEPLOYED},
-        **endpoints(records, clip=config.clip, thresholds=config.thresholds, spike=config.spike),
-        **_gradients(config, checkpoint, measurement, data, reasons),
-        "tokens_consumed": consumed,
-        "tokens_available": data.available,
-        "reuse": consumed / data.available,
-        "valid_predictions": tails.count,
-        "valid_nonfinite": {"nan": nonfinite.nan, "inf": nonfinite.inf},
-        "heads": heads,
-    }
-    if not metrics["adam_samples"]:
+    deployed = heads.raw if coordinate == "raw" else heads.centered
+    gradients = from_plain(RunGradients, _gradients(config, checkpoint, measurement, data, reasons))
+    training = endpoints(records, clip=config.clip, thresholds=config.thresholds, spike=config.spike)
+    if not training.adam_samples:
         reasons["adam"] = f"the state is sampled every {config.adam_every} steps, and the run has {config.steps}"
-    if config.steps < 100:
+    if config.steps < FEW_STEPS:
         reasons["p99"] = f"over {config.steps} steps a p99 is little else than the maximum: read the max"
-
-    def note(path: str, value: float) -> None:
-        reasons.setdefault(path, f"it is {value}")
-
-    found: dict[str, Any] = to_plain(metrics, on_nonfinite=note)
-    return found | {"reasons": reasons}
+    consumed = config.steps * config.tokens_per_step
+    return RunMetrics(
+        method=config.method,
+        coef=config.coef,
+        seed=config.seed,
+        ppl=tails.perplexity(),
+        ce=tails.cross_entropy,
+        coordinate=coordinate,
+        routing=None if routing is None else routing.metrics(config.tokens_per_step),
+        diag_coef=config.diag_coef,
+        diag_z=deployed.diag_z,
+        p_z_999=deployed.p_z_999,
+        a_p_99=deployed.a_p_99,
+        mu_abs_99=deployed.mu_abs_99,
+        training=training,
+        gradients=gradients,
+        tokens_consumed=consumed,
+        tokens_available=data.available,
+        reuse=consumed / data.available,
+        valid_predictions=tails.count,
+        valid_nonfinite=tails.nonfinite(),
+        heads=heads,
+        reasons=reasons,
+    ).finite()
 
 
 def _validate(

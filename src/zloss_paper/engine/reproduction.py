@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-import zloss
+from zloss.results.provenance import ReproductionProvenance, shared_keys
 from zloss.results.record import to_plain
+from zloss.results.reproduction import Choice, PaperVerdict, ReproducedClaim, ReproducedLine, ReproductionRecord
 from zloss_paper.engine.claim import FAILS, Claim, Judgement, Verdict
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import Recipe
@@ -31,12 +31,24 @@ class JudgedClaim:
     ours: Judgement
     paper: Judgement | None
 
+    def record(self) -> ReproducedClaim:
+        """The claim and its verdicts, without its check."""
+        paper = self.paper
+        return ReproducedClaim(
+            id=self.claim.id,
+            statement=self.claim.statement,
+            verdict=self.ours.verdict,
+            evidence=self.ours.evidence,
+            reading=self.claim.reading,
+            on_the_papers_numbers=(
+                None if paper is None else PaperVerdict(verdict=paper.verdict, evidence=paper.evidence)
+            ),
+        )
+
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The result of one recipe."""
-
-    SCHEMA: ClassVar[str] = "zloss.reproduction/1"
+    """The result of one recipe, with the recipe itself."""
 
     recipe: Recipe[Any]
     profile: Profile
@@ -45,7 +57,7 @@ class Reproduction:
     claims: tuple[JudgedClaim, ...]
     texts: tuple[TextSource, ...]
     notes: tuple[str, ...]
-    provenance: dict[str, Any]
+    provenance: ReproductionProvenance
     details: dict[str, Any] = field(default_factory=dict)
     draw: Callable[[Path], Sequence[Path]] | None = None
 
@@ -70,53 +82,45 @@ class Reproduction:
         return found[0] if found else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; no path of the machine it ran on."""
-        paper = self.recipe.paper
-        return {
-            "schema": self.SCHEMA,
-            "label": self.recipe.label,
-            "title": self.recipe.title,
-            "profile": self.profile,
-            "comparable": self.comparable,
-            "columns": list(self.recipe.columns),
-            "rows": [self._line(line) for line in self.table],
-            "paper_rows": [] if paper is None else [{**line.key, **_values(line)} for line in paper.table],
-            "claims": [
-                {
-                    "id": judged.claim.id,
-                    "statement": judged.claim.statement,
-                    "verdict": judged.ours.verdict,
-                    "evidence": judged.ours.evidence,
-                    "reading": judged.claim.reading,
-                    "on_the_papers_numbers": None if judged.paper is None else to_plain(judged.paper),
-                }
-                for judged in self.claims
-            ],
-            "not_stated_by_the_paper": [
-                {"setting": setting, "ours": ours} for setting, ours in self.recipe.unstated().items()
-            ],
-            "notes": list(self.notes),
-            "config": without_paths(to_plain(self.config)),
-            "texts": to_plain(self.texts),
-            "details": to_plain(self.details),
-            "provenance": to_plain(self.provenance),
-        }
+        """The JSON file of this result."""
+        return self.record().to_dict()
 
-    def _line(self, line: Line) -> dict[str, Any]:
+    def record(self) -> ReproductionRecord:
+        """This result without its recipe; no path of the machine it ran on."""
+        paper = self.recipe.paper
+        return ReproductionRecord(
+            label=self.recipe.label,
+            title=self.recipe.title,
+            profile=self.profile,
+            comparable=self.comparable,
+            columns=self.recipe.columns,
+            rows=tuple(self._line(line) for line in self.table),
+            paper_rows=() if paper is None else tuple(_plain_line(line) for line in paper.table),
+            claims=tuple(judged.record() for judged in self.claims),
+            not_stated_by_the_paper=tuple(
+                Choice(setting=setting, ours=ours) for setting, ours in self.recipe.unstated().items()
+            ),
+            notes=self.notes,
+            config=without_paths(to_plain(self.config)),
+            texts=self.texts,
+            details=to_plain(self.details),
+            provenance=self.provenance,
+        )
+
+    def _line(self, line: Line) -> ReproducedLine:
         other = self.beside(line)
-        return {
-            **line.key,
-            **_values(line),
-            "reasons": dict(line.reasons),
-            "deviations": list(line.deviations),
-            "beside": None if other is None else {**other.key, **_values(other)},
-            "ratio": {
+        return ReproducedLine(
+            extra=_plain_line(line),
+            reasons=dict(line.reasons),
+            deviations=line.deviations,
+            beside=None if other is None else _plain_line(other),
+            ratio={
                 column: ratio
                 for column in self.recipe.columns
                 if (ratio := ratio_of(line.cells.get(column), None if other is None else other.cells.get(column)))
                 is not None
             },
-        }
+        )
 
 
 def reproduce(recipe: Recipe[Any], profile: Profile, overrides: Overrides, bench: Workbench) -> Reproduction:
@@ -138,16 +142,11 @@ def reproduce(recipe: Recipe[Any], profile: Profile, overrides: Overrides, bench
         notes=measured.notes,
         details=dict(measured.details),
         draw=measured.draw,
-        provenance={
-            "zloss": zloss.__version__,
-            "torch": torch.__version__,
-            "transformers": metadata.version("transformers"),
-            "python": platform.python_version(),
-            "command": bench.command,
-            "started": started.isoformat(timespec="seconds"),
-            "seconds": round(time.perf_counter() - begin, 1),
-            "threads": torch.get_num_threads(),
-        },
+        provenance=ReproductionProvenance(
+            **shared_keys(bench.command, started, round(time.perf_counter() - begin, 1)),
+            python=platform.python_version(),
+            threads=torch.get_num_threads(),
+        ),
     )
 
 
@@ -157,7 +156,7 @@ def ratio_of(ours: Cell | None, paper: Cell | None) -> float | None:
 
 
 def without_paths(value: Any) -> Any:
-    """Existing files and folders by their last name: a result names no place on a disk."""
+    """The same values with existing files and folders by their last name, so that no path of this machine is written."""
     if isinstance(value, dict):
         return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -167,5 +166,6 @@ def without_paths(value: Any) -> Any:
     return value
 
 
-def _values(line: Line) -> dict[str, float]:
-    return {column: cell.value for column, cell in line.cells.items()}
+def _plain_line(line: Line) -> dict[str, Any]:
+    """Key and numbers of a line by column."""
+    return {**line.key, **{column: cell.value for column, cell in line.cells.items()}}

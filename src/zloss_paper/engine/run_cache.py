@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from zloss.console.progress import Progress, Step
-from zloss.results.step_record import StepRecord
+from zloss.errors import InputError
 from zloss.measure.bf16_products import make_bf16_safe
-from zloss.train.compare.finished_run import FinishedRun
+from zloss.results.step_record import StepRecord
+from zloss.train.compare.finished_run import FinishedRun, read_run
 from zloss.train.config import TrainConfig
 from zloss.train.live import Shown
-from zloss.train.run import RunOptions, is_finished, run_training
+from zloss.train.run import RunOptions, run_training
+from zloss.train.run_folder import is_finished
 from zloss.train.start import Start, prepare_start
 from zloss_paper.engine.fingerprint import fingerprint, texts_by_content, weights_by_files
 
@@ -125,12 +127,9 @@ def _start_key(config: TrainConfig) -> str:
 def _read(place: Path) -> FinishedRun | None:
     """The run of a folder; None where a file was cut off, so that it is made again."""
     try:
-        config, metrics = (
-            json.loads((place / name).read_text(encoding="utf-8")) for name in ("config.json", "metrics.json")
-        )
-    except (OSError, ValueError):
+        return read_run(place)
+    except InputError:
         return None
-    return FinishedRun(place, config, metrics)
 
 
 class _ShownStep:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from zloss.results.writing import write_json, write_text
+from zloss.results.reproduction import write_reproduction_record
+from zloss.results.writing import write_text
 from zloss_paper.engine.profile import MEANING
 from zloss_paper.engine.reproduction import Reproduction
 from zloss_paper.show.layout import NOT_COMPARABLE, deviations, header, missing, printed_lines, tally
@@ -15,7 +16,7 @@ def write_reproduction(folder: Path, result: Reproduction) -> list[Path]:
     """LABEL.json, LABEL.md and the figures of the recipe, if it has some."""
     record, page = folder / f"{result.recipe.stem}.json", folder / f"{result.recipe.stem}.md"
     figures = list(result.draw(folder / "figures")) if result.draw is not None else []
-    write_json(record, result.to_dict())
+    write_reproduction_record(record, result.record())
     write_text(page, markdown(result, [Path(os.path.relpath(figure, folder)) for figure in figures]))
     return [record, page, *figures]
 
@@ -27,7 +28,7 @@ def markdown(result: Reproduction, figures: list[Path] | None = None) -> str:
     parts = [
         f"# {recipe.title} ({recipe.label})",
         f"Profile `{result.profile}`: {MEANING[result.profile]}.",
-        f"    {provenance['command']}",
+        f"    {provenance.command}",
         "## Numbers" if recipe.columns else "## Checklist",
         _table(result),
     ]
@@ -47,14 +48,14 @@ def markdown(result: Reproduction, figures: list[Path] | None = None) -> str:
         ]
     if result.texts:
         parts += ["## Text", _bullets([_text(text.__dict__) for text in result.texts])]
-    versions = ", ".join(f"{name} {provenance[name]}" for name in ("zloss", "torch", "transformers", "python"))
-    parts += ["## Provenance", f"{versions}; {provenance['threads']} threads. {_seconds(result)}"]
+    versions = ", ".join(f"{name} {getattr(provenance, name)}" for name in ("zloss", "torch", "transformers", "python"))
+    parts += ["## Provenance", f"{versions}; {provenance.threads} threads. {_seconds(result)}"]
     return "\n\n".join(parts) + "\n"
 
 
 def _seconds(result: Reproduction) -> str:
-    """The time of the recipe, and apart from it that of the audits or runs it reads, which other recipes share."""
-    own = f"This recipe took {result.provenance['seconds']:g} s"
+    """Recipes share their audits and training runs, so the time of a recipe alone would mislead."""
+    own = f"This recipe took {result.provenance.seconds:g} s"
     audits = [sum(audit["seconds"].values()) for audit in result.details.get("audits", ()) if "seconds" in audit]
     if audits:
         return f"{own}; the audits it reads {sum(audits):.0f} s, once for all recipes of a call."

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.made_metrics import metrics_of
 from zloss.results.step_record import StepRecord
 from zloss.train.compare import curves
 from zloss.train.compare.finished_run import FinishedRun
-from zloss.train.step_log import StepLog
+from zloss.train.step_log import StepLog, read_steps
 
 STEPS = 7
 
@@ -42,7 +43,8 @@ def runs(tmp_path: Path) -> list[FinishedRun]:
                 log.append(
                     record(step, ce=10.0 * seed + step, norm=float(seed * step), tail=None if step == 3 else 2.0)
                 )
-        made.append(FinishedRun(folder, {"method": "ce", "coef": 0.0, "seed": seed}, {}))
+        metrics = metrics_of(read_steps(folder), seed=seed)
+        made.append(FinishedRun(folder, {"method": "ce", "coef": 0.0, "seed": seed}, metrics))
     return made
 
 

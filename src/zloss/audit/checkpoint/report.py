@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 import torch
 
-import zloss
 from zloss.audit.checkpoint.extremes import extreme_tables
 from zloss.audit.checkpoint.measurements import AuditMeasurements
 from zloss.audit.checkpoint.spacing import spacing
@@ -18,10 +15,10 @@ from zloss.results.audit import (
     Heads,
     ModelInfo,
     Precision,
-    Provenance,
     TiedPaths,
 )
 from zloss.results.figure_data import MAX_SINGULAR_VALUES, Figures, Spectrum
+from zloss.results.provenance import AuditProvenance, shared_keys
 
 NEED_MU = (
     "heads.centered",
@@ -132,14 +129,9 @@ def _gradient_info(audit: AuditMeasurements) -> GradientInfo:
     )
 
 
-def _provenance(audit: AuditMeasurements) -> Provenance:
-    return Provenance(
-        zloss=zloss.__version__,
-        torch=torch.__version__,
-        transformers=metadata.version("transformers"),
-        command=audit.command,
+def _provenance(audit: AuditMeasurements) -> AuditProvenance:
+    return AuditProvenance(
+        **shared_keys(audit.command, audit.started, audit.clock.total),
         seed=audit.config.seed,
-        started=audit.started.isoformat(timespec="seconds"),
-        seconds=audit.clock.total,
         extra={"threads": torch.get_num_threads()},
     )
