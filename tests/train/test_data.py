@@ -12,7 +12,7 @@ import torch
 from tests.tiny_models import save_tokenizer
 from tests.train.tiny_run import some_text
 from zloss.errors import CorpusError
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss.train.data import batch_of, gather, open_data
 
 

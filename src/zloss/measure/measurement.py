@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from zloss.models.output_head import OutputHead
+from zloss.results.choices import SvdMethod
 from zloss.source.objectives.cross_entropy import CrossEntropy
 from zloss.transport.problem import HeadProblem, Options, check_vocab, prepare_head
-from zloss.transport.spectrum import HeadSpectrum, Method, head_spectra
+from zloss.transport.spectrum import HeadSpectrum, head_spectra
 
 SOFTCAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
 INFINITE_BIAS = "the head's bias holds -inf, so μ and the centered head do not exist"
@@ -53,7 +54,7 @@ class Measurement:
 
 
 def measurement_of(
-    head: OutputHead, valid_vocab: int | None = None, *, coef: float, svd: Method = "exact", seed: int = 0
+    head: OutputHead, valid_vocab: int | None = None, *, coef: float, svd: SvdMethod = "exact", seed: int = 0
 ) -> Measurement:
     """The measurement of the first `valid_vocab` rows of a head (None: of all), at c = log V."""
     vocab = check_vocab(valid_vocab, head.vocab)

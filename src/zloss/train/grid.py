@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zloss.console.progress import Progress
-from zloss.errors import InputError
-from zloss.train.config import UNPENALIZED, TrainConfig
+from zloss.errors import InputError, UnknownNameError
+from zloss.results.moe_config import OFF
+from zloss.results.train_config import UNPENALIZED, TrainConfig
+from zloss.source.objectives.registry import objective_names
 from zloss.train.live import LiveView
-from zloss.train.moe.config import OFF
-from zloss.train.run import RunOptions, claim_folder, is_finished, run_training
+from zloss.train.run import claim_folder, is_finished, run_training
+from zloss.train.run_options import RunOptions
 from zloss.train.start import Start, prepare_start
 
 
@@ -32,6 +34,9 @@ class Grid:
             values: Sequence[object] = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise InputError(f"`{name}` is expected to be a list without repetitions, but got {list(values)!r}.")
+        for method in self.methods:
+            if method not in objective_names():
+                raise UnknownNameError("method", method, objective_names())
 
     def configs(self) -> Iterator[TrainConfig]:
         """Seed by seed, so that a comparison can be read before the last seed is done; CE once for all coefficients."""

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, find_head, hidden_states
+from zloss.results.choices import HeadKind
 from zloss.source.listing import centered_logits_from_raw
 from zloss.source.objective import Objective
 from zloss.source.objectives.centered import CenteredZLoss
 from zloss.source.objectives.centered_head import CenteredHead
 from zloss.source.objectives.cross_entropy import CrossEntropy
 from zloss.source.objectives.standard import StandardZLoss
-from zloss.train.config import HeadKind
 from zloss.transport.head_loss import HeadLossOutput, head_loss
 from zloss.transport.logits_loss import logits_loss
 

@@ -24,12 +24,13 @@ from zloss.optimizer.endpoints import endpoints
 from zloss.results.audit import NO_INPUT_PATH
 from zloss.results.record import to_plain
 from zloss.results.step_record import StepRecord
+from zloss.results.train_config import TrainConfig
 from zloss.streaming import Moments
-from zloss.train.config import TrainConfig
 from zloss.train.data import TrainData
 from zloss.train.moe.loss import load_balancing, routing_record
 from zloss.train.moe.routing import RoutingTap
 from zloss.train.moe.telemetry import ValidationRouting
+from zloss.train.objective import run_objective
 
 SCHEMA = "zloss.run/1"
 DEPLOYED = ("diag_z", "p_z_999", "a_p_99", "mu_abs_99")
@@ -42,7 +43,7 @@ def run_metrics(
 ) -> dict[str, Any]:
     """Everything of metrics.json; a number that does not exist is null with its reason."""
     checkpoint.model.eval()
-    objective = config.objective()
+    objective = run_objective(config)
     head = find_head(checkpoint)
     measurement = measurement_of(head, coef=config.diag_coef)
     routing = None if config.moe is None else ValidationRouting(config.moe)
@@ -126,7 +127,7 @@ def _gradients(
     """The auxiliary gradient of the method, and the diagnostic Z in both coordinates as in an audit."""
     blocks = data.valid
     count = min(config.gradient_blocks, blocks.count)
-    objective = config.objective()
+    objective = run_objective(config)
     empty = {"r_aux": None, "c_aux": None, "tied_paths": None, "gradient": None, "diagnostic_tied_paths": None}
     if not count:
         reasons["r_aux"] = reasons["c_aux"] = reasons["tied_paths"] = reasons["gradient"] = "gradient_blocks = 0"

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +18,23 @@ from zloss.console.interrupt import held_interrupts
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError, MissingDependencyError
 from zloss.optimizer.recorder import Recorder
+from zloss.results.record import from_plain, to_plain
+from zloss.results.run_config import RunConfig, RunData, without_paths
+from zloss.results.train_config import TrainConfig
 from zloss.results.writing import write_json
-from zloss.train.config import TrainConfig
 from zloss.train.data import TrainData, batch_of, gather
 from zloss.train.live import LiveView, NoView
 from zloss.train.loss_model import LossModel
 from zloss.train.metrics import run_metrics
 from zloss.train.moe.loss import MoeLossModel
 from zloss.train.moe.telemetry import router_numbers
+from zloss.train.objective import run_objective
 from zloss.train.provenance import run_provenance
+from zloss.train.run_options import RunOptions
 from zloss.train.saved_state import SavedState
 from zloss.train.start import Start, initial_checkpoint
 from zloss.train.step_log import StepLog
 from zloss.train.telemetry import transport_tails
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What does not change a run's numbers."""
-
-    checkpoint_every: int = 100
-    """Steps between checkpoints; 0 keeps none."""
-    trackers: tuple[str, ...] = ()
-    """Trackers of accelerate: tensorboard, wandb, ..."""
-    save_model: bool = False
-    """Keep the trained model in the Hugging Face format in `model/`."""
-    command: str = "zloss.train.run.run_training"
-
-    def __post_init__(self) -> None:
-        if self.checkpoint_every < 0:
-            raise InputError(f"`checkpoint_every` is expected to be at least 0, but got {self.checkpoint_every!r}.")
 
 
 def run_training(
@@ -65,7 +52,7 @@ def run_training(
     was never interrupted.
     """
     options, view, progress = options or RunOptions(), view or NoView(), progress or Silent()
-    data, began, objective = start.data, time.time(), config.objective()
+    data, began, objective = start.data, time.time(), run_objective(config)
     identity = claim_folder(folder, config, start)
     accelerator = _accelerator(config, options, folder)
     checkpoint = initial_checkpoint(start, config)
@@ -147,7 +134,7 @@ def run_training(
 
 def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
     """Write config.json, or see that the one that is there is of the same run; the identity of the run."""
-    record = config_record(config, start)
+    record = config_record(config, start).to_dict()
     file = folder / "config.json"
     if file.is_file():
         try:
@@ -158,26 +145,19 @@ def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
             names = [key for key in {**before, **record} if before.get(key) != record.get(key)]
             raise InputError(
                 f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
-                "choose another --out, or remove that folder."
+                "choose another folder, or remove that one."
             )
     write_json(file, record)
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def config_record(config: TrainConfig, start: Start) -> dict[str, Any]:
-    """config.json: every field, with texts by name and checksum instead of by path."""
-    record: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    if config.moe is None:
-        del record["moe"]
-    for key in ("texts", "valid_texts"):
-        record[key] = [Path(text).name for text in record[key]]
-    for holder, key in ((record, "model"), (record, "from_config"), (record.get("moe") or {}, "tokenizer")):
-        if holder.get(key) and Path(holder[key]).exists():
-            holder[key] = Path(holder[key]).name
-    record["schema"] = "zloss.train-config/1"
-    record["data"] = json.loads(json.dumps(start.data.provenance))
-    record["initial_weights"] = weight_fingerprint(start.checkpoint.model) if config.pretrained else "seed"
-    return record
+def config_record(config: TrainConfig, start: Start) -> RunConfig:
+    """config.json of a run."""
+    return RunConfig(
+        config=without_paths(config),
+        data=from_plain(RunData, to_plain(start.data.provenance)),
+        initial_weights=weight_fingerprint(start.checkpoint.model) if config.pretrained else "seed",
+    )
 
 
 def weight_fingerprint(model: nn.Module) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss.train.data import TrainData, gather, open_data, training_text
 from zloss.train.from_config import DEFAULT_VOCAB, build_from_config, load_tokenizer, train_tokenizer
 from zloss.train.moe.model import moe_checkpoint

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zloss.errors import CorpusError
+from zloss.results.choices import CorpusName
 
 WIKITEXT, FINEWEB = "WikiText-103", "FineWeb-Edu"
 """The paper's corpora, by its names."""
-CORPUS_NAMES = {WIKITEXT: "wikitext-103", FINEWEB: "fineweb-edu"}
+CORPUS_NAMES: dict[str, CorpusName] = {WIKITEXT: "wikitext-103", FINEWEB: "fineweb-edu"}
 
 
 @dataclass(frozen=True)

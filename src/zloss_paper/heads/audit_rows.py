@@ -12,7 +12,7 @@ from pathlib import Path
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.errors import InputError
-from zloss.models.checkpoint import SMOLLM2
+from zloss.results.choices import SMOLLM2
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.texts import CORPUS_NAMES, TextSource, text_sources
 

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from zloss.report.charts.router_steps import RouterFigure
+from zloss.results.choices import CorpusName
+from zloss.results.moe_config import MoeRun
+from zloss.results.train_config import TrainConfig
 from zloss.train.compare.comparison import compare_runs
 from zloss.train.compare.finished_run import FinishedRun, load_runs
 from zloss.train.compare.router_curves import router_curves
-from zloss.train.config import TrainConfig
 from zloss.train.grid import Grid, run_grid
-from zloss.train.moe.config import MoeRun
-from zloss.train.run import RunOptions
+from zloss.train.run_options import RunOptions
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import Measured
 from zloss_paper.engine.table import Cell, Key, Row, Table, measured
@@ -96,7 +97,7 @@ def moe_table(
     moe = MoeRun(top_k=top_k, tokenizer="gpt2" if paper else None)
     if smoke:
         moe = MoeRun(top_k=top_k, layers=2, width=32, heads=4, expert_width=16)
-    corpus = None if overrides.texts else "wikitext-103" if paper else "pydoc"
+    corpus: CorpusName | None = None if overrides.texts else "wikitext-103" if paper else "pydoc"
     count = steps[profile]
     base = TrainConfig(
         model="moe",

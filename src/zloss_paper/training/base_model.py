@@ -12,8 +12,8 @@ from importlib import resources
 from pathlib import Path
 
 from zloss.errors import CorpusError
+from zloss.results.train_config import TrainConfig
 from zloss.text.corpus import pydoc_topics
-from zloss.train.config import TrainConfig
 
 BYTES_PER_TOKEN = 5
 """More than a BPE of this size takes, so that the blocks counted with it are there."""

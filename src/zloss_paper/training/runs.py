@@ -19,11 +19,12 @@ import zloss
 from zloss.console.progress import Progress, Step
 from zloss.errors import CorpusError
 from zloss.results.step_record import StepRecord
+from zloss.results.train_config import TrainConfig
 from zloss.train.bf16_probe import make_bf16_safe
 from zloss.train.compare.finished_run import FinishedRun
-from zloss.train.config import TrainConfig
 from zloss.train.live import Shown
-from zloss.train.run import RunOptions, is_finished, run_training
+from zloss.train.run import is_finished, run_training
+from zloss.train.run_options import RunOptions
 from zloss.train.start import Start, prepare_start
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 
 from zloss.errors import InputError
 from zloss.report.formatting import number
+from zloss.results.train_config import TrainConfig
 from zloss.train.compare.finished_run import FinishedRun, check_pair
-from zloss.train.config import TrainConfig
 from zloss.train.step_log import read_steps
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import Measured
