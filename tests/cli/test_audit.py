@@ -76,7 +76,10 @@ def mistakes(model: Path, tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "output is a file": ([str(model), "--out", str(file / "x")], "not a writable folder"),
         "negative coefficient": ([str(model), "--diag-coef", "-1"], "--diag-coef is expected"),
         "bad vocabulary": ([str(model), "--valid-vocab", "99999"], "--valid-vocab"),
-        "text and corpus": ([str(model), "--text", str(short), "--corpus", "pydoc"], "--text and --corpus exclude each other"),
+        "text and corpus": (
+            [str(model), "--text", str(short), "--corpus", "pydoc"],
+            "--text and --corpus exclude each other",
+        ),
         "resume of rubbish": ([str(model), "--out", str(tmp_path / "rubbish"), "--resume"], "cannot be read"),
     }
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError, UnknownNameError
 from zloss.results.train_config import TrainConfig
-from zloss.train.data import batch_of, gather
+from zloss.train.batch import batch_of, gather
 from zloss.train.grid import Grid, run_grid
 from zloss.train.objective import run_objective
 from zloss.train.run import run_training

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from zloss.errors import InputError
 from zloss.results.moe_config import MoeRun
@@ -17,8 +17,7 @@ from zloss.results.record import from_plain, to_plain
 from zloss.results.train_config import TrainConfig
 from zloss.results.writing import write_json
 
-SCHEMA = "zloss.train-config/1"
-FILE = "config.json"
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,8 @@ class RunData:
 class RunConfig:
     """One config.json."""
 
+    SCHEMA: ClassVar[str] = "zloss.train-config/1"
+
     config: TrainConfig
     """The configuration, paths by their last part."""
     data: RunData
@@ -61,14 +62,14 @@ class RunConfig:
         settings: dict[str, Any] = to_plain(self.config)
         if self.config.moe is None:
             del settings["moe"]
-        rest = {"schema": SCHEMA, "data": to_plain(self.data), "initial_weights": self.initial_weights}
+        rest = {"schema": self.SCHEMA, "data": to_plain(self.data), "initial_weights": self.initial_weights}
         return settings | rest
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunConfig:
         """The inverse of `to_dict`; a key that is missing, unknown or of another type is refused by its name."""
-        if data.get("schema") != SCHEMA:
-            raise InputError(f"`schema` is expected to be {SCHEMA!r}, but is {data.get('schema')!r}.")
+        if data.get("schema") != cls.SCHEMA:
+            raise InputError(f"`schema` is expected to be {cls.SCHEMA!r}, but is {data.get('schema')!r}.")
         rest = {key: value for key, value in data.items() if key not in ("schema", "data", "initial_weights")}
         _check_keys(TrainConfig, rest, optional=("moe",))
         if rest.get("moe") is not None:
@@ -84,7 +85,7 @@ class RunConfig:
 
 def read_run_config(folder: Path) -> RunConfig:
     """config.json of a run's folder."""
-    file = folder / FILE
+    file = folder / CONFIG_FILE
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
@@ -98,7 +99,7 @@ def read_run_config(folder: Path) -> RunConfig:
 
 def write_run_config(folder: Path, record: RunConfig) -> None:
     """Write config.json of a run's folder, whole or not at all."""
-    write_json(folder / FILE, record.to_dict())
+    write_json(folder / CONFIG_FILE, record.to_dict())
 
 
 def without_paths(config: TrainConfig) -> TrainConfig:
@@ -126,7 +127,7 @@ def _check_keys(record_type: Any, data: Any, *, path: str = "", optional: tuple[
     known = {found.name for found in fields(record_type)}
     for key in data if isinstance(data, dict) else ():
         if key not in known:
-            raise InputError(f"`{path}{key}` is not a key of {SCHEMA}")
+            raise InputError(f"`{path}{key}` is not a key of {RunConfig.SCHEMA}.")
     for key in known - set(optional):
         if isinstance(data, dict) and key not in data:
-            raise InputError(f"`{path}{key}` is missing")
+            raise InputError(f"`{path}{key}` is missing.")

@@ -18,11 +18,12 @@ from zloss.console.interrupt import held_interrupts
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError, MissingDependencyError
 from zloss.optimizer.recorder import Recorder
-from zloss.results.record import from_plain, to_plain
-from zloss.results.run_config import RunConfig, RunData, without_paths
+from zloss.results.run_config import CONFIG_FILE, write_run_config
 from zloss.results.train_config import TrainConfig
 from zloss.results.writing import write_json
-from zloss.train.data import TrainData, batch_of, gather
+from zloss.train.batch import batch_of, gather
+from zloss.train.config_record import config_record
+from zloss.train.data import TrainData
 from zloss.train.live import LiveView, NoView
 from zloss.train.loss_model import LossModel
 from zloss.train.metrics import run_metrics
@@ -134,39 +135,21 @@ def run_training(
 
 def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
     """Write config.json, or see that the one that is there is of the same run; the identity of the run."""
-    record = config_record(config, start).to_dict()
-    file = folder / "config.json"
+    record = config_record(config, start)
+    mine, file = record.to_dict(), folder / CONFIG_FILE
     if file.is_file():
         try:
             before = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             before = None
-        if before is not None and before != record:
-            names = [key for key in {**before, **record} if before.get(key) != record.get(key)]
+        if before is not None and before != mine:
+            names = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
             raise InputError(
                 f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
                 "choose another folder, or remove that one."
             )
-    write_json(file, record)
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def config_record(config: TrainConfig, start: Start) -> RunConfig:
-    """config.json of a run."""
-    return RunConfig(
-        config=without_paths(config),
-        data=from_plain(RunData, to_plain(start.data.provenance)),
-        initial_weights=weight_fingerprint(start.checkpoint.model) if config.pretrained else "seed",
-    )
-
-
-def weight_fingerprint(model: nn.Module) -> str:
-    """A checksum of names, shapes and the first entries of every tensor: cheap, and it tells checkpoints apart."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        sample = tensor.detach().reshape(-1)[:64].double().tolist()
-        digest.update(f"{name} {list(tensor.shape)} {sample}".encode())
-    return digest.hexdigest()[:16]
+    write_run_config(folder, record)
+    return hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def is_finished(folder: Path) -> bool:

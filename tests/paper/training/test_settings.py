@@ -11,7 +11,7 @@ from tests.paper.training.labels import DESCRIBED, TABLES
 from zloss.errors import CorpusError, InputError
 from zloss.results.train_config import TrainConfig
 from zloss.train.data import open_data, training_text
-from zloss.train.from_config import train_tokenizer
+from zloss.train.tokenizer import train_tokenizer
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe

@@ -21,9 +21,10 @@ from tests.train.tiny_run import tiny_config
 from zloss.models.routers import find_routers
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
-from zloss.train.data import batch_of, gather
+from zloss.train.batch import batch_of, gather
+from zloss.train.config_record import config_record
 from zloss.train.moe import loss as moe_loss
-from zloss.train.run import config_record, run_training
+from zloss.train.run import run_training
 from zloss.train.run_options import RunOptions
 from zloss.train.start import initial_checkpoint, prepare_start
 from zloss.train.step_log import read_steps

@@ -117,7 +117,9 @@ def _baseline_runs(runs: Sequence[FinishedRun], name: str) -> list[FinishedRun]:
     found = [run for run in runs if run.method == method and coef in (None, run.coef)]
     if not found:
         known = ", ".join(sorted({run.method for run in runs}))
-        raise InputError(f"there is no run of the baseline {name!r}: the folder has {known}. Choose another `baseline`.")
+        raise InputError(
+            f"there is no run of the baseline {name!r}: the folder has {known}. Choose another `baseline`."
+        )
     coefs = sorted({run.coef for run in found})
     if len(coefs) > 1:
         raise InputError(
