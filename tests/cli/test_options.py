@@ -96,6 +96,11 @@ def test_a_field_of_one_run_is_no_option() -> None:
         settings("--engine", "--serial", "x")
 
 
+def test_a_field_that_is_no_option_keeps_its_default() -> None:
+    default = Command(Settings(engine=Engine(serial="k-9")))
+    assert parse(Command, ["--engine-power", "8"], prog="made-up", default=default).settings.engine == Engine(8, "k-9")
+
+
 def test_a_refused_value_is_the_configuration_s_own_error() -> None:
     with pytest.raises(InputError, match="`target` is expected to be ≥ 0"):
         settings("--target", "-1")

@@ -55,7 +55,9 @@ def parse(command_type: type[Command], words: list[str], *, prog: str, default: 
 
 
 def _translated(config_type: Any, spec: StructConstructorSpec, flags: dict[str, str]) -> StructConstructorSpec:
+    """The fields of a configuration as tyro takes them; those that are no option keep their default."""
     hints = option_hints(config_type)
+    kept = {field.name: field.default for field in spec.fields if field.name not in hints}
     fields, switches = list[StructFieldSpec](), dict[str, Option]()
     for field in spec.fields:
         if field.name not in hints:
@@ -76,7 +78,7 @@ def _translated(config_type: Any, spec: StructConstructorSpec, flags: dict[str, 
         try:
             for name, option in switches.items():
                 values[name] = _switched(values.pop(name + SWITCHED), values[name], name, option)
-            return config_type(**values)
+            return config_type(**kept, **values)
         except ZlossError as error:
             raise _RefusedError(error) from error
 
@@ -102,19 +104,20 @@ def _help(text: Any, flags: dict[str, str]) -> Any:
 
 def _annotated(hint: Any, notes: tuple[Any, ...], option: Option, default: Any) -> Any:
     """A type as tyro understands it; notes that are tyro's own stay."""
-    rest = tuple(found for found in notes if not isinstance(found, Option))
-    optional = type(None) in get_args(hint)
+    own = tuple(found for found in notes if not isinstance(found, Option))
+    metavar, behind = option.metavar, None
+    spec: tuple[Any, ...] = ()
     if option.comma_separated:
-        item = get_args(hint)[0]
-        rest += (comma_list(item, option.metavar or "A,B,..."),)
+        spec, metavar = (comma_list(get_args(hint)[0], metavar or "A,B,..."),), None
     elif option.zero_is_none:
-        rest += (zero_is_none(option.metavar or "INT"),)
-    elif not rest and (optional or option.flag is not None or option.metavar is not None):
-        metavar = option.metavar or (_metavar(hint) if optional else None)
+        spec, metavar = (zero_is_none(metavar or "INT"),), None
+    elif type(None) in get_args(hint):
+        metavar = metavar or _metavar(hint)
         # The sentence of an optional option says what its absence means; "(default: None)" would not.
-        hint_behind = "" if optional and default is None else None
-        rest += (tyro.conf.arg(name=option.flag, metavar=metavar, help_behavior_hint=hint_behind),)
-    made: Any = Annotated[(hint, *rest)] if rest else hint
+        behind = "" if default is None else None
+    if not own and (option.flag, metavar, behind) != (None, None, None):
+        spec += (tyro.conf.arg(name=option.flag, metavar=metavar, help_behavior_hint=behind),)
+    made: Any = Annotated[(hint, *own, *spec)] if own or spec else hint
     markers: Any = tyro.conf
     if option.repeated:
         made = markers.UseAppendAction[made]

@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -16,7 +16,7 @@ from zloss.cli.command_line import command_line
 from zloss.errors import InputError
 from zloss.results.train_config import TrainConfig
 from zloss.train.run_options import RunOptions
-from zloss.train.stress import STRESSES
+from zloss.train.stress import STRESSES, StressName
 
 if TYPE_CHECKING:
     from zloss.train.grid import Grid
@@ -43,7 +43,7 @@ class Train:
     behind a name converts the coefficient so that its scale relative to the token-layer mean is 1."""
     router_coef: CommaFloats = ROUTER_COEFS
     """λ_R of the router Z-losses, with --moe; several make a sweep."""
-    stress: Literal["high-coef", "unclipped", "update-outlier", "high-lr"] | None = None
+    stress: StressName | None = None
     """A stress setting of the paper: its coefficient, learning rate and clipping, where they are not given."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(
         default_factory=lambda: RunOptions(trackers=("tensorboard",))

@@ -2,7 +2,7 @@
 
 The balancing term is the model class's own (`load_balancing_loss_func` of OLMoE): E Σ_e f_e P_e with f_e the routes per
 token that expert e received, so it is about k at balance, not 1. It is not linear in the batch: every micro-batch has its
-own, weighted by its share of the step's tokens. The router Z-loss is, and uses the counts of the whole step.
+own, weighted by its share of the step's tokens. The router Z-loss is linear in the batch and uses the step's counts.
 """
 
 from __future__ import annotations
