@@ -19,12 +19,12 @@ def check_folder(folder: Path) -> None:
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise OutputError(f"cannot write to {folder}: {existing} is not a writable folder. Choose another folder.")
+        raise OutputError(f"cannot write to {folder}: {existing} is not a writable folder. Choose another with --out.")
     probe = existing / f".zloss-{os.getpid()}"
     try:
         probe.write_bytes(b"0")
     except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {error.strerror}. Choose another folder.") from error
+        raise OutputError(f"cannot write to {folder}: {error.strerror}. Choose another with --out.") from error
     finally:
         with contextlib.suppress(OSError):
             probe.unlink()

@@ -34,7 +34,7 @@ class Joined:
 def join_results(results: Sequence[Result], thresholds: Thresholds | None = None) -> Joined:
     """Sort the results by kind and evaluate the decision map."""
     if not results:
-        raise InputError("no result was given: pass a folder that `zloss audit` has written.")
+        raise InputError("no result was given: pass a folder that `zloss audit --out` has written.")
     losses = tuple(result.data for result in results if result.kind == "loss-audit")
     comparisons = tuple(result.data for result in results if result.kind == "comparison")
     audits = tuple(

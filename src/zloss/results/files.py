@@ -46,7 +46,7 @@ def _load(path: Path) -> list[Result]:
             )
         return found
     if not path.exists():
-        raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit` has written.")
+        raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit --out` has written.")
     result = _parse(path, strict=True)
     assert result is not None
     return [result]

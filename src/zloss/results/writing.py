@@ -33,7 +33,9 @@ def write_bytes(path: Path, content: bytes) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-        raise OutputError(f"cannot write {path}: {error.strerror or error}. Choose another folder.") from error
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}. Choose another folder with --out."
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

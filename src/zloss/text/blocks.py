@@ -73,7 +73,7 @@ def make_blocks(
     if available < offset + (count or 1):
         raise CorpusError(
             f"the text {corpus.name!r} has {len(stream)} tokens, which give {available} blocks of {size}, "
-            f"but {offset + (count or 1)} are needed: use fewer `blocks`, a smaller `block_size`, or a longer text."
+            f"but {offset + (count or 1)} are needed: use fewer --blocks, a smaller --block-size, or a longer text."
         )
     taken = available - offset if count is None else count
     return Blocks(stream[offset * size : (offset + taken) * size + 1].clone(), size, taken, bos_id, offset)

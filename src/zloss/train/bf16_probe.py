@@ -36,8 +36,8 @@ def make_bf16_safe() -> str | None:
         if "torch" in sys.modules:
             raise InputError(
                 f"bf16 products die on this CPU (it announces instructions it does not have): "
-                f"set {VARIABLE}={SAFE} before torch is imported, or train with `precision` fp32."
+                f"set {VARIABLE}={SAFE} before torch is imported, or train with --precision fp32."
             )
         os.environ[VARIABLE] = SAFE
         return f"bf16 products die on this CPU as it is set up, so {VARIABLE}={SAFE} is used."
-    raise InputError("bf16 products do not run on this CPU: train with `precision` fp32.")
+    raise InputError("bf16 products do not run on this CPU: train with --precision fp32.")

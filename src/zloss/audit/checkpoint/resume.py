@@ -38,11 +38,11 @@ class SavedPass:
                 state = dict(archive)
             fingerprint, finished = str(state.pop("fingerprint")), int(state.pop("finished_blocks"))
         except Exception as error:
-            raise InputError(f"{self._path} cannot be read ({error}): delete it, or run without `resume`.") from error
+            raise InputError(f"{self._path} cannot be read ({error}): delete it, or run without --resume.") from error
         if fingerprint != self._fingerprint:
             raise InputError(
                 f"{self._path} belongs to another audit (model, text, blocks or options differ): "
-                "run with the same options, or without `resume`."
+                "run with the same options, or without --resume."
             )
         return finished, state
 

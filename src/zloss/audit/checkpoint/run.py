@@ -114,7 +114,7 @@ def run_audit(
     largest = int(blocks.stream.max())
     if largest >= measurement.vocab:
         raise InputError(
-            f"`valid_vocab` leaves {measurement.vocab} rows of the head, but the text has the token id {largest}: "
+            f"--valid-vocab leaves {measurement.vocab} rows of the head, but the text has the token id {largest}: "
             f"give at least {largest + 1}, or 'tokenizer'."
         )
 
@@ -158,7 +158,7 @@ def _wanted_vocab(asked: int | str | None, rows: int, tokenizer_rows: int) -> in
     try:
         return int(asked)
     except ValueError as error:
-        raise InputError(f"`valid_vocab` is expected to be a number or 'tokenizer', but got {asked!r}.") from error
+        raise InputError(f"--valid-vocab is expected to be a number or 'tokenizer', but got {asked!r}.") from error
 
 
 @torch.no_grad()

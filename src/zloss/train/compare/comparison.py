@@ -73,7 +73,7 @@ def compare_runs(
     pairings = [_pair(group, by_seed) for group in groups.values()]
     pairings.sort(key=lambda p: (p.runs[0].key != base[0].key, p.method not in (*UNPENALIZED, OFF), p.method, p.coef))
     if tolerance_ppl is not None and not math.isfinite(tolerance_ppl):
-        raise InputError(f"`tolerance_ppl` is expected to be a finite number, but got {tolerance_ppl!r}.")
+        raise InputError(f"--tolerance-ppl is expected to be a finite number, but got {tolerance_ppl!r}.")
     stated = tolerance_ppl is not None
     if tolerance_ppl is None:
         tolerance_ppl = TOLERANCE_SHARE * _mean(_numbers(run.metrics.get("ppl") for run in base), "ppl of the baseline")
@@ -117,14 +117,12 @@ def _baseline_runs(runs: Sequence[FinishedRun], name: str) -> list[FinishedRun]:
     found = [run for run in runs if run.method == method and coef in (None, run.coef)]
     if not found:
         known = ", ".join(sorted({run.method for run in runs}))
-        raise InputError(
-            f"there is no run of the baseline {name!r}: the folder has {known}. Choose another `baseline`."
-        )
+        raise InputError(f"there is no run of the baseline {name!r}: the folder has {known}. Choose with --baseline.")
     coefs = sorted({run.coef for run in found})
     if len(coefs) > 1:
         raise InputError(
             f"the baseline {name!r} was run with coefficients {', '.join(f'{coef:g}' for coef in coefs)}: "
-            f"name one, as in `baseline` {method}:{coefs[0]:g}."
+            f"name one, as in --baseline {method}:{coefs[0]:g}."
         )
     return found
 

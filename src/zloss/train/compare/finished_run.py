@@ -58,7 +58,7 @@ class FinishedRun:
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
     """(finished runs in a folder of runs, names of unfinished ones), in the order of their names."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}: pass the output folder of `zloss train`.")
+        raise InputError(f"there is no folder {folder}: pass the --out of `zloss train`.")
     runs, unfinished = [], []
     for place in sorted(path.parent for path in folder.glob("*/config.json")):
         config = _read(place / "config.json")
