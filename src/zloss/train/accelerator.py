@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError, MissingDependencyError
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 
 
 def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str]) -> Any:

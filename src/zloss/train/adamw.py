@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 
 
 def make_adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:

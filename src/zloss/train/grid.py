@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zloss.console.progress import Progress
-from zloss.errors import InputError
-from zloss.train.config import UNPENALIZED, TrainConfig
+from zloss.errors import InputError, UnknownNameError
+from zloss.results.moe_config import OFF
+from zloss.results.train_config import UNPENALIZED, TrainConfig
+from zloss.source.objectives.registry import objective_names
 from zloss.train.live import LiveView
-from zloss.train.moe.config import OFF
-from zloss.train.run import RunOptions, run_training
+from zloss.train.run import run_training
 from zloss.train.run_folder import claim_folder, is_finished
+from zloss.train.run_options import RunOptions
 from zloss.train.start import Start, prepare_start
 
 
@@ -38,6 +40,9 @@ class Grid:
             values: Sequence[object] = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise InputError(f"`{name}` is expected to be a list without repetitions, but got {list(values)!r}.")
+        for method in self.methods:
+            if method not in objective_names():
+                raise UnknownNameError("method", method, objective_names())
 
     def configs(self) -> Iterator[TrainConfig]:
         """The runs seed by seed, so that finished seeds can be compared before the last one; CE once for all coefficients."""

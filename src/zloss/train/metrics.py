@@ -25,11 +25,12 @@ from zloss.results.audit import NO_INPUT_PATH, Heads
 from zloss.results.record import from_plain, to_plain
 from zloss.results.run_metrics import RunGradients, RunMetrics
 from zloss.results.step_record import StepRecord
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss.train.data import TrainData
 from zloss.train.moe.loss import load_balancing, routing_record
 from zloss.train.moe.routing import RoutingTap
 from zloss.train.moe.telemetry import ValidationRouting
+from zloss.train.objective import run_objective
 
 FEW_STEPS = 100
 """Steps below which a p99 over steps is close to the maximum."""
@@ -42,7 +43,7 @@ def run_metrics(
 ) -> RunMetrics:
     """Everything of metrics.json; a number that does not exist is None with its reason."""
     checkpoint.model.eval()
-    coordinate = config.objective().coordinate
+    coordinate = run_objective(config).coordinate
     measurement = measurement_of(find_head(checkpoint), coef=config.diag_coef, gain_beta=config.gain_beta)
     routing = None if config.moe is None else ValidationRouting(config.moe)
     tails = _validate(checkpoint, measurement, data, config, progress, routing)
@@ -140,7 +141,7 @@ def _gradients(
     """The auxiliary gradient of the method, and the diagnostic Z in both coordinates as in an audit."""
     blocks = data.valid
     count = min(config.gradient_blocks, blocks.count)
-    objective = config.objective()
+    objective = run_objective(config)
     empty = {"r_aux": None, "c_aux": None, "tied_paths": None, "gradient": None, "diagnostic_tied_paths": None}
     if not count:
         reasons["r_aux"] = reasons["c_aux"] = reasons["tied_paths"] = reasons["gradient"] = "gradient_blocks = 0"

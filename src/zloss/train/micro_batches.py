@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from zloss.train.config import TrainConfig
-from zloss.train.data import TrainData, batch_of, gather
+from zloss.results.train_config import TrainConfig
+from zloss.train.batch import batch_of, gather
+from zloss.train.data import TrainData
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ import torch
 
 from zloss.console.interrupt import held_interrupts
 from zloss.console.progress import Progress, Silent
-from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_metrics import RunMetrics, write_metrics
+from zloss.results.train_config import TrainConfig
 from zloss.train.accelerator import close_accelerator, make_accelerator
 from zloss.train.adamw import make_adamw
-from zloss.train.config import TrainConfig
 from zloss.train.data import TrainData
 from zloss.train.live import LiveView, NoView
 from zloss.train.loss_model import LossModel
@@ -26,31 +24,15 @@ from zloss.train.metrics import run_metrics
 from zloss.train.micro_batches import micro_batches
 from zloss.train.moe.loss import MoeLossModel
 from zloss.train.moe.telemetry import router_numbers
+from zloss.train.objective import run_objective
 from zloss.train.provenance import run_provenance
 from zloss.train.run_folder import claim_folder
+from zloss.train.run_options import RunOptions
 from zloss.train.saved_state import SavedState
 from zloss.train.start import Start, initial_checkpoint
 from zloss.train.step_log import StepLog
 from zloss.train.telemetry import transport_tails
 from zloss.train.tracking import tracked
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What does not change a run's numbers."""
-
-    checkpoint_every: int = 100
-    """Steps between checkpoints; 0 keeps none."""
-    trackers: tuple[str, ...] = ()
-    """Trackers of accelerate: tensorboard, wandb, ..."""
-    save_model: bool = False
-    """Keep the trained model in the Hugging Face format in `model/`."""
-    command: str = "zloss.train.run.run_training"
-    """The command line, for provenance.json."""
-
-    def __post_init__(self) -> None:
-        if self.checkpoint_every < 0:
-            raise InputError(f"`checkpoint_every` is expected to be at least 0, but got {self.checkpoint_every!r}.")
 
 
 def run_training(
@@ -68,7 +50,7 @@ def run_training(
     in a run that was never interrupted.
     """
     options, view, progress = options or RunOptions(), view or NoView(), progress or Silent()
-    data, began, objective = start.data, time.time(), config.objective()
+    data, began, objective = start.data, time.time(), run_objective(config)
     identity = claim_folder(folder, config, start)
     accelerator = make_accelerator(config, folder, options.trackers)
     checkpoint = initial_checkpoint(start, config)
@@ -145,8 +127,8 @@ def run_training(
 def _loss_model(config: TrainConfig, checkpoint: Checkpoint, data: TrainData) -> Any:
     """The model with its loss: dense, or with experts and their router loss."""
     if config.moe is None:
-        return LossModel(checkpoint, config.objective(), config.head, data.train.counted)
-    return MoeLossModel(checkpoint, config.objective(), config.head, data.train.counted, config.moe)
+        return LossModel(checkpoint, run_objective(config), config.head, data.train.counted)
+    return MoeLossModel(checkpoint, run_objective(config), config.head, data.train.counted, config.moe)
 
 
 def _save_model(checkpoint: Checkpoint, folder: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.errors import InputError
-from zloss.models.checkpoint import SMOLLM2
+from zloss.results.choices import SMOLLM2
 from zloss_paper.engine.paper_models import MODEL_IDS, given_model
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.texts import CORPUS_NAMES, TextSource, text_sources

@@ -18,11 +18,12 @@ from zloss.console.progress import Progress, Step
 from zloss.errors import InputError
 from zloss.measure.bf16_products import make_bf16_safe
 from zloss.results.step_record import StepRecord
+from zloss.results.train_config import TrainConfig
 from zloss.train.compare.finished_run import FinishedRun, read_run
-from zloss.train.config import TrainConfig
 from zloss.train.live import Shown
-from zloss.train.run import RunOptions, run_training
+from zloss.train.run import run_training
 from zloss.train.run_folder import is_finished
+from zloss.train.run_options import RunOptions
 from zloss.train.start import Start, prepare_start
 from zloss_paper.engine.fingerprint import fingerprint, texts_by_content, weights_by_files
 

@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from zloss.errors import CorpusError
+from zloss.results.choices import CorpusName
 from zloss.results.reproduction import TextSource as TextSource
 
 WIKITEXT, FINEWEB = "WikiText-103", "FineWeb-Edu"
 """The paper's corpora, by its names."""
-CORPUS_NAMES = {WIKITEXT: "wikitext-103", FINEWEB: "fineweb-edu"}
+CORPUS_NAMES: dict[str, CorpusName] = {WIKITEXT: "wikitext-103", FINEWEB: "fineweb-edu"}
 
 
 WIKITEXT_VALIDATION = TextSource(

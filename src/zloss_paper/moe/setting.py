@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from zloss.train.config import TrainConfig
+from zloss.results.choices import CorpusName
+from zloss.results.moe_config import MoeRun
+from zloss.results.train_config import TrainConfig
 from zloss.train.grid import Grid
-from zloss.train.moe.config import MoeRun
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.texts import WIKITEXT, TextSource, text_sources
 
@@ -46,7 +47,7 @@ def moe_setting(
     moe = MoeRun(top_k=top_k, tokenizer="gpt2" if paper else None)
     if smoke:
         moe = MoeRun(top_k=top_k, layers=2, width=32, heads=4, expert_width=16)
-    corpus = None if overrides.texts else "wikitext-103" if paper else "pydoc"
+    corpus: CorpusName | None = None if overrides.texts else "wikitext-103" if paper else "pydoc"
     count = steps[profile]
     base = TrainConfig(
         model="moe",

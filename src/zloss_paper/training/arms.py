@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss_paper.engine.paper_methods import CE, CENTERED, CENTERED_HEAD, METHODS, RAW_METHODS, STANDARD
 from zloss_paper.engine.table import Key
 

@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 
 from zloss.errors import CorpusError
+from zloss.results.train_config import TrainConfig
 from zloss.text.corpus import pydoc_topics
-from zloss.train.config import TrainConfig
 
 BYTES_PER_TOKEN = 5
 """More than the mean of a BPE of this size, so a text has at least as many blocks as are counted with it."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zloss.errors import InputError
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss_paper.engine.paper_models import MODEL_IDS, given_model
 from zloss_paper.training.setting import TrainingTableConfig
 

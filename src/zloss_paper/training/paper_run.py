@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss_paper.engine.paper_models import MODEL_IDS
 from zloss_paper.engine.texts import CORPUS_NAMES
 

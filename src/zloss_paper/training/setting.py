@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss_paper.engine.profile import Profile
 from zloss_paper.engine.texts import TextSource
 from zloss_paper.training.arms import Arm

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss.train.stress import EFFECTIVELY_UNCLIPPED
 from zloss_paper.training.base_model import CPU, SMOKE, Scale, split
 

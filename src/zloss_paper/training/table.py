@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import RecipeResult
 from zloss_paper.engine.table import Key, Line, Table, cells_of

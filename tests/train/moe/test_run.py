@@ -20,11 +20,12 @@ from tests.train.moe.tiny_moe import COEF, SHAPE, VARIANTS, routed, run_variants
 from tests.train.tiny_run import tiny_config
 from zloss.models.routers import find_routers
 from zloss.results.step_record import StepRecord
-from zloss.train.config import TrainConfig
-from zloss.train.data import batch_of, gather
+from zloss.results.train_config import TrainConfig
+from zloss.train.batch import batch_of, gather
+from zloss.train.config_record import config_record
 from zloss.train.moe import loss as moe_loss
-from zloss.train.run import RunOptions, run_training
-from zloss.train.run_folder import config_record
+from zloss.train.run import run_training
+from zloss.train.run_options import RunOptions
 from zloss.train.start import initial_checkpoint, prepare_start
 from zloss.train.step_log import read_steps
 
@@ -202,9 +203,10 @@ KILLED = """
 import json, os, signal, sys
 from contextlib import contextmanager
 from pathlib import Path
-from zloss.train.config import TrainConfig
-from zloss.train.moe.config import MoeRun
-from zloss.train.run import RunOptions, run_training
+from zloss.results.train_config import TrainConfig
+from zloss.results.moe_config import MoeRun
+from zloss.train.run import run_training
+from zloss.train.run_options import RunOptions
 from zloss.train.start import prepare_start
 
 class Killer:
@@ -239,4 +241,4 @@ def test_a_killed_run_goes_on_bit_for_bit(base: TrainConfig, tmp_path: Path) -> 
 
 def test_a_dense_run_knows_nothing_of_experts(tmp_path: Path) -> None:
     config = tiny_config(tmp_path)
-    assert "moe" not in config_record(config, prepare_start(config))
+    assert "moe" not in config_record(config, prepare_start(config)).to_dict()

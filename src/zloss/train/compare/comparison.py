@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from zloss.errors import InputError
+from zloss.results.moe_config import MATCHED, OFF, REFERENCE
+from zloss.results.train_config import UNPENALIZED
 from zloss.train.compare.curves import training_curves
 from zloss.train.compare.finished_run import FinishedRun, check_pair
 from zloss.train.compare.provenance import made_by
 from zloss.train.compare.routers import router_section
 from zloss.train.compare.trajectory import trajectory
-from zloss.train.config import UNPENALIZED
-from zloss.train.moe.config import MATCHED, OFF, REFERENCE
 
 SCHEMA = "zloss.comparison/1"
 TOLERANCE_SHARE = 0.01

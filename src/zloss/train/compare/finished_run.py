@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError
+from zloss.results.moe_config import FREE_MOE
 from zloss.results.provenance import RunProvenance, read_run_provenance
 from zloss.results.reading import read_object
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
-from zloss.train.config import FREE
-from zloss.train.moe.config import FREE_MOE
+from zloss.results.train_config import FREE
 
 CONFIG_FILE = "config.json"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from zloss.results.moe_config import OFF
 from zloss.train.compare.finished_run import FinishedRun
 from zloss.train.compare.trajectory import trajectory
-from zloss.train.moe.config import OFF
 
 if TYPE_CHECKING:
     from zloss.train.compare.comparison import Pairing

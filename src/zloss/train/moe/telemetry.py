@@ -14,11 +14,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from zloss.results.moe_config import MoeRun
 from zloss.results.routing_metrics import RouterLayers, RoutingMetrics
 from zloss.source.router.loss import RouterLoss
 from zloss.streaming import Quantiles
-from zloss.train.moe.config import MoeRun
 from zloss.train.moe.loss import RouterTerms
+from zloss.train.moe.router_variant import absolute_coef, applied_coef, relative_scale
 from zloss.train.moe.routing import Routing
 from zloss.train.telemetry import exact_quantile
 
@@ -47,7 +48,7 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
     values = torch.stack([value.double() for value in found.values()]).tolist()
     numbers: dict[str, float | None] = dict(zip(found, (v if math.isfinite(v) else None for v in values), strict=True))
     router_z, reference = numbers["router_z"], numbers.pop("violation")
-    numbers["router_absolute"] = moe.absolute(step_tokens)
+    numbers["router_absolute"] = absolute_coef(moe, step_tokens)
     numbers["s_rel"] = measured_scale(router_z, reference, moe.router_coef)
     numbers["dropped_routes"] = sum(part.dropped for part in passes) / len(passes)
     return numbers
@@ -100,19 +101,19 @@ class ValidationRouting:
         return RoutingMetrics(
             entropy=float(entropy_L.mean()),
             load_cv=float(cv_L.mean()),
-            s_rel=moe.relative,
-            router_absolute=moe.absolute(step_tokens),
+            s_rel=relative_scale(moe),
+            router_absolute=absolute_coef(moe, step_tokens),
             router_correction_norm=self._correction / self._tokens,
             **{name: None if estimate is None else estimate.value for name, estimate in tails.items()},
             load_balance=self._balance / self._tokens,
-            router_z=moe.relative * moe.router_coef * self._violation / self._tokens,
+            router_z=relative_scale(moe) * moe.router_coef * self._violation / self._tokens,
             dropped_routes=self._dropped / self._tokens,
             over_capacity=None if moe.capacity_factor is None else self._over / self._tokens,
             router=RouterLayers(
                 variant=moe.router,
                 convention=moe.convention,
                 coef=moe.router_coef,
-                applied_coef=moe.applied_coef,
+                applied_coef=applied_coef(moe),
                 load_balance_coef=moe.load_balance,
                 entropy_per_layer=tuple(entropy_L.tolist()),
                 load_cv_per_layer=tuple(cv_L.tolist()),
