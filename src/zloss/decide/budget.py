@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zloss.results.audit import AuditReport, Effect, LambdaBudget
+from zloss.results.audit import AuditReport
+from zloss.results.decision import Effect, LambdaBudget
 
 
 def solve_coefficient(coef: float, r_z: float | None, budget: float) -> float | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zloss.measure.token_table import Coordinate, TokenTable
 from zloss.results.audit import HeadNumbers, Nonfinite, QuantileBound
-from zloss.results.figure_data import MAX_SAMPLE, GeometrySample, Histogram, Quantity
+from zloss.results.figure_data import MAX_SAMPLE, DrawnHistogram, GeometrySample, Quantity
 from zloss.streaming import CoMoments, Count, HashSample, Moments, Quantiles, TopTokens, pack, unpack
 from zloss.streaming import Histogram as StreamHistogram
 from zloss.streaming.accumulator import Accumulator, State
@@ -155,7 +155,7 @@ class Tails:
                     found[f"heads.{side}.{key}"] = QuantileBound(estimate.lower, estimate.upper, quantiles.count)
         return found
 
-    def histograms(self) -> tuple[Histogram, ...]:
+    def histograms(self) -> tuple[DrawnHistogram, ...]:
         """Bars of every histogram that has values; the centered shift is rounding noise and left out."""
         found = []
         for side in self.sides:
@@ -163,7 +163,7 @@ class Tails:
                 bars = self._get(f"{side}/{name}/histogram", StreamHistogram).bars()
                 if bars is not None and not (side == "centered" and name == "shift"):
                     edges, counts = bars
-                    found.append(Histogram(name, side, tuple(edges.tolist()), tuple(counts.tolist())))
+                    found.append(DrawnHistogram(name, side, tuple(edges.tolist()), tuple(counts.tolist())))
         return tuple(found)
 
     def sample(self, mean_row_norm: float) -> GeometrySample:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.table import Cell, Pair, Row, Table
 
 Verdict = Literal["holds", "does not hold", "cannot be tested here"]

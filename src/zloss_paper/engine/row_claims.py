@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN, Finding, Missing, cell, smaller
 from zloss_paper.engine.table import Key, Row, Table
 

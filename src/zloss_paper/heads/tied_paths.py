@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.results.audit import NO_INPUT_PATH, AuditReport, GradientNumbers, PathNumbers
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN, Claim, Finding, RowTest, all_rows, cell
 from zloss_paper.engine.paper_table import paper_table

@@ -17,7 +17,7 @@ from zloss.audit.implementation.linear_kernels import linear_row
 from zloss.audit.implementation.source import SourceRow
 from zloss.audit.implementation.storage import Storage
 from zloss.errors import CoordinateError
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.claim import Claim, Finding, all_rows, cell
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides, Profile

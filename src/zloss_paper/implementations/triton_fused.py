@@ -16,7 +16,7 @@ from zloss.audit.implementation.evaluate import interpreted
 from zloss.audit.implementation.implementations import find_implementation
 from zloss.audit.implementation.kernels import KernelRow
 from zloss.audit.implementation.storage import Storage
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.claim import Claim, all_rows, cell
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides, Profile

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from zloss.audit.implementation.storage import Storage
 from zloss.audit.implementation.update import UpdateRow
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.claim import Claim, all_rows, cell
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides, Profile

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.claim import Claim, Finding, all_rows, cell
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides, Profile

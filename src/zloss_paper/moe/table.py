@@ -149,7 +149,7 @@ def run_moe_table(config: MoeTableConfig, bench: Workbench, stem: str, key: Mapp
         )
         runs, _ = load_runs(folder)
         runs = _in_order(runs)
-        comparison = compare_runs(runs)
+        comparison = compare_runs(runs).to_dict()
         rows = _rows(config, runs, comparison, key)
         seconds = [json.loads((run.folder / "provenance.json").read_text())["seconds"] for run in runs]
         figure = RouterFigure(router_curves(runs))

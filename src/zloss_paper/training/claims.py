@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN, Claim, Finding, Missing, cell, near, ratio, smaller
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.table import Cell, Key, Row, Table

@@ -8,7 +8,7 @@ tokens. Its cpu runs keep the head tied and unshifted, because the tied table is
 
 from __future__ import annotations
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.claim import Claim, cell
 from zloss_paper.engine.table import Row, Table
 from zloss_paper.engine.texts import WIKITEXT

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.claim import Claim, Missing, cell, smaller
 from zloss_paper.engine.paper_table import PaperTable, paper_table
 from zloss_paper.engine.table import Cell, Key, Row, Table

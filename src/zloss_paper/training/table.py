@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.train.compare.finished_run import FinishedRun, check_pair
 from zloss.train.config import TrainConfig
 from zloss.train.step_log import read_steps

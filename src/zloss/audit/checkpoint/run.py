@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +41,7 @@ from zloss.results.audit import (
     TiedPaths,
 )
 from zloss.results.figure_data import MAX_SINGULAR_VALUES, Figures, Spectrum
+from zloss.results.router import RouterFindings
 from zloss.text.blocks import Blocks, make_blocks
 from zloss.text.corpus import Corpus, open_corpus
 from zloss.transport.spectrum import HeadSpectrum
@@ -121,7 +121,7 @@ def run_audit(
     tails, finished = _pass(config, checkpoint, measurement, blocks, folder, resume, progress, clock)
     complete = finished == blocks.count
     gradient: GradientFindings | None = None
-    router: dict[str, Any] | None = None
+    router: RouterFindings | None = None
     reasons: dict[str, str] = {}
     diagnostic = min(config.gradient_blocks, blocks.count)
     if complete and diagnostic:
@@ -221,7 +221,7 @@ def _report(
     measurement: Measurement,
     tails: Tails,
     gradient: GradientFindings | None,
-    router: dict[str, Any] | None,
+    router: RouterFindings | None,
     reasons: dict[str, str],
     clock: _Clock,
     *,

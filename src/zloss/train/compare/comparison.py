@@ -1,8 +1,8 @@
 """Matched runs side by side: mean ± std over seeds, paired differences, and the paper's rule of acceptance.
 
-A method is accepted when its diagnosed coordinate improves (the paired difference of a tail, method and baseline read in
-the same coordinate, is negative) and the paired PPL difference stays within a stated tolerance. Differences are target
-minus baseline, seed by seed; std is that of a sample (n − 1).
+A method is accepted when its diagnosed quantity improves (the paired difference, method and baseline in the same
+coordinate, is negative) and the paired PPL difference stays within a stated tolerance. Differences are method minus
+baseline, seed by seed; std is that of a sample (n − 1).
 """
 
 from __future__ import annotations
@@ -11,9 +11,24 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from zloss.errors import InputError
+from zloss.results.comparison import (
+    ComparedMethod,
+    ComparedProvenance,
+    Comparison,
+    HeadDifferences,
+    HeadSummaries,
+    PairedDifferences,
+    Quality,
+    QualityVerdict,
+    SeedDifference,
+    SeedSummary,
+    TokenBudget,
+)
+from zloss.results.coordinate import Coordinate
+from zloss.results.record import from_plain
 from zloss.train.compare.curves import training_curves
 from zloss.train.compare.finished_run import FinishedRun, check_pair
 from zloss.train.compare.routers import router_section
@@ -22,11 +37,9 @@ from zloss.train.config import UNPENALIZED
 from zloss.train.moe.config import MATCHED, OFF, REFERENCE
 from zloss.train.provenance import made_by
 
-SCHEMA = "zloss.comparison/1"
 TOLERANCE_SHARE = 0.01
 """Tolerated rise of PPL where none is stated, as a share of the baseline's."""
 NOT_METRICS = ("coef", "seed", "steps", "diag_coef", "valid_predictions")
-SIDES = ("raw", "centered")
 
 
 @dataclass(frozen=True)
@@ -53,10 +66,10 @@ def compare_runs(
     tolerance_ppl: float | None = None,
     diagnosed: str = "p_z_999",
     unfinished: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> Comparison:
     """Pair by seed, refuse what is not matched, and judge every method.
 
-    Without a `baseline` it is CE, and the token-layer mean among router variants.
+    The default `baseline` is CE, and the token-layer mean among router variants.
     """
     base = _baseline_runs(runs, baseline or _usual_baseline(runs))
     by_seed = {run.seed: run for run in base}
@@ -73,36 +86,35 @@ def compare_runs(
     pairings = [_pair(group, by_seed) for group in groups.values()]
     pairings.sort(key=lambda p: (p.runs[0].key != base[0].key, p.method not in (*UNPENALIZED, OFF), p.method, p.coef))
     if tolerance_ppl is not None and not math.isfinite(tolerance_ppl):
-        raise InputError(f"--tolerance-ppl is expected to be a finite number, but got {tolerance_ppl!r}.")
+        raise InputError(f"`tolerance_ppl` is expected to be a finite number, but got {tolerance_ppl!r}.")
     stated = tolerance_ppl is not None
     if tolerance_ppl is None:
         tolerance_ppl = TOLERANCE_SHARE * _mean(_numbers(run.metrics.get("ppl") for run in base), "ppl of the baseline")
     others = [pairing for pairing in pairings if pairing.runs[0].key != base[0].key]
     routed = any(run.moe is not None for run in runs)
-    return {
-        "schema": SCHEMA,
-        "baseline": base[0].method,
-        "baseline_coef": base[0].coef,
-        "seeds": sorted(by_seed),
-        "steps": base[0].metrics.get("steps"),
-        "std": "sample standard deviation over seeds (n − 1)",
-        "methods": [
-            {**_method(pairing), "paired": _differences(pairing) if pairing in others else None} for pairing in pairings
-        ],
-        "quality": {
-            "tolerance_ppl": tolerance_ppl,
-            "tolerance": "stated" if stated else f"{TOLERANCE_SHARE:.0%} of the baseline's PPL, as none was stated",
-            "diagnosed": diagnosed,
-            "methods": [_verdict(pairing, diagnosed, tolerance_ppl) for pairing in others],
-        },
-        **({"router": router_section(pairings, by_seed)} if routed else {}),
-        "tokens": {key: base[0].metrics.get(f"tokens_{key}") for key in ("available", "consumed")}
-        | {"reuse": base[0].metrics.get("reuse")},
-        "unpaired": [run.folder.name for pairing in others for run in pairing.runs if run.seed not in by_seed],
-        "unfinished": list(unfinished),
-        "provenance": made_by(runs),
-        "curves": training_curves(runs),
-    }
+    first = base[0].metrics
+    made = made_by(runs)
+    return Comparison(
+        baseline=base[0].method,
+        baseline_coef=base[0].coef,
+        seeds=tuple(sorted(by_seed)),
+        steps=first.get("steps"),
+        methods=tuple(_method(pairing, paired=pairing in others) for pairing in pairings),
+        quality=Quality(
+            tolerance_ppl=tolerance_ppl,
+            tolerance="stated" if stated else f"{TOLERANCE_SHARE:.0%} of the baseline's PPL, as none was stated",
+            diagnosed=diagnosed,
+            methods=tuple(_verdict(pairing, diagnosed, tolerance_ppl) for pairing in others),
+        ),
+        router=router_section(pairings, by_seed) if routed else None,
+        tokens=TokenBudget(
+            available=first.get("tokens_available"), consumed=first.get("tokens_consumed"), reuse=first.get("reuse")
+        ),
+        unpaired=tuple(run.folder.name for pairing in others for run in pairing.runs if run.seed not in by_seed),
+        unfinished=tuple(unfinished),
+        provenance=None if made is None else from_plain(ComparedProvenance, made, path="provenance"),
+        curves=training_curves(runs),
+    )
 
 
 def _baseline_runs(runs: Sequence[FinishedRun], name: str) -> list[FinishedRun]:
@@ -117,12 +129,12 @@ def _baseline_runs(runs: Sequence[FinishedRun], name: str) -> list[FinishedRun]:
     found = [run for run in runs if run.method == method and coef in (None, run.coef)]
     if not found:
         known = ", ".join(sorted({run.method for run in runs}))
-        raise InputError(f"there is no run of the baseline {name!r}: the folder has {known}. Choose with --baseline.")
+        raise InputError(f"there is no run of the baseline {name!r}: known are {known}.")
     coefs = sorted({run.coef for run in found})
     if len(coefs) > 1:
         raise InputError(
-            f"the baseline {name!r} was run with coefficients {', '.join(f'{coef:g}' for coef in coefs)}: "
-            f"name one, as in --baseline {method}:{coefs[0]:g}."
+            f"the baseline {name!r} was run with several coefficients: "
+            f"name one of {', '.join(f'{method}:{coef:g}' for coef in coefs)}."
         )
     return found
 
@@ -138,54 +150,53 @@ def _pair(group: Sequence[FinishedRun], by_seed: Mapping[int, FinishedRun]) -> P
     return Pairing(tuple(sorted(group, key=lambda run: run.seed)), pairs)
 
 
-def _method(pairing: Pairing) -> dict[str, Any]:
-    """Deployed metrics as {mean, std, n} over the seeds that have a partner; both coordinates beside them."""
+def _method(pairing: Pairing, *, paired: bool) -> ComparedMethod:
+    """Deployed metrics over the seeds that have a partner, and both coordinates of the head."""
     shown = [run for _, run in pairing.pairs] or list(pairing.runs)
     metrics = [run.metrics for run in shown]
-    return {
-        "method": pairing.method,
-        "coef": pairing.coef,
-        "coordinate": metrics[0].get("coordinate"),
-        "seeds": [run.seed for run in shown],
-        "metrics": {key: summary for key in _keys(metrics) if (summary := _summary(m.get(key) for m in metrics))},
-        "heads": {
-            side: {
-                key: summary
-                for key in metrics[0]["heads"][side]
-                if (summary := _summary(m["heads"][side].get(key) for m in metrics))
-            }
-            for side in SIDES
-        },
-    }
+
+    def head(side: Coordinate) -> dict[str, SeedSummary]:
+        keys = metrics[0]["heads"][side]
+        found = {key: _summary(m["heads"][side].get(key) for m in metrics) for key in keys}
+        return {key: summary for key, summary in found.items() if summary is not None}
+
+    return ComparedMethod(
+        method=pairing.method,
+        coef=pairing.coef,
+        coordinate=metrics[0].get("coordinate"),
+        seeds=tuple(run.seed for run in shown),
+        metrics={key: summary for key in _keys(metrics) if (summary := _summary(m.get(key) for m in metrics))},
+        heads=HeadSummaries(head("raw"), head("centered")),
+        paired=_differences(pairing) if paired else None,
+    )
 
 
-def _differences(pairing: Pairing) -> dict[str, Any]:
-    """Target minus baseline, seed by seed: deployed values, the same in each coordinate, and the loss trajectories."""
+def _differences(pairing: Pairing) -> PairedDifferences:
+    """Method minus baseline, seed by seed: deployed values, the head in each coordinate, and the loss trajectories."""
     metrics = [(base.metrics, run.metrics) for base, run in pairing.pairs]
     keys = _keys([pair[1] for pair in metrics]) if metrics else []
-    return {
-        "pairs": len(pairing.pairs),
-        "deployed": {
-            key: found for key in keys if (found := _difference((b.get(key), m.get(key)) for b, m in metrics))
-        },
-        "same_coordinate": {
-            side: {
-                key: found
-                for key in (metrics[0][1]["heads"][side] if metrics else ())
-                if (found := _difference((b["heads"][side].get(key), m["heads"][side].get(key)) for b, m in metrics))
-            }
-            for side in SIDES
-        },
-        "trajectory": [trajectory(base, run) for base, run in pairing.pairs],
-    }
+
+    def head(side: Coordinate) -> dict[str, SeedDifference]:
+        keys = metrics[0][1]["heads"][side] if metrics else ()
+        found = {
+            key: _difference((b["heads"][side].get(key), m["heads"][side].get(key)) for b, m in metrics) for key in keys
+        }
+        return {key: difference for key, difference in found.items() if difference is not None}
+
+    return PairedDifferences(
+        pairs=len(pairing.pairs),
+        deployed={key: found for key in keys if (found := _difference((b.get(key), m.get(key)) for b, m in metrics))},
+        same_coordinate=HeadDifferences(head("raw"), head("centered")),
+        trajectory=tuple(trajectory(base, run) for base, run in pairing.pairs),
+    )
 
 
-def _verdict(pairing: Pairing, diagnosed: str, tolerance: float) -> dict[str, Any]:
-    """The rule on one method; a pure change of coordinate is judged by its quality alone."""
+def _verdict(pairing: Pairing, diagnosed: str, tolerance: float) -> QualityVerdict:
+    """The rule on one method. A change of coordinate alone is judged by its PPL alone."""
     if not pairing.pairs:
-        return {"method": pairing.method, "coef": pairing.coef, "delta_ppl": None, "accepted": None,
-                "reason": "no run of this method shares a seed with the baseline"}  # fmt: skip
-    side = str(pairing.runs[0].metrics.get("coordinate", "raw"))
+        reason = "no run of this method shares a seed with the baseline"
+        return QualityVerdict(pairing.method, pairing.coef, delta_ppl=None, accepted=None, reason=reason)
+    side = cast(Coordinate, pairing.runs[0].metrics.get("coordinate", "raw"))
     ppl = _difference((base.metrics.get("ppl"), run.metrics.get("ppl")) for base, run in pairing.pairs)
     tail = _difference(
         (base.metrics["heads"][side].get(diagnosed), run.metrics["heads"][side].get(diagnosed))
@@ -194,45 +205,37 @@ def _verdict(pairing: Pairing, diagnosed: str, tolerance: float) -> dict[str, An
     if diagnosed not in pairing.runs[0].metrics["heads"][side]:
         known = ", ".join(pairing.runs[0].metrics["heads"][side])
         raise InputError(f"there is no diagnosed quantity {diagnosed!r} of a head: known are {known}.")
-    within = None if ppl is None else ppl["mean"] <= tolerance
-    improves = None if tail is None else tail["mean"] < 0
-    gauge_only = pairing.method in UNPENALIZED
-    routed = pairing.runs[0].moe is not None
+    within = None if ppl is None else ppl.mean <= tolerance
+    improves = None if tail is None else tail.mean < 0
     accepted: bool | None
     if ppl is None:
         accepted, reason = False, "its PPL is not finite on every seed"
-    elif routed:
+    elif pairing.runs[0].moe is not None:
         accepted, reason = None, "a router variant: only its PPL is judged here, its scale and entropy stand beside it"
-    elif gauge_only:
+    elif pairing.method in UNPENALIZED:
         accepted, reason = None, "a change of coordinate, not of the objective: only its PPL is judged"
     else:
         accepted = bool(within and improves)
-        reason = "; ".join(
-            (
-                f"{diagnosed} ({side}) {_improvement(tail)}"
-                if tail is not None
-                else f"{diagnosed} ({side}) cannot be compared",
-                f"PPL {'within' if within else 'beyond'} the tolerance",
-            )
-        )
-    return {
-        "method": pairing.method,
-        "coef": pairing.coef,
-        "delta_ppl": None if ppl is None else ppl["mean"],
-        "delta_ppl_std": None if ppl is None else ppl["std"],
-        "within_tolerance": within,
-        "coordinate": side,
-        "delta_diagnosed": None if tail is None else tail["mean"],
-        "improves": improves,
-        "accepted": accepted,
-        "reason": reason,
-    }
+        compared = "cannot be compared" if tail is None else _improvement(tail)
+        reason = f"{diagnosed} ({side}) {compared}; PPL {'within' if within else 'beyond'} the tolerance"
+    return QualityVerdict(
+        method=pairing.method,
+        coef=pairing.coef,
+        delta_ppl=None if ppl is None else ppl.mean,
+        delta_ppl_std=None if ppl is None else ppl.std,
+        within_tolerance=within,
+        coordinate=side,
+        delta_diagnosed=None if tail is None else tail.mean,
+        improves=improves,
+        accepted=accepted,
+        reason=reason,
+    )
 
 
-def _improvement(difference: Mapping[str, Any]) -> str:
-    """Whether a tail falls; seeds that disagree are said to."""
-    word = "improves" if difference["mean"] < 0 else "does not improve"
-    signs = {gap < 0 for gap in difference["by_seed"]}
+def _improvement(difference: SeedDifference) -> str:
+    """Whether a tail falls, and whether the seeds agree on it."""
+    word = "improves" if difference.mean < 0 else "does not improve"
+    signs = {gap < 0 for gap in difference.by_seed}
     return word if len(signs) == 1 else f"{word} on average, but not alike on every seed"
 
 
@@ -255,27 +258,25 @@ def _mean(values: list[float], what: str) -> float:
     return statistics.fmean(values)
 
 
-def _summary(values: Iterable[Any]) -> dict[str, Any] | None:
+def _summary(values: Iterable[Any]) -> SeedSummary | None:
     numbers = _numbers(values)
-    if not numbers:
-        return None
-    return {"mean": statistics.fmean(numbers), "std": _std(numbers), "n": len(numbers)}
+    return SeedSummary(statistics.fmean(numbers), _std(numbers), len(numbers)) if numbers else None
 
 
-def _difference(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any] | None:
-    """Mean and std of target − baseline, and the mean ratio; None where a pair lacks a number."""
+def _difference(pairs: Iterable[tuple[Any, Any]]) -> SeedDifference | None:
+    """Mean and std of method − baseline, and the mean ratio; None where a pair lacks a number."""
     listed = list(pairs)
     complete = [(b[0], t[0]) for before, after in listed if (b := _numbers([before])) and (t := _numbers([after]))]
     if not listed or len(complete) < len(listed):
         return None
     gaps = [target - base for base, target in complete]
     ratios = [target / base for base, target in complete if base]
-    return {
-        "mean": statistics.fmean(gaps),
-        "std": _std(gaps),
-        "by_seed": gaps,
-        "ratio": statistics.fmean(ratios) if len(ratios) == len(complete) else None,
-    }
+    return SeedDifference(
+        mean=statistics.fmean(gaps),
+        std=_std(gaps),
+        by_seed=tuple(gaps),
+        ratio=statistics.fmean(ratios) if len(ratios) == len(complete) else None,
+    )
 
 
 def _std(numbers: Sequence[float]) -> float | None:
