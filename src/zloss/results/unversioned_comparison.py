@@ -81,8 +81,8 @@ def _quality(data: Mapping[str, Any], baseline: str) -> dict[str, Any]:
     }
 
 
-def _router(section: Mapping[str, Any], baseline: str) -> dict[str, Any]:
-    records = section.get("conventions") or section.get("methods") or [section]
+def _router(section: dict[str, Any], baseline: str) -> dict[str, Any]:
+    records = _records(section.get("conventions")) or _records(section.get("methods")) or [section]
     return {
         "baseline": str(section.get("baseline") or baseline),
         "conventions": [
@@ -92,7 +92,6 @@ def _router(section: Mapping[str, Any], baseline: str) -> dict[str, Any]:
                 "s_rel": _number(record.get("relative" if record.get("s_rel") is None else "s_rel")),
             }
             for record in records
-            if isinstance(record, dict)
         ],
     }
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from zloss.results.comparison import RouterVariant, RouterVariants
-from zloss.train.compare.finished_run import FinishedRun
+from zloss.train.compare.pairing import Pairing
 from zloss.train.compare.trajectory import trajectory
 from zloss.train.moe.config import OFF
 
-if TYPE_CHECKING:
-    from zloss.train.compare.comparison import Pairing
 
-
-def router_section(pairings: Sequence[Pairing], by_seed: Mapping[int, FinishedRun]) -> RouterVariants:
-    """Every router variant; `by_seed` are the baseline's runs."""
+def router_section(pairings: Sequence[Pairing], baseline: str) -> RouterVariants:
+    """Every router variant; `baseline` is the name of the one they are compared with."""
     return RouterVariants(
-        baseline=next(iter(by_seed.values())).method,
+        baseline=baseline,
         conventions=tuple(_router_variant(pairing) for pairing in pairings if pairing.method != OFF),
         off=tuple(_router_variant(pairing) for pairing in pairings if pairing.method == OFF),
     )
