@@ -50,7 +50,7 @@ def split_results(
     """(audits, audits of losses, comparisons), each in the given order."""
     records = [result.record for result in results]
     if not records:
-        raise InputError("no result was given: pass a folder that `zloss audit --out` has written.")
+        raise InputError("no result was given: pass a folder that `zloss audit` has written.")
     return (
         tuple(record for record in records if isinstance(record, AuditReport)),
         tuple(record for record in records if isinstance(record, LossAudit)),
@@ -89,7 +89,7 @@ def _load(path: Path) -> list[Result]:
             )
         return found
     if not path.exists():
-        raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit --out` has written.")
+        raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit` has written.")
     result = _result(path)
     if result is None:
         data = read_json(path)

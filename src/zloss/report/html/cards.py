@@ -24,7 +24,7 @@ class Card:
 
     @property
     def direction(self) -> str:
-        """Whether centering lowers, raises or keeps it; judged on what four digits show."""
+        """Whether centering lowers, raises or keeps the quantity; a change below 0.5 % keeps it."""
         if self.ratio is None or abs(self.ratio - 1) < 5e-3:
             return "same"
         return "down" if self.ratio < 1 else "up"

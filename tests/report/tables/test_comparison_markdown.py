@@ -11,7 +11,7 @@ import pytest
 from zloss.report.tables.comparison_markdown import comparison_markdown
 from zloss.results.comparison import Comparison
 
-FOLDER = Path(__file__).parents[2] / "docs/results"
+FOLDER = Path(__file__).parents[3] / "docs/results"
 DATA = json.loads((FOLDER / "matched_smollm2.json").read_text(encoding="utf-8"))
 PAGE = (FOLDER / "matched_smollm2.md").read_text(encoding="utf-8")
 
