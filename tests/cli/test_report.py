@@ -83,7 +83,7 @@ def test_each_map_is_decided_once(results: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(decision_map, "decide", counted)
     monkeypatch.setattr(decided_results, "decide", counted)
     monkeypatch.setattr(page, "MAX_BYTES", 1)
-    for names in (("a",), ("a", "b", "loss", "runs"), ("loss", "runs")):
+    for names in (("a", "b", "loss", "runs"), ("loss", "runs")):
         decided.clear()
         words = [str(results / name) for name in names]
         assert main(["report", *words, "--out", str(tmp_path), "--quiet"]) == 0

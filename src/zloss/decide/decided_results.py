@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from zloss.decide.decision_map import decide, with_decisions
 from zloss.decide.quality import JudgedComparison, judge_quality
 from zloss.decide.thresholds import Thresholds
+from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import DecisionMap
@@ -24,6 +25,10 @@ class DecidedResults:
     comparisons: tuple[JudgedComparison, ...] = ()
     shared: DecisionMap | None = None
     """The one map where there is no audit."""
+
+    def __post_init__(self) -> None:
+        if any(not audit.decisions for audit in self.audits):
+            raise InputError("an audit without decisions was given: call `decide_results` or `with_decisions` first.")
 
     @property
     def maps(self) -> tuple[DecisionMap, ...]:
