@@ -34,8 +34,9 @@ class Audit:
         from zloss.audit.checkpoint.run import run_audit
         from zloss.console.progress import choose_progress
         from zloss.decide.decision_map import with_decisions
-        from zloss.report.files import check_folder, write_audit
+        from zloss.report.files import write_audit
         from zloss.report.terminal.audit import print_audit
+        from zloss.results.folder import check_folder
 
         folder = Path(self.out)
         check_folder(folder)

@@ -55,7 +55,7 @@ class Reproduce:
         recipes = [find_recipe(label) for label in (labels() if self.labels == ("all",) else self.labels)]
 
         from zloss.console.progress import choose_progress
-        from zloss.report.files import check_folder
+        from zloss.results.folder import check_folder
         from zloss_paper.engine.profile import Overrides
         from zloss_paper.engine.reproduction import reproduce
         from zloss_paper.engine.workbench import Workbench

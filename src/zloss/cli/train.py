@@ -85,7 +85,7 @@ class Train:
             print(note, file=sys.stderr)
 
         from zloss.console.progress import choose_progress
-        from zloss.report.files import check_folder
+        from zloss.results.folder import check_folder
         from zloss.train.grid import run_grid
         from zloss.train.live import choose_view
         from zloss.train.tracking import usable_trackers

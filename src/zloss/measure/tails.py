@@ -17,7 +17,7 @@ from zloss.measure.measurement import Measurement
 from zloss.measure.tail_table import EXTREMES, HEAD_NUMBERS, HISTOGRAMS, SAMPLE
 from zloss.measure.token_table import TokensInCoordinate, TokenTable
 from zloss.results.audit import HeadNumbers, Nonfinite, QuantileBound
-from zloss.results.figure_data import MAX_SAMPLE, GeometrySample, Histogram, Quantity
+from zloss.results.figure_data import MAX_SAMPLE, DrawnHistogram, GeometrySample, Quantity
 from zloss.source.objective import Coordinate
 from zloss.streaming import Count, HashSample, Moments, Quantiles, TopTokens, pack, unpack
 from zloss.streaming import Histogram as StreamHistogram
@@ -132,7 +132,7 @@ class Tails:
                     found[path] = QuantileBound(estimate.lower, estimate.upper, quantiles.count)
         return found
 
-    def histograms(self) -> tuple[Histogram, ...]:
+    def histograms(self) -> tuple[DrawnHistogram, ...]:
         """Bars of every histogram that has values, without the centered shift, which is rounding noise."""
         found = []
         for coordinate in self.coordinates:
@@ -140,7 +140,7 @@ class Tails:
                 bars = self._get(f"{coordinate}/{name}/histogram", StreamHistogram).bars()
                 if bars is not None and not (coordinate == "centered" and name == "shift"):
                     edges, counts = bars
-                    found.append(Histogram(name, coordinate, tuple(edges.tolist()), tuple(counts.tolist())))
+                    found.append(DrawnHistogram(name, coordinate, tuple(edges.tolist()), tuple(counts.tolist())))
         return tuple(found)
 
     def sample(self, mean_row_norm: float) -> GeometrySample:

@@ -10,15 +10,14 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError
+from zloss.results.router import Scoring
 from zloss.source.router.convention import RouterContext
-
-Scoring = Literal["softmax", "sigmoid", "unknown"]
 
 
 @dataclass(frozen=True)

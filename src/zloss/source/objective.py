@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
 from zloss.errors import CoefficientError, CoordinateError, MissingInputError
+from zloss.results.coordinate import Coordinate as Coordinate
 from zloss.source.statistics import TokenStats
-
-Coordinate = Literal["raw", "centered"]
 
 
 @dataclass(frozen=True)

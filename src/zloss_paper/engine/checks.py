@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN, Check, Judgement
 from zloss_paper.engine.comparison import Missing, cell, smaller
 from zloss_paper.engine.table import Key, Line, Pair, Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.checks import Tested, all_pairs, for_models, some_pair
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.comparison import QUOTED_TOLERANCE, cell

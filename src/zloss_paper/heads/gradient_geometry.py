@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zloss.report.charts.matplotlib_files import write_figures
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.results.audit import AuditReport
 from zloss.results.figure_data import GeometrySample
 from zloss_paper.engine.audited_models import AuditTableConfig, paper_target

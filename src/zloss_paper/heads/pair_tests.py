@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.checks import PairTest, Tested
 from zloss_paper.engine.comparison import cell, near, ratio, smaller
 from zloss_paper.engine.table import Cell, Pair

@@ -9,7 +9,7 @@ batch nor λ here, so its norms can be compared in kind only. Cost: 8 blocks of 
 
 from __future__ import annotations
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.results.audit import NO_INPUT_PATH, AuditReport, GradientNumbers, PathNumbers
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
 from zloss_paper.engine.checks import LineTest, Tested, all_lines

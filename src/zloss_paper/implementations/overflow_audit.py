@@ -16,7 +16,7 @@ from zloss.audit.implementation.overflow import OverflowRow, overflow_audit
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
 from zloss.optimizer.fp16_margin import STATIC_SCALES
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.source.objective import Objective
 from zloss.source.objectives.centered import CenteredZLoss
 from zloss.source.objectives.centered_head import CenteredHead

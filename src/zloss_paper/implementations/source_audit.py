@@ -17,7 +17,7 @@ from zloss.audit.implementation.linear_kernels import linear_row
 from zloss.audit.implementation.source import SourceRow
 from zloss.audit.implementation.storage import Storage
 from zloss.errors import CoordinateError
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.checks import Tested, all_lines, between, rises, times_smaller
 from zloss_paper.engine.claim import Claim, Judgement

@@ -16,7 +16,7 @@ from zloss.audit.implementation.evaluate import interpreted
 from zloss.audit.implementation.implementations import find_implementation
 from zloss.audit.implementation.kernels import KernelRow
 from zloss.audit.implementation.storage import Storage
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.checks import Tested, all_lines, between, times_smaller
 from zloss_paper.engine.claim import Claim

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from zloss.audit.implementation.storage import Storage
 from zloss.audit.implementation.update import UpdateRow
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.checks import Tested, all_lines, between, rises
 from zloss_paper.engine.claim import Claim

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.checks import Tested, judged
 from zloss_paper.engine.claim import Check, Claim
 from zloss_paper.engine.comparison import cell

@@ -43,7 +43,7 @@ def run_moe_table(
     made = [(one.name, bench.runs.run(one)) for one in config.grid.configs()]
     made.sort(key=lambda named: (list(NAMES).index(named[1].method), named[1].seed))
     runs = [run for _, run in made]
-    comparison = compare_runs(runs)
+    comparison = compare_runs(runs).to_dict()
     lines = _lines(config, runs, comparison, key, variant_column)
     seconds = [json.loads((run.folder / "provenance.json").read_text())["seconds"] for run in runs]
     figure = RouterFigure(router_curves(runs))

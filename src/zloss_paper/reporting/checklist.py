@@ -101,7 +101,7 @@ def read_results(paths: Sequence[str]) -> tuple[Given, ...]:
         if path.name == "metrics.json" and path.is_file():
             found.append(Given(path.name, "metrics", _metrics(path)))
         else:
-            found += [Given(result.path.name, result.kind, result.data) for result in load_results([path])]
+            found += [Given(result.path.name, result.kind, result.record.to_dict()) for result in load_results([path])]
     return tuple(found)
 
 

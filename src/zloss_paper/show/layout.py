@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zloss.report.formatting import MISSING, factor, number
+from zloss.report.text.numbers import MISSING, factor, number
 from zloss.results.quantities import BY_KEY
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.reproduction import Reproduction, ratio_of

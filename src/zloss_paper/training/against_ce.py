@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.checks import Compare, LineTest, Tested, judged
 from zloss_paper.engine.claim import Check
 from zloss_paper.engine.comparison import Missing, cell, ratio, smaller

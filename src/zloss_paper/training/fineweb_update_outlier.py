@@ -8,7 +8,7 @@ runs of 2.5 M tokens on a model of 355 M parameters.
 
 from __future__ import annotations
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.train.stress import EFFECTIVELY_UNCLIPPED
 from zloss_paper.engine.checks import Tested, judged, together
 from zloss_paper.engine.claim import Claim

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.checks import Tested, judged, together
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.comparison import cell, smaller

@@ -8,7 +8,7 @@ tokens. Its cpu runs keep the head tied and unshifted, because the table is abou
 
 from __future__ import annotations
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.checks import Tested, judged
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.comparison import cell

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss_paper.engine.checks import Tested, judged
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.comparison import Missing, cell, near

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.train.compare.finished_run import FinishedRun
 from zloss.train.step_log import read_steps
 from zloss_paper.engine.paper_methods import CENTERED_HEAD

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from zloss.report.html.page import Page, write_page
+from zloss.decide.decided_results import DecidedResults, decide_results
+from zloss.report.html.page import write_page
 from zloss.results.audit import AuditReport
+from zloss.results.comparison import Comparison
+from zloss.results.loss_audit import LossAudit
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -44,7 +47,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory, report: AuditReport) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_page(path, Page(audits=(report,)))
+    write_page(path, DecidedResults(audits=(report,)))
     return path
 
 
@@ -53,11 +56,11 @@ def joined(
     tmp_path_factory: pytest.TempPathFactory,
     report: AuditReport,
     other: AuditReport,
-    loss_audit: dict[str, Any],
-    comparison: dict[str, Any],
+    loss_audit: LossAudit,
+    comparison: Comparison,
 ) -> Path:
     path = tmp_path_factory.mktemp("page") / "joined.html"
-    write_page(path, Page((report, other), (loss_audit,), (comparison,)))
+    write_page(path, decide_results((report, other), (loss_audit,), (comparison,)))
     return path
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from zloss.audit.checkpoint.clock import Clock
 from zloss.audit.checkpoint.config import AuditConfig
@@ -12,6 +11,7 @@ from zloss.measure.diagnostic_gradients import DiagnosticGradients
 from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
 from zloss.models.checkpoint import Checkpoint
+from zloss.results.router import RouterFindings
 from zloss.text.blocks import Blocks
 from zloss.text.corpus import Corpus
 
@@ -30,7 +30,7 @@ class AuditMeasurements:
     tails: Tails
     finished_blocks: int
     gradient: DiagnosticGradients | None
-    router: dict[str, Any] | None
+    router: RouterFindings | None
     """The findings of the routers; None for a dense model."""
     complete: bool
     """False after Ctrl-C."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from zloss.audit.checkpoint.clock import Clock
 from zloss.audit.checkpoint.config import AuditConfig
@@ -21,6 +20,7 @@ from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
 from zloss.results.audit import AuditReport
+from zloss.results.router import RouterFindings
 from zloss.text.blocks import Blocks, make_blocks
 from zloss.text.corpus import open_corpus
 
@@ -71,7 +71,7 @@ def run_audit(
     )
     complete = finished == blocks.count
     gradient: DiagnosticGradients | None = None
-    router: dict[str, Any] | None = None
+    router: RouterFindings | None = None
     count = min(config.gradient_blocks, blocks.count)
     if complete and count:
         batch = DiagnosticBatch.of_blocks(blocks, count, head.weight_VD.device)

@@ -10,9 +10,10 @@ from statistics import fmean
 
 from zloss.report.charts.rebinning import equal_width, share_bins
 from zloss.report.charts.svg import Chart, Scale, linear_scale, log_scale
-from zloss.report.formatting import coefficient, number
+from zloss.report.text.numbers import coefficient, number
 from zloss.results.audit import AuditReport
-from zloss.results.figure_data import Coordinate, GeometrySample, Histogram, Quantity
+from zloss.results.coordinate import Coordinate
+from zloss.results.figure_data import DrawnHistogram, GeometrySample, Quantity
 
 COORDINATES: tuple[Coordinate, Coordinate] = ("raw", "centered")
 RAYS = (0.3, 1, 2, 5, 10, 20, 50, 100, 300, 1000)
@@ -172,7 +173,7 @@ def _tail(report: AuditReport, prefix: str, quantity: Quantity, title: str, labe
     return Figure(title, chart.render(), caption)
 
 
-def histogram_heights(histogram: Histogram, *, shared: bool) -> list[float]:
+def histogram_heights(histogram: DrawnHistogram, *, shared: bool) -> list[float]:
     """Counts where both coordinates share their bins; otherwise counts per unit, or the wider bins would look fuller."""
     widths = [right - left for left, right in itertools.pairwise(histogram.edges)]
     return [float(count) if shared else count / width for count, width in zip(histogram.counts, widths, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zloss.report.charts.audit import Figure
 from zloss.report.charts.svg import Chart, Scale, log_scale
-from zloss.report.formatting import svg_text
+from zloss.report.text.symbols import svg_text
 from zloss.results.audit import AuditReport
 from zloss.results.quantities import BY_KEY
 

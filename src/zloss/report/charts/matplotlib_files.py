@@ -11,7 +11,7 @@ from typing import Any
 from zloss.errors import InputError, MissingDependencyError
 from zloss.report.charts.audit import COORDINATES, TAILS, above_share, fixed_gains, histogram_heights
 from zloss.report.charts.rebinning import equal_width, share_bins
-from zloss.report.formatting import mathtext
+from zloss.report.text.symbols import mathtext
 from zloss.results.audit import AuditReport
 from zloss.results.figure_data import GeometrySample
 from zloss.results.writing import write_bytes

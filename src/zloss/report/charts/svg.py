@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from zloss.report.formatting import number, superscript, svg_text
+from zloss.report.text.numbers import number, superscript
+from zloss.report.text.symbols import svg_text
 
 LAYERS = 10
 """Paths per cloud of dots."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from zloss.report.charts.audit import Figure
 from zloss.report.charts.svg import Chart, Scale, linear_scale, log_scale
+from zloss.results.comparison import MethodCurves
 
 COLOURS = ("#5f6b73", "#8a8f2a", "#b9502b", "#1d6c8c", "#7a4fa3", "#2f8f5b", "#c28a1b", "#a33b63")
 
@@ -19,7 +19,7 @@ PANELS = {
     "router_log_z_p999": ("Router log-normalizer tail of each step", "p99.9 log Z_R", False),
 }
 
-Line = tuple[list[float], list[float]]
+Line = tuple[Sequence[float], Sequence[float]]
 
 
 def colour_of(index: int) -> str:
@@ -27,21 +27,18 @@ def colour_of(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def training_figures(groups: Sequence[dict[str, Any]], prefix: str) -> list[Figure]:
+def training_figures(groups: Sequence[MethodCurves], prefix: str) -> list[Figure]:
     """Panels for what the groups of a comparison's `curves` hold; `prefix` makes their ids unique on a page."""
     figures = []
     for key, (title, label, log) in PANELS.items():
-        lines = [_line(group.get("curves", {}).get(key), "step", "value") for group in groups]
+        curves = [group.curves.get(key) for group in groups]
+        lines: list[Line] = [((), ()) if curve is None else (curve.step, curve.value) for curve in curves]
         if any(ys for _, ys in lines):
             figures.append(_curves(title, label, f"{prefix}-{key}", lines, log=log))
-    tails = [_line(group.get("norm_tail"), "norm", "share") for group in groups]
+    tails: list[Line] = [(group.norm_tail.norm, group.norm_tail.share) for group in groups]
     if any(norms for norms, _ in tails):
         figures.append(_tails(tails, f"{prefix}-norms"))
     return figures
-
-
-def _line(record: Any, x: str, y: str) -> Line:
-    return ([], []) if not isinstance(record, dict) else (list(record[x]), list(record[y]))
 
 
 def _curves(title: str, label: str, name: str, lines: Sequence[Line], *, log: bool) -> Figure:

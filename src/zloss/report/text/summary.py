@@ -1,16 +1,16 @@
-"""What a report says, in a few sentences made from its numbers."""
+"""The main numbers of an audit in a few sentences."""
 
 from __future__ import annotations
 
-from zloss.report.formatting import coefficient, factor, number
-from zloss.results.audit import AuditReport, Decision
+from zloss.report.text.numbers import coefficient, factor, number
+from zloss.results.audit import AuditReport
 
 MOVES_LITTLE = 0.02
 """Ratios within this of 1 are called unchanged."""
 
 
 def summarize(report: AuditReport) -> list[str]:
-    """Shift, what centering would move and where, λ on budget, and what stays open."""
+    """Sentences on the common shift, on what centering changes, and on the λ that meets the R_Z budget."""
     return [
         sentence for sentence in (_partial(report), _shift(report), _centering(report), _budget(report)) if sentence
     ]
@@ -61,10 +61,3 @@ def _budget(report: AuditReport) -> str:
     )
     sentence += f"; the budget R_Z = {budget.r_z:.3g} is met at λ = {coefficient(budget.raw)} raw"
     return sentence + (f", {coefficient(budget.centered)} centered." if budget.centered is not None else ".")
-
-
-def tally(decisions: tuple[Decision, ...]) -> str:
-    """Counts of verdicts: "4 of 8 stages fired, 0 quiet, 4 not evaluated"."""
-    fired = sum(decision.fired is True for decision in decisions)
-    quiet = sum(decision.fired is False for decision in decisions)
-    return f"{fired} of {len(decisions)} stages fired, {quiet} quiet, {len(decisions) - fired - quiet} not evaluated"

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from zloss.report.tables.comparison_markdown import comparison_markdown
+from zloss.results.comparison import Comparison
 
-FOLDER = Path(__file__).parents[2] / "docs/results"
+FOLDER = Path(__file__).parents[3] / "docs/results"
 DATA = json.loads((FOLDER / "matched_smollm2.json").read_text(encoding="utf-8"))
 PAGE = (FOLDER / "matched_smollm2.md").read_text(encoding="utf-8")
 
 
 def test_the_page_holds_the_rendered_tables() -> None:
-    assert comparison_markdown(DATA).partition("\n")[2].strip() in PAGE
+    assert comparison_markdown(Comparison.from_dict(DATA)).partition("\n")[2].strip() in PAGE
     assert not re.search(r"(?<![\w.:/])/(?:home|root|tmp|work|mnt|Users)/", json.dumps(DATA) + PAGE)
 
 

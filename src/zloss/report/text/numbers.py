@@ -1,16 +1,11 @@
-"""Numbers and symbols as people read them: on the terminal, on the page, in figures."""
+"""Numbers as people read them: on the terminal, on the page, in figures."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable
-from html import escape
 
 MISSING = "–"
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-# One letter, then _sub and ^sup as the paper writes them: P_Z^99.9, δ_u, s_rel, λ_diag, Z̃.
-_SYMBOL = re.compile(r"(?<![\w.])([A-Za-zΑ-Ωα-ω])(?:_([A-Za-z]+|\d+)(?![\w]))?(?:\^([\d.]*\d))?")
 
 
 def superscript(exponent: int) -> str:
@@ -36,7 +31,7 @@ def number(value: float | int | None, digits: int = 4) -> str:
         return f"{mantissa}×10{superscript(int(exponent))}"
     places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
     text = f"{value:,.{places}f}"
-    # Zeros show precision of a measured number; a number that simply ends earlier does not need them.
+    # Trailing zeros show the precision of a rounded number; a number that is exact in fewer digits has none.
     return text.rstrip("0").rstrip(".") if "." in text and float(text.replace(",", "")) == value else text
 
 
@@ -82,60 +77,3 @@ def seconds(value: float | None) -> str:
         if value < 60
         else f"{int(value // 60)} min {value % 60:.0f} s"
     )
-
-
-def html_text(text: str) -> str:
-    """Escaped prose with `code` and symbols set as mathematics.
-
-    >>> html_text("A_p^99 < `zloss audit`")
-    '<var>A</var><span class="ss"><sup>99</sup><sub>p</sub></span> &lt; <code>zloss audit</code>'
-    """
-    parts = text.split("`")
-    return "".join(
-        f"<code>{escape(part)}</code>" if i % 2 else _symbols(part, _html_symbol) for i, part in enumerate(parts)
-    )
-
-
-def svg_text(text: str) -> str:
-    """The same for SVG, where sub- and superscripts are shifted spans."""
-    return _symbols(text, _svg_symbol)
-
-
-def mathtext(text: str) -> str:
-    """The same for matplotlib."""
-    return _SYMBOL.sub(_mathtext_symbol, text)
-
-
-def _symbols(text: str, replace: Callable[[re.Match[str]], str]) -> str:
-    out, last = [], 0
-    for match in _SYMBOL.finditer(text):
-        if match[2] is None and match[3] is None:
-            continue
-        out += [escape(text[last : match.start()]), replace(match)]
-        last = match.end()
-    return "".join([*out, escape(text[last:])])
-
-
-def _html_symbol(match: re.Match[str]) -> str:
-    sub, sup = (f"<{tag}>{text}</{tag}>" if text else "" for tag, text in (("sub", match[2]), ("sup", match[3])))
-    scripts = f'<span class="ss">{sup}{sub}</span>' if sub and sup else sub + sup
-    return f"<var>{match[1]}</var>{scripts}"
-
-
-def _svg_symbol(match: re.Match[str]) -> str:
-    sub, sup = match[2] or "", match[3] or ""
-    out, shift = f'<tspan class="var">{match[1]}</tspan>', 0.0
-    for text, level in ((sub, 3.0), (sup, -4.5)):
-        if text:
-            out += f'<tspan class="script" dy="{level - shift:g}">{text}</tspan>'
-            shift = level
-    # A zero-width space carries the way back to the baseline.
-    return out + f'<tspan dy="{-shift:g}">&#8203;</tspan>'
-
-
-def _mathtext_symbol(match: re.Match[str]) -> str:
-    if match[2] is None and match[3] is None:
-        return match[0]
-    sub = rf"_{{\mathrm{{{match[2]}}}}}" if match[2] else ""
-    sup = rf"^{{{match[3]}}}" if match[3] else ""
-    return f"${match[1]}{sub}{sup}$"

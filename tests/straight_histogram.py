@@ -1,11 +1,12 @@
-"""Histograms for the report's figures, from token values held in memory."""
+"""Histograms computed straight from token values held in memory."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from zloss.results.figure_data import Coordinate, Histogram, Quantity
+from zloss.results.coordinate import Coordinate
+from zloss.results.figure_data import DrawnHistogram, Quantity
 
 BINS = 80
 
@@ -29,14 +30,16 @@ def log_edges(*samples: npt.ArrayLike, bins: int = BINS) -> tuple[float, ...]:
     return tuple(float(edge) for edge in edges)
 
 
-def count(quantity: Quantity, coordinate: Coordinate, values: npt.ArrayLike, edges: tuple[float, ...]) -> Histogram:
+def count(
+    quantity: Quantity, coordinate: Coordinate, values: npt.ArrayLike, edges: tuple[float, ...]
+) -> DrawnHistogram:
     """Every finite value counted once: those outside the edges fall into the first or last bin."""
     if not edges:
-        return Histogram(quantity, coordinate, (), ())
+        return DrawnHistogram(quantity, coordinate, (), ())
     flat = _flat(values)
     inside = np.clip(flat[np.isfinite(flat)], edges[0], edges[-1])
     counts, _ = np.histogram(inside, bins=np.asarray(edges))
-    return Histogram(quantity, coordinate, edges, tuple(int(number) for number in counts))
+    return DrawnHistogram(quantity, coordinate, edges, tuple(int(number) for number in counts))
 
 
 def _flat(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
