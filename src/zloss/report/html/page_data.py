@@ -7,14 +7,14 @@ from typing import Any
 
 from zloss.report.formatting import MISSING, coefficient, number
 from zloss.results.audit import NOT_MEASURED, AuditReport, Decision, Effect
-from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, Label
+from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, Definition
 
 
 @dataclass(frozen=True)
 class Card:
     """One headline quantity in both coordinates; bars are percentages of the larger value."""
 
-    label: Label
+    label: Definition
     raw: float | None
     centered: float | None
     raw_bar: float
@@ -31,9 +31,6 @@ class Card:
         return "down" if self.ratio < 1 else "up"
 
 
-R_Z = Label("r_z", "R_Z", "norm of the Z gradient relative to the CE gradient, output head, at λ_diag")
-
-
 def cards(report: AuditReport) -> list[Card]:
     """The headline quantities, R_Z last."""
     heads, gradient = report.heads, report.gradient
@@ -42,10 +39,10 @@ def cards(report: AuditReport) -> list[Card]:
         for key in HEADLINE
     ]
     raw, centered = (gradient.raw.r_z, gradient.centered.r_z) if gradient else (None, None)
-    return [*out, _card(R_Z, raw, centered, _why(report, "gradient"))]
+    return [*out, _card(BY_KEY["r_z"], raw, centered, _why(report, "gradient"))]
 
 
-def _card(label: Label, raw: float | None, centered: float | None, missing: str) -> Card:
+def _card(label: Definition, raw: float | None, centered: float | None, missing: str) -> Card:
     largest = max(abs(raw or 0.0), abs(centered or 0.0)) or 1.0
     ratio = centered / raw if raw and centered is not None else None
     return Card(label, raw, centered, 100 * abs(raw or 0) / largest, 100 * abs(centered or 0) / largest, ratio, missing)
@@ -59,7 +56,7 @@ def _why(report: AuditReport, path: str) -> str:
 class HeadRow:
     """A line of the full table of numbers."""
 
-    label: Label
+    label: Definition
     raw: float | None
     centered: float | None
     ratio: float | None

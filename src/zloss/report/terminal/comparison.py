@@ -5,44 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zloss.report.tables.comparison import told_columns
+from zloss.results.quantities import symbol, titled
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 ROUTERS = {
-    "Quality and routing": (
-        ("ce", "CE"),
-        ("ppl", "PPL"),
-        ("entropy", "entropy"),
-        ("load_cv", "load CV"),
-        ("s_rel", "s_rel"),
-        ("router_absolute", "λα"),
-    ),
-    "Routers and optimizer": (
-        ("load_balance", "balance"),
-        ("router_z", "router Z"),
-        ("router_log_z_p999", "p99.9 log Z_R"),
-        ("router_correction_norm", "mean ‖δ_h‖"),
-        ("dropped_routes", "dropped"),
-        ("grad_norm_p99", "p99 ‖g‖"),
-        ("grad_norm_max", "max ‖g‖"),
+    "Quality and routing": titled(("ce", "ppl", "entropy", "load_cv", "s_rel", "router_absolute")),
+    "Routers and optimizer": titled(
+        (
+            "load_balance",
+            "router_z",
+            "router_log_z_p999",
+            "router_correction_norm",
+            "dropped_routes",
+            "grad_norm_p99",
+            "grad_norm_max",
+        )
     ),
 }
 """In place of TABLES where the runs have experts."""
 TABLES = {
-    "Quality and transport, deployed coordinate": (
-        ("ppl", "PPL"),
-        ("p_z_999", "P_Z^99.9"),
-        ("a_p_99", "A_p^99"),
-        ("r_aux", "R_aux"),
-    ),
-    "Optimizer, before clipping": (
-        ("grad_norm_p99", "p99 ‖g‖"),
-        ("grad_norm_max", "max ‖g‖"),
-        ("clip_rate", "clip rate"),
-        ("phi_10", "Φ_10"),
-    ),
+    "Quality and transport, deployed coordinate": titled(("ppl", "p_z_999", "a_p_99", "r_aux")),
+    "Optimizer, before clipping": titled(("grad_norm_p99", "grad_norm_max", "clip_rate", "phi_10")),
 }
 
 
@@ -68,7 +54,8 @@ def print_comparison(data: dict[str, Any]) -> None:
         _print_tokens(console, data)
         return
     verdicts = Table(title=f"against {data['baseline']}: paired differences, tails in the same coordinate")
-    for title in ("method", "Δ PPL", "Δ P_Z^99.9", "Δ A_p^99", "coordinate", "verdict"):
+    changes = (f"Δ {symbol(key)}" for key in ("ppl", "p_z_999", "a_p_99"))
+    for title in ("method", *changes, "coordinate", "verdict"):
         verdicts.add_column(title, justify="right" if "Δ" in title else "left", no_wrap=title == "method")
     differences = [method["paired"] for method in data["methods"] if method["paired"] is not None]
     for record, paired in zip(data["quality"]["methods"], differences, strict=True):
@@ -97,7 +84,9 @@ def _print_routers(console: Console, data: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(title=f"against {data['baseline']}: paired differences")
-    for title in ("router loss", "Δ CE", "Δ PPL", "Δ entropy", "Δ load CV", "max |ΔL|"):
+    compared = ("ce", "ppl", "entropy", "load_cv")
+    changes = (f"Δ {symbol(key)}" for key in compared)
+    for title in ("router loss", *changes, symbol("max_loss_difference")):
         table.add_column(title, justify="left" if title == "router loss" else "right", no_wrap=title == "router loss")
     for method in data["methods"]:
         if method["paired"] is None:
@@ -106,7 +95,7 @@ def _print_routers(console: Console, data: dict[str, Any]) -> None:
         gaps = [part["max_loss_difference"] for part in method["paired"]["trajectory"]]
         largest = max((gap for gap in gaps if gap is not None), default=None)
         shown = "—" if largest is None else "0" if largest == 0 else f"{largest:.2g}"
-        table.add_row(_name(method), *(_signed(deployed.get(k)) for k in ("ce", "ppl", "entropy", "load_cv")), shown)
+        table.add_row(_name(method), *(_signed(deployed.get(k)) for k in compared), shown)
     if table.row_count:
         _print_whole(console, table)
     console.print(
