@@ -16,22 +16,22 @@ from zloss.source.statistics import TokenStats
 from zloss.train.grid import Grid, run_grid
 from zloss.train.run import RunOptions
 
-LABELS = """
+PAPER = """
     eq:zloss eq:source eq:transport eq:causal_pipeline eq:transport_bound eq:ce_shift_direction eq:z_shift_direction
     eq:centered_head eq:tied_decomp eq:hidden_injection eq:hidden_bound eq:ap eq:ap_svd eq:removed_source_general
-    eq:removed_source eq:centered_raw_adjoint eq:z_expand eq:factorized eq:gain_aware eq:gain_aware_source eq:router_loss
-    eq:overflow_proxy eq:precision_link eq:source_mismatch eq:backward_deltas eq:centered_raw
-    prop:router_effective_coefficient cor:router_topk_active_mean cor:router_topk_active_sum
-    fig:transport fig:gradient_geometry
-    tab:pretrained tab:finetune tab:stress_diag tab:list_notation tab:diagnostic_intervention_map tab:fineweb_pretrained
-    tab:spectral_audit tab:source_audit tab:triton_fused tab:update_audit tab:fineweb_ft tab:fineweb_medium_ft tab:gpt2_diag
-    tab:medium_ft tab:medium_long tab:pythia_ft tab:fineweb_noclip_stress tab:fineweb_update_outlier
-    tab:fineweb_update_outlier_sweep tab:adam_state_stress tab:overflow_audit tab:router tab:moe
-    app:related_work app:factorized_objective app:router_scale_derivations app:diagnostic_conventions app:setup_details
-    app:seed_details app:additional_results app:tied_path_diagnostics app:source_deployment app:implementation_audits
-    app:stress_endpoints app:moe_training_results sec:precision_link
-""".split()
+    eq:removed_source eq:centered_raw_adjoint eq:z_expand eq:factorized eq:gain_aware eq:gain_aware_source
+    eq:router_loss eq:overflow_proxy eq:precision_link eq:source_mismatch eq:backward_deltas eq:centered_raw
+    prop:router_effective_coefficient cor:router_topk_active_mean cor:router_topk_active_sum fig:transport
+    fig:gradient_geometry tab:pretrained tab:finetune tab:stress_diag tab:list_notation
+    tab:diagnostic_intervention_map tab:fineweb_pretrained tab:spectral_audit tab:source_audit tab:triton_fused
+    tab:update_audit tab:fineweb_ft tab:fineweb_medium_ft tab:gpt2_diag tab:medium_ft tab:medium_long tab:pythia_ft
+    tab:fineweb_noclip_stress tab:fineweb_update_outlier tab:fineweb_update_outlier_sweep tab:adam_state_stress
+    tab:overflow_audit tab:router tab:moe app:related_work app:factorized_objective app:router_scale_derivations
+    app:diagnostic_conventions app:setup_details app:seed_details app:additional_results app:tied_path_diagnostics
+    app:source_deployment app:implementation_audits app:stress_endpoints app:moe_training_results sec:precision_link
+"""
 """Every label of the paper."""
+LABELS = frozenset(PAPER.split())
 NOT_QUANTITIES = {"figures", "decisions", "thresholds", "timings", "provenance", "quantile_bounds", "extra", "reasons"}
 """Parts of a report that hold data of figures, settings or times."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from html import escape
 
 MISSING = "–"
+_ACCENTS = {"w̄": r"$\bar{w}$", "Z̃": r"$\tilde{Z}$"}
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 # One letter, then _sub and ^sup as the paper writes them: P_Z^99.9, δ_u, s_rel, λ_diag, Z̃.
 _SYMBOL = re.compile(r"(?<![\w.])([A-Za-zΑ-Ωα-ω])(?:_([A-Za-z]+|\d+)(?![\w]))?(?:\^([\d.]*\d))?")
@@ -84,6 +85,22 @@ def seconds(value: float | None) -> str:
     )
 
 
+def pair(raw: float | None, centered: float | None) -> str:
+    """A number in both coordinates, as far as it exists.
+
+    >>> pair(17.51, 5.413), pair(0.5, None)
+    ('17.51 raw, 5.413 centered', '0.5 raw')
+    """
+    named = (("raw", raw), ("centered", centered))
+    return ", ".join(f"{number(value)} {name}" for name, value in named if value is not None)
+
+
+def both(lead: str, raw: float | None, centered: float | None) -> str:
+    """The pair as a sentence with a lead; nothing where neither number exists."""
+    text = pair(raw, centered)
+    return f"{lead}{text}." if text else ""
+
+
 def html_text(text: str) -> str:
     """Escaped prose with `code` and symbols set as mathematics.
 
@@ -102,8 +119,15 @@ def svg_text(text: str) -> str:
 
 
 def mathtext(text: str) -> str:
-    """The same for matplotlib."""
-    return _SYMBOL.sub(_mathtext_symbol, text)
+    """The same for matplotlib.
+
+    >>> mathtext("λ_diag, w̄")
+    '$λ_{\\\\mathrm{diag}}$, $\\\\bar{w}$'
+    """
+    text = _SYMBOL.sub(_mathtext_symbol, text)
+    for accented, command in _ACCENTS.items():
+        text = text.replace(accented, command)
+    return text
 
 
 def _symbols(text: str, replace: Callable[[re.Match[str]], str]) -> str:

@@ -10,8 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from zloss.report.charts.audit import geometry_figures, spectrum_figures, tail_figures
-from zloss.report.charts.binning import count, log_edges
+from tests.log_bins import count, log_edges
+from zloss.report.charts.geometry import geometry_panels
+from zloss.report.charts.spectrum import spectrum_panels
+from zloss.report.charts.svg import drawings
+from zloss.report.charts.tails import tail_panels
 from zloss.report.html import page as html
 from zloss.report.html.page import Page, audit_names, render_page
 from zloss.results.audit import AuditReport, HeadNumbers, Heads, Nonfinite, QuantileBound
@@ -94,7 +97,7 @@ def dots(svg: str, css: str) -> int:
 def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditReport) -> None:
     sample = report.figures.geometry
     assert sample is not None
-    figures = geometry_figures(report, "x")
+    figures = drawings(geometry_panels(report), "x")
     assert len(figures) == 3
     for figure in figures:
         assert dots(figure.svg, "raw") == len(sample)
@@ -102,7 +105,11 @@ def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditRepor
 
 
 def test_charts_are_well_formed_and_name_their_numbers(report: AuditReport) -> None:
-    figures = [*geometry_figures(report, "x"), *tail_figures(report, "x"), *spectrum_figures(report, "x")]
+    figures = [
+        *drawings(geometry_panels(report), "x"),
+        *drawings(tail_panels(report), "x"),
+        *drawings(spectrum_panels(report), "x"),
+    ]
     assert len(figures) == 9
     names = [ElementTree.fromstring(figure.svg).attrib["id"] for figure in figures]
     assert len(set(names)) == 9
@@ -110,7 +117,7 @@ def test_charts_are_well_formed_and_name_their_numbers(report: AuditReport) -> N
 
 
 def test_rays_have_the_slope_of_their_label(report: AuditReport) -> None:
-    svg = ElementTree.fromstring(geometry_figures(report, "x")[2].svg)
+    svg = ElementTree.fromstring(drawings(geometry_panels(report), "x")[2].svg)
     (_, high_x, start_x, end_x, _), (_, high_y, start_y, end_y, _) = (
         [float(part) for part in svg.attrib[name].split()] for name in ("data-x", "data-y")
     )
@@ -124,7 +131,7 @@ def test_rays_have_the_slope_of_their_label(report: AuditReport) -> None:
 
 
 def bars(report: AuditReport, *histograms: Histogram) -> list[list[str]]:
-    figure = tail_figures(replace(report, figures=Figures(histograms=histograms)), "x")[0]
+    figure = drawings(tail_panels(replace(report, figures=Figures(histograms=histograms))), "x")[0]
     paths = ElementTree.fromstring(figure.svg).iter("path")
     return [re.findall(r"V([\d.]+)H", path.attrib["d"]) for path in paths if "steps" in path.attrib["class"]]
 
@@ -211,8 +218,8 @@ def test_a_model_without_a_centered_head_is_drawn_raw(report: AuditReport) -> No
     histograms = tuple(h for h in report.figures.histograms if h.coordinate == "raw")
     figures = replace(report.figures, histograms=histograms, geometry=replace(sample, **empty))
     capped = replace(report, figures=figures, heads=Heads(report.heads.raw, HeadNumbers()))
-    assert [figure.title[0] for figure in geometry_figures(capped, "x")] == ["b", "c"]
-    assert len(tail_figures(capped, "x")) == 4
+    assert [figure.title[0] for figure in drawings(geometry_panels(capped), "x")] == ["b", "c"]
+    assert len(drawings(tail_panels(capped), "x")) == 4
     assert len(render_page(Page(audits=(capped, report)))) > 100_000
 
 
@@ -223,6 +230,6 @@ def test_a_single_value_still_makes_a_histogram(report: AuditReport) -> None:
     assert log_edges([math.nan, 0.0]) == ()
     nothing = count("shift", "raw", [math.nan], ())
     flat = Histogram("violation", "raw", (1.0, 1.0), (3,))
-    figures = tail_figures(replace(report, figures=Figures(histograms=(same, nothing))), "x")
+    figures = drawings(tail_panels(replace(report, figures=Figures(histograms=(same, nothing)))), "x")
     assert [figure.title for figure in figures] == ["Gain tail"]
-    assert tail_figures(replace(report, figures=Figures(histograms=(flat,))), "x")
+    assert drawings(tail_panels(replace(report, figures=Figures(histograms=(flat,)))), "x")

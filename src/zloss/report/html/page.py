@@ -14,9 +14,13 @@ from zloss.decide.thresholds import Thresholds
 from zloss.decide.training_stages import judge_quality
 from zloss.errors import MissingDependencyError
 from zloss.report import formatting
-from zloss.report.charts import audit as charts
-from zloss.report.charts.audits_compared import dumbbell_figures
-from zloss.report.charts.training import colour_of, training_figures
+from zloss.report.charts.audits_compared import compared_panels
+from zloss.report.charts.geometry import geometry_panels
+from zloss.report.charts.panel import legend
+from zloss.report.charts.spectrum import spectrum_panels
+from zloss.report.charts.svg import drawings
+from zloss.report.charts.tails import tail_panels
+from zloss.report.charts.training import training_panels
 from zloss.report.html.page_data import cards, effect_number, flat_rows, head_rows, status, visible_text
 from zloss.report.html.thinning import thin
 from zloss.report.summary import summarize, tally
@@ -107,7 +111,9 @@ def _render(page: Page) -> str:
         style=Markup((assets / "page.css").read_text(encoding="utf-8")),
         script=Markup((assets / "page.js").read_text(encoding="utf-8")),
         audits=audits,
-        dumbbells=dumbbell_figures([(view["name"], view["report"]) for view in audits]) if several else [],
+        dumbbells=drawings(compared_panels([(view["name"], view["report"]) for view in audits]), "compare")
+        if several
+        else [],
         headline=[BY_KEY[key] for key in HEADLINE],
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
@@ -145,9 +151,9 @@ def _audit_view(report: AuditReport, name: str, key: str, page: Page) -> dict[st
         "summary": summarize(report),
         "tally": tally(report.decisions),
         "cards": cards(report),
-        "geometry": charts.geometry_figures(report, key),
-        "tails": charts.tail_figures(report, key),
-        "spectrum": charts.spectrum_figures(report, key),
+        "geometry": drawings(geometry_panels(report), key),
+        "tails": drawings(tail_panels(report), key),
+        "spectrum": drawings(spectrum_panels(report), key),
         "head_rows": head_rows(report),
         "extremes": [(_extreme_title(table), table) for table in report.extreme_tokens if table.tokens],
         "model_rows": flat_rows(dataclasses.asdict(report.model)),
@@ -175,13 +181,14 @@ def _comparison_view(data: dict[str, Any], key: str, thresholds: Thresholds) -> 
     metrics = list(dict.fromkeys(name for method in view.methods for name in method.metrics if name != "coef"))
     curves = data.get("curves")
     groups = [group for group in curves if isinstance(group, dict)] if isinstance(curves, list) else []
+    panels = training_panels(groups)
     return {
         "view": view,
         "metrics": metrics,
         "quality": [(row, *judge_quality(view, row.delta_ppl, row.accepted, thresholds)) for row in view.quality],
         "paired": paired_table(data),
         "routers": router_table(data),
-        "figures": training_figures(groups, key),
-        "legend": [(group.get("name", ""), colour_of(i)) for i, group in enumerate(groups)],
+        "figures": drawings(panels, key),
+        "legend": legend(panels),
         "rows": flat_rows(data, skip=("schema", "methods", "quality", "router", "curves")),
     }

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zloss.report.charts.svg import Scale, linear_scale, log_scale, tick_label
+from zloss.report.charts.scale import Scale, linear_scale, log_scale, tick_label
 
 positive = st.floats(1e-9, 1e9)
 

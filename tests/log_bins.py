@@ -1,4 +1,4 @@
-"""Histograms for the report's figures, from token values held in memory."""
+"""Histograms over tokens on logarithmic bins, from values held in memory."""
 
 from __future__ import annotations
 
