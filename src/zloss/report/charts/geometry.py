@@ -53,7 +53,7 @@ def _plane(sample: GeometrySample) -> Panel | None:
 
 def _low_rank(report: AuditReport, sample: GeometrySample) -> Panel | None:
     """Panel b: the part of a² inside the first 16 singular directions against a² itself."""
-    if not sample.a2_raw or not sample.rank16_raw:
+    if not any(a2 > 0 for a2 in sample.a2_raw) or not sample.rank16_raw:
         return None
     x = Axis.of("a2", log_scale(sample.a2_raw, sample.a2_centered), "exact a²")
     part = (sample.rank16_raw, sample.rank16_centered)

@@ -15,9 +15,9 @@ LOW_RANK = 16.0
 
 
 def spectrum_panels(report: AuditReport) -> list[Panel]:
-    """Two panels; none where the spectrum was not computed."""
+    """Two panels; none where the spectrum was not computed or the head is all zeros."""
     spectrum = report.figures.spectrum
-    if spectrum is None or not spectrum.raw:
+    if spectrum is None or not any(sigma > 0 for sigma in spectrum.raw):
         return []
     found = [(name, values) for name, values in (("raw", spectrum.raw), ("centered", spectrum.centered)) if values]
     ranks = Scale(0.9, max(len(values) for _, values in found) * 1.1, log=True)

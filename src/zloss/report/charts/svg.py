@@ -45,11 +45,12 @@ def draw_svg(panel: Panel, prefix: str) -> str:
     name = f"{prefix}-{panel.name}"
     frame = _Frame.of(panel)
     box = f'x="{frame.left:g}" y="{TOP}" width="{frame.right - frame.left:g}" height="{frame.bottom - TOP}"'
-    said = escape(f"{panel.y.label or panel.title} against {panel.x.label}", quote=True)
+    said = _plain(f"{panel.y.label or panel.title} against {panel.x.label}")
     layers = "".join(_layer(layer, frame) for layer in panel.layers)
     return (
         f'<svg class="chart" id="{name}" viewBox="0 0 {panel.width} {panel.height}" role="img" aria-label="{said}" '
-        f'data-x="{_scale_data(frame.x)}" data-y="{_scale_data(frame.y)}">'
+        f'data-x="{_scale_data(frame.x)}" data-y="{_scale_data(frame.y)}" '
+        f'data-x-name="{_plain(panel.x.label)}" data-y-name="{_plain(panel.y.label)}">'
         f'<clipPath id="clip-{name}"><rect {box}/></clipPath>{_grid(panel, frame)}<rect class="frame" {box}/>'
         f'<g clip-path="url(#clip-{name})">{layers}</g>{_labels(panel, frame)}</svg>'
     )
@@ -139,6 +140,11 @@ def _labels(panel: Panel, frame: _Frame) -> str:
     )
 
 
+def _plain(text: str) -> str:
+    """Text of an attribute."""
+    return escape(text, quote=True)
+
+
 def _hint(text: str) -> str:
     return f"<title>{escape(text)}</title>" if text else ""
 
@@ -179,7 +185,7 @@ def _line(series: Series, frame: _Frame) -> str:
 
 def _look(kind: str, series: Series, suffix: str = "") -> str:
     """Class, colour and tooltip of a series: the two coordinates are classes, methods have a colour of their own."""
-    tip = escape(series.tip or series.name, quote=True)
+    tip = _plain(series.tip or series.name)
     if series.tone in TONES:
         return f'class="{kind}{series.tone}{suffix}" data-label="{tip}"'
     return f'class="{kind}method{suffix}" style="stroke:{series.tone}" data-label="{tip}"'

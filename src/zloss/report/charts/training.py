@@ -13,7 +13,7 @@ CURVES = {
     # quantity: (title, logarithmic axis)
     "cross_entropy": ("Training cross-entropy", False),
     "grad_norm": ("Gradient norm of each step", True),
-    "p_z_999": ("Log-normalizer tail of each step, deployed coordinate", True),
+    "p_z_999": ("Log-normalizer tail of each step", True),
     "entropy": ("Router entropy of each step", False),
     "load_cv": ("Expert load of each step", False),
     "router_log_z_p999": ("Router log-normalizer tail of each step", False),
@@ -43,9 +43,10 @@ class Curve:
         return cls(name, tuple(record[x]), tuple(record[y])) if isinstance(record, dict) else cls(name, (), ())
 
 
-def step_panel(key: str, curves: Sequence[Curve], caption: str = "Mean over seeds.") -> Panel:
-    """One quantity of `CURVES` over the steps."""
+def step_panel(key: str, curves: Sequence[Curve]) -> Panel:
+    """One quantity of `CURVES` over the steps, averaged over seeds step by step."""
     title, log = CURVES[key]
+    caption = "Mean over seeds, in the coordinate that each method deploys." if key == "p_z_999" else "Mean over seeds."
     ys = [curve.ys for curve in curves]
     x = Axis("step", linear_scale(*(curve.xs for curve in curves)))
     y = Axis.of(key, log_scale(*ys) if log else linear_scale(*ys))

@@ -28,7 +28,7 @@ from zloss.report.tables.comparison import paired_table, router_table
 from zloss.results.audit import AuditReport
 from zloss.results.comparison_view import view_comparison
 from zloss.results.figure_data import ExtremeTable
-from zloss.results.quantities import BY_KEY, HEADLINE
+from zloss.results.quantities import BY_KEY, HEADLINE, define, symbol
 from zloss.results.writing import write_text
 
 MAX_BYTES = 3_000_000
@@ -92,6 +92,8 @@ def _render(page: Page) -> str:
         before=lambda effect: effect_number(effect, effect.before),
         after=lambda effect: effect_number(effect, effect.after),
         drawn=Markup,
+        symbol=symbol,
+        hint=lambda key: definition.hint if (definition := define(key)) else "",
         visible=visible_text,
     )
     names = audit_names(page.audits)
