@@ -20,8 +20,11 @@ LAYERS = 10
 DOTS = {"cloud": "", "points": " solid", "spots": " big"}
 MARKS = {"quantile": "mark"}
 """Class names of marks that are not the mark's kind."""
-LETTER, RAISED = 6.4, 4.2
-"""Width of a letter of a tick label and of a raised digit, in pixels; generous, since fonts differ."""
+LETTER = 7.0
+WIDTHS = dict.fromkeys("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", 4.7) | dict.fromkeys(".,", 3.6) | {"×": 9.3}
+"""Widths of the letters of a tick label, in pixels of the widest usual font (DejaVu Sans at 11 px)."""
+AXIS_TITLE = 32
+"""Room for the upright title of an axis and the gaps on both sides of it."""
 TOP, BOTTOM, LEFT, RIGHT = 12, 46, 54, 14
 """Margins around the frame; the left and the right one grow with the tick labels."""
 
@@ -69,7 +72,7 @@ class _Frame:
         """Margins wide enough for the labels of the ticks, and ticks few enough for their labels."""
         bottom = panel.height - BOTTOM
         widest = max((text_width(label) for label in _y_labels(panel)), default=0.0)
-        left = max(float(LEFT), widest + (30 if panel.y.label else 12))
+        left = max(float(LEFT), widest + (AXIS_TITLE if panel.y.label else 12))
         ticks = panel.x.scale.ticks()
         x = panel.x.scale.placed(left, panel.width - RIGHT)
         while len(ticks) > 2 and _crowded(ticks, x):
@@ -97,7 +100,7 @@ class _Frame:
 
 def text_width(text: str) -> float:
     """About how wide a tick label is, in pixels."""
-    return sum(RAISED if letter in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻.," else LETTER for letter in text)
+    return sum(WIDTHS.get(letter, LETTER) for letter in text)
 
 
 def _crowded(ticks: list[float], scale: Scale) -> bool:
