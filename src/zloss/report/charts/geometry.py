@@ -98,9 +98,11 @@ def _beyond(samples: tuple[Sequence[float], ...]) -> float:
 
 
 def _reached_gains(zs: tuple[Sequence[float], ...], us: tuple[Sequence[float], ...]) -> list[float]:
-    """Round gains that the tokens really reach."""
+    """Round gains that the tokens really reach; none where every source is zero."""
     gains = [u / z for z, u in zip(itertools.chain(*zs), itertools.chain(*us), strict=True) if z > 0]
-    low, high = min(gains, default=1.0), max(gains, default=1.0)
+    if not gains:
+        return []
+    low, high = min(gains), max(gains)
     return [ray for ray in RAYS if low * 0.7 <= ray <= high * 1.3]
 
 

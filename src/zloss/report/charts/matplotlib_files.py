@@ -18,14 +18,14 @@ from zloss.results.audit import AuditReport
 from zloss.results.writing import write_bytes
 
 FORMATS = ("svg", "png")
+GEOMETRY, STEPS = (3.6, 3.3), (4.75, 3.4)
+"""Inches of a panel of fig:gradient_geometry, and of a panel of curves over steps."""
 FIGURES = {
     # name of the file: panels of a report, inches of one panel
-    "gradient_geometry": (geometry_panels, (3.6, 3.3)),
+    "gradient_geometry": (geometry_panels, GEOMETRY),
     "tails": (tail_panels, (3.6, 2.7)),
     "spectrum": (spectrum_panels, (3.6, 3.1)),
 }
-STEPS = (4.75, 3.4)
-"""Inches of a panel of curves over steps."""
 GREY, PALE = "#646b76", "#c9c5bc"
 MARKS: dict[str, dict[str, Any]] = {
     "zero": {"color": PALE, "lw": 0.8},

@@ -182,6 +182,7 @@ STEP = (
 )
 
 ADAM_SAMPLE = (
+    Definition("adam.param_norm", "‖θ‖₂", "norm of the parameters after the step", "", "per sampled step", ADAM),
     Definition("v_inf", "‖v‖∞", "largest second moment of Adam after the step", "", "per sampled step", ADAM, "lower"),
     Definition("d_norm", "‖d‖₂", "norm of Adam's proxy direction", "", "per sampled step", ADAM),
     Definition("d_inf", "‖d‖∞", "largest coordinate of Adam's proxy direction", "", "per sampled step", ADAM, "lower"),
