@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.log_bins import count, log_edges
+from tests.straight_histogram import count, log_edges
 from zloss.results import audit as s
 from zloss.results import figure_data as fd
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.log_bins import count, log_edges
+from tests.straight_histogram import count, log_edges
 from zloss.report.charts.rebinning import equal_width, share_bins
 from zloss.results.figure_data import Coordinate, Histogram
 from zloss.streaming.histogram import Histogram as Streamed

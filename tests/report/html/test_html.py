@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.log_bins import count, log_edges
+from tests.straight_histogram import count, log_edges
 from zloss.report.charts.geometry import geometry_panels
 from zloss.report.charts.spectrum import spectrum_panels
 from zloss.report.charts.svg import drawings

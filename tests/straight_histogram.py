@@ -1,4 +1,4 @@
-"""Histograms over tokens on logarithmic bins, from values held in memory."""
+"""Histograms computed straight from token values held in memory."""
 
 from __future__ import annotations
 
