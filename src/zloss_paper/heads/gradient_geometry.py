@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zloss.report.charts.matplotlib_files import write_figures
+from zloss.report.charts.geometry import geometry_panels
+from zloss.report.charts.matplotlib_files import GEOMETRY, write_panels
 from zloss.report.text.numbers import number
 from zloss.results.audit import AuditReport
 from zloss.results.figure_data import GeometrySample
@@ -64,10 +65,10 @@ def run(config: AuditTableConfig, bench: Workbench) -> RecipeResult:
 
 
 def _draw(folder: Path, name: str, report: AuditReport) -> list[Path]:
-    # Only the three-panel figure belongs to this recipe.
-    figures = replace(report.figures, histograms=(), spectrum=None)
+    panels = geometry_panels(report)
     safe = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in name)
-    return write_figures(folder / f"gradient_geometry-{safe}", replace(report, figures=figures), formats=("svg",))
+    place = folder / f"gradient_geometry-{safe}" / "gradient_geometry.svg"
+    return write_panels([place], panels, inches=GEOMETRY) if panels else []
 
 
 def sample_errors(sample: GeometrySample | None, head: str) -> dict[str, float | None]:

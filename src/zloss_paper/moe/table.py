@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zloss.report.charts.router_steps import RouterFigure
+from zloss.report.charts.matplotlib_files import write_panels
+from zloss.report.charts.training import router_panels
 from zloss.train.compare.comparison import compare_runs
 from zloss.train.compare.finished_run import FinishedRun
 from zloss.train.compare.router_curves import router_curves
@@ -46,10 +47,10 @@ def run_moe_table(
     comparison = compare_runs(runs).to_dict()
     lines = _lines(config, runs, comparison, key, variant_column)
     seconds = [json.loads((run.folder / "provenance.json").read_text())["seconds"] for run in runs]
-    figure = RouterFigure(router_curves(runs))
+    panels = router_panels(router_curves(runs))
 
     def draw(place: Path) -> list[Path]:
-        return [figure.save(place / f"{stem}.svg")]
+        return write_panels([place / f"{stem}.svg"], panels)
 
     tokens, moe = comparison["tokens"], config.grid.base.moe
     assert moe is not None

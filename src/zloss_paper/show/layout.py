@@ -5,63 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zloss.report.text.numbers import MISSING, factor, number
-from zloss.results.quantities import BY_KEY
+from zloss.results.quantities import symbol
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.reproduction import Reproduction, ratio_of
 from zloss_paper.engine.table import Cell, Line
 
-SYMBOLS = {
-    "ppl": "PPL",
-    "r_z": "R_Z",
-    "aux_ce_cosine": "C_Z",
-    "output_path_norm": "output path",
-    "input_path_norm": "input path",
-    "input_output_cosine": "cos(in, out)",
-    "translation_error": "translation error",
-    "identity_error": "identity error",
-    "s_rel": "s_rel",
-    "delta_h_norm_mean": "mean ‖δ_h‖",
-    "ce": "CE",
-    "ce_std": "CE std",
-    "entropy_std": "entropy std",
-    "load_cv": "load CV",
-    "router_absolute": "λα",
-    "max_loss_difference": "max |ΔL|",
-    "rel_forward_error": "forward error",
-    "delta_src": "Δ_src",
-    "delta_src_p99": "Δ_src p99",
-    "delta_src_max": "Δ_src max",
-    "backward_cosine": "cosine",
-    "split_residual": "split residual",
-    "delta_total": "Δ_tot",
-    "delta_z": "Δ_Z",
-    "z_cosine": "Z cosine",
-    "kernel_delta_z": "kernel Δ_Z",
-    "delta_weight": "Δ_tot at W",
-    "grad_rel_error": "gradient error",
-    "grad_cosine": "gradient cosine",
-    "adam_dir_rel_error": "Adam direction error",
-    "z_grad_rel_error": "Δ_θ of Z",
-    "grad_rel_error_min": "least error",
-    "grad_rel_error_max": "largest error",
-    "grad_rel_error_max_bf16": "largest, bf16",
-    "grad_norm_mean": "mean ‖g‖_2",
-    "grad_inf_mean": "mean ‖g‖_∞",
-    "kappa_min": "κ_min",
-    **{f"psi_{scale}": f"Ψ_{scale}" for scale in (256, 1024, 4096, 16384, 65536)},
-    "lambda_aux": "λ_aux",
-    "ppl_std": "PPL std",
-    "delta_ppl": "ΔPPL",
-    "delta_a_p_99": "ΔA_p^99",
-    "grad_norm_p99": "p99 ‖g‖_2",
-    "grad_norm_max": "max ‖g‖_2",
-    "clip_rate": "clip rate",
-    **{f"phi_{threshold}": f"Φ_{threshold}" for threshold in (10, 50, 100)},
-    "r_aux": "R_aux",
-    "c_aux": "C_aux",
-    "v_max_ratio_to_ce": "max v / CE",
-    "d_inf_p99": "p99 ‖d‖_∞",
-}
 NOT_COMPARABLE = (
     "The numbers are not comparable with the paper's (see the deviations); its claims may still be tested on ours."
 )
@@ -80,11 +28,6 @@ def header(result: Reproduction) -> tuple[str, ...]:
     """Key columns, a column that says ours or paper, then the numbers."""
     numbers = tuple(symbol(column) for column in result.recipe.columns)
     return (*_keys(result), *(("",) if numbers else ()), *numbers)
-
-
-def symbol(column: str) -> str:
-    """How a column is written."""
-    return SYMBOLS.get(column) or (BY_KEY[column].symbol if column in BY_KEY else column)
 
 
 def printed_lines(result: Reproduction) -> list[PrintedLine]:

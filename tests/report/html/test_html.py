@@ -11,7 +11,10 @@ import pytest
 
 from tests.straight_histogram import count, log_edges
 from zloss.decide.decided_results import audit_names, decide_results
-from zloss.report.charts.audit import geometry_figures, spectrum_figures, tail_figures
+from zloss.report.charts.geometry import geometry_panels
+from zloss.report.charts.spectrum import spectrum_panels
+from zloss.report.charts.svg import drawings
+from zloss.report.charts.tails import tail_panels
 from zloss.report.html import page as html
 from zloss.report.html.page import render_page
 from zloss.results.audit import AuditReport, HeadNumbers, Heads, Nonfinite, QuantileBound
@@ -97,7 +100,7 @@ def dots(svg: str, css: str) -> int:
 def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditReport) -> None:
     sample = report.figures.geometry
     assert sample is not None
-    figures = geometry_figures(report, "x")
+    figures = drawings(geometry_panels(report), "x")
     assert len(figures) == 3
     for figure in figures:
         assert dots(figure.svg, "raw") == len(sample)
@@ -105,7 +108,11 @@ def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditRepor
 
 
 def test_charts_are_well_formed_and_name_their_numbers(report: AuditReport) -> None:
-    figures = [*geometry_figures(report, "x"), *tail_figures(report, "x"), *spectrum_figures(report, "x")]
+    figures = [
+        *drawings(geometry_panels(report), "x"),
+        *drawings(tail_panels(report), "x"),
+        *drawings(spectrum_panels(report), "x"),
+    ]
     assert len(figures) == 9
     names = [ElementTree.fromstring(figure.svg).attrib["id"] for figure in figures]
     assert len(set(names)) == 9
@@ -113,7 +120,7 @@ def test_charts_are_well_formed_and_name_their_numbers(report: AuditReport) -> N
 
 
 def test_rays_have_the_slope_of_their_label(report: AuditReport) -> None:
-    svg = ElementTree.fromstring(geometry_figures(report, "x")[2].svg)
+    svg = ElementTree.fromstring(drawings(geometry_panels(report), "x")[2].svg)
     (_, high_x, start_x, end_x, _), (_, high_y, start_y, end_y, _) = (
         [float(part) for part in svg.attrib[name].split()] for name in ("data-x", "data-y")
     )
@@ -127,7 +134,7 @@ def test_rays_have_the_slope_of_their_label(report: AuditReport) -> None:
 
 
 def bars(report: AuditReport, *histograms: DrawnHistogram) -> list[list[str]]:
-    figure = tail_figures(replace(report, figures=Figures(histograms=histograms)), "x")[0]
+    figure = drawings(tail_panels(replace(report, figures=Figures(histograms=histograms))), "x")[0]
     paths = ElementTree.fromstring(figure.svg).iter("path")
     return [re.findall(r"V([\d.]+)H", path.attrib["d"]) for path in paths if "steps" in path.attrib["class"]]
 
@@ -214,8 +221,8 @@ def test_a_model_without_a_centered_head_is_drawn_raw(report: AuditReport) -> No
     histograms = tuple(h for h in report.figures.histograms if h.coordinate == "raw")
     figures = replace(report.figures, histograms=histograms, geometry=replace(sample, **empty))
     capped = replace(report, figures=figures, heads=Heads(report.heads.raw, HeadNumbers()))
-    assert [figure.title[0] for figure in geometry_figures(capped, "x")] == ["b", "c"]
-    assert len(tail_figures(capped, "x")) == 4
+    assert [figure.title[0] for figure in drawings(geometry_panels(capped), "x")] == ["b", "c"]
+    assert len(drawings(tail_panels(capped), "x")) == 4
     assert len(render_page(decide_results(audits=(capped, report)))) > 100_000
 
 
@@ -226,6 +233,6 @@ def test_a_single_value_still_makes_a_histogram(report: AuditReport) -> None:
     assert log_edges([math.nan, 0.0]) == ()
     nothing = count("shift", "raw", [math.nan], ())
     flat = DrawnHistogram("violation", "raw", (1.0, 1.0), (3,))
-    figures = tail_figures(replace(report, figures=Figures(histograms=(same, nothing))), "x")
+    figures = drawings(tail_panels(replace(report, figures=Figures(histograms=(same, nothing)))), "x")
     assert [figure.title for figure in figures] == ["Gain tail"]
-    assert tail_figures(replace(report, figures=Figures(histograms=(flat,))), "x")
+    assert drawings(tail_panels(replace(report, figures=Figures(histograms=(flat,)))), "x")

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from zloss.report.tables.head import why_missing
 from zloss.results.audit import AuditReport
-from zloss.results.quantities import BY_KEY, HEADLINE, Label
+from zloss.results.quantities import BY_KEY, HEADLINE, Definition
 
 
 @dataclass(frozen=True)
 class Card:
     """One headline quantity in both coordinates; bars are percentages of the larger value."""
 
-    label: Label
+    label: Definition
     raw: float | None
     centered: float | None
     raw_bar: float
@@ -30,7 +30,7 @@ class Card:
         return "down" if self.ratio < 1 else "up"
 
 
-R_Z = Label("r_z", "R_Z", "norm of the Z gradient relative to the CE gradient, output head, at λ_diag")
+R_Z = BY_KEY["r_z"]
 
 
 def cards(report: AuditReport) -> list[Card]:
@@ -49,7 +49,7 @@ def cards(report: AuditReport) -> list[Card]:
     return [*out, _card(R_Z, raw, centered, why_missing(report, "gradient"))]
 
 
-def _card(label: Label, raw: float | None, centered: float | None, missing: str) -> Card:
+def _card(label: Definition, raw: float | None, centered: float | None, missing: str) -> Card:
     largest = max(abs(raw or 0.0), abs(centered or 0.0)) or 1.0
     ratio = centered / raw if raw and centered is not None else None
     return Card(label, raw, centered, 100 * abs(raw or 0) / largest, 100 * abs(centered or 0) / largest, ratio, missing)

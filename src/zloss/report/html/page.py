@@ -11,9 +11,13 @@ from pathlib import Path
 from zloss.decide.decided_results import DecidedResults, audit_names
 from zloss.decide.quality import JudgedComparison, QualityJudgement
 from zloss.errors import MissingDependencyError
-from zloss.report.charts import audit as charts
-from zloss.report.charts.audits_compared import dumbbell_figures
-from zloss.report.charts.training import colour_of, training_figures
+from zloss.report.charts.audits_compared import compared_panels
+from zloss.report.charts.geometry import geometry_panels
+from zloss.report.charts.panel import legend
+from zloss.report.charts.spectrum import spectrum_panels
+from zloss.report.charts.svg import Drawing, drawings
+from zloss.report.charts.tails import tail_panels
+from zloss.report.charts.training import training_panels
 from zloss.report.html.cards import Card, cards
 from zloss.report.html.thinning import thin
 from zloss.report.html.visible import visible_text
@@ -27,7 +31,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.figure_data import ExtremeTable
 from zloss.results.loss_audit import Finding, LossAudit
-from zloss.results.quantities import BY_KEY, HEADLINE
+from zloss.results.quantities import BY_KEY, HEADLINE, define, symbol
 from zloss.results.record import to_plain
 from zloss.results.writing import write_text
 
@@ -58,9 +62,9 @@ class AuditView:
     summary: list[str]
     tally: str
     cards: list[Card]
-    geometry: list[charts.Figure]
-    tails: list[charts.Figure]
-    spectrum: list[charts.Figure]
+    geometry: list[Drawing]
+    tails: list[Drawing]
+    spectrum: list[Drawing]
     head_lines: list[HeadLine]
     extremes: list[tuple[str, ExtremeTable]]
     model_lines: Lines
@@ -89,7 +93,7 @@ class ComparisonView:
     quality: tuple[QualityJudgement, ...]
     paired: ShownTable | None
     routers: ShownTable | None
-    figures: list[charts.Figure]
+    figures: list[Drawing]
     legend: list[tuple[str, str]]
     """(method, colour)."""
     lines: Lines
@@ -133,6 +137,8 @@ def _render(results: DecidedResults) -> str:
         before=lambda effect: effect_number(effect, effect.before),
         after=lambda effect: effect_number(effect, effect.after),
         drawn=Markup,
+        symbol=symbol,
+        hint=lambda key: definition.hint if (definition := define(key)) else "",
         visible=visible_text,
     )
     names = audit_names(results.audits)
@@ -146,7 +152,9 @@ def _render(results: DecidedResults) -> str:
         style=Markup((assets / "page.css").read_text(encoding="utf-8")),
         script=Markup((assets / "page.js").read_text(encoding="utf-8")),
         audits=audits,
-        dumbbells=dumbbell_figures([(view.name, view.report) for view in audits]) if len(audits) > 1 else [],
+        dumbbells=drawings(compared_panels([(view.name, view.report) for view in audits]), "compare")
+        if len(audits) > 1
+        else [],
         headline=[BY_KEY[key] for key in HEADLINE],
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
@@ -171,9 +179,9 @@ def _audit_view(report: AuditReport, name: str, key: str) -> AuditView:
         summary=summarize(report),
         tally=tally(report.decisions),
         cards=cards(report),
-        geometry=charts.geometry_figures(report, key),
-        tails=charts.tail_figures(report, key),
-        spectrum=charts.spectrum_figures(report, key),
+        geometry=drawings(geometry_panels(report), key),
+        tails=drawings(tail_panels(report), key),
+        spectrum=drawings(spectrum_panels(report), key),
         head_lines=head_lines(report),
         extremes=[(_extreme_title(table), table) for table in report.extreme_tokens if table.tokens],
         model_lines=flat_lines(to_plain(report.model)),
@@ -202,6 +210,7 @@ def _loss_audit_view(audit: LossAudit) -> LossAuditView:
 def _comparison_view(judged: JudgedComparison, key: str) -> ComparisonView:
     comparison = judged.comparison
     baseline = comparison.baseline_method
+    panels = training_panels(comparison.curves)
     return ComparisonView(
         comparison=comparison,
         baseline="baseline" if baseline is None else baseline.label,
@@ -209,7 +218,7 @@ def _comparison_view(judged: JudgedComparison, key: str) -> ComparisonView:
         quality=judged.quality,
         paired=paired_table(comparison),
         routers=router_table(comparison),
-        figures=training_figures(comparison.curves, key),
-        legend=[(group.name, colour_of(i)) for i, group in enumerate(comparison.curves)],
+        figures=drawings(panels, key),
+        legend=legend(panels),
         lines=flat_lines(comparison.to_dict(), skip=("schema", "methods", "quality", "router", "curves")),
     )

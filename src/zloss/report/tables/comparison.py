@@ -7,32 +7,45 @@ from dataclasses import dataclass
 
 from zloss.report.text.numbers import MISSING, number
 from zloss.results.comparison import ComparedMethod, Comparison
+from zloss.results.quantities import symbol, titled
 
-PAIRED = (
-    ("ppl", "PPL"),
-    ("p_z_999", "P_Z^99.9"),
-    ("a_p_99", "A_p^99"),
-    ("diag_z", "Diag Z"),
-    ("mu_abs_99", "p99 |μ|"),
-    ("grad_norm_p99", "p99 ‖g‖₂"),
-    ("grad_norm_max", "max ‖g‖₂"),
-    ("clip_rate", "clip rate"),
-    ("phi_10", "Φ_10"),
-    ("adam_v_max", "max ‖v‖∞"),
+PAIRED = titled(
+    (
+        "ppl",
+        "p_z_999",
+        "a_p_99",
+        "diag_z",
+        "mu_abs_99",
+        "grad_norm_p99",
+        "grad_norm_max",
+        "clip_rate",
+        "phi_10",
+        "adam_v_max",
+    )
 )
-PAIRED_ROUTED = (
-    ("ce", "CE"),
-    ("ppl", "PPL"),
-    ("entropy", "entropy"),
-    ("load_cv", "load CV"),
-    ("load_balance", "load balancing"),
-    ("router_z", "router Z"),
-    ("router_log_z_p999", "p99.9 log Z_R"),
-    ("router_correction_norm", "mean ‖δ_h‖"),
-    ("grad_norm_p99", "p99 ‖g‖₂"),
-    ("clip_rate", "clip rate"),
+PAIRED_ROUTED = titled(
+    (
+        "ce",
+        "ppl",
+        "entropy",
+        "load_cv",
+        "load_balance",
+        "router_z",
+        "router_log_z_p999",
+        "router_correction_norm",
+        "grad_norm_p99",
+        "clip_rate",
+    )
 )
-ROUTERS = ("λ_R", "λ_R applied", "s_rel", "λα per decision", "entropy by seed", "load CV by seed", "max |ΔL|")
+ROUTERS = (
+    symbol("router.coef"),
+    symbol("applied_coef"),
+    symbol("s_rel"),
+    f"{symbol('absolute')} per decision",
+    f"{symbol('entropy')} by seed",
+    f"{symbol('load_cv')} by seed",
+    symbol("max_loss_difference"),
+)
 
 
 Cell = tuple[str, float | None]

@@ -7,28 +7,12 @@ from collections.abc import Iterable, Sequence
 from zloss.report.tables.comparison import ShownTable, estimable_columns, paired_table, router_table
 from zloss.report.text.numbers import MISSING, number
 from zloss.results.comparison import ComparedProvenance, Comparison, QualityVerdict, SeedSummary
+from zloss.results.quantities import titled
 
-MEANS = (
-    ("ppl", "PPL"),
-    ("p_z_999", "P_Z^99.9"),
-    ("a_p_99", "A_p^99"),
-    ("mu_abs_99", "p99 |μ|"),
-    ("r_aux", "R_aux"),
-    ("c_aux", "C_aux"),
-    ("grad_norm_p99", "p99 ‖g‖₂"),
-    ("grad_norm_max", "max ‖g‖₂"),
-    ("clip_rate", "clip rate"),
+MEANS = titled(
+    ("ppl", "p_z_999", "a_p_99", "mu_abs_99", "r_aux", "c_aux", "grad_norm_p99", "grad_norm_max", "clip_rate")
 )
-MEANS_ROUTED = (
-    ("ce", "CE"),
-    ("ppl", "PPL"),
-    ("s_rel", "s_rel"),
-    ("entropy", "entropy"),
-    ("load_cv", "load CV"),
-    ("router_absolute", "λα"),
-    ("grad_norm_p99", "p99 ‖g‖₂"),
-    ("grad_norm_max", "max ‖g‖₂"),
-)
+MEANS_ROUTED = titled(("ce", "ppl", "s_rel", "entropy", "load_cv", "router_absolute", "grad_norm_p99", "grad_norm_max"))
 
 
 def comparison_markdown(comparison: Comparison) -> str:

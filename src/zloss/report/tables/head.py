@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from zloss.report.text.numbers import number
 from zloss.results.audit import NOT_MEASURED, AuditReport
-from zloss.results.quantities import HEAD, Label
+from zloss.results.quantities import HEAD, Definition
 
 
 @dataclass(frozen=True)
 class HeadLine:
     """A line of the full table of numbers."""
 
-    label: Label
+    label: Definition
     raw: float | None
     centered: float | None
     ratio: float | None

@@ -12,7 +12,7 @@ from zloss.report.text.numbers import factor, number
 from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.decision import Decision
-from zloss.results.quantities import BY_KEY, HEADLINE
+from zloss.results.quantities import HEADLINE, symbol
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,8 +50,8 @@ def numbers_table(report: AuditReport) -> Table:
     if report.gradient is not None:
         raw, centered = report.gradient.raw, report.gradient.centered
         ratio = centered.r_z / raw.r_z if raw.r_z and centered.r_z is not None else None
-        table.add_row("R_Z", number(raw.r_z), number(centered.r_z), factor(ratio))
-        table.add_row("C_Z", number(raw.c_z), number(centered.c_z), "")
+        table.add_row(symbol("r_z"), number(raw.r_z), number(centered.r_z), factor(ratio))
+        table.add_row(symbol("c_z"), number(raw.c_z), number(centered.c_z), "")
     return table
 
 
@@ -104,10 +104,10 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
     table.add_row("PPL", *(number(report.ppl) for _, report, _ in columns))
     for key in (*HEADLINE, "sigma_1", "e_16", "f_16"):
         values = (getattr(getattr(report.heads, coordinate), key) for _, report, coordinate in columns)
-        table.add_row(BY_KEY[key].symbol, *(number(value) for value in values))
+        table.add_row(symbol(key), *(number(value) for value in values))
     gradients = [getattr(report.gradient, coordinate, None) for _, report, coordinate in columns]
-    for symbol, key in (("R_Z", "r_z"), ("C_Z", "c_z")):
-        table.add_row(symbol, *(number(getattr(gradient, key, None)) for gradient in gradients))
+    for key in ("r_z", "c_z"):
+        table.add_row(symbol(key), *(number(getattr(gradient, key, None)) for gradient in gradients))
     print_whole(console, table)
     verdicts = _table("stage", *(name for name, _ in named), left=1 + len(named))
     for decisions in zip(*(report.decisions for _, report in named), strict=True):

@@ -7,43 +7,29 @@ from typing import TYPE_CHECKING
 from zloss.report.tables.comparison import estimable_columns
 from zloss.report.terminal.whole import print_whole
 from zloss.results.comparison import ComparedMethod, Comparison, PairedDifferences, SeedDifference, SeedSummary
+from zloss.results.quantities import symbol, titled
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 ROUTERS = {
-    "Quality and routing": (
-        ("ce", "CE"),
-        ("ppl", "PPL"),
-        ("entropy", "entropy"),
-        ("load_cv", "load CV"),
-        ("s_rel", "s_rel"),
-        ("router_absolute", "λα"),
-    ),
-    "Routers and optimizer": (
-        ("load_balance", "balance"),
-        ("router_z", "router Z"),
-        ("router_log_z_p999", "p99.9 log Z_R"),
-        ("router_correction_norm", "mean ‖δ_h‖"),
-        ("dropped_routes", "dropped"),
-        ("grad_norm_p99", "p99 ‖g‖"),
-        ("grad_norm_max", "max ‖g‖"),
+    "Quality and routing": titled(("ce", "ppl", "entropy", "load_cv", "s_rel", "router_absolute")),
+    "Routers and optimizer": titled(
+        (
+            "load_balance",
+            "router_z",
+            "router_log_z_p999",
+            "router_correction_norm",
+            "dropped_routes",
+            "grad_norm_p99",
+            "grad_norm_max",
+        )
     ),
 }
 """The tables of mixture-of-experts runs."""
 TABLES = {
-    "Quality and transport, deployed coordinate": (
-        ("ppl", "PPL"),
-        ("p_z_999", "P_Z^99.9"),
-        ("a_p_99", "A_p^99"),
-        ("r_aux", "R_aux"),
-    ),
-    "Optimizer, before clipping": (
-        ("grad_norm_p99", "p99 ‖g‖"),
-        ("grad_norm_max", "max ‖g‖"),
-        ("clip_rate", "clip rate"),
-        ("phi_10", "Φ_10"),
-    ),
+    "Quality and transport, deployed coordinate": titled(("ppl", "p_z_999", "a_p_99", "r_aux")),
+    "Optimizer, before clipping": titled(("grad_norm_p99", "grad_norm_max", "clip_rate", "phi_10")),
 }
 
 
@@ -105,7 +91,9 @@ def _print_routers(console: Console, baseline: str, paired: Paired) -> None:
     from rich.table import Table
 
     table = Table(title=f"against {baseline}: paired differences")
-    for title in ("router loss", "Δ CE", "Δ PPL", "Δ entropy", "Δ load CV", "max |ΔL|"):
+    compared = ("ce", "ppl", "entropy", "load_cv")
+    changes = (f"Δ {symbol(key)}" for key in compared)
+    for title in ("router loss", *changes, symbol("max_loss_difference")):
         table.add_column(title, justify="left" if title == "router loss" else "right", no_wrap=title == "router loss")
     for method, differences in paired:
         gaps = [part.max_loss_difference for part in differences.trajectory]

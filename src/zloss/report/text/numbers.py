@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 MISSING = "–"
+_ACCENTS = {"w̄": r"$\bar{w}$", "Z̃": r"$\tilde{Z}$"}
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
@@ -77,3 +78,19 @@ def seconds(value: float | None) -> str:
         if value < 60
         else f"{int(value // 60)} min {value % 60:.0f} s"
     )
+
+
+def pair(raw: float | None, centered: float | None) -> str:
+    """A number in both coordinates, as far as it exists.
+
+    >>> pair(17.51, 5.413), pair(0.5, None)
+    ('17.51 raw, 5.413 centered', '0.5 raw')
+    """
+    named = (("raw", raw), ("centered", centered))
+    return ", ".join(f"{number(value)} {name}" for name, value in named if value is not None)
+
+
+def both(lead: str, raw: float | None, centered: float | None) -> str:
+    """The pair as a sentence with a lead; nothing where neither number exists."""
+    text = pair(raw, centered)
+    return f"{lead}{text}." if text else ""

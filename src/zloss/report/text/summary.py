@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zloss.report.text.numbers import coefficient, factor, number
 from zloss.results.audit import AuditReport
+from zloss.results.quantities import symbol
 
 MOVES_LITTLE = 0.02
 """Ratios within this of 1 are called unchanged."""
@@ -29,15 +30,15 @@ def _shift(report: AuditReport) -> str:
         return ""
     state = "large" if fired.fired else "small"
     limit = f"against a threshold of {number(fired.threshold)}"
-    return f"The common shift is {state}: p99 |μ| is {number(fired.value)} nats {limit}."
+    return f"The common shift is {state}: {symbol('mu_abs_99')} is {number(fired.value)} nats {limit}."
 
 
 def _centering(report: AuditReport) -> str:
     raw, centered = report.heads.raw, report.heads.centered
     pairs = (
-        ("P_Z^99.9", raw.p_z_999, centered.p_z_999),
-        ("A_p^99", raw.a_p_99, centered.a_p_99),
-        ("p99 ‖δ_u‖", raw.delta_u_99, centered.delta_u_99),
+        (symbol("p_z_999"), raw.p_z_999, centered.p_z_999),
+        (symbol("a_p_99"), raw.a_p_99, centered.a_p_99),
+        (symbol("delta_u_99"), raw.delta_u_99, centered.delta_u_99),
     )
     verbs: dict[str, list[str]] = {"lowers": [], "raises": [], "keeps": []}
     for name, before, after in pairs:

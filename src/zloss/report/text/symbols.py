@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from html import escape
 
+_ACCENTS = {"w̄": r"$\bar{w}$", "Z̃": r"$\tilde{Z}$"}
 # One letter, then _sub and ^sup as the paper writes them: P_Z^99.9, δ_u, s_rel, λ_diag, Z̃.
 _SYMBOL = re.compile(r"(?<![\w.])([A-Za-zΑ-Ωα-ω])(?:_([A-Za-z]+|\d+)(?![\w]))?(?:\^([\d.]*\d))?")
 
@@ -28,8 +29,15 @@ def svg_text(text: str) -> str:
 
 
 def mathtext(text: str) -> str:
-    """The same for matplotlib."""
-    return _SYMBOL.sub(_mathtext_symbol, text)
+    """The same for matplotlib.
+
+    >>> mathtext("λ_diag, w̄")
+    '$λ_{\\\\mathrm{diag}}$, $\\\\bar{w}$'
+    """
+    text = _SYMBOL.sub(_mathtext_symbol, text)
+    for accented, command in _ACCENTS.items():
+        text = text.replace(accented, command)
+    return text
 
 
 def _symbols(text: str, replace: Callable[[re.Match[str]], str]) -> str:
