@@ -21,7 +21,7 @@ from interleaved import Timing, measure, measure_quietly
 from memory import peak_extra_mb
 
 import zloss
-from zloss.transport.backends.rows import chunk_bounds
+from zloss.transport.backends.chunk_sizes import chunk_bounds
 
 T, D, V = 1024, 768, 50257
 GEMMS = "three GEMMs, chunk 256, reused buffers"

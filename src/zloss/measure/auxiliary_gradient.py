@@ -21,9 +21,9 @@ from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import hidden_states
 from zloss.results.audit import PathNumbers
 from zloss.source.objective import Objective
-from zloss.transport.backends.head_rows import HeadRows
+from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.head_gradient import SourceCoefficients, head_gradient_rows
-from zloss.transport.problem import HeadProblem
+from zloss.transport.head_problem import HeadProblem
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _seeds(
 ) -> tuple[dict[str, SourceCoefficients], dict[str, Tensor], Tensor]:
     """Logit sources of CE and of the auxiliary, the hidden gradients they transport to, and log Z."""
     scale, weight = measurement.head.logit_scale, 1.0 / max(1, problem.hidden_TD.shape[0])
-    rows = HeadRows(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
+    rows = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
     parts: dict[str, list[Tensor]] = {name: [] for name in ("log_z", "one", "p", "uniform", "ce", "aux")}
     for chunk, shape_CD in shaped_chunks(problem):
         source = objective.source(chunk.stats)

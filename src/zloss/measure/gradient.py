@@ -23,9 +23,9 @@ from zloss.measure.token_table import shaped_chunks
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, hidden_states
 from zloss.results.audit import GradientNumbers, PathNumbers
-from zloss.transport.backends.head_rows import HeadRows
+from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.head_gradient import SourceCoefficients, head_gradient_rows
-from zloss.transport.problem import HeadProblem
+from zloss.transport.head_problem import HeadProblem
 
 TINY = torch.finfo(torch.float64).tiny
 
@@ -85,7 +85,7 @@ def _seeds(measurement: Measurement, problem: HeadProblem) -> tuple[dict[str, _S
     """CE, raw Z and (where μ exists) centered Z, mean-reduced, from one pass over the head."""
     scale, coef, c = measurement.head.logit_scale, measurement.coef, measurement.target
     weight = 1.0 / max(1, problem.hidden_TD.shape[0])
-    rows = HeadRows(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
+    rows = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
     parts: dict[str, list[Tensor]] = {}
     for chunk, shape_CD in shaped_chunks(problem):
         stats = chunk.stats

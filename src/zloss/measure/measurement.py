@@ -10,7 +10,8 @@ from torch import Tensor
 
 from zloss.models.output_head import OutputHead
 from zloss.source.objectives.cross_entropy import CrossEntropy
-from zloss.transport.problem import HeadProblem, Options, check_vocab, prepare_head
+from zloss.transport.head_problem import HeadProblem, prepare_head
+from zloss.transport.options import HeadOptions, check_vocab
 from zloss.transport.spectrum import HeadSpectrum, Method, head_spectra
 
 SOFTCAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
@@ -34,14 +35,15 @@ class Measurement:
 
     def problem(self, hidden_TD: Tensor, target_T: Tensor) -> HeadProblem:
         """The head loss whose statistics an audit reads: plain cross-entropy with every statistic."""
-        options = Options(
+        options = HeadOptions(
             objective=CrossEntropy(),
+            valid_vocab=self.vocab,
             logit_scale=self.head.logit_scale,
             softcap=self.head.softcap,
             statistics="audit",
         )
         head = self.head
-        return prepare_head(hidden_TD, head.weight_VD, target_T, head.bias_V, options, valid_vocab=self.vocab)
+        return prepare_head(hidden_TD, head.weight_VD, target_T, head.bias_V, options)
 
     @property
     def lacks_centered(self) -> str | None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from zloss.measure.measurement import Measurement
-from zloss.transport.backends.chunked import Chunk, iterate_chunks
-from zloss.transport.problem import HeadProblem
+from zloss.transport.backends.chunks import HeadChunk
+from zloss.transport.backends.head_chunks import iterate_head_chunks
+from zloss.transport.head_problem import HeadProblem
 from zloss.transport.spectrum import HeadSpectrum, leading_part
 
 
@@ -52,9 +53,9 @@ class TokenTable:
     centered: Coordinate | None
 
 
-def shaped_chunks(problem: HeadProblem) -> Iterator[tuple[Chunk, Tensor]]:
+def shaped_chunks(problem: HeadProblem) -> Iterator[tuple[HeadChunk, Tensor]]:
     """Chunks with their hidden-source shapes Wᵀp of the scaled head, [C, D]."""
-    for chunk in iterate_chunks(problem, back_projection=True):
+    for chunk in iterate_head_chunks(problem, back_projection=True):
         assert chunk.projected_CD is not None
         yield chunk, chunk.projected_CD * (problem.options.logit_scale / chunk.rows.sums.sum_C).unsqueeze(1)
 
