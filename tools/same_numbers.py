@@ -23,7 +23,18 @@ from pathlib import Path
 from typing import Any
 
 LEFT_OUT = {
-    *("provenance", "timings", "command", "seconds", "started", "finished", "made_by", "zloss", "torch", "wall_seconds"),
+    *(
+        "provenance",
+        "timings",
+        "command",
+        "seconds",
+        "started",
+        "finished",
+        "made_by",
+        "zloss",
+        "torch",
+        "wall_seconds",
+    ),
     *("tokens_per_second", "step_seconds", "host", "python"),
 }
 TINY = [
@@ -147,7 +158,9 @@ def main() -> int:
     parser.add_argument("--after", type=Path, default=Path(), help="checkout with the new sources (default: here)")
     parser.add_argument("--text", required=True, help="text of the audit")
     parser.add_argument("--tolerance", type=float, default=1e-6, help="largest relative difference that passes")
-    parser.add_argument("--keep", type=Path, help="folder for the results; results of --before found there are used again")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for the results; results of --before found there are used again"
+    )
     options = parser.parse_args()
     equal = True
     with tempfile.TemporaryDirectory() as temporary:
