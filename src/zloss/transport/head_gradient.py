@@ -1,7 +1,7 @@
 """Gradients of several losses at the head weight, a block of vocabulary rows at a time.
 
 For tokens whose log Z is known, dW[rows] = s·(a·p[rows] − b·onehot − g/V)ᵀ u needs only those rows of W, so inner products
-between whole head gradients can be formed without ever holding one.
+between whole head gradients can be formed without holding a whole gradient.
 
 Axes: T tokens, V vocabulary, R rows of a block, D width.
 """
