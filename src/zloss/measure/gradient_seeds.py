@@ -17,9 +17,9 @@ from torch import Tensor
 from zloss.measure.hidden_source import shaped_chunks
 from zloss.measure.measurement import Measurement
 from zloss.source.objective import Objective
-from zloss.transport.backends.head_rows import HeadRows
+from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.head_gradient import SourceCoefficients
-from zloss.transport.problem import HeadProblem
+from zloss.transport.head_problem import HeadProblem
 
 CE = "ce"
 """The name of cross-entropy among the losses; an objective has another."""
@@ -39,14 +39,14 @@ def gradient_seeds(
 ) -> tuple[dict[str, Seed], Tensor]:
     """(seeds of CE and of every objective by name, log Z [T])."""
     scale, weight = measurement.head.logit_scale, 1.0 / max(1, problem.hidden_TD.shape[0])
-    rows = HeadRows(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
+    head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
     chunks: dict[str, list[Seed]] = {name: [] for name in (CE, *objectives)}
     log_z: list[Tensor] = []
     for chunk, shape_CD in shaped_chunks(problem):
         log_z.append(chunk.stats.log_z)
         one_C = torch.full_like(chunk.stats.log_s, weight)
         target_C = one_C if chunk.target_slope_C is None else one_C * chunk.target_slope_C
-        ce_CD = weight * shape_CD - scale * target_C.unsqueeze(1) * rows.select(chunk.index_C)
+        ce_CD = weight * shape_CD - scale * target_C.unsqueeze(1) * head.select(chunk.index_C)
         chunks[CE].append(Seed(SourceCoefficients(one_C, one_C), ce_CD))
         for name, objective in objectives.items():
             source = objective.source(chunk.stats)

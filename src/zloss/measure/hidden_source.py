@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from zloss.transport.backends.chunked import Chunk, iterate_chunks
-from zloss.transport.problem import HeadProblem
+from zloss.transport.backends.chunks import HeadChunk
+from zloss.transport.backends.head_chunks import iterate_head_chunks
+from zloss.transport.head_problem import HeadProblem
 
 
-def shaped_chunks(problem: HeadProblem) -> Iterator[tuple[Chunk, Tensor]]:
+def shaped_chunks(problem: HeadProblem) -> Iterator[tuple[HeadChunk, Tensor]]:
     """(chunk, Wᵀp [C, D]) of all tokens in order; with a softcap WᵀCp, C the slope of the cap."""
-    for chunk in iterate_chunks(problem, back_projection=True):
+    for chunk in iterate_head_chunks(problem, back_projection=True):
         assert chunk.projected_CD is not None
         yield chunk, chunk.projected_CD * (problem.options.logit_scale / chunk.rows.sums.sum_C).unsqueeze(1)

@@ -12,7 +12,8 @@ from zloss.models.output_head import OutputHead
 from zloss.results.choices import SvdMethod
 from zloss.source.objective import Coordinate
 from zloss.source.objectives.cross_entropy import CrossEntropy
-from zloss.transport.problem import HeadProblem, Options, check_vocab, prepare_head
+from zloss.transport.head_problem import HeadProblem, prepare_head
+from zloss.transport.options import HeadOptions, check_vocab
 from zloss.transport.spectrum import HeadSpectrum, head_spectra
 
 COORDINATES: tuple[Coordinate, ...] = ("raw", "centered")
@@ -39,15 +40,16 @@ class Measurement:
     """w̄ of the scaled head, fp64."""
 
     def problem(self, hidden_TD: Tensor, target_T: Tensor) -> HeadProblem:
-        """The head loss whose statistics are measured: plain cross-entropy with every statistic."""
-        options = Options(
+        """The head loss whose statistics an audit reads: plain cross-entropy with every statistic."""
+        options = HeadOptions(
             objective=CrossEntropy(),
+            valid_vocab=self.vocab,
             logit_scale=self.head.logit_scale,
             softcap=self.head.softcap,
             statistics="audit",
         )
         head = self.head
-        return prepare_head(hidden_TD, head.weight_VD, target_T, head.bias_V, options, valid_vocab=self.vocab)
+        return prepare_head(hidden_TD, head.weight_VD, target_T, head.bias_V, options)
 
     def spectrum(self, coordinate: Coordinate) -> HeadSpectrum:
         """Of the head in one coordinate."""

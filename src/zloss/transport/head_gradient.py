@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.transport.backends.head_rows import HeadRows
-from zloss.transport.problem import HeadProblem
+from zloss.transport.backends.head_products import HeadProducts
+from zloss.transport.head_problem import HeadProblem
+from zloss.transport.softcap import softcap_
 
 _BLOCK_BYTES = 2**25
 """Size of the [T, R] block of probabilities."""
@@ -53,13 +54,13 @@ def head_gradient_rows(
     for start in range(0, vocab, step):
         rows = slice(start, min(start + step, vocab))
         p_TR = hidden_TD.new_empty((hidden_TD.shape[0], rows.stop - rows.start))
-        HeadRows(problem.weight_VD[rows], problem.dtype, problem.rounding).logits_(hidden_TD, p_TR)
+        HeadProducts(problem.weight_VD[rows], problem.dtype, problem.rounding).logits_(hidden_TD, p_TR)
         if bias_V is not None:
             p_TR += bias_V[rows]
         slope_TR = None
         if options.softcap is not None:
-            p_TR = options.softcap * torch.tanh(p_TR / options.softcap)
-            slope_TR = 1 - (p_TR / options.softcap) ** 2
+            slope_TR = torch.empty_like(p_TR)
+            softcap_(p_TR, slope_TR, options.softcap)
         p_TR.sub_(log_z_T.unsqueeze(1)).exp_()
         if slope_TR is not None:
             p_TR.mul_(slope_TR)

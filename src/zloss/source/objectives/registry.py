@@ -1,4 +1,4 @@
-"""Objectives by name, as the command line and training configs speak of them."""
+"""Objectives by name, as the command line and training configs use them."""
 
 from __future__ import annotations
 

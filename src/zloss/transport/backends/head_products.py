@@ -1,7 +1,7 @@
-"""The head's rows in compute precision, without a second copy of the whole head.
+"""The products of a loss with the head W, in compute precision and without a second copy of the whole head.
 
 A head that is already in compute precision is used as it is; a 16-bit (or autocast) head is converted one block of
-vocabulary rows at a time. Products are always formed and accumulated in fp32 or better, so logits never exist in 16 bits.
+the vocabulary at a time. Products are always formed and accumulated in fp32 or better, so logits never exist in 16 bits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _BLOCK_BYTES = 2**25
 """Size of the converted block: small beside the logit buffer, large enough that the product dominates the conversion."""
 
 
-class HeadRows:
-    """W [V, D] as the factor of projections, in blocks of rows."""
+class HeadProducts:
+    """h Wᵀ, E W, W[y] and w̄ of a head W [V, D], formed a block of the vocabulary at a time."""
 
     def __init__(self, weight_VD: Tensor, dtype: torch.dtype, rounding: torch.dtype | None) -> None:
         self._weight_VD = weight_VD.detach()
@@ -32,19 +32,19 @@ class HeadRows:
             return
         step = max(1, _BLOCK_BYTES // max(1, self.width * self._dtype.itemsize))
         for start in range(0, self.vocab, step):
-            rows = slice(start, min(start + step, self.vocab))
-            yield rows, self._convert(self._weight_VD[rows])
+            block = slice(start, min(start + step, self.vocab))
+            yield block, self._convert(self._weight_VD[block])
 
-    def _convert(self, rows_VD: Tensor) -> Tensor:
-        return (rows_VD if self._rounding is None else rows_VD.to(self._rounding)).to(self._dtype)
+    def _convert(self, weight_VD: Tensor) -> Tensor:
+        return (weight_VD if self._rounding is None else weight_VD.to(self._rounding)).to(self._dtype)
 
     def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
         """out = h Wᵀ."""
-        for rows, weight in self._blocks():
-            torch.mm(hidden_CD, weight.t(), out=out_CV[:, rows])
+        for block, weight in self._blocks():
+            torch.mm(hidden_CD, weight.t(), out=out_CV[:, block])
 
     def takes_narrow(self, hidden_CD: Tensor) -> bool:
-        """Whether 16-bit operands can be multiplied as they are, into fp32: on CUDA, where tensor cores do just that."""
+        """Whether 16-bit operands can be multiplied as they are, into fp32: on CUDA, whose tensor cores do that."""
         operand = self._rounding or self._weight_VD.dtype
         return (
             hidden_CD.is_cuda
@@ -66,8 +66,8 @@ class HeadRows:
     def back_project(self, e_CV: Tensor) -> Tensor:
         """E W, which is S·Wᵀp for E = S·p: the product that both the gain and dh need."""
         out_CD = e_CV.new_zeros(e_CV.shape[0], self.width)
-        for rows, weight in self._blocks():
-            out_CD.addmm_(e_CV[:, rows], weight, beta=0 if rows.start == 0 else 1)
+        for block, weight in self._blocks():
+            out_CD.addmm_(e_CV[:, block], weight, beta=0 if block.start == 0 else 1)
         return out_CD
 
     def select(self, index_C: Tensor) -> Tensor:
