@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,3 +132,38 @@ def test_results_decisions_and_reports_load_without_torch() -> None:
         f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def imported_rooms() -> dict[str, set[str]]:
+    """Room → the rooms its sources import, without the two that lie below all others."""
+    below = {"errors", "cache"}
+    return {
+        room: set().union(
+            *(rooms_of(module) for path in sources_of(room) for module in imported_modules(path.read_text()))
+        )
+        - {room, *below}
+        for room in MAY_IMPORT
+        if room not in below
+    }
+
+
+def reachable(room: str, graph: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    pending = set(graph[room])
+    while pending:
+        found |= pending
+        pending = set().union(*(graph[other] for other in pending)) - found
+    return found
+
+
+def test_the_drawing_of_the_architecture_is_true() -> None:
+    graph = imported_rooms()
+    needed = {
+        (room, other)
+        for room, others in graph.items()
+        for other in others
+        if not any(other in reachable(third, graph) for third in others - {other})
+    }
+    text = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = {(left, right) for left, right in re.findall(r"^    (\w+) --> (\w+)$", text, flags=re.MULTILINE)}
+    assert drawn == needed
