@@ -47,7 +47,9 @@ class OrderStatistics:
         """A view of the values in ascending order, valid until the next `append`."""
         values = self.values()
         if not self._sorted:
-            values += 0.0  # -0.0 becomes 0.0: equal numbers have equal bits, so order cannot show in them
+            values += (
+                0.0  # -0.0 becomes 0.0, so that equal numbers have equal bits and the order of arrival does not matter
+            )
             values.sort()
             self._sorted = True
         return values

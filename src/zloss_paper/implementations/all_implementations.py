@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation
-from zloss.audit.implementation.linear_kernels import LinearRow, linear_row
+from zloss.audit.implementation.linear_kernels import LinearLine, linear_line
 from zloss.audit.implementation.storage import Storage
 from zloss.errors import ZlossError
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
@@ -109,7 +109,7 @@ def _linear(
     lines = []
     with bench.progress.step(implementation.title, len(config.storages), "dtypes") as step:
         for dtype in config.storages:
-            found = linear_row(
+            found = linear_line(
                 implementation,
                 tokens.head,
                 tokens.hidden_TD,
@@ -125,7 +125,7 @@ def _linear(
     return lines
 
 
-def _linear_line(model: AuditedModel, implementation: Implementation, found: LinearRow) -> Line:
+def _linear_line(model: AuditedModel, implementation: Implementation, found: LinearLine) -> Line:
     values = {
         "rel_forward_error": found.forward,
         "delta_total": found.hidden_total,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zloss.audit.implementation.overflow import OverflowRow, overflow_audit
+from zloss.audit.implementation.overflow import OverflowLine, overflow_audit
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
 from zloss.optimizer.fp16_margin import STATIC_SCALES
@@ -107,7 +107,7 @@ def run(config: OverflowConfig, bench: Workbench) -> RecipeResult:
     return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts, {"overflow_rows": details})
 
 
-def _line(model: AuditedModel, found: OverflowRow) -> Line:
+def _line(model: AuditedModel, found: OverflowLine) -> Line:
     key: dict[str, Key] = {"model": model.model, "corpus": model.corpus, "method": found.method}
     beside: dict[str, Key] = {"model": model.beside, "corpus": model.beside_corpus, "method": found.method}
     margin = found.margin

@@ -7,10 +7,10 @@ import math
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.implementation.evaluate import interpreted
 from zloss.audit.implementation.implementations import find_implementation
-from zloss.audit.implementation.kernels import KernelRow, kernel_row
-from zloss.audit.implementation.source import SourceRow, source_audit
+from zloss.audit.implementation.kernels import KernelLine, kernel_line
+from zloss.audit.implementation.source import SourceLine, source_audit
 from zloss.audit.implementation.storage import ReferenceHead
-from zloss.audit.implementation.update import UpdateRow, update_audit
+from zloss.audit.implementation.update import UpdateLine, update_audit
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
 from zloss_paper.engine.workbench import Workbench, text_blocks
@@ -18,10 +18,10 @@ from zloss_paper.implementations.head_tokens import head_tokens
 from zloss_paper.implementations.setting import ImplementationConfig
 
 
-def shared_source_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[SourceRow, ...]:
+def shared_source_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[SourceLine, ...]:
     """The source audit of one model on one text."""
 
-    def run() -> tuple[SourceRow, ...]:
+    def run() -> tuple[SourceLine, ...]:
         tokens = head_tokens(bench, audit)
         with bench.progress.step("stored logits", len(tokens.label_T)) as step:
             return source_audit(
@@ -40,7 +40,7 @@ def shared_source_audit(bench: Workbench, audit: AuditConfig, config: Implementa
 
 def shared_kernel_audit(
     bench: Workbench, audit: AuditConfig, config: ImplementationConfig, name: str, *, same_tokens: bool = False
-) -> tuple[KernelRow, ...]:
+) -> tuple[KernelLine, ...]:
     """The kernel audit of one implementation on the logits of one model on one text.
 
     Triton's interpreter audits `config.tokens_per_block` tokens of each block; with `same_tokens` every implementation does.
@@ -48,13 +48,13 @@ def shared_kernel_audit(
     implementation = find_implementation(name)
     thin = config.tokens_per_block if same_tokens or interpreted(implementation) else None
 
-    def run() -> tuple[KernelRow, ...]:
+    def run() -> tuple[KernelLine, ...]:
         tokens = head_tokens(bench, audit).thinned(thin)
         head = ReferenceHead.of(tokens.head)
         combinations = [(storage, scale) for storage in config.storages for scale in config.logit_scales]
         with bench.progress.step(implementation.title, len(tokens.label_T) * len(combinations)) as step:
             return tuple(
-                kernel_row(
+                kernel_line(
                     implementation,
                     head,
                     tokens.hidden_TD,
@@ -72,10 +72,10 @@ def shared_kernel_audit(
     return bench.once(key, run)
 
 
-def shared_update_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[UpdateRow, ...]:
+def shared_update_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[UpdateLine, ...]:
     """The update audit of one model on one text, both storages in one pass over the model."""
 
-    def run() -> tuple[UpdateRow, ...]:
+    def run() -> tuple[UpdateLine, ...]:
         checkpoint = bench.checkpoint(audit)
         head, blocks = find_head(checkpoint), text_blocks(audit, checkpoint)
         check_head(checkpoint, head, blocks.inputs(0, 1)[0])

@@ -13,8 +13,8 @@ and head are bf16 and our chunked backend projects them itself, against fp64 of 
 from __future__ import annotations
 
 from zloss.audit.implementation.implementations import find_implementation
-from zloss.audit.implementation.linear_kernels import linear_row
-from zloss.audit.implementation.source import SourceRow
+from zloss.audit.implementation.linear_kernels import linear_line
+from zloss.audit.implementation.source import SourceLine
 from zloss.audit.implementation.storage import Storage
 from zloss.errors import CoordinateError
 from zloss.report.text.numbers import number
@@ -65,7 +65,7 @@ def stored_16_bit(config: ImplementationConfig, bench: Workbench, *, corpus: boo
     return RecipeResult(Table(lines), texts=config.models.texts)
 
 
-def source_line(model: AuditedModel, found: SourceRow, *, corpus: bool = False) -> Line:
+def source_line(model: AuditedModel, found: SourceLine, *, corpus: bool = False) -> Line:
     """One storage and multiplier as a line of the table."""
     key, beside = line_keys(model, {"storage": found.storage, "logit_scale": int(found.logit_scale)}, corpus=corpus)
     values = {
@@ -84,7 +84,7 @@ def _own_inputs(config: ImplementationConfig, bench: Workbench, model: AuditedMo
     thin = tokens.thinned(OWN_TOKENS)
     lines = []
     for scale in config.logit_scales:
-        found = linear_row(
+        found = linear_line(
             find_implementation("chunked-linear"),
             tokens.head,
             thin.hidden_TD,

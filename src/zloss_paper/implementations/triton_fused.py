@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from zloss.audit.implementation.evaluate import interpreted
 from zloss.audit.implementation.implementations import find_implementation
-from zloss.audit.implementation.kernels import KernelRow
+from zloss.audit.implementation.kernels import KernelLine
 from zloss.audit.implementation.storage import Storage
 from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
@@ -51,7 +51,7 @@ def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
     return RecipeResult(Table(tuple(lines)), texts=config.models.texts, details={"kernel_rows": details})
 
 
-def kernel_line(model: AuditedModel, found: KernelRow) -> Line:
+def kernel_line(model: AuditedModel, found: KernelLine) -> Line:
     """One storage and multiplier as a line of the table."""
     key, beside = line_keys(model, {"storage": found.storage, "logit_scale": int(found.logit_scale)}, corpus=True)
     values = {
@@ -64,7 +64,7 @@ def kernel_line(model: AuditedModel, found: KernelRow) -> Line:
     return Line(key, cells_of(values), {}, (*model.deviations, *interpreted_deviations(found)), beside)
 
 
-def interpreted_deviations(found: KernelRow) -> tuple[str, ...]:
+def interpreted_deviations(found: KernelLine) -> tuple[str, ...]:
     """What the absence of a GPU changes."""
     if not interpreted(find_implementation(found.implementation)):
         return ()

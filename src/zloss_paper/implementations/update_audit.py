@@ -10,7 +10,7 @@ six backward passes, and six gradients of the model in memory.
 from __future__ import annotations
 
 from zloss.audit.implementation.storage import Storage
-from zloss.audit.implementation.update import UpdateRow
+from zloss.audit.implementation.update import UpdateLine
 from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.checks import Tested, all_lines, between, rises
@@ -44,7 +44,7 @@ def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
     return RecipeResult(Table(tuple(lines)), texts=config.models.texts, details={"update_rows": details})
 
 
-def update_lines(model: AuditedModel, audited: tuple[UpdateRow, ...], storage: str) -> list[Line]:
+def update_lines(model: AuditedModel, audited: tuple[UpdateLine, ...], storage: str) -> list[Line]:
     """Lines of one storage: the total gradient, with Δ_θ of Z alone beside it."""
     alone = {
         (found.scope, found.logit_scale): found for found in audited if found.storage == storage and found.part == "z"

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from zloss.audit.implementation.evaluate import call, evaluate
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation
-from zloss.audit.implementation.kernels import apart, gradient_difference, kernel_row, truth_of
-from zloss.audit.implementation.linear_kernels import linear_inputs, linear_row
+from zloss.audit.implementation.kernels import apart, gradient_difference, kernel_line, truth_of
+from zloss.audit.implementation.linear_kernels import linear_inputs, linear_line
 from zloss.audit.implementation.storage import ReferenceHead
 from zloss.errors import CoordinateError, InputError, MissingDependencyError, UnknownNameError
 from zloss.models.output_head import OutputHead
@@ -30,12 +30,12 @@ C = math.log(V)
 
 def row(implementation: Implementation, storage: Any = "fp32", scale: float = 1) -> Any:
     options: dict[str, Any] = {"storage": storage, "logit_scale": scale, "coef": COEF, "target": C}
-    return kernel_row(implementation, ReferenceHead.of(HEAD), HIDDEN, LABEL, **options)
+    return kernel_line(implementation, ReferenceHead.of(HEAD), HIDDEN, LABEL, **options)
 
 
 def linear(implementation: Implementation, inputs: Any = "fp32", head: OutputHead = HEAD) -> Any:
     options: dict[str, Any] = {"inputs": inputs, "logit_scale": 1, "coef": COEF, "target": C}
-    return linear_row(implementation, head, HIDDEN, LABEL, **options)
+    return linear_line(implementation, head, HIDDEN, LABEL, **options)
 
 
 def test_the_truth_is_the_gradient_of_the_definition() -> None:

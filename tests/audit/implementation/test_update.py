@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.audit.implementation.models import Case, tiny_case
 from zloss.audit.implementation.storage import storage_dtype
-from zloss.audit.implementation.update import UpdateRow, update_audit
+from zloss.audit.implementation.update import UpdateLine, update_audit
 
 COEF = 1e-2
 KINDS = ["gpt2", "phi", "cohere", "gemma2"]
@@ -28,7 +28,7 @@ def straight_source(z: Tensor, label: Tensor, part: str, c: float) -> Tensor:
     return grad.to(z.dtype)
 
 
-def straight_row(case: Case, row: UpdateRow) -> tuple[float, float, float]:
+def straight_row(case: Case, row: UpdateLine) -> tuple[float, float, float]:
     """(relative error, cosine, Adam relative error) from two whole backward passes over all blocks at once."""
     model = case.checkpoint.model.requires_grad_()
     logits = case.logits() * row.logit_scale

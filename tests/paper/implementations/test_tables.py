@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS
-from zloss.audit.implementation.overflow import OverflowRow
+from zloss.audit.implementation.overflow import OverflowLine
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
@@ -124,7 +124,7 @@ def test_source_lines_stand_beside_the_papers(gpt2_folder: Path, bench: Workbenc
 
 def test_recipes_of_one_audit_share_it(gpt2_folder: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
-    for name in ("source_audit", "update_audit", "kernel_row"):
+    for name in ("source_audit", "update_audit", "kernel_line"):
         real = getattr(shared, name)
 
         def counted(*args: Any, _real: Any = real, _name: str = name, **options: Any) -> Any:
@@ -180,7 +180,7 @@ def test_a_method_without_a_gradient_prints_its_reason() -> None:
     from zloss_paper.implementations.overflow_audit import _line
 
     (model, *_) = configure("smoke", Overrides()).models.rows
-    line = _line(model, OverflowRow("Centered Z-loss", 0, None, None, None, "softcap"))
+    line = _line(model, OverflowLine("Centered Z-loss", 0, None, None, None, "softcap"))
     assert not line.cells
     assert set(line.reasons.values()) == {"softcap"}
 

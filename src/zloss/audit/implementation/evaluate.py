@@ -25,7 +25,7 @@ from zloss.measure.bf16_products import ISA_VARIABLE, SAFE_ISA, native_bf16_prod
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Evaluation:
     """One call: the scalar, and its gradient at every input, in the dtype the implementation returns it in."""
 
     value: float
@@ -34,31 +34,33 @@ class Outcome:
 
 def evaluate(
     implementation: Implementation, inputs: Sequence[Tensor], label_T: Tensor, coefs: Sequence[float], target: float
-) -> list[Outcome]:
-    """One outcome per λ, where the implementation can run: here, on the GPU, or interpreted."""
+) -> list[Evaluation]:
+    """One evaluation per λ, where the implementation can run: here, on the GPU, or interpreted."""
     implementation.require()
     if not implementation.kernel or _interpreted_here():
         return call(implementation, inputs, label_T, coefs, target)
     if torch.cuda.is_available():
         moved = [tensor.cuda() for tensor in inputs]
-        outcomes = call(implementation, moved, label_T.cuda(), coefs, target)
-        return [Outcome(outcome.value, tuple(grad.cpu() for grad in outcome.grads)) for outcome in outcomes]
+        evaluations = call(implementation, moved, label_T.cuda(), coefs, target)
+        return [
+            Evaluation(evaluation.value, tuple(grad.cpu() for grad in evaluation.grads)) for evaluation in evaluations
+        ]
     return _in_child(implementation, inputs, label_T, coefs, target)
 
 
 def call(
     implementation: Implementation, inputs: Sequence[Tensor], label_T: Tensor, coefs: Sequence[float], target: float
-) -> list[Outcome]:
-    """The outcomes, in this process; the inputs are left as they are."""
+) -> list[Evaluation]:
+    """The evaluations, in this process; the inputs are left as they are."""
     loss_of = implementation.load()
-    outcomes = []
+    evaluations = []
     for coef in coefs:
         leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
         with torch.enable_grad():
             loss = loss_of(*leaves, label_T, coef, target)
             grads = torch.autograd.grad(loss, leaves)
-        outcomes.append(Outcome(float(loss.detach()), tuple(grad.detach() for grad in grads)))
-    return outcomes
+        evaluations.append(Evaluation(float(loss.detach()), tuple(grad.detach() for grad in grads)))
+    return evaluations
 
 
 def interpreted(implementation: Implementation) -> bool:
@@ -72,7 +74,7 @@ def _interpreted_here() -> bool:
 
 def _in_child(
     implementation: Implementation, inputs: Sequence[Tensor], label_T: Tensor, coefs: Sequence[float], target: float
-) -> list[Outcome]:
+) -> list[Evaluation]:
     with tempfile.TemporaryDirectory(prefix="zloss-interpreted-") as folder:
         job, answer = Path(folder, "job.pt"), Path(folder, "answer.pt")
         record = {"name": implementation.name, "inputs": list(inputs), "label": label_T, "coefs": list(coefs)}
@@ -81,7 +83,7 @@ def _in_child(
         if failure:
             raise InputError(f"{implementation.title} cannot run on Triton's interpreter: {failure}.")
         answers: list[dict[str, Any]] = torch.load(answer, weights_only=True)
-    return [Outcome(item["value"], tuple(item["grads"])) for item in answers]
+    return [Evaluation(item["value"], tuple(item["grads"])) for item in answers]
 
 
 class _Interpreter:
@@ -148,8 +150,8 @@ def _answer(job: str, answer: str) -> None:
     record: dict[str, Any] = torch.load(job, weights_only=True)
     torch.set_num_threads(record["threads"])
     implementation = find_implementation(record["name"])
-    outcomes = call(implementation, record["inputs"], record["label"], record["coefs"], record["target"])
-    torch.save([{"value": outcome.value, "grads": list(outcome.grads)} for outcome in outcomes], answer)
+    evaluations = call(implementation, record["inputs"], record["label"], record["coefs"], record["target"])
+    torch.save([{"value": evaluation.value, "grads": list(evaluation.grads)} for evaluation in evaluations], answer)
 
 
 if __name__ == "__main__":

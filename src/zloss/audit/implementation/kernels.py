@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from zloss.audit.implementation.evaluate import Outcome, evaluate
+from zloss.audit.implementation.evaluate import Evaluation, evaluate
 from zloss.audit.implementation.implementations import Implementation
 from zloss.audit.implementation.storage import ReferenceHead, Storage, storage_dtype, token_chunks
 from zloss.audit.implementation.tail import Tail, TailTally
@@ -81,7 +81,7 @@ class VectorTally:
 
 
 @dataclass(frozen=True)
-class KernelRow:
+class KernelLine:
     """One implementation at one storage and logit multiplier."""
 
     implementation: str
@@ -106,7 +106,7 @@ class KernelRow:
     kernel_delta_z: float | None
 
 
-def kernel_row(
+def kernel_line(
     implementation: Implementation,
     head: ReferenceHead,
     hidden_TD: Tensor,
@@ -117,7 +117,7 @@ def kernel_row(
     coef: float,
     target: float,
     advance: Callable[[int], None] = lambda tokens: None,
-) -> KernelRow:
+) -> KernelLine:
     """Audit one implementation of `takes == "logits"`; c is its own where it knows only one."""
     target = target if implementation.fixed_target is None else implementation.fixed_target
     coef = coef if implementation.has_z else 0.0
@@ -134,7 +134,7 @@ def kernel_row(
             value, value_got = value + truth.value, value_got + z.value
         advance(len(label_C))
     has_z = implementation.has_z
-    return KernelRow(
+    return KernelLine(
         implementation=implementation.name,
         storage=storage,
         logit_scale=logit_scale,
@@ -170,7 +170,7 @@ def apart(
     coef: float,
     target: float,
     violation: float,
-) -> tuple[Outcome, Outcome | None]:
+) -> tuple[Evaluation, Evaluation | None]:
     """(CE + Z at λ, Z alone at λ): gradients and values; None for an implementation without a Z."""
     if not implementation.has_z:
         return evaluate(implementation, inputs, label_C, [0.0], target)[0], None
@@ -178,7 +178,7 @@ def apart(
     total, off, on = evaluate(implementation, inputs, label_C, [coef, 0.0, loud], target)
     share = coef / loud
     grads = tuple((b.double() - a.double()) * share for a, b in zip(off.grads, on.grads, strict=True))
-    return total, Outcome((on.value - off.value) * share, grads)
+    return total, Evaluation((on.value - off.value) * share, grads)
 
 
 def gradient_difference(

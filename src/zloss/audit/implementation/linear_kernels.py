@@ -29,7 +29,7 @@ from zloss.transport.head_source import head_source
 
 
 @dataclass(frozen=True)
-class LinearRow:
+class LinearLine:
     """One projecting implementation at one input dtype and logit multiplier."""
 
     implementation: str
@@ -66,7 +66,7 @@ def linear_inputs(head: OutputHead, hidden_TD: Tensor, dtype: torch.dtype, logit
     return hidden_TD.detach().to(dtype), (weight_VD * (head.logit_scale * logit_scale)).to(dtype)
 
 
-def linear_row(
+def linear_line(
     implementation: Implementation,
     head: OutputHead,
     hidden_TD: Tensor,
@@ -77,7 +77,7 @@ def linear_row(
     coef: float,
     target: float,
     note: Callable[[str], None] = lambda sentence: None,
-) -> LinearRow:
+) -> LinearLine:
     """Audit one implementation of `takes == "linear"` on one batch; c is its own where it knows only one."""
     target = target if implementation.fixed_target is None else implementation.fixed_target
     coef = coef if implementation.has_z else 0.0
@@ -94,7 +94,7 @@ def linear_row(
             difference = (outcome.grads[1].double() - want_VD).norm()
             weight_error[name] = float(difference / want_VD.norm().clamp_min(TINY))
     source = _applied_source(implementation, hidden, weight, label_T, truth, coef, target)
-    return LinearRow(
+    return LinearLine(
         implementation=implementation.name,
         inputs=inputs,
         logit_scale=logit_scale,

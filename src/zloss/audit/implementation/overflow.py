@@ -27,7 +27,7 @@ from zloss.transport.head_loss import head_loss
 
 
 @dataclass(frozen=True)
-class OverflowRow:
+class OverflowLine:
     """One method over all batches; every number None and a reason where it has no gradient (softcap and centering)."""
 
     method: str
@@ -50,7 +50,7 @@ def overflow_audit(
     autocast: torch.dtype | None = torch.bfloat16,
     advance: Callable[[int], None] = lambda tokens: None,
     note: Callable[[str], None] = lambda sentence: None,
-) -> tuple[OverflowRow, ...]:
+) -> tuple[OverflowLine, ...]:
     """A row per objective; the forward pass of a batch is shared by all of them."""
     device = head.weight_VD.device.type
     norms: dict[str, list[tuple[float, float]]] = {name: [] for name in objectives}
@@ -75,7 +75,7 @@ def overflow_audit(
                         continue
                     norms[name].append(gradient_norms(loss, parameters))
             advance(blocks.size)
-    return tuple(_row(name, found, scales, reasons.get(name, "")) for name, found in norms.items())
+    return tuple(_line(name, found, scales, reasons.get(name, "")) for name, found in norms.items())
 
 
 def _loss(head: OutputHead, hidden: Tensor, label: Tensor, objective: Objective) -> Tensor:
@@ -107,9 +107,9 @@ def gradient_norms(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[float, f
     return square**0.5, largest
 
 
-def _row(method: str, norms: Sequence[tuple[float, float]], scales: Sequence[int], reason: str) -> OverflowRow:
+def _line(method: str, norms: Sequence[tuple[float, float]], scales: Sequence[int], reason: str) -> OverflowLine:
     if not norms:
-        return OverflowRow(method, 0, None, None, None, reason)
+        return OverflowLine(method, 0, None, None, None, reason)
     finite = [pair for pair in norms if all(math.isfinite(value) for value in pair)]
     two, inf = (sum(values) / len(finite) for values in zip(*finite, strict=True)) if finite else (None, None)
-    return OverflowRow(method, len(norms), two, inf, fp16_margin([pair[1] for pair in norms], scales), reason)
+    return OverflowLine(method, len(norms), two, inf, fp16_margin([pair[1] for pair in norms], scales), reason)

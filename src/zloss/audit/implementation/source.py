@@ -105,7 +105,7 @@ def source_errors(
 
 
 @dataclass(frozen=True)
-class SourceRow:
+class SourceLine:
     """One line of the source audit: a storage and a logit multiplier."""
 
     storage: str
@@ -164,8 +164,8 @@ class SourceTally:
         self.scalar.update([abs(self.value_got - self.value) / max(self.value, TINY)])
         self.value = self.value_got = 0.0
 
-    def row(self, storage: str, logit_scale: float, statistics: Statistics, target: float) -> SourceRow:
-        return SourceRow(
+    def row(self, storage: str, logit_scale: float, statistics: Statistics, target: float) -> SourceLine:
+        return SourceLine(
             storage=storage,
             logit_scale=logit_scale,
             statistics=statistics,
@@ -192,7 +192,7 @@ def source_audit(
     target: float,
     statistics: Statistics = "fp32",
     advance: Callable[[int], None] = lambda tokens: None,
-) -> tuple[SourceRow, ...]:
+) -> tuple[SourceLine, ...]:
     """Storage × logit multiplier on the logits of `hidden_TD`, blocks of `block_size` tokens one after the other;
     `advance` is told the tokens each chunk has finished.
     """

@@ -33,7 +33,7 @@ REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
-class UpdateRow:
+class UpdateLine:
     """One storage, logit multiplier, part of the source and set of parameters."""
 
     storage: str
@@ -73,9 +73,9 @@ def update_audit(
     coef: float = 1e-4,
     target: float,
     advance: Callable[[int], None] = lambda tokens: None,
-) -> tuple[UpdateRow, ...]:
+) -> tuple[UpdateLine, ...]:
     """Rows for every storage, multiplier, part and scope; `advance` is told the tokens of each block and multiplier."""
-    rows: list[UpdateRow] = []
+    rows: list[UpdateLine] = []
     with trainable(checkpoint.model) as parameters:
         scopes: dict[Scope, Sequence[int]] = {
             "head": [i for i, parameter in enumerate(parameters) if _of_head(parameter, head)],
@@ -84,7 +84,7 @@ def update_audit(
         for scale in logit_scales:
             grads = _gradients(checkpoint, head, blocks, parameters, storages, scale, coef, target, advance)
             rows += [
-                UpdateRow(storage, scale, part, scope, blocks.predictions, coef, target, *errors)
+                UpdateLine(storage, scale, part, scope, blocks.predictions, coef, target, *errors)
                 for storage, part, scope, errors in _errors(grads, storages, scopes)
             ]
             grads.clear()  # the next multiplier needs the room
