@@ -139,5 +139,5 @@ def _dataset(path: str, name: str, split: str) -> Iterator[str]:
             yield record["text"]
     except Exception as error:
         raise CorpusError(
-            f"the corpus {path} could not be fetched ({first_line(error)}): pass a local file in `texts` instead."
+            f"the {split} split of {path} could not be fetched ({first_line(error)}): pass a local file in `texts` instead."
         ) from error

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from zloss.decide.decided_results import decide_results
 from zloss.report.charts.audits_compared import compared_panels
 from zloss.report.charts.geometry import geometry_panels
 from zloss.report.charts.panel import TONES, Axis, Panel, Series
@@ -18,9 +19,9 @@ from zloss.report.charts.scale import Scale, linear_scale
 from zloss.report.charts.spectrum import spectrum_panels
 from zloss.report.charts.svg import draw_svg, drawings, text_width
 from zloss.report.charts.tails import tail_panels
-from zloss.report.html.page import Page, render_page
+from zloss.report.html.page import render_page
 from zloss.results.audit import AuditReport, HeadNumbers, Heads
-from zloss.results.figure_data import Figures, GeometrySample, Histogram, Spectrum
+from zloss.results.figure_data import DrawnHistogram, Figures, GeometrySample, Spectrum
 from zloss.results.quantities import BY_KEY
 
 AXIS_TITLE_ENDS = 17
@@ -87,7 +88,7 @@ def test_a_head_of_zeros_is_drawn(report: AuditReport) -> None:
     # One bin of the smallest width there is: the streamed histogram of 128 zeros.
     zeros = (0.0,) * 128
     histograms = tuple(
-        Histogram(quantity, coordinate, (0.0, 5e-324), (128,))
+        DrawnHistogram(quantity, coordinate, (0.0, 5e-324), (128,))
         for quantity in ("violation", "gain", "shift", "delta_u")
         for coordinate in ("raw", "centered")
     )
@@ -99,7 +100,7 @@ def test_a_head_of_zeros_is_drawn(report: AuditReport) -> None:
         heads=Heads(head, head),
         figures=Figures(histograms, Spectrum((0.0,) * 16, (0.0,) * 16), sample),
     )
-    text = render_page(Page((flat, flat)))
+    text = render_page(decide_results(audits=(flat, flat)))
     assert "nan" not in "".join(drawing.svg for drawing in drawings(tail_panels(flat), "x"))
     assert [panel.name for panel in geometry_panels(flat)] == ["rays"]
     assert text.count('class="steps') == 2 * 7

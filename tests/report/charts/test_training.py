@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,20 +13,20 @@ from zloss.report.charts.matplotlib_files import write_panels
 from zloss.report.charts.panel import legend
 from zloss.report.charts.svg import drawings
 from zloss.report.charts.training import Curve, norm_tail_panel, router_panels, step_panel, training_panels
+from zloss.results.comparison import Comparison, MethodCurves
 
 COMMITTED = Path(__file__).parents[3] / "docs/results/matched_smollm2.json"
 
 
 @pytest.fixture(scope="module")
-def groups() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(COMMITTED.read_text(encoding="utf-8"))["curves"]
-    return found
+def groups() -> tuple[MethodCurves, ...]:
+    return Comparison.from_dict(json.loads(COMMITTED.read_text(encoding="utf-8"))).curves
 
 
-def test_a_comparison_has_its_curves_and_its_tail(groups: list[dict[str, Any]]) -> None:
+def test_a_comparison_has_its_curves_and_its_tail(groups: tuple[MethodCurves, ...]) -> None:
     panels = training_panels(groups)
     assert [panel.name for panel in panels] == ["cross_entropy", "p_z_999", "norms"]
-    names = [group["name"] for group in groups]
+    names = [group.name for group in groups]
     assert [name for name, _ in legend(panels)] == names
     assert len({tone for _, tone in legend(panels)}) == len(names)
     for panel in panels:
@@ -36,10 +36,10 @@ def test_a_comparison_has_its_curves_and_its_tail(groups: list[dict[str, Any]]) 
     assert training_panels([]) == []
 
 
-def test_a_method_without_a_curve_keeps_its_colour(groups: list[dict[str, Any]]) -> None:
+def test_a_method_without_a_curve_keeps_its_colour(groups: tuple[MethodCurves, ...]) -> None:
     first, second, *rest = groups
-    panels = training_panels([{**first, "curves": {}}, second, *rest])
-    tones = {series.tone for panel in panels for series in panel.series if series.name == second["name"]}
+    panels = training_panels([replace(first, curves={}), second, *rest])
+    tones = {series.tone for panel in panels for series in panel.series if series.name == second.name}
     assert len(tones) == 1
     assert len(panels[0].series) == len(groups) - 1
 
