@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from zloss.errors import InputError
+from zloss.results.record import from_plain
 
 SCHEMA = "zloss.loss-audit/1"
 
 Verdict = Literal["pass", "finding", "not_applicable"]
+Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,8 @@ class Finding:
     verdict: Verdict
     sentence: str
     figure: float | None = None
+    severity: Severity | None = None
+    """How much a finding matters; None where the verdict is not "finding". Errors set the exit code of the command."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,8 @@ class Identified:
     Scaling: `coef` is λ with the named `z_denominator` taken out, absolute (not relative to `ce_scale`).
     """
 
-    has_z: bool
+    has_z: bool | None
+    """None where it cannot be told; then `coef`, `target` and `coordinate` are None and `reason` says why."""
     coef: float | None
     target: float | None
     coordinate: str | None
@@ -55,12 +62,21 @@ class Identified:
     vocab: int | None = None
     """The V that `target` is stated for."""
     ce_scale: float | None = 1.0
-    label_smoothing: float = 0.0
+    label_smoothing: float | None = 0.0
+    ce_weights: str | None = "uniform"
+    """How the weight on CE differs between valid tokens: "uniform", "class", "position", "groups" (means of groups of
+    tokens, averaged) or "token"; None where the gradient could not be explained."""
+    z_weights: str | None = None
+    """ "uniform", or "shared" where the Z of a token carries the weight of its CE."""
+    targets: str = "given"
+    """ "given", "shifted" (row t is trained on target t + 1, the last row on none) or "rolled" (the last one on target 0)."""
     computes_in: str = "float64"
     """The precision its arithmetic showed on fp64 (else fp32) logits."""
     extra: dict[str, float] = field(default_factory=dict)
-    """Further coefficients of composite penalties (factorized: shift_coef, shift_target; gain-aware: beta), and what is done to
-    the logits before the softmax (logit_scale, softcap)."""
+    """Further coefficients of composite penalties (factorized: shift_coef, shift_target; gain-aware: beta), of other forms
+    (power, width), and what is done to the logits before the softmax (logit_scale, softcap, clamp_low, clamp_high)."""
+    reason: str | None = None
+    """Why `has_z` is None, or why a number of an identified penalty is missing."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,22 @@ class LossAudit:
     def found(self) -> tuple[Finding, ...]:
         """The findings against the loss."""
         return tuple(finding for finding in self.findings if finding.verdict == "finding")
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings that are errors: what sets the exit code of the command."""
+        return tuple(finding for finding in self.found if finding.severity == "error")
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> LossAudit:
+        """The record from its plain form; a file written before severities existed has none."""
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema != SCHEMA:
+            raise InputError(f"`schema` is expected to be {SCHEMA!r}, but is {schema!r}.")
+        read = from_plain(cls, data)
+        extra = data["identified"].get("extra") or {}
+        numbers = {str(key): float(value) for key, value in extra.items()}
+        return replace(read, identified=replace(read.identified, extra=numbers))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: no tuples, no NaN."""

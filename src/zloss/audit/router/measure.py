@@ -24,7 +24,6 @@ from zloss.models.routers import find_routers
 from zloss.source.listing import at_least_fp32
 from zloss.source.router.decisions import LayerTensors, RouterInput, read_router_logits
 
-
 EXPLAINED = 1e-3
 """Residual up to which a weighted squared log-normalizer is the answer; fp32 gradients leave 1e-6 to 1e-4."""
 

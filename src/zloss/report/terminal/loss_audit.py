@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,10 +10,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MARKS = {
-    "finding": ("✗ finding", "bold red"),
+    "error": ("✗ error", "bold red"),
+    "warning": ("! warning", "yellow"),
+    "note": ("i note", "cyan"),
     "pass": ("✓ pass", "green"),
     "not_applicable": ("· not applicable", "dim"),
 }
+"""What stands before a sentence: the severity of a finding, else its verdict."""
 
 
 def print_loss_audit(audit: dict[str, Any], console: Console | None = None) -> None:
@@ -26,28 +30,72 @@ def print_loss_audit(audit: dict[str, Any], console: Console | None = None) -> N
     console.print(Text(headline(audit)))
     console.print(Text(source_line(audit), style="dim"))
     console.print(verdict_table(audit))
-    found = [finding["id"] for finding in audit["findings"] if finding["verdict"] == "finding"]
-    text = f"{len(found)} finding{'s' * (len(found) != 1)}: {', '.join(found)}" if found else "No finding."
-    console.print(Text(text, style="bold red" if found else "bold green"))
+    text, style = bottom_line(audit)
+    console.print(Text(text, style=style))
+
+
+def bottom_line(audit: dict[str, Any]) -> tuple[str, str]:
+    """How many errors, warnings and notes there are and their ids, with a style."""
+    counted = []
+    for severity in ("error", "warning", "note"):
+        ids = [finding["id"] for finding in audit["findings"] if _mark(finding) == severity]
+        if ids:
+            counted.append(f"{len(ids)} {severity}{'s' * (len(ids) != 1)}: {', '.join(ids)}")
+    if not counted:
+        return "No finding.", "bold green"
+    return "; ".join(counted) + ".", "bold red" if counted[0].split()[1].startswith("error") else "bold yellow"
+
+
+def _mark(finding: dict[str, Any]) -> str:
+    """Findings written before severities existed count as errors."""
+    if finding["verdict"] != "finding":
+        return str(finding["verdict"])
+    return str(finding.get("severity") or "error")
 
 
 def headline(audit: dict[str, Any]) -> str:
     """The identified objective in one line."""
     got = audit["identified"]
-    ce = f"CE over {got['ce_denominator']}"
-    if got.get("label_smoothing"):
-        ce += f" (label smoothing {got['label_smoothing']:.4g})"
+    if got["has_z"] is None:
+        return f"It cannot be told what this loss applies. {got.get('reason') or ''}".rstrip()
+    ce = _cross_entropy(got)
     if not got["has_z"]:
-        tail = "no Z" if got["coordinate"] is None else "no Z, but a gradient that is not cross-entropy"
-        return f"{ce}; {tail}."
+        return f"{ce}; {'no Z' if got['coordinate'] is None else 'no Z, but a gradient that is not cross-entropy'}."
     if got["coef"] is None:
-        return f"{ce}; a Z that is {got['penalty']}."
+        return f"{ce}; a Z whose numbers cannot be told: {got['penalty']}."
     error = got["uncertainty"]
-    coef = f"λ = {got['coef']:.6g} ± {error['coef']:.1g}"
-    target = f"c = {got['target']:.6g} ± {error['target']:.1g}"
-    rule = " (log V)" if got.get("target_rule") == "log_v" else ""
+    coef = f"λ = {got['coef']:.6g}" + _plus_minus(error["coef"])
+    target = "" if got["target"] is None else f", c = {got['target']:.6g}" + _plus_minus(error["target"])
+    rule = _rule(got)
     extra = "".join(f", {key} = {value:.6g}" for key, value in got.get("extra", {}).items())
-    return f"{ce}; Z on {got['penalty']} [{got['coordinate']}]: {coef}, {target}{rule}{extra}, over {got['z_denominator']}."
+    shared = " with the weights of CE" if got.get("z_weights") == "shared" else ""
+    where = f"Z on {got['penalty']} [{got['coordinate']}]{shared}"
+    return f"{ce}; {where}: {coef}{target}{rule}{extra}, over {got['z_denominator']}."
+
+
+def _cross_entropy(got: dict[str, Any]) -> str:
+    """Denominator, smoothing, token weights and moved targets of the CE part."""
+    if got["ce_denominator"] == "unknown":
+        return "CE with unknown weights"
+    ce = f"CE over {got['ce_denominator']}"
+    weights = {"class": "class weights", "position": "weights by position", "token": "token weights"}
+    notes = [f"label smoothing {got['label_smoothing']:.4g}"] if got.get("label_smoothing") else []
+    notes += [weights[got["ce_weights"]]] if got.get("ce_weights") in weights else []
+    notes += ["means of groups"] if got.get("ce_weights") == "groups" else []
+    notes += [f"targets {got['targets']} by one"] if got.get("targets", "given") != "given" else []
+    return f"{ce} ({', '.join(notes)})" if notes else ce
+
+
+def _rule(got: dict[str, Any]) -> str:
+    """c as log V, or log V plus a constant, where it follows the vocabulary."""
+    if got.get("target_rule") != "log_v" or not got.get("vocab"):
+        return ""
+    constant = got["target"] - math.log(got["vocab"])
+    return " (log V)" if abs(constant) < 1e-3 else f" (log V {constant:+.4g})"
+
+
+def _plus_minus(error: float | None) -> str:
+    return "" if error is None else f" ± {error:.1g}"
 
 
 def source_line(audit: dict[str, Any]) -> str:
@@ -64,7 +112,7 @@ def source_line(audit: dict[str, Any]) -> str:
 
 
 def verdict_table(audit: dict[str, Any]) -> Table:
-    """One row per question: findings first, then passes, then what was not asked."""
+    """One line per question: errors, warnings and notes first, then passes, then what was not asked."""
     from rich.table import Table
     from rich.text import Text
 
@@ -72,8 +120,8 @@ def verdict_table(audit: dict[str, Any]) -> Table:
     for column in ("verdict", "id", "sentence"):
         table.add_column(column, no_wrap=column != "sentence")
     order = list(MARKS)
-    for finding in sorted(audit["findings"], key=lambda item: order.index(item["verdict"])):
-        mark, style = MARKS[finding["verdict"]]
+    for finding in sorted(audit["findings"], key=lambda item: order.index(_mark(item))):
+        mark, style = MARKS[_mark(finding)]
         table.add_row(Text(mark, style=style), finding["id"], Text(finding["sentence"]))
     return table
 
