@@ -99,6 +99,10 @@ def _explain(data: Measured, of: Candidate, w_T: Tensor, s_T: Tensor, tolerance_
         some = _some_tokens(data, of, v_T, source_T, slack_T)
         if some is not None:
             return Weighted(data, None, pattern, shared, seen=some, has_z=True)
+        if _line_per_batch(data, v_T, source_T, slack_T):
+            words = of.words.split(" (")[0]
+            seen = f"a squared penalty on {words} whose λ or c changes from batch to batch"
+            return Weighted(data, None, pattern, shared, seen=seen, has_z=True)
         if is_function(v_T, source_T):
             words = of.words.split(" (")[0]
             seen = (
@@ -108,6 +112,18 @@ def _explain(data: Measured, of: Candidate, w_T: Tensor, s_T: Tensor, tolerance_
     return Weighted(
         data, None, pattern, None, seen=f"a source along {_direction(of)} that is not a function of log Z alone"
     )
+
+
+def _line_per_batch(data: Measured, v_T: Tensor, s_T: Tensor, slack_T: Tensor) -> bool:
+    """Whether s is linear in v within every batch, each with a line of its own."""
+    for i in sorted(set(data.batch_T.tolist())):
+        rows = data.batch_T == i
+        v, s, slack = v_T[rows], s_T[rows], slack_T[rows]
+        columns = torch.stack([v, torch.ones_like(v)], dim=-1) / slack.unsqueeze(-1)
+        line = torch.linalg.lstsq(columns, (s / slack).unsqueeze(-1)).solution.flatten()
+        if bool(((s - line[0] * v - line[1]).abs() > slack + 1e-5 * s.abs()).any()):
+            return False
+    return True
 
 
 def _direction(of: Candidate) -> str:

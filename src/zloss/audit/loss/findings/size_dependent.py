@@ -20,7 +20,8 @@ def check(evidence: Evidence) -> Finding:
     wrong = [one for one in tried if one.verdict == "differs"]
     if wrong:
         first = wrong[0]
-        more = f" So it is at {len(wrong) - 1} further sizes." if len(wrong) > 1 else ""
+        others = len(wrong) - 1
+        more = f" So it is at {others} further size{'s' * (others > 1)}." if others else ""
         return found(ID, f"At {first.words}: {first.sentence}.{more}", first.figure)
     same = [one.words for one in tried if one.verdict == "same"]
     refused = [one.words for one in tried if one.verdict == "refused"]
