@@ -146,7 +146,7 @@ def _weigh(
     left = float((y - ce * a - z * b).norm()) / max(float(y.norm()), 1e-300)
     if nonzero_only or left <= max(1e-4, 64 * eps):
         return Weights(tokens, valid, ce, z, ignored_z)
-    apart = _token_by_token(a, b if has_z else None, y)
+    apart = _token_by_token(a, b if has_z else None, y, sigma[keep].squeeze(-1))
     if apart is None:
         return Weights(tokens, valid, ce, z, ignored_z)
     ce, z, left_apart, shared = apart
@@ -167,7 +167,7 @@ def _common(a: Tensor, b: Tensor | None, y: Tensor) -> tuple[float, float]:
     return tuple(torch.linalg.lstsq(gram, right.unsqueeze(-1), driver="gelsd").solution.flatten().tolist())
 
 
-def _token_by_token(a: Tensor, b: Tensor | None, y: Tensor) -> tuple[float, float, float, bool] | None:
+def _token_by_token(a: Tensor, b: Tensor | None, y: Tensor, noise: Tensor) -> tuple[float, float, float, bool] | None:
     """Mean weight on CE, weight on Z, the share left over, and whether Z carries the weight of its CE."""
     aa = (a * a).sum(-1)
     if b is None:
@@ -177,7 +177,11 @@ def _token_by_token(a: Tensor, b: Tensor | None, y: Tensor) -> tuple[float, floa
         return float(w.mean()), 0.0, left, True
     bb, ab = (b * b).sum(-1), (a * b).sum(-1)
     determinant = aa * bb - ab * ab
-    rows = determinant > 1e-4 * aa * bb
+    # Where p is onehot(y) a CE has no gradient, and its weight cannot be read.
+    rows = (determinant > 1e-4 * aa * bb) & (aa > 1e-6 * aa.max())
+    # Saturated rows carry no rounding: they decide alone where there are enough of them.
+    quiet = rows & (noise == 1)
+    rows = quiet if int(quiet.sum()) >= 4 else rows
     if int(rows.sum()) < 4:
         return None
     ay, by = (a * y).sum(-1), (b * y).sum(-1)

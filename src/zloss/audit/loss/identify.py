@@ -120,6 +120,8 @@ def _identify(box: BlackBox, space: Space, seed: int, *, warps: bool) -> Identif
         selection, shown = Selection("rounded", rough), UNIT["bfloat16"]
     weighted: Weighted | None = None
     used = [made[name] for name in outcomes if selection.how != "moderate_only" or name != "wide"]
+    if selection.how in ("unexplained", "filtered"):
+        data, selection = _clamped(box, space, dtype, parts, eps) or (data, selection)
     if selection.how in ("unexplained", "moderate_only", "filtered"):
         weighted, alone = _token_by_token(box, outcomes, made, dtype, eps)
         if weighted is not None and weighted.selection is not None:
@@ -127,7 +129,7 @@ def _identify(box: BlackBox, space: Space, seed: int, *, warps: bool) -> Identif
         elif selection.how != "unexplained":
             weighted = None
     if selection.how in ("unexplained", "filtered") and weighted is None and warps:
-        data, selection = _warped(box, space, dtype, made, outcomes, parts, eps) or (data, selection)
+        data, selection = _warped(made, outcomes, parts, eps) or (data, selection)
     reason = _unrepeatable(box, made, outcomes, dtype, eps, seed)
     if reason is None and selection.how == "unexplained":
         reason = _reason(box, weighted, data)
@@ -223,21 +225,25 @@ def _token_by_token(
     return find_weighted(data), alone
 
 
+def _clamped(
+    box: BlackBox, space: Space, dtype: torch.dtype, parts: list[tuple[Probe, Tensor]], eps: float
+) -> tuple[Measured, Selection] | None:
+    """The penalty on clamped logits that explains everything, if there is one."""
+    clamp = find_clamp(box, space, dtype)
+    if clamp is None:
+        return None
+    clamped = measure(parts, eps, clamp)
+    again = select(clamped)
+    return (clamped, again) if again.how in ("explained", "none") else None
+
+
 def _warped(
-    box: BlackBox,
-    space: Space,
-    dtype: torch.dtype,
     made: dict[str, Probe],
     outcomes: dict[str, Outcome],
     parts: list[tuple[Probe, Tensor]],
     eps: float,
 ) -> tuple[Measured, Selection] | None:
-    """The penalty on clamped, scaled or capped logits that explains everything, if there is one."""
-    clamp = find_clamp(box, space, dtype)
-    if clamp is not None:
-        warped = measure(parts, eps, clamp)
-        again = select(warped)
-        return (warped, again) if again.how in ("explained", "none") else None
+    """The penalty on scaled or capped logits that explains everything, if there is one."""
     rows = (~made["mixed"].saturated_T).nonzero().flatten()[:20]
     ordinary = [(made["mixed"].take(rows), outcomes["mixed"].grad_TV[rows])]
     for warp in find_warps(lambda warp: misfit(measure(ordinary, eps, warp))):

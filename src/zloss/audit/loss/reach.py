@@ -125,6 +125,8 @@ def _judge(ident: Identification, probe: Probe, grad_TV: Tensor, keep: Tensor, w
     ce_TV, z_TV = ident.model.ce_source(r), ident.model.z_source(r)
     error_T = _errors(ident, probe, grad_TV - ce_TV - z_TV, ce_TV, z_TV)[keep]
     worst = float(error_T.max())
+    if r.lanes > ident.space.lanes and ident.model.warp.identity and (where := _tail(ident, probe, grad_TV, keep)):
+        return SizeTried(words, "differs", where, worst)
     if worst <= LIMIT:
         return SizeTried(words, "same", figure=worst)
     changed = _common_factors(ident, probe, grad_TV, ce_TV, z_TV, keep)
@@ -135,12 +137,7 @@ def _judge(ident: Identification, probe: Probe, grad_TV: Tensor, keep: Tensor, w
         return SizeTried(words, "differs" if weights else "same", weights, worst if weights else None)
     bad = torch.zeros_like(keep)
     bad[keep] = error_T > LIMIT
-    where = ""
-    if r.lanes > ident.space.lanes and ident.model.warp.identity:
-        row = int((r.p_TV.amax(-1) + (~bad).double()).argmin())
-        weight = ident.model.ce_scale / ident.model.count(ident.model.ce_denominator, r)
-        where = _tail(grad_TV[row] + weight * r.onehot_TV[row], r.onehot_TV[row], r.p_TV[row])
-    return SizeTried(words, "differs", f"{_tokens(bad)} {_verb(bad)} another gradient{where}", worst)
+    return SizeTried(words, "differs", f"{_tokens(bad)} {_verb(bad)} another gradient", worst)
 
 
 def _errors(ident: Identification, probe: Probe, left_TV: Tensor, ce_TV: Tensor, z_TV: Tensor) -> Tensor:
@@ -148,7 +145,10 @@ def _errors(ident: Identification, probe: Probe, left_TV: Tensor, ce_TV: Tensor,
     wanted_T = (ce_TV + z_TV).norm(dim=-1)
     # A softmax of V classes sums V rounded terms.
     spread = max(1.0, math.sqrt(probe.reference.lanes / 96))
-    rounding_T = ROUNDING * ident.eps * probe.noise_T * spread * torch.maximum(wanted_T, ce_TV.norm(dim=-1))
+    # Confident rows are free of rounding at a small vocabulary only; a warp is known no better than it was searched.
+    unit = ident.eps if ident.model.warp.identity else max(ident.eps, 1e-7)
+    noise_T = 1.0 + probe.reference.max_T.abs()
+    rounding_T = ROUNDING * unit * noise_T * spread * wanted_T.clamp(min=_ce_weight(ident, probe))
     beyond_T = (left_TV.norm(dim=-1) - rounding_T).clamp(min=0)
     scale_T = (z_TV if ident.identified.has_z else ce_TV).norm(dim=-1)
     middle = float(scale_T.median())
@@ -219,17 +219,26 @@ def _tokens(bad_T: Tensor) -> str:
     return f"token {rows[0]}" if len(rows) == 1 else f"{len(rows)} of {len(bad_T)} tokens"
 
 
-def _tail(row_V: Tensor, onehot_V: Tensor, p_V: Tensor) -> str:
-    """In words, a tail of the vocabulary that is left out of log Z or counted again; "" where the row shows none.
+def _ce_weight(ident: Identification, probe: Probe) -> float:
+    """The weight on the CE of one token."""
+    return abs(ident.model.ce_scale) / ident.model.count(ident.model.ce_denominator, probe.reference)
 
-    Where every column is counted once, (gradient + weight·onehot(y))/p is one number over the row; a miscounted tail is a
-    step in it.
+
+def _tail(ident: Identification, probe: Probe, grad_TV: Tensor, keep: Tensor) -> str:
+    """In words, a tail of the vocabulary that is left out of log Z or counted again; "" where the flattest row shows none.
+
+    Where every column is counted once, the gradient beside onehot(y) and smoothing is one number times p; a miscounted
+    tail is a step in their ratio.
     """
-    ratio = row_V / p_V.clamp(min=1e-300)
+    r = probe.reference
+    row = int((r.p_TV.amax(-1) + (~keep).double()).argmin())
+    p_V, onehot_V = r.p_TV[row], r.onehot_TV[row]
+    # Take the part of CE that is not along p off: −(1 − ε) onehot(y) − ε/V.
+    flat_V = ident.model.ce_source(r)[row] - _ce_weight(ident, probe) * math.copysign(1, ident.model.ce_scale) * p_V
     use = ((onehot_V == 0) & (p_V > 1e-9)).nonzero().flatten()
-    if len(use) < 100:
+    if len(use) < 100 or any(penalty.candidate.name != "raw" for penalty in ident.model.penalties):
         return ""
-    x = ratio[use]
+    x = ((grad_TV[row] - flat_V) / p_V.clamp(min=1e-300))[use]
     n = torch.arange(1, len(x), dtype=x.dtype)
     left, total = x.cumsum(0)[:-1], x.sum()
     squares_left, squares = (x * x).cumsum(0)[:-1], (x * x).sum()
@@ -238,7 +247,7 @@ def _tail(row_V: Tensor, onehot_V: Tensor, p_V: Tensor) -> str:
     at = int(within.argmin()) + 1
     before, after = float(x[:at].mean()), float(x[at:].mean())
     noise = max(float(within.min()) / len(x), 0.0) ** 0.5
-    if abs(after - before) < 20 * noise or abs(after - before) < 1e-6 * abs(before):
+    least = 1e-6 if ident.eps < 1e-10 else 3e-4
+    if abs(after - before) < max(20 * noise, least * abs(before)):
         return ""
-    first = int(use[at])
-    return f": columns from {first:,} on are miscounted in log Z, a tail of the vocabulary"
+    return f"columns from {int(use[at]):,} on are miscounted in log Z, a tail of the vocabulary"

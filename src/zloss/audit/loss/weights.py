@@ -188,7 +188,7 @@ def _batch_factors(w_T: Tensor, target_T: Tensor, parts: list[Tensor]) -> list[f
     factors = [1.0]
     for rows in parts[1:]:
         ratios = [float(w_T[t]) / first[int(target_T[t])] for t in rows.tolist() if first.get(int(target_T[t]))]
-        factors.append(float(torch.tensor(ratios).median()) if ratios else 1.0)
+        factors.append((float(torch.tensor(ratios).median()) if ratios else 1.0) or 1.0)
     return factors
 
 
