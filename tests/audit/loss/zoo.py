@@ -513,6 +513,11 @@ def chunked(size: int) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+def fp32(loss: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor], Any]:
+    """The same loss on logits cast to fp32, as most code has it."""
+    return lambda z, y: loss(z.float(), y)
+
+
 LOG_V = math.log(96)
 
 ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
@@ -664,6 +669,30 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "tail of 65536 missing": (tail_missing_in_z(65536), {}, found("size_dependent", words="from 65,536 on are miscounted")),
     "beyond 65536": (beyond_16_bits, {}, found("size_dependent", words="V = 70,001")),
     "chunked, right": (chunked(100), {}, exact()),
+    # the same in fp32, where rounding must not be read as structure
+    "fp32, ignore_index 0": (fp32(ignoring(0)), {"ignore_index": 0}, exact()),
+    "fp32, missing square": (fp32(penalty(lambda v: v)), {}, found("not_squared", coef=LAMBDA)),
+    "fp32, one-sided": (
+        fp32(penalty(lambda v: F.relu(v - 7.3) ** 2)),
+        {},
+        found("unexplained_source", words="one-sided", coef=LAMBDA),
+    ),
+    "fp32, class weights": (fp32(class_weights()), {}, exact(ce_weights="class", target=None)),
+    "fp32, token weights": (fp32(token_weights), {}, exact(ce_weights="position", z_weights="shared", target=None)),
+    "fp32, focal": (fp32(focal(2.0)), {}, no_z(ce_weights="token")),
+    "fp32, shifted": (fp32(shifted), {}, exact(targets="shifted")),
+    "fp32, clamped ±50": (fp32(clamped(-50.0, 50.0)), {}, exact()),
+    "fp32, softcap": (fp32(capped_and_scaled(1.0, 30.0)), {}, exact(extra={"softcap": 30.0}, target=None)),
+    "fp32, scale and softcap": (fp32(capped_and_scaled(0.5, 30.0)), {}, exact(target=None)),
+    "fp32, t5x smoothing": (fp32(t5x), {}, exact(label_smoothing=0.1, target=None)),
+    "fp32, means of chunks": (fp32(chunk_means(16)), {}, exact(ce_weights="groups", z_weights="shared")),
+    "fp32, every other token": (fp32(every_other), {}, found("unexplained_source", words="every 2nd token")),
+    "fp32, tail of 4096 missing": (fp32(tail_missing_in_z(4096)), {}, found("size_dependent", words="from 4,096 on")),
+    "fp32, λ = 1e-6, c = log V": (
+        fp32(lambda z, y: ce(z, y) + zl(z, y, 1e-6, math.log(z.shape[-1]))),
+        {},
+        exact(1e-6, target=None, target_rule="log_v"),
+    ),
     # precision, graphs, state
     "bf16 inside": (bf16_inside, {}, found("low_precision_source", coordinate="raw")),
     "fp16 logits in CE": (fp16_cross_entropy, {}, found("low_precision_source")),

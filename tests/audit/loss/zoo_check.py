@@ -23,7 +23,9 @@ def wrong_with(audit: LossAudit, answer: Answer) -> list[str]:
         wrong.append(f"errors {errors - answer.ids}")
     wanted: dict[str, Any] = dict(answer.more)
     if not answer.ids and answer.has_z:
-        wanted = {"coef": answer.coef, "target": answer.target, "coordinate": answer.coordinate, **wanted}
+        wanted = {"coef": answer.coef, "coordinate": answer.coordinate, **wanted}
+        if answer.target is not None:
+            wanted["target"] = answer.target
     if answer.has_z is None and not (got.coef is got.target is got.coordinate is None and got.reason):
         wrong.append("an open answer has figures, or no reason")
     for key, value in wanted.items():

@@ -179,15 +179,16 @@ def _token_by_token(a: Tensor, b: Tensor | None, y: Tensor, noise: Tensor) -> tu
     determinant = aa * bb - ab * ab
     # Where p is onehot(y) a CE has no gradient, and its weight cannot be read.
     rows = (determinant > 1e-4 * aa * bb) & (aa > 1e-6 * aa.max())
-    # Saturated rows carry no rounding: they decide alone where there are enough of them.
-    quiet = rows & (noise == 1)
-    rows = quiet if int(quiet.sum()) >= 4 else rows
     if int(rows.sum()) < 4:
         return None
     ay, by = (a * y).sum(-1), (b * y).sum(-1)
-    w = ((ay * bb - by * ab) / determinant.clamp(min=1e-300))[rows].unsqueeze(-1)
-    a, b, y = a[rows], b[rows], y[rows]
-    mean, rest, size = float(w.mean()), y - w * a, max(float(y.norm()), 1e-300)
+    w = (ay * bb - by * ab) / determinant.clamp(min=1e-300)
+    mean = float(w[rows].mean())
+    # Saturated rows carry no rounding: they alone decide on λ where there are enough of them.
+    quiet = rows & (noise == 1)
+    rows = quiet if int(quiet.sum()) >= 4 else rows
+    w, a, b, y = w[rows].unsqueeze(-1), a[rows], b[rows], y[rows]
+    rest, size = y - w * a, max(float(y.norm()), 1e-300)
     ways = []
     for shared, column in ((True, w * b), (False, b)):
         z = float((column * rest).sum() / (column * column).sum().clamp(min=1e-300))
