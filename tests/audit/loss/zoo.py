@@ -666,7 +666,11 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "drops tokens beyond blocks of 512": (drops_last_tokens(512), {}, found("size_dependent", words="no gradient")),
     "counts at most 256": (counts_at_most(256), {}, found("size_dependent", words="λ")),
     "tail of 4096 missing": (tail_missing_in_z(4096), {}, found("size_dependent", words="V = 5,000: ")),
-    "tail of 65536 missing": (tail_missing_in_z(65536), {}, found("size_dependent", words="from 65,536 on are miscounted")),
+    "tail of 65536 missing": (
+        tail_missing_in_z(65536),
+        {},
+        found("size_dependent", words="from 65,536 on are miscounted"),
+    ),
     "beyond 65536": (beyond_16_bits, {}, found("size_dependent", words="V = 70,001")),
     "chunked, right": (chunked(100), {}, exact()),
     # the same in fp32, where rounding must not be read as structure

@@ -195,7 +195,9 @@ def _other_on_calm_logits(box: BlackBox, ident: Identification, seed: int) -> bo
             outcome = box(moved.logits_TV, moved.target_T, dtype=ident.dtype)
             if not outcome.finite:
                 return False
-            left.append(outcome.grad_TV - ident.model.ce_source(moved.reference) - ident.model.z_source(moved.reference))
+            left.append(
+                outcome.grad_TV - ident.model.ce_source(moved.reference) - ident.model.z_source(moved.reference)
+            )
         z = float(ident.model.z_source(probe.reference).norm())
         ce = float(ident.model.ce_source(probe.reference).norm())
         a, b = left

@@ -117,7 +117,9 @@ def _directions(ident: Identification, probe: Probe, grad_TV: Tensor, keep: Tens
         return SizeTried(words, "differs", f"{_tokens(silent)} {_verb(silent)} no gradient")
     if not bool(bad.any()):
         return SizeTried(words, "same")
-    return SizeTried(words, "differs", f"{_tokens(bad)} {_verb(bad)} a gradient that is not made of p, onehot(y) and 1/V")
+    return SizeTried(
+        words, "differs", f"{_tokens(bad)} {_verb(bad)} a gradient that is not made of p, onehot(y) and 1/V"
+    )
 
 
 def _judge(ident: Identification, probe: Probe, grad_TV: Tensor, keep: Tensor, words: str) -> SizeTried:

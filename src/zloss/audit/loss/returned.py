@@ -86,7 +86,12 @@ def _recognise(ident: Identification, item: Reported) -> Returned:
             for s, name in zip(said, names, strict=True)
             if (t := ident.model.z_value(ident.probes[name].reference))
         ]
-        if len(ratios) > 1 and math.isfinite(ratios[0]) and all(math.isclose(x, ratios[0], rel_tol=close) for x in ratios) and ratios[0]:
+        if (
+            len(ratios) > 1
+            and math.isfinite(ratios[0])
+            and all(math.isclose(x, ratios[0], rel_tol=close) for x in ratios)
+            and ratios[0]
+        ):
             return Returned(item.name, "z_multiple", ratios[0])
     return Returned(item.name, "unknown")
 
