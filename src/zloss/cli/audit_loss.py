@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class AuditLoss:
     """Probe a loss function as a black box: λ, c, coordinate and denominators from its gradients, and a verdict on each
-    known trap. Exit code 1 if there is a finding."""
+    known trap. Exit code 1 if there is a finding that is an error."""
 
     function: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODULE:FUNCTION")]
     """The loss, as MODULE:FUNCTION or FILE.py:FUNCTION; called as f(logits, target), or f(hidden, weight, target)."""
@@ -33,6 +33,10 @@ class AuditLoss:
     """The target value of ignored tokens."""
     valid_vocab: int | None = None
     """Number of real rows, if the vocabulary is padded and the loss knows it."""
+    thorough: bool = False
+    """Also try many tokens and a large vocabulary at once, and every size however long it takes."""
+    strict: bool = False
+    """Exit code 1 on warnings and notes as well."""
     seed: int = 0
     """Seed of the probes."""
     out: str = ""
@@ -42,7 +46,9 @@ class AuditLoss:
 
     def run(self) -> int:
         from zloss.audit.loss.load import load_function
+        from zloss.audit.loss.output import LossCallError
         from zloss.audit.loss.run import audit_loss
+        from zloss.console.progress import choose_progress
         from zloss.report.terminal.loss_audit import print_loss_audit
 
         expect: dict[str, Any] = {}
@@ -50,23 +56,35 @@ class AuditLoss:
             expect["coef"] = self.coef
         if self.target is not None:
             expect["target"] = self.target
-        audit = audit_loss(
-            load_function(self.function),
-            off=load_function(self.off) if self.off else None,
-            per_token=load_function(self.per_token) if self.per_token else None,
-            expect=expect,
-            linear=self.linear,
-            ignore_index=self.ignore_index,
-            valid_vocab=self.valid_vocab,
-            seed=self.seed,
-            name=self.function,
-        )
+        try:
+            audit = audit_loss(
+                load_function(self.function),
+                off=load_function(self.off) if self.off else None,
+                per_token=load_function(self.per_token) if self.per_token else None,
+                expect=expect,
+                linear=self.linear,
+                ignore_index=self.ignore_index,
+                valid_vocab=self.valid_vocab,
+                thorough=self.thorough,
+                seed=self.seed,
+                name=self.function,
+                progress=choose_progress(self.quiet),
+            )
+        except LossCallError as error:
+            raise LossCallError(_with_flags(str(error))) from error
         written = [audit.write(self.out), *_write_page(self.out, audit)] if self.out else []
         if not self.quiet:
             print_loss_audit(audit)
             for path in written:
                 print(path)
-        return 1 if audit.found else 0
+        return 1 if (audit.found if self.strict else audit.errors) else 0
+
+
+def _with_flags(sentence: str) -> str:
+    """The arguments of the library as flags of this command."""
+    for argument, flag in (("`linear=True`", "--linear"), ("`linear`", "--linear"), ("`per_token=`", "--per-token")):
+        sentence = sentence.replace(argument, flag)
+    return sentence
 
 
 def _write_page(folder: str, audit: LossAudit) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,10 +9,12 @@ from typing import Any, ClassVar, Literal
 
 from zloss.results.record import from_plain
 from zloss.results.schema import without_schema
+from zloss.results.writing import write_json
 
 SCHEMA = "zloss.loss-audit/1"
 
 Verdict = Literal["pass", "finding", "not_applicable"]
+Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Finding:
     verdict: Verdict
     sentence: str
     figure: float | None = None
+    severity: Severity | None = None
+    """How much a finding matters; None where the verdict is not "finding". Errors set the exit code of the command."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Identified:
     Scaling: `coef` is λ with the named `z_denominator` taken out, absolute (not relative to `ce_scale`).
     """
 
-    has_z: bool
+    has_z: bool | None
+    """None where it cannot be told; then `coef`, `target` and `coordinate` are None and `reason` says why."""
     coef: float | None
     target: float | None
     coordinate: str | None
@@ -58,12 +62,21 @@ class Identified:
     vocab: int | None = None
     """The V that `target` is stated for."""
     ce_scale: float | None = 1.0
-    label_smoothing: float = 0.0
+    label_smoothing: float | None = 0.0
+    ce_weights: str | None = "uniform"
+    """How the weight on CE differs between valid tokens: "uniform", "class", "position", "groups" (means of groups of
+    tokens, averaged) or "token"; None where the gradient could not be explained."""
+    z_weights: str | None = None
+    """ "uniform", or "shared" where the Z of a token carries the weight of its CE."""
+    targets: str = "given"
+    """ "given", "shifted" (row t is trained on target t + 1, the last row on none) or "rolled" (the last one on target 0)."""
     computes_in: str = "float64"
     """The precision its arithmetic showed on fp64 (else fp32) logits."""
     extra: dict[str, float] = field(default_factory=dict)
-    """Further coefficients of composite penalties (factorized: shift_coef, shift_target; gain-aware: beta), and what is done to
-    the logits before the softmax (logit_scale, softcap)."""
+    """Further coefficients of composite penalties (factorized: shift_coef, shift_target; gain-aware: beta), of other forms
+    (power, width), and what is done to the logits before the softmax (logit_scale, softcap, clamp_low, clamp_high)."""
+    reason: str | None = None
+    """Why `has_z` is None, or why a number of an identified penalty is missing."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,11 @@ class LossAudit:
         """The findings against the loss."""
         return tuple(finding for finding in self.findings if finding.verdict == "finding")
 
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings that are errors: what sets the exit code of the command."""
+        return tuple(finding for finding in self.found if finding.severity == "error")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: no tuples, no NaN."""
         head = {"schema": self.schema}
@@ -116,9 +134,7 @@ class LossAudit:
     def write(self, folder: str | Path) -> Path:
         """Write `report.json` under `folder` and return its path."""
         path = Path(folder) / "report.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
         return path
 
 

@@ -36,6 +36,10 @@ class RouterLayer:
     """Coefficient of variation of its load over experts."""
 
 
+ScaleVerdict = Literal["explained", "not_squared", "unexplained", "nothing_applied"]
+"""Whether a weighted squared log-normalizer explains the measured gradient."""
+
+
 @dataclass(frozen=True)
 class MeasuredScale:
     """The reduction a running loss applies. Scaling: per routing decision; `relative` is 1 for the token-layer mean."""
@@ -58,6 +62,26 @@ class MeasuredScale:
     without a mask."""
     residual: float
     """‖measured − explained‖ / ‖measured‖: near 0 when a weighted squared log-normalizer explains the gradient."""
+    verdict: ScaleVerdict = "explained"
+    """ "explained": the figures hold. "not_squared": λ_R·α is that of λ_R·log Z without a square, and there is no c.
+    "unexplained": the gradient is something else, and the figures are those of the nearest squared log-normalizer."""
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        if self.verdict == "nothing_applied":
+            return "Nothing is applied: the gradient is the same with the coefficient on and off."
+        if self.verdict == "not_squared":
+            return (
+                "The penalty is the mean of log Z_R and not of its square: its source is the same at every log Z_R, and it "
+                "has no target."
+            )
+        if self.verdict == "unexplained":
+            return (
+                f"{self.residual:.1%} of the gradient is not that of a weighted (log Z_R − c)²: another penalty is applied, "
+                "and no scale can be stated."
+            )
+        return f"A weighted (log Z_R − c)² explains the gradient but for {self.residual:.1g} of its norm."
 
     @property
     def absolute(self) -> float:

@@ -427,7 +427,7 @@ TRAPS: dict[str, tuple[Callable[..., Any], dict[str, Any], set[str]]] = {
     "11 logged is not trained": (logs_a_layer_mean, {}, {"reported_z_value"}),
     "12 probabilities": (z_of_probabilities, {}, {"probabilities_not_logits"}),
     "12 naive exponential": (naive_exponential, {}, {"overflow"}),
-    "13 tail counted twice": (tail_counted_twice, {}, {"unexplained_source"}),
+    "13 tail counted twice": (tail_counted_twice, {}, {"size_dependent"}),
 }
 
 UNLISTED: dict[str, tuple[Callable[..., Any], dict[str, Any], set[str]]] = {
@@ -458,12 +458,12 @@ UNLISTED: dict[str, tuple[Callable[..., Any], dict[str, Any], set[str]]] = {
     "one lane missing": (one_lane_missing, {}, {"unexplained_source"}),
     "half detached": (half_detached, {}, {"forward_backward_mismatch"}),
     "first token only": (first_token_only, {}, {"unexplained_source"}),
-    "focal": (focal, {}, {"unexplained_source"}),
+    "focal": (focal, {}, set()),
     "centered by a detached mean": (centered_by_detached_mean, {}, {"unexplained_source"}),
     "rewrites ignored targets": (rewrites_ignored_targets, {}, {"overwrites_input"}),
     "doubles hidden": (doubles_hidden, {"linear": True}, {"overwrites_input"}),
     "clamped Z gradient": (clamped_z_gradient, {}, {"forward_backward_mismatch", "unexplained_source"}),
-    "λ over V": (coefficient_over_vocabulary, {}, {"unexplained_source"}),
+    "λ over V": (coefficient_over_vocabulary, {}, {"size_dependent"}),
     "Z of ignored tokens": (z_of_ignored_tokens, {}, {"ignored_tokens_leak"}),
     "hinge": (hinge, {}, {"unexplained_source"}),
     "bf16 loss": (bf16_loss, {}, {"reported_z_dtype"}),

@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zloss.audit.loss import reach
 from zloss.audit.loss.load import load_function
 from zloss.audit.loss.run import audit_loss
 from zloss.cli.audit_loss import AuditLoss
 from zloss.errors import InputError
+from zloss.results.loss_audit import LossAudit
 
 SCRIPT = """
 import sys
@@ -30,6 +32,15 @@ def good(z, y):
     valid = y != -100
     count = valid.sum().clamp(min=1)
     return F.cross_entropy(z, y, reduction="sum") / count + 1e-4 * z.logsumexp(-1)[valid].square().sum() / count
+
+def twice(z, y):
+    return 2 * good(z, y) - off(z, y)
+
+def linear(h, w, y):
+    return F.cross_entropy(h @ w.T, y)
+
+def bare_assert(z, y):
+    assert z.dim() == 7
 
 def off(z, y):
     return F.cross_entropy(z, y, reduction="sum") / (y != -100).sum().clamp(min=1)
@@ -130,24 +141,73 @@ def test_a_name_that_leads_nowhere_is_refused(name: str, words: str) -> None:
         load_function(name)
 
 
-@pytest.mark.parametrize(("function", "code"), [("good", 0), ("plain", 1)])
+@pytest.mark.parametrize(
+    ("function", "strict", "code", "line"),
+    [
+        ("good", True, 0, "No finding."),
+        ("plain", False, 0, "1 warning: all_ignored_nonfinite."),
+        ("plain", True, 1, "1 warning: all_ignored_nonfinite."),
+        ("twice", False, 1, "1 error: counted_twice."),
+    ],
+)
 def test_exit_codes_of_the_command(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], function: str, code: int
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], function: str, strict: bool, code: int, line: str
 ) -> None:
     out = tmp_path / "out"
-    assert AuditLoss(f"{script}:{function}", off=f"{script}:off", out=str(out)).run() == code
+    command = AuditLoss(
+        f"{script}:{function}",
+        off=f"{script}:off",
+        coef=None if function == "plain" else 1e-4,
+        out=str(out),
+        strict=strict,
+    )
+    assert command.run() == code
     data = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert data["schema"] == "zloss.loss-audit/1"
     assert (out / "report.html").read_text(encoding="utf-8").count("all_ignored_nonfinite") >= 1
     printed = capsys.readouterr().out
-    assert ("No finding." in printed) == (code == 0)
-    assert ("1 finding: all_ignored_nonfinite" in printed) == (code == 1)
+    assert line in printed
 
 
 @pytest.mark.parametrize("function", ["raises", "exits", "nan", "vector", "wants_cuda", "number", "missing"])
 def test_the_command_refuses_without_a_traceback(script: Path, function: str) -> None:
     with pytest.raises(InputError):
         AuditLoss(f"{script}:{function}").run()
+
+
+def test_a_forgotten_flag_is_named(script: Path) -> None:
+    with pytest.raises(InputError, match=r"three arguments.*`linear=True`"):
+        audit_loss(load_function(f"{script}:linear"))
+    with pytest.raises(InputError, match=r"three arguments.*--linear"):
+        AuditLoss(f"{script}:linear").run()
+    with pytest.raises(InputError, match="two arguments"):
+        AuditLoss(f"{script}:good", linear=True).run()
+
+
+def test_an_error_comes_with_the_call_and_its_shapes(script: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        audit_loss(load_function(f"{script}:bare_assert"))
+    text = str(caught.value)
+    assert "AssertionError at `assert z.dim() == 7`" in text
+    assert "logits [64, 96], target [64] in float32" in text
+
+
+def test_a_size_that_was_left_out_for_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "BUDGET", 0.0)
+    audit = audit_loss(F.cross_entropy)
+    sentence = next(finding.sentence for finding in audit.findings if finding.id == "size_dependent")
+    assert "Not tried" in sentence or "No other size was tried" in sentence
+
+
+def test_an_old_record_without_severities_is_read() -> None:
+    data = audit_loss(F.cross_entropy).to_dict()
+    for finding in data["findings"]:
+        del finding["severity"]
+    for key in ("reason", "ce_weights", "z_weights", "targets"):
+        del data["identified"][key]
+    assert LossAudit.from_dict(data).identified.has_z is False
+    with pytest.raises(InputError, match="schema"):
+        LossAudit.from_dict({**data, "schema": "zloss.audit/1"})
 
 
 def test_the_module_of_the_command_does_not_import_torch() -> None:

@@ -14,8 +14,9 @@ from zloss.audit.loss.callable import BlackBox
 from zloss.audit.loss.evidence import Evidence
 from zloss.audit.loss.findings.forward_backward_mismatch import TOLERANCE
 from zloss.audit.loss.finite_difference import slopes
-from zloss.audit.loss.identify import Space, identify
+from zloss.audit.loss.identify import identify
 from zloss.audit.loss.precision import computes_in
+from zloss.audit.loss.probes import Space
 from zloss.audit.loss.run import audit_loss
 from zloss.results.loss_audit import LossAudit, SourceError
 

@@ -162,6 +162,56 @@ def test_a_max_shifted_log_normalizer_leaves_a_residual() -> None:
     assert found.residual > 0.1
 
 
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (0.5, 2.0, 1.0, 0.0)])
+def test_a_missing_square_is_named_and_not_read_as_a_far_target(weights: tuple[float, ...]) -> None:
+    """λ·mean(log Z) fits a square with c → −∞ perfectly; it must not be read as one, nor as nothing."""
+    model = TinyMoe(L)
+
+    def loss(coef: float) -> Tensor:
+        main, logits = model()
+        return main + coef * sum(w * torch.logsumexp(layer, 1).mean() for w, layer in zip(weights, logits, strict=True))
+
+    found = measure_router_scale(
+        lambda: loss(1e-3), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1e-3
+    )
+    assert (found.verdict, found.target) == ("not_squared", None)
+    assert found.relative_per_layer == pytest.approx([L * w for w in weights], rel=1e-6, abs=1e-9)
+    assert "not of its square" in found.sentence
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_square_over_log_z_that_hardly_varies_is_not_called_a_missing_one(dtype: torch.dtype) -> None:
+    """Small routers: log Z is within a few 0.01 of log E, and the slope of the square explains nearly all."""
+    model = TinyMoe(L, dtype=dtype)
+    with torch.no_grad():
+        for router in model.routers:
+            router.mul_(0.05)
+    found = measured(model, "mesh_tf")
+    assert found.verdict == "explained"
+    assert found.relative == pytest.approx(L, rel=1e-2)
+
+
+def test_the_residual_comes_with_a_verdict() -> None:
+    right = measured(TinyMoe(L), "mesh_tf")
+    assert right.verdict == "explained"
+    assert "explains the gradient" in right.sentence
+    model = TinyMoe(L)
+
+    def other(coef: float) -> Tensor:
+        main, logits = model()
+        return main + coef * sum(layer.square().mean() for layer in logits)
+
+    wrong = measure_router_scale(
+        lambda: other(1.0), lambda: other(0.0), lambda: model()[1], list(model.routers), coef=1.0
+    )
+    assert wrong.verdict == "unexplained"
+    assert "no scale can be stated" in wrong.sentence
+    none = measure_router_scale(
+        lambda: model()[0], lambda: model()[0], lambda: model()[1], list(model.routers), coef=1.0
+    )
+    assert (none.verdict, none.relative) == ("nothing_applied", 0.0)
+
+
 def test_bad_input() -> None:
     model = TinyMoe(1)
     zero = torch.zeros((), requires_grad=True)

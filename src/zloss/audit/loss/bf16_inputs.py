@@ -11,6 +11,7 @@ import torch
 from zloss.audit.loss.callable import BlackBox
 from zloss.audit.loss.identify import Identification
 from zloss.audit.loss.output import LossCallError
+from zloss.audit.loss.probes import allowed
 from zloss.audit.loss.reference import Reference
 
 TOKENS, WIDTH = 64, 64
@@ -24,8 +25,8 @@ def bf16_input_error(box: BlackBox, ident: Identification, seed: int) -> float |
     dW itself comes back in bf16, which alone costs about 2e-3; logits stored in bf16 cost 1e-2 and more. None where
     the question does not arise: no linear loss, no model to compare with, or bf16 refused.
     """
-    plain = ident.selection.how in ("none", "explained") and ident.selection.fit.damping is None
-    if not box.linear or not plain:
+    plain = ident.trusted and ident.selection.how in ("none", "explained") and ident.selection.fit.damping is None
+    if not box.linear or not plain or box.targets != "given":
         return None
     generator = torch.Generator().manual_seed(seed + 3)
     lanes, width = ident.space.lanes, ident.space.width
@@ -34,7 +35,7 @@ def bf16_input_error(box: BlackBox, ident: Identification, seed: int) -> float |
     # One shared direction carries the common shift of the logits.
     hidden[:, 0], weight[:, 0] = 4.0, OFFSET / 4.0
     hidden, weight = hidden.bfloat16().double(), weight.bfloat16().double()
-    target = torch.randint(lanes, (TOKENS,), generator=generator)
+    target = allowed(torch.randint(lanes, (TOKENS,), generator=generator), lanes, ident.space.avoid)
     try:
         grad_weight = box.weight_gradient(hidden, weight, target, dtype=torch.bfloat16)
     except LossCallError:

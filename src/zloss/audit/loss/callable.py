@@ -7,16 +7,19 @@ logit gradient itself.
 
 from __future__ import annotations
 
+import inspect
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from zloss.audit.loss.output import LossCallError, read_output
+from zloss.audit.loss.output import Item, LossCallError, LossOutput, read_output
 
 LossFunction = Callable[..., Any]
 
@@ -26,8 +29,9 @@ HIDDEN_SCALE = 64.0
 
 @dataclass(frozen=True)
 class Reported:
-    """The Z a loss reported: its value (None if not a scalar), dtype, and whether it claims a gradient."""
+    """A value a loss returned beside itself: its number (None if not a scalar), dtype, and whether it claims a gradient."""
 
+    name: str
     value: float | None
     shape: tuple[int, ...]
     dtype: torch.dtype | None
@@ -46,13 +50,18 @@ class Outcome:
     """s · ∂loss/∂hidden, which is δ · logitsᵀ."""
     has_gradient: bool
     """False when the loss came without a graph."""
-    reported: Reported | None
+    reported: tuple[Reported, ...]
     overwritten: tuple[str, ...]
     """Names of the arguments whose contents had changed after backward."""
+    beyond: float = 0.0
+    """Norm of the gradient on the row that only a shifting loss is given, which has no target."""
 
     @property
     def finite(self) -> bool:
         return bool(torch.isfinite(self.grad_TV).all()) and abs(self.value) < float("inf")
+
+    def item(self, name: str) -> Reported | None:
+        return next((one for one in self.reported if one.name == name), None)
 
 
 @dataclass
@@ -67,7 +76,17 @@ class BlackBox:
     ignore_index: int = -100
     batched: bool = False
     """Whether the loss wants a leading batch axis, [1, T, V] and [1, T]; found on the first call."""
+    targets: Literal["given", "shifted", "rolled"] = "given"
+    """Where the loss itself looks for the target of row t; the call moves ours there."""
+    added: str | None = None
+    """Name of a returned value that is added to the first one, for losses whose caller adds them."""
+    avoid: frozenset[int] = frozenset()
+    """Classes that are no ordinary targets for this loss; probes do not draw them."""
     calls: int = 0
+
+    def like(self, function: LossFunction, name: str) -> BlackBox:
+        """Another loss, called the way this one is."""
+        return replace(self, function=function, name=name, added=None, calls=0)
 
     def __call__(
         self,
@@ -76,17 +95,21 @@ class BlackBox:
         *,
         dtype: torch.dtype = torch.float64,
         upstream: float | Tensor = 1.0,
-        through: Literal["loss", "reported"] = "loss",
+        through: str | None = None,
         per_token: bool = False,
         seed: int | None = None,
     ) -> Outcome:
-        """Forward and backward; `upstream` multiplies the output (a [T] tensor for a per-token loss)."""
+        """Forward and backward; `upstream` multiplies the output (a [T] tensor for a per-token loss).
+
+        `through` names a returned value to differentiate in place of the loss.
+        """
+        tokens = len(target_T)
+        logits_TV, target_T = self._moved(logits_TV, target_T)
         leaves, arguments = self._arguments(logits_TV, dtype)
         target = self._target(target_T)
         before = [argument.detach().clone() for argument in arguments]
-        self.calls += 1
-        output = read_output(self._guarded(lambda: self._forward(arguments, target, seed)), self.name)
-        loss = output.loss
+        output = self._call(arguments, target, seed)
+        loss = self._summed(output)
         if loss.numel() != (target.numel() if per_token else 1):
             kind = f"a tensor of shape {list(target.shape)}" if per_token else "a scalar"
             hint = "" if per_token else " A loss with reduction='none' belongs in `per_token=`."
@@ -94,15 +117,16 @@ class BlackBox:
                 f"{self.name} returned a tensor of shape {list(loss.shape)} for {target.numel()} targets, "
                 f"but {kind} is expected.{hint}"
             )
-        reported = _read_reported(output.reported)
+        reported = tuple(_read_item(item) for item in output.items)
         seed_tensor: Tensor = loss
-        if through == "reported":
-            assert isinstance(output.reported, Tensor)
-            seed_tensor = output.reported
+        if through is not None:
+            (value,) = (item.value for item in output.items if item.name == through)
+            assert isinstance(value, Tensor)
+            seed_tensor = value
         if seed_tensor.requires_grad:
             factor = upstream.to(seed_tensor).view_as(seed_tensor) if isinstance(upstream, Tensor) else upstream
             scaled = (seed_tensor * factor).sum()
-            self._guarded(lambda: scaled.backward())  # type: ignore[no-untyped-call]
+            self._guarded(lambda: scaled.backward(), arguments, target)  # type: ignore[no-untyped-call]
         changed = tuple(
             name
             for name, was, now in zip(
@@ -111,27 +135,48 @@ class BlackBox:
             if not torch.equal(torch.nan_to_num(was), torch.nan_to_num(now.detach()))
         )
         grad_TV, grad_hidden = self._gradients(leaves, logits_TV.shape)
-        value = float(loss.detach().double().sum())
-        return Outcome(value, loss.dtype, grad_TV, grad_hidden, seed_tensor.requires_grad, reported, changed)
+        beyond = float(grad_TV[tokens:].norm())
+        grad_hidden = None if grad_hidden is None else grad_hidden[:tokens]
+        value_now = float(loss.detach().double().sum())
+        return Outcome(
+            value_now, loss.dtype, grad_TV[:tokens], grad_hidden, seed_tensor.requires_grad, reported, changed, beyond
+        )
 
     def values(self, logits_TV: Tensor, target_T: Tensor, *, dtype: torch.dtype = torch.float64) -> float:
         """The scalar alone, as a training step would see it (inputs still require gradients)."""
+        logits_TV, target_T = self._moved(logits_TV, target_T)
         _, arguments = self._arguments(logits_TV, dtype)
-        target = self._target(target_T)
-        self.calls += 1
-        output = read_output(self._guarded(lambda: self._forward(arguments, target, None)), self.name)
-        return float(output.loss.detach().double().sum())
+        return float(self._summed(self._call(arguments, self._target(target_T), None)).detach().double().sum())
 
     def weight_gradient(self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, *, dtype: torch.dtype) -> Tensor:
         """∂loss/∂weight of a linear loss on a hidden of one's own, in fp64."""
         leaves = [x.to(self.device, dtype).requires_grad_() for x in (hidden_TD, weight_VD)]
         arguments, target = [leaf.clone() for leaf in leaves], self._target(target_T)
-        self.calls += 1
-        output = read_output(self._guarded(lambda: self._forward(arguments, target, None)), self.name)
-        if output.loss.requires_grad and output.loss.numel() == 1:
-            self._guarded(lambda: output.loss.sum().backward())  # type: ignore[no-untyped-call]
+        loss = self._summed(self._call(arguments, target, None))
+        if loss.requires_grad and loss.numel() == 1:
+            self._guarded(lambda: loss.sum().backward(), arguments, target)  # type: ignore[no-untyped-call]
         grad = leaves[1].grad
         return torch.full_like(weight_VD, torch.nan) if grad is None else grad.detach().to("cpu", torch.float64)
+
+    def _call(self, arguments: list[Tensor], target: Tensor, seed: int | None) -> LossOutput:
+        self.calls += 1
+        returned = self._guarded(lambda: self._forward(arguments, target, seed), arguments, target)
+        vocab = arguments[1].shape[0] if self.linear else arguments[0].shape[-1]
+        entries = target.numel() * vocab
+        # A loss that shifts may return logits one row shorter.
+        return read_output(returned, self.name, entries // 2)
+
+    def _summed(self, output: LossOutput) -> Tensor:
+        beside = next((item.value for item in output.items if item.name == self.added), None)
+        return output.loss if beside is None else output.loss + beside
+
+    def _moved(self, logits_TV: Tensor, target_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Place targets where the loss looks for them. A shifting loss gets one more row, which it gives no target."""
+        if self.targets == "rolled":
+            return logits_TV, target_T.roll(1)
+        if self.targets == "shifted":
+            return torch.cat([logits_TV, torch.zeros_like(logits_TV[-1:])]), torch.cat([target_T[:1], target_T])
+        return logits_TV, target_T
 
     def _target(self, target_T: Tensor) -> Tensor:
         """Our −1 for ignored tokens becomes the caller's index."""
@@ -170,8 +215,8 @@ class BlackBox:
             return fp64[1][:, : shape[0]].T.contiguous() / HIDDEN_SCALE, fp64[0] * HIDDEN_SCALE
         return fp64[0], None
 
-    def _guarded(self, action: Callable[[], Any]) -> Any:
-        """Run foreign code; whatever it raises becomes one sentence."""
+    def _guarded(self, action: Callable[[], Any], arguments: list[Tensor], target: Tensor) -> Any:
+        """Run foreign code; whatever it raises becomes one sentence with the call and its shapes."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -181,26 +226,60 @@ class BlackBox:
         except (LossCallError, KeyboardInterrupt):
             raise
         except (Exception, SystemExit) as error:
-            raise LossCallError(f"{self.name} raised {_first_line(error)}{_cuda_hint(error, self.device)}") from error
+            batch = [1] if self.batched else []
+            shapes = [
+                f"{name} {batch * (name != 'weight') + list(x.shape)}"
+                for name, x in zip(self._names(), [*arguments, target], strict=True)
+            ]
+            dtype = str(arguments[0].dtype).removeprefix("torch.")
+            raise LossCallError(
+                f"{self.name} raised {first_line(error)}{_statement(error)} when called with {', '.join(shapes)} in "
+                f"{dtype}.{_arguments_hint(self.function, self.linear, error)}{_cuda_hint(error, self.device)}"
+            ) from error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
+
+
+def _statement(error: BaseException) -> str:
+    """The line of an error that has no words of its own, such as a bare assert."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if str(error).strip() or not frames or not frames[-1].line:
+        return ""
+    return f" at `{frames[-1].line[:120]}` (line {frames[-1].lineno} of {Path(frames[-1].filename).name})"
+
+
+def _arguments_hint(function: LossFunction, linear: bool, error: BaseException) -> str:
+    """A forgotten or superfluous `linear`, read from the signature."""
+    if not isinstance(error, TypeError):
+        return ""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    free = inspect.Parameter.empty
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = sum(1 for p in parameters if p.kind in kinds and p.default is free)
+    if not linear and needed == 3:
+        return " It needs three arguments: a loss of (hidden, weight, target) is audited with `linear=True`."
+    if linear and needed == 2:
+        return " It takes two arguments: a loss of (logits, target) is audited without `linear`."
+    return ""
 
 
 def _cuda_hint(error: BaseException, device: torch.device) -> str:
     text = f"{type(error).__name__} {error}".lower()
     wants_gpu = any(word in text for word in ("cuda", "gpu", "triton", "nvidia", "active drivers"))
     if device.type == "cpu" and wants_gpu:
-        return " (the probes ran on the CPU; this loss seems to want a GPU: run the audit on a machine that has one)"
+        return " The probes ran on the CPU, and this loss seems to want a GPU: run the audit on a machine that has one."
     return ""
 
 
-def _read_reported(reported: Tensor | float | None) -> Reported | None:
-    if reported is None:
-        return None
-    if not isinstance(reported, Tensor):
-        return Reported(reported, (), None, False)
-    value = float(reported.detach().double()) if reported.numel() == 1 else None
-    return Reported(value, tuple(reported.shape), reported.dtype, reported.requires_grad)
+def _read_item(item: Item) -> Reported:
+    value = item.value
+    if not isinstance(value, Tensor):
+        return Reported(item.name, value, (), None, False)
+    number = float(value.detach().double().reshape(())) if value.numel() == 1 else None
+    return Reported(item.name, number, tuple(value.shape), value.dtype, value.requires_grad)

@@ -1,5 +1,7 @@
 """The penalties a loss may apply: for λ(v − c)² the logit source is 2λ(v − c)·∂v/∂z, so each is a pair (v, ∂v/∂z).
 
+Another function f of v is the same with f'(v) in place of 2(v − c): then c is part of it, and `fixed` is set.
+
 The list holds the right ones, the wrong ones seen in the field, and a few plausible slips; what none of them explains
 is reported as a residual.
 """
@@ -29,6 +31,14 @@ class Candidate:
     """Whether a common shift of the logits leaves v unchanged."""
     coupled: bool = False
     """Whether v mixes the tokens of a batch; then it must be evaluated batch by batch."""
+    fixed: bool = False
+    """Whether the source is `value` itself, without a c to be fitted."""
+    factor: float = 2.0
+    """The source is factor · λ · (value − c) · shape."""
+    target: float | None = None
+    """c of a fixed candidate, where its form has one."""
+    extra: tuple[tuple[str, float], ...] = ()
+    """Further numbers of its form: power, width, clip."""
 
 
 def _raw_shape(r: Reference) -> Tensor:
@@ -63,11 +73,32 @@ def _batch_mean(r: Reference) -> Tensor:
     return torch.full_like(r.log_z_T, float(counted.mean()) if counted.numel() else 0.0)
 
 
+def _variation(r: Reference) -> Tensor:
+    return r.log_z_T - _batch_mean(r)
+
+
+def not_squared(of: Candidate) -> Candidate:
+    """λ·v in place of λ(v − c)²: its source is λ·∂v/∂z, whatever v is."""
+    return Candidate(
+        f"{of.name}_not_squared",
+        "other",
+        f"{of.words}, which is not squared: λ·mean({of.words.split(' (')[0]})",
+        lambda r: torch.ones_like(r.log_z_T),
+        of.shape,
+        fixed=True,
+        factor=1.0,
+    )
+
+
 RAW = Candidate("raw", "raw", "log Z", lambda r: r.log_z_T, _raw_shape)
 CENTERED = Candidate("centered", "centered", "log Z − μ (row-centered)", _centered_value, _centered_shape, True)
 MEAN_LOGIT = Candidate("mean_logit", "other", "the mean logit μ", lambda r: r.mu_T, lambda r: r.uniform_TV)
 
+NOT_SQUARED = (not_squared(RAW),)
+"""λ·mean(log Z − μ) is not among them: its source is that of label smoothing, and no gradient tells the two apart."""
+
 CANDIDATES: tuple[Candidate, ...] = (
+    *NOT_SQUARED,
     RAW,
     CENTERED,
     Candidate(
@@ -128,6 +159,15 @@ CANDIDATES: tuple[Candidate, ...] = (
         _batch_mean,
         _raw_shape,
         coupled=True,
+    ),
+    Candidate(
+        "variance",
+        "other",
+        "the variance of log Z over the batch: log Z less its batch mean",
+        _variation,
+        _raw_shape,
+        coupled=True,
+        fixed=True,
     ),
 )
 

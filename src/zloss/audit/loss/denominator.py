@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from zloss.audit.loss.callable import BlackBox
 from zloss.audit.loss.output import LossCallError
-from zloss.audit.loss.probes import Probe
+from zloss.audit.loss.probes import TOKENS, Probe
 
 CONSTANT = 2e-3
-"""Relative spread below which weight × denominator counts as constant."""
+"""Relative spread below which weight × denominator counts as constant; N and N + 1 differ by 6 % at 16 tokens."""
 
 NO_CE = 1e-9
 """A weight on CE below this is no CE: a penalty was audited alone."""
@@ -22,10 +23,17 @@ DENOMINATORS: dict[str, Callable[[int, int], float]] = {
     "valid": lambda valid, everything: float(valid),
     "all": lambda valid, everything: float(everything),
     "sum": lambda valid, everything: 1.0,
+    "valid+1": lambda valid, everything: valid + 1.0,
+    "all+1": lambda valid, everything: everything + 1.0,
+    "valid-1": lambda valid, everything: max(valid - 1.0, 1.0),
+    "sqrt_valid": lambda valid, everything: math.sqrt(valid),
+    "sqrt_all": lambda valid, everything: math.sqrt(everything),
 }
+"""Name → count. The first three are the usual ones; the others are slips that have been seen."""
 
-BATCHES = ((64, 64), (64, 16), (64, 40), (32, 32), (32, 12), (16, 16))
-"""(tokens, valid tokens): size and mask vary independently."""
+USUAL = ("valid", "all", "sum")
+BATCHES = ((1, 1.0), (1, 0.25), (1, 0.625), (2, 1.0), (2, 0.375), (4, 1.0))
+"""(divisor of the probe's rows, share that is valid): size and mask vary independently."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,10 @@ class Weights:
     """λ·w_z; 0 where the loss has no Z."""
     ignored_z: float
     """The same on ignored tokens; 0 for a loss that leaves them alone."""
+    spread: bool = False
+    """Whether the weights of the valid tokens differ; then `ce` is their mean."""
+    shared: bool = True
+    """Whether the Z of a token carries the weight of its CE."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,12 @@ class Denominators:
     coef: float | None
     weights: tuple[Weights, ...]
     masks_accepted: bool
+
+    @property
+    def groups(self) -> bool:
+        """Whether a mask alone makes the weights of tokens differ, as a mean of means of groups does."""
+        whole = [w for w in self.weights if w.valid == w.tokens]
+        return not any(w.spread for w in whole) and any(w.spread for w in self.weights)
 
 
 Predict = Callable[[Probe], tuple[Tensor, Tensor]]
@@ -67,6 +85,7 @@ def find_denominators(
     eps: float,
     seed: int,
     nonzero_only: bool = False,
+    tokens: int = TOKENS,
 ) -> Denominators:
     """Weigh every batch of `BATCHES` taken from the tokens of `rows` and name the counts that make the weights constant.
 
@@ -76,7 +95,8 @@ def find_denominators(
     tolerance = max(CONSTANT, 8 * eps)
     seen: list[Weights] = []
     masks_accepted = True
-    for tokens, valid in BATCHES:
+    sizes = dict.fromkeys((tokens // part, max(round(share * (tokens // part)), 1)) for part, share in BATCHES)
+    for tokens, valid in sizes:
         batch = rows.take(torch.randperm(len(rows.target_T), generator=generator)[:tokens])
         keep = torch.zeros(tokens, dtype=torch.bool)
         keep[torch.randperm(tokens, generator=generator)[:valid]] = True
@@ -84,12 +104,14 @@ def find_denominators(
         try:
             outcome = box(probe.logits_TV, probe.target_T, dtype=dtype)
         except LossCallError:
-            if valid == tokens:
-                raise
-            masks_accepted = False
+            # A loss may refuse a size, or ignored targets.
+            masks_accepted = masks_accepted and valid == tokens
             continue
         if outcome.finite:
-            seen.append(_weigh(probe, batch, keep, outcome.grad_TV, predict, has_z, nonzero_only))
+            seen.append(_weigh(probe, batch, keep, outcome.grad_TV, predict, has_z, nonzero_only, eps))
+    masks_accepted = masks_accepted and any(w.valid < w.tokens for w in seen)
+    if not seen:
+        return Denominators("unknown", "unknown" if has_z else None, float("nan"), None, (), False)
     ce_name, ce_scale = _name([(w.valid, w.tokens, w.ce) for w in seen], masks_accepted, tolerance)
     if all(abs(w.ce) < NO_CE for w in seen):
         ce_name, ce_scale = "none", 0.0
@@ -100,7 +122,14 @@ def find_denominators(
 
 
 def _weigh(
-    probe: Probe, unmasked: Probe, keep: Tensor, grad_TV: Tensor, predict: Predict, has_z: bool, nonzero_only: bool
+    probe: Probe,
+    unmasked: Probe,
+    keep: Tensor,
+    grad_TV: Tensor,
+    predict: Predict,
+    has_z: bool,
+    nonzero_only: bool,
+    eps: float,
 ) -> Weights:
     ce_TV, z_TV = predict(probe)
     # Saturated rows decide: their gradients carry no rounding.
@@ -109,34 +138,86 @@ def _weigh(
         ce_TV, z_TV = (torch.where(grad_TV == 0, torch.zeros_like(x), x) for x in (ce_TV, z_TV))
     a, b, y = (x[keep] / sigma[keep] for x in (ce_TV, z_TV, grad_TV))
     valid, tokens = int(keep.sum()), len(keep)
-    if not has_z:
-        return Weights(tokens, valid, float((a * y).sum() / (a * a).sum()), 0.0, 0.0)
-    gram = torch.tensor([[(a * a).sum(), (a * b).sum()], [(a * b).sum(), (b * b).sum()]], dtype=torch.float64)
-    solution = torch.linalg.solve(gram, torch.stack([(a * y).sum(), (b * y).sum()]))
     ignored_z = 0.0
-    if valid < tokens:
+    if has_z and valid < tokens:
         shape = predict(unmasked)[1][~keep] / sigma[~keep]
         ignored_z = float((shape * grad_TV[~keep] / sigma[~keep]).sum() / (shape * shape).sum())
-    return Weights(tokens, valid, float(solution[0]), float(solution[1]), ignored_z)
+    ce, z = _common(a, b if has_z else None, y)
+    left = float((y - ce * a - z * b).norm()) / max(float(y.norm()), 1e-300)
+    if nonzero_only or left <= max(1e-4, 64 * eps):
+        return Weights(tokens, valid, ce, z, ignored_z)
+    apart = _token_by_token(a, b if has_z else None, y, sigma[keep].squeeze(-1))
+    if apart is None:
+        return Weights(tokens, valid, ce, z, ignored_z)
+    ce, z, left_apart, shared = apart
+    # Weights per token explain what common ones do not, or they are no explanation.
+    if left_apart > 0.1 * left:
+        ce, z = _common(a, b if has_z else None, y)
+        return Weights(tokens, valid, ce, z, ignored_z)
+    return Weights(tokens, valid, ce, z, ignored_z, spread=True, shared=shared)
+
+
+def _common(a: Tensor, b: Tensor | None, y: Tensor) -> tuple[float, float]:
+    """One weight on CE and one on Z for all rows."""
+    aa, ay = float((a * a).sum()), float((a * y).sum())
+    if b is None:
+        return ay / max(aa, 1e-300), 0.0
+    gram = torch.tensor([[aa, (a * b).sum()], [(a * b).sum(), (b * b).sum()]], dtype=torch.float64)
+    right = torch.tensor([ay, float((b * y).sum())], dtype=torch.float64)
+    return tuple(torch.linalg.lstsq(gram, right.unsqueeze(-1), driver="gelsd").solution.flatten().tolist())
+
+
+def _token_by_token(a: Tensor, b: Tensor | None, y: Tensor, noise: Tensor) -> tuple[float, float, float, bool] | None:
+    """Mean weight on CE, weight on Z, the share left over, and whether Z carries the weight of its CE."""
+    aa = (a * a).sum(-1)
+    if b is None:
+        rows = aa > 1e-6 * aa.max()
+        w = (a * y).sum(-1)[rows] / aa[rows]
+        left = float((y[rows] - w.unsqueeze(-1) * a[rows]).norm()) / max(float(y.norm()), 1e-300)
+        return float(w.mean()), 0.0, left, True
+    bb, ab = (b * b).sum(-1), (a * b).sum(-1)
+    determinant = aa * bb - ab * ab
+    # Where p is onehot(y) a CE has no gradient, and its weight cannot be read.
+    rows = (determinant > 1e-4 * aa * bb) & (aa > 1e-6 * aa.max())
+    if int(rows.sum()) < 4:
+        return None
+    ay, by = (a * y).sum(-1), (b * y).sum(-1)
+    w = (ay * bb - by * ab) / determinant.clamp(min=1e-300)
+    mean = float(w[rows].mean())
+    # Saturated rows carry no rounding: they alone decide on λ where there are enough of them.
+    quiet = rows & (noise == 1)
+    rows = quiet if int(quiet.sum()) >= 4 else rows
+    w, a, b, y = w[rows].unsqueeze(-1), a[rows], b[rows], y[rows]
+    rest, size = y - w * a, max(float(y.norm()), 1e-300)
+    ways = []
+    for shared, column in ((True, w * b), (False, b)):
+        z = float((column * rest).sum() / (column * column).sum().clamp(min=1e-300))
+        ways.append((float((rest - z * column).norm()) / size, z * (mean if shared else 1.0), shared))
+    left, z, shared = min(ways)
+    return mean, z, left, shared
 
 
 def _name(seen: list[tuple[int, int, float]], masks_accepted: bool, tolerance: float) -> tuple[str, float]:
     """The count whose product with the weight stays constant, and that constant."""
     best, scale, smallest = "other", float("nan"), float("inf")
     for name, count in DENOMINATORS.items():
-        if name == "all" and not masks_accepted:
+        if name in ("all", "all+1", "sqrt_all") and not masks_accepted:
             continue
         products = torch.tensor([weight * count(valid, tokens) for valid, tokens, weight in seen], dtype=torch.float64)
         middle = float(products.median())
         spread = float((products.max() - products.min()) / abs(middle)) if middle else float("inf")
-        if spread < smallest:
+        # An unusual count is named only where it is clearly the better one.
+        if spread < (smallest if name in USUAL else min(0.1 * smallest, smallest - 1e-12)):
             best, scale, smallest = name, float(products.mean()), spread
     if smallest > tolerance:
         valid, _, weight = seen[0]
         return "other", weight * valid
-    return ("mean" if best == "valid" and not masks_accepted else best), scale
+    if not masks_accepted:
+        best = {"valid": "mean", "valid+1": "mean+1", "valid-1": "mean-1", "sqrt_valid": "sqrt_mean"}.get(best, best)
+    return best, scale
 
 
 def token_count(name: str, valid: int, everything: int) -> float:
     """The count behind a name; what has no count of its own is stated per valid token."""
-    return DENOMINATORS.get(name, DENOMINATORS["valid"])(valid, everything)
+    unmasked = {"mean+1": "valid+1", "mean-1": "valid-1", "sqrt_mean": "sqrt_valid"}
+    return DENOMINATORS.get(unmasked.get(name, name), DENOMINATORS["valid"])(valid, everything)

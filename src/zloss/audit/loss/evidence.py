@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,9 +13,22 @@ from zloss.audit.loss.callable import BlackBox, Outcome
 from zloss.audit.loss.identify import Identification
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.probes import Probe
+from zloss.audit.loss.reach import SizeTried
+from zloss.audit.loss.returned import Returned, recognise, reported_z
+from zloss.audit.loss.severity import SEVERITY
 from zloss.results.loss_audit import Finding, SourceError
 
 NO_Z = "The loss has no Z."
+UNSTABLE = "The same inputs give different answers, so calls cannot be compared: see not_repeatable."
+CANNOT_TELL = "What the loss applies could not be identified: see unexplained_source."
+
+
+def no_z(evidence: Evidence) -> str | None:
+    """Why a question about the Z cannot be asked; None where there is a Z."""
+    has_z = evidence.ident.identified.has_z
+    if has_z is None:
+        return CANNOT_TELL
+    return None if has_z else NO_Z
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,20 @@ class Evidence:
     floor: float
     """The `delta_src` that fp32 rounding of the total gradient alone can cause on the audited logits."""
     seed: int
+    reach: tuple[SizeTried, ...] = ()
+    """What larger sizes gave."""
+    stable: bool = True
+    """False where the same inputs gave another answer: then calls cannot be compared with each other."""
+
+    @cached_property
+    def returned(self) -> tuple[Returned, ...]:
+        """What the loss returns beside itself."""
+        return recognise(self.ident)
+
+    @property
+    def reported(self) -> Returned | None:
+        """The Z among them."""
+        return reported_z(self.returned)
 
     def call(self, probe: Probe, *, dtype: torch.dtype | None = None, **options: Any) -> Outcome:
         """Call the audited loss on a probe, by default in the dtype of the identification."""
@@ -51,7 +79,7 @@ def passed(id: str, sentence: str, figure: float | None = None) -> Finding:
 
 
 def found(id: str, sentence: str, figure: float | None = None) -> Finding:
-    return Finding(id, "finding", sentence, figure)
+    return Finding(id, "finding", sentence, figure, SEVERITY[id])
 
 
 def not_applicable(id: str, sentence: str, figure: float | None = None) -> Finding:

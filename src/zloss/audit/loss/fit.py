@@ -1,6 +1,8 @@
 """Least squares in fp64: how much of the measured logit gradients a penalty explains, and with which coefficients.
 
-    δ_t  =  w (p_t − y_t)  +  wε (y_t − 1/V)  +  Σ_k (α_k v_kt − β_k) ∂v_kt/∂z  +  residual
+    δ_t  =  w ω_t [(p_t − y_t) + ε (y_t − 1/V)]  +  Σ_k ζ_t (α_k v_kt − β_k) ∂v_kt/∂z  +  residual
+
+ω_t and ζ_t are 1, or token weights that were measured before.
 
 Rows are weighted by the rounding they can have suffered, so that noise-free tokens decide. Groups of probes are also
 judged one by one: a penalty must explain all of them, not only the loudest.
@@ -41,6 +43,18 @@ class Measured:
     given: Reference
     """The logits as the loss got them; `reference` holds them warped."""
     warp: Warp = NO_WARP
+    ce_weight_T: Tensor | None = None
+    """ω_t, the weight on the CE of each token relative to its mean; None is 1 everywhere."""
+    z_weight_T: Tensor | None = None
+    """ζ_t, the same for the penalty."""
+
+    @property
+    def omega_T(self) -> Tensor:
+        return torch.ones_like(self.noise_T) if self.ce_weight_T is None else self.ce_weight_T
+
+    @property
+    def zeta_T(self) -> Tensor:
+        return torch.ones_like(self.noise_T) if self.z_weight_T is None else self.z_weight_T
 
     def transport(self, source_TV: Tensor) -> Tensor:
         """A source at the warped logits, seen at the given ones."""
@@ -65,6 +79,24 @@ def measure(parts: Sequence[tuple[Probe, Tensor]], eps: float, warp: Warp = NO_W
     return Measured(warp.reference(reference), grads, noise_T, groups, batch, eps, reference, warp)
 
 
+def batch(data: Measured, index: int) -> Measured:
+    """The tokens of one batch."""
+    rows = data.batch_T == index
+    r, given = data.reference, data.given
+    weights = [None if x is None else x[rows] for x in (data.ce_weight_T, data.z_weight_T)]
+    return Measured(
+        Reference(r.logits_TV[rows], r.target_T[rows], r.lanes),
+        data.grad_TV[rows],
+        data.noise_T[rows],
+        {name: member[rows] for name, member in data.groups.items()},
+        data.batch_T[rows],
+        data.eps,
+        Reference(given.logits_TV[rows], given.target_T[rows], given.lanes),
+        data.warp,
+        *weights,
+    )
+
+
 @dataclass(frozen=True)
 class Fit:
     """One penalty (or a sum of them) against the measured gradients."""
@@ -83,8 +115,6 @@ class Fit:
     """Weighted residual per token in units of eps: compares penalties with each other."""
     unexplained: dict[str, float]
     """Per group ‖residual‖ / ‖gradient − CE part‖; 0 where only rounding is left."""
-    caught: float
-    """The largest share of the non-CE gradient explained in any group that holds more than rounding."""
     residual_TV: Tensor
     auxiliary_TV: Tensor
     """The fitted non-CE part."""
@@ -119,25 +149,29 @@ def fit(
     r = data.reference
     keep = (data.grad_TV != 0).to(data.grad_TV.dtype) if nonzero_only else None
     values = [_value(c, data) for c in candidates]
-    shapes = [data.transport(c.shape(r)) for c in candidates]
-    columns = [data.transport(r.p_TV - r.onehot_TV)]
+    omega, zeta = data.omega_T.unsqueeze(-1), data.zeta_T.unsqueeze(-1)
+    shapes = [zeta * data.transport(c.shape(r)) for c in candidates]
+    columns = [omega * data.transport(r.p_TV - r.onehot_TV)]
     if smoothing:
-        columns.append(data.transport(r.onehot_TV - r.uniform_TV))
-    for v_T, shape_TV in zip(values, shapes, strict=True):
-        columns += [v_T.unsqueeze(-1) * shape_TV, -shape_TV]
-    first = 2 if smoothing else 1
+        columns.append(omega * data.transport(r.onehot_TV - r.uniform_TV))
+    slope_at: list[int] = []
+    offset_at: list[int | None] = []
+    for candidate, v_T, shape_TV in zip(candidates, values, shapes, strict=True):
+        slope_at.append(len(columns))
+        offset_at.append(None if candidate.fixed else len(columns) + 1)
+        columns += [v_T.unsqueeze(-1) * shape_TV] if candidate.fixed else [v_T.unsqueeze(-1) * shape_TV, -shape_TV]
     weight, amplitude = 1.0, torch.zeros_like(data.noise_T)
     damped = None if gain_squared_T is None else gain_squared_T * _along_p(data)
     x, errors, chi = [0.0] * len(columns), [0.0] * len(columns), 0.0
     shown_T = torch.ones_like(data.noise_T)
     for _ in range(6 if refine else 3):
         extra = [] if damped is None else [-damped.unsqueeze(-1) * shapes[0]]
-        sigma_T = data.noise_T * (weight * shown_T + amplitude)
+        sigma_T = data.noise_T * (weight * shown_T * data.omega_T.abs() + amplitude).clamp(min=1e-30)
         x, errors, chi, left = _least_squares([*columns, *extra], data.grad_TV, sigma_T, keep)
         if refine:
             shown_T = _shown_rounding(data, left, weight)
         weight = max(abs(x[0]), 1e-30)
-        parts = [x[first + 2 * k] * v - x[first + 2 * k + 1] for k, v in enumerate(values)]
+        parts = [x[i] * v - (0.0 if j is None else x[j]) for i, j, v in zip(slope_at, offset_at, values, strict=True)]
         if damped is not None and gain_squared_T is not None:
             parts[0] = parts[0] / (1 + x[-1] * gain_squared_T).clamp(min=1e-6)
         amplitude = sum((part.abs() for part in parts), torch.zeros_like(data.noise_T))
@@ -148,19 +182,20 @@ def fit(
     residual = data.grad_TV - model
     if keep is not None:
         residual = residual * keep
-    unexplained, caught = _judge(data, residual, auxiliary + residual, weight, amplitude)
-    pick = range(first, first + 2 * len(candidates), 2)
+    # Large columns that cancel do not make the residual beside them small: what a CE alone leaves is the measure.
+    (alone,), _, _, _ = _least_squares(columns[:1], data.grad_TV, data.noise_T, keep)
+    beside = data.grad_TV - alone * columns[0]
+    unexplained = _judge(data, residual, auxiliary + residual, beside, weight, amplitude)
     return Fit(
         candidates=candidates,
         ce_weight=x[0],
         smoothing=x[1] / x[0] if smoothing and x[0] else 0.0,
-        slope=tuple(x[i] for i in pick),
-        offset=tuple(x[i + 1] for i in pick),
-        slope_error=tuple(errors[i] for i in pick),
-        offset_error=tuple(errors[i + 1] for i in pick),
+        slope=tuple(x[i] for i in slope_at),
+        offset=tuple(0.0 if j is None else x[j] for j in offset_at),
+        slope_error=tuple(errors[i] for i in slope_at),
+        offset_error=tuple(0.0 if j is None else errors[j] for j in offset_at),
         chi=chi / (data.eps * weight),
         unexplained=unexplained,
-        caught=caught,
         residual_TV=residual,
         auxiliary_TV=auxiliary,
         damping=x[-1] if gain_squared_T is not None else None,
@@ -234,18 +269,16 @@ def _shown_rounding(data: Measured, left_T: Tensor, weight: float) -> Tensor:
 
 
 def _judge(
-    data: Measured, residual: Tensor, auxiliary: Tensor, weight: float, amplitude: Tensor
-) -> tuple[dict[str, float], float]:
-    unexplained, caught = {}, 0.0
+    data: Measured, residual: Tensor, auxiliary: Tensor, beside: Tensor, weight: float, amplitude: Tensor
+) -> dict[str, float]:
+    unexplained = {}
     rounding_T = ROUNDING * data.eps * data.noise_T * (weight + amplitude)
     for name, rows in data.groups.items():
         left = float(residual[rows].norm())
-        whole = float(auxiliary[rows].norm())
+        whole = min(float(auxiliary[rows].norm()), float(beside[rows].norm()))
         noise = float(rounding_T[rows].norm())
         if data.eps < 2.0**-20:
-            # Huge coefficients that cancel must not excuse what they leave.
+            # Where two fitted columns nearly cancel, their size says nothing: at most 1 % of the gradient is rounding.
             noise = min(noise, 1e-2 * float(data.grad_TV[rows].norm()))
         unexplained[name] = left / whole if left > noise and whole > 0 else 0.0
-        if whole > noise:
-            caught = max(caught, 1 - left / whole)
-    return unexplained, caught
+    return unexplained

@@ -44,23 +44,25 @@ class Model:
     """The V the targets were identified at."""
     log_v_target: bool = False
     """Whether c follows log V of the logits instead of staying constant."""
+    smoothing_over_others: bool = False
+    """Whether the smoothed mass is shared by the V − 1 other classes (t5x); `smoothing` is V/(V − 1) of its ε then."""
 
     def ce_source(self, r: Reference) -> Tensor:
         """The cross-entropy part of the logit gradient, [T, V]."""
         given, r = r, self.warp.reference(r)
-        smooth = self.smoothing * (r.onehot_TV - r.uniform_TV)
+        smooth = self._smoothing(r) * (r.onehot_TV - r.uniform_TV)
         rows = (r.p_TV - r.onehot_TV + smooth) * r.valid_T.unsqueeze(-1)
-        return self.warp.transport(given, self.ce_scale * rows / self._count(self.ce_denominator, r))
+        return self.warp.transport(given, self.ce_scale * rows / self.count(self.ce_denominator, r))
 
     def z_source(self, r: Reference) -> Tensor:
         """The penalty part of the logit gradient, [T, V], on valid tokens."""
         given, r = r, self.warp.reference(r)
         total = torch.zeros_like(r.logits_TV)
         for one in self.penalties:
-            amplitude = 2 * one.weight(r) * (one.candidate.value(r) - self._target(one, r))
+            amplitude = one.candidate.factor * one.weight(r) * (one.candidate.value(r) - self._target(one, r))
             total = total + amplitude.unsqueeze(-1) * one.candidate.shape(r)
         rows = total * r.valid_T.unsqueeze(-1)
-        return self.warp.transport(given, rows / self._count(self.z_denominator or "sum", r))
+        return self.warp.transport(given, rows / self.count(self.z_denominator or "sum", r))
 
     def z_value(self, r: Reference) -> float:
         """The penalty part of the scalar."""
@@ -70,18 +72,38 @@ class Model:
         total = torch.zeros_like(r.log_z_T)
         for one in self.penalties:
             total = total + one.weight(r) * (one.candidate.value(r) - self._target(one, r)) ** 2
-        return float((total * r.valid_T).sum()) / self._count(self.z_denominator or "sum", r)
+        return float((total * r.valid_T).sum()) / self.count(self.z_denominator or "sum", r)
 
     def value(self, r: Reference) -> float:
         """The whole scalar."""
         r = self.warp.reference(r)
-        smooth = (1 - self.smoothing) * r.cross_entropy_T + self.smoothing * (r.log_z_T - r.mu_T) * r.valid_T
+        epsilon = self._smoothing(r)
+        smooth = (1 - epsilon) * r.cross_entropy_T + epsilon * (r.log_z_T - r.mu_T) * r.valid_T
         ce = float(smooth.sum())
-        return self.ce_scale * ce / self._count(self.ce_denominator, r) + self._z_value(r)
+        return self.ce_scale * ce / self.count(self.ce_denominator, r) + self._z_value(r)
+
+    def smoothing_entropy(self, lanes: int) -> float:
+        """−Σ q log q of the smoothed target at V = `lanes`: the constant that t5x takes off its loss."""
+        epsilon = self._epsilon(lanes)
+        low, high = epsilon / lanes, 1 - epsilon + epsilon / lanes
+        if not 0 < epsilon < 1:
+            return 0.0
+        return -(high * math.log(high) + (lanes - 1) * low * math.log(low))
+
+    def _smoothing(self, r: Reference) -> float:
+        return self._epsilon(r.lanes)
+
+    def _epsilon(self, lanes: int) -> float:
+        """ε of (1 − ε) onehot(y) + ε/V at V = `lanes`."""
+        if not self.smoothing_over_others:
+            return self.smoothing
+        there, here = lanes / (lanes - 1), self.probe_vocab / (self.probe_vocab - 1)
+        return self.smoothing * there / here
 
     def _target(self, one: Penalty, r: Reference) -> float:
         return one.target + (math.log(r.lanes / self.probe_vocab) if self.log_v_target else 0.0)
 
     @staticmethod
-    def _count(name: str, r: Reference) -> float:
+    def count(name: str, r: Reference) -> float:
+        """The number a part is divided by on these tokens."""
         return max(token_count(name, int(r.valid_T.sum()), len(r.valid_T)), 1.0)

@@ -10,6 +10,7 @@ log Z, M moves log Z − μ.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,24 @@ VOCAB = 96
 MARGIN = 128.0
 """exp(−128) is 0 in fp32 and 3e-56 in fp64."""
 PADDING = -8192.0
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where the probes live: `lanes` columns inside log Z, `width` columns in all, `tokens` rows, classes to avoid."""
+
+    lanes: int
+    width: int
+    tokens: int = TOKENS
+    avoid: frozenset[int] = frozenset()
+
+    @property
+    def padded(self) -> bool:
+        return self.lanes != self.width
+
+    def sizes(self, tokens: int | None = None) -> dict[str, Any]:
+        """The arguments of every probe."""
+        return {"lanes": self.lanes, "width": self.width, "tokens": tokens or self.tokens, "avoid": self.avoid}
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,14 @@ class Probe:
         return Probe(self.name, Reference(self.logits_TV, target, self.reference.lanes), self.saturated_T)
 
 
-def mixed(generator: torch.Generator, *, tokens: int = TOKENS, lanes: int = VOCAB, width: int = VOCAB) -> Probe:
+def mixed(
+    generator: torch.Generator,
+    *,
+    tokens: int = TOKENS,
+    lanes: int = VOCAB,
+    width: int = VOCAB,
+    avoid: frozenset[int] = frozenset(),
+) -> Probe:
     """Ordinary rows on the 0.25 grid: every third a tie of k equal logits, log Z between about −16 and 48."""
     rows, saturated = [], []
     for t in range(tokens):
@@ -81,7 +107,7 @@ def mixed(generator: torch.Generator, *, tokens: int = TOKENS, lanes: int = VOCA
         rows.append(shift + ((4 * spread * noise).round() / 4).clamp(-20.0, 20.0))
         saturated.append(False)
     logits = torch.stack(rows)
-    target = _targets(logits, generator)
+    target = _targets(logits, generator, avoid)
     return _probe("mixed", logits, target, torch.tensor(saturated), width)
 
 
@@ -92,6 +118,7 @@ def saturated(
     tokens: int = TOKENS,
     lanes: int = VOCAB,
     width: int = VOCAB,
+    avoid: frozenset[int] = frozenset(),
 ) -> Probe:
     """One-hot rows: log Z = L from −16 to 47, or (wide) ±128 to 2048; half of the targets are the dominant class."""
     steps = torch.arange(tokens, dtype=torch.float64)
@@ -105,11 +132,18 @@ def saturated(
         margins = 112 + (steps * 37) % 128
     pairs = zip(levels.tolist(), margins.tolist(), strict=True)
     logits = torch.stack([_tie(level, 1, lanes, generator, margin) for level, margin in pairs])
-    target = _targets(logits, generator)
+    target = _targets(logits, generator, avoid)
     return _probe("wide" if wide else "saturated", logits, target, torch.ones(tokens, dtype=torch.bool), width)
 
 
-def crowded(generator: torch.Generator, *, tokens: int = TOKENS, lanes: int = VOCAB, width: int = VOCAB) -> Probe:
+def crowded(
+    generator: torch.Generator,
+    *,
+    tokens: int = TOKENS,
+    lanes: int = VOCAB,
+    width: int = VOCAB,
+    avoid: frozenset[int] = frozenset(),
+) -> Probe:
     """k − 1 equal logits at 0 and one just above, k from 2 to all: log Z − max is as large as it can be, and rounding small.
 
     No common shift makes a penalty on log Z − max louder, so this is where a small one is heard.
@@ -121,16 +155,25 @@ def crowded(generator: torch.Generator, *, tokens: int = TOKENS, lanes: int = VO
         row[row.argmax()] += 0.25
         rows.append(row)
     logits = torch.stack(rows)
-    return _probe("crowded", logits, _targets(logits, generator), torch.zeros(tokens, dtype=torch.bool), width)
+    return _probe("crowded", logits, _targets(logits, generator, avoid), torch.zeros(tokens, dtype=torch.bool), width)
 
 
-def continuous(generator: torch.Generator, *, tokens: int = TOKENS, lanes: int = VOCAB, width: int = VOCAB) -> Probe:
+def continuous(
+    generator: torch.Generator,
+    *,
+    tokens: int = TOKENS,
+    lanes: int = VOCAB,
+    width: int = VOCAB,
+    avoid: frozenset[int] = frozenset(),
+) -> Probe:
     """Unrounded fp32 logits with the spread and offset of a language model's head: where low precision shows."""
     spread = torch.linspace(1.0, 4.0, tokens, dtype=torch.float64).unsqueeze(-1)
     noise = torch.randn(tokens, lanes, generator=generator, dtype=torch.float64)
     shift = 12 + 10 * torch.randn(tokens, 1, generator=generator, dtype=torch.float64)
     logits = (spread * noise + shift).float().double()
-    return _probe("continuous", logits, _targets(logits, generator), torch.zeros(tokens, dtype=torch.bool), width)
+    return _probe(
+        "continuous", logits, _targets(logits, generator, avoid), torch.zeros(tokens, dtype=torch.bool), width
+    )
 
 
 def _probe(name: str, logits: Tensor, target: Tensor, saturated_T: Tensor, width: int) -> Probe:
@@ -151,11 +194,34 @@ def _tie(level: float, k: int, lanes: int, generator: torch.Generator, margin: f
     return row
 
 
-def _targets(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Alternately the most likely class and a random one."""
+def _targets(logits: Tensor, generator: torch.Generator, avoid: frozenset[int] = frozenset()) -> Tensor:
+    """Alternately the most likely class and a random one; never a class of `avoid`, which the loss may ignore."""
     tokens, lanes = logits.shape
     random = torch.randint(lanes, (tokens,), generator=generator)
-    return torch.where(torch.arange(tokens) % 2 == 0, logits.argmax(-1), random)
+    return allowed(torch.where(torch.arange(tokens) % 2 == 0, logits.argmax(-1), random), lanes, avoid)
+
+
+def allowed(target_T: Tensor, lanes: int, avoid: frozenset[int]) -> Tensor:
+    """The targets with every class of `avoid` replaced by the next class that is not in it."""
+    for _ in avoid:
+        for k in avoid:
+            target_T = torch.where(target_T == k, (target_T + 1) % lanes, target_T)
+    return target_T
+
+
+def apart(probe: Probe, avoid: frozenset[int]) -> Probe:
+    """The same logits with targets that are never the most likely class, so that p and onehot(y) are independent."""
+    r = probe.reference
+    highest = r.inside_TV.argmax(-1)
+    tied = r.inside_TV >= r.max_T.unsqueeze(-1)
+    steps = 1 + (torch.arange(len(highest)) * 7) % (r.lanes - 1)
+    target = allowed((highest + steps) % r.lanes, r.lanes, avoid)
+    for _ in range(r.lanes):
+        bad = tied[torch.arange(len(target)), target]
+        if not bool(bad.any()):
+            break
+        target = allowed(torch.where(bad, (target + 1) % r.lanes, target), r.lanes, avoid)
+    return Probe(probe.name, Reference(r.logits_TV, target, r.lanes), probe.saturated_T)
 
 
 def _integer(generator: torch.Generator, low: int, high: int) -> int:

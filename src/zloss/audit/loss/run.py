@@ -16,13 +16,17 @@ import zloss
 from zloss.audit.loss import probes
 from zloss.audit.loss.bf16_inputs import bf16_input_error
 from zloss.audit.loss.callable import BlackBox, LossFunction
+from zloss.audit.loss.describe import cannot_tell
 from zloss.audit.loss.evidence import Evidence
 from zloss.audit.loss.findings import CHECKS
-from zloss.audit.loss.identify import Identification, Space, identify
-from zloss.audit.loss.output import LossCallError
+from zloss.audit.loss.identify import Identification, identify
+from zloss.audit.loss.probes import Space
+from zloss.audit.loss.reach import try_sizes
+from zloss.audit.loss.settle import settle
 from zloss.audit.loss.source_error import audited_probe, measure_source
+from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError, UnknownNameError
-from zloss.results.loss_audit import LossAudit
+from zloss.results.loss_audit import LossAudit, SourceError
 
 EXPECTABLE = (
     "coef",
@@ -48,6 +52,8 @@ def audit_loss(
     valid_vocab: int | None = None,
     seed: int = 0,
     name: str | None = None,
+    thorough: bool = False,
+    progress: Progress | None = None,
 ) -> LossAudit:
     """Identify λ, c, coordinate and denominators of `fn` from its gradients, and put every question of the audit to it.
 
@@ -55,7 +61,7 @@ def audit_loss(
     the loss, or an object with `.loss`; a second item, `.z_loss` or `.auxiliary` is the Z it reports. `off` is the same
     loss with its Z switched off, `per_token` its reduction="none" variant, `expect` what the user believes
     (`coef`, `target`, `coordinate`, `denominator`, ...). `logits` and `target` are where Δ_src is measured;
-    `name` is what the report calls the loss.
+    `name` is what the report calls the loss; `thorough` also tries many tokens and a large vocabulary at once.
 
     >>> import torch.nn.functional as F
     >>> audit_loss(lambda z, y: F.cross_entropy(z, y) + 1e-3 * z.logsumexp(-1).square().mean()).identified.coordinate
@@ -65,23 +71,38 @@ def audit_loss(
     wanted = _check_options(fn, off, per_token, expect, valid_vocab)
     space, device = _space(valid_vocab), torch.device("cpu") if logits is None else logits.device
     box = BlackBox(fn, name or _name(fn), linear, device, seed, ignore_index)
-    space = _settle(box, space, logits)
-    off_box = None if off is None else _relative(box, off)
-    token_box = None if per_token is None else _relative(box, per_token)
-    ident = identify(box, space, seed)
-    probe, dtype = audited_probe(ident, logits, target, ignore_index, seed)
-    ident = _at_vocabulary(ident, probe.reference.lanes)
-    source, floor = measure_source(box, off_box, ident, probe, dtype)
-    source = replace(source, bf16_inputs=bf16_input_error(box, ident, seed))
-    evidence = Evidence(box, off_box, token_box, wanted, ident, source, floor, seed)
+    if ignore_index >= 0:
+        space = replace(space, avoid=frozenset({ignore_index}))
+    with (progress or Silent()).step("audit of the loss", None) as step:
+        space = settle(box, space, logits)
+        ident = identify(box, space, seed, lambda: step.advance(1))
+        off_box = None if off is None else box.like(off, _name(off))
+        token_box = None if per_token is None else box.like(per_token, _name(per_token))
+        probe, dtype = audited_probe(ident, logits, target, ignore_index, seed)
+        ident = _at_vocabulary(ident, probe.reference.lanes)
+        source, floor = measure_source(box, off_box, ident, probe, dtype)
+        source = replace(source, bf16_inputs=bf16_input_error(box, ident, seed))
+    with (progress or Silent()).step("sizes", None) as step:
+        reach = try_sizes(box, ident, seed, thorough=thorough, advance=lambda: step.advance(1))
+    evidence = Evidence(box, off_box, token_box, wanted, ident, source, floor, seed, reach)
     findings = tuple(check(evidence) for check in CHECKS)
+    drifted = next((f for f in findings if f.id == "not_repeatable" and f.verdict == "finding"), None)
+    if drifted is not None:
+        # State may show only after many calls: nothing that was identified before holds.
+        told = cannot_tell(drifted.sentence, ident.identified.computes_in, ident.space, targets=box.targets)
+        ident = replace(ident, identified=told, selection=replace(ident.selection, how="unexplained"))
+        source = SourceError(None, None, None, reason="the loss is not repeatable")
+        evidence = replace(evidence, ident=ident, source=source, reach=(), stable=False)
+        findings = tuple(drifted if f.id == drifted.id else f for f in (check(evidence) for check in CHECKS))
     provenance = {
         "loss": box.name,
         "linear": linear,
         "device": str(box.device),
         "probe_dtype": str(ident.dtype).removeprefix("torch."),
-        "probe_tokens": probes.TOKENS,
+        "probe_tokens": ident.space.tokens,
         "probe_vocab": space.lanes,
+        "sizes": [one.words for one in reach],
+        "thorough": thorough,
         "calls": box.calls,
         "seed": seed,
         "zloss": zloss.__version__,
@@ -124,35 +145,6 @@ def _space(valid_vocab: int | None) -> Space:
     return Space(valid_vocab, (valid_vocab // 64 + 1) * 64)
 
 
-def _relative(box: BlackBox, function: LossFunction) -> BlackBox:
-    """Another loss, called the way the audited one is."""
-    return BlackBox(function, _name(function), box.linear, box.device, box.seed, box.ignore_index, box.batched)
-
-
 def _name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", None) or type(function).__name__
     return f"the loss {name!r}"
-
-
-def _settle(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
-    """Find a layout, vocabulary and device the loss accepts; if none does, the first refusal is the error."""
-    spaces = [space]
-    if logits is not None and logits.dim() >= 2 and space.lanes == space.width:
-        spaces.append(Space(logits.shape[-1], logits.shape[-1]))
-    devices = [box.device]
-    if box.device.type == "cpu" and torch.cuda.is_available():
-        devices.append(torch.device("cuda"))
-    refusal: LossCallError | None = None
-    for device in devices:
-        for tried in spaces:
-            probe = probes.mixed(torch.Generator().manual_seed(0), lanes=tried.lanes, width=tried.width)
-            for batched in (False, True):
-                for dtype in (torch.float32, torch.float64):
-                    box.device, box.batched = device, batched
-                    try:
-                        box(probe.logits_TV, probe.target_T, dtype=dtype)
-                        return tried
-                    except LossCallError as error:
-                        refusal = refusal or error
-    assert refusal is not None
-    raise refusal

@@ -14,6 +14,10 @@ from zloss.audit.loss.reference import Reference
 
 How = Literal["none", "explained", "filtered", "moderate_only", "rounded", "unexplained"]
 
+COARSE = 2.0**-20
+"""Unit roundoff above which the arithmetic is 16-bit."""
+AS_GOOD_AS_CAN_BE = 1.0
+"""Residual in units of rounding below which no other candidate can be better."""
 CLEARLY = 4.0
 """A later candidate replaces an earlier one only if its residual is smaller by this factor."""
 
@@ -33,10 +37,8 @@ class Selection:
 
     @property
     def has_z(self) -> bool:
-        """Whether a penalty on the normalizer is there: it explains most of what CE does not, in some group."""
-        if self.how != "unexplained":
-            return self.how != "none"
-        return self.fit.caught > 0.5
+        """Whether a penalty is part of the fit that explains the gradients."""
+        return self.how not in ("none", "unexplained")
 
 
 def select(data: Measured, *, gain_squared_T: Tensor | None = None) -> Selection:
@@ -75,11 +77,15 @@ def _select(data: Measured, gain_squared_T: Tensor | None) -> Selection:
     for bare in plain:
         if _only_rounding(bare, data):
             return Selection("none", bare)
-    singles = [fit(data, (c,)) for c in CANDIDATES]
+    singles: list[Fit] = []
+    for candidate in CANDIDATES:
+        singles.append(fit(data, (candidate,)))
+        if singles[-1].good and singles[-1].chi < AS_GOOD_AS_CAN_BE:
+            break
     if (chosen := _best(singles)) is not None:
         return Selection("explained", chosen)
     # For the centered shape, smoothing and c are one direction: the weight on onehot(y) tells them apart later.
-    smoothed = [fit(data, (c,), smoothing=True) for c in CANDIDATES if c is not CENTERED]
+    smoothed = [fit(data, (c,), smoothing=True) for c in CANDIDATES if c is not CENTERED and not c.fixed]
     composites = [fit(data, pair) for pair in ((CENTERED, MEAN_LOGIT), (RAW, CENTERED))]
     if gain_squared_T is not None:
         composites.append(fit(data, (RAW,), gain_squared_T=gain_squared_T))
@@ -108,14 +114,21 @@ def _best(fits: list[Fit]) -> Fit | None:
 
 def _only_rounding(bare: Fit, data: Measured) -> bool:
     """Whether CE leaves nothing but rounding in every group."""
-    limit_T = ROUNDING * data.eps * data.noise_T * max(abs(bare.ce_weight), 1e-30)
-    return all(float(bare.residual_TV[rows].norm()) <= float(limit_T[rows].norm()) for rows in data.groups.values())
+    weight = max(abs(bare.ce_weight), 1e-30)
+    limit_T = ROUNDING * data.eps * data.noise_T * weight * data.omega_T.abs()
+    if not all(float(bare.residual_TV[rows].norm()) <= float(limit_T[rows].norm()) for rows in data.groups.values()):
+        return False
+    if data.eps < COARSE:
+        return True
+    # In 16 bits the limit above hides a λ of 6e-5. Where p is onehot(y) cross-entropy is silent in any format.
+    silent = (data.noise_T == 1) & (data.reference.cross_entropy_T == 0)
+    return not bool(silent.any()) or float(data.grad_TV[silent].abs().max()) <= 2 * data.eps * weight
 
 
 def dropped(chosen: Fit, data: Measured) -> Tensor:
     """bool [T, V]: entries that came back exactly 0 although the fitted gradient there is well above rounding."""
     r = data.reference
-    expected = chosen.ce_weight * (r.p_TV - r.onehot_TV) + chosen.auxiliary_TV
+    expected = chosen.ce_weight * data.omega_T.unsqueeze(-1) * (r.p_TV - r.onehot_TV) + chosen.auxiliary_TV
     scale_T = data.noise_T * (abs(chosen.ce_weight) + chosen.auxiliary_TV.abs().amax(-1))
     return (data.grad_TV == 0) & (expected.abs() > (ROUNDING * data.eps * scale_T).unsqueeze(-1))
 
@@ -126,6 +139,7 @@ def _dropped_share(chosen: Fit, data: Measured) -> float:
 
 def _without(data: Measured, group: str) -> Measured:
     rows = ~data.groups[group]
+    weights = (None if x is None else x[rows] for x in (data.ce_weight_T, data.z_weight_T))
     return Measured(
         reference=_rows(data.reference, rows),
         given=_rows(data.given, rows),
@@ -135,6 +149,8 @@ def _without(data: Measured, group: str) -> Measured:
         groups={name: member[rows] for name, member in data.groups.items() if name != group},
         batch_T=data.batch_T[rows],
         eps=data.eps,
+        ce_weight_T=next(weights),
+        z_weight_T=next(weights),
     )
 
 

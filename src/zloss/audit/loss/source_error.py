@@ -33,21 +33,21 @@ def audited_probe(
         if target is not None:
             raise InputError("`target` was given without `logits`: pass both, or neither.")
         generator = torch.Generator().manual_seed(seed + 1)
-        return probes.continuous(generator, lanes=space.lanes, width=space.width), torch.float32
+        return probes.continuous(generator, **space.sizes()), torch.float32
     if logits.dim() < 2 or not logits.is_floating_point():
         raise ShapeError(
             f"`logits` is expected to be a floating tensor [..., V], but got {list(logits.shape)} {logits.dtype}."
         )
     flat = logits.detach().reshape(-1, logits.shape[-1])
     if target is None:
-        labels = flat.argmax(-1).cpu()
+        labels = probes.allowed(flat.argmax(-1).cpu(), flat.shape[-1], space.avoid)
     elif target.numel() != flat.shape[0]:
         raise ShapeError(f"`target` has {target.numel()} entries for {flat.shape[0]} rows of `logits`.")
     else:
         labels = target.detach().reshape(-1).cpu()
         labels = torch.where(labels == ignore_index, torch.full_like(labels, -1), labels)
     flat, labels = flat[:MOST_TOKENS], labels[:MOST_TOKENS]
-    lanes = flat.shape[-1] if space.lanes == space.width else min(space.lanes, flat.shape[-1])
+    lanes = flat.shape[-1] if not space.padded else min(space.lanes, flat.shape[-1])
     if bool((labels >= lanes).any()) or bool((labels < -1).any()):
         raise InputError(f"`target` holds class indices outside [0, {lanes}) that are not ignore_index={ignore_index}.")
     reference = Reference(flat.cpu().double(), labels, lanes)
@@ -61,7 +61,7 @@ def measure_source(
     name = str(dtype).removeprefix("torch.")
     tokens = len(probe.target_T)
     if not ident.trusted:
-        why = "the gradient is not explained by a known penalty, so there is no reference to compare with"
+        why = "the gradient is not explained by a known penalty with equal token weights: no reference to compare with"
         return SourceError(None, None, None, tokens=tokens, dtype=name, reason=why), 0.0
     try:
         outcome = box(probe.logits_TV, probe.target_T, dtype=dtype)
@@ -83,7 +83,8 @@ def measure_source(
     ways = [outcome.grad_TV - ce_TV]
     if without is not None and without.finite:
         ways.append(outcome.grad_TV - without.grad_TV)
-    # An "off" that is not off would be a wrong zero: the nearer of the two ways counts.
+    # The Z source is total − CE, with the CE of `off` or of fp64. An `off` that still applies a Z would give 0, so the
+    # difference that is nearer to the fp64 Z source is taken.
     applied_TV = min(ways, key=lambda way: _ratio(way - z_TV, z_TV))
     delta = _ratio(applied_TV - z_TV, z_TV)
     unit = max(UNIT.get(name, UNIT["float32"]), UNIT["float32"])

@@ -49,8 +49,8 @@ def least_squares(measured: Gradient, columns: Sequence[Gradient]) -> tuple[list
     return weights, norm(rest) / norm(measured)
 
 
-def fit_target(measured: Gradient, parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> float:
-    """c of Σ_g a_g·mean_g(log Z − c)², from the log Z of every group of decisions.
+def fit_target(measured: Gradient, parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[float, float]:
+    """c of Σ_g a_g·mean_g(log Z − c)², from the log Z of every group of decisions, and the unexplained share.
 
     The columns are ∇mean(log Z − z̄)² and ∇mean(log Z): around the mean z̄ they are nearly orthogonal, and
     b = 2a(z̄ − c).
@@ -60,9 +60,10 @@ def fit_target(measured: Gradient, parts: Sequence[Tensor], parameters: Sequence
     for part, mean in zip(parts, means, strict=True):
         columns.append(gradient(((part - mean) ** 2).mean(), parameters, retain=True))
         columns.append(gradient(part.mean(), parameters, retain=True))
-    weights, _ = least_squares(measured, columns)
+    weights, left = least_squares(measured, columns)
     squares, slopes = weights[0::2], weights[1::2]
     if sum(squares) == 0:
         raise InputError("log Z does not vary over these decisions, so c cannot be fitted: pass `target`.")
     # One c for all groups, weighed by what each applies.
-    return sum(a * mean - b / 2 for a, b, mean in zip(squares, slopes, means, strict=True)) / sum(squares)
+    c = sum(a * mean - b / 2 for a, b, mean in zip(squares, slopes, means, strict=True)) / sum(squares)
+    return c, left

@@ -11,17 +11,24 @@ which is linear in the unknown λα_l once c is known, and linear in (λα_l, �
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from zloss.audit.router.fit import fit_target, gradient, least_squares, minus, norm
+from zloss.audit.router.fit import Gradient, fit_target, gradient, least_squares, minus, norm
 from zloss.errors import CoefficientError, InputError, MissingInputError
 from zloss.models.routers import find_routers
-from zloss.results.router import MeasuredScale
+from zloss.results.router import MeasuredScale, ScaleVerdict
 from zloss.source.listing import at_least_fp32
 from zloss.source.router.decisions import LayerTensors, RouterInput, read_router_logits
+
+EXPLAINED = 1e-3
+"""Residual up to which a weighted squared log-normalizer is the answer; fp32 gradients leave 1e-6 to 1e-4."""
+
+HARDLY = 1e-3
+"""Standard deviation of log Z below which a square and its slope look alike in fp32."""
 
 
 def measure_router_scale(
@@ -61,11 +68,36 @@ def measure_router_scale(
     parts = [log_z[index][keep] for index, keep in groups]
     if norm(measured) == 0:
         return _nothing(coef - coef_off, read, masked=len(groups) > counted_groups)
-    c = fit_target(measured, parts, parameters) if target == "fit" else float(target)
+    summary = partial(_summary, coef - coef_off, read, groups, parts, counted_groups)
+    plain = [gradient(part.mean(), parameters, retain=True) for part in parts]
+    weights, left_plain = least_squares(measured, plain)
+    c = _target(measured, parts, parameters, left_plain) if target == "fit" else float(target)
+    if c is None:
+        return summary(None, weights, left_plain, "not_squared")
     columns = [gradient(((part - c) ** 2).mean(), parameters, retain=True) for part in parts]
-    weights, residual = least_squares(measured, columns)
-    per_decision = [weight / part.numel() for weight, part in zip(weights, parts, strict=True)]
-    return _summary(coef - coef_off, c, read, groups, per_decision, counted_groups, residual)
+    squares, left = least_squares(measured, columns)
+    if target != "fit" and left > EXPLAINED >= left_plain:
+        return summary(None, weights, left_plain, "not_squared")
+    return summary(c, squares, left, "explained" if left <= EXPLAINED else "unexplained")
+
+
+def _target(
+    measured: Gradient, parts: Sequence[Tensor], parameters: Sequence[Tensor], left_plain: float
+) -> float | None:
+    """c, or None where ∇mean(log Z) alone explains the gradient as well as squares do: then there is no square.
+
+    λ·log Z fits a square with c → ∓∞, so it is decided by how much the squares add.
+    """
+    c, left_both = fit_target(measured, parts, parameters)
+    if left_plain > max(10 * left_both, 1e-9) or left_plain > EXPLAINED:
+        return c
+    spread = max(float(part.detach().double().std()) for part in parts if part.numel() > 1)
+    if spread < HARDLY:
+        raise InputError(
+            f"log Z hardly varies over these decisions (standard deviation {spread:.1g}), so a square cannot be told from "
+            "its slope: pass `target`."
+        )
+    return None
 
 
 def measure_model_router_scale(
@@ -120,18 +152,21 @@ def _seeded(run: Callable[[], Tensor], seed: int) -> Tensor:
 
 def _nothing(coef: float, read: RouterInput, *, masked: bool) -> MeasuredScale:
     zeros = (0.0,) * read.layers
-    return MeasuredScale(coef, None, zeros, 0.0, 0.0, zeros, 0.0 if masked else None, 0.0)
+    return MeasuredScale(coef, None, zeros, 0.0, 0.0, zeros, 0.0 if masked else None, 0.0, "nothing_applied")
 
 
 def _summary(
     coef: float,
-    c: float,
     read: RouterInput,
     groups: Sequence[tuple[int, Tensor]],
-    per_decision: Sequence[float],
+    parts: Sequence[Tensor],
     counted_groups: int,
+    c: float | None,
+    weights: Sequence[float],
     residual: float,
+    verdict: ScaleVerdict,
 ) -> MeasuredScale:
+    per_decision = [weight / part.numel() for weight, part in zip(weights, parts, strict=True)]
     counted = list(zip(groups, per_decision, strict=True))[:counted_groups]
     masked = list(zip(groups, per_decision, strict=True))[counted_groups:]
     absolute = [0.0] * read.layers
@@ -153,4 +188,5 @@ def _summary(
         relative_per_layer=tuple(total * value / coef for value in absolute),
         padding_ratio=ratio,
         residual=residual,
+        verdict=verdict,
     )

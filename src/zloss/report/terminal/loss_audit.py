@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from zloss.results.loss_audit import LossAudit
+from zloss.results.loss_audit import Finding, Identified, LossAudit
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 MARKS = {
-    "finding": ("✗ finding", "bold red"),
+    "error": ("✗ error", "bold red"),
+    "warning": ("! warning", "yellow"),
+    "note": ("i note", "cyan"),
     "pass": ("✓ pass", "green"),
     "not_applicable": ("· not applicable", "dim"),
 }
+"""What stands before a sentence: the severity of a finding, else its verdict."""
 
 
 def print_loss_audit(audit: LossAudit, console: Console | None = None) -> None:
@@ -28,32 +32,72 @@ def print_loss_audit(audit: LossAudit, console: Console | None = None) -> None:
     console.print(Text(headline(audit)))
     console.print(Text(source_line(audit), style="dim"))
     console.print(verdict_table(audit))
-    found = [finding.id for finding in audit.found]
-    text = f"{len(found)} finding{'s' * (len(found) != 1)}: {', '.join(found)}" if found else "No finding."
-    console.print(Text(text, style="bold red" if found else "bold green"))
+    text, style = bottom_line(audit)
+    console.print(Text(text, style=style))
+
+
+def bottom_line(audit: LossAudit) -> tuple[str, str]:
+    """How many errors, warnings and notes there are and their ids, with a style."""
+    counted = []
+    for severity in ("error", "warning", "note"):
+        ids = [finding.id for finding in audit.findings if _mark(finding) == severity]
+        if ids:
+            counted.append(f"{len(ids)} {severity}{'s' * (len(ids) != 1)}: {', '.join(ids)}")
+    if not counted:
+        return "No finding.", "bold green"
+    return "; ".join(counted) + ".", "bold red" if counted[0].split()[1].startswith("error") else "bold yellow"
+
+
+def _mark(finding: Finding) -> str:
+    """Findings written before severities existed count as errors."""
+    if finding.verdict != "finding":
+        return finding.verdict
+    return finding.severity or "error"
 
 
 def headline(audit: LossAudit) -> str:
     """The identified objective in one line."""
     got = audit.identified
-    ce = f"CE over {got.ce_denominator}"
-    if got.label_smoothing:
-        ce += f" (label smoothing {got.label_smoothing:.4g})"
+    if got.has_z is None:
+        return f"It cannot be told what this loss applies. {got.reason or ''}".rstrip()
+    ce = _cross_entropy(got)
     if not got.has_z:
-        tail = "no Z" if got.coordinate is None else "no Z, but a gradient that is not cross-entropy"
-        return f"{ce}; {tail}."
+        return f"{ce}; {'no Z' if got.coordinate is None else 'no Z, but a gradient that is not cross-entropy'}."
     if got.coef is None:
-        return f"{ce}; a Z that is {got.penalty}."
+        return f"{ce}; a Z whose numbers cannot be told: {got.penalty}."
     error = got.uncertainty
-    coef = f"λ = {got.coef:.6g}{_half_width(error.coef)}"
-    target = "c unknown" if got.target is None else f"c = {got.target:.6g}{_half_width(error.target)}"
-    rule = " (log V)" if got.target_rule == "log_v" else ""
+    coef = f"λ = {got.coef:.6g}" + _plus_minus(error.coef)
+    target = "" if got.target is None else f", c = {got.target:.6g}" + _plus_minus(error.target)
+    rule = _rule(got)
     extra = "".join(f", {key} = {value:.6g}" for key, value in got.extra.items())
-    return f"{ce}; Z on {got.penalty} [{got.coordinate}]: {coef}, {target}{rule}{extra}, over {got.z_denominator}."
+    shared = " with the weights of CE" if got.z_weights == "shared" else ""
+    where = f"Z on {got.penalty} [{got.coordinate}]{shared}"
+    return f"{ce}; {where}: {coef}{target}{rule}{extra}, over {got.z_denominator}."
 
 
-def _half_width(value: float | None) -> str:
-    return "" if value is None else f" ± {value:.1g}"
+def _cross_entropy(got: Identified) -> str:
+    """Denominator, smoothing, token weights and moved targets of the CE part."""
+    if got.ce_denominator == "unknown":
+        return "CE with unknown weights"
+    ce = f"CE over {got.ce_denominator}"
+    weights = {"class": "class weights", "position": "weights by position", "token": "token weights"}
+    notes = [f"label smoothing {got.label_smoothing:.4g}"] if got.label_smoothing else []
+    notes += [weights[got.ce_weights]] if got.ce_weights is not None and got.ce_weights in weights else []
+    notes += ["means of groups"] if got.ce_weights == "groups" else []
+    notes += [f"targets {got.targets} by one"] if got.targets != "given" else []
+    return f"{ce} ({', '.join(notes)})" if notes else ce
+
+
+def _rule(got: Identified) -> str:
+    """c as log V, or log V plus a constant, where it follows the vocabulary."""
+    if got.target_rule != "log_v" or not got.vocab or got.target is None:
+        return ""
+    constant = got.target - math.log(got.vocab)
+    return " (log V)" if abs(constant) < 1e-3 else f" (log V {constant:+.4g})"
+
+
+def _plus_minus(error: float | None) -> str:
+    return "" if error is None else f" ± {error:.1g}"
 
 
 def source_line(audit: LossAudit) -> str:
@@ -70,7 +114,7 @@ def source_line(audit: LossAudit) -> str:
 
 
 def verdict_table(audit: LossAudit) -> Table:
-    """One line per question: findings first, then passes, then what does not apply."""
+    """One line per question: errors, warnings and notes first, then passes, then what was not asked."""
     from rich.table import Table
     from rich.text import Text
 
@@ -78,8 +122,8 @@ def verdict_table(audit: LossAudit) -> Table:
     for column in ("verdict", "id", "sentence"):
         table.add_column(column, no_wrap=column != "sentence")
     order = list(MARKS)
-    for finding in sorted(audit.findings, key=lambda item: order.index(item.verdict)):
-        mark, style = MARKS[finding.verdict]
+    for finding in sorted(audit.findings, key=lambda item: order.index(_mark(item))):
+        mark, style = MARKS[_mark(finding)]
         table.add_row(Text(mark, style=style), finding.id, Text(finding.sentence))
     return table
 

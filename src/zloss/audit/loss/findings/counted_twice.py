@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
+from zloss.audit.loss.evidence import Evidence, found, no_z, not_applicable, passed
 from zloss.results.loss_audit import Finding
 
 ID = "counted_twice"
@@ -14,7 +14,7 @@ def check(evidence: Evidence) -> Finding:
     if not expected:
         return not_applicable(ID, "Pass expect={'coef': λ, 'target': c}: what you believe the loss applies.")
     if not identified.has_z or identified.coef is None:
-        return not_applicable(ID, "The loss has no Z to be counted.")
+        return not_applicable(ID, no_z(evidence) or "The penalty is not a known one, so its λ cannot be compared.")
     ratio = identified.coef / float(expected)
     whole = round(ratio)
     if whole >= 2 and abs(ratio - whole) < 1e-2 * whole:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
+from zloss.audit.loss.evidence import CANNOT_TELL, Evidence, found, not_applicable, passed
 from zloss.results.loss_audit import Finding
 
 ID = "differs_from_expected"
@@ -15,6 +15,8 @@ def check(evidence: Evidence) -> Finding:
     expect, got = evidence.expect, evidence.ident.identified
     if not expect:
         return not_applicable(ID, "Pass expect={'coef': λ, 'target': c}: what you believe the loss applies.")
+    if not evidence.ident.told:
+        return not_applicable(ID, CANNOT_TELL)
     differences: list[str] = []
     figure: float | None = None
     if "coef" in expect:
@@ -35,8 +37,11 @@ def check(evidence: Evidence) -> Finding:
             differences.append("c does not follow log V")
     if "coordinate" in expect and got.has_z and got.coordinate != expect["coordinate"]:
         differences.append(f"the coordinate is {got.coordinate!r}, not {expect['coordinate']!r}")
-    if "label_smoothing" in expect and abs(got.label_smoothing - float(expect["label_smoothing"] or 0.0)) > 1e-3:
-        differences.append(f"label smoothing is {got.label_smoothing:.4g}, not {expect['label_smoothing']}")
+    if (
+        "label_smoothing" in expect
+        and abs((got.label_smoothing or 0.0) - float(expect["label_smoothing"] or 0.0)) > 1e-3
+    ):
+        differences.append(f"label smoothing is {got.label_smoothing or 0.0:.4g}, not {expect['label_smoothing']}")
     if differences:
         return found(ID, f"Not as expected: {'; '.join(differences)}.", figure)
     return passed(ID, "What it applies is what was expected.", figure)

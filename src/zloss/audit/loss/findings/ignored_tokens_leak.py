@@ -19,6 +19,13 @@ def check(evidence: Evidence) -> Finding:
         return not_applicable(ID, f"Ignored targets could not be tried: {outcome}")
     if not outcome.finite:
         return found(ID, "A batch with ignored tokens gives a non-finite loss or gradient.")
+    if outcome.beyond > 1e-7 * float(outcome.grad_TV.norm()):
+        share = outcome.beyond / max(float(outcome.grad_TV.norm()), 1e-300)
+        return found(
+            ID,
+            f"The last row, which has no target, receives a gradient ({share:.3g} of the norm on all others).",
+            share,
+        )
     inside = float(outcome.grad_TV[keep].norm())
     share = float(outcome.grad_TV[~keep].norm()) / inside if inside else 0.0
     if share > 1e-7:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from zloss.audit.loss.evidence import NO_Z, Evidence, found, not_applicable, passed
+from zloss.audit.loss.evidence import Evidence, found, no_z, not_applicable, passed
 from zloss.results.loss_audit import Finding
 
 ID = "max_shifted"
 
 
 def check(evidence: Evidence) -> Finding:
-    """The identified penalty says; a max-shifted one cannot see a common shift."""
+    """Read from the coordinate of the identified penalty: a max-shifted one does not change with a common shift."""
     ident = evidence.ident
-    if not ident.identified.has_z:
-        return not_applicable(ID, NO_Z)
+    if (why := no_z(evidence)) is not None:
+        return not_applicable(ID, why)
     if ident.identified.coordinate == "max_shifted":
         return found(
             ID,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from zloss.audit.loss import probes
 from zloss.audit.loss.callable import BlackBox, Outcome
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
 from zloss.audit.loss.fit import measure
-from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.identify import Identification, identify
 from zloss.audit.loss.precision import UNIT, computes_in
 from zloss.audit.loss.select import Selection, select
 from zloss.results.loss_audit import Finding
@@ -32,6 +34,8 @@ def check(evidence: Evidence) -> Finding:
         return found(ID, "The loss with Z off gives no finite value on the probes.")
     eps = _coarser(evidence.off, ident, evidence.seed)
     chosen = select(measure([(ident.probes[name], outcome.grad_TV) for name, outcome in outcomes.items()], eps))
+    if chosen.how == "unexplained":
+        return _token_by_token(evidence, evidence.off)
     if chosen.how != "none" and _share(chosen, ident.selection) > NEGLIGIBLE:
         slope = chosen.fit.slope[0] if chosen.fit.slope else 0.0
         on = ident.selection.fit.slope[0] if ident.selection.fit.slope else 0.0
@@ -40,10 +44,20 @@ def check(evidence: Evidence) -> Finding:
     return passed(ID, "With Z switched off the gradient is cross-entropy alone.", 0.0)
 
 
+def _token_by_token(evidence: Evidence, off: BlackBox) -> Finding:
+    """An off whose CE has token weights, warped logits or another form: identified as a loss of its own."""
+    alone = identify(replace(off), evidence.ident.space, evidence.seed).identified
+    if alone.has_z is None:
+        return not_applicable(ID, f"What the loss with Z off applies could not be identified. {alone.reason}")
+    if alone.has_z:
+        return found(ID, "With Z switched off the gradient still holds a Z: off is not off.", alone.coef)
+    return passed(ID, "With Z switched off the gradient is cross-entropy alone.", 0.0)
+
+
 def _coarser(off: BlackBox, ident: Identification, seed: int) -> float:
     """The unit roundoff of the loss or of the one without Z, whichever rounds more."""
     space = ident.space
-    probe = probes.continuous(torch.Generator().manual_seed(seed), lanes=space.lanes, width=space.width)
+    probe = probes.continuous(torch.Generator().manual_seed(seed), **space.sizes())
     return max(ident.eps, UNIT[computes_in(off, probe, ident.dtype)])
 
 

@@ -15,7 +15,7 @@ def check(evidence: Evidence) -> Finding:
     """fp32 logits plus ±100: finite, and still the identified gradient."""
     ident = evidence.ident
     generator = torch.Generator().manual_seed(evidence.seed)
-    base = probes.continuous(generator, lanes=ident.space.lanes, width=ident.space.width)
+    base = probes.continuous(generator, **ident.space.sizes())
     calm = _error(evidence, base)
     missing = sorted(set(ident.probes) - set(ident.outcomes))
     for shift in (100.0, -100.0):
@@ -38,7 +38,7 @@ def check(evidence: Evidence) -> Finding:
 def _error(evidence: Evidence, probe: probes.Probe) -> float | None:
     ident = evidence.ident
     # Far out on a softcap the derivative itself is a difference that fp32 cannot hold.
-    if ident.selection.how not in ("none", "explained") or ident.model.warp.cap is not None:
+    if not ident.trusted or ident.selection.how not in ("none", "explained") or ident.model.warp.cap is not None:
         return None
     outcome = evidence.attempt(probe, dtype=torch.float32)
     if isinstance(outcome, str):

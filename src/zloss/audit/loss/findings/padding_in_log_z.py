@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding:
     if lanes == width:
         return not_applicable(ID, "Pass valid_vocab=N, the number of real rows, if the vocabulary is padded.")
     generator = torch.Generator().manual_seed(evidence.seed)
-    base = probes.continuous(generator, lanes=lanes, width=width)
+    base = probes.continuous(generator, **ident.space.sizes())
     worst, where = 0.0, ""
     for shift in (0.0, -40.0):
         moved = base.shifted(shift)

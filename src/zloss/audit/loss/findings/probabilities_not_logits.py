@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from zloss.audit.loss.candidates import PROBABILITIES
-from zloss.audit.loss.evidence import NO_Z, Evidence, found, not_applicable, passed
+from zloss.audit.loss.evidence import Evidence, found, no_z, not_applicable, passed
 from zloss.results.loss_audit import Finding
 
 ID = "probabilities_not_logits"
 
 
 def check(evidence: Evidence) -> Finding:
-    """The identified penalty says."""
+    """Read from the identified penalty."""
     ident = evidence.ident
-    if not ident.identified.has_z:
-        return not_applicable(ID, NO_Z)
+    if (why := no_z(evidence)) is not None:
+        return not_applicable(ID, why)
     names = {candidate.name for candidate in ident.selection.fit.candidates}
     if ident.selection.how != "unexplained" and names & PROBABILITIES:
         return found(

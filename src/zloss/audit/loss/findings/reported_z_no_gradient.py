@@ -10,12 +10,13 @@ ID = "reported_z_no_gradient"
 
 def check(evidence: Evidence) -> Finding:
     """Backpropagate through the reported Z alone. Detached openly (`requires_grad` False) is fine."""
-    plain = evidence.ident.outcomes["mixed"].reported
+    z = evidence.reported
+    plain = None if z is None else evidence.ident.outcomes["mixed"].item(z.name)
     if plain is None:
         return not_applicable(ID, "The loss reports no Z apart.")
     if not plain.requires_grad:
         return passed(ID, "The reported Z is openly detached: nobody can train on it by mistake.")
-    outcome = evidence.attempt(evidence.ident.probes["mixed"], through="reported")
+    outcome = evidence.attempt(evidence.ident.probes["mixed"], through=plain.name)
     if isinstance(outcome, str):
         return found(ID, f"The reported Z requires a gradient, but backward through it fails: {outcome}")
     norm = float(outcome.grad_TV.norm())

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import torch
-
-from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
+from zloss.audit.loss.evidence import CANNOT_TELL, Evidence, found, not_applicable, passed
 from zloss.results.loss_audit import Finding
 
 ID = "reported_z_value"
@@ -14,31 +12,28 @@ ID = "reported_z_value"
 
 def check(evidence: Evidence) -> Finding:
     """The reported number against λ Σ (v − c)²/D of the penalty that the gradient holds."""
-    ident = evidence.ident
-    plain = ident.outcomes["mixed"].reported
-    if plain is None:
-        return not_applicable(ID, "The loss reports no Z apart.")
-    if plain.value is None:
-        return not_applicable(ID, f"The reported Z has shape {list(plain.shape)}, not a scalar.")
+    ident, z = evidence.ident, evidence.reported
+    if z is None:
+        untrained = any(one.role == "z_not_trained" for one in evidence.returned)
+        more = " A (log Z)² is returned, and the loss does not train it." if untrained else ""
+        return not_applicable(ID, f"The loss reports no Z apart.{more}")
+    if not ident.told:
+        return not_applicable(ID, CANNOT_TELL)
     if not ident.trusted:
-        return not_applicable(ID, "The penalty is not a known one, so its value cannot be predicted.")
-    worst, ratio = 0.0, 1.0
-    coarse = plain.dtype in (torch.bfloat16, torch.float16)
-    for name, outcome in ident.outcomes.items():
-        if outcome.reported is None or outcome.reported.value is None:
-            continue
-        if ident.selection.how == "moderate_only" and name == "wide":
-            continue
-        trained, said = ident.model.z_value(ident.probes[name].reference), outcome.reported.value
-        if not math.isfinite(said):
-            return found(ID, "The reported Z is not finite on ordinary logits.")
-        scale = max(abs(trained), abs(said))
-        # c is known to its uncertainty only, which matters where the violation is small.
-        slack = 1e-9 + abs(outcome.value) * ident.eps * 4
-        error = max(abs(said - trained) - slack, 0.0) / scale if scale else 0.0
-        if error > worst:
-            worst, ratio = error, said / trained if trained else math.inf
-    if worst > (2e-2 if coarse else 2e-3):
-        trained_words = f"{ratio:.4g} times" if math.isfinite(ratio) else "not 0, which is"
-        return found(ID, f"The reported Z is {trained_words} the Z that is trained.", ratio)
-    return passed(ID, "The reported Z is the one that is trained.", ratio)
+        return not_applicable(ID, "Token weights or the form of the penalty keep its value from being predicted.")
+    values = [outcome.item(z.name) for outcome in ident.outcomes.values()]
+    if any(one is not None and one.value is not None and not math.isfinite(one.value) for one in values):
+        return found(ID, "The reported Z is not finite on ordinary logits.")
+    if z.role == "z":
+        return passed(ID, f"The reported Z (`{z.name}`) is the one that is trained.", 1.0)
+    if z.role == "z_without_coef":
+        return passed(ID, f"The reported Z (`{z.name}`) is the mean of (log Z − c)² without its λ.", 1.0)
+    if z.role == "z_multiple":
+        ratio = z.ratio or 0.0
+        return found(ID, f"The reported Z (`{z.name}`) is {ratio:.4g} times the Z that is trained.", ratio)
+    if not ident.identified.has_z:
+        silent = all(one is None or one.value == 0 for one in values)
+        if silent:
+            return passed(ID, "The reported Z is 0, and none is trained.", 0.0)
+        return found(ID, f"A Z is reported (`{z.name}`), but the gradient holds none.")
+    return found(ID, f"The value `{z.name}` is called a Z, but is neither the Z that is trained nor a multiple of it.")

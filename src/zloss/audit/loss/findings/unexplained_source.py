@@ -1,79 +1,58 @@
-"""Is all of the gradient explained by CE and the identified penalty?"""
+"""Is all of the gradient explained by CE and a penalty of the known good kind?"""
 
 from __future__ import annotations
 
-import torch
-
-from zloss.audit.loss import probes
+from zloss.audit.loss.candidates import NOT_SQUARED
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
-from zloss.audit.loss.fit import ROUNDING
-from zloss.audit.loss.identify import COARSE
-from zloss.results.loss_audit import Finding
+from zloss.results.loss_audit import Finding, Identified
 
 ID = "unexplained_source"
-LARGE_VOCAB = 33000
-"""Larger than one block of common kernels, so that a tail block exists."""
+WEIGHTS = {
+    "class": "with class weights",
+    "position": "with weights by position",
+    "token": "with a weight of its own on each token",
+    "groups": "averaged over groups of tokens first",
+}
 
 
 def check(evidence: Evidence) -> Finding:
-    """The residual of the best model on the probes, at large log Z, and at a large vocabulary."""
+    """What could not be told, what is unusual, or the whole objective in one sentence."""
     ident = evidence.ident
-    identified, how = ident.identified, ident.selection.how
-    share = ident.selection.fit.worst
+    got, how = ident.identified, ident.selection.how
     if how == "rounded":
-        return not_applicable(ID, "What is left over behaves like rounding: see low_precision_source.", share)
-    if how == "unexplained":
-        what = "the non-CE part of the gradient" if identified.has_z else "the gradient beyond cross-entropy"
-        return found(
-            ID,
-            f"Up to {min(share, 1.0):.1%} of {what} is explained neither by λ(log Z − c)² in any coordinate nor by any "
-            f"known slip ({identified.penalty}).",
-            share,
-        )
+        return not_applicable(ID, "What is left over behaves like rounding: see low_precision_source.")
+    if got.has_z is None:
+        return found(ID, f"What the loss applies cannot be told. {got.reason}")
+    if got.reason is not None:
+        return found(ID, f"There is a Z, but its numbers cannot be told. {got.reason}")
     if how == "moderate_only":
         return found(
             ID,
             "The penalty is as identified for ordinary logits (log Z from −16 to 60), but another one beyond: it is "
             "clipped, or saturates.",
-            share,
         )
-    if identified.coordinate == "other" and not identified.extra:
-        return found(ID, f"The penalty is none of the known good ones: it acts on {identified.penalty}.", share)
-    error = _at_large_vocabulary(evidence)
-    if error is not None and error > 2e-2:
-        return found(
-            ID,
-            f"At V = {LARGE_VOCAB} the gradient is off by {error:.2g} (relative to its Z) from what the same loss applies at "
-            f"V = {ident.space.lanes}: a vocabulary tail is miscounted?",
-            error,
-        )
-    if identified.target_rule == "other":
-        return found(ID, "c changes with the vocabulary, but not as log V.", share)
-    smoothing = f" with label smoothing {identified.label_smoothing:.4g}" if identified.label_smoothing else ""
-    scale = identified.ce_scale if identified.ce_scale is not None else 1.0
-    scaled = f", CE scaled by {scale:.5g}" if abs(scale - 1) > 1e-3 else ""
-    before = "".join(f" of logits with {key} {value:.5g}" for key, value in ident.model.warp.named().items())
-    penalty = f" plus a penalty on {identified.penalty}" if identified.has_z else ""
-    return passed(ID, f"Cross-entropy{before}{smoothing}{penalty} explains the gradient{scaled}.", share)
+    if set(ident.selection.fit.candidates) & set(NOT_SQUARED):
+        return not_applicable(ID, "The gradient is explained; its penalty is not squared: see not_squared.")
+    composite = got.extra.keys() & {"shift_coef", "beta"}
+    if got.coordinate == "other" and not composite:
+        return found(ID, f"The penalty is none of the known good ones: it acts on {got.penalty}.")
+    if got.target_rule == "other":
+        return found(ID, "c changes with the vocabulary, but not as log V plus a constant.")
+    return passed(ID, f"{_objective(got)} explains the gradient.", ident.selection.fit.worst)
 
 
-def _at_large_vocabulary(evidence: Evidence) -> float | None:
-    ident = evidence.ident
-    if ident.space.lanes != ident.space.width or ident.selection.how == "filtered" or ident.eps > COARSE:
-        return None
-    if ident.identified.extra:
-        return None
-    generator = torch.Generator().manual_seed(evidence.seed)
-    probe = probes.mixed(generator, tokens=6, lanes=LARGE_VOCAB, width=LARGE_VOCAB)
-    outcome = evidence.attempt(probe)
-    if isinstance(outcome, str) or not outcome.finite:
-        return None
-    r = probe.reference
-    z_TV = ident.model.z_source(r)
-    wanted = ident.model.ce_source(r) + z_TV
-    # Token by token: the source of an uncertain token is flat, and its norm vanishes beside that of a confident one.
-    rounding_T = ROUNDING * ident.eps * probe.noise_T * wanted.norm(dim=-1)
-    beyond_T = ((outcome.grad_TV - wanted).norm(dim=-1) - rounding_T).clamp(min=0)
-    scale_T = (z_TV if ident.identified.has_z else wanted).norm(dim=-1)
-    scale_T = scale_T.clamp(min=1e-9 * float(wanted.norm()))
-    return float((beyond_T / scale_T).max())
+def _objective(got: Identified) -> str:
+    before = "".join(f" of logits with {key} {value:.5g}" for key, value in got.extra.items() if key in WARPS)
+    smoothing = f" with label smoothing {got.label_smoothing:.4g}" if got.label_smoothing else ""
+    weights = WEIGHTS.get(got.ce_weights or "", "")
+    scale = got.ce_scale if got.ce_scale is not None else 1.0
+    plain = got.ce_weights == "uniform" and got.ce_denominator not in ("other", "none")
+    scaled = f", scaled by {scale:.5g}" if plain and abs(scale - 1) > 1e-3 else ""
+    shared = ", which shares these weights," if got.z_weights == "shared" else ""
+    penalty = f" plus a penalty on {got.penalty}{shared}" if got.has_z else ""
+    if got.ce_denominator == "none":
+        return f"A penalty on {got.penalty} alone"
+    return f"Cross-entropy{before}{smoothing}{' ' + weights if weights else ''}{scaled}{penalty}"
+
+
+WARPS = ("logit_scale", "softcap", "clamp_low", "clamp_high")

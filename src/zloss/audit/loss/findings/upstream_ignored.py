@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
+from zloss.audit.loss.evidence import UNSTABLE, Evidence, found, not_applicable, passed
 from zloss.audit.loss.output import LossCallError
 from zloss.results.loss_audit import Finding
 
@@ -14,6 +14,8 @@ ID = "upstream_ignored"
 def check(evidence: Evidence) -> Finding:
     """k·loss must give k·gradient; Σ u_t ℓ_t of the per-token variant must give u_t times each row."""
     ident = evidence.ident
+    if not evidence.stable:
+        return not_applicable(ID, UNSTABLE)
     probe, base = ident.probes["mixed"], ident.outcomes["mixed"].grad_TV
     tolerance = 1e-2 if ident.selection.how == "rounded" else max(1e-4, 8 * ident.eps)
     worst = 0.0

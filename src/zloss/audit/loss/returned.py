@@ -1,0 +1,137 @@
+"""What a loss returns beside itself, recognised by its numbers on several probes and not by its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from zloss.audit.loss.callable import Reported
+from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.output import Z_NAMES
+from zloss.audit.loss.probes import Probe
+
+Role = Literal[
+    "z", "z_without_coef", "z_multiple", "z_not_trained", "ce", "total", "tokens", "accuracy", "log_z", "logits", "tensor",
+    "unknown",
+]  # fmt: skip
+
+WORDS: dict[Role, str] = {
+    "z": "the Z that is trained",
+    "z_without_coef": "Z without its λ",
+    "z_multiple": "a multiple of the Z that is trained",
+    "z_not_trained": "a (log Z)² that is not trained",
+    "ce": "the cross-entropy",
+    "total": "the loss again",
+    "tokens": "the number of tokens",
+    "accuracy": "the accuracy",
+    "log_z": "the mean log Z",
+    "logits": "logits",
+    "tensor": "a tensor",
+    "unknown": "a number that is none of Z, CE, token count and accuracy",
+}
+Z_ROLES = ("z", "z_without_coef", "z_multiple")
+CLOSE, CLOSE_16_BITS = 2e-3, 2e-2
+
+
+@dataclass(frozen=True)
+class Returned:
+    """One returned value and what it is; `ratio` is reported over trained Z where the two are in proportion."""
+
+    name: str
+    role: Role
+    ratio: float | None = None
+
+    @property
+    def named_z(self) -> bool:
+        return self.name.rpartition(".")[2].lower() in Z_NAMES
+
+
+def recognise(ident: Identification) -> tuple[Returned, ...]:
+    """Every value beside the loss."""
+    first = ident.outcomes["mixed"].reported
+    return tuple(_recognise(ident, item) for item in first)
+
+
+def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
+    """The value that is the Z: recognised as one, else called one."""
+    for role in Z_ROLES:
+        for one in returned:
+            if one.role == role:
+                return one
+    return next((one for one in returned if one.named_z and one.role == "unknown"), None)
+
+
+def _recognise(ident: Identification, item: Reported) -> Returned:
+    if item.value is None:
+        wide = math.prod(item.shape) >= ident.space.tokens * ident.space.lanes // 2
+        return Returned(item.name, "logits" if wide else "tensor")
+    names = [
+        name
+        for name, outcome in ident.outcomes.items()
+        if outcome.item(item.name) is not None and not (ident.selection.how == "moderate_only" and name == "wide")
+    ]
+    said = [_value(ident, name, item.name) for name in names]
+    close = CLOSE_16_BITS if item.dtype in (torch.bfloat16, torch.float16) else CLOSE
+    for role, predicted in _meanings(ident).items():
+        wanted = [predicted(ident.probes[name], name) for name in names]
+        if all(w is not None for w in wanted) and _agree(said, [w or 0.0 for w in wanted], close, ident, names):
+            return Returned(item.name, role, 1.0 if role == "z" else None)
+    if ident.trusted and ident.identified.has_z:
+        ratios = [
+            s / t
+            for s, name in zip(said, names, strict=True)
+            if (t := ident.model.z_value(ident.probes[name].reference))
+        ]
+        if (
+            len(ratios) > 1
+            and math.isfinite(ratios[0])
+            and all(math.isclose(x, ratios[0], rel_tol=close) for x in ratios)
+            and ratios[0]
+        ):
+            return Returned(item.name, "z_multiple", ratios[0])
+    return Returned(item.name, "unknown")
+
+
+def _value(ident: Identification, name: str, item: str) -> float:
+    found = ident.outcomes[name].item(item)
+    return math.nan if found is None or found.value is None else found.value
+
+
+def _agree(said: list[float], wanted: list[float], close: float, ident: Identification, names: list[str]) -> bool:
+    """Within `close` on every probe; where CE is rounded with it, within that rounding."""
+    slack = [1e-9 + abs(ident.outcomes[name].value) * ident.eps * 4 for name in names]
+    return all(
+        math.isfinite(s) and abs(s - w) <= close * max(abs(s), abs(w)) + e
+        for s, w, e in zip(said, wanted, slack, strict=True)
+    )
+
+
+def _meanings(ident: Identification) -> dict[Role, Callable[[Probe, str], float | None]]:
+    """Role → its value on a probe; the Z ones first, where the model is known."""
+    meanings: dict[Role, Callable[[Probe, str], float | None]] = {}
+    trusted, model, got = ident.trusted, ident.model, ident.identified
+    square = all(not p.candidate.fixed for p in model.penalties)
+    if trusted and got.has_z and square:
+        coef = got.coef
+        meanings["z"] = lambda probe, _: model.z_value(probe.reference)
+        if coef and abs(coef - 1) > CLOSE and len(model.penalties) == 1:
+            meanings["z_without_coef"] = lambda probe, _: model.z_value(probe.reference) / coef
+    if trusted:
+        meanings["ce"] = lambda probe, _: (
+            model.value(probe.reference) - (model.z_value(probe.reference) if model.penalties else 0.0)
+        )
+    meanings["total"] = lambda probe, name: ident.outcomes[name].value
+    meanings["tokens"] = lambda probe, _: float(len(probe.target_T))
+    meanings["accuracy"] = lambda probe, _: _accuracy(probe)
+    meanings["log_z"] = lambda probe, _: float(probe.reference.log_z_T.mean())
+    if not got.has_z:
+        meanings["z_not_trained"] = lambda probe, _: float(probe.reference.log_z_T.square().mean())
+    return meanings
+
+
+def _accuracy(probe: Probe) -> float:
+    return float((probe.reference.inside_TV.argmax(-1) == probe.target_T).double().mean())
