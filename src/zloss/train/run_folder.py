@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from zloss.errors import InputError
+from zloss.models.weight_fingerprint import sampled_fingerprint
 from zloss.results.run_config import CONFIG_FILE, write_run_config
 from zloss.results.run_metrics import METRICS_FILE
 from zloss.results.train_config import TrainConfig
@@ -23,14 +25,22 @@ def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
             before = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             before = None
-        if before is not None and before != mine:
-            names = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
+        names = [] if before is None else _differing(before, mine, start)
+        if names:
             raise InputError(
                 f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
                 "choose another folder, or remove that one."
             )
     write_run_config(folder, record)
     return hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _differing(before: dict[str, Any], mine: dict[str, Any], start: Start) -> list[str]:
+    """Keys in which two config.json differ; a run of an earlier version has another fingerprint of the same weights."""
+    names = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
+    if names == ["initial_weights"] and before.get("initial_weights") == sampled_fingerprint(start.checkpoint.model):
+        return []
+    return names
 
 
 def is_finished(folder: Path) -> bool:
