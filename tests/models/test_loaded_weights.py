@@ -106,7 +106,12 @@ def test_a_gguf_file_must_hold_every_tensor(tmp_path: Path, monkeypatch: pytest.
         table = checkpoint.model.get_input_embeddings().weight
         assert torch.equal(table, torch.from_numpy(whole["token_embd.weight"]))
     part = {name: tensor for name, tensor in whole.items() if "ffn_up" not in name}
-    for tensors, words in (({}, "lacks 12 tensors"), (part, r"lacks 1 tensor \(model.layers.0.mlp.up_proj.weight\)")):
+    more = whole | {"blk.1.ffn_up.weight": whole["blk.0.ffn_up.weight"]}
+    for tensors, words in (
+        ({}, "lacks 12 tensors"),
+        (part, r"lacks 1 tensor \(model.layers.0.mlp.up_proj.weight\)"),
+        (more, r"also has 1 tensor \(blk.1.ffn_up.weight\)"),
+    ):
         with pytest.raises(CheckpointError, match=words):
             load_checkpoint(str(write_gguf(tmp_path / "part.gguf", tensors)))
     assert not list((tmp_path / "cache" / "gguf").glob("part-*"))

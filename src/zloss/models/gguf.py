@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -82,7 +83,8 @@ def _convert(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        wants_bos = gguf_wants_bos(gguf.GGUFReader(str(file)))
+        reader = gguf.GGUFReader(str(file))
+        wants_bos, superfluous = gguf_wants_bos(reader), _superfluous(reader)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(file.parent),
@@ -94,7 +96,8 @@ def _convert(file: Path, folder: Path) -> None:
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read as a GGUF language model: {first_line(error)}.") from error
     model, info = loaded
-    check_loaded(str(file), info)
+    # transformers leaves out of `info` what it does not look for in the file.
+    check_loaded(str(file), {**info, "unexpected_keys": {*info["unexpected_keys"], *superfluous}})
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -116,6 +119,16 @@ def _untied_state(model: Any) -> dict[str, Any]:
             seen.add(tensor.data_ptr())
             state[name] = tensor.contiguous()
     return state
+
+
+def _superfluous(reader: Any) -> list[str]:
+    """Tensors of layers beyond the number that the metadata gives."""
+    architecture = reader.get_field("general.architecture")
+    layers = None if architecture is None else reader.get_field(f"{architecture.contents()}.block_count")
+    if layers is None:
+        return []
+    numbered = ((tensor.name, re.match(r"blk\.(\d+)\.", tensor.name)) for tensor in reader.tensors)
+    return [name for name, match in numbered if match and int(match[1]) >= layers.contents()]
 
 
 def gguf_wants_bos(reader: Any) -> bool:

@@ -56,7 +56,9 @@ def _locked(folder: Path) -> int:
         handle = _opened(folder / LOCK_FILE)
         try:
             if not _take(handle):
-                raise InputError(f"{folder} is in use by {_holder(handle)}: wait for it to end, or choose another folder.")
+                raise InputError(
+                    f"{folder} is in use by {_holder(handle)}: wait for it to end, or choose another folder."
+                )
             if _is_at(folder / LOCK_FILE, handle):
                 os.ftruncate(handle, 0)
                 os.write(handle, f"{os.getpid()}\n".encode())

@@ -50,9 +50,7 @@ def run_training(
     in a run that was never interrupted. A folder in which another process works is refused.
     """
     with run_in_folder(folder, config, start) as identity:
-        return _train(
-            config, start, folder, identity, options or RunOptions(), view or NoView(), progress or Silent()
-        )
+        return _train(config, start, folder, identity, options or RunOptions(), view or NoView(), progress or Silent())
 
 
 def _train(

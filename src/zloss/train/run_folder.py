@@ -36,7 +36,8 @@ def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
             before = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             before = None
-        names = [] if before is None else _differing(before, mine, start)
+        # A file that was cut off says nothing: `is_finished` is False for it too, so its run is made anew.
+        names = _differing(before, mine, start) if isinstance(before, dict) else []
         if names:
             raise InputError(
                 f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
@@ -60,7 +61,7 @@ def is_finished(folder: Path) -> bool:
         return False
     try:
         steps = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["steps"]
-        return (folder / STEPS_FILE).read_bytes().count(b"\n") == steps
+        return bool((folder / STEPS_FILE).read_bytes().count(b"\n") == steps)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -249,6 +249,20 @@ def test_a_saved_pass_of_another_layout_is_refused(
         run_audit(config, folder=tmp_path, resume=True)
 
 
+def test_the_row_pass_is_in_the_provenance(
+    folders: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zloss.transport.backends.native import rows
+    from zloss.transport.backends.native.library import why_missing
+
+    monkeypatch.setattr(rows, "_used", False)
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "load_rows", lambda: "left out for this test")
+        assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "torch"
+    if why_missing() is None:
+        assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "c"
+
+
 def test_the_model_is_left_as_it_was(folders: dict[str, Path], text: Path) -> None:
     from zloss.models.checkpoint import load_checkpoint
 
