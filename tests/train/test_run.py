@@ -15,11 +15,14 @@ from torch import Tensor
 
 from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError, UnknownNameError
+from zloss.models.weight_fingerprint import sampled_fingerprint
+from zloss.results.provenance import read_run_provenance
 from zloss.results.train_config import TrainConfig
 from zloss.train.batch import batch_of, gather
 from zloss.train.grid import Grid, run_grid
 from zloss.train.objective import run_objective
 from zloss.train.run import run_training
+from zloss.train.run_folder import claim_folder, is_finished
 from zloss.train.run_options import RunOptions
 from zloss.train.start import initial_checkpoint, prepare_start
 from zloss.train.step_log import read_steps
@@ -180,6 +183,36 @@ def test_finished_runs_are_skipped_and_other_settings_refused(grid: tuple[Path, 
     assert file.stat().st_mtime_ns == before
     with pytest.raises(InputError, match=r"other settings \(lr differ"):
         run_grid(Grid(replace(grid[1], lr=2e-3), ("ce",), (1e-2,), (1,)), grid[0])
+
+
+def test_a_finished_run_without_a_readable_config_is_made_anew(tmp_path: Path) -> None:
+    """Its settings were overwritten by others, and its metrics stayed."""
+    config = tiny_config(tmp_path, steps=3, warmup=1, gradient_blocks=0)
+    run_grid(Grid(config, ("ce",), (1e-2,), (1,)), tmp_path / "out", options=RunOptions(checkpoint_every=0))
+    place = tmp_path / "out" / "ce-0-s1"
+    for cut in ("", "[]", (place / "config.json").read_text()[:100]):
+        (place / "config.json").write_text(cut)
+        assert not is_finished(place)
+    other = replace(config, steps=2, lr=2e-3)
+    run_grid(Grid(other, ("ce",), (1e-2,), (1,)), tmp_path / "out", options=RunOptions(checkpoint_every=0))
+    assert json.loads((place / "metrics.json").read_text())["steps"] == len(read_steps(place)) == 2
+    assert read_run_provenance(place).row_pass in ("c", "torch")
+
+
+def test_a_run_of_an_earlier_version_keeps_its_folder(tmp_path: Path) -> None:
+    """Its config.json has the fingerprint of a sample of the weights; other weights are refused by either fingerprint."""
+    config = tiny_config(tmp_path)
+    start = prepare_start(config)
+    claim_folder(tmp_path / "run", config, start)
+    file = tmp_path / "run" / "config.json"
+    now = json.loads(file.read_text())
+    file.write_text(json.dumps(now | {"initial_weights": sampled_fingerprint(start.checkpoint.model)}))
+    claim_folder(tmp_path / "run", config, start)
+    assert json.loads(file.read_text()) == now
+    with torch.no_grad():
+        start.checkpoint.model.get_output_embeddings().weight[9, 9] += 1e-3
+    with pytest.raises(InputError, match=r"other settings \(initial_weights differ"):
+        claim_folder(tmp_path / "run", config, start)
 
 
 def test_nonfinite_gradients_are_counted_and_not_stepped_on(tmp_path: Path) -> None:

@@ -37,14 +37,20 @@ class Audit:
         from zloss.report.files import write_audit
         from zloss.report.terminal.audit import print_audit
         from zloss.results.folder import check_folder
+        from zloss.results.folder_lock import locked_folder
 
         folder = Path(self.out)
         check_folder(folder)
-        report = run_audit(
-            self.config, folder=folder, resume=self.resume, progress=choose_progress(self.quiet), command=command_line()
-        )
-        report = with_decisions(report, thresholds=self.thresholds)
-        written = write_audit(folder, report, figures=self.figures)
+        with locked_folder(folder):
+            report = run_audit(
+                self.config,
+                folder=folder,
+                resume=self.resume,
+                progress=choose_progress(self.quiet),
+                command=command_line(),
+            )
+            report = with_decisions(report, thresholds=self.thresholds)
+            written = write_audit(folder, report, figures=self.figures)
         if not self.quiet:
             print_audit(report)
             print("\n".join(str(path) for path in written[:2]))

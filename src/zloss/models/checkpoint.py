@@ -15,6 +15,7 @@ from torch import nn
 
 from zloss.errors import CheckpointError, MissingDependencyError, first_line
 from zloss.models.gguf import converted_gguf
+from zloss.models.loaded_weights import check_loaded
 from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName
 
 DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
@@ -99,14 +100,18 @@ def _load_pretrained(name: str, dtype: DtypeName, trust_remote_code: bool, allow
         # transformers makes an empty tokenizer for a folder that has none.
         raise CheckpointError(f"{name} has no tokenizer: none of its files gives token ids for a sentence.")
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             identifier,
             dtype=DTYPES[dtype],
             trust_remote_code=trust_remote_code,
             use_safetensors=None if allow_pickle else True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
         )
     except Exception as error:
         raise CheckpointError(_not_loadable(name, error)) from error
+    model, info = loaded
+    check_loaded(name, info)
     return Checkpoint(name, "safetensors", model.eval(), tokenizer, _tokenizer_adds_bos(tokenizer))
 
 

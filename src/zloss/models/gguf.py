@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 
 from zloss.cache import cache_root
 from zloss.errors import CheckpointError, MissingDependencyError, first_line
+from zloss.models.loaded_weights import check_loaded
 
 _NOTE = "zloss.json"
 """The file of a converted folder that holds what safetensors do not; it is written last, so with it the folder is whole."""
@@ -27,7 +29,7 @@ _NOTE = "zloss.json"
 def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
     """(folder, wants_bos) of the converted file, in the cache, or in a temporary folder where the cache cannot be written."""
     folder = cache_root() / "gguf" / f"{file.stem}-{_fingerprint(file)}"
-    if not (folder / _NOTE).is_file():
+    if not _is_converted(folder):
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
@@ -39,10 +41,21 @@ def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
         try:
             _convert(file, scratch)
             with contextlib.suppress(OSError):  # another process has finished the same conversion
+                if folder.exists() and not _is_converted(folder):
+                    folder.rename(scratch / "before")
                 scratch.rename(folder)
+                shutil.rmtree(folder / "before", ignore_errors=True)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     yield folder, _wants_bos(folder)
+
+
+def _is_converted(folder: Path) -> bool:
+    """Whether the folder is a whole conversion. Earlier versions did not check the weights, so theirs are made again."""
+    try:
+        return bool(json.loads((folder / _NOTE).read_text())["checked"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _wants_bos(folder: Path) -> bool:
@@ -70,11 +83,21 @@ def _convert(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        wants_bos = gguf_wants_bos(gguf.GGUFReader(str(file)))
+        reader = gguf.GGUFReader(str(file))
+        wants_bos, superfluous = gguf_wants_bos(reader), _superfluous(reader)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(file.parent),
+            gguf_file=file.name,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
+        )
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read as a GGUF language model: {first_line(error)}.") from error
+    model, info = loaded
+    # transformers leaves out of `info` what it does not look for in the file.
+    check_loaded(str(file), {**info, "unexpected_keys": {*info["unexpected_keys"], *superfluous}})
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -84,7 +107,7 @@ def _convert(file: Path, folder: Path) -> None:
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
     save_file(_untied_state(model), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / _NOTE).write_text(json.dumps({"wants_bos": wants_bos, "file": file.name}))
+    (folder / _NOTE).write_text(json.dumps({"wants_bos": wants_bos, "file": file.name, "checked": True}))
 
 
 def _untied_state(model: Any) -> dict[str, Any]:
@@ -96,6 +119,16 @@ def _untied_state(model: Any) -> dict[str, Any]:
             seen.add(tensor.data_ptr())
             state[name] = tensor.contiguous()
     return state
+
+
+def _superfluous(reader: Any) -> list[str]:
+    """Tensors of layers beyond the number that the metadata gives."""
+    architecture = reader.get_field("general.architecture")
+    layers = None if architecture is None else reader.get_field(f"{architecture.contents()}.block_count")
+    if layers is None:
+        return []
+    numbered = ((tensor.name, re.match(r"blk\.(\d+)\.", tensor.name)) for tensor in reader.tensors)
+    return [name for name, match in numbered if match and int(match[1]) >= layers.contents()]
 
 
 def gguf_wants_bos(reader: Any) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from zloss import __version__
 from zloss.errors import InputError
@@ -45,7 +45,7 @@ class AuditProvenance(Provenance):
     seed: int
     """Seed of everything that is sampled."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further keys; `threads` is the number of threads of PyTorch."""
+    """Further keys; `threads` is the number of threads of PyTorch, `row_pass` is as in a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,11 @@ class RunProvenance(Provenance):
     """Wall-clock time of all optimizer steps, in seconds, those before an interruption included."""
     threads: int
     """Threads of PyTorch."""
+    row_pass: Literal["c", "torch"] | None = None
+    """What took exp and sums over rows of logits: the compiled helper or PyTorch, which differ in the last digits.
+
+    None in files of earlier versions.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

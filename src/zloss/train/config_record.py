@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-
-from torch import nn
-
+from zloss.models.weight_fingerprint import weight_fingerprint
 from zloss.results.run_config import RunConfig, without_paths
 from zloss.results.train_config import TrainConfig
 from zloss.train.start import Start
@@ -18,12 +15,3 @@ def config_record(config: TrainConfig, start: Start) -> RunConfig:
         data=start.data.identity,
         initial_weights=weight_fingerprint(start.checkpoint.model) if config.pretrained else "seed",
     )
-
-
-def weight_fingerprint(model: nn.Module) -> str:
-    """A checksum of the name, the shape and the first 64 entries of every tensor: cheap, and different between checkpoints."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        sample = tensor.detach().reshape(-1)[:64].double().tolist()
-        digest.update(f"{name} {list(tensor.shape)} {sample}".encode())
-    return digest.hexdigest()[:16]

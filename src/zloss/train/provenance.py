@@ -11,6 +11,7 @@ import torch
 
 from zloss.results.provenance import RunProvenance, shared_keys
 from zloss.results.step_record import StepRecord
+from zloss.transport.backends.native.rows import row_pass_name
 
 
 def run_provenance(command: str, began: float, records: Sequence[StepRecord]) -> RunProvenance:
@@ -20,4 +21,5 @@ def run_provenance(command: str, began: float, records: Sequence[StepRecord]) ->
         accelerate=metadata.version("accelerate"),
         train_seconds=sum(record.seconds or 0.0 for record in records),
         threads=torch.get_num_threads(),
+        row_pass=row_pass_name(),
     )

@@ -26,7 +26,7 @@ from zloss.train.moe.loss import MoeLossModel
 from zloss.train.moe.telemetry import router_numbers
 from zloss.train.objective import run_objective
 from zloss.train.provenance import run_provenance
-from zloss.train.run_folder import claim_folder
+from zloss.train.run_folder import mark_unfinished, run_in_folder
 from zloss.train.run_options import RunOptions
 from zloss.train.saved_state import SavedState
 from zloss.train.start import Start, initial_checkpoint
@@ -47,11 +47,23 @@ def run_training(
     """Train and evaluate. config.json, steps.jsonl, metrics.json and provenance.json are in `folder` afterwards.
 
     Where `folder` holds unfinished work of the same run, training goes on from its last checkpoint, with the same losses as
-    in a run that was never interrupted.
+    in a run that was never interrupted. A folder in which another process works is refused.
     """
-    options, view, progress = options or RunOptions(), view or NoView(), progress or Silent()
+    with run_in_folder(folder, config, start) as identity:
+        return _train(config, start, folder, identity, options or RunOptions(), view or NoView(), progress or Silent())
+
+
+def _train(
+    config: TrainConfig,
+    start: Start,
+    folder: Path,
+    identity: str,
+    options: RunOptions,
+    view: LiveView,
+    progress: Progress,
+) -> RunMetrics:
+    """`run_training` in a folder that this process holds."""
     data, began, objective = start.data, time.time(), run_objective(config)
-    identity = claim_folder(folder, config, start)
     accelerator = make_accelerator(config, folder, options.trackers)
     checkpoint = initial_checkpoint(start, config)
     loss_model = _loss_model(config, checkpoint, data)
@@ -61,6 +73,7 @@ def run_training(
     done, recorder.records = saved.load(accelerator)
     loss_model.train()
 
+    mark_unfinished(folder)
     with (
         StepLog(folder, recorder.records) as log,
         view.run(config.name, config.steps, done) as shown,

@@ -1,17 +1,30 @@
-"""The folder of one run: whose it is, and whether the run in it is finished."""
+"""The folder of one run: whose it is, which process works in it, and whether the run in it is finished."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from zloss.errors import InputError
+from zloss.models.weight_fingerprint import sampled_fingerprint
+from zloss.results.folder_lock import locked_folder
 from zloss.results.run_config import CONFIG_FILE, write_run_config
 from zloss.results.run_metrics import METRICS_FILE
 from zloss.results.train_config import TrainConfig
 from zloss.train.config_record import config_record
 from zloss.train.start import Start
+from zloss.train.step_log import STEPS_FILE
+
+
+@contextmanager
+def run_in_folder(folder: Path, config: TrainConfig, start: Start) -> Iterator[str]:
+    """Hold the folder for one run; the value identifies the run. A process that comes second changes nothing in it."""
+    with locked_folder(folder):
+        yield claim_folder(folder, config, start)
 
 
 def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
@@ -23,8 +36,9 @@ def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
             before = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             before = None
-        if before is not None and before != mine:
-            names = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
+        # A file that was cut off says nothing: `is_finished` is False for it too, so its run is made anew.
+        names = _differing(before, mine, start) if isinstance(before, dict) else []
+        if names:
             raise InputError(
                 f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
                 "choose another folder, or remove that one."
@@ -33,6 +47,25 @@ def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
     return hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def _differing(before: dict[str, Any], mine: dict[str, Any], start: Start) -> list[str]:
+    """Keys in which two config.json differ; a run of an earlier version has another fingerprint of the same weights."""
+    names = [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
+    if names == ["initial_weights"] and before.get("initial_weights") == sampled_fingerprint(start.checkpoint.model):
+        return []
+    return names
+
+
 def is_finished(folder: Path) -> bool:
-    """Whether the folder holds the metrics of a finished run."""
-    return (folder / METRICS_FILE).is_file()
+    """Whether the folder holds the metrics of a finished run and, by its config.json, the line of every step."""
+    if not (folder / METRICS_FILE).is_file():
+        return False
+    try:
+        steps = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["steps"]
+        return bool((folder / STEPS_FILE).read_bytes().count(b"\n") == steps)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def mark_unfinished(folder: Path) -> None:
+    """Remove the metrics of an earlier run of the same settings, because its log is about to be written anew."""
+    (folder / METRICS_FILE).unlink(missing_ok=True)

@@ -193,6 +193,21 @@ def test_a_saved_pass_of_another_audit_is_refused(folders: dict[str, Path], text
         run_audit(config, folder=tmp_path, resume=True)
 
 
+def test_a_saved_pass_of_another_model_is_refused(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    """The weights in the same folder were exchanged: the two halves of the pass were of two models."""
+    model = save_model("gpt2", tmp_path / "model")
+    config = dataclasses.replace(CONFIG, model=str(model), texts=(str(text),))
+    run_audit(config, folder=tmp_path, progress=InterruptAfter(9))
+    whole = run_audit(config)
+    save_model("gpt2", model, seed=1)
+    with pytest.raises(InputError, match="another model: its weights or its config"):
+        run_audit(config, folder=tmp_path, resume=True)
+    with pytest.raises(InputError, match="another audit"):
+        run_audit(dataclasses.replace(config, batch_blocks=3), folder=tmp_path, resume=True)
+    save_model("gpt2", model)
+    assert run_audit(config, folder=tmp_path, resume=True).heads == whole.heads
+
+
 def test_a_second_ctrl_c_inside_a_batch_leaves_the_last_saved_state(
     folders: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +247,20 @@ def test_a_saved_pass_of_another_layout_is_refused(
         run_audit(config, folder=tmp_path, progress=InterruptAfter(9))
     with pytest.raises(InputError, match="another version of zloss"):
         run_audit(config, folder=tmp_path, resume=True)
+
+
+def test_the_row_pass_is_in_the_provenance(
+    folders: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zloss.transport.backends.native import rows
+    from zloss.transport.backends.native.library import why_missing
+
+    monkeypatch.setattr(rows, "_used", False)
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "load_rows", lambda: "left out for this test")
+        assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "torch"
+    if why_missing() is None:
+        assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "c"
 
 
 def test_the_model_is_left_as_it_was(folders: dict[str, Path], text: Path) -> None:

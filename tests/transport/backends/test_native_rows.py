@@ -66,6 +66,45 @@ def test_small_wide_or_foreign_tensors_go_the_plain_way() -> None:
     assert fused_exp_rows_(torch.zeros(200, 200).T) is None
 
 
+DEFAULT_DEVICE = """
+import torch, zloss
+hidden, weight, target = torch.randn(64, 32), torch.randn(1000, 32), torch.randint(1000, (64,))
+objective = zloss.StandardZLoss(1e-3)
+want = zloss.head_loss(hidden, weight, target, objective, backend="chunked").loss
+torch.set_default_device("meta")
+assert float(zloss.head_loss(hidden, weight, target, objective, backend="chunked").loss) == float(want)
+"""
+FAKE = """
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from zloss.transport.backends.torch_rows import exp_rows_
+with FakeTensorMode():
+    assert exp_rows_(torch.randn(40, 1000), norm=True).sum_C.shape == (40,)
+"""
+
+
+@needs_helper
+@pytest.mark.parametrize("code", [DEFAULT_DEVICE, FAKE])
+def test_memory_that_is_not_on_the_cpu_is_never_written_to(code: str) -> None:
+    """The helper wrote its sums to the default device, or into a tensor without memory: SIGSEGV."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_helper
+def test_the_row_pass_in_use_is_named() -> None:
+    code = (
+        "import torch; from zloss.transport.backends.native import rows\n"
+        "assert rows.row_pass_name() == 'torch' and not rows.native_rows_in_use()\n"
+        "rows.fused_exp_rows_(torch.zeros(2, 10)); assert rows.row_pass_name() == 'torch'\n"
+        "rows.fused_exp_rows_(torch.zeros(40, 1000)); print(rows.row_pass_name())"
+    )
+    for switch, name in (("1", "c"), ("0", "torch")):
+        environment = os.environ | {"ZLOSS_NATIVE": switch}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+        assert done.stdout.strip() == name
+
+
 def test_the_head_loss_meets_its_tolerance_with_and_without_the_helper() -> None:
     case = make_case(CenteredZLoss(0.7), tokens=300, width=16, vocab=1009, with_bias=True, with_ignored=True)
     truth = reference(case)

@@ -62,6 +62,6 @@ class AuditConfig:
     def fingerprint(self, tokens: str) -> str:
         """Identity of the pass over the text: the settings that change its numbers, and the tokens themselves."""
         fields = asdict(self)
-        for irrelevant in ("texts", "corpus", "text_field", "batch_blocks", "gradient_blocks", "allow_pickle"):
+        for irrelevant in ("texts", "corpus", "text_field", "gradient_blocks", "allow_pickle"):
             fields.pop(irrelevant)
         return hashlib.sha256((json.dumps(fields, sort_keys=True) + tokens).encode()).hexdigest()[:16]

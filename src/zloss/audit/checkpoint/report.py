@@ -19,6 +19,7 @@ from zloss.results.audit import (
 )
 from zloss.results.figure_data import MAX_SINGULAR_VALUES, Figures, Spectrum
 from zloss.results.provenance import AuditProvenance, shared_keys
+from zloss.transport.backends.native.rows import row_pass_name
 
 NEED_MU = (
     "heads.centered",
@@ -133,5 +134,5 @@ def _provenance(audit: AuditMeasurements) -> AuditProvenance:
     return AuditProvenance(
         **shared_keys(audit.command, audit.started, audit.clock.total),
         seed=audit.config.seed,
-        extra={"threads": torch.get_num_threads()},
+        extra={"threads": torch.get_num_threads(), "row_pass": row_pass_name()},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import time
@@ -21,14 +22,16 @@ SAVE_EVERY_SECONDS = 15.0
 
 
 class SavedPass:
-    """The file with the accumulators, the number of finished blocks, and the fingerprint of the pass.
+    """The file with the accumulators, the number of finished blocks, and the fingerprints of the pass and of the model.
 
-    The fingerprint tells the settings of the audit, its tokens, and the layout of the accumulators.
+    The fingerprint of the pass depends on the settings of the audit, its tokens, and the layout of the accumulators. That of
+    the model takes seconds, so it is taken only where a state is read or written.
     """
 
-    def __init__(self, folder: Path | None, fingerprint: str) -> None:
+    def __init__(self, folder: Path | None, fingerprint: str, model: Callable[[], str]) -> None:
         self._path = None if folder is None else folder / STATE_FILE
         self._fingerprint = fingerprint
+        self._model = functools.cache(model)
         self._interval = float(os.environ.get("ZLOSS_SAVE_EVERY", SAVE_EVERY_SECONDS))
         self._saved_at = time.monotonic()
 
@@ -40,12 +43,18 @@ class SavedPass:
             with np.load(self._path, allow_pickle=False) as archive:
                 state = dict(archive)
             fingerprint, finished = str(state.pop("fingerprint")), int(state.pop("finished_blocks"))
+            model = str(state.pop("model", "unknown"))
         except Exception as error:
             raise InputError(f"{self._path} cannot be read ({error}): delete it, or turn `resume` off.") from error
         if fingerprint != self._fingerprint:
             raise InputError(
                 f"{self._path} belongs to another audit (its model, text, blocks or options differ, "
                 "or another version of zloss wrote it): use the same options, or turn `resume` off."
+            )
+        if model != self._model():
+            raise InputError(
+                f"{self._path} belongs to another model: its weights or its config differ from those of the model now. "
+                "Use the model with which the audit began, or turn `resume` off."
             )
         return finished, state
 
@@ -54,7 +63,8 @@ class SavedPass:
         if self._path is None or (not now and time.monotonic() - self._saved_at < self._interval):
             return
         buffer = io.BytesIO()
-        arrays: dict[str, Any] = {"fingerprint": self._fingerprint, "finished_blocks": finished_blocks, **state()}
+        head = {"fingerprint": self._fingerprint, "model": self._model(), "finished_blocks": finished_blocks}
+        arrays: dict[str, Any] = {**head, **state()}
         np.savez(buffer, **arrays)
         write_bytes(self._path, buffer.getvalue())
         self._saved_at = time.monotonic()

@@ -15,6 +15,7 @@ from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
+from zloss.models.weight_fingerprint import model_fingerprint
 from zloss.text.blocks import Blocks
 
 
@@ -41,7 +42,11 @@ def text_pass(
             first = token_pass.states(0, min(config.batch_blocks, blocks.count))
             plane_2D = geometry_plane(measurement, *first)
         tails = Tails(measurement, plane=plane_2D is not None, seed=config.seed)
-        saved = SavedPass(folder, f"{config.fingerprint(blocks.fingerprint())}-{tails.layout()}")
+        saved = SavedPass(
+            folder,
+            f"{config.fingerprint(blocks.fingerprint())}-{tails.layout()}",
+            lambda: model_fingerprint(checkpoint),
+        )
         finished = 0
         if resume and (earlier := saved.load()) is not None:
             finished, state = earlier

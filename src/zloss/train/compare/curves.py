@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from zloss.results.comparison import Curve, MethodCurves, NormTail
 from zloss.results.step_record import StepRecord
 from zloss.train.compare.finished_run import FinishedRun
-from zloss.train.step_log import read_steps
 
 POINTS = 300
 """Most points of a curve."""
@@ -26,7 +25,7 @@ def training_curves(runs: Sequence[FinishedRun]) -> tuple[MethodCurves, ...]:
     groups: dict[str, list[list[StepRecord]]] = {}
     for run in sorted(runs, key=lambda run: (run.coef != 0, run.method, run.coef, run.seed)):
         name = f"{run.method} {run.coef:g}" if run.coef else run.method
-        groups.setdefault(name, []).append(read_steps(run.folder))
+        groups.setdefault(name, []).append(run.steps)
     telemetry = ROUTED if any(run.moe is not None for run in runs) else DENSE
     readers = {"cross_entropy": _cross_entropy, **{key: _telemetry(key) for key in telemetry}}
     return tuple(

@@ -12,7 +12,9 @@ from zloss.results.moe_config import FREE_MOE
 from zloss.results.provenance import RunProvenance, read_run_provenance
 from zloss.results.reading import read_object
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
+from zloss.results.step_record import StepRecord
 from zloss.results.train_config import FREE
+from zloss.train.step_log import STEPS_FILE, read_steps
 
 CONFIG_FILE = "config.json"
 
@@ -33,6 +35,18 @@ class FinishedRun:
     def metrics(self) -> dict[str, Any]:
         """The numbers of `record` under their flat keys in metrics.json, for what walks over all of them."""
         return self.record.to_dict()
+
+    @cached_property
+    def steps(self) -> list[StepRecord]:
+        """The records of steps.jsonl; an error where they are not the run's steps, from the first to the last."""
+        records = read_steps(self.folder)
+        wanted = self.config.get("steps", self.record.training.steps)
+        if [record.step for record in records] != list(range(1, wanted + 1)) or wanted != self.record.training.steps:
+            raise InputError(
+                f"{self.folder / STEPS_FILE} holds {len(records)} lines, but the run has {wanted} steps and its metrics are "
+                f"of {self.record.training.steps}: {RUN_AGAIN}."
+            )
+        return records
 
     @property
     def moe(self) -> dict[str, Any] | None:
@@ -91,6 +105,7 @@ def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
             continue  # not a run of `zloss train`
         if (place / METRICS_FILE).is_file():
             runs.append(read_run(place))
+            _ = runs[-1].steps  # refused here, before anything is compared
         else:
             unfinished.append(place.name)
     if not runs:

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Sequence
 
 from zloss.train.compare.finished_run import FinishedRun
-from zloss.train.step_log import read_steps
 
 QUANTITIES = ("entropy", "load_cv")
 
@@ -21,7 +20,7 @@ def router_curves(runs: Sequence[FinishedRun]) -> dict[str, dict[str, list[float
 
 
 def _averaged(group: Sequence[FinishedRun], key: str) -> list[float]:
-    seeds = [[record.telemetry.get(key) for record in read_steps(run.folder)] for run in group]
+    seeds = [[record.telemetry.get(key) for record in run.steps] for run in group]
     return [_mean(values) for values in zip(*seeds, strict=False)]
 
 

@@ -1,7 +1,8 @@
 """Builds rows.c with the machine's C compiler on first use and keeps the result in the user's cache.
 
 Without a compiler, on another system than Linux, or with ZLOSS_NATIVE=0 there is no helper, and the chunked backend does
-the same work in tensor operations; `why_missing` gives the reason.
+the same work in tensor operations; `why_missing` gives the reason. Where the cache cannot be written, or others can write to
+it, the helper is built for this process alone, in a temporary folder that is removed once it is loaded.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from zloss.cache import cache_root
+from zloss.transport.backends.native.sealed_library import load_library, store_library
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 
@@ -30,12 +33,16 @@ def load_rows() -> ctypes.CDLL | str:
         return "switched off by ZLOSS_NATIVE=0"
     if sys.platform != "linux":
         return f"the helper is built on Linux only, and this is {sys.platform}"
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    try:
+        words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    except ValueError as error:
+        return f"$CC is no command line: {error}"
+    compiler = shutil.which(words[0])
     if compiler is None:
         return "no C compiler was found (cc, or $CC)"
     source = files("zloss.transport.backends.native").joinpath("rows.c").read_text()
     try:
-        library = ctypes.CDLL(str(_built(source, compiler)))
+        library = _kept_or_built(source, [compiler, *words[1:]])
         function = library.zloss_exp_rows
     except (OSError, subprocess.SubprocessError, AttributeError) as error:
         return f"building it failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
@@ -51,28 +58,25 @@ def why_missing() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _built(source: str, compiler: str) -> Path:
-    """The shared object for this source, compiler and processor; built beside its place and moved onto it."""
-    key = hashlib.sha256("\0".join((source, compiler, *_FLAGS, _processor())).encode()).hexdigest()[:16]
-    target = cache_root() / "native" / f"rows-{key}.so"
-    if target.is_file():
-        return target
+def _kept_or_built(source: str, compiler: list[str]) -> ctypes.CDLL:
+    """The library for this source, compiler and processor, from the cache or built now."""
+    key = hashlib.sha256("\0".join((source, *compiler, *_FLAGS, _processor())).encode()).hexdigest()[:16]
     try:
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = tempfile.mkdtemp(dir=target.parent, prefix=".building-")
-    except OSError:  # no cache to write to: build for this process alone
-        folder = tempfile.mkdtemp(prefix="zloss-")
-        target = Path(folder) / "rows.so"
-    try:
-        code, built = Path(folder) / "rows.c", Path(folder) / "built.so"
+        kept = cache_root() / "native" / f"rows-{key}.so"
+    except RuntimeError:  # a user without a home
+        kept = None
+    library = None if kept is None else load_library(kept)
+    if library is not None:
+        return library
+    with tempfile.TemporaryDirectory(prefix="zloss-") as folder:
+        code, built = Path(folder) / "rows.c", Path(folder) / "rows.so"
         code.write_text(source)
-        command = [compiler, *_FLAGS, str(code), "-o", str(built), "-lm"]
+        command = [*compiler, *_FLAGS, str(code), "-o", str(built), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
-        built.replace(target)
-    finally:
-        if target.parent != Path(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-    return target
+        if kept is not None and store_library(kept, built.read_bytes()):
+            library = load_library(kept)
+        # The system keeps a loaded library after its file is gone.
+        return library if library is not None else ctypes.CDLL(str(built))
 
 
 def _processor() -> str:

@@ -1,0 +1,110 @@
+"""One process at a time writes into a folder of results.
+
+The lock is the system's own (flock) on a small file in the folder, so it ends with the process that holds it: after a crash or
+a kill nothing has to be cleaned up. Where the system has no such locks, or the file system gives none, nothing is locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from zloss.errors import InputError, OutputError
+
+LOCK_FILE = ".zloss-lock"
+"""Holds the process id of its holder; removed at the end of an orderly one."""
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a file system without locks answers."""
+
+_ATTEMPTS = 1000
+"""How often the folder is made again where other processes remove it, empty, at the same moment."""
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold `folder` inside the block; an error that names the holder where another process has it.
+
+    The folder is made where there is none, and removed again where the block leaves nothing in it.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        handle = _locked(folder)
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(f"cannot write to {folder}: {error.strerror or error}. Choose another folder.") from error
+    try:
+        yield
+    finally:
+        # While it is held: a file that is removed after the release may already be another's.
+        with contextlib.suppress(OSError):
+            (folder / LOCK_FILE).unlink()
+        os.close(handle)
+        with contextlib.suppress(OSError):
+            for path in missing:
+                path.rmdir()
+
+
+def _locked(folder: Path) -> int:
+    """The handle of the folder's lock file, held by this process."""
+    while True:
+        handle = _opened(folder / LOCK_FILE)
+        try:
+            if not _take(handle):
+                raise InputError(
+                    f"{folder} is in use by {_holder(handle)}: wait for it to end, or choose another folder."
+                )
+            if _is_at(folder / LOCK_FILE, handle):
+                os.ftruncate(handle, 0)
+                os.write(handle, f"{os.getpid()}\n".encode())
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # its holder has removed it in between: take the new one
+
+
+def _opened(file: Path) -> int:
+    """A handle of the lock file; folder and file are made where there are none."""
+    # Not through a link: the file is written to.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(file, flags, 0o666)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+
+
+def _take(handle: int) -> bool:
+    """Whether this process holds the lock now; True without one where there are no locks."""
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
+
+
+def _is_at(file: Path, handle: int) -> bool:
+    """Whether the open file is the one that stands at its path."""
+    try:
+        there, here = file.stat(), os.fstat(handle)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _holder(handle: int) -> str:
+    text = os.pread(handle, 32, 0).decode("ascii", errors="replace").strip()
+    return f"another process of zloss (pid {text})" if text.isdecimal() else "another process of zloss"

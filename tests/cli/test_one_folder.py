@@ -1,0 +1,118 @@
+"""Two processes of `zloss` in one folder: the second ends with one sentence, and the first is not disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_models import save_model
+from tests.train.tiny_run import SCRATCH, some_text
+from zloss.cli.main import main
+from zloss.results.folder_lock import LOCK_FILE, locked_folder
+
+STEPS = 40
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    file = tmp_path / "text.txt"
+    file.write_text(some_text(), encoding="utf-8")
+    return str(file)
+
+
+def train_words(text: str, out: Path) -> list[str]:
+    words = ["train", *SCRATCH, "--methods", "ce", "--text", text, "--steps", str(STEPS), "--trackers", "none"]
+    return [*words, "--checkpoint-every", "10", "--out", str(out)]
+
+
+def started(words: list[str]) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    command = [sys.executable, "-m", "zloss.cli.main", *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def steps(out: Path) -> list[int]:
+    lines = (out / "ce-0-s1" / "steps.jsonl").read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines]
+
+
+def test_two_trainings_in_one_folder(tmp_path: Path, text: str) -> None:
+    """One of the two died, or the survivor's log was cut and later skipped as finished."""
+    out = tmp_path / "runs"
+    pair = [started(train_words(text, out)) for _ in range(2)]
+    errors = {process.communicate()[1] + str(process.returncode): process.returncode for process in pair}
+    assert sorted(errors.values()) in ([0, 2], [0, 0]), errors
+    for said, code in errors.items():
+        if code == 2:
+            assert f"{out / 'ce-0-s1'} is in use by another process of zloss (pid" in said
+            assert len(said.strip().splitlines()) <= 2  # and the code that is put behind it
+            assert "Traceback" not in said
+    assert steps(out) == list(range(1, STEPS + 1))
+    assert not (out / "ce-0-s1" / LOCK_FILE).exists()
+    assert main(["compare", str(out), "--quiet"]) == 0
+
+
+def test_a_second_training_changes_nothing_and_a_killed_first_one_leaves_no_lock(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    run = out / "ce-0-s1"
+    long = [word if word != str(STEPS) else "100000" for word in train_words(text, out)]
+    first = started(long)
+    try:
+        deadline = time.time() + 120
+        while not (run / "steps.jsonl").exists() and time.time() < deadline:
+            time.sleep(0.05)
+        before = (run / "config.json").read_bytes()
+        assert main(train_words(text, out)) == 2
+        error = capsys.readouterr().err.strip()
+        assert f"(pid {first.pid})" in error
+        assert len(error.splitlines()) == 1
+        assert (run / "config.json").read_bytes() == before
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    assert (run / LOCK_FILE).exists()
+    assert main(train_words(text, out)) == 2  # another number of steps, not the lock
+    assert "other settings" in capsys.readouterr().err
+    (run / "config.json").unlink()
+    assert main([*train_words(text, out), "--quiet"]) == 0
+    assert steps(out) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("length", [0, STEPS - 1, STEPS + 1])
+def test_a_log_of_another_length_is_refused_and_trained_again(
+    tmp_path: Path, text: str, length: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    words = [*train_words(text, out), "--quiet"]
+    assert main(words) == 0
+    log = out / "ce-0-s1" / "steps.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join((lines + lines[-1:])[:length]))
+    assert main(["compare", str(out), "--quiet"]) == 2
+    assert f"steps.jsonl holds {length} lines, but the run has {STEPS} steps" in capsys.readouterr().err
+    assert main(words) == 0
+    assert steps(out) == list(range(1, STEPS + 1))
+
+
+def test_two_audits_in_one_folder(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model, out = save_model("gpt2", tmp_path / "model"), tmp_path / "audit"
+    words = ["audit", str(model), "--text", text, "--blocks", "4", "--block-size", "32", "--no-figures", "--quiet"]
+    with locked_folder(out):
+        second = started([*words, "--out", str(out)])
+        _, error = second.communicate()
+        assert second.returncode == 2
+        assert f"{out} is in use by another process of zloss (pid {os.getpid()})" in error
+        assert len(error.strip().splitlines()) == 1
+        assert [path.name for path in out.iterdir()] == [LOCK_FILE]
+    assert main([*words, "--out", str(out)]) == 0
+    assert (out / "report.json").exists()
+    assert not (out / LOCK_FILE).exists()
