@@ -59,7 +59,7 @@ def load_checkpoint(
     _require_transformers()
     from zloss.models.gguf import converted_gguf
 
-    if name == SMOLLM2 and (embedded := _embedded_smollm2()) is not None:
+    if name == SMOLLM2 and (embedded := embedded_smollm2()) is not None:
         gguf = embedded
     elif name.endswith(".gguf"):
         gguf = Path(name)
@@ -72,7 +72,7 @@ def load_checkpoint(
     return Checkpoint(name, f"gguf:{gguf.name}", loaded.model, loaded.tokenizer, wants_bos)
 
 
-def _embedded_smollm2() -> Path | None:
+def embedded_smollm2() -> Path | None:
     """The GGUF file inside the package that carries it, found without importing that package."""
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
     if spec is None or spec.origin is None:
