@@ -22,7 +22,7 @@ class Center:
     out: str = "zloss-centered"
     """Folder for the copy and centering.json."""
     text: Annotated[RepeatedStrings, tyro.conf.arg(metavar="FILE")] = ()
-    """Text on which both are compared: plain text, .jsonl or .parquet; repeat to append. Default: a text that ships with Python."""
+    """Text on which both are compared: plain text, .jsonl or .parquet; repeat to append. Default: one that ships with Python."""
     corpus: Literal["pydoc", "wikitext-103", "fineweb-edu"] | None = None
     """A named corpus instead of files."""
     blocks: int = 16
@@ -30,7 +30,7 @@ class Center:
     block_size: int = 256
     """Predictions per block."""
     keep_tied: bool = False
-    """Keep a tied head tied, where learned positions are added to the token embedding (GPT-2, OPT); otherwise the copy is untied."""
+    """Keep a tied head tied: needs learned positions that are added to the embedding (GPT-2, OPT). Default: untie the copy."""
     valid_vocab: int | None = None
     """Rows over which the mean row is taken, where the head has padding rows. Default: all."""
     force: bool = False

@@ -45,13 +45,13 @@ def plan_change(
 ) -> Change:
     """The change for this model; `checkpoint` is loaded from `files`."""
     refuse_uncenterable(checkpoint, head)
-    stored = head.weight_VD.detach()
+    name, stored = _module_name(checkpoint.model, head.module), head.weight_VD.detach()
     mean_D = stored[:valid_vocab].double().mean(dim=0)
-    bias_key = None if head.bias_V is None else files.find(head.bias_V.detach(), "the head's bias")
+    bias_key = None if head.bias_V is None else files.find(head.bias_V.detach(), f"{name}.bias", "the head's bias")
     mean_bias = None if head.bias_V is None else float(head.bias_V.detach()[:valid_vocab].double().mean())
     bias = {} if bias_key is None else {bias_key: _less(files.read(bias_key), mean_bias)}
     norm = float(mean_D.norm())
-    table_key = files.find(stored, "the output head")
+    table_key = files.find(stored, f"{name}.weight", "the output head")
     if not head.tied:
         return Change({table_key: _less(files.read(table_key), mean_D)} | bias, mean_row_norm=norm, mean_bias=mean_bias)
     if keep_tied:
@@ -61,12 +61,11 @@ def plan_change(
             mean_row_norm=norm,
             mean_bias=mean_bias,
         )
-    head_key = f"{_module_name(checkpoint.model, head.module)}.weight"
     text = "text_config" if getattr(checkpoint.config, "text_config", None) is not None else None
     untie: dict[str, Any] = {"tie_word_embeddings": False}
     return Change(
         bias,
-        {head_key: _less(files.read(table_key), mean_D)},
+        {f"{name}.weight": _less(files.read(table_key), mean_D)},
         untie | ({text: dict(untie)} if text else {}),
         untied=True,
         mean_row_norm=norm,
@@ -97,7 +96,7 @@ def _positions(checkpoint: Checkpoint, files: WeightFiles) -> str:
     width = model.get_input_embeddings().weight.shape[1]
     modules = {name: module for name, module in model.named_modules() if name}
     found = [
-        module.weight
+        (name, module.weight)
         for name, module in modules.items()
         if isinstance(module, nn.Embedding) and _last(name) in POSITIONS and module.weight.shape[1] == width
     ]
@@ -107,7 +106,8 @@ def _positions(checkpoint: Checkpoint, files: WeightFiles) -> str:
             f"{type(model).__name__} cannot keep its head tied: that needs learned positions that are added to the token "
             "embedding with nothing between (GPT-2, OPT without projection). Leave `keep_tied` off: the copy is then untied."
         )
-    return files.find(found[0].detach(), "the learned positions")
+    name, table = found[0]
+    return files.find(table.detach(), f"{name}.weight", "the learned positions")
 
 
 def _last(name: str) -> str:

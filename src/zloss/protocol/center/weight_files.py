@@ -40,14 +40,21 @@ class WeightFiles:
             tensor: Tensor = opened.get_tensor(key)
         return tensor
 
-    def find(self, wanted: Tensor, what: str) -> str:
-        """The key whose stored values are those of a loaded parameter; names differ between files and modules."""
+    def keys_of(self, file: str) -> list[str]:
+        return [key for key, place in self.file_of.items() if place == file]
+
+    def find(self, wanted: Tensor, name: str, what: str) -> str:
+        """The key whose stored values are those of the loaded parameter `name`.
+
+        Names differ between files and modules (prefixes), so values decide; of several equal tensors the one whose name
+        ends alike is taken.
+        """
         from safetensors import safe_open
 
         found = []
         for file in self.files:
             with safe_open(str(self.folder / file), framework="pt") as opened:
-                for key in opened.keys():
+                for key in self.keys_of(file):
                     same_shape = tuple(opened.get_slice(key).get_shape()) == tuple(wanted.shape)
                     if same_shape and torch.equal(opened.get_tensor(key).to(wanted.dtype), wanted):
                         found.append(key)
@@ -55,7 +62,7 @@ class WeightFiles:
             raise CheckpointError(
                 f"no tensor of {self.folder} holds the values of {what}: its weights are stored in another form."
             )
-        return found[0]
+        return next((key for key in found if name.endswith(key) or key.endswith(name)), found[0])
 
 
 def read_weight_files(folder: Path) -> WeightFiles:
@@ -87,7 +94,7 @@ def write_weight_files(
             shutil.copyfile(source.folder / file, target / names[file])
             continue
         with safe_open(str(source.folder / file), framework="pt") as opened:
-            tensors = {key: replaced[key] if key in changed else opened.get_tensor(key) for key in opened.keys()}
+            tensors = {key: replaced[key] if key in changed else opened.get_tensor(key) for key in source.keys_of(file)}
             save_file(tensors, str(target / names[file]), metadata=opened.metadata() or {"format": "pt"})
     weight_map = {key: names[file] for key, file in source.file_of.items()}
     if added:
