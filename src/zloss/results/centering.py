@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zloss.results.audit import Provenance
+from zloss.results.provenance import Provenance
 
 FILE = "centering.json"
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-import zloss
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.console.progress import Progress, Silent
 from zloss.errors import CheckpointError, OutputError
@@ -22,8 +20,8 @@ from zloss.protocol.center.source_folder import source_folder
 from zloss.protocol.center.verify import greedy_continuation, measure_model
 from zloss.protocol.center.weight_files import read_weight_files
 from zloss.protocol.center.write import write_centered
-from zloss.results.audit import Provenance
 from zloss.results.centering import FILE, Centering
+from zloss.results.provenance import Provenance, shared_keys
 from zloss.results.record import to_plain
 from zloss.results.writing import write_json
 from zloss.text.blocks import make_blocks
@@ -114,15 +112,7 @@ def center_checkpoint(
         greedy_tokens=len(greedy_before),
         greedy_equal=greedy_equal,
         verified=greedy_equal and gap <= PPL_AGREEMENT,
-        provenance=Provenance(
-            zloss=zloss.__version__,
-            torch=torch.__version__,
-            transformers=metadata.version("transformers"),
-            command=command,
-            seed=0,
-            started=started.isoformat(timespec="seconds"),
-            seconds=time.perf_counter() - begin,
-        ),
+        provenance=Provenance(**shared_keys(command, started, time.perf_counter() - begin)),
     )
     write_json(folder / FILE, {"schema": Centering.SCHEMA, **to_plain(result)})
     return result

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zloss.errors import CheckpointError, first_line
-from zloss.models.checkpoint import SMOLLM2, SMOLLM2_HUB, embedded_smollm2
+from zloss.models.checkpoint import SMOLLM2_HUB, embedded_smollm2
 from zloss.models.gguf import converted_gguf
+from zloss.results.choices import SMOLLM2
 
 WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*")
 

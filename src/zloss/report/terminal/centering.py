@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.results.centering import Centering
 
 LINES = (
