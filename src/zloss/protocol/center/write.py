@@ -1,0 +1,78 @@
+"""A centered copy of a checkpoint's folder: weights changed, everything else carried over, a card that says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from zloss.errors import OutputError
+from zloss.protocol.center.change import Change
+from zloss.protocol.center.weight_files import INDEX, WeightFiles, write_weight_files
+
+CARD = "README.md"
+NOT_CARRIED = {INDEX, CARD, "config.json", "zloss.json"}
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+
+
+def write_centered(files: WeightFiles, change: Change, target: Path, name: str) -> None:
+    """Make the copy beside `target` and rename it there, so that it appears whole or not at all."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    except OSError as error:
+        raise OutputError(f"cannot write to {target}: {error.strerror}.") from error
+    try:
+        for path in sorted(files.folder.iterdir()):
+            if path.is_file() and path.name not in NOT_CARRIED and path.suffix not in WEIGHTS:
+                shutil.copyfile(path, scratch / path.name)
+        write_weight_files(files, scratch, change.replaced, change.added)
+        (scratch / "config.json").write_text(changed_config(files.folder, change), encoding="utf-8")
+        (scratch / CARD).write_text(card(files.folder, change, name), encoding="utf-8")
+        scratch.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        scratch.rename(target)
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def changed_config(folder: Path, change: Change) -> str:
+    """config.json with the keys that untying needs."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for key, value in change.config.items():
+        if isinstance(value, dict) and isinstance(config.get(key), dict):
+            config[key] |= value
+        else:
+            config[key] = value
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+
+
+def card(folder: Path, change: Change, name: str) -> str:
+    """The model card: what was done, then the card of the original."""
+    what = "The rows of the output head have their mean subtracted"
+    what += " (and the bias its mean)" if change.mean_bias is not None else ""
+    tied = (
+        f" The head was tied to the input embedding and is a tensor of its own here ({change.extra_bytes / 1e6:.1f} MB more)."
+        if change.untied
+        else ""
+    )
+    original = (folder / CARD).read_text(encoding="utf-8", errors="replace") if (folder / CARD).is_file() else ""
+    front, body = _front_matter(original)
+    return (
+        f"{front}# {name}, row-centered output head\n\n"
+        f"{what}: probabilities and cross-entropy are those of the original, the mean logit μ of every token is zero.{tied} "
+        f"No other weight was changed. ‖w̄‖ was {change.mean_row_norm:.4g}. Measured before and after: `centering.json`.\n"
+        + (f"\n{body}" if body.strip() else "")
+    )
+
+
+def _front_matter(text: str) -> tuple[str, str]:
+    """The YAML block at the head of a card, which must stay first, and the rest."""
+    if not text.startswith("---\n"):
+        return "", text
+    end = text.find("\n---", 4)
+    return ("", text) if end < 0 else (text[: end + 5].rstrip() + "\n\n", text[end + 5 :].lstrip("\n"))

@@ -1,0 +1,46 @@
+"""A centering on a terminal: what changed, before and after."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from zloss.report.text.numbers import number
+from zloss.results.centering import Centering
+
+LINES = (
+    ("ppl", "PPL"),
+    ("mu_abs_99", "p99 |μ|"),
+    ("p_z_999", "P_Z^99.9"),
+    ("a_p_99", "A_p^99"),
+    ("row_max_999", "p99.9 largest logit"),
+    ("bf16_spacing", "bf16 spacing there"),
+    ("fp16_spacing", "fp16 spacing there"),
+    ("bf16_ce_error", "|ΔCE| of bf16 logits (nat)"),
+    ("fp16_ce_error", "|ΔCE| of fp16 logits (nat)"),
+)
+
+
+def print_centering(result: Centering, folder: str, console: Console | None = None) -> None:
+    """The table, what happened to the tie, and whether the copy was verified."""
+    console = console or Console()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title, justify in (("", "left"), ("before", "right"), ("after", "right")):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    for key, label in LINES:
+        table.add_row(label, *(number(getattr(side, key)) for side in (result.before, result.after)))
+    console.print(table)
+    if result.tied_before and not result.tied_after:
+        console.print(f"The head was tied and is now a tensor of its own: {result.extra_bytes / 1e6:.1f} MB more.")
+    same = "equal" if result.greedy_equal else "NOT equal"
+    console.print(
+        f"PPL differs by {result.ppl_relative_difference:.1e} (relative); greedy continuations of {result.greedy_tokens} tokens "
+        f"are {same}."
+    )
+    if not result.verified:
+        console.print(
+            f"NOT verified: the head is stored in {result.stored_dtype}, in which the centered rows are rounded anew."
+            if "float32" not in result.stored_dtype
+            else "NOT verified: the copy does not behave as the original."
+        )
+    console.print(folder, markup=False, highlight=False)

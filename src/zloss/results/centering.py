@@ -1,0 +1,78 @@
+"""`centering.json` with schema "zloss.centering/1": a checkpoint before and after its head was row-centered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from zloss.results.provenance import Provenance
+
+FILE = "centering.json"
+
+
+@dataclass(frozen=True)
+class CenteringNumbers:
+    """One side, measured in fp32 on the same blocks; quantiles are over tokens."""
+
+    ppl: float | None
+    """Perplexity."""
+    mu_abs_99: float | None
+    """p99 |μ| of the deployed logits."""
+    p_z_999: float | None
+    """p99.9 |log Z − log V| of the deployed logits."""
+    a_p_99: float | None
+    """p99 of the output-to-hidden gain."""
+    row_max_999: float | None
+    """p99.9 of the largest logit of a token."""
+    bf16_spacing: float | None
+    """Gap between neighbouring bf16 numbers at that maximum."""
+    fp16_spacing: float | None
+    """The same for fp16; None beyond its range."""
+    bf16_ce_error: float | None
+    """Mean |ΔCE| per token when logits are stored in bf16, in nats."""
+    bf16_logit_rms: float | None
+    """Root mean square of bf16 − fp32 over all logits."""
+    fp16_ce_error: float | None
+    """Mean |ΔCE| per token when logits are stored in fp16, in nats."""
+    fp16_logit_rms: float | None
+    """Root mean square of fp16 − fp32 over all logits."""
+
+
+@dataclass(frozen=True)
+class Centering:
+    """What was done to the head, and what it changed."""
+
+    SCHEMA: ClassVar[str] = "zloss.centering/1"
+
+    model: str
+    """The original, as it was named."""
+    corpus: str
+    """The text of the check."""
+    predictions: int
+    """Tokens scored."""
+    tied_before: bool
+    """Whether the head shared its table with the input embedding."""
+    tied_after: bool
+    """Whether it still does."""
+    extra_bytes: int
+    """By how much the weights grew."""
+    stored_dtype: str
+    """Dtype in which the changed tensors are stored, as in the original."""
+    mean_row_norm: float
+    """‖w̄‖₂ of the original head."""
+    mean_bias: float | None
+    """b̄ of the original head; None without a bias."""
+    before: CenteringNumbers
+    """The original."""
+    after: CenteringNumbers
+    """The copy, as it loads from disk."""
+    ppl_relative_difference: float
+    """|PPL after − PPL before| / PPL before."""
+    greedy_tokens: int
+    """Length of the greedy continuation that was compared."""
+    greedy_equal: bool
+    """Whether both continuations are the same tokens."""
+    verified: bool
+    """PPL equal to 1e-6 and greedy continuations equal."""
+    provenance: Provenance
+    """What made it."""
