@@ -70,6 +70,7 @@ def test_every_other_tensor_keeps_its_bits(tmp_path: Path) -> None:
     before, after = all_of(folder), all_of(tmp_path / "out")
     assert set(after) == {*before, "lm_head.weight"}
     assert all(torch.equal(before[key], after[key]) for key in before)
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == len(list(folder.glob("*.safetensors"))) + 1
 
 

@@ -117,5 +117,5 @@ def _last(name: str) -> str:
 def _module_name(model: nn.Module, wanted: nn.Module) -> str:
     for name, module in model.named_modules(remove_duplicate=False):
         if module is wanted:
-            return name
+            return str(name)
     raise CheckpointError(f"the output head of {type(model).__name__} is not one of its modules.")

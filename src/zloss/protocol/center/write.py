@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -30,7 +31,7 @@ def write_centered(files: WeightFiles, change: Change, target: Path, name: str) 
         write_weight_files(files, scratch, change.replaced, change.added)
         (scratch / "config.json").write_text(changed_config(files.folder, change), encoding="utf-8")
         (scratch / CARD).write_text(card(files.folder, change, name), encoding="utf-8")
-        scratch.chmod(0o755)
+        make_readable(scratch)
         if target.exists():
             shutil.rmtree(target)
         scratch.rename(target)
@@ -38,6 +39,15 @@ def write_centered(files: WeightFiles, change: Change, target: Path, name: str) 
         raise OutputError(f"cannot write {target}: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def make_readable(folder: Path) -> None:
+    """Permissions as for any file the user writes: safetensors and mkdtemp make theirs private."""
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~umask)
 
 
 def changed_config(folder: Path, change: Change) -> str:
