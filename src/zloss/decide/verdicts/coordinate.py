@@ -1,0 +1,148 @@
+"""The diagnosed coordinate: does a method lower the quantity it is meant to lower?
+
+d_s = log(q_method / q_baseline) at seed s for a quantile or a mean q over validation tokens. The spread over text comes
+from 1000 paired resamples of groups of blocks: method and baseline of every seed see the same resample. The effect holds
+if the upper end is at most log 0.99 (at least 1 % lower), fails ("no effect") if the lower end is above it, else open.
+
+Axes: S seeds, B blocks, G groups, R resamples, K kept tail values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zloss.decide.verdicts.groups import contiguous_groups, group_sums
+from zloss.decide.verdicts.interval import PairedInterval, paired_interval
+from zloss.decide.verdicts.part import VerdictPart, against_bound
+
+EFFECT = math.log(0.99)
+RESAMPLES = 1000
+BEYOND = 50
+"""Tokens that must lie beyond a quantile for it to be judged."""
+QUANTILES = (0.999, 0.99, 0.95)
+LARGEST_LOG = 700.0
+"""Beyond it exp is infinite in fp64."""
+
+
+@dataclass(frozen=True)
+class BlockTail:
+    """The largest values of one token quantity, block by block: all that lie above one threshold common to the blocks."""
+
+    values: tuple[tuple[float, ...], ...]
+    """For each block its values above the threshold, in any order."""
+    tokens_B: tuple[int, ...]
+    """Tokens of each block, those below the threshold included."""
+
+    def quantile(self, level: float) -> float:
+        """The smallest kept value with at most (1 − level)·N tokens above it; NaN where too few values were kept."""
+        ordered = np.sort(np.concatenate([np.asarray(v, dtype=np.float64) for v in self.values] or [np.empty(0)]))[::-1]
+        place = math.floor((1 - level) * sum(self.tokens_B))
+        return float(ordered[place]) if place < len(ordered) else math.nan
+
+
+@dataclass(frozen=True)
+class BlockMean:
+    """A mean over tokens, block by block."""
+
+    means: tuple[float, ...]
+    tokens_B: tuple[int, ...]
+
+
+BlockValues = BlockTail | BlockMean
+
+
+def judged_level(tokens: int) -> float | None:
+    """The highest of 99.9, 99 and 95 % with at least 50 tokens beyond it; None where even 95 % has fewer."""
+    return next((level for level in QUANTILES if (1 - level) * tokens >= BEYOND - 1e-9), None)
+
+
+def effect_interval(
+    pairs_S: Sequence[tuple[BlockValues, BlockValues]], level: float | None, seed: int = 0
+) -> PairedInterval | None:
+    """log(q_method / q_baseline) ± h over (baseline, method) pairs; None where q is not positive or cannot be read."""
+    blocks = len(pairs_S[0][0].tokens_B)
+    group_B = contiguous_groups(blocks)
+    groups = int(group_B.max()) + 1
+    drawn_RG = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
+    once_1G = np.ones((1, groups), dtype=np.int64)
+    differences, resampled_SR = [], []
+    for baseline, method in pairs_S:
+        point, spread = (
+            np.log(_resampled(method, group_B, counts, level)) - np.log(_resampled(baseline, group_B, counts, level))
+            for counts in (once_1G, drawn_RG)
+        )
+        differences.append(float(point[0]))
+        resampled_SR.append(spread)
+    means_R = np.mean(resampled_SR, axis=0)
+    means_R = means_R[np.isfinite(means_R)]
+    if not all(map(math.isfinite, differences)) or len(means_R) < RESAMPLES // 2:
+        return None
+    return paired_interval(differences, float(np.std(means_R, ddof=1)), groups)
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def _resampled(
+    values: BlockValues, group_B: NDArray[np.int64], counts_RG: NDArray[np.int64], level: float | None
+) -> NDArray[np.float64]:
+    """The mean or quantile of every resample, [R]; `counts_RG` says how often each group was drawn."""
+    tokens_B = np.asarray(values.tokens_B, dtype=np.float64)
+    tokens_R = counts_RG @ group_sums(tokens_B, group_B)
+    if isinstance(values, BlockMean):
+        return counts_RG @ group_sums(np.asarray(values.means) * tokens_B, group_B) / tokens_R
+    assert level is not None
+    kept_K = np.concatenate([np.asarray(v, dtype=np.float64) for v in values.values] or [np.empty(0)])
+    group_K = np.repeat(group_B, [len(v) for v in values.values])
+    order = np.argsort(kept_K)[::-1]
+    above_RK = np.cumsum(counts_RG[:, group_K[order]], axis=1)
+    found_RK = above_RK > ((1 - level) * tokens_R)[:, None]
+    first_R = found_RK.argmax(axis=1) if len(kept_K) else np.zeros(len(counts_RG), dtype=np.int64)
+    out_R = kept_K[order][first_R] if len(kept_K) else np.full(len(counts_RG), np.nan)
+    return np.where(found_RK.any(axis=1), out_R, np.nan) if len(kept_K) else out_R
+
+
+def judge_effect(name: str, pairs_S: Sequence[tuple[BlockValues, BlockValues]]) -> VerdictPart:
+    """Whether `name` falls by at least 1 %, from (baseline, method) of every seed."""
+    if not pairs_S:
+        return VerdictPart("open", f"{name}: the runs do not hold it block by block.")
+    tokens = sum(pairs_S[0][0].tokens_B)
+    tail = isinstance(pairs_S[0][0], BlockTail)
+    level = judged_level(tokens) if tail else None
+    shown = f"p{100 * level:g} of {name}" if level is not None else f"mean of {name}"
+    if tail and level is None:
+        return VerdictPart(
+            "open", f"{name}: {tokens} validation tokens leave fewer than {BEYOND} beyond the 95 % quantile."
+        )
+    interval = effect_interval(pairs_S, level)
+    if interval is None:
+        return VerdictPart("open", f"{shown} is zero or not finite on some seed, so no ratio exists.")
+    state = against_bound(interval.lower, interval.upper, EFFECT)
+    settle = interval.seeds_to_settle(EFFECT)
+    ratio, low, high = (
+        None if value is None else math.exp(min(value, LARGEST_LOG))
+        for value in (interval.difference, interval.lower, interval.upper)
+    )
+    numbers: dict[str, float | int | str | None] = {
+        "quantity": name,
+        "level": level,
+        "ratio": ratio,
+        "lower_ratio": low,
+        "upper_ratio": high,
+        "seeds": interval.seeds,
+        "groups": interval.groups,
+        "seeds_to_settle": settle,
+    }
+    if low is None or high is None:
+        return VerdictPart("open", f"one seed: {shown} × {ratio:.4g}; run at least one more seed.", numbers)
+    span = f"{shown} × {ratio:.4g} ({low:.4g} … {high:.4g})"
+    if state == "fails":
+        return VerdictPart(state, f"no effect: {span}, not at least 1 % lower.", numbers)
+    if state == "holds":
+        return VerdictPart(state, f"{span}.", numbers)
+    can_settle = settle is not None and settle > interval.seeds
+    more = f"{settle} seeds would settle it at the present spread" if can_settle else "validate on more text"
+    return VerdictPart(state, f"{span}: {more}.", numbers)
