@@ -31,9 +31,20 @@ class Thresholds:
     router_scale_tolerance: float = 0.01
     """Router reduction fires when |s_rel − 1| exceeds this."""
     grad_tail_ratio: float = 2.0
-    """Optimizer consequence fires when a method's p99 pre-clip gradient norm exceeds this many times the baseline's."""
+    """Optimizer consequence fires when a method's p99 (or p99.9) pre-clip gradient norm exceeds this many times the
+    baseline's."""
+    grad_max_ratio: float = 3.0
+    """Optimizer consequence also fires when the largest pre-clip gradient norm exceeds this many times the baseline's: a
+    maximum is one step, so it is given more room than a quantile."""
     event_rate_increase: float = 0.01
-    """Optimizer consequence also fires when Φ_10 exceeds the baseline's by this fraction of steps."""
+    """Optimizer consequence also fires when a Φ_τ exceeds the baseline's by this fraction of steps."""
+    adam_state_ratio: float = 9.0
+    """Optimizer consequence also fires when ‖v‖∞ of Adam exceeds this many times the baseline's: v is quadratic in the
+    gradient, and 9 = `grad_max_ratio`²."""
+    spike_rate_increase: float = 0.02
+    """Optimizer consequence also fires when the rate of loss spikes exceeds the baseline's by this fraction of steps."""
+    fp16_margin_ratio: float = 3.0
+    """Optimizer consequence also fires when the largest safe fp16 loss scale κ falls below the baseline's divided by this."""
     quality_tolerance: float = 0.01
     """Quality gate fires when PPL rises by more than this share of the baseline's; a tolerance stated by the comparison
     replaces it."""

@@ -11,9 +11,10 @@ from zloss.decide.verdicts.coordinate import BlockMean, BlockTail, effect_interv
 from zloss.decide.verdicts.endpoints import EndpointLimit, judge_endpoints
 from zloss.decide.verdicts.groups import contiguous_groups
 from zloss.decide.verdicts.interval import paired_interval, student_quantile
-from zloss.decide.verdicts.part import VerdictPart, against_bound
+from zloss.decide.verdicts.part import against_bound
 from zloss.decide.verdicts.quality import BlockCrossEntropies, judge_quality, quality_interval
 from zloss.decide.verdicts.verdict import join_parts
+from zloss.results.verdict import VerdictPart, VerdictParts
 
 TOKENS = np.full(64, 256.0)
 
@@ -162,9 +163,7 @@ def test_the_update_outliers_of_the_paper_are_rejected_for_their_tails() -> None
     part = judge_endpoints(LIMITS, [(base, run)] * 2)
     assert part.state == "fails"
     assert "× 5.3" in part.reason
-    verdict = join_parts(
-        {"quality": VerdictPart("holds", "q"), "coordinate": VerdictPart("holds", "c"), "optimizer": part}
-    )
+    verdict = join_parts(VerdictParts(VerdictPart("holds", "c"), VerdictPart("holds", "q"), part))
     assert verdict.name == "rejected"
     assert verdict.reasons[0].startswith("optimizer")
 
@@ -178,9 +177,9 @@ def test_an_endpoint_passed_on_some_seeds_is_open() -> None:
 
 def test_verdict_needs_every_part() -> None:
     holds, is_open = VerdictPart("holds", "h"), VerdictPart("open", "o")
-    assert join_parts({"quality": holds, "coordinate": holds, "optimizer": holds}).name == "accepted"
-    assert join_parts({"quality": holds, "coordinate": is_open, "optimizer": holds}).name == "inconclusive"
-    assert join_parts({"quality": holds, "coordinate": is_open, "optimizer": holds}).accepted is None
+    assert join_parts(VerdictParts(holds, holds, holds)).name == "accepted"
+    assert join_parts(VerdictParts(is_open, holds, holds)).name == "inconclusive"
+    assert join_parts(VerdictParts(is_open, holds, holds)).accepted is None
 
 
 def test_bounds_are_two_one_sided_tests() -> None:

@@ -10,21 +10,26 @@ Axes: S seeds, B blocks, G groups, R resamples, K kept tail values.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zloss.decide.verdicts.groups import contiguous_groups, group_sums
 from zloss.decide.verdicts.interval import PairedInterval, paired_interval
-from zloss.decide.verdicts.part import VerdictPart, against_bound
+from zloss.decide.verdicts.part import against_bound
+from zloss.results.verdict import Interval, VerdictPart
 
 EFFECT = math.log(0.99)
 RESAMPLES = 1000
 BEYOND = 50
 """Tokens that must lie beyond a quantile for it to be judged."""
 QUANTILES = (0.999, 0.99, 0.95)
+RATIO = "ratio"
+"""Unit of the interval: method / baseline."""
 LARGEST_LOG = 700.0
 """Beyond it exp is infinite in fp64."""
 
@@ -56,9 +61,12 @@ class BlockMean:
 BlockValues = BlockTail | BlockMean
 
 
-def judged_level(tokens: int) -> float | None:
-    """The highest of 99.9, 99 and 95 % with at least 50 tokens beyond it; None where even 95 % has fewer."""
-    return next((level for level in QUANTILES if (1 - level) * tokens >= BEYOND - 1e-9), None)
+def judged_level(tokens: int, asked: float = QUANTILES[0]) -> float | None:
+    """The highest of 99.9, 99 and 95 %, up to `asked`, with at least 50 tokens beyond it; None where even 95 % has fewer."""
+    return next(
+        (level for level in QUANTILES if level <= asked and (1 - level) * tokens >= BEYOND - 1e-9),
+        None,
+    )
 
 
 def effect_interval(
@@ -105,44 +113,87 @@ def _resampled(
     return np.where(found_RK.any(axis=1), out_R, np.nan) if len(kept_K) else out_R
 
 
-def judge_effect(name: str, pairs_S: Sequence[tuple[BlockValues, BlockValues]]) -> VerdictPart:
-    """Whether `name` falls by at least 1 %, from (baseline, method) of every seed."""
+def judge_effect(
+    name: str, pairs_S: Sequence[tuple[BlockValues, BlockValues]], asked: float = QUANTILES[0]
+) -> VerdictPart:
+    """Whether `name` falls by at least 1 %, from (baseline, method) of every seed; `asked` is the quantile that is meant."""
     if not pairs_S:
-        return VerdictPart("open", f"{name}: the runs do not hold it block by block.")
+        return VerdictPart("open", f"{name}: the runs do not hold it block by block; run them again.")
     tokens = sum(pairs_S[0][0].tokens_B)
     tail = isinstance(pairs_S[0][0], BlockTail)
-    level = judged_level(tokens) if tail else None
-    shown = f"p{100 * level:g} of {name}" if level is not None else f"mean of {name}"
+    level = judged_level(tokens, asked) if tail else None
     if tail and level is None:
         return VerdictPart(
-            "open", f"{name}: {tokens} validation tokens leave fewer than {BEYOND} beyond the 95 % quantile."
+            "open",
+            f"{name}: {tokens} validation tokens leave fewer than {BEYOND} beyond the 95 % quantile; "
+            "validate on more text.",
         )
+    shown = _shown(name, level, asked)
+    numbers = {"quantity": name, "level": level, **_unjudged(pairs_S, level, asked)}
+    if level is not None and all(_is_removed(*pair, level) for pair in pairs_S):
+        seeds = len(pairs_S)
+        numbers |= {"ratio": 0.0, "seeds": seeds}
+        if seeds < 2:
+            return VerdictPart("open", f"one seed: {shown} is 0; run at least one more seed.", numbers)
+        return VerdictPart("holds", f"{shown} is 0 on every seed.", numbers, Interval(0.0, 0.0, RATIO))
     interval = effect_interval(pairs_S, level)
     if interval is None:
-        return VerdictPart("open", f"{shown} is zero or not finite on some seed, so no ratio exists.")
+        return VerdictPart("open", f"{shown} is zero or not finite on some seed, so no ratio exists.", numbers)
+    return judge_ratio(shown, interval, numbers)
+
+
+def judge_ratio(shown: str, interval: PairedInterval, numbers: Mapping[str, Any]) -> VerdictPart:
+    """The part of a log ratio and its interval."""
     state = against_bound(interval.lower, interval.upper, EFFECT)
     settle = interval.seeds_to_settle(EFFECT)
-    ratio, low, high = (
-        None if value is None else math.exp(min(value, LARGEST_LOG))
-        for value in (interval.difference, interval.lower, interval.upper)
-    )
-    numbers: dict[str, float | int | str | None] = {
-        "quantity": name,
-        "level": level,
+    ratio = math.exp(min(interval.difference, LARGEST_LOG))
+    numbers = {
+        **numbers,
         "ratio": ratio,
-        "lower_ratio": low,
-        "upper_ratio": high,
         "seeds": interval.seeds,
         "groups": interval.groups,
         "seeds_to_settle": settle,
     }
-    if low is None or high is None:
-        return VerdictPart("open", f"one seed: {shown} × {ratio:.4g}; run at least one more seed.", numbers)
+    if interval.lower is None or interval.upper is None or not math.isfinite(interval.upper):
+        why = "one seed" if interval.seeds < 2 else "one group of validation text"
+        more = "run at least one more seed" if interval.seeds < 2 else "validate on more text"
+        return VerdictPart("open", f"{why}: {shown} × {ratio:.4g}; {more}.", numbers)
+    low, high = (math.exp(min(bound, LARGEST_LOG)) for bound in (interval.lower, interval.upper))
+    bounds = Interval(low, high, RATIO)
     span = f"{shown} × {ratio:.4g} ({low:.4g} … {high:.4g})"
     if state == "fails":
-        return VerdictPart(state, f"no effect: {span}, not at least 1 % lower.", numbers)
+        return VerdictPart(state, f"no effect: {span}, not at least 1 % lower.", numbers, bounds)
     if state == "holds":
-        return VerdictPart(state, f"{span}.", numbers)
+        return VerdictPart(state, f"{span}.", numbers, bounds)
     can_settle = settle is not None and settle > interval.seeds
     more = f"{settle} seeds would settle it at the present spread" if can_settle else "validate on more text"
-    return VerdictPart(state, f"{span}: {more}.", numbers)
+    return VerdictPart(state, f"{span}; {more}.", numbers, bounds)
+
+
+def _shown(name: str, level: float | None, asked: float) -> str:
+    if level is None:
+        return f"mean of {name}"
+    less = f" (p{100 * asked:g} has fewer than {BEYOND} tokens beyond it)" if level < asked else ""
+    return f"p{100 * level:g} of {name}{less}"
+
+
+def _unjudged(pairs_S: Sequence[tuple[BlockValues, BlockValues]], level: float | None, asked: float) -> dict[str, Any]:
+    """The ratio at the quantile that is meant, averaged over seeds, where a lower one is judged."""
+    if level is None or level == asked:
+        return {}
+    logs = []
+    for baseline, method in pairs_S:
+        assert isinstance(baseline, BlockTail)
+        assert isinstance(method, BlockTail)
+        before, after = baseline.quantile(asked), method.quantile(asked)
+        if not (before > 0 and after > 0):
+            return {}
+        logs.append(math.log(after / before))
+    return {"unjudged_level": asked, "unjudged_ratio": math.exp(statistics.fmean(logs))}
+
+
+def _is_removed(baseline: BlockValues, method: BlockValues, level: float) -> bool:
+    """Whether the quantity is 0 up to the quantile where the baseline's is not."""
+    assert isinstance(baseline, BlockTail)
+    assert isinstance(method, BlockTail)
+    return method.quantile(level) == 0 and baseline.quantile(level) > 0

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from zloss.decide.verdicts.part import State, VerdictPart
+from zloss.results.verdict import State, VerdictPart
 
 Relation = Literal["ratio", "increase", "any", "falls"]
 
@@ -55,14 +55,14 @@ def judge_endpoints(
     pairs_S: Sequence[tuple[Mapping[str, float | None], Mapping[str, float | None]]],
 ) -> VerdictPart:
     """The state over all endpoints that both runs of every seed hold."""
-    failed, partly, held = [], [], 0
+    failed, partly, checked = list[str](), list[str](), list[str]()
     for limit in limits:
         values = [(base.get(limit.key), run.get(limit.key)) for base, run in pairs_S]
         verdicts = [limit.passed(base, run) for base, run in values]
         if not verdicts or any(verdict is None for verdict in verdicts):
             continue
-        worst = max(range(len(values)), key=lambda i: _badness(limit, values[i]))
-        base, run = values[worst]
+        checked.append(limit.key)
+        base, run = max(values, key=lambda pair: _badness(limit, pair))
         assert base is not None
         assert run is not None
         if all(verdicts):
@@ -70,18 +70,15 @@ def judge_endpoints(
         elif any(verdicts):
             passed = sum(bool(verdict) for verdict in verdicts)
             partly.append(f"{limit.sentence(base, run)} on {passed} of {len(verdicts)} seeds")
-        else:
-            held += 1
-    numbers: dict[str, float | int | str | None] = {
-        "endpoints": held + len(failed) + len(partly),
-        "failed": len(failed),
-    }
-    state: State = "fails" if failed else "open" if partly or not held else "holds"
-    if not (failed or partly or held):
+    numbers = {"seeds": len(pairs_S), "endpoints": checked, "passed": failed, "passed_on_some_seeds": partly}
+    if not checked:
         return VerdictPart("open", "the runs hold no optimizer-facing endpoint of method and baseline.", numbers)
-    parts = failed + partly
-    reason = "; ".join(parts) if parts else f"{held} endpoints within their limits"
-    return VerdictPart(state, reason + ".", numbers)
+    state: State = "fails" if failed else "open" if partly else "holds"
+    if failed:
+        return VerdictPart(state, "; ".join(failed) + ".", numbers)
+    if partly:
+        return VerdictPart(state, "; ".join(partly) + "; more seeds would settle it.", numbers)
+    return VerdictPart(state, f"all {len(checked)} endpoints are within their limits.", numbers)
 
 
 def _badness(limit: EndpointLimit, pair: tuple[float | None, float | None]) -> float:

@@ -61,9 +61,12 @@ class PairedInterval:
 
 
 def paired_interval(differences_S: Sequence[float], group_error: float, groups: int) -> PairedInterval:
-    """The interval of the mean of `differences_S`; `group_error` is e, from `groups` groups of validation blocks."""
+    """The interval of the mean of `differences_S`; `group_error` is e, from `groups` groups of validation blocks.
+
+    `groups` = 0 says that the spread over text is unknown or does not exist: e is then left out.
+    """
     seeds, mean = len(differences_S), statistics.fmean(differences_S)
-    group_part = student_quantile(groups - 1) * group_error if groups > 1 else math.inf
+    group_part = 0.0 if not groups else student_quantile(groups - 1) * group_error if groups > 1 else math.inf
     if seeds < 2:
         return PairedInterval(mean, None, seeds, groups, None, group_part, None)
     spread = statistics.stdev(differences_S)

@@ -1,21 +1,10 @@
-"""One part of a verdict: what was asked, its state, and why."""
+"""The state of a part from an interval and a bound."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
 
-State = Literal["holds", "fails", "open"]
-
-
-@dataclass(frozen=True)
-class VerdictPart:
-    """Quality, the diagnosed coordinate, or the optimizer-facing endpoints of one method."""
-
-    state: State
-    reason: str
-    """One sentence; for an open part, what would settle it."""
-    numbers: dict[str, float | int | str | None] = field(default_factory=dict)
+from zloss.results.verdict import State, VerdictPart
 
 
 def against_bound(lower: float | None, upper: float | None, bound: float) -> State:
@@ -23,3 +12,17 @@ def against_bound(lower: float | None, upper: float | None, bound: float) -> Sta
     if lower is None or upper is None:
         return "open"
     return "holds" if upper <= bound else "fails" if lower > bound else "open"
+
+
+def all_must_hold(parts: Sequence[VerdictPart]) -> VerdictPart:
+    """One part of several questions: it fails where one fails, and holds where all hold.
+
+    Numbers and interval are those of the first question with the joint state; `questions` has the numbers of all.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    states = {part.state for part in parts}
+    state: State = "fails" if "fails" in states else "open" if "open" in states else "holds"
+    first = next(part for part in parts if part.state == state)
+    reason = " ".join(part.reason for part in parts if state == "holds" or part.state == state)
+    return VerdictPart(state, reason, {**first.numbers, "questions": [part.numbers for part in parts]}, first.interval)

@@ -9,7 +9,7 @@ Axes: S seeds, B validation blocks, G groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from zloss.decide.verdicts.groups import LEAST_GROUPS, contiguous_groups, group_sums
 from zloss.decide.verdicts.interval import PairedInterval, paired_interval
-from zloss.decide.verdicts.part import VerdictPart, against_bound
+from zloss.decide.verdicts.part import against_bound
+from zloss.results.verdict import Interval, VerdictPart
+
+NATS = "nats per token"
+LARGEST = 700.0
+"""Beyond it exp is infinite in fp64."""
+RUN_AGAIN = "the runs hold no per-block validation: run them again"
 
 
 @dataclass(frozen=True)
@@ -44,61 +50,86 @@ def quality_interval(ce: BlockCrossEntropies) -> PairedInterval:
 
 def judge_quality(ce: BlockCrossEntropies, *, baseline_ppl: float, tolerance_ppl: float) -> VerdictPart:
     """Holds if Δ + h ≤ tolerance, fails if Δ − h > tolerance, else open; open with one seed, never holds below 8 groups."""
-    interval = quality_interval(ce)
-    tolerance = math.log1p(tolerance_ppl / baseline_ppl)
+    return _judge(quality_interval(ce), baseline_ppl, tolerance_ppl)
+
+
+def judge_quality_by_seed(differences_S: Sequence[float], *, baseline_ppl: float, tolerance_ppl: float) -> VerdictPart:
+    """The same without per-block validation: the spread over text is unknown, so quality fails or stays open."""
+    return _judge(paired_interval(differences_S, 0.0, 0), baseline_ppl, tolerance_ppl)
+
+
+def _judge(interval: PairedInterval, baseline_ppl: float, tolerance_ppl: float) -> VerdictPart:
+    # A tolerance of −100 % of the PPL and less asks for a CE of −∞, which no method reaches.
+    share = tolerance_ppl / baseline_ppl
+    tolerance = math.log1p(share) if share > -1 else -math.inf
 
     def ppl(nats: float | None) -> float | None:
-        return None if nats is None or not math.isfinite(nats) else baseline_ppl * math.expm1(nats)
+        return None if nats is None or not math.isfinite(nats) or nats > LARGEST else baseline_ppl * math.expm1(nats)
 
     state = against_bound(interval.lower, interval.upper, tolerance)
     settle = interval.seeds_to_settle(tolerance)
-    enough = interval.groups >= LEAST_GROUPS
-    if state == "holds" and not enough:
+    if state == "holds" and interval.groups < LEAST_GROUPS:
         state = "open"
-    reason = _reason(interval, state, tolerance_ppl, ppl, settle, enough=enough)
+    bounds = None
+    if interval.lower is not None and interval.upper is not None and math.isfinite(interval.upper):
+        bounds = Interval(interval.lower, interval.upper, NATS)
     return VerdictPart(
         state,
-        reason,
+        _reason(interval, state, tolerance_ppl, ppl, settle),
         {
             "delta_ce": interval.difference,
             "half_width": _finite(interval.half_width),
+            "delta_ppl": ppl(interval.difference),
             "lower_ppl": ppl(interval.lower),
             "upper_ppl": ppl(interval.upper),
-            "delta_ppl": ppl(interval.difference),
-            "tolerance_ce": tolerance,
+            "tolerance_ce": _finite(tolerance),
             "tolerance_ppl": tolerance_ppl,
-            "smallest_tolerance_ppl": ppl(interval.upper),
+            "smallest_tolerance_ppl": ppl(interval.upper) if interval.groups >= LEAST_GROUPS else None,
             "seeds": interval.seeds,
             "groups": interval.groups,
             "seeds_to_settle": settle,
             "seed_half_width": _finite(interval.seed_part),
-            "text_half_width": _finite(interval.group_part),
+            "text_half_width": _finite(interval.group_part) if interval.groups else None,
         },
+        bounds,
     )
 
 
 def _reason(
-    interval: PairedInterval, state: str, tolerance_ppl: float, ppl: object, settle: int | None, *, enough: bool
+    interval: PairedInterval,
+    state: str,
+    tolerance_ppl: float,
+    ppl: Callable[[float | None], float | None],
+    settle: int | None,
 ) -> str:
-    assert callable(ppl)
     if interval.half_width is None:
         return (
-            f"one seed: ΔCE = {interval.difference:+.4g} nat ({ppl(interval.difference):+.3g} PPL) without an interval; "
-            "run at least one more seed."
+            f"one seed: ΔCE = {interval.difference:+.4g} nat ({_signed(ppl(interval.difference))} PPL) without an "
+            "interval; run at least one more seed."
         )
-    span = (
-        f"ΔCE = {interval.difference:+.4g} ± {interval.half_width:.2g} nat "
-        f"({ppl(interval.lower):+.3g} … {ppl(interval.upper):+.3g} PPL; tolerance {tolerance_ppl:.3g} PPL)"
-        if math.isfinite(interval.half_width)
-        else f"ΔCE = {interval.difference:+.4g} nat without an interval"
-    )
-    if state == "open":
-        if not enough:
-            return f"{span}: {interval.groups} groups of validation text, at least {LEAST_GROUPS} are needed."
-        if settle is not None and settle > interval.seeds:
-            return f"{span}: {settle} seeds would settle it at the present spread."
-        return f"{span}: more seeds alone cannot settle it; validate on more text."
-    return f"{span}."
+    if math.isfinite(interval.half_width):
+        span = (
+            f"ΔCE = {interval.difference:+.4g} ± {interval.half_width:.2g} nat ({_signed(ppl(interval.lower))} … "
+            f"{_signed(ppl(interval.upper))} PPL; tolerance {tolerance_ppl:.3g} PPL)"
+        )
+    else:
+        span = f"ΔCE = {interval.difference:+.4g} nat without an interval"
+    if state == "fails":
+        return f"{span}."
+    if state == "holds":
+        return f"{span}; it would hold down to a tolerance of {_signed(ppl(interval.upper))} PPL."
+    if not interval.groups:
+        return f"{span}; {RUN_AGAIN}."
+    if interval.groups < LEAST_GROUPS:
+        return f"{span}; the validation text gives {interval.groups} groups, at least {LEAST_GROUPS} are needed."
+    least = f"a tolerance of {_signed(ppl(interval.upper))} PPL would hold"
+    if settle is not None and settle > interval.seeds:
+        return f"{span}; {least}, or {settle} seeds would settle it at the present spread."
+    return f"{span}; {least}; more seeds alone cannot settle it, validate on more text."
+
+
+def _signed(value: float | None) -> str:
+    return "∞" if value is None else f"{value:+.3g}"
 
 
 def _finite(value: float | None) -> float | None:

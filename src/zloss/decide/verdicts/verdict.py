@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from zloss.decide.verdicts.part import VerdictPart
+from zloss.results.verdict import VerdictName, VerdictParts
 
-Name = Literal["accepted", "rejected", "inconclusive"]
-ORDER = ("quality", "coordinate", "optimizer")
+ALL = 3
+"""Parts that must hold for an accepted method."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The verdict and its parts, which are shown apart."""
 
-    name: Name
-    parts: Mapping[str, VerdictPart]
+    name: VerdictName
+    parts: VerdictParts
     reasons: tuple[str, ...]
+    """The sentences of the parts that decided."""
 
     @property
     def accepted(self) -> bool | None:
@@ -26,10 +25,14 @@ class Verdict:
         return {"accepted": True, "rejected": False, "inconclusive": None}[self.name]
 
 
-def join_parts(parts: Mapping[str, VerdictPart]) -> Verdict:
-    """Any part that fails rejects; all must hold to accept; the reasons are those of the parts that decided."""
-    states = {part.state for part in parts.values()}
-    name: Name = "rejected" if "fails" in states else "accepted" if states == {"holds"} else "inconclusive"
+def join_parts(parts: VerdictParts) -> Verdict:
+    """Any part that fails rejects; all three must hold to accept; the reasons are those of the parts that decided."""
+    named = parts.named()
+    states = {part.state for _, part in named}
+    complete = len(named) == ALL
+    name: VerdictName = (
+        "rejected" if "fails" in states else "accepted" if states == {"holds"} and complete else "inconclusive"
+    )
     deciding = {"rejected": "fails", "accepted": "holds", "inconclusive": "open"}[name]
-    reasons = tuple(f"{key}: {parts[key].reason}" for key in ORDER if key in parts and parts[key].state == deciding)
-    return Verdict(name, dict(parts), reasons)
+    reasons = tuple(f"{key}: {part.reason}" for key, part in named if part.state == deciding)
+    return Verdict(name, parts, reasons)
