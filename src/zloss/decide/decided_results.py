@@ -59,7 +59,9 @@ def decide_results(
             for audit in audits
         ),
         loss_audits=tuple(loss_audits),
-        comparisons=tuple(judge_quality(comparison, limits) for comparison in comparisons),
+        comparisons=tuple(
+            judge_quality(comparison, limits, stated_thresholds=thresholds is not None) for comparison in comparisons
+        ),
         shared=shared,
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from zloss.report.tables.comparison import estimable_columns
+from zloss.report.tables.method_verdicts import verdict_line, verdict_notes
 from zloss.report.terminal.whole import print_whole
 from zloss.results.comparison import ComparedMethod, Comparison, PairedDifferences, SeedDifference, SeedSummary
 from zloss.results.quantities import symbol, titled
@@ -33,6 +35,8 @@ TABLES = {
 }
 
 
+WIDTH = 80
+"""Columns of the sentences under the tables."""
 Paired = list[tuple[ComparedMethod, PairedDifferences]]
 
 
@@ -57,11 +61,29 @@ def print_comparison(comparison: Comparison) -> None:
     if comparison.router is not None:
         _print_routers(console, comparison.baseline, paired)
     else:
-        _print_verdicts(console, comparison, paired)
+        _print_differences(console, comparison, paired)
+    _print_verdicts(console, comparison)
     _print_tokens(console, comparison)
 
 
-def _print_verdicts(console: Console, comparison: Comparison, paired: Paired) -> None:
+def _print_verdicts(console: Console, comparison: Comparison) -> None:
+    """A word for each method, and under it the three parts, wrapped to the terminal."""
+    width = min(console.width, WIDTH)
+
+    def wrapped(text: str, first: str) -> None:
+        lines = textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * len(first))
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+    for verdict in comparison.quality.methods:
+        line = verdict_line(verdict)
+        wrapped(f"{line.word}" + (f" ({line.note})" if line.note else ""), f"{_name(verdict.method, verdict.coef)}: ")
+        for part in line.parts:
+            wrapped(part.reason, f"  {part.name:<10} {part.state:<5}  ")
+    for note in verdict_notes(comparison):
+        wrapped(note, "")
+
+
+def _print_differences(console: Console, comparison: Comparison, paired: Paired) -> None:
     from rich.table import Table
 
     table = Table(title=f"against {comparison.baseline}: paired differences, tails in the same coordinate")
@@ -75,12 +97,10 @@ def _print_verdicts(console: Console, comparison: Comparison, paired: Paired) ->
             _signed(side.get("p_z_999")),
             _signed(side.get("a_p_99")),
             verdict.coordinate or "—",
-            {True: "accepted", False: "rejected", None: "—"}[verdict.accepted],
+            verdict_line(verdict).word,
         )
     if paired:
         print_whole(console, table)
-        for verdict in comparison.quality.methods:
-            console.print(f"{_name(verdict.method, verdict.coef)}: {verdict.reason}", highlight=False, soft_wrap=True)
     for method, differences in paired:
         if not method.coef:
             console.print(_trajectories(method, differences, comparison.baseline), highlight=False, soft_wrap=True)
@@ -112,9 +132,7 @@ def _print_routers(console: Console, baseline: str, paired: Paired) -> None:
 
 
 def _print_tokens(console: Console, comparison: Comparison) -> None:
-    quality, tokens = comparison.quality, comparison.tokens
-    if quality.tolerance_ppl is not None:
-        console.print(f"tolerance {quality.tolerance_ppl:.4g} PPL ({quality.tolerance})", highlight=False)
+    tokens = comparison.tokens
     if tokens.available and tokens.consumed is not None and tokens.reuse is not None:
         console.print(
             f"tokens per run: {tokens.consumed:,} consumed of {tokens.available:,} available, "

@@ -14,6 +14,7 @@ from zloss.decide.verdicts.diagnosed import DiagnosedQuantity, diagnosed_quantit
 from zloss.decide.verdicts.interval import paired_interval
 from zloss.decide.verdicts.part import all_must_hold
 from zloss.decide.verdicts.quality import BlockCrossEntropies, judge_quality, judge_quality_by_seed
+from zloss.decide.verdicts.router_scale import judge_scale
 from zloss.results.moe_config import OFF
 from zloss.results.validation_blocks import ValidationBlocks
 from zloss.results.verdict import VerdictPart
@@ -113,14 +114,8 @@ def _gradient_norm(pairs: Pairs) -> VerdictPart:
 
 
 def _scale(pairing: Pairing, thresholds: Thresholds) -> VerdictPart | None:
-    """s_rel of a router variant, which is exact: the same on every seed."""
+    """s_rel of a router variant, the same on every seed; None for the variant without a router loss."""
     if pairing.method.split(" + ")[0] == OFF:
         return None
-    scale, tolerance = pairing.runs[0].metrics.get("s_rel"), thresholds.router_scale_tolerance
-    if not isinstance(scale, (int, float)):
-        return VerdictPart("open", "the runs hold no s_rel.")
-    numbers = {"quantity": "s_rel", "s_rel": scale, "tolerance": tolerance}
-    if abs(scale - 1) <= tolerance:
-        return VerdictPart("holds", f"s_rel = {scale:.4g}: the scale of the token-layer mean.", numbers)
-    match = f"; λ_R = {pairing.coef / scale:.4g} would have it" if scale else ""
-    return VerdictPart("fails", f"s_rel = {scale:.4g} is not the scale of the token-layer mean{match}.", numbers)
+    routing = pairing.runs[0].record.routing
+    return judge_scale(None if routing is None else routing.s_rel, pairing.coef, thresholds.router_scale_tolerance)
