@@ -63,11 +63,11 @@ class BlockValues:
             for name, read in MEANS.items():
                 # The squares of the centered residual are rounding noise.
                 if (name, coordinate) != (SHIFT_SQUARED, "centered") and (column := read(tokens)) is not None:
-                    sums = self._sums.setdefault(f"{name}_{coordinate}", np.zeros(self.blocks))
+                    sums = self._sums.setdefault(f"{name}.{coordinate}", np.zeros(self.blocks))
                     sums += self._by_block(column, block_T)
             for name, read in TAILS.items():
                 if (column := read(tokens)) is not None:
-                    largest = self._largest.setdefault(f"{name}_{coordinate}", _Largest(self._kept))
+                    largest = self._largest.setdefault(f"{name}.{coordinate}", _Largest(self._kept))
                     largest.update(_numbers(column), block_T)
 
     def _by_block(self, column: Tensor, block_T: NDArray[np.int64]) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 VIOLATION = "violation"
-"""|log Z − c|; `_raw` or `_centered` follows, as after the next three."""
+"""|log Z − c|; the coordinate follows, `violation.raw`, as after the next three."""
 SHIFT = "shift"
 """|μ|; centered: the measured residual."""
 DELTA_U = "delta_u"
@@ -39,9 +39,9 @@ class ValidationBlocks:
     kept: int = 0
     """K: values kept of every tail."""
     tails: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
-    """Quantity and coordinate (`violation_raw`) → for each block its values among the K largest, largest first."""
+    """Quantity and coordinate (`violation.raw`) → for each block its values among the K largest, largest first."""
     means: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """`shift_squared_raw`, `violation_squared_raw` and `violation_squared_centered` → mean over the tokens of each block."""
+    """`shift_squared.raw`, `violation_squared.raw` and `violation_squared.centered` → mean over the tokens of each block."""
 
 
 def kept_values(tokens: int) -> int:

@@ -160,7 +160,7 @@ def judge_ratio(shown: str, interval: PairedInterval, numbers: Mapping[str, Any]
         return VerdictPart("open", f"{why}: {shown} × {ratio:.4g}; {more}.", numbers)
     low, high = (math.exp(min(bound, LARGEST_LOG)) for bound in (interval.lower, interval.upper))
     bounds = Interval(low, high, RATIO)
-    span = f"{shown} × {ratio:.4g} ({low:.4g} … {high:.4g})"
+    span = f"{shown} × {ratio:.4g} ({low:.4g} to {high:.4g})"
     if state == "fails":
         return VerdictPart(state, f"no effect: {span}, not at least 1 % lower.", numbers, bounds)
     if state == "holds":

@@ -41,17 +41,17 @@ def diagnosed_quantities(method: str, coordinate: Coordinate, baseline: Coordina
     Empty for a method without anything to lower (CE) or with an unknown name.
     """
     if method == "centered-head":
-        return (DiagnosedQuantity("|μ|", f"{SHIFT}_{coordinate}", f"{SHIFT}_{baseline}", 0.99),)
+        return (DiagnosedQuantity("|μ|", f"{SHIFT}.{coordinate}", f"{SHIFT}.{baseline}", 0.99),)
     if method in (STANDARD, "centered"):
         name = "|log Z − c|" if coordinate == "raw" else "|log Z̃ − c|"
-        return (_both(name, f"{VIOLATION}_{coordinate}", 0.999),)
+        return (_both(name, f"{VIOLATION}.{coordinate}", 0.999),)
     if method == "factorized":
         return (
-            _both("μ²", f"{SHIFT_SQUARED}_raw", None),
-            _both("(log Z̃ − c)²", f"{VIOLATION_SQUARED}_centered", None),
+            _both("μ²", f"{SHIFT_SQUARED}.raw", None),
+            _both("(log Z̃ − c)²", f"{VIOLATION_SQUARED}.centered", None),
         )
     if method == "gain-aware":
-        weighted, plain = f"{DELTA_U_GAIN_AWARE}_raw", f"{DELTA_U}_raw"
+        weighted, plain = f"{DELTA_U_GAIN_AWARE}.raw", f"{DELTA_U}.raw"
         return (DiagnosedQuantity("‖δ_u‖ against Standard", weighted, plain, 0.99, against="standard"),)
     return ()
 
@@ -73,7 +73,7 @@ def stated_quantity(key: str, coordinate: Coordinate) -> DiagnosedQuantity | Non
     if found is None:
         return None
     name, stem, quantile = found
-    return _both(name, f"{stem}_{'raw' if stem == SHIFT_SQUARED else coordinate}", quantile)
+    return _both(name, f"{stem}.{'raw' if stem == SHIFT_SQUARED else coordinate}", quantile)
 
 
 def _both(name: str, key: str, quantile: float | None) -> DiagnosedQuantity:

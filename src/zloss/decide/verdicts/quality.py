@@ -109,7 +109,7 @@ def _reason(
         )
     if math.isfinite(interval.half_width):
         span = (
-            f"ΔCE = {interval.difference:+.4g} ± {interval.half_width:.2g} nat ({_signed(ppl(interval.lower))} … "
+            f"ΔCE = {interval.difference:+.4g} ± {interval.half_width:.2g} nat ({_signed(ppl(interval.lower))} to "
             f"{_signed(ppl(interval.upper))} PPL; tolerance {tolerance_ppl:.3g} PPL)"
         )
     else:

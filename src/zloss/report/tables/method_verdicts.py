@@ -31,6 +31,10 @@ class VerdictLine:
     note: str
     """Why there is no verdict, or the reason of a file without parts."""
 
+    def part(self, name: str) -> PartLine | None:
+        """The part of this name, where it applies."""
+        return next((part for part in self.parts if part.name == name), None)
+
 
 def verdict_line(verdict: QualityVerdict) -> VerdictLine:
     """The line of one method."""
