@@ -21,6 +21,9 @@ class Thresholds:
     component_share: float = 0.1
     """Objective decomposition fires when the smaller of E μ² and E(log Z̃ − c)² holds this share of their sum: one λ then
     acts on two coordinates at once."""
+    negligible_rms: float = 1.0
+    """Objective decomposition stays quiet while the root mean squares of μ and of log Z̃ − c are both below this many
+    nats: at λ = 1e-4 a violation of one nat adds 1e-4 nat to the loss."""
     gain_99: float = 10.0
     """Architectural transport fires when raw A_p^99 exceeds this: at 1/√β = 10 (β = 0.01) gain-aware weighting halves the
     source."""
@@ -28,6 +31,9 @@ class Thresholds:
     """Shared pathway fires when the input-path norm exceeds this share of the output-path norm on a tied table."""
     delta_src: float = 0.01
     """Implementation fires when Δ_src of an audited loss exceeds this: fp16 storage stays near it, bf16 is six times above."""
+    delta_theta: float = 0.01
+    """Implementation also fires when Δ_θ, the relative error of a parameter gradient, exceeds this: rounding dW to bf16
+    alone makes 0.002."""
     router_scale_tolerance: float = 0.01
     """Router reduction fires when |s_rel − 1| exceeds this."""
     grad_tail_ratio: float = 2.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from zloss.decide.bottom_line import bottom_line
 from zloss.decide.decided_results import DecidedResults, audit_names
 from zloss.decide.quality import JudgedComparison, QualityJudgement
 from zloss.errors import MissingDependencyError
@@ -143,6 +144,7 @@ def _render(results: DecidedResults) -> str:
         symbol=symbol,
         hint=lambda key: definition.hint if (definition := define(key)) else "",
         visible=visible_text,
+        bottom_line=bottom_line,
     )
     names = audit_names(results.audits)
     audits = [
