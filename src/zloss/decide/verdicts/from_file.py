@@ -15,6 +15,7 @@ from zloss.decide.verdicts.verdict import join_parts
 from zloss.results.comparison import ComparedMethod, Comparison, QualityVerdict
 from zloss.results.verdict import VerdictPart, VerdictParts
 
+CENTERED_HEAD = "centered-head"
 NOTHING_TO_LOWER = ("ce", "none")
 """Names of CE and of the absent router loss."""
 
@@ -84,9 +85,20 @@ def _coordinate(
         variant = next(variants, None)
         scale = None if variant is None else variant.s_rel
         return judge_scale(scale, method.coef, thresholds.router_scale_tolerance)
+    if method.method == CENTERED_HEAD:
+        return _shift(comparison, method)
     key = comparison.quality.diagnosed
     side = None if method.paired is None else method.paired.same_coordinate.of(stated.coordinate)
     found = None if side is None else side.get(key)
     ratio = None if found is None else found.ratio
     shown = "" if ratio is None else f"{key} × {ratio:.4g} without an interval; "
     return VerdictPart("open", f"{shown}{RUN_AGAIN}.", {"quantity": key, "ratio": ratio})
+
+
+def _shift(comparison: Comparison, method: ComparedMethod) -> VerdictPart:
+    """p99 |μ| of the centered head against the baseline's, each in the coordinate that it deploys."""
+    base, key = comparison.baseline_method, "mu_abs_99"
+    before, after = None if base is None else base.mean(key), method.mean(key)
+    ratio = after / before if before and after is not None else None
+    shown = "" if ratio is None else f"p99 |μ| × {ratio:.4g} without an interval; "
+    return VerdictPart("open", f"{shown}{RUN_AGAIN}.", {"quantity": "|μ|", "ratio": ratio})
