@@ -30,6 +30,8 @@ BEYOND = 50
 QUANTILES = (0.999, 0.99, 0.95)
 RATIO = "ratio"
 """Unit of the interval: method / baseline."""
+MOST_NUMBERS = 4_000_000
+"""Numbers in memory at once while resamples of a tail are read."""
 LARGEST_LOG = 700.0
 """Beyond it exp is infinite in fp64."""
 
@@ -104,13 +106,18 @@ def _resampled(
         return counts_RG @ group_sums(np.asarray(values.means) * tokens_B, group_B) / tokens_R
     assert level is not None
     kept_K = np.concatenate([np.asarray(v, dtype=np.float64) for v in values.values] or [np.empty(0)])
-    group_K = np.repeat(group_B, [len(v) for v in values.values])
+    out_R = np.full(len(counts_RG), np.nan)
+    if not len(kept_K):
+        return out_R
     order = np.argsort(kept_K)[::-1]
-    above_RK = np.cumsum(counts_RG[:, group_K[order]], axis=1)
-    found_RK = above_RK > ((1 - level) * tokens_R)[:, None]
-    first_R = found_RK.argmax(axis=1) if len(kept_K) else np.zeros(len(counts_RG), dtype=np.int64)
-    out_R = kept_K[order][first_R] if len(kept_K) else np.full(len(counts_RG), np.nan)
-    return np.where(found_RK.any(axis=1), out_R, np.nan) if len(kept_K) else out_R
+    group_K, largest_K = np.repeat(group_B, [len(v) for v in values.values])[order], kept_K[order]
+    step = max(1, MOST_NUMBERS // len(kept_K))
+    for start in range(0, len(counts_RG), step):
+        part = slice(start, start + step)
+        above_RK = np.cumsum(counts_RG[part][:, group_K], axis=1)
+        found_RK = above_RK > ((1 - level) * tokens_R[part])[:, None]
+        out_R[part] = np.where(found_RK[:, -1], largest_K[found_RK.argmax(axis=1)], np.nan)
+    return out_R
 
 
 def judge_effect(

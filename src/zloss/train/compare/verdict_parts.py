@@ -30,9 +30,7 @@ def quality_part(pairing: Pairing, tolerance_ppl: float) -> VerdictPart:
     values = [(base.ce, run.ce) for base, run in records]
     if any(base is None for base, _ in values):
         return VerdictPart("open", "the baseline's validation CE is not finite on some seed.")
-    if any(
-        run is None or run_record.valid_nonfinite.nan for (_, run), (_, run_record) in zip(values, records, strict=True)
-    ):
+    if any(run.ce is None or run.valid_nonfinite.nan or run.valid_nonfinite.inf for _, run in records):
         return VerdictPart("fails", "its validation CE is not finite on every token and seed.")
     finite = [(base, run) for base, run in values if base is not None and run is not None]
     baseline_ppl = math.exp(statistics.fmean(base for base, _ in finite))
