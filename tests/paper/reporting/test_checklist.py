@@ -79,7 +79,7 @@ def test_a_router_section_makes_the_router_items_apply(audits: dict[str, dict[st
 
 def test_a_run_with_experts_covers_its_router_loss(audits: dict[str, dict[str, Any]]) -> None:
     run = {"dropped_routes": 0.0, "over_capacity": 0.1, "s_rel": 1.0, "router_absolute": 1e-6, "entropy": 1.6,
-           "load_cv": 0.3, "router_correction_norm": 1e-3, "router": {"coef": 1e-3, "convention": "token_layer_mean"}}  # fmt: skip
+           "load_cv": 0.3, "router_correction_norm": 1e-3, "router": {"coef": 1e-3, "convention": "megatron"}}  # fmt: skip
     found = status(Given("metrics.json", "metrics", run))
     router = {item.id for item in ITEMS if item.scope == "router"}
     assert {name for name in router if found[name] != "covered"} == {"top_k", "denominator"}

@@ -13,6 +13,7 @@ from zloss.results.quantities import symbol, titled
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 ROUTERS = {
     "Quality and routing": titled(("ce", "ppl", "entropy", "load_cv", "s_rel", "router_absolute")),
@@ -43,17 +44,13 @@ Paired = list[tuple[ComparedMethod, PairedDifferences]]
 def print_comparison(comparison: Comparison) -> None:
     """One line per method; differences are method minus baseline, tails in the same coordinate."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     seeds = comparison.seeds
     matched = f"{len(seeds)} matched seed{'s' if len(seeds) != 1 else ''}, mean ± std"
     for title, stated in (TABLES if comparison.router is None else ROUTERS).items():
         columns = estimable_columns(stated, comparison)
-        table = Table(title=f"{title}: {matched}")
-        table.add_column("method", no_wrap=True)
-        for _, heading in columns:
-            table.add_column(heading, justify="right")
+        table = _table(f"{title}: {matched}", "method", *(heading for _, heading in columns))
         for method in comparison.methods:
             table.add_row(_name(method.method, method.coef), *(_cell(method.metrics.get(key)) for key, _ in columns))
         print_whole(console, table)
@@ -84,11 +81,8 @@ def _print_verdicts(console: Console, comparison: Comparison) -> None:
 
 
 def _print_differences(console: Console, comparison: Comparison, paired: Paired) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"against {comparison.baseline}: paired differences, tails in the same coordinate")
-    for title in ("method", "Δ PPL", "Δ P_Z^99.9", "Δ A_p^99", "coordinate", "verdict"):
-        table.add_column(title, justify="right" if "Δ" in title else "left", no_wrap=title == "method")
+    title = f"against {comparison.baseline}: paired differences, tails in the same coordinate"
+    table = _table(title, "method", "Δ PPL", "Δ P_Z^99.9", "Δ A_p^99", "tails in")
     for verdict, (_, differences) in zip(comparison.quality.methods, paired, strict=True):
         side = differences.same_coordinate.of(verdict.coordinate)
         table.add_row(
@@ -97,7 +91,6 @@ def _print_differences(console: Console, comparison: Comparison, paired: Paired)
             _signed(side.get("p_z_999")),
             _signed(side.get("a_p_99")),
             verdict.coordinate or "—",
-            verdict_line(verdict).word,
         )
     if paired:
         print_whole(console, table)
@@ -108,18 +101,15 @@ def _print_differences(console: Console, comparison: Comparison, paired: Paired)
 
 def _print_routers(console: Console, baseline: str, paired: Paired) -> None:
     """Seed by seed against the baseline: entropy, load, PPL, and the largest difference of the training loss."""
-    from rich.table import Table
-
-    table = Table(title=f"against {baseline}: paired differences")
     compared = ("ce", "ppl", "entropy", "load_cv")
     changes = (f"Δ {symbol(key)}" for key in compared)
-    for title in ("router loss", *changes, symbol("max_loss_difference")):
-        table.add_column(title, justify="left" if title == "router loss" else "right", no_wrap=title == "router loss")
+    title = f"against {baseline}: paired differences"
+    table = _table(title, "router loss", *changes, symbol("max_loss_difference"))
     for method, differences in paired:
         gaps = [part.max_loss_difference for part in differences.trajectory]
         largest = max((gap for gap in gaps if gap is not None), default=None)
         shown = "—" if largest is None else "0" if largest == 0 else f"{largest:.2g}"
-        cells = (_signed(differences.deployed.get(key)) for key in ("ce", "ppl", "entropy", "load_cv"))
+        cells = (_signed(differences.deployed.get(key)) for key in compared)
         table.add_row(_name(method.method, method.coef), *cells, shown)
     if table.row_count:
         print_whole(console, table)
@@ -161,6 +151,15 @@ def _trajectories(method: ComparedMethod, differences: PairedDifferences, baseli
     return f"{_name(method.method, method.coef)} trained against {baseline}: {'; '.join(parts)}"
 
 
+def _table(title: str, *headings: str) -> Table:
+    """A table without side borders: four numbers with their spread fit 80 columns."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column, Table
+
+    columns = (Column(name, justify="left" if i == 0 else "right", no_wrap=True) for i, name in enumerate(headings))
+    return Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+
+
 def _name(method: str, coef: float) -> str:
     return f"{method} {coef:g}" if coef else method
 
@@ -170,7 +169,7 @@ def _cell(summary: SeedSummary | None) -> str:
 
 
 def _signed(difference: SeedDifference | None) -> str:
-    return "—" if difference is None else f"{difference.mean:+.4g}{_spread(difference.std)}"
+    return "—" if difference is None else f"{difference.mean:+.3g}{_spread(difference.std)}"
 
 
 def _spread(std: float | None) -> str:
