@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import statistics
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 
 import pytest
 
+import zloss_paper
 from tests.train.tiny_run import SCRATCH, some_text
 from zloss.cli.main import main
 from zloss.report.text.numbers import number
+
+TABLES = Path(zloss_paper.__file__).parent / "data" / "tables.json"
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +78,35 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     assert paired["deployed"]["ppl"]["by_seed"] == pytest.approx(gaps)
     # A strong raw penalty pulls the shifted head in, in its own coordinate.
     assert verdicts["standard", 0.3]["improves"] is True
-    assert verdicts["standard", 0.3]["accepted"] is True
-    # Centering alone changes no run: nothing to accept beyond quality, and no difference in the same coordinate.
+    # It does so with gradients a thousand times as large, which rejects it whatever the tolerance.
+    assert verdicts["standard", 0.3]["verdict"] == "rejected"
+    assert verdicts["standard", 0.3]["accepted"] is False
+    assert verdicts["standard", 0.3]["parts"]["optimizer"]["state"] == "fails"
+    assert "max ‖g‖₂" in verdicts["standard", 0.3]["reasons"][0]
+    # Centering alone changes no run: no difference in the same coordinate, and six blocks are too few to judge by.
     head = next(m["paired"] for m in data["methods"] if m["method"] == "centered-head")
     assert head["same_coordinate"]["raw"]["p_z_999"]["mean"] == 0
     assert head["deployed"]["p_z_999"]["mean"] < -10
     assert all(part["first_difference"] is None for part in head["trajectory"])
+    assert verdicts["centered-head", 0.0]["verdict"] == "inconclusive"
     assert verdicts["centered-head", 0.0]["accepted"] is None
     assert data["tokens"]["consumed"] == 15 * 2 * 24
-    for word in ("accepted", "reuse factor", "equal bit for bit", "standard 0.3", "comparison.json"):
+    for word in (
+        "rejected",
+        "inconclusive",
+        "5 methods compared",
+        "a seed varies the initial weights",
+        "reuse factor",
+        "equal bit for bit",
+        "standard 0.3",
+        "comparison.json",
+    ):
         assert word in printed
+    below = printed[printed.index("centered-head: inconclusive") :].splitlines()
+    assert all(len(line) <= 80 for line in below if not line.startswith(("centered-head trained", str(runs))))
     page = (runs / "report.html").read_text()
     assert "standard" in page
+    assert page.count('data-part="optimizer"') == 5
     assert page.count('<svg class="chart"') >= 3
     assert page.index('id="comparisons"') < page.index("Paired differences") < page.index("Gradient norm tail")
     assert page.count("<footer>") == 1
@@ -95,10 +116,28 @@ def test_a_tolerance_can_reject(runs: Path) -> None:
     assert main(["compare", str(runs), "--tolerance-ppl", "-1000", "--quiet"]) == 0
     data = json.loads((runs / "comparison.json").read_text())
     assert {q["accepted"] for q in data["quality"]["methods"] if q["coef"]} == {False}
+    assert {q["parts"]["quality"]["state"] for q in data["quality"]["methods"]} == {"fails"}
     assert main(["compare", str(runs), "--quiet"]) == 0
     data = json.loads((runs / "comparison.json").read_text())
     ce = statistics.fmean(metrics(runs, f"ce-0-s{seed}")["ppl"] for seed in (1, 2))
     assert data["quality"]["tolerance_ppl"] == pytest.approx(0.01 * ce)
+
+
+def test_limits_of_the_optimizer_are_options(runs: Path, tmp_path: Path) -> None:
+    loose = ["--grad-max-ratio", "1e6", "--event-rate-increase", "1", "--spike-rate-increase", "1"]
+    assert main(["compare", str(runs), *loose, "--quiet"]) == 0
+
+    def standard() -> Any:
+        data = json.loads((runs / "comparison.json").read_text())
+        return next(q for q in data["quality"]["methods"] if (q["method"], q["coef"]) == ("standard", 0.3))
+
+    assert standard()["parts"]["optimizer"]["state"] == "holds"
+    assert standard()["verdict"] == "inconclusive"
+    assert main(["compare", str(runs), "--quiet"]) == 0
+    assert standard()["verdict"] == "rejected"
+    # The comparison holds the endpoints by seed, so a report judges them at other limits.
+    assert main(["report", str(runs / "comparison.json"), *loose, "--out", str(tmp_path / "page"), "--quiet"]) == 0
+    assert "rejected</td>" not in (tmp_path / "page" / "report.html").read_text()
 
 
 def test_a_comparison_joins_a_report(runs: Path, tmp_path: Path) -> None:
@@ -116,10 +155,62 @@ def test_the_markdown_page_has_the_numbers_of_the_json_file(runs: Path) -> None:
     for method in data["methods"]:
         assert number(method["metrics"]["ppl"]["mean"]) in page
     for record in data["quality"]["methods"]:
-        assert record["reason"] in page
+        assert record["verdict"] in page
+        assert all(part["reason"] in page for part in record["parts"].values())
         assert number(record["delta_ppl"]) in page
     assert data["provenance"]["runs"] == sum(len(method["seeds"]) for method in data["methods"])
     assert str(runs) not in page
+
+
+def test_one_seed_of_three_steps_is_inconclusive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(some_text(), encoding="utf-8")
+    words = ["train", *SCRATCH, "--methods", "ce,standard", "--coef", "1e-4", "--seeds", "1", "--steps", "3"]
+    words += ["--text", str(text), "--trackers", "none", "--checkpoint-every", "0", "--out", str(tmp_path / "out")]
+    words[words.index("--valid-blocks") + 1] = "64"
+    assert main([*words, "--quiet"]) == 0
+    assert main(["compare", str(tmp_path / "out")]) == 0
+    (verdict,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["quality"]["methods"]
+    assert verdict["verdict"] == "inconclusive"
+    states = {name: part["state"] for name, part in verdict["parts"].items()}
+    assert states == {"quality": "open", "coordinate": "open", "optimizer": "holds"}
+    assert all("one seed" in verdict["parts"][name]["reason"] for name in ("quality", "coordinate"))
+    assert "standard 0.0001: inconclusive" in capsys.readouterr().out
+
+
+def test_runs_without_per_block_validation_say_so(runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs, copy)
+    for file in copy.glob("*/metrics.json"):
+        data = json.loads(file.read_text())
+        del data["validation_blocks"]
+        file.write_text(json.dumps(data))
+    assert main(["compare", str(copy), "--quiet"]) == 0
+    verdicts = json.loads((copy / "comparison.json").read_text())["quality"]["methods"]
+    calm = next(q for q in verdicts if q["method"] == "centered" and q["coef"] == 1e-4)
+    assert calm["verdict"] == "inconclusive"
+    assert all("run them again" in calm["parts"][name]["reason"] for name in ("quality", "coordinate"))
+
+
+def test_the_papers_update_outliers_are_rejected_for_their_tails(runs: Path, tmp_path: Path) -> None:
+    table = json.loads(TABLES.read_text(encoding="utf-8"))["tab:fineweb_update_outlier"]
+    rows = {row["method"]: row for row in table["rows"]}
+    for name, row in (("ce-0", rows["CE baseline"]), ("standard-0.3", rows["Standard Z-loss"])):
+        for seed in (1, 2):
+            place = tmp_path / f"{name}-s{seed}"
+            shutil.copytree(runs / place.name, place)
+            data = metrics(runs, place.name) | {key: row[key] for key in row if key != "method"}
+            data |= {"steps": table["config"]["steps"], "ce": math.log(row["ppl"]), "spike_rate": 0.0}
+            data |= {"grad_inf_p99": None, "grad_inf_max": None, "adam_v_max": None, "adam_v_p99": None}
+            del data["validation_blocks"]
+            (place / "metrics.json").write_text(json.dumps(data))
+    assert main(["compare", str(tmp_path), "--quiet"]) == 0
+    (verdict,) = json.loads((tmp_path / "comparison.json").read_text())["quality"]["methods"]
+    assert verdict["delta_ppl"] < 0  # a better PPL does not excuse the tails
+    assert verdict["verdict"] == "rejected"
+    assert verdict["reasons"] == [
+        "optimizer: p99 ‖g‖₂ × 5.26 (limit × 2); max ‖g‖₂ × 22.2 (limit × 3); Φ_10 0 → 0.0172 (limit +0.01)."
+    ]
 
 
 def test_unmatched_pairs_are_refused_by_field(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,11 @@ def test_a_missing_key_of_metrics_is_named(folders: dict[str, Path], kind: str) 
     for path in places(data):
         name = ".".join(path)
         open_keys = (
-            path[0].startswith("phi_") or path[0] == "reasons" or (path[0] == "valid_nonfinite" and len(path) > 1)
+            path[0].startswith("phi_")
+            or path[0] == "reasons"
+            or (path[0] == "valid_nonfinite" and len(path) > 1)
+            # Runs from before the validation was kept block by block still open.
+            or (path[0] == "validation_blocks" and path[1:2] not in (("tokens",), ("ce",)))
         )
         if open_keys or (len(path) > 1 and name.startswith(OPTIONAL) and name != "heads.raw"):
             continue

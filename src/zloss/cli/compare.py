@@ -1,19 +1,22 @@
-"""`zloss compare`: matched runs side by side, accepted or rejected."""
+"""`zloss compare`: matched runs side by side, with a verdict on every method."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from zloss.decide.thresholds import Thresholds
+
 
 @dataclass(frozen=True)
 class Compare:
-    """Pair the runs of `zloss train` by seed and every setting, print mean ± std and paired differences, and accept or
-    reject each method: its diagnosed coordinate must improve, and PPL must stay within the tolerance. Of runs with --moe
-    the router variants are compared: scale, entropy, load, and how far their losses are from the baseline's."""
+    """Pair the runs of `zloss train` by seed and every setting, print mean ± std and paired differences, and judge each
+    method: accepted, rejected or inconclusive, from its validation quality, the coordinate it is meant to lower, and what
+    reaches the optimizer. Of runs with --moe the router variants are compared: scale, entropy, load, and how far their
+    losses are from the baseline's."""
 
     folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """The --out of `zloss train`."""
@@ -21,11 +24,13 @@ class Compare:
     """The reference method; `method:coef` where it was run with several coefficients. Default ce; token_layer_mean among
     router variants."""
     tolerance_ppl: float | None = None
-    """How much PPL may rise. Default: 1 % of the baseline's."""
-    diagnosed: str = "p_z_999"
-    """The quantity of the head that an intervention has to lower: p_z_999, a_p_99, diag_z, mu_abs_99, ..."""
+    """How much PPL may rise, in PPL. Default: --quality-tolerance of the baseline's PPL."""
+    diagnosed: str | None = None
+    """A number of the head that every method has to lower instead of its own: p_z_999, mu_abs_99, delta_u_99, diag_z or
+    mu_rms. Default: what each method is meant to lower."""
     quiet: bool = False
     """No table."""
+    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
 
     def run(self) -> int:
         from zloss.decide.decided_results import decide_results
@@ -42,8 +47,10 @@ class Compare:
             tolerance_ppl=self.tolerance_ppl,
             diagnosed=self.diagnosed,
             unfinished=unfinished,
+            thresholds=self.thresholds,
         )
-        written = write_comparison(folder, decide_results(comparisons=(comparison,)))
+        thresholds = None if self.thresholds == Thresholds() else self.thresholds
+        written = write_comparison(folder, decide_results(comparisons=(comparison,), thresholds=thresholds))
         if not self.quiet:
             print_comparison(comparison)
             print("\n".join(str(path) for path in written))

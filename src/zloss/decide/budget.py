@@ -5,6 +5,16 @@ from __future__ import annotations
 from zloss.results.audit import AuditReport
 from zloss.results.decision import Effect, LambdaBudget
 
+USUAL = (1e-5, 1e-3)
+"""The range of λ in use; the paper's runs are at 1e-4 and 1e-3."""
+
+
+def usual_range(coef: float | None) -> str:
+    """How a solved λ lies to the usual range, as a phrase; the budget is arithmetic at one checkpoint, not advice."""
+    where = "inside" if coef is not None and USUAL[0] <= coef <= USUAL[1] else "outside"
+    advice = "" if where == "inside" else ", so it is no advice"
+    return f"{where} the usual range of λ, 1e-5 to 1e-3{advice}"
+
 
 def solve_coefficient(coef: float, r_z: float | None, budget: float) -> float | None:
     """λ = coef · budget / R_Z(coef); None where R_Z is unknown or 0 (then no λ reaches the budget).
@@ -37,6 +47,12 @@ def budget_effects(report: AuditReport, budget: float) -> tuple[Effect, ...]:
     note = f"R_Z is linear in λ; gradient of the head on {report.gradient.blocks} blocks"
     found = [(name, value) for name, value in (("raw", solved.raw), ("centered", solved.centered)) if value is not None]
     return tuple(
-        Effect(f"λ for R_Z = {budget:.3g}, {name}", coef, value, unit="λ", note=note if i == 0 else "")
+        Effect(
+            f"λ for R_Z = {budget:.3g}, {name}",
+            coef,
+            value,
+            unit="λ",
+            note=f"{note}; {usual_range(value)}" if i == 0 else usual_range(value),
+        )
         for i, (name, value) in enumerate(found)
     )

@@ -44,7 +44,7 @@ def _centering(report: AuditReport) -> tuple[Effect, ...]:
 
 
 def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
-    """Share of the smaller of E μ² and E(log Z̃ − c)² in their sum."""
+    """Share of the smaller of E μ² and E(log Z̃ − c)² in their sum; quiet where both are negligible."""
     raw, centered, coef = report.heads.raw, report.heads.centered, report.diag_coef
     if raw.mu_rms is None or centered.diag_z is None:
         path = "heads.raw.mu_rms" if raw.mu_rms is None else "heads.centered.diag_z"
@@ -54,6 +54,11 @@ def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Stag
     if total == 0:
         return StageOutcome(0.0, thresholds.component_share, False, "Neither μ nor log Z̃ − c ever leaves its target.")
     share = min(shift, relative) / total
+    floor = thresholds.negligible_rms
+    if max(shift, relative) < floor**2:
+        sizes = f"rms μ = {math.sqrt(shift):.3g} and rms(log Z̃ − c) = {math.sqrt(relative):.3g} nats"
+        reason = f"Neither part matters: {sizes}, both below {floor:g}."
+        return StageOutcome(share, thresholds.component_share, False, reason)
     fired = share > thresholds.component_share
     larger, smaller = ("μ", "log Z̃ − c") if shift >= relative else ("log Z̃ − c", "μ")
     if fired:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zloss.decide.bottom_line import bottom_line, ordered_actions
 from zloss.decide.decision_map import decide, with_decisions
 from zloss.decide.quality import JudgedComparison, judge_quality
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
-from zloss.results.decision import DecisionMap
+from zloss.results.decision import Decision, DecisionMap
 from zloss.results.loss_audit import LossAudit
 
 
@@ -36,7 +37,7 @@ class DecidedResults:
         if self.shared is not None:
             return (self.shared,)
         return tuple(
-            DecisionMap(name, audit.thresholds, audit.decisions)
+            _map(name, audit.thresholds, audit.decisions)
             for name, audit in zip(audit_names(self.audits), self.audits, strict=True)
         )
 
@@ -52,16 +53,23 @@ def decide_results(
     shared = None
     if not audits:
         decisions = decide(None, loss_audits=loss_audits, comparisons=comparisons, thresholds=limits)
-        shared = DecisionMap(None, limits.to_dict(), decisions)
+        shared = _map(None, limits.to_dict(), decisions)
     return DecidedResults(
         audits=tuple(
             with_decisions(audit, loss_audits=loss_audits, comparisons=comparisons, thresholds=thresholds)
             for audit in audits
         ),
         loss_audits=tuple(loss_audits),
-        comparisons=tuple(judge_quality(comparison, limits) for comparison in comparisons),
+        comparisons=tuple(
+            judge_quality(comparison, limits, stated_thresholds=thresholds is not None) for comparison in comparisons
+        ),
         shared=shared,
     )
+
+
+def _map(name: str | None, thresholds: dict[str, float | None], decisions: tuple[Decision, ...]) -> DecisionMap:
+    order = tuple(decision.stage for decision in ordered_actions(decisions))
+    return DecisionMap(name, thresholds, decisions, bottom_line(decisions), order)
 
 
 def audit_names(audits: Sequence[AuditReport]) -> list[str]:

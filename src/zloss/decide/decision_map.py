@@ -15,6 +15,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision
 from zloss.results.loss_audit import LossAudit
+from zloss.results.update_error import UpdateError
 
 
 def decide(
@@ -22,6 +23,7 @@ def decide(
     *,
     loss_audits: Sequence[LossAudit] = (),
     comparisons: Sequence[Comparison] = (),
+    update_errors: Sequence[UpdateError] = (),
     thresholds: Thresholds | None = None,
 ) -> tuple[Decision, ...]:
     """All eight stages in the order source → transport → optimizer → quality; an unevaluated one has fired None.
@@ -40,7 +42,7 @@ def decide(
         stage: unevaluated(stage, "no audit of a checkpoint was given") if report is None else evaluate(report, limits)
         for stage, evaluate in on_checkpoint.items()
     }
-    outcomes[stages.IMPLEMENTATION] = training.implementation(loss_audits, limits)
+    outcomes[stages.IMPLEMENTATION] = training.implementation(loss_audits, limits, update_errors)
     outcomes[stages.ROUTER] = training.router_reduction(report.router if report else None, comparisons, limits)
     outcomes[stages.OPTIMIZER] = training.optimizer_consequence(comparisons, limits)
     outcomes[stages.QUALITY] = training.quality_gate(comparisons, limits)

@@ -19,6 +19,8 @@ class StageOutcome:
     reason: str
     measured: tuple[Effect, ...] = ()
     """What the stage's action would change."""
+    action: str = ""
+    """What to do about what was found; empty for the stage's own action."""
 
 
 def unevaluated(stage: Stage, why: str = "") -> StageOutcome:
@@ -29,7 +31,11 @@ def unevaluated(stage: Stage, why: str = "") -> StageOutcome:
 
 
 def decision(stage: Stage, outcome: StageOutcome) -> Decision:
-    """The stage's text and its outcome as one record; only a fired stage keeps its effects."""
+    """The stage's text and its outcome as one record.
+
+    Only a fired stage keeps its effects; one that changes nothing is left out unless its note says why.
+    """
+    moved = tuple(effect for effect in outcome.measured if effect.before != effect.after or effect.note)
     return Decision(
         stage=stage.name,
         risk=stage.risk,
@@ -38,10 +44,10 @@ def decision(stage: Stage, outcome: StageOutcome) -> Decision:
         threshold=outcome.threshold,
         fired=outcome.fired,
         reason=outcome.reason,
-        action=stage.action,
+        action=outcome.action if outcome.fired and outcome.action else stage.action,
         expected=stage.expected,
         not_guaranteed=stage.not_guaranteed,
         evidence=stage.evidence,
         threshold_name=stage.threshold_name,
-        measured=outcome.measured if outcome.fired else (),
+        measured=moved if outcome.fired else (),
     )

@@ -21,6 +21,9 @@ class Thresholds:
     component_share: float = 0.1
     """Objective decomposition fires when the smaller of E μ² and E(log Z̃ − c)² holds this share of their sum: one λ then
     acts on two coordinates at once."""
+    negligible_rms: float = 1.0
+    """Objective decomposition stays quiet while the root mean squares of μ and of log Z̃ − c are both below this many
+    nats: at λ = 1e-4 a violation of one nat adds 1e-4 nat to the loss."""
     gain_99: float = 10.0
     """Architectural transport fires when raw A_p^99 exceeds this: at 1/√β = 10 (β = 0.01) gain-aware weighting halves the
     source."""
@@ -28,12 +31,26 @@ class Thresholds:
     """Shared pathway fires when the input-path norm exceeds this share of the output-path norm on a tied table."""
     delta_src: float = 0.01
     """Implementation fires when Δ_src of an audited loss exceeds this: fp16 storage stays near it, bf16 is six times above."""
+    delta_theta: float = 0.01
+    """Implementation also fires when Δ_θ, the relative error of a parameter gradient, exceeds this: rounding dW to bf16
+    alone makes 0.002."""
     router_scale_tolerance: float = 0.01
     """Router reduction fires when |s_rel − 1| exceeds this."""
     grad_tail_ratio: float = 2.0
-    """Optimizer consequence fires when a method's p99 pre-clip gradient norm exceeds this many times the baseline's."""
+    """Optimizer consequence fires when a method's p99 (or p99.9) pre-clip gradient norm exceeds this many times the
+    baseline's."""
+    grad_max_ratio: float = 3.0
+    """Optimizer consequence also fires when the largest pre-clip gradient norm exceeds this many times the baseline's: a
+    maximum is one step, so it is given more room than a quantile."""
     event_rate_increase: float = 0.01
-    """Optimizer consequence also fires when Φ_10 exceeds the baseline's by this fraction of steps."""
+    """Optimizer consequence also fires when a Φ_τ exceeds the baseline's by this fraction of steps."""
+    adam_state_ratio: float = 9.0
+    """Optimizer consequence also fires when ‖v‖∞ of Adam exceeds this many times the baseline's: v is quadratic in the
+    gradient, and 9 = `grad_max_ratio`²."""
+    spike_rate_increase: float = 0.02
+    """Optimizer consequence also fires when the rate of loss spikes exceeds the baseline's by this fraction of steps."""
+    fp16_margin_ratio: float = 3.0
+    """Optimizer consequence also fires when the largest safe fp16 loss scale κ falls below the baseline's divided by this."""
     quality_tolerance: float = 0.01
     """Quality gate fires when PPL rises by more than this share of the baseline's; a tolerance stated by the comparison
     replaces it."""

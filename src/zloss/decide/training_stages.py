@@ -4,44 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zloss.decide.quality import judge_quality
+from zloss.decide.quality import QualityJudgement, judge_quality
+from zloss.decide.remedies import remedies_for
 from zloss.decide.stage_outcome import StageOutcome, unevaluated
 from zloss.decide.stages import IMPLEMENTATION, OPTIMIZER, QUALITY, ROUTER
 from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdicts.optimizer import endpoint_limits
 from zloss.results.comparison import ComparedMethod, Comparison
 from zloss.results.decision import Effect
 from zloss.results.loss_audit import LossAudit
 from zloss.results.router import RouterFindings
+from zloss.results.update_error import UpdateError
 
-EVENT = "phi_10"
-"""Rate of steps whose pre-clip gradient norm exceeds 10."""
 NONFINITE = ("nonfinite_gradient", "nonfinite_microbatch")
-TAILS = ("grad_norm_p99", "grad_norm_p999", "grad_inf_p99", "phi_10", "phi_50", "phi_100", "adam_v_p99", "loss_p99")
+TAILS = (
+    "grad_norm_p99",
+    "grad_norm_p999",
+    "grad_norm_max",
+    "grad_inf_p99",
+    "phi_10",
+    "phi_50",
+    "phi_100",
+    "adam_v_max",
+    "adam_v_p99",
+    "spike_rate",
+    "kappa_min",
+    "loss_p99",
+)
 NO_COMPARISON = "no comparison of training runs was given"
 OWN_ROUTER_LOSS = "the model's own router loss (measured)"
 
 
-def implementation(loss_audits: Sequence[LossAudit], thresholds: Thresholds) -> StageOutcome:
-    """The largest Δ_src of the audited losses, and the findings of their audits."""
-    if not loss_audits:
+def implementation(
+    loss_audits: Sequence[LossAudit], thresholds: Thresholds, update_errors: Sequence[UpdateError] = ()
+) -> StageOutcome:
+    """The largest Δ_src and Δ_θ of the audited losses, and the findings of their audits.
+
+    Δ_θ is that of `update_errors`, and of a linear loss the error of dW on bf16 operands.
+    """
+    if not loss_audits and not update_errors:
         return unevaluated(IMPLEMENTATION, "no audit of a loss was given")
-    limit = thresholds.delta_src
     sources = [audit.source for audit in loss_audits]
-    value = max((source.delta_src for source in sources if source.delta_src is not None), default=None)
+    delta_src = max((source.delta_src for source in sources if source.delta_src is not None), default=None)
+    updates = [*update_errors, *(UpdateError("dW", s.bf16_inputs) for s in sources if s.bf16_inputs is not None)]
+    worst = max(updates, key=lambda update: update.delta_theta, default=None)
     found = [finding.id for audit in loss_audits for finding in audit.found]
-    if value is None and not found:
-        return unevaluated(IMPLEMENTATION, "the audit of the loss holds no Δ_src")
-    too_far = value is not None and value > limit
-    parts = []
-    if value is not None:
-        parts.append(f"Δ_src = {value:.3g} {'exceeds' if too_far else 'stays within'} {limit:g}")
+    if delta_src is None and worst is None and not found:
+        return unevaluated(IMPLEMENTATION, "the audit of the loss holds neither Δ_src nor Δ_θ")
+    parts, far = [], []
+    if delta_src is not None:
+        far.append(delta_src > thresholds.delta_src)
+        parts.append(f"Δ_src = {delta_src:.3g} {'exceeds' if far[-1] else 'stays within'} {thresholds.delta_src:g}")
+    if worst is not None:
+        far.append(worst.delta_theta > thresholds.delta_theta)
+        verb = "exceeds" if far[-1] else "stays within"
+        parts.append(f"Δ_θ = {worst.delta_theta:.3g} ({worst.name}) {verb} {thresholds.delta_theta:g}")
     parts.append("findings: " + ", ".join(found) if found else "no findings")
     effects = tuple(
         Effect("Relative error: forward value → backward source", source.forward_rel_error, source.delta_src)
         for source in sources
-        if source.forward_rel_error is not None and source.delta_src is not None
+        if source.forward_rel_error is not None
+        and source.delta_src is not None
+        # Beside another finding the two errors are no before and after: its remedy changes neither.
+        and source.delta_src > thresholds.delta_src
     )
-    return StageOutcome(value, limit, too_far or bool(found), _sentence(parts), effects)
+    # Errors beyond a limit without a finding are those of stored precision.
+    causes = found if found else ["low_precision_source"]
+    return StageOutcome(
+        delta_src if delta_src is not None or worst is None else worst.delta_theta,
+        thresholds.delta_src if delta_src is not None or worst is None else thresholds.delta_theta,
+        any(far) or bool(found),
+        _sentence(parts),
+        effects,
+        action=remedies_for(causes),
+    )
 
 
 def router_reduction(
@@ -72,10 +108,11 @@ def router_reduction(
 
 
 def optimizer_consequence(comparisons: Sequence[Comparison], thresholds: Thresholds) -> StageOutcome:
-    """The worst gradient tail relative to the baseline's, event rates and nonfinite steps."""
+    """Every optimizer-facing endpoint beyond its limit, on means over seeds; the value is the worst gradient tail."""
     limit = thresholds.grad_tail_ratio
     worst: tuple[float, str, ComparedMethod, ComparedMethod] | None = None
     alarms: list[str] = []
+    alarmed: tuple[ComparedMethod, ComparedMethod] | None = None
     for comparison in comparisons:
         base = comparison.baseline_method
         for method in comparison.methods:
@@ -86,24 +123,32 @@ def optimizer_consequence(comparisons: Sequence[Comparison], thresholds: Thresho
             tail, base_tail = (side.mean(f"grad_norm_{quantile}") for side in (method, base))
             if tail is not None and base_tail and (worst is None or tail / base_tail > worst[0]):
                 worst = (tail / base_tail, quantile, method, base)
-            alarms += _alarms(base, method, thresholds)
+            found = _alarms(comparison, base, method, thresholds)
+            alarmed = alarmed or ((base, method) if found else None)
+            alarms += found
     if worst is None and not alarms:
         why = "the comparison holds no gradient tails" if comparisons else NO_COMPARISON
         return unevaluated(OPTIMIZER, why)
     if worst is None:
-        return StageOutcome(None, limit, True, _sentence(alarms))
+        return StageOutcome(None, limit, True, _sentence(alarms), _tail_effects(*alarmed) if alarmed else ())
     value, quantile, method, base = worst
+    limit = thresholds.grad_max_ratio if quantile == "max" else limit
     tails = f"worst {quantile} gradient norm is {value:.3g} × the baseline's ({method.label}; limit {limit:g} ×)"
     fired = bool(alarms) or value > limit
-    return StageOutcome(value, limit, fired, _sentence([tails, *alarms]), _tail_effects(base, method))
+    shown = (base, method) if value > limit or alarmed is None else alarmed
+    return StageOutcome(value, limit, fired, _sentence([tails, *alarms]), _tail_effects(*shown))
 
 
-def _alarms(base: ComparedMethod, method: ComparedMethod, thresholds: Thresholds) -> list[str]:
-    """Event rates above the baseline's, and nonfinite steps."""
+def _alarms(comparison: Comparison, base: ComparedMethod, method: ComparedMethod, thresholds: Thresholds) -> list[str]:
+    """Endpoints beyond their limits, and nonfinite steps whatever the baseline has."""
+    limits = endpoint_limits(thresholds, base.metrics.keys() & method.metrics.keys(), comparison.steps)
     alarms = []
-    events, base_events = method.mean(EVENT), base.mean(EVENT)
-    if events is not None and base_events is not None and events - base_events > thresholds.event_rate_increase:
-        alarms.append(f"{method.label}: Φ_10 rose from {base_events:.3g} to {events:.3g}")
+    for limit in limits:
+        before, after = base.mean(limit.key), method.mean(limit.key)
+        if limit.key in NONFINITE or before is None or after is None:
+            continue
+        if limit.passed(before, after):
+            alarms.append(f"{method.label}: {limit.sentence(before, after)}")
     return alarms + [f"{method.label}: {key} = {rate:.3g}" for key in NONFINITE if (rate := method.mean(key))]
 
 
@@ -112,43 +157,74 @@ def _tail_effects(base: ComparedMethod, method: ComparedMethod) -> tuple[Effect,
     return tuple(
         Effect(key, a, b, note=f"{base.label} → {method.label}")
         for key, a, b in both
-        if a is not None and b is not None
+        if a is not None and b is not None and a != b
     )
 
 
 def quality_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) -> StageOutcome:
-    """The largest rise of PPL over the matched baseline against the stated tolerance."""
-    judged = [item for comparison in comparisons for item in judge_quality(comparison, thresholds).quality]
+    """The largest rise of CE and PPL over the matched baseline of each comparison, against the stated tolerance."""
+    judged = [
+        (comparison, item) for comparison in comparisons for item in judge_quality(comparison, thresholds).quality
+    ]
     if not judged:
         why = "the comparison states no PPL difference" if comparisons else NO_COMPARISON
         return unevaluated(QUALITY, why)
     # A method without a partner of its seed has neither number nor verdict.
-    judged = [item for item in judged if item.verdict.delta_ppl is not None or item.verdict.accepted is not None]
+    judged = [
+        (comparison, item)
+        for comparison, item in judged
+        if item.verdict.delta_ppl is not None or item.verdict.accepted is not None
+    ]
     if not judged:
         return unevaluated(QUALITY, "no method of the comparison shares a seed with the baseline")
-    worst = max(judged, key=lambda j: float("-inf") if j.verdict.delta_ppl is None else j.verdict.delta_ppl)
+    _, worst = max(judged, key=lambda pair: _rise(*pair))
     rise = worst.verdict.delta_ppl
     parts = []
     if rise is not None:
+        part = None if worst.verdict.parts is None else worst.verdict.parts.quality
+        nats = None if part is None else part.numbers.get("delta_ce")
+        in_nats = f" ({nats:+.4g} nat)" if isinstance(nats, float) else ""
         held = f" (tolerance {worst.tolerance:.3g} PPL)" if worst.tolerance is not None else ""
-        parts.append(f"the largest PPL change is {rise:+.4g}, {worst.verdict.label}{held}")
-    accepted = [item.verdict.label for item in judged if item.accepted]
-    rejected = [
-        f"{item.verdict.label} ({item.verdict.reason})" if item.verdict.reason else item.verdict.label
-        for item in judged
-        if not item.accepted
-    ]
-    parts.append(f"rejected: {', '.join(rejected)}" if rejected else "no method is rejected")
+        parts.append(f"the largest PPL change is {rise:+.4g}{in_nats}, {worst.verdict.label}{held}")
+    accepted = [item.verdict.label for _, item in judged if item.accepted]
+    rejected = [_named(item) for _, item in judged if not item.accepted]
+    parts.append(f"rejected: {', '.join(rejected)}" if rejected else "no method is rejected for its quality")
     if rejected and accepted:
-        parts.append(f"accepted: {', '.join(accepted)}")
-    baselines = (method for comparison in comparisons if (method := comparison.baseline_method) is not None)
-    base_ppl = next((method.mean("ppl") for method in baselines), None)
-    effects = tuple(
-        Effect("PPL", base_ppl, base_ppl + item.verdict.delta_ppl, note=item.verdict.label)
-        for item in judged
-        if base_ppl is not None and item.verdict.delta_ppl is not None
-    )
+        parts.append(f"within the tolerance: {', '.join(accepted)}")
+    effects = tuple(effect for comparison, item in judged for effect in _quality_effects(comparison, item))
     return StageOutcome(rise, worst.tolerance, bool(rejected), _sentence(parts), effects)
+
+
+def _rise(comparison: Comparison, item: QualityJudgement) -> float:
+    """Relative rise of PPL: two comparisons have baselines of their own."""
+    base = comparison.baseline_method
+    ppl = None if base is None else base.mean("ppl")
+    rise = item.verdict.delta_ppl
+    return float("-inf") if rise is None else rise / ppl if ppl else rise
+
+
+def _named(item: QualityJudgement) -> str:
+    part = None if item.verdict.parts is None else item.verdict.parts.quality
+    why = part.reason.rstrip(".") if part is not None and part.state == "fails" else ""
+    why = why or ("" if item.verdict.parts is not None else item.verdict.reason)
+    return f"{item.verdict.label} ({why})" if why else item.verdict.label
+
+
+def _quality_effects(comparison: Comparison, item: QualityJudgement) -> tuple[Effect, ...]:
+    """PPL and CE of the comparison's own baseline → of the method."""
+    base = comparison.baseline_method
+    ppl, rise = None if base is None else base.mean("ppl"), item.verdict.delta_ppl
+    if base is None or ppl is None or not rise:
+        return ()
+    note = f"{base.label} → {item.verdict.label}"
+    effects = [Effect("PPL", ppl, ppl + rise, note=note)]
+    method = next(
+        (m for m in comparison.methods if (m.method, m.coef) == (item.verdict.method, item.verdict.coef)), None
+    )
+    before, after = base.mean("ce"), None if method is None else method.mean("ce")
+    if before is not None and after is not None:
+        effects.append(Effect("CE", before, after, unit="nats", note=note))
+    return tuple(effects)
 
 
 def _sentence(parts: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zloss.measure.block_values import BlockValues
 from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
 from zloss.measure.token_table import token_tables
@@ -47,16 +48,21 @@ class TokenPass:
         *,
         finished: int = 0,
         plane_2D: Tensor | None = None,
+        by_block: BlockValues | None = None,
     ) -> int:
         """Take every block after the first `finished` ones into `tails`; the number of blocks finished at the end.
 
+        `by_block` takes the same tokens, block by block.
         `go_on` is called after each batch with the number of blocks finished so far; False ends the pass there.
         """
         while finished < self.blocks.count:
             start, stop = finished, min(finished + self.batch_blocks, self.blocks.count)
             hidden_TD, target_T = self.states(start, stop)
             for table in token_tables(self.measurement, hidden_TD, target_T, plane_2D):
-                tails.update(table, start * self.blocks.size + table.tokens.start)
+                first = start * self.blocks.size + table.tokens.start
+                tails.update(table, first)
+                if by_block is not None:
+                    by_block.update(table, first)
             finished = stop
             if not go_on(finished):
                 break

@@ -12,6 +12,7 @@ from zloss.results.coordinate import Coordinate
 from zloss.results.record import from_plain, to_plain, written_with
 from zloss.results.schema import without_schema
 from zloss.results.unversioned_comparison import is_unversioned, lift_unversioned
+from zloss.results.verdict import VerdictName, VerdictParts
 
 FEW_STEPS = 100
 """With fewer steps the p99 over steps is close to the maximum, so only the maximum is shown."""
@@ -28,6 +29,8 @@ class SeedSummary:
     """Standard deviation of a sample (n − 1); None for one seed."""
     n: int
     """Seeds that have the number."""
+    by_seed: tuple[float | None, ...] | None = field(default=None, metadata=written_with("by_seed"))
+    """The values in the order of the method's `seeds`; absent from files before it was kept."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def method_label(method: str, coef: float) -> str:
 
 @dataclass(frozen=True)
 class QualityVerdict:
-    """The rule of acceptance applied to one method. The keys after `coef` that are None were not computed."""
+    """The verdict on one method. The keys after `coef` that are None were not computed."""
 
     method: str
     """Name of the method."""
@@ -148,17 +151,23 @@ class QualityVerdict:
     delta_ppl_std: float | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
     """Its standard deviation over seeds (n − 1)."""
     within_tolerance: bool | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
-    """Whether `delta_ppl` is at most the tolerance."""
+    """Whether `delta_ppl` is at most the tolerance; the interval around it is in `parts.quality`."""
     coordinate: Coordinate | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
-    """The coordinate in which the diagnosed quantity is compared; None without a common seed."""
+    """The coordinate that the method deploys; None without a common seed."""
     delta_diagnosed: float | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
-    """Mean difference of the diagnosed quantity."""
+    """Mean difference of the quantity `diagnosed`, both in `coordinate`."""
     improves: bool | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
     """Whether `delta_diagnosed` is negative."""
     accepted: bool | None
-    """True where the diagnosed quantity improves and PPL stays within the tolerance; None where nothing is judged."""
+    """True for an accepted method, False for a rejected one; None for an inconclusive one and where nothing is judged."""
     reason: str = ""
     """The verdict in words."""
+    verdict: VerdictName | None = field(default=None, metadata=written_with("reasons"))
+    """None where nothing is judged, and in files from before it was kept."""
+    reasons: tuple[str, ...] | None = field(default=None, metadata=written_with("reasons"))
+    """The sentences of the parts that decided; None in files from before they were kept."""
+    parts: VerdictParts | None = field(default=None, metadata=written_with("reasons"))
+    """What the verdict follows from; None without a common seed, and in files from before it was kept."""
 
     @property
     def label(self) -> str:
@@ -175,7 +184,9 @@ class Quality:
     tolerance: str = ""
     """Where the tolerance comes from, in words."""
     diagnosed: str = ""
-    """Key of the quantity that a method has to lower."""
+    """Key of the quantity in `delta_diagnosed`; what each method has to lower is in `parts.coordinate`."""
+    seed_varies: str | None = field(default=None, metadata=written_with("seed_varies"))
+    """What differs between two seeds; None in files from before it was kept."""
     methods: tuple[QualityVerdict, ...] = ()
     """Every method but the baseline."""
 

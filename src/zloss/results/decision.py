@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from zloss.results.record import from_plain, to_plain
+from zloss.results.record import from_plain, to_plain, written_with
 from zloss.results.schema import without_schema
 
 
@@ -86,6 +86,10 @@ class DecisionMap:
     """The thresholds by name."""
     decisions: tuple[Decision, ...]
     """The stages in the order source → transport → optimizer → quality."""
+    bottom_line: str | None = field(default=None, metadata=written_with("bottom_line"))
+    """Where to begin, in one sentence; None in files from before it was kept."""
+    order: tuple[str, ...] | None = field(default=None, metadata=written_with("order"))
+    """Names of the fired stages in the order in which to act on them."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from zloss.results.record import EXTRA, from_plain, to_plain
 from zloss.results.routing_metrics import RoutingMetrics
 from zloss.results.schema import without_schema
 from zloss.results.step_endpoints import StepEndpoints
+from zloss.results.validation_blocks import ValidationBlocks
 from zloss.results.writing import write_json
 
 METRICS_FILE = "metrics.json"
@@ -106,6 +107,8 @@ class RunMetrics:
     """Validation tokens with a NaN or an infinite statistic, kept out of every number above."""
     heads: Heads
     """The head in both coordinates, as in an audit, for every method."""
+    validation_blocks: ValidationBlocks | None = None
+    """The validation block by block; None in a file from before it was kept."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a number is None, by its key or the beginning of its key."""
     extra: dict[str, Any] = field(default_factory=dict)

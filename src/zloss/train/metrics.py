@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zloss.console.progress import Progress
 from zloss.measure.auxiliary_gradient import auxiliary_gradient
+from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import diagnostic_gradients
 from zloss.measure.measurement import Measurement, measurement_of
@@ -46,7 +47,7 @@ def run_metrics(
     coordinate = run_objective(config).coordinate
     measurement = measurement_of(find_head(checkpoint), coef=config.diag_coef, gain_beta=config.gain_beta)
     routing = None if config.moe is None else ValidationRouting(config.moe)
-    tails = _validate(checkpoint, measurement, data, config, progress, routing)
+    tails, by_block = _validate(checkpoint, measurement, data, config, progress, routing)
     reasons: dict[str, str] = {}
     heads = Heads(tails.numbers("raw"), tails.numbers("centered"))
     if measurement.lacks_centered is not None:
@@ -80,6 +81,7 @@ def run_metrics(
         valid_predictions=tails.count,
         valid_nonfinite=tails.nonfinite(),
         heads=heads,
+        validation_blocks=by_block.record(),
         reasons=reasons,
     ).finite()
 
@@ -91,9 +93,13 @@ def _validate(
     config: TrainConfig,
     progress: Progress,
     routing: ValidationRouting | None,
-) -> Tails:
-    """The pass over the validation blocks; `routing` takes what the routers decide on the way."""
+) -> tuple[Tails, BlockValues]:
+    """The pass over the validation text, over all tokens and block by block.
+
+    `routing` takes what the routers decide on the way.
+    """
     blocks, tails = data.valid, Tails(measurement)
+    by_block = BlockValues(blocks.count, blocks.size)
     with (
         hidden_states(checkpoint, measurement.head) as hidden_of,
         progress.step("validation", blocks.predictions) as step,
@@ -108,8 +114,8 @@ def _validate(
             shown = finished
             return True
 
-        TokenPass(measurement, blocks, hidden_of, EVALUATION_BLOCKS).run(tails, go_on)
-    return tails
+        TokenPass(measurement, blocks, hidden_of, EVALUATION_BLOCKS).run(tails, go_on, by_block=by_block)
+    return tails, by_block
 
 
 def _with_routing(

@@ -53,6 +53,11 @@ def _loss(*paths: str) -> tuple[Place, ...]:
     return tuple(("loss-audit", path) for path in paths)
 
 
+def _router(name: str) -> tuple[Place, ...]:
+    """A setting of the router loss that a run trained with, alone or inside a comparison."""
+    return (("metrics", f"router.{name}"), ("comparison", f"router.conventions.*.{name}"))
+
+
 ITEMS = (
     Item("lambda_aux", DENSE, "applied coefficient λ_aux", _loss("identified.coef") + _metric("coef"), TRAIN),
     Item("lambda_diag", DENSE, "diagnostic coefficient λ_diag", _audit("diag_coef") + _metric("diag_coef"), AUDIT),
@@ -94,6 +99,7 @@ ITEMS = (
     Item("total_error", SOURCE, "relative error of the total CE+Z logit gradient", _loss("source.delta_total"), LOSS),
     Item("source_error", SOURCE, "relative error of the Z-loss source", _loss("source.delta_src"), LOSS),
     Item("source_cosine", SOURCE, "cosine to the high-precision source", _loss("source.cosine"), LOSS),
+    Item("total_cosine", SOURCE, "cosine of the total CE+Z gradient to the high-precision one", (), ""),
     Item("corpus_logits", SOURCE, "the source audited on target-model logits from the relevant text", (), ""),
     Item("update_error", SOURCE, "an optimizer-facing check: parameter-gradient and Adam-direction error", (), ""),
     Item("nonfinite_microbatch", OPTIMIZER, "nonfinite-microbatch rate", _metric("nonfinite_microbatch"), TRAIN),
@@ -105,30 +111,37 @@ ITEMS = (
     Item("adam_v", OPTIMIZER, "Adam second-moment tails", _metric("adam_v_max", "adam_v_p99"), TRAIN),
     Item("adam_d", OPTIMIZER, "Adam update-state tails", _metric("adam_d_inf_p99", "adam_d_ratio_p99"), TRAIN),
     Item("loss_tail", OPTIMIZER, "loss spikes or training-loss tail", _metric("spike_rate", "loss_p99"), TRAIN),
-    Item("lambda_r", ROUTER, "nominal λ_R", _audit("router.coef") + _metric("router_coef"), AUDIT, "router"),
-    Item("reduction", ROUTER, "reduction convention", _audit("router.convention"), AUDIT, "router"),
+    # An audit's own `router.coef` and `router.convention` are the defaults it diagnoses with, not what a loss applies: of an
+    # audit only the scale measured from the model's own loss counts.
+    Item("lambda_r", ROUTER, "nominal λ_R", _audit("router.applied.coef") + _router("coef"), MOE, "router"),
+    Item("reduction", ROUTER, "reduction convention", _router("convention"), MOE, "router"),
     Item("top_k", ROUTER, "top-k", _audit("router.top_k"), AUDIT, "router"),
     Item("denominator", ROUTER, "token-layer denominator", _audit("router.decisions"), AUDIT, "router"),
     Item(
         "absolute",
         ROUTER,
         "absolute coefficient per decision",
-        _audit("router.absolute") + _metric("router_absolute"),
-        AUDIT,
+        _audit("router.applied.absolute_per_layer") + _metric("router_absolute") + _router("absolute"),
+        MOE,
         "router",
     ),
     Item(
         "relative",
         ROUTER,
         "scale relative to the token-layer mean",
-        (*_audit("router.relative"), ("comparison", "router.conventions.*.s_rel"), *_metric("s_rel")),
-        AUDIT,
+        _audit("router.applied.relative") + _metric("s_rel") + _router("s_rel"),
+        MOE,
         "router",
     ),
     Item(
-        "capacity", ROUTER, "capacity policy and dropped-route fraction, where capacity is enforced", (), "", "router"
+        "capacity",
+        ROUTER,
+        "capacity policy and dropped-route fraction, where capacity is enforced",
+        _metric("dropped_routes", "over_capacity"),
+        MOE,
+        "router",
     ),
     Item("load_cv", ROUTER, "expert load CV", _audit("router.load_cv") + _metric("load_cv"), AUDIT, "router"),
     Item("entropy", ROUTER, "router entropy", _audit("router.entropy") + _metric("entropy"), AUDIT, "router"),
-    Item("correction", ROUTER, "router correction norm", _audit("router.correction_norm"), AUDIT, "router"),
+    Item("correction", ROUTER, "router correction norm", _metric("router_correction_norm"), MOE, "router"),
 )

@@ -67,8 +67,22 @@ def test_other_results_fill_what_an_audit_cannot(audits: dict[str, dict[str, Any
 def test_a_router_section_makes_the_router_items_apply(audits: dict[str, dict[str, Any]]) -> None:
     data = {**audits["tied"], "router": {"coef": 1e-3, "convention": "megatron", "top_k": 2, "load_cv": None}}
     found = status(Given("report.json", "audit", data))
-    assert found["lambda_r"] == found["reduction"] == found["top_k"] == "covered"
+    assert found["top_k"] == "covered"
     assert found["load_cv"] == found["capacity"] == "not covered"
+    # The coefficient and convention that an audit diagnoses with are its own defaults.
+    assert found["lambda_r"] == found["reduction"] == found["absolute"] == found["relative"] == "not covered"
+    applied = {"coef": 1e-3, "relative": 0.5, "absolute_per_layer": [1e-6]}
+    measured = {**data, "router": {**data["router"], "applied": applied}}
+    found = status(Given("report.json", "audit", measured))
+    assert found["lambda_r"] == found["absolute"] == found["relative"] == "covered"
+
+
+def test_a_run_with_experts_covers_its_router_loss(audits: dict[str, dict[str, Any]]) -> None:
+    run = {"dropped_routes": 0.0, "over_capacity": 0.1, "s_rel": 1.0, "router_absolute": 1e-6, "entropy": 1.6,
+           "load_cv": 0.3, "router_correction_norm": 1e-3, "router": {"coef": 1e-3, "convention": "megatron"}}  # fmt: skip
+    found = status(Given("metrics.json", "metrics", run))
+    router = {item.id for item in ITEMS if item.scope == "router"}
+    assert {name for name in router if found[name] != "covered"} == {"top_k", "denominator"}
 
 
 def test_results_are_read_from_disk(audits: dict[str, dict[str, Any]], tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -31,8 +33,16 @@ def test_verdicts_follow_from_the_differences() -> None:
     gate = DATA["quality"]
     paired = {method["method"]: method["paired"] for method in DATA["methods"]}
     for record in gate["methods"]:
-        found = paired[record["method"]]
-        assert record["delta_ppl"] == pytest.approx(found["deployed"]["ppl"]["mean"])
-        if record["accepted"] is not None:
-            tail = found["same_coordinate"][record["coordinate"]][gate["diagnosed"]]["mean"]
-            assert record["accepted"] == (tail < 0 and record["delta_ppl"] <= gate["tolerance_ppl"])
+        assert record["delta_ppl"] == pytest.approx(paired[record["method"]]["deployed"]["ppl"]["mean"])
+        quality = record["parts"]["quality"]
+        gaps = paired[record["method"]]["deployed"]["ce"]["by_seed"]
+        # Two seeds: the one-sided 95 % quantile of Student's t with one degree of freedom is 6.314.
+        half = 6.3138 * statistics.stdev(gaps) / math.sqrt(2)
+        lower, upper = statistics.fmean(gaps) - half, statistics.fmean(gaps) + half
+        assert quality["interval"]["upper"] >= upper - 1e-6
+        tolerance = quality["numbers"]["tolerance_ce"]
+        assert (quality["state"] == "fails") == (quality["interval"]["lower"] > tolerance)
+        assert lower > tolerance or quality["state"] != "fails"
+    verdicts = {record["method"]: record["verdict"] for record in gate["methods"]}
+    assert verdicts["standard"] == "rejected"
+    assert verdicts["centered"] == "inconclusive"

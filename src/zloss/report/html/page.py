@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from zloss.decide.bottom_line import bottom_line
 from zloss.decide.decided_results import DecidedResults, audit_names
 from zloss.decide.quality import JudgedComparison, QualityJudgement
 from zloss.errors import MissingDependencyError
@@ -23,6 +24,7 @@ from zloss.report.html.thinning import thin
 from zloss.report.html.visible import visible_text
 from zloss.report.tables.comparison import ShownTable, paired_table, router_table
 from zloss.report.tables.head import HeadLine, head_lines
+from zloss.report.tables.method_verdicts import VerdictLine, verdict_line, verdict_notes
 from zloss.report.tables.plain import flat_lines
 from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
 from zloss.report.text import numbers, symbols
@@ -90,7 +92,9 @@ class ComparisonView:
     baseline: str
     metrics: list[str]
     """Keys of all metrics, in their order in the file."""
-    quality: tuple[QualityJudgement, ...]
+    quality: tuple[tuple[QualityJudgement, VerdictLine], ...]
+    notes: list[str]
+    """Tolerance, number of methods, what a seed varies."""
     paired: ShownTable | None
     routers: ShownTable | None
     figures: list[Drawing]
@@ -140,6 +144,7 @@ def _render(results: DecidedResults) -> str:
         symbol=symbol,
         hint=lambda key: definition.hint if (definition := define(key)) else "",
         visible=visible_text,
+        bottom_line=bottom_line,
     )
     names = audit_names(results.audits)
     audits = [
@@ -215,7 +220,8 @@ def _comparison_view(judged: JudgedComparison, key: str) -> ComparisonView:
         comparison=comparison,
         baseline="baseline" if baseline is None else baseline.label,
         metrics=list(dict.fromkeys(name for method in comparison.methods for name in method.metrics)),
-        quality=judged.quality,
+        quality=tuple((item, verdict_line(item.verdict)) for item in judged.quality),
+        notes=verdict_notes(comparison),
         paired=paired_table(comparison),
         routers=router_table(comparison),
         figures=drawings(panels, key),

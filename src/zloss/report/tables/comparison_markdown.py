@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from zloss.report.tables.comparison import ShownTable, estimable_columns, paired_table, router_table
+from zloss.report.tables.method_verdicts import NO_VERDICT, TITLES, verdict_line, verdict_notes
 from zloss.report.text.numbers import MISSING, number
 from zloss.results.comparison import ComparedProvenance, Comparison, QualityVerdict, SeedSummary
 from zloss.results.quantities import titled
@@ -32,8 +33,8 @@ def comparison_markdown(comparison: Comparison) -> str:
     if routers is not None:
         parts.append(_shown(routers, "router loss"))
     quality, tokens = comparison.quality, comparison.tokens
-    parts.append(f"Quality gate: PPL may rise by {number(quality.tolerance_ppl)} ({quality.tolerance}).")
-    parts.append("\n".join(f"- {verdict.label}: {_verdict(verdict)}" for verdict in quality.methods))
+    parts.append("\n".join(_verdict(verdict) for verdict in quality.methods))
+    parts.append("\n".join(f"- {note}" for note in verdict_notes(comparison)))
     parts.append(
         f"Tokens per run: {number(tokens.consumed)} consumed of {number(tokens.available)} available, reuse "
         f"{number(tokens.reuse)}."
@@ -75,5 +76,7 @@ def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def _verdict(verdict: QualityVerdict) -> str:
-    word = {True: "**accepted**", False: "**rejected**", None: "no verdict"}[verdict.accepted]
-    return f"{word}; {verdict.reason}"
+    line = verdict_line(verdict)
+    word = line.word if line.word == NO_VERDICT else f"**{line.word}**"
+    head = f"- {line.label}: {word}" + (f"; {line.note}" if line.note else "")
+    return "\n".join([head, *(f"  - {TITLES[part.name]} *{part.state}*: {part.reason}" for part in line.parts)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from zloss.decide.bottom_line import bottom_line
 from zloss.report.tables.head import head_lines
 from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
 from zloss.report.terminal.whole import print_whole
@@ -82,6 +83,7 @@ def print_decisions(decisions: Sequence[Decision], console: Console | None = Non
                 text.append("\n" + "; ".join(effects), style="dim")
         table.add_row(Text(mark, style=style), Text(decision.stage), text)
     console.print(table)
+    console.print(Text(bottom_line(decisions), style="bold"))
 
 
 def _effects(decision: Decision) -> list[str]:

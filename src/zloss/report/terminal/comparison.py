@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from zloss.report.tables.comparison import estimable_columns
+from zloss.report.tables.method_verdicts import verdict_line, verdict_notes
 from zloss.report.terminal.whole import print_whole
 from zloss.results.comparison import ComparedMethod, Comparison, PairedDifferences, SeedDifference, SeedSummary
 from zloss.results.quantities import symbol, titled
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 ROUTERS = {
     "Quality and routing": titled(("ce", "ppl", "entropy", "load_cv", "s_rel", "router_absolute")),
@@ -33,23 +36,21 @@ TABLES = {
 }
 
 
+WIDTH = 80
+"""Columns of the sentences under the tables."""
 Paired = list[tuple[ComparedMethod, PairedDifferences]]
 
 
 def print_comparison(comparison: Comparison) -> None:
     """One line per method; differences are method minus baseline, tails in the same coordinate."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     seeds = comparison.seeds
     matched = f"{len(seeds)} matched seed{'s' if len(seeds) != 1 else ''}, mean ± std"
     for title, stated in (TABLES if comparison.router is None else ROUTERS).items():
         columns = estimable_columns(stated, comparison)
-        table = Table(title=f"{title}: {matched}")
-        table.add_column("method", no_wrap=True)
-        for _, heading in columns:
-            table.add_column(heading, justify="right")
+        table = _table(f"{title}: {matched}", "method", *(heading for _, heading in columns))
         for method in comparison.methods:
             table.add_row(_name(method.method, method.coef), *(_cell(method.metrics.get(key)) for key, _ in columns))
         print_whole(console, table)
@@ -57,16 +58,31 @@ def print_comparison(comparison: Comparison) -> None:
     if comparison.router is not None:
         _print_routers(console, comparison.baseline, paired)
     else:
-        _print_verdicts(console, comparison, paired)
+        _print_differences(console, comparison, paired)
+    _print_verdicts(console, comparison)
     _print_tokens(console, comparison)
 
 
-def _print_verdicts(console: Console, comparison: Comparison, paired: Paired) -> None:
-    from rich.table import Table
+def _print_verdicts(console: Console, comparison: Comparison) -> None:
+    """A word for each method, and under it the three parts, wrapped to the terminal."""
+    width = min(console.width, WIDTH)
 
-    table = Table(title=f"against {comparison.baseline}: paired differences, tails in the same coordinate")
-    for title in ("method", "Δ PPL", "Δ P_Z^99.9", "Δ A_p^99", "coordinate", "verdict"):
-        table.add_column(title, justify="right" if "Δ" in title else "left", no_wrap=title == "method")
+    def wrapped(text: str, first: str) -> None:
+        lines = textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * len(first))
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+    for verdict in comparison.quality.methods:
+        line = verdict_line(verdict)
+        wrapped(f"{line.word}" + (f" ({line.note})" if line.note else ""), f"{_name(verdict.method, verdict.coef)}: ")
+        for part in line.parts:
+            wrapped(part.reason, f"  {part.name:<10} {part.state:<5}  ")
+    for note in verdict_notes(comparison):
+        wrapped(note, "")
+
+
+def _print_differences(console: Console, comparison: Comparison, paired: Paired) -> None:
+    title = f"against {comparison.baseline}: paired differences, tails in the same coordinate"
+    table = _table(title, "method", "Δ PPL", "Δ P_Z^99.9", "Δ A_p^99", "tails in")
     for verdict, (_, differences) in zip(comparison.quality.methods, paired, strict=True):
         side = differences.same_coordinate.of(verdict.coordinate)
         table.add_row(
@@ -75,12 +91,9 @@ def _print_verdicts(console: Console, comparison: Comparison, paired: Paired) ->
             _signed(side.get("p_z_999")),
             _signed(side.get("a_p_99")),
             verdict.coordinate or "—",
-            {True: "accepted", False: "rejected", None: "—"}[verdict.accepted],
         )
     if paired:
         print_whole(console, table)
-        for verdict in comparison.quality.methods:
-            console.print(f"{_name(verdict.method, verdict.coef)}: {verdict.reason}", highlight=False, soft_wrap=True)
     for method, differences in paired:
         if not method.coef:
             console.print(_trajectories(method, differences, comparison.baseline), highlight=False, soft_wrap=True)
@@ -88,18 +101,15 @@ def _print_verdicts(console: Console, comparison: Comparison, paired: Paired) ->
 
 def _print_routers(console: Console, baseline: str, paired: Paired) -> None:
     """Seed by seed against the baseline: entropy, load, PPL, and the largest difference of the training loss."""
-    from rich.table import Table
-
-    table = Table(title=f"against {baseline}: paired differences")
     compared = ("ce", "ppl", "entropy", "load_cv")
     changes = (f"Δ {symbol(key)}" for key in compared)
-    for title in ("router loss", *changes, symbol("max_loss_difference")):
-        table.add_column(title, justify="left" if title == "router loss" else "right", no_wrap=title == "router loss")
+    title = f"against {baseline}: paired differences"
+    table = _table(title, "router loss", *changes, symbol("max_loss_difference"))
     for method, differences in paired:
         gaps = [part.max_loss_difference for part in differences.trajectory]
         largest = max((gap for gap in gaps if gap is not None), default=None)
         shown = "—" if largest is None else "0" if largest == 0 else f"{largest:.2g}"
-        cells = (_signed(differences.deployed.get(key)) for key in ("ce", "ppl", "entropy", "load_cv"))
+        cells = (_signed(differences.deployed.get(key)) for key in compared)
         table.add_row(_name(method.method, method.coef), *cells, shown)
     if table.row_count:
         print_whole(console, table)
@@ -112,9 +122,7 @@ def _print_routers(console: Console, baseline: str, paired: Paired) -> None:
 
 
 def _print_tokens(console: Console, comparison: Comparison) -> None:
-    quality, tokens = comparison.quality, comparison.tokens
-    if quality.tolerance_ppl is not None:
-        console.print(f"tolerance {quality.tolerance_ppl:.4g} PPL ({quality.tolerance})", highlight=False)
+    tokens = comparison.tokens
     if tokens.available and tokens.consumed is not None and tokens.reuse is not None:
         console.print(
             f"tokens per run: {tokens.consumed:,} consumed of {tokens.available:,} available, "
@@ -143,6 +151,15 @@ def _trajectories(method: ComparedMethod, differences: PairedDifferences, baseli
     return f"{_name(method.method, method.coef)} trained against {baseline}: {'; '.join(parts)}"
 
 
+def _table(title: str, *headings: str) -> Table:
+    """A table without side borders: four numbers with their spread fit 80 columns."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column, Table
+
+    columns = (Column(name, justify="left" if i == 0 else "right", no_wrap=True) for i, name in enumerate(headings))
+    return Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+
+
 def _name(method: str, coef: float) -> str:
     return f"{method} {coef:g}" if coef else method
 
@@ -152,7 +169,7 @@ def _cell(summary: SeedSummary | None) -> str:
 
 
 def _signed(difference: SeedDifference | None) -> str:
-    return "—" if difference is None else f"{difference.mean:+.4g}{_spread(difference.std)}"
+    return "—" if difference is None else f"{difference.mean:+.3g}{_spread(difference.std)}"
 
 
 def _spread(std: float | None) -> str:

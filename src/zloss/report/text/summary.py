@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from zloss.decide.budget import usual_range
 from zloss.report.text.numbers import coefficient, factor, number
 from zloss.results.audit import AuditReport
 from zloss.results.quantities import symbol
@@ -61,4 +64,10 @@ def _budget(report: AuditReport) -> str:
         f"At λ = {coefficient(gradient.coef)} the Z gradient of the head is {gradient.raw.r_z:.2%} of the CE gradient"
     )
     sentence += f"; the budget R_Z = {budget.r_z:.3g} is met at λ = {coefficient(budget.raw)} raw"
-    return sentence + (f", {coefficient(budget.centered)} centered." if budget.centered is not None else ".")
+    if budget.centered is not None:
+        sentence += f", {coefficient(budget.centered)} centered"
+    farthest = max(
+        (value for value in (budget.raw, budget.centered) if value is not None),
+        key=lambda value: abs(math.log(value / 1e-4)),
+    )
+    return f"{sentence} ({usual_range(farthest)})."

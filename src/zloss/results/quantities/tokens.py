@@ -33,6 +33,14 @@ TOKENS = (
         "violation", "|log Z − c|", "distance of the log-normalizer from its target", "nat", PER_TOKEN, "eq:zloss"
     ),
     Definition("shift", "|μ|", "size of the common shift", "nat", PER_TOKEN, "eq:centered_raw"),
+    # What a run keeps of its validation tokens, block by block.
+    Definition("shift_squared", "μ²", "square of the common shift", "nat²", PER_TOKEN, "eq:centered_raw"),
+    Definition("violation_squared", "(log Z − c)²", "squared distance from the target", "nat²", PER_TOKEN, "eq:zloss"),
+    Definition(
+        "delta_u_gain_aware", "‖δ_u‖, gain-aware", "‖δ_u‖ times 1/(1 + β·A_p²), at λ_diag", "", PER_TOKEN, "eq:ap"
+    ),
+    Definition("validation_blocks.tokens", "tokens", "predictions of each validation block", "tokens"),
+    Definition("kept", "K", "values kept of every tail of the validation tokens", "tokens"),
     Definition("a2", "a²", "squared output-to-hidden gain", "", PER_TOKEN, "eq:ap_svd"),
     Definition(
         "rank16",

@@ -78,8 +78,9 @@ def numbers_in(values: Iterable[Any]) -> list[float]:
 
 
 def _summary(values: Iterable[Any]) -> SeedSummary | None:
-    numbers = numbers_in(values)
-    return SeedSummary(statistics.fmean(numbers), _std(numbers), len(numbers)) if numbers else None
+    by_seed = tuple(next(iter(numbers_in([value])), None) for value in values)
+    numbers = [value for value in by_seed if value is not None]
+    return SeedSummary(statistics.fmean(numbers), _std(numbers), len(numbers), by_seed) if numbers else None
 
 
 def difference(pairs: Iterable[tuple[Any, Any]]) -> SeedDifference | None:
