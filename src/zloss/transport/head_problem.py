@@ -120,7 +120,7 @@ def prepare_head(
             rounding=rounding,
         )
         if dtype == torch.float32
-        else fp32_plan(dtype),
+        else fp32_plan(dtype, hidden.device.type),
         grad_enabled=torch.is_grad_enabled(),
         options=options,
         weight_grad_buffer=weight_grad_buffer,

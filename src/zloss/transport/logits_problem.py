@@ -81,7 +81,7 @@ def prepare_logits(
         has_hidden=False,
     )
     # The gradient at the logits is no product: only the gain is, and its factors are E and W.
-    products = fp32_plan(dtype)
+    products = fp32_plan(dtype, logits.device.type)
     if weight is not None and dtype == torch.float32:
         products = plan_products(
             options.products, device_type=logits.device.type, hidden=weight.dtype, weight=weight.dtype

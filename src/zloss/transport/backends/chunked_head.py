@@ -47,7 +47,7 @@ def run_head_chunks(problem: HeadProblem, work: RowWork, wanted: tuple[bool, ...
     run = ChunkedRun(problem.targets, problem.plan)
     gradients = GradientAccumulators(problem, wanted, weight_T) if any(wanted) else None
     # Operands were rounded to the autocast dtype where asked; from there on nothing may be rounded again.
-    with torch.autocast(problem.hidden_TD.device.type, enabled=False):
+    with torch.autocast(problem.products.device_type, enabled=False):
         for chunk in iterate_head_chunks(problem, back_projection=wanted[0], work=work):
             run.keep(chunk)
             if gradients is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from zloss.source.injection import weighted_source
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
+from zloss.transport.backends.products import wide_pass
 from zloss.transport.backends.weight_factors import WeightFactors
 from zloss.transport.head_problem import HeadProblem
 
@@ -82,7 +83,8 @@ class GradientAccumulators:
             if not self._given:
                 self._weight_VD[vocab:].zero_()
             if self._has_uniform:
-                self._weight_VD[:vocab].sub_(self._uniform_D / vocab)
+                inside_VD = self._weight_VD[:vocab].sub_(self._uniform_D / vocab)
+                wide_pass("uniform part of dW", (inside_VD,), (inside_VD,))
         if self._bias_V is not None:
             if self._has_uniform:
                 self._bias_V[:vocab].sub_(self._uniform / vocab)

@@ -124,9 +124,9 @@ def plan_products(
     return ProductPlan(kind, device_type, compute, operand, native, native and version >= _FP32_ACCUMULATOR)
 
 
-def fp32_plan(compute: torch.dtype = torch.float32) -> ProductPlan:
+def fp32_plan(compute: torch.dtype = torch.float32, device_type: str = "cpu") -> ProductPlan:
     """Every product in compute precision, from factors that are converted to it."""
-    return ProductPlan("fp32", "cpu", compute, None, native=False, fp32_accumulator=False)
+    return ProductPlan("fp32", device_type, compute, None, native=False, fp32_accumulator=False)
 
 
 def _installed_version() -> Version:
