@@ -6,6 +6,7 @@ On the CPU the products of "operand" are emulated: E and s∘h are rounded as on
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -99,9 +100,8 @@ def test_split_is_right_to_5e_5(objective: zloss.Objective, dtype: torch.dtype) 
 
 def z_alone(problem: tuple[Tensor, ...], products: str | None) -> list[Tensor]:
     """dh and dW of Z as the difference with and without λ = 1e-4; products=None: the truth."""
-    found = []
-    for objective in (zloss.StandardZLoss(1e-4), zloss.CrossEntropy()):
-        found.append((truth(*problem, objective) if products is None else unrounded(*problem, objective, products))[1:])
+    run = truth if products is None else functools.partial(unrounded, products=products)
+    found = [run(*problem, objective)[1:] for objective in (zloss.StandardZLoss(1e-4), zloss.CrossEntropy())]
     return [on.double() - off.double() for on, off in zip(*found, strict=True)]
 
 
