@@ -73,7 +73,7 @@ def _iterate_logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Lo
     )
     longest = max((stop - start for start, stop in bounds), default=0)
     buffers_BCV = problem.logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
-    unused_NCV = empty_parts(work.plan, 0, 0, problem.logits_TV.device)
+    unused_NCV = empty_parts(work.plan, 0, 0, problem.logits_TV)
     for start, stop in bounds:
         tokens = slice(start, stop)
         valid_C, index_C = targets.valid_T[tokens], targets.index_T[tokens]

@@ -15,7 +15,7 @@ from zloss.transport.backends.chunk_statistics import chunk_stats
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.products import wide_pass
-from zloss.transport.backends.row_work import RowWork, empty_parts
+from zloss.transport.backends.row_work import RowWork, empty_parts, empty_rows
 from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.head_problem import HeadProblem
 from zloss.transport.masked_logits import check_rows
@@ -46,8 +46,8 @@ def iterate_head_chunks(
         memory_budget=options.memory_budget,
     )
     longest = max([stop - start for start, stop in bounds], default=0)
-    buffers_BCV = problem.hidden_TD.new_empty((work.buffers, longest, problem.vocab), dtype=problem.dtype)
-    narrow_NCV = empty_parts(products, longest, problem.vocab, problem.hidden_TD.device)
+    buffers_BCV = empty_rows(work.buffers, longest, problem.vocab, problem.dtype, products, problem.hidden_TD)
+    narrow_NCV = empty_parts(products, longest, problem.vocab, problem.hidden_TD)
 
     for start, stop in bounds:
         chunk_tokens = slice(start, stop)

@@ -115,7 +115,9 @@ def accumulate(
 def add_product_(total: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> None:
     """total = beta·total + alpha·left right from 16-bit factors: one op to the compiler, whose own lowering of addmm with
     `out_dtype` fails (pytorch/pytorch#163880)."""
-    if left.is_cuda:
+    if left.is_cuda and beta == 0 and alpha == 1:
+        torch.mm(left, right, out_dtype=total.dtype, out=total)
+    elif left.is_cuda:
         torch.addmm(total, left, right, out_dtype=total.dtype, beta=beta, alpha=alpha, out=total)
     else:
         total.addmm_(left.to(total.dtype), right.to(total.dtype), beta=beta, alpha=alpha)

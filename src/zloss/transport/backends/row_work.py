@@ -45,9 +45,19 @@ class RowPass:
     """Column of the largest logit, the first one among equals; None where E stays in compute precision."""
 
 
-def empty_parts(plan: ProductPlan, tokens: int, vocab: int, device: torch.device) -> Tensor:
+_ALIGNMENT = 64
+"""On a GPU rows start at multiples of 64 entries: tensor cores read 16 bytes at once, and V = 50257 is odd."""
+
+
+def empty_rows(count: int, tokens: int, vocab: int, dtype: torch.dtype, plan: ProductPlan, like: Tensor) -> Tensor:
+    """Room for `count` V-wide tensors of a chunk, [count, C, V] on the device of `like`."""
+    columns = -(-vocab // _ALIGNMENT) * _ALIGNMENT if plan.device_type == "cuda" else vocab
+    return torch.empty((count, tokens, columns), dtype=dtype, device=like.device)[:, :, :vocab]
+
+
+def empty_parts(plan: ProductPlan, tokens: int, vocab: int, like: Tensor) -> Tensor:
     """Room for the 16-bit parts of E of a chunk, [parts, C, V]; no parts where E stays in compute precision."""
-    return torch.empty((plan.parts, tokens, vocab), dtype=plan.operand or plan.compute, device=device)
+    return empty_rows(plan.parts, tokens, vocab, plan.operand or plan.compute, plan, like)
 
 
 class RowWork(Protocol):

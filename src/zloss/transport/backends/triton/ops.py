@@ -246,7 +246,7 @@ def row_projection(
     for start, stop in bounds:
         chunk = slice(start, stop)
         if plan.parts:
-            parts = empty_parts(plan, stop - start, vocab, logits.device)
+            parts = empty_parts(plan, stop - start, vocab, logits)
             exp_parts_(logits[chunk], parts, row_max[chunk], plan.exp_scale, scale, softcap)
             out[chunk] = head.back_project(tuple(parts.unbind()))
             continue
