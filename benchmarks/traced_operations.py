@@ -129,13 +129,14 @@ def trace_head_loss(problem: HeadProblem) -> tuple[Trace, set[str]]:
         hidden, weight, _ = run.gradients
         assert hidden is not None
         assert weight is not None
-        beyond = ledger.peak - size(hidden, weight)
+        beyond = ledger.peak - 4 * (problem.hidden_TD.numel() + problem.weight_VD.numel())
         stored = [narrow(hidden, problem.hidden_TD), narrow(weight, problem.weight_VD)]
+        copied = [kept for kept, grad in zip(stored, (hidden, weight), strict=True) if kept is not grad]
         run.gradients = ()
         del hidden, weight
         # Backward multiplies both by the upstream gradient.
         final = [grad * 1.0 for grad in stored if grad is not None]
-    passes = [Issued("gradients to the dtype of the operands", 0, None, 3 * size(*final), (0,))]
+    passes = [Issued("gradients to the dtype of the operands", 0, None, 3 * size(*copied), (0,))]
     passes.append(Issued("upstream gradient", 0, None, 2 * size(*final), (0,)))
     return Trace((*seen, *ledger.small, *passes), ledger.peak, beyond), ledger.wide
 

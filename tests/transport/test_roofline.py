@@ -21,8 +21,7 @@ DECLARED = {
     "zloss.row_statistics.default": "row statistics",
     "zloss.exp_parts_.default": "E in 16 bits",
     "aten.sum.dim_IntList": "w̄",
-    "aten.sub_.Tensor": "uniform part of dW",
-    "aten._to_copy.default": "gradients to the dtype of the operands",
+    "aten.sub.out": "uniform part of dW",
     "aten.mul.Tensor": "upstream gradient",
     "aten.new_zeros.default": None,  # makes a [C, D] tensor like a V-wide one, which it does not read
 }

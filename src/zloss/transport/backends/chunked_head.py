@@ -48,12 +48,19 @@ def run_head_chunks(problem: HeadProblem, work: RowWork, wanted: tuple[bool, ...
     gradients = GradientAccumulators(problem, wanted, weight_T) if any(wanted) else None
     # Operands were rounded to the autocast dtype where asked; from there on nothing may be rounded again.
     with torch.autocast(problem.products.device_type, enabled=False):
-        for chunk in iterate_head_chunks(problem, back_projection=wanted[0], work=work):
-            run.keep(chunk)
-            if gradients is not None:
-                gradients.add(chunk)
+        _pass_over_chunks(problem, work, wanted[0], run, gradients)
         run.gradients = (None, None, None) if gradients is None else gradients.finish()
     return run
+
+
+def _pass_over_chunks(
+    problem: HeadProblem, work: RowWork, back_projection: bool, run: ChunkedRun, gradients: GradientAccumulators | None
+) -> None:
+    """Every chunk once. The V-wide buffers are gone when this returns, before a gradient is copied to 16 bits."""
+    for chunk in iterate_head_chunks(problem, back_projection=back_projection, work=work):
+        run.keep(chunk)
+        if gradients is not None:
+            gradients.add(chunk)
 
 
 def _refuse_capped_smoothing(problem: HeadProblem) -> None:

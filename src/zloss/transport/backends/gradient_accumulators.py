@@ -83,8 +83,7 @@ class GradientAccumulators:
             if not self._given:
                 self._weight_VD[vocab:].zero_()
             if self._has_uniform:
-                inside_VD = self._weight_VD[:vocab].sub_(self._uniform_D / vocab)
-                wide_pass("uniform part of dW", (inside_VD,), (inside_VD,))
+                self._weight_VD = self._without_uniform(self._weight_VD)
         if self._bias_V is not None:
             if self._has_uniform:
                 self._bias_V[:vocab].sub_(self._uniform / vocab)
@@ -92,3 +91,14 @@ class GradientAccumulators:
         if self._hidden_TD is not None and scale != 1:
             self._hidden_TD.mul_(scale)
         return self._hidden_TD, None if self._given else self._weight_VD, self._bias_V
+
+    def _without_uniform(self, weight_VD: Tensor) -> Tensor:
+        """dW less its part along 1/V. A bf16 dW is rounded in the same pass; it would be rounded next anyway."""
+        vocab = self._problem.vocab
+        inside_VD, out_VD = weight_VD[:vocab], weight_VD
+        if self._problem.weight_VD.dtype == torch.bfloat16 and not self._given:
+            out_VD = torch.empty_like(weight_VD, dtype=torch.bfloat16)
+            out_VD[vocab:].zero_()
+        torch.sub(inside_VD, self._uniform_D / vocab, out=out_VD[:vocab])
+        wide_pass("uniform part of dW", (inside_VD,), (out_VD[:vocab],))
+        return out_VD

@@ -117,7 +117,7 @@ def test_head_loss_in_one_graph(objective: zloss.Objective) -> None:
 def test_head_loss_with_16_bit_products_in_one_graph(products: str) -> None:
     _, hidden, weight, target = tensors()
     leaves = [tensor.detach().bfloat16().requires_grad_() for tensor in (hidden, weight)]
-    module = zloss.HeadLoss(zloss.GainAwareZLoss(0.7), backend="triton", chunk_size=4, products=products)
+    module = zloss.HeadLoss(zloss.CenteredZLoss(0.7), backend="triton", chunk_size=4, products=products)
 
     def step(h: Tensor, w: Tensor) -> Tensor:
         return module(h, w, target).loss * 2
