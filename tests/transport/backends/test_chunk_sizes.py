@@ -25,7 +25,9 @@ def test_on_the_cpu_buffers_stay_near_128_mb() -> None:
     assert lengths(10, 4, 4) == [4, 4, 2]
 
 
-@pytest.mark.parametrize(("tokens", "vocab"), itertools.product((100, 1281, 16384, 65536), (32768, 131072, 262144)))
+@pytest.mark.parametrize(
+    ("tokens", "vocab"), list(itertools.product((100, 1281, 16384, 65536), (32768, 131072, 262144)))
+)
 def test_on_a_gpu_chunks_are_whole_tiles_and_never_few_tokens(tokens: int, vocab: int) -> None:
     found = lengths(tokens, 6 * vocab, device_type="cuda")
     assert sum(found) == tokens
