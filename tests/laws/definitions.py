@@ -130,7 +130,11 @@ def upstream_like(loss: Tensor) -> Tensor:
 
 
 def measured(
-    case: Case, backend: str, chunk_size: int | None = None, dtype: torch.dtype | None = None
+    case: Case,
+    backend: str,
+    chunk_size: int | None = None,
+    dtype: torch.dtype | None = None,
+    products: str = "auto",
 ) -> dict[str, Tensor]:
     """The same quantities from the package."""
 
@@ -140,7 +144,14 @@ def measured(
     hidden, weight, bias = leaf(case.hidden), leaf(case.weight), leaf(case.bias)
     options = case.options() | {"bias": bias}
     out = zloss.head_loss(
-        hidden, weight, case.target, case.objective, backend=backend, chunk_size=chunk_size, **options
+        hidden,
+        weight,
+        case.target,
+        case.objective,
+        backend=backend,
+        chunk_size=chunk_size,
+        products=products,
+        **options,
     )
     out.loss.backward(upstream_like(out.loss))
     result = {

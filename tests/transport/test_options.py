@@ -39,7 +39,9 @@ WRONG = {
     "label_smoothing": 1.5,
     "statistics": "ful",
     "backend": "dens",
+    "products": "bf16",
     "chunk_size": 0,
+    "memory_budget": 0.5,
 }
 
 

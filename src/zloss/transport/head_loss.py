@@ -14,6 +14,7 @@ from zloss.transport.backends.choice import Backend, resolve_backend, runs_in_tr
 from zloss.transport.backends.chunked_head import chunked_head_loss
 from zloss.transport.backends.dense import dense_head_loss
 from zloss.transport.backends.loss_parts import LossParts
+from zloss.transport.backends.product_plan import Products
 from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.head_problem import HeadProblem, prepare_head
 from zloss.transport.options import HeadOptions
@@ -68,13 +69,18 @@ def head_loss(
     label_smoothing: float = 0.0,
     statistics: Statistics = "full",
     backend: Backend = "auto",
+    products: Products = "auto",
     chunk_size: int | None = None,
+    memory_budget: int | None = None,
+    weight_grad_buffer: Tensor | None = None,
 ) -> HeadLossOutput:
     """Σ_t w_t (CE_t + aux_t) / N for z = logit_scale·(W u + b), without keeping the logits.
 
     `hidden` [..., D], `weight` [V, D], `target` [...]. "mean" divides by N = Σ w_t over valid tokens, or by an explicit
     global `normalizer`; "sum" does not divide; "none" returns w_t·ℓ_t in the shape of `target`. Rows of the head from
     `valid_vocab` on are padding: outside log Z, μ and w̄. `statistics="light"` skips what the loss itself does not need.
+    `products` says in which dtype the matrix products run (`backends/product_plan.py`). dW is added to
+    `weight_grad_buffer`, an fp32 [V, D] such as Megatron's `main_grad`, where one is given (`gradient_buffer.py`).
 
     >>> import torch, zloss
     >>> hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
@@ -93,17 +99,27 @@ def head_loss(
         label_smoothing=label_smoothing,
         statistics=statistics,
         backend=backend,
+        products=products,
         chunk_size=chunk_size,
+        memory_budget=memory_budget,
     )
-    return _head_loss(hidden, weight, target, bias, options, normalizer, token_weight)
+    return _head_loss(hidden, weight, target, bias, options, normalizer, token_weight, weight_grad_buffer)
 
 
 def _traceable(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: HeadOptions, *rest: object
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: HeadOptions,
+    normalizer: float | Tensor | None,
+    token_weight: Tensor | None,
+    weight_grad_buffer: Tensor | None,
 ) -> bool:
-    """The Triton backend is made of ops; only per-token losses go through the chunks a second time in backward."""
+    """The Triton backend is made of ops; per-token losses go through the chunks a second time in backward, and a buffer
+    for dW is changed by the way."""
     in_triton = runs_in_triton(options.backend, hidden.device, compute_dtype(hidden, weight, bias))
-    return options.reduction != "none" and in_triton
+    return options.reduction != "none" and weight_grad_buffer is None and in_triton
 
 
 @outside_compile_unless(_traceable)
@@ -115,9 +131,19 @@ def _head_loss(
     options: HeadOptions,
     normalizer: float | Tensor | None,
     token_weight: Tensor | None,
+    weight_grad_buffer: Tensor | None,
 ) -> HeadLossOutput:
     """`head_loss` with checked options."""
-    problem = prepare_head(hidden, weight, target, bias, options, token_weight=token_weight, normalizer=normalizer)
+    problem = prepare_head(
+        hidden,
+        weight,
+        target,
+        bias,
+        options,
+        token_weight=token_weight,
+        normalizer=normalizer,
+        weight_grad_buffer=weight_grad_buffer,
+    )
     parts = _BACKENDS[resolve_backend(options.backend, hidden.device, problem.dtype)](problem)
     if problem.poisoned_T is not None:
         row_max_T = parts.stats.row_max.masked_fill(problem.poisoned_T, torch.nan)
@@ -126,7 +152,7 @@ def _head_loss(
 
 
 def _chunked(problem: HeadProblem) -> LossParts:
-    return chunked_head_loss(problem, TorchRows(problem.options.softcap))
+    return chunked_head_loss(problem, TorchRows(problem.options.softcap, plan=problem.products))
 
 
 def _triton(problem: HeadProblem) -> LossParts:
@@ -158,7 +184,9 @@ class HeadLoss(nn.Module):
         label_smoothing: float = 0.0,
         statistics: Statistics = "full",
         backend: Backend = "auto",
+        products: Products = "auto",
         chunk_size: int | None = None,
+        memory_budget: int | None = None,
     ) -> None:
         super().__init__()
         self.options = HeadOptions(
@@ -171,7 +199,9 @@ class HeadLoss(nn.Module):
             label_smoothing=label_smoothing,
             statistics=statistics,
             backend=backend,
+            products=products,
             chunk_size=chunk_size,
+            memory_budget=memory_budget,
         )
 
     @property
@@ -187,8 +217,9 @@ class HeadLoss(nn.Module):
         bias: Tensor | None = None,
         normalizer: float | Tensor | None = None,
         token_weight: Tensor | None = None,
+        weight_grad_buffer: Tensor | None = None,
     ) -> HeadLossOutput:
-        return _head_loss(hidden, weight, target, bias, self.options, normalizer, token_weight)
+        return _head_loss(hidden, weight, target, bias, self.options, normalizer, token_weight, weight_grad_buffer)
 
     def extra_repr(self) -> str:
         named = (field.name for field in fields(self.options) if field.name != "objective")

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from zloss.errors import CoordinateError, ShapeError
+from zloss.transport.backends.product_plan import ProductPlan, fp32_plan, plan_products
+from zloss.transport.gradient_buffer import check_gradient_buffer
 from zloss.transport.options import HeadOptions
 from zloss.transport.statistics_plan import StatisticsPlan, plan_statistics
 from zloss.transport.targets import Targets, prepare_targets
@@ -44,9 +46,13 @@ class HeadProblem:
     """Ignored tokens whose hidden state is not finite; they are zeroed so that no NaN reaches a gradient."""
     plan: StatisticsPlan
     """The statistics to return."""
+    products: ProductPlan
+    """In which dtype the matrix products run."""
     grad_enabled: bool
     """Grad mode of the caller; inside an autograd.Function it reads as off."""
     options: HeadOptions
+    weight_grad_buffer: Tensor | None = None
+    """Where dW is added, in place of a gradient of its own."""
 
     @property
     def operands(self) -> Operands:
@@ -71,9 +77,11 @@ def prepare_head(
     *,
     token_weight: Tensor | None = None,
     normalizer: float | Tensor | None = None,
+    weight_grad_buffer: Tensor | None = None,
 ) -> HeadProblem:
     """Check the tensors against each other and the options, and flatten the leading dimensions."""
     _check_shapes(hidden, weight, target, bias, token_weight)
+    check_gradient_buffer(weight_grad_buffer, weight, options)
     dtype = compute_dtype(hidden, weight, bias)
     vocab = options.vocab_of(weight.shape[0])
     targets = prepare_targets(
@@ -84,6 +92,7 @@ def prepare_head(
         _refuse_mean_of_masked(options)
     flat_TD = hidden.reshape(-1, hidden.shape[-1])
     poisoned_T = _poisoned_tokens(flat_TD, targets.valid_T)
+    rounding = autocast_dtype(hidden.device.type, dtype)
     if poisoned_T is not None:
         flat_TD = torch.where(poisoned_T.unsqueeze(1), flat_TD.new_zeros(()), flat_TD)
     return HeadProblem(
@@ -93,7 +102,7 @@ def prepare_head(
         targets=targets,
         vocab=vocab,
         dtype=dtype,
-        rounding=autocast_dtype(hidden.device.type, dtype),
+        rounding=rounding,
         poisoned_T=poisoned_T,
         plan=plan_statistics(
             options.objective,
@@ -103,8 +112,18 @@ def prepare_head(
             has_head=True,
             has_hidden=True,
         ),
+        products=plan_products(
+            options.products,
+            device_type=hidden.device.type,
+            hidden=hidden.dtype,
+            weight=weight.dtype,
+            rounding=rounding,
+        )
+        if dtype == torch.float32
+        else fp32_plan(dtype, hidden.device.type),
         grad_enabled=torch.is_grad_enabled(),
         options=options,
+        weight_grad_buffer=weight_grad_buffer,
     )
 
 

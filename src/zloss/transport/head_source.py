@@ -14,6 +14,7 @@ from zloss.source.reduction import Reduction
 from zloss.transport.backends.choice import Backend, Chosen, resolve_backend
 from zloss.transport.backends.dense import dense_source
 from zloss.transport.backends.head_chunks import iterate_head_chunks
+from zloss.transport.backends.product_plan import ProductPlan, Products
 from zloss.transport.backends.row_work import RowWork
 from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.head_problem import HeadProblem, prepare_head
@@ -41,7 +42,9 @@ def head_source(
     softcap: float | None = None,
     label_smoothing: float = 0.0,
     backend: Backend = "auto",
+    products: Products = "auto",
     chunk_size: int | None = None,
+    memory_budget: int | None = None,
 ) -> Tensor:
     """∂loss/∂z as [T, V], fp32 (fp64 for fp64): the auxiliary part alone ("z") or cross-entropy plus auxiliary ("total").
 
@@ -60,22 +63,24 @@ def head_source(
         label_smoothing=label_smoothing,
         statistics="light",
         backend=backend,
+        products=products,
         chunk_size=chunk_size,
+        memory_budget=memory_budget,
     )
     problem = prepare_head(hidden, weight, target, bias, options, token_weight=token_weight, normalizer=normalizer)
     chosen = resolve_backend(backend, hidden.device, problem.dtype)
     with torch.autocast(hidden.device.type, enabled=False):
         if chosen == "dense":
             return dense_source(problem, auxiliary_only=part == "z")
-        return _chunked_source(problem, part, _row_work(chosen, softcap))
+        return _chunked_source(problem, part, _row_work(chosen, softcap, problem.products))
 
 
-def _row_work(chosen: Chosen, softcap: float | None) -> RowWork:
+def _row_work(chosen: Chosen, softcap: float | None, plan: ProductPlan) -> RowWork:
     if chosen == "triton":
         from zloss.transport.backends.triton.rows import TritonRows
 
-        return TritonRows(softcap, keep_logits=True)
-    return TorchRows(softcap)
+        return TritonRows(softcap, plan=plan, keep_logits=True)
+    return TorchRows(softcap, plan=plan)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from zloss.transport.backends.choice import Backend, resolve_backend, runs_in_tr
 from zloss.transport.backends.chunked_logits import chunked_logits_loss
 from zloss.transport.backends.dense import dense_logits_loss
 from zloss.transport.backends.loss_parts import LossParts
+from zloss.transport.backends.product_plan import Products
 from zloss.transport.head_loss import HeadLossOutput, output_of
 from zloss.transport.logits_problem import LogitsProblem, prepare_logits
 from zloss.transport.options import HeadOptions
@@ -39,7 +40,9 @@ def logits_loss(
     label_smoothing: float = 0.0,
     statistics: Statistics = "full",
     backend: Backend = "auto",
+    products: Products = "auto",
     chunk_size: int | None = None,
+    memory_budget: int | None = None,
 ) -> HeadLossOutput:
     """The loss of `head_loss` from `logits` [..., V]; `weight` [V, D] is needed only for the gain (and gain-aware Z-loss).
 
@@ -59,7 +62,9 @@ def logits_loss(
         label_smoothing=label_smoothing,
         statistics=statistics,
         backend=backend,
+        products=products,
         chunk_size=chunk_size,
+        memory_budget=memory_budget,
     )
     return _logits_loss(logits, target, weight, options, normalizer, token_weight)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from zloss.errors import MissingInputError, ShapeError
+from zloss.transport.backends.product_plan import ProductPlan, fp32_plan, plan_products
 from zloss.transport.options import HeadOptions
 from zloss.transport.statistics_plan import StatisticsPlan, plan_statistics
 from zloss.transport.targets import Targets, prepare_targets
@@ -31,6 +32,8 @@ class LogitsProblem:
     """In which everything is computed: fp64 for fp64 inputs, else fp32."""
     plan: StatisticsPlan
     """The statistics to return."""
+    products: ProductPlan
+    """How E W runs, which the gain needs."""
     grad_enabled: bool
     """Grad mode of the caller; inside an autograd.Function it reads as off."""
     options: HeadOptions
@@ -77,6 +80,12 @@ def prepare_logits(
         has_head=weight is not None,
         has_hidden=False,
     )
+    # The gradient at the logits is no product: only the gain is, and its factors are E and W.
+    products = fp32_plan(dtype, logits.device.type)
+    if weight is not None and dtype == torch.float32:
+        products = plan_products(
+            options.products, device_type=logits.device.type, hidden=weight.dtype, weight=weight.dtype
+        )
     return LogitsProblem(
-        logits.reshape(-1, rows), weight, targets, vocab, dtype, plan, torch.is_grad_enabled(), options
+        logits.reshape(-1, rows), weight, targets, vocab, dtype, plan, products, torch.is_grad_enabled(), options
     )

@@ -13,6 +13,7 @@ from zloss.errors import CoordinateError, InputError, ShapeError, UnknownNameErr
 from zloss.source.objective import Objective, is_number
 from zloss.source.reduction import Reduction, check_reduction
 from zloss.transport.backends.choice import Backend, check_backend
+from zloss.transport.backends.product_plan import Products, check_products
 from zloss.transport.statistics_plan import Statistics
 
 
@@ -38,8 +39,13 @@ class HeadOptions:
     label_smoothing: float = 0.0
     statistics: Statistics = "full"
     backend: Backend = "auto"
+    products: Products = "auto"
+    """In which dtype the matrix products run: "operand" (16 bits, as the operands are), "split" (16 bits, hi + lo) or
+    "fp32"; "auto" is "operand" on a GPU for 16-bit operands and "fp32" elsewhere."""
     chunk_size: int | None = None
-    """Tokens per chunk; None: as many as keep the V-wide buffers near 128 MB."""
+    """Tokens per chunk; None: as many as `memory_budget` holds."""
+    memory_budget: int | None = None
+    """Bytes of the V-wide buffers of a chunk; None: ZLOSS_CHUNK_BYTES, else 128 MB on a CPU and 1.25 GiB on a GPU."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -47,6 +53,7 @@ class HeadOptions:
         if self.statistics not in get_args(Statistics):
             raise UnknownNameError("statistics", self.statistics, get_args(Statistics))
         check_backend(self.backend)
+        check_products(self.products)
         if not 0 <= self.label_smoothing <= 1:
             raise InputError(f"`label_smoothing` is expected to lie in [0, 1], but got {self.label_smoothing!r}.")
         # Written as comparisons, which a compiler can turn into guards where the number is symbolic to it.
@@ -58,6 +65,10 @@ class HeadOptions:
             raise InputError(f"`softcap` is expected to be None or a finite number > 0, but got {self.softcap!r}.")
         if self.chunk_size is not None and self.chunk_size < 1:
             raise InputError(f"`chunk_size` is expected to be a number of tokens ≥ 1, but got {self.chunk_size!r}.")
+        if self.memory_budget is not None and self.memory_budget < 1:
+            raise InputError(
+                f"`memory_budget` is expected to be a number of bytes ≥ 1, but got {self.memory_budget!r}."
+            )
         if self.softcap is not None and self.objective.active and self.objective.needs_mu:
             raise CoordinateError(
                 f"{type(self.objective).__name__} needs the mean logit μ, but `softcap` is not shift-invariant: "
@@ -70,10 +81,11 @@ class HeadOptions:
             raise InputError(
                 f"`objective` is expected to be an Objective such as zloss.CenteredZLoss(1e-4), but got {self.objective!r}."
             )
-        for name in ("label_smoothing", "logit_scale", "softcap", "chunk_size", "ignore_index", "valid_vocab"):
+        whole_numbers = ("chunk_size", "memory_budget", "ignore_index", "valid_vocab")
+        for name in ("label_smoothing", "logit_scale", "softcap", *whole_numbers):
             value = getattr(self, name)
-            optional = name in ("softcap", "chunk_size", "valid_vocab")
-            whole = name in ("chunk_size", "ignore_index", "valid_vocab")
+            optional = name in ("softcap", "chunk_size", "memory_budget", "valid_vocab")
+            whole = name in whole_numbers
             if not (value is None and optional) and not (is_number(value) and (isinstance(value, int) or not whole)):
                 kind = "a whole number" if whole else "a number"
                 raise InputError(

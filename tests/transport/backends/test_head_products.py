@@ -1,4 +1,4 @@
-"""The product of 16-bit operands with an fp32 result, which only CUDA has: what can be said of it without one."""
+"""The products with the head: what a GPU issues, shown on the meta device, and what is converted elsewhere."""
 
 from __future__ import annotations
 
@@ -6,21 +6,50 @@ import pytest
 import torch
 
 from zloss.transport.backends.head_products import HeadProducts
+from zloss.transport.backends.narrow_parts import exp_parts
+from zloss.transport.backends.product_plan import plan_products
+from zloss.transport.backends.products import observed
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32])
 def test_16_bit_operands_give_fp32_logits(weight_dtype: torch.dtype) -> None:
     """Shapes and dtypes as PyTorch itself infers them; a head kept in fp32 is rounded as autocast would."""
     rounding = torch.bfloat16 if weight_dtype == torch.float32 else None
-    head = HeadProducts(torch.empty(11, 4, dtype=weight_dtype, device="meta"), torch.float32, rounding)
+    plan = plan_products(
+        "auto",
+        device_type="cuda",
+        hidden=torch.bfloat16,
+        weight=weight_dtype,
+        rounding=rounding,
+        torch_version=(2, 13),
+        hip=False,
+    )
+    weight = torch.empty(11, 4, dtype=weight_dtype, device="meta")
+    head = HeadProducts(weight, torch.float32, rounding, plan)
     hidden, out = torch.empty(3, 4, dtype=torch.bfloat16, device="meta"), torch.empty(2, 3, 11, device="meta")[0]
-    head.narrow_logits_(hidden, out)
+    head.logits_(hidden, out)
     assert out.shape == (3, 11)
     assert out.dtype == torch.float32
     with pytest.raises(RuntimeError, match="reduction dim"):
-        head.narrow_logits_(hidden.t(), out)
+        head.logits_(hidden.t(), out)
 
 
-def test_without_cuda_operands_are_converted() -> None:
-    weight = torch.randn(11, 4).bfloat16()
-    assert not HeadProducts(weight, torch.float32, None).takes_narrow(torch.randn(3, 4).bfloat16())
+@pytest.mark.parametrize("kind", ["operand", "split"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_without_tensor_cores_factors_are_converted_and_the_products_are_those_of_the_parts(
+    kind: str, dtype: torch.dtype
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    weight, e = torch.randn(11, 4, generator=g).to(dtype), torch.rand(3, 11, generator=g)
+    plan = plan_products(kind, device_type="cpu", hidden=dtype, weight=dtype)  # type: ignore[arg-type]
+    assert not plan.native
+    parts = exp_parts(e, plan)
+    assert all(part.dtype == dtype for part in parts)
+    with observed() as seen:
+        got = HeadProducts(weight, torch.float32, None, plan).back_project(parts)
+    assert {issued.operand for issued in seen if issued.flops} == {torch.float32}
+    want = sum(part.double() for part in parts) @ weight.double() / plan.exp_scale
+    assert (got.double() - want).abs().max() <= 1e-6 * want.abs().max()
+    exact = e.double() @ weight.double()
+    error = float((got.double() - exact).norm() / exact.norm())
+    assert error <= {("operand", torch.bfloat16): 2**-8, ("operand", torch.float16): 2**-11}.get((kind, dtype), 1e-5)

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zloss.errors import DoubleBackwardError
+from zloss.errors import DoubleBackwardError, InputError
 from zloss.transport.backends.chunks import ChunkedRun
 from zloss.transport.backends.loss_parts import LossParts, parts_of, reduced
+from zloss.transport.gradient_buffer import require_unit_upstream
 from zloss.transport.targets import Targets
 
 Operands = tuple[Tensor | None, ...]
@@ -26,10 +27,15 @@ Run = Callable[[Operands, tuple[bool, ...], Tensor], ChunkedRun]
 """(operands, which gradients are wanted, weight of every token) → one pass over all chunks."""
 
 
-def chunked_loss(operands: Operands, targets: Targets, vocab: int, run: Run, *, grad_enabled: bool) -> LossParts:
-    """The loss as a differentiable function of its operands. `run` must not hold the operands: autograd keeps them."""
+def chunked_loss(
+    operands: Operands, targets: Targets, vocab: int, run: Run, *, grad_enabled: bool, added_elsewhere: bool = False
+) -> LossParts:
+    """The loss as a differentiable function of its operands. `run` must not hold the operands: autograd keeps them.
+
+    `added_elsewhere`: `run` adds a gradient to a buffer of the caller, so it must run once, with the true weights.
+    """
     box: list[ChunkedRun] = []
-    loss: Tensor = _ChunkedLoss.apply(run, targets, grad_enabled, box, *operands)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedLoss.apply(run, targets, grad_enabled, added_elsewhere, box, *operands)  # type: ignore[no-untyped-call]
     return parts_of(loss, box[0], targets, vocab)
 
 
@@ -58,7 +64,13 @@ def refuse_double_backward() -> None:
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, run: Run, targets: Targets, grad_enabled: bool, box: list[ChunkedRun], *operands: Tensor | None
+        ctx: Any,
+        run: Run,
+        targets: Targets,
+        grad_enabled: bool,
+        added_elsewhere: bool,
+        box: list[ChunkedRun],
+        *operands: Tensor | None,
     ) -> Tensor:
         scalar = targets.weights.reduction != "none"
         wanted = wanted_gradients(operands, grad_enabled=grad_enabled and scalar)
@@ -71,16 +83,21 @@ class _ChunkedLoss(torch.autograd.Function):
         # The operands are in save_for_backward alone, where checkpointing and version checks see them.
         ctx.save_for_backward(*operands)
         ctx.run, ctx.targets = run, targets
+        ctx.once = added_elsewhere and scalar
         return reduced(targets, done.cross_entropy_T + done.auxiliary_T)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
+        if ctx.once:
+            require_unit_upstream(upstream)
+            if not ctx.ready:
+                raise InputError("backward ran twice, but `weight_grad_buffer` takes dW once per call of the loss.")
         if ctx.ready:
             # On the CPU reading the upstream scalar costs nothing, and a factor of 1 saves a pass over every gradient.
             unit = upstream.device.type == "cpu" and float(upstream) == 1.0
             grads = [grad if grad is None or unit else grad.mul_(upstream) for grad in ctx.ready.pop()]
         else:
             weight_T = ctx.targets.weights.per_token * upstream
-            grads = list(ctx.run(ctx.saved_tensors, ctx.needs_input_grad[4:], weight_T).gradients)
-        return None, None, None, None, *grads
+            grads = list(ctx.run(ctx.saved_tensors, ctx.needs_input_grad[5:], weight_T).gradients)
+        return None, None, None, None, None, *grads

@@ -31,22 +31,36 @@ def chunked_head_loss(problem: HeadProblem, work: RowWork) -> LossParts:
         assert weight_VD is not None
         return run_head_chunks(rest.with_operands(hidden_TD, weight_VD, bias_V), work, wanted, weight_T)
 
-    return chunked_loss(problem.operands, problem.targets, problem.vocab, run, grad_enabled=problem.grad_enabled)
+    return chunked_loss(
+        problem.operands,
+        problem.targets,
+        problem.vocab,
+        run,
+        grad_enabled=problem.grad_enabled,
+        added_elsewhere=problem.weight_grad_buffer is not None,
+    )
 
 
 def run_head_chunks(problem: HeadProblem, work: RowWork, wanted: tuple[bool, ...], weight_T: Tensor) -> ChunkedRun:
     """One pass: values, statistics, and the wanted gradients (hidden, weight, bias) of Σ_t weight_t·(CE_t + aux_t)."""
     _refuse_capped_smoothing(problem)
     run = ChunkedRun(problem.targets, problem.plan)
-    gradients = GradientAccumulators(problem, wanted) if any(wanted) else None
+    gradients = GradientAccumulators(problem, wanted, weight_T) if any(wanted) else None
     # Operands were rounded to the autocast dtype where asked; from there on nothing may be rounded again.
-    with torch.autocast(problem.hidden_TD.device.type, enabled=False):
-        for chunk in iterate_head_chunks(problem, back_projection=wanted[0], work=work):
-            run.keep(chunk)
-            if gradients is not None:
-                gradients.add(chunk, weight_T[chunk.tokens])
+    with torch.autocast(problem.products.device_type, enabled=False):
+        _pass_over_chunks(problem, work, wanted[0], run, gradients)
         run.gradients = (None, None, None) if gradients is None else gradients.finish()
     return run
+
+
+def _pass_over_chunks(
+    problem: HeadProblem, work: RowWork, back_projection: bool, run: ChunkedRun, gradients: GradientAccumulators | None
+) -> None:
+    """Every chunk once. The V-wide buffers are gone when this returns, before a gradient is copied to 16 bits."""
+    for chunk in iterate_head_chunks(problem, back_projection=back_projection, work=work):
+        run.keep(chunk)
+        if gradients is not None:
+            gradients.add(chunk)
 
 
 def _refuse_capped_smoothing(problem: HeadProblem) -> None:

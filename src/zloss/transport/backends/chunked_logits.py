@@ -20,7 +20,8 @@ from zloss.transport.backends.chunked_autograd import Operands, chunked_loss
 from zloss.transport.backends.chunks import ChunkedRun, LogitsChunk
 from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.loss_parts import LossParts
-from zloss.transport.backends.row_work import RowWork
+from zloss.transport.backends.narrow_parts import exp_parts
+from zloss.transport.backends.row_work import RowWork, empty_parts
 from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.logits_problem import LogitsProblem
 from zloss.transport.masked_logits import check_mean, check_rows, needs_mean
@@ -61,11 +62,18 @@ def _iterate_logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Lo
     options, targets, plan, vocab = problem.options, problem.targets, problem.plan, problem.vocab
     head = None
     if problem.weight_VD is not None and plan.gain:
-        head = HeadProducts(problem.weight_VD[:vocab], problem.dtype, None)
+        head = HeadProducts(problem.weight_VD[:vocab], problem.dtype, None, problem.products)
     mean_row_D = head.mean() if head is not None and plan.gain_centered else None
-    bounds = chunk_bounds(problem.logits_TV.shape[0], vocab, problem.dtype.itemsize, options.chunk_size, work.buffers)
+    bounds = chunk_bounds(
+        problem.logits_TV.shape[0],
+        vocab * problem.dtype.itemsize * work.buffers,
+        options.chunk_size,
+        device_type=problem.products.device_type,
+        memory_budget=options.memory_budget,
+    )
     longest = max((stop - start for start, stop in bounds), default=0)
     buffers_BCV = problem.logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
+    unused_NCV = empty_parts(work.plan, 0, 0, problem.logits_TV)
     for start, stop in bounds:
         tokens = slice(start, stop)
         valid_C, index_C = targets.valid_T[tokens], targets.index_T[tokens]
@@ -73,7 +81,7 @@ def _iterate_logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Lo
         if options.logit_scale != 1:
             z_CV.mul_(options.logit_scale)
         mean = plan.mu or needs_mean(options)
-        rows = work.statistics(buffers_BCV[:, : stop - start], index_C, norm=plan.p_norm, mean=mean)
+        rows = work.statistics(buffers_BCV[:, : stop - start], unused_NCV, index_C, norm=plan.p_norm, mean=mean)
         stats = chunk_stats(
             plan,
             rows.sums,
@@ -81,7 +89,7 @@ def _iterate_logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Lo
             valid_C,
             vocab,
             mu_C=rows.mean_logit_C,
-            projected_CD=None if head is None else head.back_project(rows.shaped_CV),
+            projected_CD=None if head is None else head.back_project(exp_parts(rows.shaped[0], problem.products)),
             mean_row_D=mean_row_D,
             logit_scale=options.logit_scale,
         )

@@ -14,28 +14,39 @@ from torch import Tensor
 from zloss.source.injection import weighted_source
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
+from zloss.transport.backends.products import wide_pass
+from zloss.transport.backends.weight_factors import WeightFactors
 from zloss.transport.head_problem import HeadProblem
 
 
 class GradientAccumulators:
-    """The wanted ones of dh, dW and db."""
+    """The wanted ones of dh, dW and db of Σ_t weight_t·(CE_t + aux_t)."""
 
-    def __init__(self, problem: HeadProblem, wanted: tuple[bool, ...]) -> None:
-        self._problem = problem
-        self._head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
-        self._started = False
+    def __init__(self, problem: HeadProblem, wanted: tuple[bool, ...], weight_T: Tensor) -> None:
+        self._problem, self._weight_T = problem, weight_T
+        self._head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding, problem.products)
+        self._factors = WeightFactors(problem, weight_T)
         dtype, device = problem.dtype, problem.hidden_TD.device
         rows, width = problem.weight_VD.shape
         hidden, weight, bias = wanted
         self._hidden_TD = torch.empty(problem.hidden_TD.shape, dtype=dtype, device=device) if hidden else None
-        self._weight_VD = torch.empty(rows, width, dtype=dtype, device=device) if weight else None
+        self._given = weight and problem.weight_grad_buffer is not None
+        self._started = self._given
+        """Whether dW holds something already; it starts uninitialised where it is not given."""
+        self._weight_VD = None
+        if self._given:
+            assert problem.weight_grad_buffer is not None
+            self._weight_VD = self._factors.enter_(problem.weight_grad_buffer)
+        elif weight:
+            self._weight_VD = torch.empty(rows, width, dtype=dtype, device=device)
         self._bias_V = torch.zeros(rows, dtype=dtype, device=device) if bias else None
         self._uniform_D = torch.zeros(width, dtype=dtype, device=device)
         self._uniform = torch.zeros((), dtype=dtype, device=device)
         self._has_uniform = False
 
-    def add(self, chunk: HeadChunk, weight_C: Tensor) -> None:
-        """Add the gradients of Σ weight·(CE + aux) over the chunk; its E W is consumed."""
+    def add(self, chunk: HeadChunk) -> None:
+        """Add the gradients of a chunk; its E W is consumed."""
+        weight_C = self._weight_T[chunk.tokens]
         source = weighted_source(chunk.injection, chunk.rows.sums.sum_C, chunk.stats.valid, weight_C)
         p_C, target_C, uniform_C = source.along_exp_C, source.along_target_C, source.along_uniform_C
         assert target_C is not None
@@ -51,33 +62,43 @@ class GradientAccumulators:
                 grad_CD.addr_(uniform_C, chunk.mean_row_D, alpha=-1)
             self._hidden_TD[chunk.tokens] = grad_CD
         if self._weight_VD is not None:
-            # The weights of the tokens multiply the hidden states and not E, which is V wide.
-            weighted_CD = chunk.hidden_CD * p_C.unsqueeze(1)
             inside_VD = self._weight_VD[: self._problem.vocab]
-            inside_VD.addmm_(chunk.rows.shaped_CV.t(), weighted_CD, beta=1 if self._started else 0)
-            self._weight_VD.index_add_(0, chunk.index_C, chunk.hidden_CD * target_C.unsqueeze(1), alpha=-1)
+            self._factors.add_(inside_VD, self._head, chunk, p_C, target_C, first=not self._started)
             if uniform_C is not None:
                 self._uniform_D += uniform_C @ chunk.hidden_CD
         if self._bias_V is not None:
-            self._bias_V[: self._problem.vocab].addmv_(chunk.rows.shaped_CV.t(), p_C)
+            self._factors.add_bias_(self._bias_V[: self._problem.vocab], self._head, chunk, p_C)
             self._bias_V.index_add_(0, chunk.index_C, target_C, alpha=-1)
             if uniform_C is not None:
                 self._uniform += uniform_C.sum()
         self._started = True
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """(dh, dW, db) after the last chunk."""
+        """(dh, dW, db) after the last chunk; no dW where it went to a given buffer."""
         vocab, scale = self._problem.vocab, self._problem.options.logit_scale
         if self._weight_VD is not None:
             if not self._started:
                 self._weight_VD.zero_()
-            self._weight_VD[vocab:].zero_()
+            self._factors.leave_(self._weight_VD)
+            if not self._given:
+                self._weight_VD[vocab:].zero_()
             if self._has_uniform:
-                self._weight_VD[:vocab].sub_(self._uniform_D / vocab)
+                self._weight_VD = self._without_uniform(self._weight_VD)
         if self._bias_V is not None:
             if self._has_uniform:
                 self._bias_V[:vocab].sub_(self._uniform / vocab)
             self._bias_V.mul_(scale)
         if self._hidden_TD is not None and scale != 1:
             self._hidden_TD.mul_(scale)
-        return self._hidden_TD, self._weight_VD, self._bias_V
+        return self._hidden_TD, None if self._given else self._weight_VD, self._bias_V
+
+    def _without_uniform(self, weight_VD: Tensor) -> Tensor:
+        """dW less its part along 1/V. A bf16 dW is rounded in the same pass; it would be rounded next anyway."""
+        vocab = self._problem.vocab
+        inside_VD, out_VD = weight_VD[:vocab], weight_VD
+        if self._problem.weight_VD.dtype == torch.bfloat16 and not self._given:
+            out_VD = torch.empty_like(weight_VD, dtype=torch.bfloat16)
+            out_VD[vocab:].zero_()
+        torch.sub(inside_VD, self._uniform_D / vocab, out=out_VD[:vocab])
+        wide_pass("uniform part of dW", (inside_VD,), (out_VD[:vocab],))
+        return out_VD

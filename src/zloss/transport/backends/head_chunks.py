@@ -14,7 +14,8 @@ from zloss.transport.backends.chunk_sizes import chunk_bounds
 from zloss.transport.backends.chunk_statistics import chunk_stats
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
-from zloss.transport.backends.row_work import RowWork
+from zloss.transport.backends.products import wide_pass
+from zloss.transport.backends.row_work import RowWork, empty_parts, empty_rows
 from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.head_problem import HeadProblem
 from zloss.transport.masked_logits import check_rows
@@ -29,23 +30,37 @@ def iterate_head_chunks(
     E W is formed where `back_projection` asks for it or the plan has the gain.
     """
     options, targets, plan = problem.options, problem.targets, problem.plan
-    work = TorchRows(options.softcap) if work is None else work
-    head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
+    products = problem.products
+    work = TorchRows(options.softcap, plan=products) if work is None else work
+    head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding, products)
     bias_V = _scaled_bias(problem)
     mean_row_D = head.mean() if plan.mu else None
     mean_bias = bias_V.mean() if bias_V is not None and plan.mu else None
 
     tokens = problem.hidden_TD.shape[0]
-    bounds = chunk_bounds(tokens, problem.vocab, problem.dtype.itemsize, options.chunk_size, work.buffers)
+    bounds = chunk_bounds(
+        tokens,
+        problem.vocab * (work.buffers * problem.dtype.itemsize + 2 * products.parts),
+        options.chunk_size,
+        device_type=products.device_type,
+        memory_budget=options.memory_budget,
+    )
     longest = max([stop - start for start, stop in bounds], default=0)
-    buffers_BCV = problem.hidden_TD.new_empty((work.buffers, longest, problem.vocab), dtype=problem.dtype)
+    buffers_BCV = empty_rows(work.buffers, longest, problem.vocab, problem.dtype, products, problem.hidden_TD)
+    narrow_NCV = empty_parts(products, longest, problem.vocab, problem.hidden_TD)
 
     for start, stop in bounds:
         chunk_tokens = slice(start, stop)
         valid_C, index_C = targets.valid_T[chunk_tokens], targets.index_T[chunk_tokens]
         hidden_CD = _logits_(problem, head, bias_V, chunk_tokens, buffers_BCV[0, : stop - start])
-        rows = work.statistics(buffers_BCV[:, : stop - start], index_C, norm=plan.p_norm, mean=plan.mu_residual)
-        projected_CD = head.back_project(rows.shaped_CV) if back_projection or plan.gain else None
+        rows = work.statistics(
+            buffers_BCV[:, : stop - start],
+            narrow_NCV[:, : stop - start],
+            index_C,
+            norm=plan.p_norm,
+            mean=plan.mu_residual,
+        )
+        projected_CD = head.back_project(rows.shaped) if back_projection or plan.gain else None
         mu_C = None
         if mean_row_D is not None:
             mu_C = hidden_CD @ mean_row_D
@@ -85,13 +100,16 @@ def _logits_(problem: HeadProblem, head: HeadProducts, bias_V: Tensor | None, to
     hidden_CD = narrow_CD.to(problem.dtype)
     if scale != 1:
         hidden_CD = hidden_CD * scale
-    if head.takes_narrow(narrow_CD):
-        head.narrow_logits_(narrow_CD, out_CV)
-        out_CV.mul_(scale)
+    if problem.products.native:
+        head.logits_(narrow_CD, out_CV)
+        if scale != 1:
+            out_CV.mul_(scale)
+            wide_pass("logit scale", (out_CV,), (out_CV,))
     else:
         head.logits_(hidden_CD, out_CV)
     if bias_V is not None:
         out_CV.add_(bias_V)
+        wide_pass("bias", (out_CV,), (out_CV,))
     return hidden_CD
 
 

@@ -1,7 +1,9 @@
-"""The products of a loss with the head W, in compute precision and without a second copy of the whole head.
+"""The products of a loss with the head W, without a second copy of the whole head in compute precision.
 
-A head that is already in compute precision is used as it is; a 16-bit (or autocast) head is converted one block of
-the vocabulary at a time. Products are always formed and accumulated in fp32 or better, so logits never exist in 16 bits.
+A head that is already in the dtype of its products is used as it is; otherwise it is converted one block of the
+vocabulary at a time. Sums are fp32 or better, so logits never exist in 16 bits.
+
+Axes: C tokens of a chunk, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -12,73 +14,110 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from zloss.transport.backends.product_plan import ProductPlan, fp32_plan
+from zloss.transport.backends.products import accumulate, multiply, wide_pass
+
 _BLOCK_BYTES = 2**25
 """Size of the converted block: small beside the logit buffer, large enough that the product dominates the conversion."""
 
 
 class HeadProducts:
-    """h Wᵀ, E W, W[y] and w̄ of a head W [V, D], formed a block of the vocabulary at a time."""
+    """h Wᵀ, E W, Eᵀx, W[y] and w̄ of a head W [V, D], as a plan says."""
 
-    def __init__(self, weight_VD: Tensor, dtype: torch.dtype, rounding: torch.dtype | None) -> None:
+    def __init__(
+        self, weight_VD: Tensor, dtype: torch.dtype, rounding: torch.dtype | None, plan: ProductPlan | None = None
+    ) -> None:
         self._weight_VD = weight_VD.detach()
         self._dtype = dtype
         self._rounding = None if rounding == weight_VD.dtype else rounding
         self._whole = weight_VD.dtype == dtype and self._rounding is None
+        self._plan = fp32_plan(dtype) if plan is None else plan
         self.vocab, self.width = weight_VD.shape
 
-    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        if self._whole:
-            yield slice(0, self.vocab), self._weight_VD
-            return
-        step = max(1, _BLOCK_BYTES // max(1, self.width * self._dtype.itemsize))
+    def _ranges(self) -> Iterator[slice]:
+        step = self.vocab if self._whole else max(1, _BLOCK_BYTES // max(1, self.width * self._dtype.itemsize))
         for start in range(0, self.vocab, step):
-            block = slice(start, min(start + step, self.vocab))
+            yield slice(start, min(start + step, self.vocab))
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """W in compute precision, block by block."""
+        for block in self._ranges():
             yield block, self._convert(self._weight_VD[block])
 
     def _convert(self, weight_VD: Tensor) -> Tensor:
-        return (weight_VD if self._rounding is None else weight_VD.to(self._rounding)).to(self._dtype)
-
-    def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
-        """out = h Wᵀ."""
-        for block, weight in self._blocks():
-            torch.mm(hidden_CD, weight.t(), out=out_CV[:, block])
-
-    def takes_narrow(self, hidden_CD: Tensor) -> bool:
-        """Whether 16-bit operands can be multiplied as they are, into fp32: on CUDA, whose tensor cores do that."""
-        operand = self._rounding or self._weight_VD.dtype
-        return (
-            hidden_CD.is_cuda
-            and torch.version.hip is None
-            and self._dtype == torch.float32
-            and hidden_CD.dtype == operand
-            and operand in (torch.bfloat16, torch.float16)
-        )
-
-    def narrow_logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
-        """out = h Wᵀ in fp32 from 16-bit operands, whose products are exact and summed in fp32."""
-        torch.mm(hidden_CD, self._narrow_VD.t(), out_dtype=torch.float32, out=out_CV)
+        wide_VD = (weight_VD if self._rounding is None else weight_VD.to(self._rounding)).to(self._dtype)
+        if wide_VD is not weight_VD:
+            wide_pass("W converted", (weight_VD,), (wide_VD,))
+        return wide_VD
 
     @cached_property
     def _narrow_VD(self) -> Tensor:
         """The head in 16 bits; for a master weight in fp32 one rounded copy, as autocast keeps it too."""
-        return self._weight_VD if self._rounding is None else self._weight_VD.to(self._rounding)
+        if self._rounding is None:
+            return self._weight_VD
+        narrow_VD = self._weight_VD.to(self._rounding)
+        wide_pass("W rounded", (self._weight_VD,), (narrow_VD,))
+        return narrow_VD
 
-    def back_project(self, e_CV: Tensor) -> Tensor:
-        """E W, which is S·Wᵀp for E = S·p: the product that both the gain and dh need."""
-        out_CD = e_CV.new_zeros(e_CV.shape[0], self.width)
+    def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
+        """out = h Wᵀ, for h in compute precision, or in 16 bits where the plan is native."""
+        if hidden_CD.dtype != self._dtype:
+            multiply("h Wᵀ", hidden_CD, self._narrow_VD.t(), out_CV)
+            return
         for block, weight in self._blocks():
-            out_CD.addmm_(e_CV[:, block], weight, beta=0 if block.start == 0 else 1)
-        return out_CD
+            multiply("h Wᵀ", hidden_CD, weight.t(), out_CV[:, block])
+
+    def back_project(self, parts: tuple[Tensor, ...]) -> Tensor:
+        """E W in compute precision, which is S·Wᵀp for E = S·p: the product that both the gain and dh need.
+
+        `parts` are the tensors whose sum is E times the plan's scale.
+        """
+        plan = self._plan
+        out_CD = parts[0].new_zeros(parts[0].shape[0], self.width, dtype=self._dtype)
+        if plan.parts and plan.native:
+            for position, part_CV in enumerate(parts):
+                accumulate("E W", out_CD, part_CV, self._narrow_VD, plan, first=position == 0)
+        else:
+            for block, weight in self._blocks():
+                for position, part_CV in enumerate(parts):
+                    first = block.start == 0 and position == 0
+                    wide_CV = part_CV[:, block].to(self._dtype)
+                    accumulate("E W", out_CD, wide_CV, weight, plan, first=first)
+        return out_CD if plan.exp_scale == 1 else out_CD.mul_(1 / plan.exp_scale)
+
+    def add_outer_(
+        self, total_VX: Tensor, parts: tuple[Tensor, ...], factors: tuple[Tensor, ...], *, first: bool
+    ) -> None:
+        """total += Eᵀ x for x = Σ factors [C, X]; `first` overwrites the total. lo·lo, 2⁻¹⁸ of the whole, is left out."""
+        plan = self._plan
+        alpha = 1 / plan.exp_scale
+        pairs = [(part, factor) for i, part in enumerate(parts) for j, factor in enumerate(factors) if not (i and j)]
+        if not plan.parts or plan.native:
+            for position, (part_CV, factor_CX) in enumerate(pairs):
+                start = first and position == 0
+                accumulate("Eᵀ(s∘h)", total_VX, part_CV.t(), factor_CX, plan, first=start, alpha=alpha)
+            return
+        for block in self._ranges():
+            for position, (part_CV, factor_CX) in enumerate(pairs):
+                wide_CV, start = part_CV[:, block].to(self._dtype), first and position == 0
+                factor_CX = factor_CX.to(self._dtype)
+                accumulate("Eᵀ(s∘h)", total_VX[block], wide_CV.t(), factor_CX, plan, first=start, alpha=alpha)
 
     def select(self, index_C: Tensor) -> Tensor:
         """W[y] in compute precision."""
-        return self._convert(self._weight_VD.index_select(0, index_C))
+        rows_CD = self._weight_VD.index_select(0, index_C)
+        return (rows_CD if self._rounding is None else rows_CD.to(self._rounding)).to(self._dtype)
 
     def mean(self) -> Tensor:
         """w̄, the mean row."""
         if self._whole:
+            wide_pass("w̄", (self._weight_VD,))
             return self._weight_VD.mean(dim=0)
+        if self._plan.native:
+            wide_pass("w̄", (self._narrow_VD,))
+            return self._narrow_VD.sum(dim=0, dtype=self._dtype) / self.vocab
         total_D = self._weight_VD.new_zeros(self.width, dtype=self._dtype)
         for _, weight in self._blocks():
+            wide_pass("w̄", (weight,))
             total_D += weight.sum(dim=0)
         return total_D / self.vocab

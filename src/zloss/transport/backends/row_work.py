@@ -11,9 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from zloss.source.injection import WeightedSource
+from zloss.transport.backends.product_plan import ProductPlan
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,44 @@ class RowPass:
     sums: RowSums
     target_logit_C: Tensor
     mean_logit_C: Tensor | None
-    shaped_CV: Tensor
-    """E = exp(z − m), times the slope of the softcap where there is one: what the products with W and h take."""
+    shaped: tuple[Tensor, ...]
+    """E = exp(z − m), times the slope of the softcap where there is one, as the products with W and h take it: one tensor
+    [C, V] in compute precision, or the 16-bit parts whose sum is E times the scale of the product plan."""
     source_CV: Tensor
     """The buffer from which the same RowWork forms a source: E, or the logits themselves."""
     slope_CV: Tensor | None = None
     """The slope of the softcap, where it was asked for and is kept apart."""
+    max_index_C: Tensor | None = None
+    """Column of the largest logit, the first one among equals; None where E stays in compute precision."""
+
+
+_ALIGNMENT = 64
+"""On a GPU rows start at multiples of 64 entries: tensor cores read 16 bytes at once, and V = 50257 is odd."""
+
+
+def empty_rows(count: int, tokens: int, vocab: int, dtype: torch.dtype, plan: ProductPlan, like: Tensor) -> Tensor:
+    """Room for `count` V-wide tensors of a chunk, [count, C, V] on the device of `like`."""
+    columns = -(-vocab // _ALIGNMENT) * _ALIGNMENT if plan.device_type == "cuda" else vocab
+    return torch.empty((count, tokens, columns), dtype=dtype, device=like.device)[:, :, :vocab]
+
+
+def empty_parts(plan: ProductPlan, tokens: int, vocab: int, like: Tensor) -> Tensor:
+    """Room for the 16-bit parts of E of a chunk, [parts, C, V]; no parts where E stays in compute precision."""
+    return empty_rows(plan.parts, tokens, vocab, plan.operand or plan.compute, plan, like)
 
 
 class RowWork(Protocol):
     """The V-wide work on one chunk of final logits."""
 
     buffers: int
-    """V-wide buffers per chunk; the first holds the logits."""
+    """V-wide buffers per chunk in compute precision; the first holds the logits."""
+    plan: ProductPlan
+    """How the products take E."""
 
-    def statistics(self, buffers_BCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool) -> RowPass:
-        """Softcap, statistics and E; the buffers are consumed."""
+    def statistics(
+        self, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool
+    ) -> RowPass:
+        """Softcap, statistics and E; the buffers are consumed. `narrow_NCV` holds the 16-bit parts of E."""
         ...
 
     def source(
@@ -55,6 +79,7 @@ class RowWork(Protocol):
     ) -> Tensor:
         """along_exp·E − along_target·onehot(y) − along_uniform/V as [C, V], 0 at ignored tokens; `rows` is consumed.
 
-        `through_softcap` multiplies by the slope of the softcap: the source at the logits before it.
+        E is the one of `applied_exp`: rounded as the products take it. `through_softcap` multiplies by the slope of the
+        softcap: the source at the logits before it.
         """
         ...

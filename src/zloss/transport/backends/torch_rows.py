@@ -1,7 +1,7 @@
 """Row work in plain PyTorch, in place.
 
 The buffer of logits is overwritten by E = exp(z − m), which serves the statistics, Wᵀp = EᵀW/S and dW alike. No second
-V-wide buffer exists unless the logits are softcapped.
+V-wide buffer exists unless the logits are softcapped or the products take E in 16 bits.
 
 Axes: C tokens of a chunk, V vocabulary, B buffers.
 """
@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from zloss.source.injection import WeightedSource
+from zloss.transport.backends.narrow_parts import applied_exp, exp_parts
 from zloss.transport.backends.native.rows import fused_exp_rows_
+from zloss.transport.backends.product_plan import ProductPlan, fp32_plan
+from zloss.transport.backends.products import wide_pass
 from zloss.transport.backends.row_work import RowPass, RowSums
 from zloss.transport.softcap import softcap_
 
@@ -21,38 +24,57 @@ def exp_rows_(z_CV: Tensor, *, norm: bool) -> RowSums:
     """Overwrite z with E = exp(z − m) and return the row sums: the one pair (m, S) that forward and backward share."""
     if (fused := fused_exp_rows_(z_CV)) is not None:
         row_max_C, sum_C, norm_C = fused
+        wide_pass("row statistics and E", (z_CV,), (z_CV,))
         return RowSums(row_max_C, sum_C, norm_C if norm else None)
     row_max_C = z_CV.amax(dim=1)
     z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
+    wide_pass("row maximum", (z_CV,))
+    wide_pass("z − m", (z_CV,), (z_CV,))
+    wide_pass("exp", (z_CV,), (z_CV,))
+    wide_pass("row sum", (z_CV,))
+    if norm:
+        wide_pass("row norm", (z_CV,))
     return RowSums(row_max_C, z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None)
 
 
 class TorchRows:
     """Row work on 1 buffer, on 2 under softcap, and on 3 where the slope of the softcap is kept."""
 
-    def __init__(self, softcap: float | None, *, keep_slope: bool = False) -> None:
+    def __init__(self, softcap: float | None, *, plan: ProductPlan | None = None, keep_slope: bool = False) -> None:
         self._softcap = softcap
+        self.plan = fp32_plan() if plan is None else plan
         self._keep_slope = keep_slope and softcap is not None
         self.buffers = 1 + (softcap is not None) + self._keep_slope
 
-    def statistics(self, buffers_BCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool) -> RowPass:
+    def statistics(
+        self, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool
+    ) -> RowPass:
         z_CV = buffers_BCV[0]
         if self._softcap is not None:
             softcap_(z_CV, buffers_BCV[-1], self._softcap)
+            wide_pass("softcap and slope", (z_CV,) * 8, (z_CV,) * 7)
         target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
         mean_logit_C = z_CV.mean(dim=1) if mean else None
+        if mean:
+            wide_pass("row mean", (z_CV,))
         sums = exp_rows_(z_CV, norm=norm)
-        if self._softcap is None:
-            return RowPass(sums, target_logit_C, mean_logit_C, shaped_CV=z_CV, source_CV=z_CV)
-        slope_CV = buffers_BCV[-1]
-        shaped_CV = torch.mul(slope_CV, z_CV, out=buffers_BCV[1])
-        kept_CV = slope_CV if self._keep_slope else None
-        return RowPass(sums, target_logit_C, mean_logit_C, shaped_CV, source_CV=z_CV, slope_CV=kept_CV)
+        shaped_CV, kept_CV = z_CV, None
+        if self._softcap is not None:
+            slope_CV = buffers_BCV[-1]
+            shaped_CV = torch.mul(slope_CV, z_CV, out=buffers_BCV[1])
+            wide_pass("E times slope", (slope_CV, z_CV), (shaped_CV,))
+            kept_CV = slope_CV if self._keep_slope else None
+        max_index_C = None
+        if self.plan.parts:
+            max_index_C = z_CV.argmax(dim=1)
+            wide_pass("row argmax", (z_CV,))
+        parts = exp_parts(shaped_CV, self.plan, narrow_NCV)
+        return RowPass(sums, target_logit_C, mean_logit_C, parts, z_CV, kept_CV, max_index_C)
 
     def source(
         self, rows: RowPass, index_C: Tensor, valid_C: Tensor, source: WeightedSource, *, through_softcap: bool
     ) -> Tensor:
-        source_CV = rows.source_CV.mul_(source.along_exp_C.unsqueeze(1))
+        source_CV = applied_exp(rows.source_CV, self.plan).mul_(source.along_exp_C.unsqueeze(1))
         if source.along_target_C is not None:
             source_CV.scatter_add_(1, index_C.unsqueeze(1), -source.along_target_C.unsqueeze(1))
         if source.along_uniform_C is not None:

@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from zloss.transport.backends.triton.kernels import row_source_kernel, row_statistics_kernel
+from zloss.transport.backends.triton.kernels import row_exp_kernel, row_source_kernel, row_statistics_kernel
 from zloss.transport.backends.triton.ops import SOURCE_BLOCK, STATISTICS_BLOCK, block_shape
 
 TARGETS = {
@@ -30,15 +30,19 @@ TARGETS = {
 DTYPES = ("fp32", "bf16", "fp16")
 AMD_COUNTS = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size")
 VOCAB = 50257
-KERNELS = {row_statistics_kernel: STATISTICS_BLOCK, row_source_kernel: SOURCE_BLOCK}
+KERNELS = {row_statistics_kernel: STATISTICS_BLOCK, row_source_kernel: SOURCE_BLOCK, row_exp_kernel: SOURCE_BLOCK}
 ROW = dict.fromkeys(("row_max_ptr", "along_p_ptr", "along_target_ptr", "along_uniform_ptr"), "*fp32")
 SIZES = dict.fromkeys(("row_stride", "out_stride", "tokens", "vocab", "columns"), "i32")
-NUMBERS = {"scale": "fp32", "cap": "fp32"}
+NUMBERS = {"scale": "fp32", "cap": "fp32", "exp_scale": "fp32"}
 
 
 def signature(kernel: triton.JITFunction, dtype: str, constants: dict[str, object]) -> dict[str, str]:
     known = {"logits_ptr": f"*{dtype}", "index_ptr": "*i64", **ROW, **SIZES, **NUMBERS}
     known["out_ptr"] = "*fp32" if kernel is row_statistics_kernel else f"*{dtype}"
+    # The products' E comes from fp32 logits; its own dtype is the one that varies.
+    known |= {"high_ptr": f"*{dtype}", "low_ptr": f"*{dtype}", "max_index_ptr": "*i32"}
+    if kernel is row_exp_kernel:
+        known["logits_ptr"] = "*fp32"
     return {name: "constexpr" if name in constants else known[name] for name in kernel.arg_names}
 
 
@@ -64,7 +68,8 @@ def compile_for(
     kernel: triton.JITFunction, target: GPUTarget, dtype: str, *, softcap: bool, aligned: bool, widest: int
 ) -> dict[str, object]:
     block, warps = block_shape(VOCAB, widest)
-    constants = {"SOFTCAP": softcap, "BLOCK": block} | ({"SLOPE": True} if kernel is row_source_kernel else {})
+    constants = {"SOFTCAP": softcap, "BLOCK": block}
+    constants |= {row_source_kernel: {"SLOPE": True}, row_exp_kernel: {"SPLIT": True}}.get(kernel, {})
     place = {name: (position,) for position, name in enumerate(kernel.arg_names)}
     # Triton compiles apart what is divisible by 16: torch's own tensors, and rows of a rounded vocabulary.
     divisible = [name for name in kernel.arg_names if name.endswith(("_ptr", "_stride")) or name in SIZES]

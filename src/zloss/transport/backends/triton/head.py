@@ -1,7 +1,8 @@
 """The head loss through Triton: chunked matrix products around the row kernels.
 
 For scalar reductions the gradients are formed in the forward pass, chunk by chunk, and handed to autograd by an op, so
-that torch.compile can trace the whole loss; reduction="none" recomputes the chunks in backward, outside any trace.
+that torch.compile can trace the whole loss; reduction="none" recomputes the chunks in backward, outside any trace, and a
+buffer for dW is changed outside any trace.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from zloss.transport.head_problem import HeadProblem
 
 def triton_head_loss(problem: HeadProblem) -> LossParts:
     """The loss in chunks, with gradient to hidden, weight and bias."""
-    work = TritonRows(problem.options.softcap, keep_logits=False)
-    if problem.options.reduction == "none":
+    work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=False)
+    if problem.options.reduction == "none" or problem.weight_grad_buffer is not None:
         return chunked_head_loss(problem, work)
     targets, operands = problem.targets, problem.operands
     with torch.no_grad():

@@ -1,8 +1,9 @@
-"""The two row kernels: statistics out, coefficients in. They know no objective.
+"""The row kernels: statistics out, coefficients in. They know no objective.
 
-`row_statistics_kernel` reads a row of logits once (online softmax over vocabulary blocks); `row_source_kernel` turns
-per-row coefficients into a row of gradient. Both form the final logit in the same way: load, upcast to fp32, logit
-scale, softcap, and only then the mask of the vocabulary, so that a padding column can never enter log Z.
+`row_statistics_kernel` reads a row of logits once (online softmax over vocabulary blocks); `row_exp_kernel` writes E in
+the dtype of the products; `row_source_kernel` turns per-row coefficients into a row of gradient. All form the final logit
+in the same way: load, upcast to fp32, logit scale, softcap, and only then the mask of the vocabulary, so that a padding
+column can never enter log Z.
 
 tanh is written out: the same arithmetic then runs compiled and interpreted.
 """
@@ -115,6 +116,49 @@ def row_source_kernel(
     if SOFTCAP and SLOPE:
         source = source * slope
     tl.store(out_ptr + row * out_stride + lanes, tl.where(inside, source, 0.0), mask=lanes < columns)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def row_exp_kernel(
+    logits_ptr: tl.tensor,
+    high_ptr: tl.tensor,
+    low_ptr: tl.tensor,
+    max_index_ptr: tl.tensor,
+    row_max_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    out_stride: tl.tensor,
+    vocab: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    exp_scale: tl.tensor,
+    SOFTCAP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program per row and block: E = exp_scale·exp(z − m), times the slope of the softcap, rounded to the dtype of
+    `high`; with SPLIT what the rounding left goes to `low`. The first column with z = m goes to `max_index`.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < vocab
+    z = tl.load(logits_ptr + row * row_stride + lanes, mask=inside, other=0.0).to(tl.float32) * scale
+    if SOFTCAP:
+        t, slope = tanh_and_slope(z / cap)
+        z = tl.where(z == -float("inf"), z, cap * t)
+    row_max = tl.load(row_max_ptr + row)
+    e = tl.exp(z - row_max)
+    first = tl.min(tl.where(inside & (z == row_max), lanes, vocab), axis=0)
+    # `max_index` holds vocab − 1 at the start; most blocks do not touch it.
+    if first < vocab:
+        tl.atomic_min(max_index_ptr + row, first)
+    if SOFTCAP:
+        e = e * slope
+    e = e * exp_scale
+    high = e.to(high_ptr.dtype.element_ty)
+    tl.store(high_ptr + row * out_stride + lanes, high, mask=inside)
+    if SPLIT:
+        low = (e - high.to(tl.float32)).to(low_ptr.dtype.element_ty)
+        tl.store(low_ptr + row * out_stride + lanes, low, mask=inside)
 
 
 INTERPRETED = not isinstance(row_statistics_kernel, triton.JITFunction)

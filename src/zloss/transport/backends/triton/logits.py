@@ -72,6 +72,8 @@ def _statistics(problem: LogitsProblem, sums: RowSums, mean_T: Tensor, target_lo
             options.logit_scale,
             options.softcap,
             options.chunk_size,
+            options.products,
+            options.memory_budget,
         )
         if plan.gain_centered:
             mean_row_D = HeadProducts(weight_VD, problem.dtype, None).mean()

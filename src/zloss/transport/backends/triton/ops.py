@@ -8,7 +8,7 @@ Axes: T tokens, V vocabulary, D width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -17,7 +17,15 @@ from torch import Tensor
 from zloss.transport.backends.chunk_sizes import chunk_bounds
 from zloss.transport.backends.chunked_autograd import refuse_double_backward
 from zloss.transport.backends.head_products import HeadProducts
-from zloss.transport.backends.triton.kernels import INTERPRETED, row_source_kernel, row_statistics_kernel
+from zloss.transport.backends.narrow_parts import narrowed
+from zloss.transport.backends.product_plan import Products, plan_products
+from zloss.transport.backends.row_work import empty_parts
+from zloss.transport.backends.triton.kernels import (
+    INTERPRETED,
+    row_exp_kernel,
+    row_source_kernel,
+    row_statistics_kernel,
+)
 
 STATISTICS = 5
 """Rows of what `row_statistics` returns: m, S, Σ exp(z − m)², Σ z, z_y."""
@@ -166,28 +174,100 @@ def _(logits: Tensor, row_max: Tensor, softcap: float | None) -> None:
     return None
 
 
+@torch.library.custom_op("zloss::exp_parts_", mutates_args=("parts",))
+def exp_parts_(
+    logits: Tensor, parts: Tensor, row_max: Tensor, exp_scale: float, scale: float, softcap: float | None
+) -> Tensor:
+    """Write exp_scale·exp(z − m), times the slope of the softcap, to the 16-bit `parts` [1 or 2, T, V]: rounded, and with
+    a second part what the rounding left. Returns the first column with z = m, int64 [T]."""
+    logits = _by_rows(logits)
+    count, tokens, vocab = parts.shape
+    # A GPU rounds to the nearest 16-bit number; the interpreter truncates, so there torch does the rounding.
+    out = torch.empty((1, tokens, vocab), dtype=torch.float32, device=parts.device) if INTERPRETED else parts
+    max_index = torch.full((tokens,), vocab - 1, dtype=torch.int32, device=logits.device)
+    block, warps = block_shape(vocab, SOURCE_BLOCK)
+    if tokens:
+        with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+            row_exp_kernel[(tokens, triton.cdiv(vocab, block))](
+                logits,
+                out[0],
+                out[-1],
+                max_index,
+                row_max.contiguous(),
+                logits.stride(0),
+                out.stride(1),
+                vocab,
+                scale,
+                1.0 if softcap is None else softcap,
+                exp_scale,
+                SOFTCAP=softcap is not None,
+                SPLIT=count == 2 and not INTERPRETED,
+                BLOCK=block,
+                num_warps=warps,
+                enable_fp_fusion=True,
+            )
+    if INTERPRETED:
+        for part, rounded in zip(parts, narrowed(out[0], parts.dtype, count), strict=True):
+            part.copy_(rounded)
+    return max_index.long()
+
+
+@exp_parts_.register_fake
+def _(logits: Tensor, parts: Tensor, row_max: Tensor, exp_scale: float, scale: float, softcap: float | None) -> Tensor:
+    return torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+
+
 @torch.library.custom_op("zloss::row_projection", mutates_args=())
 def row_projection(
-    logits: Tensor, row_max: Tensor, weight: Tensor, scale: float, softcap: float | None, chunk_size: int | None
+    logits: Tensor,
+    row_max: Tensor,
+    weight: Tensor,
+    scale: float,
+    softcap: float | None,
+    chunk_size: int | None,
+    products: str,
+    memory_budget: int | None,
 ) -> Tensor:
     """(exp(z − m)·slope) W, which is S·WᵀCp of every row, [T, D] in fp32: chunks of rows, so no second [T, V] exists."""
     vocab = weight.shape[0]
-    head = HeadProducts(weight, torch.float32, None)
+    plan = plan_products(
+        cast(Products, products), device_type=logits.device.type, hidden=weight.dtype, weight=weight.dtype
+    )
+    head = HeadProducts(weight, torch.float32, None, plan)
     out = logits.new_empty((logits.shape[0], weight.shape[1]), dtype=torch.float32)
-    for start, stop in chunk_bounds(logits.shape[0], vocab, 4, chunk_size):
+    logits = _by_rows(logits)
+    bounds = chunk_bounds(
+        logits.shape[0],
+        vocab * (2 * plan.parts or 4),
+        chunk_size,
+        device_type=plan.device_type,
+        memory_budget=memory_budget,
+    )
+    for start, stop in bounds:
         chunk = slice(start, stop)
+        if plan.parts:
+            parts = empty_parts(plan, stop - start, vocab, logits)
+            exp_parts_(logits[chunk], parts, row_max[chunk], plan.exp_scale, scale, softcap)
+            out[chunk] = head.back_project(tuple(parts.unbind()))
+            continue
         ones, zeros = torch.ones_like(row_max[chunk]), torch.zeros_like(row_max[chunk])
         index = torch.zeros_like(ones, dtype=torch.int64)
         e_CV = torch.empty((stop - start, vocab), dtype=torch.float32, device=logits.device)
-        source = _by_rows(logits)[chunk]
-        _launch_source(source, e_CV, row_max[chunk], index, (ones, zeros, zeros), vocab, scale, softcap, True)
-        out[chunk] = head.back_project(e_CV)
+        _launch_source(logits[chunk], e_CV, row_max[chunk], index, (ones, zeros, zeros), vocab, scale, softcap, True)
+        out[chunk] = head.back_project((e_CV,))
     return out
 
 
 @row_projection.register_fake
 def _(
-    logits: Tensor, row_max: Tensor, weight: Tensor, scale: float, softcap: float | None, chunk_size: int | None
+    logits: Tensor,
+    row_max: Tensor,
+    weight: Tensor,
+    scale: float,
+    softcap: float | None,
+    chunk_size: int | None,
+    products: str,
+    memory_budget: int | None,
 ) -> Tensor:
     return logits.new_empty((logits.shape[0], weight.shape[1]), dtype=torch.float32)
 

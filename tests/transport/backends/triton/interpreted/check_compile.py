@@ -10,6 +10,7 @@ import torch._dynamo
 from torch import Tensor
 
 import zloss
+from zloss.transport.backends.products import add_product_
 from zloss.transport.backends.triton import ops
 
 TOKENS, VOCAB, WIDTH = 6, 60, 8
@@ -48,14 +49,20 @@ def test_opcheck(dtype: torch.dtype) -> None:
     check(ops.row_statistics, (logits, index, *shape))
     check(ops.row_source, (logits, rows[0], index, *rows[1:], *shape, True, dtype))
     check(ops.row_loss, (logits.requires_grad_(), rows[0], rows[0], index, *rows[1:], *shape))
-    check(ops.row_projection, (logits.detach(), rows[0], weight.detach(), 1.3, None, 4))
+    check(ops.row_projection, (logits.detach(), rows[0], weight.detach(), 1.3, None, 4, "auto", None))
+    narrow = weight.detach().bfloat16()
+    check(ops.row_projection, (logits.detach(), rows[0], narrow, 1.3, None, 4, "split", None))
     check(ops.exp_rows_, (logits.detach().float(), rows[0], 5.0))
+    for parts in (1, 2):
+        out = torch.empty(parts, TOKENS, VOCAB, dtype=torch.bfloat16)
+        check(ops.exp_parts_, (logits.detach().float(), out, rows[0], 1.0, 1.0, 5.0))
+    check(add_product_, (torch.rand(3, 5), torch.rand(3, 4).bfloat16(), torch.rand(4, 5).bfloat16(), 1.0, 0.5))
     grads = torch.rand_like(hidden), torch.rand_like(weight)
     check(ops.with_gradients, (torch.rand(()), hidden, weight, None, *grads, None))
 
 
-def compare(step: Callable[..., Tensor], *leaves: Tensor, backend: str = "aot_eager") -> None:
-    """Value and gradients with and without the compiler, in one graph."""
+def compare(step: Callable[..., Tensor], *leaves: Tensor, backend: str = "aot_eager", rtol: float = 1e-5) -> None:
+    """Value and gradients with and without the compiler, in one graph; bf16 gradients may differ by an ulp."""
     compiled = torch.compile(step, fullgraph=True, backend=backend)
     eager = step(*leaves)
     assert torch.allclose(compiled(*leaves), eager, rtol=1e-6)
@@ -63,7 +70,7 @@ def compare(step: Callable[..., Tensor], *leaves: Tensor, backend: str = "aot_ea
     got = torch.autograd.grad(compiled(*leaves), leaves, upstream)
     want = torch.autograd.grad(eager, leaves, upstream)
     for mine, truth in zip(got, want, strict=True):
-        assert torch.allclose(mine, truth, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(mine, truth, rtol=rtol, atol=1e-6)
         assert truth.any()
 
 
@@ -104,6 +111,18 @@ def test_head_loss_in_one_graph(objective: zloss.Objective) -> None:
         return module(torch.tanh(h) * 3, w, target, bias=b).loss * 2
 
     compare(step, hidden, weight, bias)
+
+
+@pytest.mark.parametrize("products", ["operand", "split"])
+def test_head_loss_with_16_bit_products_in_one_graph(products: str) -> None:
+    _, hidden, weight, target = tensors()
+    leaves = [tensor.detach().bfloat16().requires_grad_() for tensor in (hidden, weight)]
+    module = zloss.HeadLoss(zloss.CenteredZLoss(0.7), backend="triton", chunk_size=4, products=products)
+
+    def step(h: Tensor, w: Tensor) -> Tensor:
+        return module(h, w, target).loss * 2
+
+    compare(step, *leaves, rtol=0.02)
 
 
 def test_a_new_batch_size_is_no_new_graph_break() -> None:

@@ -1,4 +1,4 @@
-"""The two kernels against their fp64 definitions; each mutation of their text is caught."""
+"""The kernels against their fp64 definitions; each mutation of their text is caught."""
 
 from __future__ import annotations
 
@@ -114,6 +114,10 @@ MUTATIONS = {
     "uniform part added": ("- tl.load(along_uniform_ptr", "+ tl.load(along_uniform_ptr"),
     "scale of the logits forgotten": ("other=0.0).to(tl.float32) * scale\n    if", "other=0.0).to(tl.float32)\n    if"),
     "padding columns not zeroed": ("tl.where(inside, source, 0.0)", "source"),
+    "E without the slope of the softcap": ("e = e * slope", "e = e * 1.0"),
+    "E without its scale": ("e = e * exp_scale", "e = e * 1.0"),
+    "E of another maximum": ("e = tl.exp(z - row_max)", "e = tl.exp(z - row_max - 0.01)"),
+    "column of the last maximum found": ("inside & (z == row_max), lanes, vocab", "inside & (z == row_max), 0, vocab"),
 }
 
 
@@ -136,5 +140,6 @@ def test_each_mutation_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.
     module = mutated_kernels(tmp_path, *MUTATIONS[name])
     monkeypatch.setattr(ops, "row_statistics_kernel", module.row_statistics_kernel)
     monkeypatch.setattr(ops, "row_source_kernel", module.row_source_kernel)
+    monkeypatch.setattr(ops, "row_exp_kernel", module.row_exp_kernel)
     with pytest.raises(AssertionError):
         assert worst(vocab=100, scale=1.25, softcap=5.0) <= 10 * FP32

@@ -1,0 +1,134 @@
+"""Which products run how: read from the plan without a GPU, and from the operations that the plan makes the code issue."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+import zloss
+from zloss import errors
+from zloss.transport.backends import head_products
+from zloss.transport.backends.chunked_head import run_head_chunks
+from zloss.transport.backends.product_plan import ProductPlan, Version, plan_products
+from zloss.transport.backends.products import Issued, observed
+from zloss.transport.backends.torch_rows import TorchRows
+from zloss.transport.head_problem import HeadProblem
+from zloss.transport.options import HeadOptions
+from zloss.transport.statistics_plan import plan_statistics
+from zloss.transport.targets import prepare_targets
+
+NARROW = (torch.bfloat16, torch.float16)
+TOKENS, WIDTH, VOCAB = 5, 16, 48
+
+
+def cuda_plan(
+    option: str, dtype: torch.dtype, version: Version = (2, 13), *, hip: bool = False, **dtypes: torch.dtype
+) -> ProductPlan:
+    known = {"hidden": dtype, "weight": dtype} | dtypes
+    return plan_products(option, device_type="cuda", torch_version=version, hip=hip, **known)  # type: ignore[arg-type]
+
+
+def wide_factors(plan: ProductPlan) -> set[torch.dtype]:
+    return {product.operand for product in plan.products()}
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("option", ["auto", "operand", "split"])
+@pytest.mark.parametrize(("version", "hip"), [((2, 8), False), ((2, 9), False), ((2, 13), False), ((2, 10), True)])
+def test_on_cuda_no_product_of_16_bit_operands_is_fp32(
+    dtype: torch.dtype, option: str, version: Version, hip: bool
+) -> None:
+    plan = cuda_plan(option, dtype, version, hip=hip)
+    assert wide_factors(plan) == {dtype}
+    assert plan.kind == {"auto": "operand"}.get(option, option)
+    assert sum(product.times for product in plan.products()) == {"split": 6}.get(plan.kind, 3)
+    # A master weight in fp32 under autocast has the same plan as one in 16 bits.
+    assert cuda_plan(option, torch.float32, version, hip=hip, rounding=dtype) == plan
+
+
+def test_what_the_plan_says_where_out_dtype_is_missing() -> None:
+    assert cuda_plan("auto", torch.bfloat16, (2, 9), hip=True).kind == "fp32"
+    emulated = cuda_plan("operand", torch.bfloat16, (2, 9), hip=True)
+    assert (emulated.kind, emulated.native) == ("operand", False)
+    assert not cuda_plan("auto", torch.bfloat16, (2, 9)).fp32_accumulator
+    assert cuda_plan("auto", torch.bfloat16, (2, 10)).fp32_accumulator
+
+
+def test_elsewhere_and_for_other_operands_auto_is_fp32() -> None:
+    for option, dtype in itertools.product(("auto", "operand", "split"), (torch.float32, torch.float64)):
+        plan = cuda_plan(option, dtype)
+        assert (plan.kind, plan.compute, wide_factors(plan)) == ("fp32", dtype, {dtype})
+    mixed = cuda_plan("operand", torch.bfloat16, weight=torch.float32)
+    assert (mixed.kind, mixed.operand) == ("fp32", None)
+    for device in ("cpu", "mps", "xpu"):
+        assert plan_products("auto", device_type=device, hidden=torch.bfloat16, weight=torch.bfloat16).kind == "fp32"
+    with pytest.raises(errors.UnknownNameError, match="products"):
+        zloss.HeadLoss(zloss.CrossEntropy(), products="fp16")  # type: ignore[arg-type]
+
+
+def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None = None) -> list[Issued]:
+    """What a head loss with gradients issues under a plan, traced on the meta device."""
+    options = HeadOptions(zloss.GainAwareZLoss(1e-4), chunk_size=3)
+    hidden, weight = (torch.empty(n, WIDTH, dtype=dtype, device="meta") for n in (TOKENS, VOCAB))
+    bias = torch.empty(VOCAB, dtype=dtype, device="meta")
+    target = torch.empty(TOKENS, dtype=torch.int64, device="meta")
+    problem = HeadProblem(
+        hidden_TD=hidden,
+        weight_VD=weight,
+        bias_V=bias,
+        targets=prepare_targets(
+            target, target.shape, VOCAB, options, torch.float32, token_weight=None, normalizer=None
+        ),
+        vocab=VOCAB,
+        dtype=torch.float32,
+        rounding=rounding,
+        poisoned_T=None,
+        plan=plan_statistics(
+            options.objective, "full", label_smoothing=0.0, has_mu=True, has_head=True, has_hidden=True
+        ),
+        products=plan,
+        grad_enabled=True,
+        options=options,
+    )
+    with torch.no_grad(), observed() as seen:
+        run = run_head_chunks(
+            problem, TorchRows(None, plan=plan), (True, True, True), problem.targets.weights.per_token
+        )
+    assert [grad.dtype for grad in run.gradients if grad is not None] == [torch.float32] * 3
+    return seen
+
+
+@pytest.mark.parametrize("version", [(2, 9), (2, 13)])
+@pytest.mark.parametrize("option", ["operand", "split"])
+@pytest.mark.parametrize(("dtype", "rounding"), [(d, None) for d in NARROW] + [(torch.float32, torch.bfloat16)])
+def test_the_code_issues_what_the_plan_says(
+    version: Version, option: str, dtype: torch.dtype, rounding: torch.dtype | None
+) -> None:
+    """PyTorch itself checks the dtypes of factors, result and accumulator on the meta device."""
+    narrow = rounding or dtype
+    plan = cuda_plan(option, dtype, version, rounding=rounding) if rounding else cuda_plan(option, dtype, version)
+    products = [operation for operation in issued(plan, dtype, rounding) if operation.flops]
+    assert {operation.operand for operation in products} == {narrow}
+    for planned in plan.products():
+        same = [o for o in products if o.name == planned.name and set(o.shape) >= {VOCAB, WIDTH}]
+        assert len(same) == 2 * planned.times, planned  # two chunks
+
+
+def test_the_test_fails_when_a_product_is_made_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = cuda_plan("operand", torch.bfloat16)
+    assert wide_factors(replace(plan, kind="fp32")) != {torch.bfloat16}
+    right = head_products.HeadProducts.back_project
+
+    def in_fp32(self: head_products.HeadProducts, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        self._plan = replace(plan, native=False)
+        try:
+            return right(self, parts)
+        finally:
+            self._plan = plan
+
+    monkeypatch.setattr(head_products.HeadProducts, "back_project", in_fp32)
+    products = [operation for operation in issued(plan, torch.bfloat16) if operation.flops]
+    assert {operation.operand for operation in products} == {torch.bfloat16, torch.float32}
