@@ -70,6 +70,10 @@ class CheckpointError(InputError):
     """A model that cannot be found, loaded, or audited."""
 
 
+class UnsupportedModelError(InputError):
+    """A model whose training loss cannot be taken over exactly; the message names its class and the reason."""
+
+
 class CorpusError(InputError):
     """A text that cannot be found, read, or is too short."""
 
