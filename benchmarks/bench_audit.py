@@ -18,45 +18,42 @@ import time
 import torch
 from memory import peak_extra_mb
 
-from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.checkpoint.run import measurement_of
-from zloss.measure.gradient import gradient_findings
+from zloss.measure.diagnostic_batch import DiagnosticBatch
+from zloss.measure.diagnostic_gradients import diagnostic_gradients
+from zloss.measure.measurement import measurement_of
 from zloss.measure.tails import Tails
-from zloss.measure.token_table import token_tables
+from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.output_head import find_head, hidden_states
+from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import find_head
 from zloss.text.blocks import make_blocks
 from zloss.text.corpus import open_corpus
 
 
 @torch.no_grad()
 def pass_against_forward(model: str, blocks_count: int, batch: int) -> float:
-    """Ratio of total times; each batch is timed once for either side, in turn, so that both see the same machine."""
-    config = AuditConfig(model=model, blocks=blocks_count, batch_blocks=batch)
+    """Ratio of total times; the two are timed in turn, batch by batch, so that load on the machine slows both alike."""
     begin = time.perf_counter()
     checkpoint = load_checkpoint(model)
     loaded = time.perf_counter() - begin
     blocks = make_blocks(open_corpus((), None), checkpoint.tokenizer, size=256, count=blocks_count, bos_id=None)
     begin = time.perf_counter()
-    measurement = measurement_of(config, checkpoint, find_head(checkpoint))
+    measurement = measurement_of(find_head(checkpoint), coef=1e-4)
     spectrum = time.perf_counter() - begin
-    tails = Tails(centered=True, plane=False, beta=1e-2, seed=0)
     seconds = {"pass": 0.0, "forward": 0.0}
     with hidden_states(checkpoint, measurement.head) as hidden_of:
+        token_pass = TokenPass(measurement, blocks, hidden_of, batch)
+        token_pass.run(Tails(measurement), lambda finished: False)  # one batch, to warm up
+        done, begin = 0, time.perf_counter()
 
-        def audit(start: int, stop: int) -> None:
-            hidden = blocks.counted(hidden_of(blocks.inputs(start, stop)))
-            target = blocks.targets(start, stop).reshape(-1)
-            for table in token_tables(measurement, hidden.reshape(-1, hidden.shape[-1]), target, None):
-                tails.update(table, start * 256 + table.tokens.start)
-
-        audit(0, batch)
-        for start in range(0, blocks_count, batch):
-            stop = min(start + batch, blocks_count)
-            begin = time.perf_counter()
-            audit(start, stop)
+        def go_on(finished: int) -> bool:
+            nonlocal done, begin
             seconds["pass"] += time.perf_counter() - begin
-            seconds["forward"] += _plain_forward(checkpoint, measurement.head.module, blocks.inputs(start, stop))
+            seconds["forward"] += _plain_forward(checkpoint, measurement.head.module, blocks.inputs(done, finished))
+            done, begin = finished, time.perf_counter()
+            return True
+
+        token_pass.run(Tails(measurement), go_on)
     ratio = seconds["pass"] / seconds["forward"]
     tokens = blocks.predictions
     print(f"{model}: {tokens} tokens, {torch.get_num_threads()} threads, batches of {batch} blocks")
@@ -70,7 +67,7 @@ def pass_against_forward(model: str, blocks_count: int, batch: int) -> float:
 
 
 def _plain_forward(checkpoint: Checkpoint, head: torch.nn.Module, inputs: torch.Tensor) -> float:
-    """One forward pass with logits; the hook that stops an audit's pass is lifted meanwhile."""
+    """One forward pass with logits; without the hook that ends an audit's pass before the head."""
     hooks = dict(head._forward_pre_hooks)
     head._forward_pre_hooks.clear()
     try:
@@ -118,27 +115,19 @@ def _make(folder: str) -> None:
 
 
 def _child(part: str, folder: str) -> None:
-    config = AuditConfig(model=folder, blocks=8)
     checkpoint = load_checkpoint(folder)
     blocks = make_blocks(open_corpus((), None), checkpoint.tokenizer, size=256, count=8, bos_id=None)
     head = find_head(checkpoint)
     with torch.no_grad():
         checkpoint.model(input_ids=blocks.inputs(0, 1)[:, :8], use_cache=False)  # loads every kernel
-    measurement = measurement_of(config, checkpoint, head)
+    measurement = measurement_of(head, coef=1e-4)
 
-    @torch.no_grad()
     def streaming() -> None:
-        tails = Tails(centered=True, plane=False, beta=1e-2, seed=0)
         with hidden_states(checkpoint, head) as hidden_of:
-            for start in range(0, 8, 4):
-                hidden = hidden_of(blocks.inputs(start, start + 4)).reshape(-1, head.width)
-                for table in token_tables(measurement, hidden, blocks.targets(start, start + 4).reshape(-1), None):
-                    tails.update(table, start * 256 + table.tokens.start)
+            TokenPass(measurement, blocks, hidden_of, 4).run(Tails(measurement), lambda finished: True)
 
     def gradients() -> None:
-        gradient_findings(
-            checkpoint, measurement, blocks.inputs(0, 8), blocks.targets(0, 8).reshape(-1), blocks.counted
-        )
+        diagnostic_gradients(checkpoint, measurement, DiagnosticBatch.of_blocks(blocks, 8, head.weight_VD.device))
 
     if part == "pass":
         print(peak_extra_mb(streaming), 600)

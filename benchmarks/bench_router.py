@@ -21,12 +21,12 @@ import torch
 from interleaved import measure_quietly
 
 from zloss.models.checkpoint import Checkpoint
+from zloss.results.moe_config import MoeRun
 from zloss.source.objectives.cross_entropy import CrossEntropy
 from zloss.source.router.loss import RouterLoss, router_loss
 from zloss.train.loss_model import LossModel
-from zloss.train.moe.config import MoeRun
 from zloss.train.moe.loss import MoeLossModel, RouterTerms, load_balancing, router_z_loss, routing_record
-from zloss.train.moe.model import MoeModelConfig, build_moe
+from zloss.train.moe.model import build_moe
 from zloss.train.moe.routing import Routing, RoutingTap
 from zloss.train.moe.telemetry import router_numbers
 
@@ -45,9 +45,8 @@ class Step:
     """The model with its optimizer and one batch."""
 
     def __init__(self, vocab: int, top_k: int, tokens: int, block_size: int) -> None:
-        shape = MoeModelConfig(vocab=vocab, top_k=top_k, block_size=block_size)
-        self.model = build_moe(shape, seed=0).train()
         self.moe = MoeRun(top_k=top_k, router="active_route_sum", router_coef=1e-3)
+        self.model = build_moe(self.moe, vocab=vocab, positions=block_size, seed=0).train()
         checkpoint = Checkpoint("bench", "config", self.model, None, wants_bos=False)
         self.head = LossModel(checkpoint, CrossEntropy(), "fused", lambda hidden: hidden)
         self.booked_model = MoeLossModel(checkpoint, CrossEntropy(), "fused", lambda hidden: hidden, self.moe)

@@ -8,6 +8,8 @@ import torch
 from tests import straight_audit
 from zloss.decide.decision_map import with_decisions
 from zloss.results.audit import AuditReport
+from zloss.results.comparison import Comparison
+from zloss.results.loss_audit import LossAudit
 
 torch.set_num_threads(1)
 
@@ -30,11 +32,11 @@ def other() -> AuditReport:
 
 
 @pytest.fixture(scope="session")
-def loss_audit() -> dict[str, object]:
+def loss_audit() -> LossAudit:
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
     return straight_audit.loss_audit(tokens, torch.bfloat16)
 
 
 @pytest.fixture(scope="session")
-def comparison() -> dict[str, object]:
+def comparison() -> Comparison:
     return straight_audit.comparison({"ce": 0.0, "standard": 1e-2, "heavy": 1.0})

@@ -13,9 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zloss.report.charts.binning import count, log_edges
+from tests.straight_histogram import count, log_edges
 from zloss.results import audit as s
 from zloss.results import figure_data as fd
+from zloss.results.comparison import ComparedMethod, Comparison, Quality, QualityVerdict, SeedSummary
+from zloss.results.coordinate import Coordinate
+from zloss.results.loss_audit import Finding, Identified, LossAudit, SourceError, Uncertainty
+from zloss.results.provenance import AuditProvenance
 
 COEF = 1e-4
 BETA = 1e-2
@@ -194,7 +198,8 @@ def geometry(raw: Columns, centered: Columns, mean_row: Tensor, keep: Tensor) ->
     second = torch.linalg.svd(rest - rest.mean(0), full_matrices=False)[2][0]
 
     def column(values: Tensor) -> tuple[float, ...]:
-        return fd.column(values[keep])
+        # Six digits draw the same picture in a third of the bytes.
+        return tuple(float(f"{value:.6g}") for value in values[keep].tolist())
 
     return fd.GeometrySample(
         x_raw=column(raw.transported_TD @ first),
@@ -233,7 +238,7 @@ def extremes(tokens: Tokens, raw: Columns, centered: Columns, ce: Tensor, k: int
             ce=float(ce[index]),
         )
 
-    def table(quantity: fd.Quantity, coordinate: fd.Coordinate, values: Tensor) -> fd.ExtremeTable:
+    def table(quantity: fd.Quantity, coordinate: Coordinate, values: Tensor) -> fd.ExtremeTable:
         return fd.ExtremeTable(quantity, coordinate, tuple(row(i) for i in values.topk(k).indices.tolist()))
 
     return (
@@ -283,7 +288,14 @@ def straight_report(
         heads=s.Heads(*numbers),
         gradient=gradient,
         tied_paths=paths,
-        provenance=s.Provenance("0.1.0", torch.__version__, f"zloss audit {name}", 0, "2026-01-01T00:00:00Z", 1.0),
+        provenance=AuditProvenance(
+            zloss="0.1.0",
+            torch=torch.__version__,
+            command=f"zloss audit {name}",
+            seed=0,
+            started="2026-01-01T00:00:00Z",
+            seconds=1.0,
+        ),
         diag_coef=COEF,
         gain_beta=BETA,
         target=target_c,
@@ -310,8 +322,8 @@ def tiny_report(seed: int = 0, *, name: str = "tiny-tied", blocks: int = 12, shi
     return straight_report(tokens, name=name, corpus="uniform random tokens", gradient=gradient, paths=paths)
 
 
-def loss_audit(tokens: Tokens, storage: torch.dtype) -> dict[str, object]:
-    """A "zloss.loss-audit/1" of Z-loss on logits stored in `storage`, against fp64: paper Δ_src, measured."""
+def loss_audit(tokens: Tokens, storage: torch.dtype) -> LossAudit:
+    """The audit of Z-loss on logits stored in `storage`, against fp64: paper Δ_src, measured."""
     z = (tokens.hidden_TD @ tokens.weight_VD.double().T).detach()
     stored = z.to(storage).double()
 
@@ -321,25 +333,24 @@ def loss_audit(tokens: Tokens, storage: torch.dtype) -> dict[str, object]:
 
     (value, source), (value_stored, source_stored) = value_and_source(z), value_and_source(stored)
     delta = float((source_stored - source).norm() / source.norm())
-    verdict = "finding" if delta > 1e-3 else "pass"
     sentence = f"logits are rounded to {storage} before the source is built: <relative error {delta:.3g}>"
-    return {
-        "schema": "zloss.loss-audit/1",
-        "identified": {"has_z": True, "coef": COEF, "target": math.log(z.shape[-1]), "coordinate": "raw"},
-        "findings": [
-            {"id": "low_precision_source", "verdict": verdict, "sentence": sentence, "figure": delta},
-            {"id": "overflow", "verdict": "not_applicable", "sentence": "pass a linear loss", "figure": None},
-        ],
-        "source": {
-            "forward_rel_error": float((value_stored - value).abs() / value),
-            "delta_src": delta,
-            "cosine": cosine(source_stored, source),
-        },
-    }
+    return LossAudit(
+        identified=Identified(True, COEF, math.log(z.shape[-1]), "raw", "valid", "valid", Uncertainty()),
+        findings=(
+            Finding("low_precision_source", "finding" if delta > 1e-3 else "pass", sentence, delta),
+            Finding("overflow", "not_applicable", "pass a linear loss"),
+        ),
+        source=SourceError(
+            forward_rel_error=float((value_stored - value).abs() / value),
+            delta_src=delta,
+            cosine=cosine(source_stored, source),
+        ),
+        provenance={"loss": "straight Z-loss"},
+    )
 
 
-def comparison(coefficients: dict[str, float], *, steps: int = 25, lr: float = 0.2) -> dict[str, object]:
-    """A "zloss.comparison/1" of really trained tiny models: plain gradient descent on the table, same start and data."""
+def comparison(coefficients: dict[str, float], *, steps: int = 25, lr: float = 0.2) -> Comparison:
+    """The comparison of really trained tiny models: plain gradient descent on the table, same start and data."""
     start = tiny_model(3)
     _, ids_NB, target_NB = run_tiny(start, blocks=6)
     methods = []
@@ -360,13 +371,16 @@ def comparison(coefficients: dict[str, float], *, steps: int = 25, lr: float = 0
             "phi_10": float((all_norms > 10).double().mean()),
             "nonfinite_gradient": float((~all_norms.isfinite()).sum()),
         }
-        methods.append({"method": method, "coef": coef, "metrics": metrics})
-    base = methods[0]["metrics"]["ppl"]
-    rows = [{"method": m["method"], "coef": m["coef"], "delta_ppl": m["metrics"]["ppl"] - base} for m in methods[1:]]
-    return {
-        "schema": "zloss.comparison/1",
-        "baseline": methods[0]["method"],
-        "methods": methods,
-        "quality": {"methods": rows},
-        "steps": steps,
-    }
+        summaries = {key: SeedSummary(value, None, 1) for key, value in metrics.items()}
+        methods.append(ComparedMethod(method, coef, "raw", seeds=(0,), metrics=summaries))
+    base, *others = methods
+    gaps = [method.metrics["ppl"].mean - base.metrics["ppl"].mean for method in others]
+    verdicts = tuple(QualityVerdict(m.method, m.coef, gap, accepted=None) for m, gap in zip(others, gaps, strict=True))
+    return Comparison(
+        baseline=base.method,
+        baseline_coef=base.coef,
+        seeds=(0,),
+        steps=steps,
+        methods=tuple(methods),
+        quality=Quality(methods=verdicts),
+    )

@@ -102,8 +102,8 @@ def test_no_room_reaches_itself_through_others() -> None:
     ("room", "line"),
     [
         ("results", "from zloss.audit.checkpoint.run import run_audit"),
-        ("decide", "from zloss.report.formatting import number"),
-        ("report", "def draw():\n    from zloss.train.config import TrainConfig"),
+        ("decide", "from zloss.report.text.numbers import number"),
+        ("report", "def draw():\n    from zloss.train.grid import Grid"),
         ("audit", "import zloss.train.run"),
         ("train", "from zloss.report.html.page import Page"),
         ("transport", "from zloss.models.checkpoint import Checkpoint"),

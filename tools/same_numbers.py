@@ -35,7 +35,7 @@ LEFT_OUT = {
         "torch",
         "wall_seconds",
     ),
-    *("tokens_per_second", "step_seconds", "host", "python"),
+    *("tokens_per_second", "train_seconds", "step_seconds", "host", "python"),
 }
 TINY = [
     *("--from-config", "tiny", "--train-tokenizer", "300", "--block-size", "24", "--valid-blocks", "6"),

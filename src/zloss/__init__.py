@@ -13,11 +13,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from zloss import errors as errors
     from zloss.audit.loss.run import audit_loss as audit_loss
-    from zloss.audit.router.findings import RouterFindings as RouterFindings
     from zloss.audit.router.findings import audit_router as audit_router
-    from zloss.audit.router.measure import MeasuredScale as MeasuredScale
     from zloss.audit.router.measure import measure_router_scale as measure_router_scale
     from zloss.results.loss_audit import LossAudit as LossAudit
+    from zloss.results.router import MeasuredScale as MeasuredScale
+    from zloss.results.router import RouterFindings as RouterFindings
     from zloss.source.listing import centered_logits_from_raw as centered_logits_from_raw
     from zloss.source.listing import z_loss_source as z_loss_source
     from zloss.source.objective import Objective as Objective
@@ -49,8 +49,8 @@ _HOME = {
     "LossAudit": "results.loss_audit",
     "audit_loss": "audit.loss.run",
     "audit_router": "audit.router.findings",
-    "RouterFindings": "audit.router.findings",
-    "MeasuredScale": "audit.router.measure",
+    "RouterFindings": "results.router",
+    "MeasuredScale": "results.router",
     "measure_router_scale": "audit.router.measure",
     "CenteredZLoss": "source.objectives.centered",
     "CenteredHead": "source.objectives.centered_head",

@@ -74,9 +74,12 @@ def mistakes(model: Path, tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "corrupt safetensors": ([str(broken)], "cannot be loaded"),
         "corrupt gguf": ([str(tmp_path / "broken.gguf")], "GGUF"),
         "output is a file": ([str(model), "--out", str(file / "x")], "not a writable folder"),
-        "negative coefficient": ([str(model), "--diag-coef", "-1"], "λ_diag"),
-        "bad vocabulary": ([str(model), "--valid-vocab", "99999"], "valid_vocab"),
-        "text and corpus": ([str(model), "--text", str(short), "--corpus", "pydoc"], "exclude each other"),
+        "negative coefficient": ([str(model), "--diag-coef", "-1"], "--diag-coef is expected"),
+        "bad vocabulary": ([str(model), "--valid-vocab", "99999"], "--valid-vocab"),
+        "text and corpus": (
+            [str(model), "--text", str(short), "--corpus", "pydoc"],
+            "--text and --corpus exclude each other",
+        ),
         "resume of rubbish": ([str(model), "--out", str(tmp_path / "rubbish"), "--resume"], "cannot be read"),
     }
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.train.tiny_run import SCRATCH, some_text
 from zloss.cli.main import main
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_missing_parts_are_named(runs: Path, tmp_path: Path, capsys: pytest.Capt
     assert lonely["accepted"] is None
     for words, sentence in (
         ([str(copy), "--baseline", "factorized"], "no run of the baseline"),
-        ([str(copy), "--baseline", "standard"], "--baseline standard:0.0001"),
+        ([str(copy), "--baseline", "standard"], "name one of standard:0.0001, standard:0.3"),
         ([str(tmp_path / "nowhere")], "there is no folder"),
         ([str(copy), "--diagnosed", "nonsense"], "no diagnosed quantity"),
     ):

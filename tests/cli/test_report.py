@@ -13,8 +13,12 @@ import torch
 
 from tests import straight_audit
 from zloss.cli.main import BAD_INPUT, main
-from zloss.decide.decision_map import with_decisions
+from zloss.decide import decided_results, decision_map
+from zloss.decide.decision_map import decide, with_decisions
 from zloss.decide.thresholds import Thresholds
+from zloss.report.html import page
+from zloss.results.audit import AuditReport
+from zloss.results.decision import Decision
 from zloss.results.writing import write_json
 
 
@@ -26,20 +30,21 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         report = with_decisions(straight_audit.tiny_report(seed, name=f"model-{name}", shift=shift))
         write_json(root / name / "report.json", report.to_dict())
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
-    write_json(root / "loss" / "report.json", straight_audit.loss_audit(tokens, torch.bfloat16))
-    write_json(root / "runs" / "comparison.json", straight_audit.comparison({"ce": 0.0, "standard": 1e-2}))
+    write_json(root / "loss" / "report.json", straight_audit.loss_audit(tokens, torch.bfloat16).to_dict())
+    comparison = straight_audit.comparison({"ce": 0.0, "standard": 1e-2})
+    write_json(root / "runs" / "comparison.json", comparison.to_dict())
     return root
 
 
 def test_the_page_of_one_audit_is_rebuilt_in_its_folder(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (results / "a" / "report.json").read_bytes()
     assert main(["report", str(results / "a")]) == 0
-    page = results / "a" / "report.html"
-    assert "model-a" in page.read_text(encoding="utf-8")
-    first = page.read_bytes()
-    page.unlink()
+    file = results / "a" / "report.html"
+    assert "model-a" in file.read_text(encoding="utf-8")
+    first = file.read_bytes()
+    file.unlink()
     assert main(["report", str(results / "a" / "report.json"), "--quiet"]) == 0
-    assert page.read_bytes() == first
+    assert file.read_bytes() == first
     assert (results / "a" / "report.json").read_bytes() == before
     out = capsys.readouterr().out
     assert "P_Z^99.9" in out
@@ -48,8 +53,7 @@ def test_the_page_of_one_audit_is_rebuilt_in_its_folder(results: Path, capsys: p
 
 def test_two_audits_stand_side_by_side(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(results / "a"), str(results / "b"), "--out", str(tmp_path)]) == 0
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Decisions side by side" in page
+    assert "Decisions side by side" in (tmp_path / "report.html").read_text(encoding="utf-8")
     out = capsys.readouterr().out
     assert "model-a" in out
     assert "model-b" in out
@@ -66,6 +70,24 @@ def test_three_kinds_of_results_fill_all_eight_stages(results: Path, tmp_path: P
     assert len(only["decisions"]) == 8
     assert all(decision["fired"] is not None for decision in only["decisions"])
     assert record["results"] == ["a/report.json", "loss/report.json", "runs/comparison.json"]
+
+
+def test_each_map_is_decided_once(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the page is rendered several times, with fewer tokens each, until it is small enough."""
+    decided = []
+
+    def counted(report: AuditReport | None, **options: object) -> tuple[Decision, ...]:
+        decided.append(report)
+        return decide(report, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decision_map, "decide", counted)
+    monkeypatch.setattr(decided_results, "decide", counted)
+    monkeypatch.setattr(page, "MAX_BYTES", 1)
+    for names in (("a", "b", "loss", "runs"), ("loss", "runs")):
+        decided.clear()
+        words = [str(results / name) for name in names]
+        assert main(["report", *words, "--out", str(tmp_path), "--quiet"]) == 0
+        assert len(decided) == max(1, len({"a", "b"} & set(names)))
 
 
 def test_thresholds_are_set_by_name(results: Path, tmp_path: Path) -> None:

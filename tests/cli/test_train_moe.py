@@ -121,10 +121,10 @@ def test_only_the_router_variant_may_differ(runs: Path, tmp_path: Path, capsys: 
         (["--router", "active_route_som"], "Did you mean 'active_route_sum'"),
         (["--router", "none,none"], "without repetitions"),
         (["--top-k", "5"], "at most 4"),
-        (["--moe-heads", "3"], "multiple of `heads`"),
+        (["--moe-heads", "3"], "multiple of --moe-heads"),
         (["--from-config", "tiny"], "leave --from-config out"),
         (["--tokenizer", "no/such/folder"], "cannot be loaded"),
-        (["--capacity-factor", "-1"], "`capacity_factor`"),
+        (["--capacity-factor", "-1"], "--capacity-factor"),
         (["some-model"], "leave 'some-model' out"),
     ],
 )

@@ -17,7 +17,11 @@ from zloss.decide.decision_map import decide, with_decisions
 from zloss.decide.stages import STAGES
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
-from zloss.results.audit import AuditReport, Decision, HeadNumbers, Heads
+from zloss.results.audit import AuditReport, HeadNumbers, Heads
+from zloss.results.comparison import Comparison, Quality, RouterVariant, RouterVariants
+from zloss.results.decision import Decision
+from zloss.results.loss_audit import Finding, LossAudit
+from zloss.results.router import MeasuredScale, RouterFindings
 
 CHECKPOINT, TRAINING = [stage.name for stage in STAGES[:4]], [stage.name for stage in STAGES[4:]]
 
@@ -37,7 +41,7 @@ def test_an_audit_evaluates_four_stages_and_names_the_command_for_the_others(rep
 
 
 def test_audit_loss_audit_and_comparison_fill_all_eight(
-    report: AuditReport, loss_audit: dict[str, Any], comparison: dict[str, Any]
+    report: AuditReport, loss_audit: LossAudit, comparison: Comparison
 ) -> None:
     decisions = decide(report, loss_audits=[loss_audit], comparisons=[comparison])
     assert len(decisions) == 8
@@ -161,16 +165,16 @@ def test_a_low_precision_loss_fires_and_an_exact_one_does_not(report: AuditRepor
 
 def test_a_loss_with_a_finding_fires_although_its_source_is_exact(report: AuditReport) -> None:
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
-    audit: dict[str, Any] = straight_audit.loss_audit(tokens, torch.float32)
-    audit["findings"] = [{"id": "counted_twice", "verdict": "finding", "sentence": "Z is in the loss twice"}]
+    audit = straight_audit.loss_audit(tokens, torch.float32)
+    audit = replace(audit, findings=(Finding("counted_twice", "finding", "Z is in the loss twice"),))
     decision = by_name(decide(report, loss_audits=[audit]))["Implementation"]
     assert decision.fired is True
     assert "counted_twice" in decision.reason
 
 
-def test_training_stages_read_a_real_comparison(comparison: dict[str, Any]) -> None:
+def test_training_stages_read_a_real_comparison(comparison: Comparison) -> None:
     decisions = by_name(decide(None, comparisons=[comparison]))
-    tails = {m["method"]: m["metrics"]["grad_norm_p99"] for m in comparison["methods"]}
+    tails = {method.method: method.metrics["grad_norm_p99"].mean for method in comparison.methods}
     optimizer = decisions["Optimizer consequence"]
     assert optimizer.value == pytest.approx(max(tails["standard"], tails["heavy"]) / tails["ce"])
     assert optimizer.fired is True
@@ -178,7 +182,7 @@ def test_training_stages_read_a_real_comparison(comparison: dict[str, Any]) -> N
     assert "Φ_10" in optimizer.reason
     quality = decisions["Quality gate"]
     assert quality.fired is False
-    assert quality.value == max(row["delta_ppl"] for row in comparison["quality"]["methods"])
+    assert quality.value == max(verdict.delta_ppl or 0.0 for verdict in comparison.quality.methods)
     assert decisions["Router reduction"].fired is False
     assert all(decisions[name].fired is None for name in CHECKPOINT)
 
@@ -190,22 +194,35 @@ def test_the_quality_gate_rejects_a_rise_of_perplexity_beyond_the_tolerance() ->
     assert "rejected: ce" in gate.reason
     rise = gate.value
     assert rise is not None
-    quality: Any = worse["quality"]
-    lenient = {**worse, "quality": {**quality, "tolerance_ppl": rise * 1.01}}
+    lenient = replace(worse, quality=replace(worse.quality, tolerance_ppl=rise * 1.01))
     assert by_name(decide(None, comparisons=[lenient]))["Quality gate"].fired is False
-    # A verdict stated by the comparison, which also weighs the diagnosed coordinate, goes before ours.
-    stated = {**worse, "quality": {"methods": [{**row, "accepted": True} for row in quality["methods"]]}}
+    # A verdict stated by the comparison, which also weighs the diagnosed quantity, goes before ours.
+    accepted = tuple(replace(verdict, accepted=True) for verdict in worse.quality.methods)
+    stated = replace(worse, quality=Quality(methods=accepted))
     assert by_name(decide(None, comparisons=[stated]))["Quality gate"].fired is False
 
 
-def test_router_scales_come_from_the_audit_or_the_comparison(report: AuditReport, comparison: dict[str, Any]) -> None:
+def routers(applied: MeasuredScale | None) -> RouterFindings:
+    """The router section of an audit whose model's own loss was measured as `applied`."""
+    return RouterFindings(
+        scoring="softmax", softmax_normalizer=True, layers=4, model_layers=4, experts=8, top_k=4, decisions=256,
+        nonfinite=0, coef=1e-3, convention="token_layer_mean", target=None, absolute=None, relative=1.0, log_z=None,
+        violation=None, entropy=None, load_cv=None, correction_norm=None, per_layer=(), applied=applied, reasons=(),
+    )  # fmt: skip
+
+
+def measured(relative: float) -> MeasuredScale:
+    return MeasuredScale(1e-3, 0.0, (1.0,), relative, relative, (relative,), None, 0.0)
+
+
+def test_router_scales_come_from_the_audit_or_the_comparison(report: AuditReport, comparison: Comparison) -> None:
     from zloss.source.router.scale import router_scale
 
     scale = router_scale("active_route_mean", layers=4, tokens=64, top_k=4, coef=1e-3)
-    section = {"convention": "active_route_mean", "s_rel": scale.relative, "coef": 1e-3}
+    variant = RouterVariant("active_route_mean", 1e-3, s_rel=scale.relative)
     for decisions in (
-        decide(replace(report, router=section)),
-        decide(report, comparisons=[{**comparison, "router": {"conventions": [section]}}]),
+        decide(replace(report, router=routers(measured(scale.relative)))),
+        decide(report, comparisons=[replace(comparison, router=RouterVariants("ce", (variant,)))]),
     ):
         router = by_name(decisions)["Router reduction"]
         assert router.fired is True
@@ -215,14 +232,15 @@ def test_router_scales_come_from_the_audit_or_the_comparison(report: AuditReport
         matched = router_scale("active_route_mean", layers=4, tokens=64, top_k=4, coef=router.measured[0].after)
         reference = router_scale("token_layer_mean", layers=4, tokens=64, top_k=4, coef=1e-3)
         assert matched.absolute == pytest.approx(reference.absolute)
-    quiet = by_name(decide(replace(report, router={"convention": "token_layer_mean", "s_rel": 1.0})))[
-        "Router reduction"
-    ]
+    quiet = by_name(decide(replace(report, router=routers(measured(1.0)))))["Router reduction"]
     assert quiet.fired is False
+    # The convention an audit diagnoses with is ours: without a measured loss nothing is known of the model's.
+    unknown = by_name(decide(replace(report, router=routers(None))))["Router reduction"]
+    assert unknown.fired is None
 
 
 def test_a_comparison_that_says_little_leaves_stages_open() -> None:
-    decisions = by_name(decide(None, comparisons=[{"quality": {}}]))
+    decisions = by_name(decide(None, comparisons=[Comparison.from_dict({"quality": {}})]))
     assert decisions["Quality gate"].fired is None
     assert "zloss compare" in decisions["Quality gate"].reason
     assert decisions["Optimizer consequence"].fired is None

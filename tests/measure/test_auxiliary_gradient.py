@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from tests.train.test_run import straight_loss
 from tests.train.tiny_run import tiny_config
-from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.checkpoint.run import measurement_of
 from zloss.measure.auxiliary_gradient import auxiliary_gradient
+from zloss.measure.diagnostic_batch import DiagnosticBatch
+from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import load_checkpoint
 from zloss.models.output_head import find_head
 from zloss.source.objectives.registry import make_objective
@@ -28,9 +28,9 @@ def test_against_autograd(tmp_path: Path, kind: str, method: str) -> None:
     head = find_head(checkpoint)
     ids = torch.randint(512, (2, 20), generator=torch.Generator().manual_seed(3))
     target = torch.randint(512, (2, 20), generator=torch.Generator().manual_seed(4))
-    measurement = measurement_of(AuditConfig(), checkpoint, head)
+    measurement = measurement_of(head, coef=1e-4)
     objective = make_objective(method, 1e-2)
-    found = auxiliary_gradient(checkpoint, measurement, objective, ids, target.reshape(-1), lambda h: h)
+    found = auxiliary_gradient(checkpoint, measurement, objective, DiagnosticBatch(ids, target.reshape(-1)))
 
     model: Any = checkpoint.model
     weight = model.get_output_embeddings().weight

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
-from zloss.results.files import load_results
-from zloss.results.writing import write_json
+from zloss.results.comparison import Comparison
+from zloss.results.files import RECORDS, load_results, read_record, split_results, write_record
+from zloss.results.loss_audit import LossAudit
 
 
 def test_kinds_are_told_apart_and_foreign_json_is_passed_over(
-    report: AuditReport, loss_audit: dict[str, Any], comparison: dict[str, Any], tmp_path: Path
+    report: AuditReport, loss_audit: LossAudit, comparison: Comparison, tmp_path: Path
 ) -> None:
-    write_json(tmp_path / "report.json", report.to_dict())
-    write_json(tmp_path / "loss.json", loss_audit)
-    write_json(tmp_path / "comparison.json", comparison)
+    write_record(tmp_path / "report.json", report)
+    write_record(tmp_path / "loss.json", loss_audit)
+    write_record(tmp_path / "comparison.json", comparison)
     (tmp_path / "metrics.json").write_text("{}")
     (tmp_path / "decisions.json").write_text('{"schema": "zloss.decisions/1"}')
-    kinds = {result.path.name: result.kind for result in load_results([tmp_path])}
+    results = load_results([tmp_path])
+    kinds = {result.path.name: result.kind for result in results}
     assert kinds == {"report.json": "audit", "loss.json": "loss-audit", "comparison.json": "comparison"}
-    (audit,) = load_results([tmp_path / "report.json"])
-    assert audit.audit().heads == report.heads
+    (audit,), losses, comparisons = split_results(results)
+    assert audit.heads == report.heads
+    assert (losses, comparisons) == ((loss_audit,), (comparison,))
+    assert read_record(tmp_path / "comparison.json", Comparison) == comparison
+    with pytest.raises(InputError, match="no result was given"):
+        split_results([])
 
 
-def test_a_comparison_without_a_schema_is_known_by_its_quality_section(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text('{"quality": {}}')
-    assert load_results([tmp_path / "c.json"])[0].kind == "comparison"
+def test_every_reported_schema_has_one_record() -> None:
+    assert set(RECORDS) == {"zloss.audit/1", "zloss.loss-audit/1", "zloss.comparison/1"}
+    assert all(schema == record.SCHEMA for schema, record in RECORDS.items())
+
+
+def test_a_record_is_read_from_its_own_schema_only(comparison: Comparison, tmp_path: Path) -> None:
+    write_record(tmp_path / "c.json", comparison)
+    with pytest.raises(
+        InputError, match=r"c\.json is not a readable audit: `schema` is expected to be 'zloss.audit/1'"
+    ):
+        read_record(tmp_path / "c.json", AuditReport)
 
 
 @pytest.mark.parametrize(
@@ -39,13 +52,16 @@ def test_a_comparison_without_a_schema_is_known_by_its_quality_section(tmp_path:
         ('{"schema": "other/1"}', "is not a result of zloss"),
         ("[1, 2]", "is not a result of zloss"),
         ('{"schema": "zloss.aud', "is not JSON"),
-        ('{"schema": "zloss.audit/1", "model": 3}', "not a readable audit"),
+        ('{"schema": "zloss.audit/1", "model": 3}', "not a readable audit: `model` is expected to be an object"),
+        ('{"schema": "zloss.comparison/1", "baseline": "ce"}', "not a readable comparison: `seeds` is missing"),
+        ('{"schema": "zloss.loss-audit/1", "identified": []}', "not a readable loss-audit: `identified`"),
+        ("[" * 100_000, "is not JSON"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_name(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "report.json").write_text(content)
     with pytest.raises(InputError, match=message) as caught:
-        [result.audit() for result in load_results([tmp_path / "report.json"])]
+        load_results([tmp_path / "report.json"])
     assert "report.json" in str(caught.value)
 
 

@@ -33,7 +33,7 @@ def test_nan_is_refused_and_the_earlier_file_stays(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(OutputError, match=r"cannot write .*report\.json.*--out") as caught:
+    with pytest.raises(OutputError, match=r"cannot write .*report\.json.*Choose another folder") as caught:
         write_text(tmp_path / "file" / "report.json", "x")
     assert isinstance(caught.value, ZlossError)
 

@@ -96,7 +96,7 @@ def test_texts_that_cannot_be_read(tmp_path: Path) -> None:
     other.write_text('{"body": "a"}\n')
     fake = tmp_path / "fake.parquet"
     fake.write_bytes(b"PAR1 but not really")
-    for path, message in ((latin, "UTF-8"), (broken, "line 2 is not JSON"), (other, "--text-field"), (fake, "parquet")):
+    for path, message in ((latin, "UTF-8"), (broken, "line 2 is not JSON"), (other, "`text_field`"), (fake, "parquet")):
         with pytest.raises(CorpusError, match=message):
             list(open_corpus([str(path)], None).documents)
     with pytest.raises(CorpusError, match="No such file"):

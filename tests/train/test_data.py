@@ -12,8 +12,9 @@ import torch
 from tests.tiny_models import save_tokenizer
 from tests.train.tiny_run import some_text
 from zloss.errors import CorpusError
-from zloss.train.config import TrainConfig
-from zloss.train.data import batch_of, gather, open_data
+from zloss.results.train_config import TrainConfig
+from zloss.train.batch import batch_of, gather
+from zloss.train.data import open_data
 
 
 @pytest.fixture(scope="module")
@@ -86,5 +87,5 @@ def test_wikitext_is_trained_on_its_own_split_and_says_so_when_it_cannot_be_fetc
     tmp_path: Path, tokenizer: Any
 ) -> None:
     """Offline the train split, not the validation split, is what is missed."""
-    with pytest.raises(CorpusError, match="train split of WikiText-103"):
+    with pytest.raises(CorpusError, match="the train split of Salesforce/wikitext"):
         open_data(replace(config(tmp_path), texts=(), corpus="wikitext-103", blocks=4), tokenizer, None)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.train.tiny_run import tiny_config
-from zloss.train.config import TrainConfig
-from zloss.train.run import RunOptions, run_training
+from zloss.results.train_config import TrainConfig
+from zloss.train.run import run_training
+from zloss.train.run_options import RunOptions
 from zloss.train.start import prepare_start
 from zloss.train.step_log import read_steps
 
@@ -23,8 +24,9 @@ KILLED = """
 import json, os, signal, sys
 from contextlib import contextmanager
 from pathlib import Path
-from zloss.train.config import TrainConfig
-from zloss.train.run import RunOptions, run_training
+from zloss.results.train_config import TrainConfig
+from zloss.train.run import run_training
+from zloss.train.run_options import RunOptions
 from zloss.train.start import prepare_start
 
 class Killer:

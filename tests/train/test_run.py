@@ -15,10 +15,12 @@ from torch import Tensor
 
 from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError, UnknownNameError
-from zloss.train.config import TrainConfig
-from zloss.train.data import batch_of, gather
+from zloss.results.train_config import TrainConfig
+from zloss.train.batch import batch_of, gather
 from zloss.train.grid import Grid, run_grid
-from zloss.train.run import RunOptions, run_training
+from zloss.train.objective import run_objective
+from zloss.train.run import run_training
+from zloss.train.run_options import RunOptions
 from zloss.train.start import initial_checkpoint, prepare_start
 from zloss.train.step_log import read_steps
 
@@ -114,7 +116,9 @@ def test_validation_equals_a_straight_evaluation(grid: tuple[Path, TrainConfig],
     config = replace(grid[1], method="standard", coef=1e-2, steps=4, adam_every=2)
     start = prepare_start(config)
     before = torch.random.get_rng_state()
-    found = run_training(config, start, tmp_path / "run", options=RunOptions(save_model=True, checkpoint_every=0))
+    found = run_training(
+        config, start, tmp_path / "run", options=RunOptions(save_model=True, checkpoint_every=0)
+    ).to_dict()
     assert torch.equal(torch.random.get_rng_state(), before)
     from transformers import AutoModelForCausalLM
 
@@ -182,7 +186,9 @@ def test_nonfinite_gradients_are_counted_and_not_stepped_on(tmp_path: Path) -> N
     config = tiny_config(tmp_path, method="standard", coef=1e38, steps=3, warmup=1, adam_every=1)
     start = prepare_start(config)
     before = [p.clone() for p in initial_checkpoint(start, config).model.parameters()]
-    found = run_training(config, start, tmp_path / "run", options=RunOptions(save_model=True, checkpoint_every=0))
+    found = run_training(
+        config, start, tmp_path / "run", options=RunOptions(save_model=True, checkpoint_every=0)
+    ).to_dict()
     assert found["nonfinite_gradient"] == found["phi_100"] == 1.0
     assert found["skipped_updates"] == 3
     assert found["grad_norm_max"] is None
@@ -202,7 +208,7 @@ def test_a_model_from_scratch_and_a_shifted_head(tmp_path: Path) -> None:
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
     one = replace(scratch, steps=1, warmup=0, lr=1e-12, adam_every=1)
-    found = run_training(one, start, tmp_path / "run", options=RunOptions(checkpoint_every=0))
+    found = run_training(one, start, tmp_path / "run", options=RunOptions(checkpoint_every=0)).to_dict()
     assert found["heads"]["raw"]["mu_abs_99"] == pytest.approx(40.0, rel=0.2)
     assert found["heads"]["centered"]["p_z_999"] < 5
     assert found["tied_paths"] is None
@@ -216,15 +222,17 @@ def test_bad_settings_are_refused() -> None:
         ({"target": math.nan}, "`target`"),
         ({"gain_beta": math.nan}, "`gain_beta`"),
         ({"seed": -1}, "`seed`"),
-        ({"from_config": "tiny", "train_tokenizer": 0}, "--train-tokenizer"),
+        ({"from_config": "tiny", "train_tokenizer": 0}, "`train_tokenizer`"),
         ({"head_shift": 3.0}, "untie"),
-        ({"train_tokenizer": 300}, "--from-config"),
+        ({"train_tokenizer": 300}, "`from_config`"),
         ({"method": "ce", "coef": 1e-4}, "no penalty"),
     ):
         with pytest.raises(InputError, match=message):
             TrainConfig(**changes)  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match="Did you mean 'standard'"):
-        TrainConfig(method="standrd")
+        Grid(TrainConfig(), ("ce", "standrd"), (1e-4,), (1,))
+    with pytest.raises(UnknownNameError, match="Did you mean 'standard'"):
+        run_objective(TrainConfig(method="standrd"))
 
 
 def test_bf16_is_autocast_over_fp32_weights(tmp_path: Path, grid: tuple[Path, TrainConfig]) -> None:

@@ -78,13 +78,37 @@ def test_bad_input() -> None:
         zloss.center_head_(nn.Embedding(3, 4))  # type: ignore[arg-type]
 
 
-def test_a_tied_head_is_recognised_without_its_model() -> None:
-    embedding, linear = nn.Embedding(29, 8), nn.Linear(8, 29, bias=False)
-    zloss.center_head_(linear)
+def test_a_tied_head_is_recognised_by_its_embedding_whatever_kind_of_module_that_is() -> None:
+    class Table(nn.Module):
+        def __init__(self, rows: nn.Parameter) -> None:
+            super().__init__()
+            self.rows = rows
+
+    linear = nn.Linear(8, 29, bias=False)
+    embedding = nn.Embedding(29, 8)
     linear.weight = embedding.weight
-    before = embedding.weight.detach().clone()
-    with pytest.raises(errors.TiedHeadError, match="CenteredHeadWrapper"):
-        zloss.center_head_(linear)
-    with pytest.raises(errors.TiedHeadError, match="CenteredHeadWrapper"):
-        zloss.shift_head_(linear, torch.ones(8))
-    assert torch.equal(embedding.weight, before)
+    before = linear.weight.detach().clone()
+    view = Table(nn.Parameter(linear.weight.data))  # another parameter in the same memory
+    for model in (embedding, embedding.weight, Table(linear.weight), nn.ModuleList([linear, view])):
+        with pytest.raises(errors.TiedHeadError, match="CenteredHeadWrapper"):
+            zloss.center_head_(linear, model=model)
+        with pytest.raises(errors.TiedHeadError, match="untie first"):
+            zloss.shift_head_(linear, torch.ones(8), model=model)
+    assert torch.equal(linear.weight, before)
+
+
+def test_a_head_that_a_model_holds_alone_is_untied() -> None:
+    linear = nn.Linear(8, 29, bias=False)
+    for model in (linear, nn.ModuleList([nn.Embedding(29, 8), linear, linear]), zloss.CenteredHeadWrapper(linear)):
+        zloss.center_head_(linear, model=model)
+    assert linear.weight.mean(dim=0).abs().max() < 1e-7
+
+
+def test_without_a_model_other_references_to_the_weight_do_not_matter() -> None:
+    """Referrers of the weight were once searched in all of memory; a list or a dictionary is no tie."""
+    linear = nn.Linear(8, 29, bias=False)
+    holders = [{"weight": linear.weight}, [linear.weight], nn.ParameterList([linear.weight])]
+    zloss.center_head_(linear)
+    assert len(holders) == 3
+    with pytest.raises(errors.InputError, match="`model` is expected"):
+        zloss.center_head_(linear, model="gpt2")  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""Audits: a model or a loss, and a corpus, to findings."""
+"""Audits: of a checkpoint on a text, of a loss function, of a router, of an implementation of Z-loss."""

@@ -1,4 +1,4 @@
-"""Argument types the subcommands share: comma-separated lists, and flags that append when repeated."""
+"""Argument types the subcommands share: comma-separated lists, flags that append when repeated, counts with 0 for none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tyro.constructors import PrimitiveConstructorSpec
 Item = TypeVar("Item", str, int, float)
 
 
-def _comma_list(item: type[Item], metavar: str) -> PrimitiveConstructorSpec[tuple[Item, ...]]:
+def comma_list(item: type[Item], metavar: str) -> PrimitiveConstructorSpec[tuple[Item, ...]]:
+    """`a,b,c` as a tuple of `item`."""
+
     def parse(words: list[str]) -> tuple[Item, ...]:
         return tuple(item(part.strip()) for part in words[0].split(",") if part.strip())
 
@@ -23,9 +25,20 @@ def _comma_list(item: type[Item], metavar: str) -> PrimitiveConstructorSpec[tupl
     )
 
 
-CommaStrings = Annotated[tuple[str, ...], _comma_list(str, "A,B,...")]
-CommaInts = Annotated[tuple[int, ...], _comma_list(int, "N,N,...")]
-CommaFloats = Annotated[tuple[float, ...], _comma_list(float, "X,X,...")]
+def zero_is_none(metavar: str) -> PrimitiveConstructorSpec[int | None]:
+    """A whole number, 0 for None."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: int(words[0]) or None,
+        is_instance=lambda value: value is None or isinstance(value, int),
+        str_from_instance=lambda value: [str(value or 0)],
+    )
+
+
+CommaStrings = Annotated[tuple[str, ...], comma_list(str, "A,B,...")]
+CommaInts = Annotated[tuple[int, ...], comma_list(int, "N,N,...")]
+CommaFloats = Annotated[tuple[float, ...], comma_list(float, "X,X,...")]
 
 RepeatedStrings = tyro.conf.UseAppendAction[tuple[str, ...]]
 """`--text a --text b` keeps both; without this tyro keeps only the last."""

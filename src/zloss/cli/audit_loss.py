@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+
+if TYPE_CHECKING:
+    from zloss.results.loss_audit import LossAudit
 
 
 @dataclass(frozen=True)
@@ -58,23 +61,23 @@ class AuditLoss:
             seed=self.seed,
             name=self.function,
         )
-        data = audit.to_dict()
-        written = [audit.write(self.out), *_write_page(self.out, data)] if self.out else []
+        written = [audit.write(self.out), *_write_page(self.out, audit)] if self.out else []
         if not self.quiet:
-            print_loss_audit(data)
+            print_loss_audit(audit)
             for path in written:
                 print(path)
         return 1 if audit.found else 0
 
 
-def _write_page(folder: str, data: dict[str, Any]) -> list[Path]:
+def _write_page(folder: str, audit: LossAudit) -> list[Path]:
     """The HTML page beside report.json, where the packages that draw it are installed."""
+    from zloss.decide.decided_results import decide_results
     from zloss.errors import MissingDependencyError
-    from zloss.report.html.page import Page, write_page
+    from zloss.report.html.page import write_page
 
     path = Path(folder) / "report.html"
     try:
-        write_page(path, Page(loss_audits=(data,)))
+        write_page(path, decide_results(loss_audits=(audit,)))
     except MissingDependencyError as error:
         print(error)
         return []

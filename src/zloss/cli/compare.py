@@ -28,27 +28,23 @@ class Compare:
     """No table."""
 
     def run(self) -> int:
-        from zloss.report.html.page import Page, render_page
-        from zloss.report.tables.comparison_markdown import comparison_markdown
+        from zloss.decide.decided_results import decide_results
+        from zloss.report.files import write_comparison
         from zloss.report.terminal.comparison import print_comparison
-        from zloss.results.writing import write_json, write_text
         from zloss.train.compare.comparison import compare_runs
         from zloss.train.compare.finished_run import load_runs
 
         folder = Path(self.folder)
         runs, unfinished = load_runs(folder)
-        data = compare_runs(
+        comparison = compare_runs(
             runs,
             baseline=self.baseline,
             tolerance_ppl=self.tolerance_ppl,
             diagnosed=self.diagnosed,
             unfinished=unfinished,
         )
-        file, text, page = (folder / name for name in ("comparison.json", "comparison.md", "report.html"))
-        write_json(file, data)
-        write_text(text, comparison_markdown(data))
-        write_text(page, render_page(Page(comparisons=(data,))))
+        written = write_comparison(folder, decide_results(comparisons=(comparison,)))
         if not self.quiet:
-            print_comparison(data)
-            print("\n".join(str(path) for path in (file, text, page)))
+            print_comparison(comparison)
+            print("\n".join(str(path) for path in written))
         return 0

@@ -10,13 +10,16 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from zloss.errors import UnknownNameError, ZlossError
+from zloss.errors import OutputError, UnknownNameError, ZlossError
 
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 class Command(Protocol):
-    """A subcommand: a frozen dataclass whose fields are its options."""
+    """A subcommand: a frozen dataclass whose fields are its options.
+
+    Where a default follows from other options, `default_for(words)` returns the command with such defaults.
+    """
 
     def run(self) -> int: ...
 
@@ -65,24 +68,34 @@ def main(argv: list[str] | None = None) -> int:
 
         print(f"zloss {__version__}")
         return DONE
+    name, *options = words
     try:
-        return _load(words[0], words[1:]).run()
+        return _run(name, options)
     except ZlossError as error:
-        print(f"zloss {words[0]}: {error}", file=sys.stderr)
+        print(f"zloss {name}: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
-        print(f"zloss {words[0]}: interrupted", file=sys.stderr)
+        print(f"zloss {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def _load(name: str, words: list[str]) -> Command:
+def _run(name: str, words: list[str]) -> int:
+    """Parse and run a subcommand; an error of the library that names an argument is printed with its flag."""
     if name not in COMMANDS:
         raise UnknownNameError("command", name, COMMANDS)
-    import tyro
+    from zloss.cli.flags import flags_of, with_flags
+    from zloss.cli.options import parse
 
     entry = COMMANDS[name]
     command_type: Any = getattr(importlib.import_module(f"zloss.cli.{entry.module}"), entry.type_name)
-    return cast(Command, tyro.cli(command_type, prog=f"zloss {name}", args=words))
+    try:
+        default = command_type.default_for(words) if hasattr(command_type, "default_for") else None
+        command = cast(Command, parse(command_type, words, prog=f"zloss {name}", default=default))
+        return command.run()
+    except ZlossError as error:
+        flags = flags_of(command_type)
+        where = f" Set it with {flags['out']}." if isinstance(error, OutputError) and "out" in flags else ""
+        raise ZlossError(with_flags(str(error), flags) + where) from error
 
 
 if __name__ == "__main__":

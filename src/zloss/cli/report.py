@@ -30,17 +30,19 @@ class Report:
     thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
 
     def run(self) -> int:
-        from zloss.report.joined import join_results, print_joined, write_joined
-        from zloss.results.files import load_results
+        from zloss.decide.decided_results import decide_results
+        from zloss.report.files import write_joined
+        from zloss.report.terminal.results import print_results
+        from zloss.results.files import load_results, split_results
 
-        # Left alone, every audit keeps the thresholds it was decided with.
+        # With default thresholds every audit keeps those it was decided with.
         thresholds = None if self.thresholds == Thresholds() else self.thresholds
-        joined = join_results(load_results(Path(name) for name in self.results), thresholds)
-        folder = self._folder()
-        # Files first: a terminal that closes early must not cost the page.
-        written = write_joined(folder, joined, figures=self.figures, formats=self.formats)
+        loaded = load_results(Path(name) for name in self.results)
+        results = decide_results(*split_results(loaded), thresholds)
+        # Files are written before printing, so a closed pipe on the terminal does not lose them.
+        written = write_joined(self._folder(), results, loaded, figures=self.figures, formats=self.formats)
         if not self.quiet:
-            print_joined(joined)
+            print_results(results)
             for path in written:
                 print(path)
         return 0

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from zloss.cli.arguments import RepeatedStrings
+from zloss.results.option import Option
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Reproduce:
     model: Annotated[RepeatedStrings, tyro.conf.arg(metavar="MODEL")] = ()
     """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a model of
     the paper that lies in a folder, NAME alone to select one. Repeat to append."""
-    text: Annotated[RepeatedStrings, tyro.conf.arg(metavar="FILE")] = ()
+    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
     """Text instead of the profile's corpus; repeat to append."""
     text_source: str = ""
     """Where that text comes from and under which licence, for the result."""
@@ -54,7 +55,7 @@ class Reproduce:
         recipes = [find_recipe(label) for label in (labels() if self.labels == ("all",) else self.labels)]
 
         from zloss.console.progress import choose_progress
-        from zloss.report.files import check_folder
+        from zloss.results.folder import check_folder
         from zloss_paper.engine.profile import Overrides
         from zloss_paper.engine.reproduction import reproduce
         from zloss_paper.engine.workbench import Workbench
@@ -65,7 +66,7 @@ class Reproduce:
         check_folder(folder)
         overrides = Overrides(
             models=tuple(self.model),
-            texts=tuple(self.text),
+            texts=self.texts,
             text_source=self.text_source,
             blocks=self.blocks,
             block_size=self.block_size,
@@ -86,7 +87,7 @@ class Reproduce:
     def command(self, label: str) -> str:
         """The command line for one label, without folders, which would tell about someone's machine."""
         words = ["zloss", "reproduce", label, "--profile", self.profile]
-        for flag, values in (("--model", self.model), ("--text", self.text), ("--report", self.report)):
+        for flag, values in (("--model", self.model), ("--text", self.texts), ("--report", self.report)):
             words += [word for value in values for word in (flag, _name(value))]
         for flag, value in (("--blocks", self.blocks), ("--block-size", self.block_size)):
             words += [flag, str(value)] if value is not None else []

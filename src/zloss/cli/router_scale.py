@@ -34,11 +34,10 @@ class RouterScale:
     """Micro-batches per step."""
 
     def run(self) -> int:
-        from rich.console import Console
-        from rich.table import Table
-
-        from zloss.source.router.catalog import find_convention, router_conventions
-        from zloss.source.router.scale import match_coefficient, router_scale
+        from zloss.report.terminal.router_scale import print_match, print_router_scale
+        from zloss.source.router.catalog import find_convention
+        from zloss.source.router.scale import match_coefficient
+        from zloss.source.router.scale_table import router_scale_table
 
         context: dict[str, Any] = {
             "layers": self.layers,
@@ -49,39 +48,11 @@ class RouterScale:
             "valid_tokens": self.valid_tokens,
             "micro_batches": self.micro_batches,
         }
-        source = find_convention(self.from_)
-        chosen = None if self.to is None else find_convention(self.to)
-        table = Table(
-            title=f"router Z-loss, λ = {self.coef:g}, L = {self.layers}, k = {self.top_k}, T = {self.tokens}",
-            caption=f"equal: the coefficient that applies what {self.coef:g} applies under {source.name}",
-        )
-        table.add_column("convention", no_wrap=True)
-        table.add_column("s_rel", justify="right", no_wrap=True)
-        table.add_column("λα per decision", justify="right", no_wrap=True)
-        table.add_column("equal", justify="right", no_wrap=True)
-        table.add_column("read from", overflow="fold")
-        for convention in router_conventions():
-            scale = router_scale(convention, coef=self.coef, **context)
-            equal = (
-                "none" if scale.relative == 0 else f"{match_coefficient(self.coef, source, convention, **context):.6g}"
-            )
-            style = "bold" if convention in (source, chosen) else None
-            uneven = "" if scale.uniform else " (mean)"
-            table.add_row(
-                convention.name,
-                f"{scale.relative:.6g}{uneven}",
-                f"{scale.absolute:.4g}",
-                equal,
-                convention.cited,
-                style=style,
-            )
-        console = Console()
-        console.print(table)
+        source = find_convention(self.from_).name
+        chosen = None if self.to is None else find_convention(self.to).name
+        scales = router_scale_table(self.coef, source, **context)
+        print_router_scale(scales, bold=(source,) if chosen is None else (source, chosen))
         if chosen is not None:
-            matched = match_coefficient(self.coef, source, chosen, **context)
-            console.print(
-                f"{self.coef:g} under {source.name} = {matched:.6g} under {chosen.name}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            # Computed apart: a convention that applies nothing has no entry in the table, and this names the reason.
+            print_match(self.coef, source, match_coefficient(self.coef, source, chosen, **context), chosen)
         return 0

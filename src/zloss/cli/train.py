@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from zloss.cli.arguments import CommaFloats, CommaInts, CommaStrings, RepeatedStrings
+from zloss.cli.arguments import CommaFloats, CommaInts, CommaStrings
 from zloss.cli.command_line import command_line
+from zloss.errors import InputError
+from zloss.results.train_config import TrainConfig
+from zloss.train.run_options import RunOptions
+from zloss.train.stress import STRESSES, StressName
 
 if TYPE_CHECKING:
     from zloss.train.grid import Grid
 
-MOE_ONLY = (
-    *("top_k", "router", "router_coef", "router_target", "load_balance", "capacity_factor", "experts"),
-    *("moe_layers", "moe_width", "moe_heads", "expert_width", "tokenizer"),
-)
-"""Options that mean nothing without --moe."""
+ROUTERS, ROUTER_COEFS = ("none", "token_layer_mean"), (1e-3,)
 
 
 @dataclass(frozen=True)
@@ -30,136 +31,71 @@ class Train:
     Runs that are finished are skipped, a killed run goes on from its last checkpoint. With --moe a mixture of experts is
     trained from scratch under several router Z-losses instead."""
 
-    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")] = "smollm2"
-    """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file."""
-    methods: CommaStrings = ()
-    """ce, centered-head, standard, centered, factorized, gain-aware. Default: the first four; ce with --moe."""
-    coef: CommaFloats = ()
-    """λ of the methods that have one; several make a sweep. Default 1e-4, or that of --stress."""
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+    methods: CommaStrings = ("ce", "centered-head", "standard", "centered")
+    """ce, centered-head, standard, centered, factorized, gain-aware. With --moe the default is ce."""
+    coef: CommaFloats = (1e-4,)
+    """λ of the methods that have one; several make a sweep. A --stress setting has its own default."""
     seeds: CommaInts = (1,)
     """One run per seed: order of the data, dropout, and the weights of a model from scratch."""
-    text: Annotated[RepeatedStrings, tyro.conf.arg(metavar="FILE")] = ()
-    """Text to train on: plain text, .jsonl or .parquet; repeat to append."""
-    valid_text: Annotated[RepeatedStrings, tyro.conf.arg(metavar="FILE")] = ()
-    """Text to validate on; default: blocks of the training text that are not trained on."""
-    corpus: Literal["pydoc", "wikitext-103", "fineweb-edu"] | None = None
-    """A named corpus instead of --text; pydoc is embedded, the others are fetched."""
-    text_field: str = "text"
-    """Field or column that holds the text in .jsonl and .parquet files."""
-    blocks: int = 0
-    """Training blocks; 0 takes all the text gives."""
-    offset: int = 0
-    """Blocks to skip at the start of the training text."""
-    valid_blocks: int = 64
-    """Validation blocks."""
-    valid_offset: int | None = None
-    """First validation block; default: right behind the training blocks, or the start of --valid-text."""
-    block_size: int = 256
-    """Predictions per block."""
-    bos: Literal["auto", "yes", "no"] = "auto"
-    """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
-    from_config: Annotated[str | None, tyro.conf.arg(metavar="NAME|FILE")] = None
-    """A model from scratch instead of MODEL: tiny (0.4 M parameters), small (10 M), or a Hugging Face config file."""
-    train_tokenizer: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Vocabulary of the tokenizer that is trained for it on the training text. Default 4096."""
-    moe: bool = False
-    """A small mixture of experts from scratch (OLMoE: 4 blocks, width 256, 8 experts, tied) instead of MODEL."""
-    top_k: int = 4
-    """Experts per token, with --moe."""
-    router: CommaStrings = ("none", "token_layer_mean")
-    """Router Z-losses to compare: none, token_layer_mean, active_route_mean, active_route_sum; `:matched` behind a name
-    converts the coefficient so that its scale relative to the token-layer mean is 1."""
-    router_coef: CommaFloats = (1e-3,)
-    """λ_R; several make a sweep."""
-    router_target: float | None = None
-    """c_R; default log E."""
-    load_balance: float = 1e-2
-    """Coefficient of the model's own load-balancing loss, which is about k at balance."""
-    capacity_factor: float | None = None
-    """Count the routes beyond this many times an expert's fair share. They are not dropped: OLMoE has no capacity."""
-    experts: int = 8
-    """Experts per layer, with --moe."""
-    moe_layers: int = 4
-    """Blocks of the mixture of experts."""
-    moe_width: int = 256
-    """Its width."""
-    moe_heads: int = 4
-    """Its attention heads."""
-    expert_width: int = 512
-    """Width of an expert."""
-    tokenizer: Annotated[str | None, tyro.conf.arg(metavar="NAME|DIR")] = None
-    """A tokenizer for --moe in the Hugging Face format; default: one is trained, see --train-tokenizer."""
-    untie: bool = False
-    """Give the output head a table of its own."""
-    head_shift: float = 0.0
-    """Shift the untied head until p99 |μ| is about this; cross-entropy does not change. A controlled probe."""
-    steps: int = 200
-    """Optimizer steps."""
-    warmup: int | None = None
-    """Steps of linear warm-up, before the cosine. Default: a tenth of the steps."""
-    lr: float | None = None
-    """Peak learning rate. Default 5e-5, or that of --stress."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay."""
-    decay: Literal["matrices", "all"] = "matrices"
-    """What decays: matrices and tables, or every parameter."""
-    micro_batch: int = 4
-    """Blocks per forward and backward pass."""
-    accumulate: int = 1
-    """Passes per optimizer step."""
-    clip: float | None = None
-    """Clipping threshold of the gradient norm. Default 1, or that of --stress."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 autocast or fp32; the weights are fp32 in either case."""
-    head: Literal["fused", "paper"] = "fused"
-    """fused: logits are never kept. paper: materialised logits in the autocast dtype, centered by their fp32 shift."""
-    target: float | None = None
-    """c; default log V."""
-    gain_beta: float = 1e-2
-    """β of gain-aware."""
-    stress: Literal["high-coef", "unclipped", "update-outlier", "high-lr"] | None = None
+    router: CommaStrings = ROUTERS
+    """Router Z-losses to compare, with --moe: none, token_layer_mean, active_route_mean, active_route_sum; `:matched`
+    behind a name converts the coefficient so that its scale relative to the token-layer mean is 1."""
+    router_coef: CommaFloats = ROUTER_COEFS
+    """λ_R of the router Z-losses, with --moe; several make a sweep."""
+    stress: StressName | None = None
     """A stress setting of the paper: its coefficient, learning rate and clipping, where they are not given."""
-    adam_every: int = 50
-    """Steps between two samples of the Adam state."""
-    diag_coef: float = 1e-4
-    """λ_diag of Diag Z."""
-    checkpoint_every: int = 100
-    """Steps between checkpoints; 0 keeps none."""
-    trackers: CommaStrings = ("tensorboard",)
-    """Trackers of accelerate: tensorboard, wandb, ...; `none` for none."""
-    save_model: bool = False
-    """Keep every trained model in `model/` of its folder."""
+    options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: RunOptions(trackers=("tensorboard",))
+    )
     out: str = "zloss-train"
     """Folder of the runs."""
     quiet: bool = False
     """No progress, no lines."""
 
-    def run(self) -> int:
-        from zloss.train.bf16_probe import make_bf16_safe
+    @classmethod
+    def default_for(cls, words: list[str]) -> Train:
+        """The defaults that follow from --steps, --moe and --stress: warm-up, methods, and what the setting changes."""
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--steps", nargs="?")
+        parser.add_argument("--stress", nargs="?")
+        parser.add_argument("--moe", action=argparse.BooleanOptionalAction, default=False)
+        given, _ = parser.parse_known_args(words)
+        plain = cls()
+        steps = int(given.steps) if (given.steps or "").isdecimal() else plain.config.steps
+        # Where a value is no number or no setting, parsing refuses it; here the defaults stay.
+        changed: dict[str, Any] = {"steps": steps, "warmup": steps // 10} if steps else {}
+        coef = plain.coef
+        if given.stress in STRESSES:
+            stress = STRESSES[given.stress]
+            changed |= stress.changes
+            coef = plain.coef if stress.coef is None else (stress.coef,)
+        return replace(
+            plain,
+            config=replace(plain.config, **changed),
+            methods=("ce",) if given.moe else plain.methods,
+            coef=coef,
+        )
 
-        note = make_bf16_safe() if self.precision == "bf16" else None
+    def run(self) -> int:
+        from zloss.measure.bf16_products import make_bf16_safe
+
+        note = make_bf16_safe() if self.config.precision == "bf16" else None
         if note and not self.quiet:
             print(note, file=sys.stderr)
 
         from zloss.console.progress import choose_progress
-        from zloss.report.files import check_folder
+        from zloss.results.folder import check_folder
         from zloss.train.grid import run_grid
         from zloss.train.live import choose_view
-        from zloss.train.run import RunOptions
         from zloss.train.tracking import usable_trackers
 
         folder = Path(self.out)
         check_folder(folder)
-        options = RunOptions(
-            checkpoint_every=self.checkpoint_every,
-            trackers=usable_trackers(self.trackers),
-            save_model=self.save_model,
-            command=command_line(),
-        )
         run_grid(
             self.grid(),
             folder,
-            options=options,
+            options=replace(self.options, trackers=usable_trackers(self.options.trackers), command=command_line()),
             view=choose_view(self.quiet),
             progress=choose_progress(self.quiet),
             say=(lambda text: None) if self.quiet else print,
@@ -170,67 +106,16 @@ class Train:
 
     def grid(self) -> Grid:
         """The runs these options stand for."""
-        from zloss.errors import InputError
-        from zloss.train.config import TrainConfig
         from zloss.train.grid import Grid
-        from zloss.train.moe.config import MoeRun
-        from zloss.train.stress import Stress, find_stress
 
-        stress = find_stress(self.stress) if self.stress else Stress("", {})
-        defaults = TrainConfig()
-        idle = [name for name in MOE_ONLY if getattr(self, name) != getattr(type(self), name)]
-        if idle and not self.moe:
-            raise InputError(f"--{idle[0].replace('_', '-')} is for a mixture of experts: give --moe as well.")
-        for flag, given in (("--moe", self.moe), ("--from-config", self.from_config is not None)):
-            if given and self.model != defaults.model:
-                raise InputError(f"{flag} trains a model of its own from scratch: leave {self.model!r} out.")
-        base = TrainConfig(
-            model="moe" if self.moe else self.model,
-            from_config=self.from_config,
-            train_tokenizer=self.train_tokenizer,
-            untie=self.untie,
-            head_shift=self.head_shift,
-            target=self.target,
-            gain_beta=self.gain_beta,
-            texts=tuple(self.text),
-            corpus=self.corpus,
-            text_field=self.text_field,
-            blocks=self.blocks or None,
-            offset=self.offset,
-            valid_texts=tuple(self.valid_text),
-            valid_blocks=self.valid_blocks,
-            valid_offset=self.valid_offset,
-            block_size=self.block_size,
-            bos=self.bos,
-            steps=self.steps,
-            warmup=self.steps // 10 if self.warmup is None else self.warmup,
-            lr=self.lr if self.lr is not None else stress.changes.get("lr", defaults.lr),
-            weight_decay=self.weight_decay,
-            decay=self.decay,
-            clip=self.clip if self.clip is not None else stress.changes.get("clip", defaults.clip),
-            micro_batch=self.micro_batch,
-            accumulate=self.accumulate,
-            precision=self.precision,
-            head=self.head,
-            adam_every=self.adam_every,
-            diag_coef=self.diag_coef,
-            moe=MoeRun(
-                top_k=self.top_k,
-                experts=self.experts,
-                layers=self.moe_layers,
-                width=self.moe_width,
-                heads=self.moe_heads,
-                expert_width=self.expert_width,
-                tokenizer=self.tokenizer,
-                load_balance=self.load_balance,
-                router_target=self.router_target,
-                capacity_factor=self.capacity_factor,
-            )
-            if self.moe
-            else None,
-        )
-        methods = self.methods or (("ce",) if self.moe else ("ce", "centered-head", "standard", "centered"))
-        coefs = self.coef or (stress.coef or 1e-4,)
-        if not self.moe:
-            return Grid(base, methods, coefs, self.seeds)
-        return Grid(base, methods, coefs, self.seeds, routers=self.router, router_coefs=self.router_coef)
+        config = self.config
+        if not config.pretrained and config.model != TrainConfig.model:
+            flag = "moe" if config.moe is not None else "from_config"
+            raise InputError(f"`{flag}` trains a model of its own from scratch: leave {config.model!r} out.")
+        if config.moe is not None:
+            base = replace(config, model="moe")
+            return Grid(base, self.methods, self.coef, self.seeds, routers=self.router, router_coefs=self.router_coef)
+        for name, value, default in (("router", self.router, ROUTERS), ("router_coef", self.router_coef, ROUTER_COEFS)):
+            if value != default:
+                raise InputError(f"`{name}` is for a mixture of experts: give `moe` as well.")
+        return Grid(config, self.methods, self.coef, self.seeds)

@@ -1,4 +1,4 @@
-"""Ctrl-C between batches, never inside one: a batch is counted whole or not at all."""
+"""Ctrl-C that takes effect between batches: a batch is counted whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextmanager
 def held_interrupts() -> Iterator[Callable[[], None]]:
-    """Inside, the first Ctrl-C only raises KeyboardInterrupt when the yielded function is called; a second one at once.
+    """Inside, the first Ctrl-C raises KeyboardInterrupt at the next call of the yielded function; a second one raises it at once.
 
-    Elsewhere than in the main thread, where signals cannot be handled, nothing is held.
+    Outside the main thread signals cannot be handled, and nothing is held.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

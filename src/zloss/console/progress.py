@@ -15,7 +15,7 @@ class Step(Protocol):
 
 
 class Progress(Protocol):
-    """Something that can show steps."""
+    """A display of steps."""
 
     def step(self, name: str, total: int | None, unit: str = "tokens") -> AbstractContextManager[Step]: ...
 
@@ -79,5 +79,5 @@ class Terminal:
 
 
 def choose_progress(quiet: bool) -> Silent | Terminal:
-    """Bars only where somebody can see them."""
+    """Bars on a terminal, unless `quiet`; elsewhere nothing."""
     return Silent() if quiet or not sys.stderr.isatty() else Terminal()

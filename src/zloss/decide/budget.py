@@ -1,8 +1,9 @@
-"""λ that meets a gradient budget. R_Z(λ) = ‖λ·g‖/‖g_CE‖ is linear in λ at a fixed checkpoint, so one measurement solves it."""
+"""The λ that meets a gradient budget: R_Z(λ) = ‖λ·g‖/‖g_CE‖ is linear in λ at a fixed checkpoint, so one value gives all."""
 
 from __future__ import annotations
 
-from zloss.results.audit import AuditReport, Effect, LambdaBudget
+from zloss.results.audit import AuditReport
+from zloss.results.decision import Effect, LambdaBudget
 
 
 def solve_coefficient(coef: float, r_z: float | None, budget: float) -> float | None:
@@ -28,7 +29,7 @@ def lambda_budget(report: AuditReport, budget: float) -> LambdaBudget | None:
 
 
 def budget_effects(report: AuditReport, budget: float) -> tuple[Effect, ...]:
-    """The move from the diagnostic λ to the one on budget, in both coordinates."""
+    """The diagnostic λ and the λ that meets the budget, in both coordinates."""
     solved = lambda_budget(report, budget)
     if solved is None or report.gradient is None:
         return ()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from zloss.decide.budget import budget_effects
-from zloss.decide.stage_finding import Finding, unevaluated
+from zloss.decide.stage_outcome import StageOutcome, unevaluated
 from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT
 from zloss.decide.thresholds import Thresholds
-from zloss.results.audit import NO_INPUT_PATH, NOT_MEASURED, AuditReport, Effect
+from zloss.results.audit import NO_INPUT_PATH, NOT_MEASURED, AuditReport
+from zloss.results.decision import Effect
 
 
-def source_coordinate(report: AuditReport, thresholds: Thresholds) -> Finding:
+def source_coordinate(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
     """p99 |μ| against a multiple of log V."""
     value = report.heads.raw.mu_abs_99
     if value is None:
@@ -21,13 +22,13 @@ def source_coordinate(report: AuditReport, thresholds: Thresholds) -> Finding:
     fired = value > limit
     verb = "exceeds" if fired else "stays within"
     reason = f"p99 |μ| = {value:.4g} {verb} {thresholds.shift_over_log_v:g} · log V = {limit:.4g}."
-    return Finding(value, limit, fired, reason, _centering(report) + budget_effects(report, thresholds.r_z_budget))
+    return StageOutcome(value, limit, fired, reason, _centering(report) + budget_effects(report, thresholds.r_z_budget))
 
 
 def _centering(report: AuditReport) -> tuple[Effect, ...]:
     """Raw → centered for everything centering can move, and PPL, which it cannot."""
     raw, centered, gradient = report.heads.raw, report.heads.centered, report.gradient
-    rows = [
+    effects = [
         Effect("p99 |μ|", raw.mu_abs_99, centered.mu_abs_99, "nats"),
         Effect("P_Z^99.9", raw.p_z_999, centered.p_z_999, "nats"),
         Effect("Diag Z", raw.diag_z, centered.diag_z),
@@ -37,12 +38,12 @@ def _centering(report: AuditReport) -> tuple[Effect, ...]:
         Effect("σ₁", raw.sigma_1, centered.sigma_1),
     ]
     if gradient is not None:
-        rows.append(Effect("R_Z of the head", gradient.raw.r_z, gradient.centered.r_z))
-    rows.append(Effect("PPL", report.ppl, report.ppl, note="softmax is unchanged by a common shift"))
-    return tuple(row for row in rows if row.before is not None and row.after is not None)
+        effects.append(Effect("R_Z of the head", gradient.raw.r_z, gradient.centered.r_z))
+    effects.append(Effect("PPL", report.ppl, report.ppl, note="softmax is unchanged by a common shift"))
+    return tuple(effect for effect in effects if effect.before is not None and effect.after is not None)
 
 
-def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Finding:
+def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
     """Share of the smaller of E μ² and E(log Z̃ − c)² in their sum."""
     raw, centered, coef = report.heads.raw, report.heads.centered, report.diag_coef
     if raw.mu_rms is None or centered.diag_z is None:
@@ -51,7 +52,7 @@ def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Find
     shift, relative = raw.mu_rms**2, centered.diag_z / coef
     total = shift + relative
     if total == 0:
-        return Finding(0.0, thresholds.component_share, False, "Neither μ nor log Z̃ − c ever leaves its target.")
+        return StageOutcome(0.0, thresholds.component_share, False, "Neither μ nor log Z̃ − c ever leaves its target.")
     share = min(shift, relative) / total
     fired = share > thresholds.component_share
     larger, smaller = ("μ", "log Z̃ − c") if shift >= relative else ("log Z̃ − c", "μ")
@@ -65,12 +66,12 @@ def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Find
         cross = raw.diag_z / coef - total
         note = f"cross term 2·E[μ(log Z̃ − c)] = {cross:.4g} removed"
         effects = (Effect("Mean penalty at λ_diag", raw.diag_z, coef * total, note=note),)
-    return Finding(
+    return StageOutcome(
         share, thresholds.component_share, fired, reason, effects + budget_effects(report, thresholds.r_z_budget)
     )
 
 
-def architectural_transport(report: AuditReport, thresholds: Thresholds) -> Finding:
+def architectural_transport(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
     """Raw A_p^99 against the gain at which the source is halved."""
     raw, centered, beta = report.heads.raw, report.heads.centered, report.gain_beta
     if raw.a_p_99 is None:
@@ -79,22 +80,22 @@ def architectural_transport(report: AuditReport, thresholds: Thresholds) -> Find
     reason = f"A_p^99 = {raw.a_p_99:.4g} {'exceeds' if fired else 'stays within'} {thresholds.gain_99:g}"
     reason += f"; centered it is {centered.a_p_99:.4g}." if centered.a_p_99 is not None else "."
     weight = 1 / (1 + beta * raw.a_p_99**2)
-    rows = [Effect("Source weight at A_p^99", 1.0, weight, note=f"1/(1 + β·A_p^2), β = {beta:g}")]
+    weighted = [Effect("Source weight at A_p^99", 1.0, weight, note=f"1/(1 + β·A_p^2), β = {beta:g}")]
     if raw.delta_u_99 is not None and raw.delta_u_99_gain_aware is not None:
-        rows.append(Effect("p99 ‖δ_u‖, gain-aware", raw.delta_u_99, raw.delta_u_99_gain_aware))
+        weighted.append(Effect("p99 ‖δ_u‖, gain-aware", raw.delta_u_99, raw.delta_u_99_gain_aware))
     if centered.a_p_99 is not None:
-        rows.append(Effect("A_p^99 under centering instead", raw.a_p_99, centered.a_p_99))
+        weighted.append(Effect("A_p^99 under centering instead", raw.a_p_99, centered.a_p_99))
     if raw.delta_u_99 is not None and centered.delta_u_99 is not None:
-        rows.append(Effect("p99 ‖δ_u‖ under centering instead", raw.delta_u_99, centered.delta_u_99))
-    effects = tuple(rows) + budget_effects(report, thresholds.r_z_budget)
-    return Finding(raw.a_p_99, thresholds.gain_99, fired, reason, effects)
+        weighted.append(Effect("p99 ‖δ_u‖ under centering instead", raw.delta_u_99, centered.delta_u_99))
+    effects = tuple(weighted) + budget_effects(report, thresholds.r_z_budget)
+    return StageOutcome(raw.a_p_99, thresholds.gain_99, fired, reason, effects)
 
 
-def shared_pathway(report: AuditReport, thresholds: Thresholds) -> Finding:
+def shared_pathway(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
     """‖input path‖ / ‖output path‖ of the Z gradient on a tied table; an untied head has no such path."""
     limit = thresholds.input_path_ratio
     if not report.model.tied:
-        return Finding(None, limit, False, f"{NO_INPUT_PATH[0].upper()}{NO_INPUT_PATH[1:]}.")
+        return StageOutcome(None, limit, False, f"{NO_INPUT_PATH[0].upper()}{NO_INPUT_PATH[1:]}.")
     paths = report.tied_paths.raw if report.tied_paths is not None else None
     if paths is None or paths.output_norm is None or paths.input_norm is None:
         return unevaluated(PATHWAY, report.reason("tied_paths") or NOT_MEASURED)
@@ -109,4 +110,4 @@ def shared_pathway(report: AuditReport, thresholds: Thresholds) -> Finding:
         square = paths.output_norm**2 + paths.input_norm**2 + 2 * paths.cosine * paths.output_norm * paths.input_norm
         both = math.sqrt(max(square, 0.0))
         effects = (Effect("‖g_Z‖ of the table: output path alone → both", paths.output_norm, both),)
-    return Finding(ratio, limit, fired, reason + ".", effects + budget_effects(report, thresholds.r_z_budget))
+    return StageOutcome(ratio, limit, fired, reason + ".", effects + budget_effects(report, thresholds.r_z_budget))

@@ -52,6 +52,6 @@ class Thresholds:
 
 
 def stored_thresholds(stored: dict[str, float | None]) -> Thresholds:
-    """The thresholds a report was decided with; names it does not hold keep their default, unknown ones are passed over."""
+    """The thresholds a report was decided with; a name it lacks has its default, an unknown name is ignored."""
     known = {field.name for field in fields(Thresholds)}
     return Thresholds(**{name: value for name, value in stored.items() if name in known and value is not None})

@@ -1,4 +1,4 @@
-"""What stays the same for all tokens of a measurement: the head, its vocabulary, c, λ_diag, and the spectra."""
+"""What stays the same for all tokens of a measurement: the head, its vocabulary, c, λ_diag, β, and the spectra."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import torch
 from torch import Tensor
 
 from zloss.models.output_head import OutputHead
+from zloss.results.choices import SvdMethod
+from zloss.source.objective import Coordinate
 from zloss.source.objectives.cross_entropy import CrossEntropy
-from zloss.transport.problem import HeadProblem, Options, check_vocab, prepare_head
-from zloss.transport.spectrum import HeadSpectrum, Method, head_spectra
+from zloss.transport.head_problem import HeadProblem, prepare_head
+from zloss.transport.options import HeadOptions, check_vocab
+from zloss.transport.spectrum import HeadSpectrum, head_spectra
 
+COORDINATES: tuple[Coordinate, ...] = ("raw", "centered")
 SOFTCAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
 INFINITE_BIAS = "the head's bias holds -inf, so μ and the centered head do not exist"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One head under measurement."""
+    """One output head and the constants with which its tokens are measured."""
 
     head: OutputHead
     vocab: int
@@ -28,36 +32,55 @@ class Measurement:
     """c."""
     coef: float
     """λ_diag."""
+    gain_beta: float
+    """β of the gain-aware weight 1 / (1 + β·A_p²)."""
     spectra: tuple[HeadSpectrum, HeadSpectrum]
+    """Of the raw head and of the row-centered head, in the order of `COORDINATES`."""
     mean_row_D: Tensor
-    """w̄ of the scaled head."""
+    """w̄ of the scaled head, fp64."""
 
     def problem(self, hidden_TD: Tensor, target_T: Tensor) -> HeadProblem:
         """The head loss whose statistics an audit reads: plain cross-entropy with every statistic."""
-        options = Options(
+        options = HeadOptions(
             objective=CrossEntropy(),
+            valid_vocab=self.vocab,
             logit_scale=self.head.logit_scale,
             softcap=self.head.softcap,
             statistics="audit",
         )
         head = self.head
-        return prepare_head(hidden_TD, head.weight_VD, target_T, head.bias_V, options, valid_vocab=self.vocab)
+        return prepare_head(hidden_TD, head.weight_VD, target_T, head.bias_V, options)
+
+    def spectrum(self, coordinate: Coordinate) -> HeadSpectrum:
+        """Of the head in one coordinate."""
+        return self.spectra[COORDINATES.index(coordinate)]
+
+    @property
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """The coordinates that exist for this head."""
+        return COORDINATES if self.lacks_centered is None else ("raw",)
 
     @property
     def lacks_centered(self) -> str | None:
         """Why μ and the centered head do not exist; None where they do."""
         if self.head.softcap is not None:
             return SOFTCAPPED
-        bias = self.head.bias_V
-        return INFINITE_BIAS if bias is not None and bool(bias.isneginf().any()) else None
+        bias_V = self.head.bias_V
+        return INFINITE_BIAS if bias_V is not None and bool(bias_V[: self.vocab].isneginf().any()) else None
 
 
 def measurement_of(
-    head: OutputHead, valid_vocab: int | None = None, *, coef: float, svd: Method = "exact", seed: int = 0
+    head: OutputHead,
+    valid_vocab: int | None = None,
+    *,
+    coef: float,
+    gain_beta: float = 1e-2,
+    svd: SvdMethod = "exact",
+    seed: int = 0,
 ) -> Measurement:
     """The measurement of the first `valid_vocab` rows of a head (None: of all), at c = log V."""
     vocab = check_vocab(valid_vocab, head.vocab)
     weight_VD = head.weight_VD.detach()[:vocab]
     spectra = head_spectra(weight_VD, logit_scale=head.logit_scale, method=svd, seed=seed)
     mean_row_D = weight_VD.mean(dim=0, dtype=torch.float64) * head.logit_scale
-    return Measurement(head, vocab, math.log(vocab), coef, spectra, mean_row_D)
+    return Measurement(head, vocab, math.log(vocab), coef, gain_beta, spectra, mean_row_D)

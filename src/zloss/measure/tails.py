@@ -1,180 +1,157 @@
-"""The accumulators of an audit's pass over the text, and the numbers they answer with.
+"""The accumulators of one pass over tokens, and the numbers they answer with.
 
-Everything is mergeable and can be saved, so that an interrupted audit goes on and ranks can be joined.
+All of them can be merged and saved, so an interrupted pass can go on and passes of several processes can be joined.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zloss.measure.token_table import Coordinate, TokenTable
+from zloss.measure.measurement import Measurement
+from zloss.measure.tail_table import EXTREMES, HEAD_NUMBERS, HISTOGRAMS, SAMPLE
+from zloss.measure.token_table import TokensInCoordinate, TokenTable
 from zloss.results.audit import HeadNumbers, Nonfinite, QuantileBound
-from zloss.results.figure_data import MAX_SAMPLE, GeometrySample, Histogram, Quantity
-from zloss.streaming import CoMoments, Count, HashSample, Moments, Quantiles, TopTokens, pack, unpack
+from zloss.results.figure_data import MAX_SAMPLE, DrawnHistogram, GeometrySample, Quantity
+from zloss.source.objective import Coordinate
+from zloss.streaming import Count, HashSample, Moments, Quantiles, TopTokens, pack, unpack
 from zloss.streaming import Histogram as StreamHistogram
 from zloss.streaming.accumulator import Accumulator, State
 
 A = TypeVar("A", bound=Accumulator)
-Side = Literal["raw", "centered"]
-SIDES: tuple[Side, ...] = ("raw", "centered")
 TOP_K = 20
 TOP_FLOATS = ("log_z", "log_z_centered", "mu", "gain", "gain_centered", "ce")
-SAMPLE_FLOATS = ("a2", "rank16", "delta_z", "delta_u", "x", "y")
-HISTOGRAMS: tuple[Quantity, ...] = ("violation", "gain", "shift", "delta_u")
+PLANE = ("x", "y")
 
 
 class Tails:
-    """Streaming statistics of all tokens seen, in raw and (where it exists) centered coordinates."""
+    """Streaming statistics of all tokens seen, in raw and (where it exists) centered coordinates.
 
-    def __init__(self, *, centered: bool, plane: bool, beta: float, seed: int) -> None:
-        self.sides: tuple[Side, ...] = SIDES if centered else ("raw",)
-        self.plane, self.beta = plane, beta
-        columns = SAMPLE_FLOATS if plane else SAMPLE_FLOATS[:4]
-        self.all: dict[str, Accumulator] = {"ce": Moments(), "finite": Count()}
-        for side in self.sides:
-            for name in ("violation", "gain", "shift", "delta_u", "delta_u_gain_aware", "row_max"):
-                self.all[f"{side}/{name}/quantiles"] = Quantiles()
-            for name in ("squared_violation", "gain", "log_z", "squared_mu", "leading_share"):
-                self.all[f"{side}/{name}/moments"] = Moments()
+    `plane` says whether the tokens come with their place in the plane of the gradient-geometry figure; `seed` chooses
+    the sample of tokens.
+    """
+
+    def __init__(self, measurement: Measurement, *, plane: bool = False, seed: int = 0) -> None:
+        self.coordinates = measurement.coordinates
+        self._measurement, self._plane = measurement, plane
+        columns = (*SAMPLE, *PLANE) if plane else tuple(SAMPLE)
+        self._all: dict[str, Accumulator] = {"ce": Moments(), "finite": Count()}
+        for coordinate in self.coordinates:
+            for number in HEAD_NUMBERS:
+                self._all[f"{coordinate}/{number.field}"] = number.accumulator()
             for name in HISTOGRAMS:
-                self.all[f"{side}/{name}/histogram"] = StreamHistogram(256)
-            self.all[f"{side}/leading/comoments"] = CoMoments()
-            for name in ("violation", "gain"):
-                self.all[f"{side}/{name}/top"] = TopTokens(TOP_K, floats=TOP_FLOATS)
-            self.all[f"{side}/sample"] = HashSample(MAX_SAMPLE, floats=columns, seed=seed)
+                self._all[f"{coordinate}/{name}/histogram"] = StreamHistogram(256)
+            for name in EXTREMES:
+                self._all[f"{coordinate}/{name}/top"] = TopTokens(TOP_K, floats=TOP_FLOATS)
+            self._all[f"{coordinate}/sample"] = HashSample(MAX_SAMPLE, floats=columns, seed=seed)
+
+    def layout(self) -> str:
+        """Identity of the accumulators by name and kind: a saved state of another layout cannot be restored."""
+        names = sorted(f"{name}:{type(each).__name__}" for name, each in self._all.items())
+        return hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
 
     def state(self) -> State:
-        return pack(self.all)
+        """Everything that `restore` needs."""
+        return pack(self._all)
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.all = unpack(state)
+        """Go on from a state of the same layout."""
+        self._all = unpack(state)
 
     def update(self, table: TokenTable, first_position: int) -> None:
         """Take a chunk whose first token has this index in the whole text."""
         position = np.arange(first_position, first_position + len(table.ce))
-        self.all["ce"].update(table.ce)
-        self.all["finite"].update(_health(table))
-        missing = torch.full_like(table.ce, torch.nan)
-        known = {
-            "log_z": table.raw.log_z,
-            "log_z_centered": missing if table.centered is None else table.centered.log_z,
-            "mu": missing if table.raw.mu is None else table.raw.mu,
-            "gain": table.raw.gain,
-            "gain_centered": missing if table.centered is None else table.centered.gain,
-            "ce": table.ce,
-        }
-        for side in self.sides:
-            coordinate = table.raw if side == "raw" else table.centered
-            assert coordinate is not None
-            self._update_side(side, coordinate, position, known)
+        self._all["ce"].update(table.ce)
+        self._all["finite"].update(_health(table))
+        known = _known(table)
+        for coordinate in self.coordinates:
+            tokens = table.tokens_in(coordinate)
+            assert tokens is not None
+            for number in HEAD_NUMBERS:
+                number.update(self._all[f"{coordinate}/{number.field}"], tokens)
+            for name, values in HISTOGRAMS.items():
+                if (column := values(tokens)) is not None:
+                    self._all[f"{coordinate}/{name}/histogram"].update(column)
+            for name, score in EXTREMES.items():
+                self._all[f"{coordinate}/{name}/top"].update(score(tokens), position=position, **known)
+            self._all[f"{coordinate}/sample"].update(position, **self._sampled(tokens))
 
-    def _update_side(self, side: Side, c: Coordinate, position: Any, known: dict[str, Tensor]) -> None:
-        a2, delta_u = c.gain.double() ** 2, c.delta_u
-        values = {
-            "violation": c.violation,
-            "gain": c.gain,
-            "delta_u": delta_u,
-            "delta_u_gain_aware": delta_u / (1 + self.beta * c.gain**2),
-            "row_max": c.row_max,
-        }
-        if c.mu is not None:
-            values["shift"] = c.mu.abs()
-            self.all[f"{side}/squared_mu/moments"].update(c.mu.double() ** 2)
-        for name, value in values.items():
-            self.all[f"{side}/{name}/quantiles"].update(value)
-            if name in HISTOGRAMS:
-                self.all[f"{side}/{name}/histogram"].update(value)
-        self.all[f"{side}/squared_violation/moments"].update(c.violation.double() ** 2)
-        self.all[f"{side}/gain/moments"].update(c.gain)
-        self.all[f"{side}/log_z/moments"].update(c.log_z)
-        self.all[f"{side}/leading_share/moments"].update(c.leading.double() / a2)
-        self.all[f"{side}/leading/comoments"].update(a2, c.leading.double())
-        for name, score in (("violation", c.violation), ("gain", c.gain)):
-            self.all[f"{side}/{name}/top"].update(score, position=position, **known)
-        sample = {"a2": a2, "rank16": c.leading, "delta_z": c.delta_z, "delta_u": delta_u}
-        if self.plane and c.plane is not None:
-            sample |= {"x": c.plane[:, 0], "y": c.plane[:, 1]}
-        self.all[f"{side}/sample"].update(position, **sample)
+    def _sampled(self, tokens: TokensInCoordinate) -> dict[str, Tensor]:
+        columns = {name: values(tokens) for name, values in SAMPLE.items()}
+        if self._plane and tokens.plane is not None:
+            columns |= {name: tokens.plane[:, axis] for axis, name in enumerate(PLANE)}
+        return columns
 
     @property
     def count(self) -> int:
         """Tokens seen, finite or not."""
         return self._get("finite", Count).total
 
+    @property
+    def cross_entropy(self) -> float | None:
+        """Mean cross-entropy over finite tokens, nats; None without any."""
+        return self._get("ce", Moments).mean
+
     def perplexity(self) -> float | None:
         """exp of the mean cross-entropy over finite tokens; None without any, or where it overflows."""
-        mean = self._get("ce", Moments).mean
+        mean = self.cross_entropy
         return None if mean is None or mean > 700 else math.exp(mean)
 
     def nonfinite(self) -> Nonfinite:
+        """Tokens with a NaN or infinite statistic."""
         counts = self._get("finite", Count)
         return Nonfinite(nan=counts.nan, inf=counts.positive_infinite + counts.negative_infinite)
 
-    def numbers(self, side: Side, coef: float) -> HeadNumbers:
-        """Everything of HeadNumbers but the spectrum itself."""
-        if side not in self.sides:
+    def numbers(self, coordinate: Coordinate) -> HeadNumbers:
+        """The numbers of the tokens and of the head's spectrum; all None in a coordinate that does not exist."""
+        if coordinate not in self.coordinates:
             return HeadNumbers()
-        squared = self._moments(side, "squared_violation").mean
-        squared_mu = self._moments(side, "squared_mu").mean
-        return HeadNumbers(
-            diag_z=None if squared is None else coef * squared,
-            p_z_999=self._quantile(side, "violation", 0.999),
-            a_p_mean=self._moments(side, "gain").mean,
-            a_p_99=self._quantile(side, "gain", 0.99),
-            log_z_mean=self._moments(side, "log_z").mean,
-            mu_abs_99=self._quantile(side, "shift", 0.99),
-            mu_rms=None if squared_mu is None else math.sqrt(squared_mu),
-            delta_u_99=self._quantile(side, "delta_u", 0.99),
-            delta_u_99_gain_aware=self._quantile(side, "delta_u_gain_aware", 0.99),
-            row_max_999=self._quantile(side, "row_max", 0.999),
-            f_16=self._moments(side, "leading_share").mean,
-            rho_16=self._get(f"{side}/leading/comoments", CoMoments).correlation,
-        )
+        found = {
+            number.field: number.answer(self._all[f"{coordinate}/{number.field}"], self._measurement.coef)
+            for number in HEAD_NUMBERS
+        }
+        spectrum = self._measurement.spectrum(coordinate)
+        return HeadNumbers(**found, sigma_1=spectrum.sigma_1, e_1=spectrum.share(1), e_16=spectrum.share(16))
 
     def bounds(self) -> dict[str, QuantileBound]:
         """Bounds of every quantile that a sketch answered, by the dotted path of its number."""
-        paths = {
-            "p_z_999": ("violation", 0.999),
-            "a_p_99": ("gain", 0.99),
-            "mu_abs_99": ("shift", 0.99),
-            "delta_u_99": ("delta_u", 0.99),
-            "delta_u_99_gain_aware": ("delta_u_gain_aware", 0.99),
-            "row_max_999": ("row_max", 0.999),
-        }
         found = {}
-        for side in self.sides:
-            for key, (name, q) in paths.items():
-                quantiles = self._get(f"{side}/{name}/quantiles", Quantiles)
-                estimate = quantiles.quantile(q)
+        for coordinate in self.coordinates:
+            for number in HEAD_NUMBERS:
+                quantiles = self._all[f"{coordinate}/{number.field}"]
+                if not isinstance(quantiles, Quantiles) or number.quantile is None:
+                    continue
+                estimate = quantiles.quantile(number.quantile)
                 if estimate is not None and not estimate.exact:
-                    found[f"heads.{side}.{key}"] = QuantileBound(estimate.lower, estimate.upper, quantiles.count)
+                    path = f"heads.{coordinate}.{number.field}"
+                    found[path] = QuantileBound(estimate.lower, estimate.upper, quantiles.count)
         return found
 
-    def histograms(self) -> tuple[Histogram, ...]:
-        """Bars of every histogram that has values; the centered shift is rounding noise and left out."""
+    def histograms(self) -> tuple[DrawnHistogram, ...]:
+        """Bars of every histogram that has values, without the centered shift, which is rounding noise."""
         found = []
-        for side in self.sides:
+        for coordinate in self.coordinates:
             for name in HISTOGRAMS:
-                bars = self._get(f"{side}/{name}/histogram", StreamHistogram).bars()
-                if bars is not None and not (side == "centered" and name == "shift"):
+                bars = self._get(f"{coordinate}/{name}/histogram", StreamHistogram).bars()
+                if bars is not None and not (coordinate == "centered" and name == "shift"):
                     edges, counts = bars
-                    found.append(Histogram(name, side, tuple(edges.tolist()), tuple(counts.tolist())))
+                    found.append(DrawnHistogram(name, coordinate, tuple(edges.tolist()), tuple(counts.tolist())))
         return tuple(found)
 
     def sample(self, mean_row_norm: float) -> GeometrySample:
-        """The token sample of the gradient-geometry figure; both sides hold the same tokens."""
+        """The token sample of the gradient-geometry figure; both coordinates hold the same tokens."""
         columns: dict[str, tuple[float, ...]] = {}
         drawn_from = 0
-        for side in self.sides:
-            sample = self._get(f"{side}/sample", HashSample)
+        for coordinate in self.coordinates:
+            sample = self._get(f"{coordinate}/sample", HashSample)
             drawn_from = sample.counts.finite
             table = sample.table()
-            columns |= {f"{name}_{side}": tuple(table[name].tolist()) for name in sample.floats}
+            columns |= {f"{name}_{coordinate}": tuple(table[name].tolist()) for name in sample.floats}
         return GeometrySample(
             **columns,
             mean_row_norm=mean_row_norm,
@@ -182,24 +159,31 @@ class Tails:
             note=f"at most {MAX_SAMPLE} tokens, chosen by a hash of their position in the text",
         )
 
-    def top(self, side: Side, name: str) -> list[dict[str, int | float]]:
-        return self._get(f"{side}/{name}/top", TopTokens).rows()
-
-    def _moments(self, side: Side, name: str) -> Moments:
-        return self._get(f"{side}/{name}/moments", Moments)
-
-    def _quantile(self, side: Side, name: str, q: float) -> float | None:
-        estimate = self._get(f"{side}/{name}/quantiles", Quantiles).quantile(q)
-        return None if estimate is None else estimate.value
+    def top(self, coordinate: Coordinate, quantity: Quantity) -> list[dict[str, int | float]]:
+        """The most extreme tokens by one quantity, largest first, with the columns of `TOP_FLOATS`."""
+        return self._get(f"{coordinate}/{quantity}/top", TopTokens).rows()
 
     def _get(self, name: str, kind: type[A]) -> A:
-        accumulator = self.all[name]
+        accumulator = self._all[name]
         assert isinstance(accumulator, kind)
         return accumulator
 
 
+def _known(table: TokenTable) -> dict[str, Tensor]:
+    """What the tables of extreme tokens show of each token; NaN where it does not exist."""
+    missing = torch.full_like(table.ce, torch.nan)
+    return {
+        "log_z": table.raw.log_z,
+        "log_z_centered": missing if table.centered is None else table.centered.log_z,
+        "mu": missing if table.raw.mu is None else table.raw.mu,
+        "gain": table.raw.gain,
+        "gain_centered": missing if table.centered is None else table.centered.gain,
+        "ce": table.ce,
+    }
+
+
 def _health(table: TokenTable) -> Tensor:
-    """0 for a sound token, NaN or Inf for one with such a statistic (NaN where both)."""
+    """0 for a token with finite statistics, NaN or Inf for one with such a statistic (NaN where both)."""
     parts = torch.stack([table.ce, table.raw.log_z, table.raw.gain])
     nan, inf = parts.isnan().any(dim=0), parts.isinf().any(dim=0)
     zero = torch.zeros_like(table.ce)

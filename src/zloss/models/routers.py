@@ -1,7 +1,7 @@
 """The routers of a Hugging Face model: where their logits come out, what their weight is, how they score.
 
-Models are recognised by what they record (`_can_record_outputs["router_logits"]`), so `output_router_logits`, which
-also switches on a model's own load-balancing loss, stays as the user has set it. Nothing here imports transformers.
+Routers are the modules that a model lists under `_can_record_outputs["router_logits"]`. The flag `output_router_logits`,
+which also switches on a model's own load-balancing loss, stays as the user has set it. This file does not import transformers.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError
+from zloss.results.router import Scoring
 from zloss.source.router.convention import RouterContext
-
-Scoring = Literal["softmax", "sigmoid", "unknown"]
 
 
 @dataclass(frozen=True)
 class RouterModule:
-    """One router and which of its outputs are the logits."""
+    """One router, and which of its outputs is the logits."""
 
     name: str
     module: nn.Module
@@ -142,7 +141,7 @@ def _top_k(router: nn.Module, config: Any) -> int | None:
         for name in ("top_k", "num_experts_per_tok", "moe_top_k", "moe_k"):
             value = getattr(holder, name, None)
             if isinstance(value, int) and not isinstance(value, bool) and holder is not None and value > 0:
-                # A generation config also has a `top_k`; it stands on the model's config of old, never on routers.
+                # On an old model config `top_k` is a setting of text generation.
                 if name == "top_k" and holder is config:
                     continue
                 return value
@@ -157,7 +156,7 @@ def _depth(config: Any, routers: int) -> int | None:
 
 
 def _scoring(router: nn.Module, config: Any) -> Scoring:
-    """How logits become weights: what the configuration says, else what the router's code calls."""
+    """How logits become weights, by the config, else by which of the two functions the router's code names."""
     for name in ("scoring_func", "score_func", "expert_selection_fn", "router_scoring_func"):
         value = getattr(config, name, None)
         if value in ("softmax", "sigmoid"):

@@ -1,9 +1,9 @@
-"""The memory of Adam: its second moment and the direction it takes before learning rate and weight decay.
+"""Adam's state: its second moment, and the direction of its step before learning rate and weight decay.
 
     d_proxy = m / (√v + ε)                                    the paper's uncorrected proxy
     d_adam  = (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)        the bias-corrected direction
 
-Scaling: over all parameters as one vector.
+Scaling: norms are over all parameters as one vector.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zloss.optimizer.multi_tensor import Norms, buckets, inf_norm, l2_norm, norm
 
 
 class StatefulOptimizer(Protocol):
-    """What is read of an optimizer: `torch.optim.AdamW`, or accelerate's wrapper around one."""
+    """The part of an optimizer that is read: `torch.optim.AdamW` has it, and accelerate's wrapper around one."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
@@ -34,8 +34,11 @@ class AdamReading:
     """One sample of the state, as 0-d fp64 tensors."""
 
     v_inf: Tensor
+    """‖v‖∞ of the second moment."""
     proxy: Norms
+    """Norms of d_proxy."""
     corrected: Norms
+    """Norms of d_adam."""
 
     def stacked(self) -> Tensor:
         """[v_inf, proxy l2, proxy inf, corrected l2, corrected inf]: one tensor, so one transfer."""
@@ -45,7 +48,7 @@ class AdamReading:
 
 @torch.no_grad()
 def read_adam(optimizer: StatefulOptimizer) -> AdamReading:
-    """‖v‖∞ and both directions, from multi-tensor operations over bounded groups of parameters."""
+    """‖v‖∞ and the norms of both directions, by multi-tensor operations over groups of parameters of bounded size."""
     v_inf: list[Tensor] = []
     proxy: list[Norms] = []
     corrected: list[Norms] = []
@@ -86,7 +89,7 @@ def _direction(
 
 
 def _steps_of_pieces(states: Sequence[dict[str, Any]]) -> list[float]:
-    """Adam's own step count, once per piece; one transfer for all parameters, which may be fused on the device."""
+    """Adam's own step count for each piece. A fused optimizer keeps the counts on the device: one transfer reads them all."""
     counts = torch.stack([torch.as_tensor(state["step"], dtype=torch.float32).reshape(()) for state in states]).tolist()
     return [
         count

@@ -1,8 +1,8 @@
 """Endpoints of a run from its step records: tails, event rates, Adam state (paper app:endpoints).
 
 G_99 = Q_0.99 ‖g_s‖₂, H_99 = Q_0.99 ‖g_s‖∞, ρ_99 = Q_0.99 ‖g_s‖₂/(‖θ_s‖₂ + ε) before clipping, over steps with a finite
-gradient; Φ_τ and the clip rate are fractions of all steps with ‖g_s‖₂ > threshold, nonfinite steps counted as events.
-Quantiles interpolate linearly between order statistics.
+gradient. Φ_τ and the clip rate are fractions of all steps with ‖g_s‖₂ > threshold; a nonfinite step counts as an event.
+Quantiles interpolate linearly between order statistics. `zloss.results.step_endpoints` defines every key.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from zloss.results.step_record import StepRecord
+from zloss.results.step_endpoints import PHI, StepEndpoints
+from zloss.results.step_record import AdamSample, StepRecord
 
 THRESHOLDS = (10.0, 50.0, 100.0)
+"""The paper's thresholds τ of Φ_τ."""
 SPIKE = 0.5
-"""A step-to-step rise of the training loss that counts as a spike, in nat (ours: the paper states none)."""
+"""A step-to-step rise of the training loss that counts as a spike, in nats per token (ours: the paper states none)."""
 TINY = float(np.finfo(np.float32).tiny)
-
-Endpoints = dict[str, float | int | None]
+"""Added to ‖θ‖₂ in a denominator, so that a model of zeros gives no division by zero."""
 
 
 def endpoints(
@@ -29,33 +31,42 @@ def endpoints(
     clip: float | None = None,
     thresholds: Sequence[float] = THRESHOLDS,
     spike: float = SPIKE,
-) -> Endpoints:
-    """Every step endpoint under its key in metrics.json; None where there is nothing to take it over."""
+) -> StepEndpoints:
+    """Every endpoint of a sequence of steps; None where there is nothing to take it over.
+
+    `clip` is the clipping threshold, `thresholds` are the τ of Φ_τ, `spike` is a rise of the loss in nats per token.
+    """
     bad = [record.gradient != "finite" for record in records]
-    found: Endpoints = {"steps": len(records)}
-    found |= _tail("grad_norm", (r.grad_norm for r in records))
-    found |= _tail("grad_inf", (r.grad_inf for r in records))
-    found |= _tail("grad_param_ratio", (r.grad_norm / (r.param_norm + TINY) for r in records))
-    found |= _tail("postclip_norm", (r.postclip_norm for r in records))
-    found |= _tail("postclip_inf", (r.postclip_inf for r in records))
-    found |= _tail("postclip_param_ratio", (r.postclip_norm / (r.param_norm + TINY) for r in records))
-    events = [(nonfinite, record.grad_norm) for nonfinite, record in zip(bad, records, strict=True)]
-    found["clip_rate"] = None if clip is None else _fraction(nonfinite or norm > clip for nonfinite, norm in events)
-    for threshold in thresholds:
-        found[f"phi_{threshold:g}"] = _fraction(nonfinite or norm > threshold for nonfinite, norm in events)
-    found["nonfinite_gradient"] = _fraction(bad)
-    found["nonfinite_gradient_nan"] = _fraction(record.gradient == "nan" for record in records)
-    found["nonfinite_gradient_inf"] = _fraction(record.gradient == "inf" for record in records)
-    found["skipped_updates"] = sum(not record.updated for record in records)
     micro = sum(record.micro_batches for record in records)
     nan, inf = sum(record.micro_nan for record in records), sum(record.micro_inf for record in records)
-    found["nonfinite_microbatch"] = (nan + inf) / micro if micro else None
-    found["nonfinite_microbatch_nan"] = nan / micro if micro else None
-    found["nonfinite_microbatch_inf"] = inf / micro if micro else None
-    found |= _tail("loss", (record.loss for record in records))
-    found |= _tail("train_ce", (record.cross_entropy for record in records))
-    found["spike_rate"] = spike_rate([record.loss for record in records], spike)
-    return found | _adam(records)
+
+    def rate_above(threshold: float) -> float | None:
+        return _fraction(
+            nonfinite or record.grad_norm > threshold for nonfinite, record in zip(bad, records, strict=True)
+        )
+
+    return StepEndpoints(
+        steps=len(records),
+        **_tail("grad_norm", (r.grad_norm for r in records)),
+        **_tail("grad_inf", (r.grad_inf for r in records)),
+        **_tail("grad_param_ratio", (r.grad_norm / (r.param_norm + TINY) for r in records)),
+        **_tail("postclip_norm", (r.postclip_norm for r in records)),
+        **_tail("postclip_inf", (r.postclip_inf for r in records)),
+        **_tail("postclip_param_ratio", (r.postclip_norm / (r.param_norm + TINY) for r in records)),
+        clip_rate=None if clip is None else rate_above(clip),
+        phi={f"{PHI}{threshold:g}": rate_above(threshold) for threshold in thresholds},
+        nonfinite_gradient=_fraction(bad),
+        nonfinite_gradient_nan=_fraction(record.gradient == "nan" for record in records),
+        nonfinite_gradient_inf=_fraction(record.gradient == "inf" for record in records),
+        skipped_updates=sum(not record.updated for record in records),
+        nonfinite_microbatch=(nan + inf) / micro if micro else None,
+        nonfinite_microbatch_nan=nan / micro if micro else None,
+        nonfinite_microbatch_inf=inf / micro if micro else None,
+        **_tail("loss", (record.loss for record in records)),
+        **_tail("train_ce", (record.cross_entropy for record in records)),
+        spike_rate=spike_rate([record.loss for record in records], spike),
+        **_adam([record.adam for record in records if record.adam is not None]),
+    )
 
 
 def spike_rate(losses: Sequence[float], spike: float = SPIKE) -> float | None:
@@ -63,8 +74,8 @@ def spike_rate(losses: Sequence[float], spike: float = SPIKE) -> float | None:
     return _fraction(not math.isfinite(now) or now - before > spike for before, now in itertools.pairwise(losses))
 
 
-def _adam(records: Sequence[StepRecord]) -> Endpoints:
-    samples = [record.adam for record in records if record.adam is not None]
+def _adam(samples: Sequence[AdamSample]) -> dict[str, Any]:
+    """The endpoints of Adam's state by key."""
     v = _finite(sample.v_inf for sample in samples)
     return {
         "adam_samples": len(samples),
@@ -79,8 +90,8 @@ def _adam(records: Sequence[StepRecord]) -> Endpoints:
     }
 
 
-def _tail(name: str, values: Iterable[float]) -> Endpoints:
-    """p99, p99.9 and maximum over the finite values."""
+def _tail(name: str, values: Iterable[float]) -> dict[str, Any]:
+    """p99, p99.9 and maximum over the finite values, by key."""
     finite = _finite(values)
     return {
         f"{name}_p99": _quantile(finite, 0.99),

@@ -1,6 +1,6 @@
 """How far a static loss scale can go before fp16 overflows: κ_max, κ_min and Ψ_κ (paper eq:overflow_proxy).
 
-A gradient is known here by ‖g‖_∞ alone. NaN or Inf in it is an overflow at every scale.
+Of each gradient only ‖g‖_∞ is needed. A NaN or an infinity in it is an overflow at every scale.
 """
 
 from __future__ import annotations

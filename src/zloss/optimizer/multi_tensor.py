@@ -1,8 +1,8 @@
 """Norms over many tensors at once: multi-tensor operations, fp64 sums, and no transfer to the host.
 
-A plain fp32 norm of a large tensor on the CPU adds its squares up one after the other and loses digits with its length
-(1e-2 relative at 10⁸ entries). Here large CPU tensors are read as rows of 2¹⁵ entries, all threads at work, whose fp32 norms
-are good to 1e-7 and are added in fp64; on an accelerator the reduction is a tree and whole tensors stay whole.
+A plain fp32 norm of a large CPU tensor adds its squares one after the other, and its relative error grows with the length (1e-2
+at 10⁸ entries). Here a large CPU tensor is read as pieces of 2¹⁵ entries, on all threads. Their fp32 norms are good to 1e-7 and
+are added in fp64. An accelerator reduces in a tree, so its tensors are read whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 PIECE = 2**15
-"""Entries of a CPU piece, or of a row of a large tensor."""
+"""Entries of a piece of a CPU tensor."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def pieces(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def buckets(parts: Sequence[Tensor], entries: int = 2**24) -> Iterator[slice]:
-    """Runs of pieces with at most `entries` entries together, so that temporaries stay small beside the model."""
+    """Slices of neighbouring pieces with at most `entries` entries together, which bounds the size of temporaries."""
     start, size = 0, 0
     for i, part in enumerate(parts):
         if i > start and size + part.numel() > entries:
@@ -50,8 +50,8 @@ def l2_norm(tensors: Sequence[Tensor]) -> Tensor:
     # 16-bit gradients are added up in fp32 at least.
     narrow = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
     dtype = torch.float32 if narrow else None
-    rows, rest = _rows_and_rest(tensors)
-    found = [torch.linalg.vector_norm(part, dim=1, dtype=dtype).double() for part in rows]
+    stacks, rest = _stacks_and_rest(tensors)
+    found = [torch.linalg.vector_norm(part, dim=1, dtype=dtype).double() for part in stacks]
     if rest:
         found.append(torch.stack([value.double() for value in torch._foreach_norm(rest, 2.0, dtype=dtype)]))
     total: Tensor = torch.linalg.vector_norm(torch.cat(found))
@@ -63,7 +63,7 @@ def inf_norm(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
     if tensors[0].device.type == "cpu":
-        # The CPU's own ∞-norm does not use vector instructions; the smallest and the largest entry do.
+        # On the CPU torch's ∞-norm uses no vector instructions, and aminmax does.
         ends = [end for tensor in tensors for end in torch.aminmax(tensor)]
         return torch.stack(ends).double().abs().amax()
     return torch.stack([value.double() for value in torch._foreach_norm(list(tensors), float("inf"))]).amax()
@@ -75,16 +75,16 @@ def norms(tensors: Sequence[Tensor]) -> Norms:
     return Norms(l2_norm(flat), inf_norm(flat))
 
 
-def _rows_and_rest(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Large CPU tensors as [n, PIECE] views and what is left of them; everything else as it is."""
-    rows, rest = [], []
+def _stacks_and_rest(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """(views [n, PIECE] of large CPU tensors, the flat rest: their remainders and all other tensors)."""
+    stacks, rest = [], []
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
         if flat.device.type != "cpu" or flat.numel() <= PIECE:
             rest.append(flat)
             continue
         whole = flat.numel() // PIECE * PIECE
-        rows.append(flat[:whole].view(-1, PIECE))
+        stacks.append(flat[:whole].view(-1, PIECE))
         if whole < flat.numel():
             rest.append(flat[whole:])
-    return rows, rest
+    return stacks, rest

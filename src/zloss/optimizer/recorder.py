@@ -10,8 +10,8 @@
             step.clip_()
             optimizer.step()
 
-Gradients are read once, before clipping, with multi-tensor operations; their numbers reach the host in one transfer per
-step, and the Adam state in one more where it is sampled. Nothing is read parameter by parameter.
+Gradients are read once, before clipping, by multi-tensor operations. Their norms reach the host in one transfer per step; a
+sample of Adam's state takes one more. The number of transfers does not depend on the number of parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from zloss.errors import InputError
 from zloss.optimizer.adam_state import StatefulOptimizer, read_adam
 from zloss.optimizer.multi_tensor import l2_norm, norms
-from zloss.results.step_record import AdamSample, StepRecord
+from zloss.results.step_record import AdamSample, GradientState, StepRecord
 
 
 class OpenStep:
@@ -44,8 +44,8 @@ class OpenStep:
         self.seconds: float | None = None
 
     @property
-    def gradient(self) -> str:
-        """ "finite", "nan" or "inf"; NaN goes first where both occur."""
+    def gradient(self) -> GradientState:
+        """Whether all entries are finite; "nan" where NaN and infinity both occur."""
         return "nan" if math.isnan(self.inf) else "inf" if math.isinf(self.inf) else "finite"
 
     @property
@@ -54,23 +54,23 @@ class OpenStep:
 
     @torch.no_grad()
     def clip_(self, clip: float | None = None) -> None:
-        """g ← g·min(1, clip/‖g‖₂), with the norm that has been measured; gradients under the threshold are not touched."""
+        """g ← g·min(1, clip/‖g‖₂) with the measured norm; gradients at or under the threshold are not written."""
         limit = self._clip if clip is None else clip
         if limit is None:
             raise InputError("clip_ needs a threshold: pass it here, or as `clip` of the recorder.")
-        # There is no factor that makes a nonfinite gradient a finite one: it stays as it is.
+        # No factor makes a nonfinite gradient finite: it stays as it is.
         factor = limit / self.norm if self.finite and self.norm > limit else 1.0
         if factor != 1.0 and self._gradients:
             torch._foreach_mul_(list(self._gradients), factor)
         self.postclip = (self.norm * factor, self.inf * factor)
 
     def skip(self) -> None:
-        """Say that the update was left out."""
+        """Note in the record that the update was left out."""
         self.updated = False
 
 
 class Recorder:
-    """Reads every step of a loop and keeps its record."""
+    """Reads every step of a loop and keeps their records."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Recorder:
         self.records: list[StepRecord] = []
 
     def micro_batch(self, loss: Tensor, cross_entropy: Tensor | None = None, auxiliary: Tensor | None = None) -> None:
-        """Note what backward was called on; the contributions of a step's micro-batches add up to its loss."""
+        """Add a loss that backward was called on; the losses of a step's micro-batches add up to that of the step."""
         parts = (loss, loss if cross_entropy is None else cross_entropy, auxiliary)
         zero = loss.detach().new_zeros(())
         self._micro.append(torch.stack([zero if part is None else part.detach().reshape(()) for part in parts]))
@@ -137,7 +137,7 @@ class Recorder:
         )
 
     def _read_again(self) -> tuple[float, float]:
-        """Clipping was done elsewhere: what the optimizer was given is still in the gradients."""
+        """The norms after a clipping that was not `clip_`, from the gradients that the optimizer was given."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         after = norms(gradients)
         l2, inf = torch.stack([after.l2, after.inf]).tolist()

@@ -1,1 +1,1 @@
-"""The report: typed, versioned schema; decision map; JSON, terminal, HTML page and figures."""
+"""From results and decisions to pages, figures, tables, the terminal and files. No torch here."""

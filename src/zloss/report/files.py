@@ -1,38 +1,60 @@
-"""An audit's files: report.json and report.html, and the figures on request."""
+"""The files of reported results: the record, its page, and the figures on request."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from zloss.errors import OutputError
-from zloss.report.charts.matplotlib_files import write_figures
-from zloss.report.html.page import Page, write_page
+from zloss.decide.decided_results import DecidedResults, audit_names
+from zloss.report.charts.matplotlib_files import FORMATS, write_figures
+from zloss.report.html.page import write_page
+from zloss.report.tables.comparison_markdown import comparison_markdown
 from zloss.results.audit import AuditReport
-from zloss.results.writing import write_json
-
-
-def check_folder(folder: Path) -> None:
-    """See before the work starts that its result can be written."""
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise OutputError(f"cannot write to {folder}: {existing} is not a writable folder. Choose another with --out.")
-    probe = existing / f".zloss-{os.getpid()}"
-    try:
-        probe.write_bytes(b"0")
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {error.strerror}. Choose another with --out.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
+from zloss.results.decision import DecisionMaps
+from zloss.results.files import Result, write_record
+from zloss.results.writing import write_text
 
 
 def write_audit(folder: Path, report: AuditReport, *, figures: bool = True) -> list[Path]:
-    """report.json, report.html, then figures; each appears whole or not at all."""
+    """report.json, report.html, then figures, of an audit with its decisions; each appears whole or not at all."""
     record, page = folder / "report.json", folder / "report.html"
-    write_json(record, report.to_dict())
-    write_page(page, Page((report,)))
+    write_record(record, report)
+    write_page(page, DecidedResults(audits=(report,)))
     return [record, page, *(write_figures(folder / "figures", report) if figures else [])]
+
+
+def write_comparison(folder: Path, results: DecidedResults) -> list[Path]:
+    """comparison.json, comparison.md and report.html of the one comparison in `results`."""
+    (judged,) = results.comparisons
+    record, text, page = (folder / name for name in ("comparison.json", "comparison.md", "report.html"))
+    write_record(record, judged.comparison)
+    write_text(text, comparison_markdown(judged.comparison))
+    write_page(page, results)
+    return [record, text, page]
+
+
+def write_joined(
+    folder: Path,
+    results: DecidedResults,
+    sources: Sequence[Result],
+    *,
+    figures: bool = False,
+    formats: Sequence[str] = FORMATS,
+) -> list[Path]:
+    """report.html, decisions.json, and with `figures` the figure files; `sources` are the joined results."""
+    page, decisions = folder / "report.html", folder / "decisions.json"
+    write_page(page, results)
+    # The last two parts name a result; a whole path would show the folders of someone's machine.
+    names = tuple("/".join(result.path.absolute().parts[-2:]) for result in sources)
+    write_record(decisions, DecisionMaps(names, results.maps))
+    written = [page, decisions]
+    if figures:
+        for name, audit in zip(audit_names(results.audits), results.audits, strict=True):
+            place = folder / "figures" / _file_name(name) if len(results.audits) > 1 else folder / "figures"
+            written += write_figures(place, audit, formats=formats)
+    return written
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "audit"

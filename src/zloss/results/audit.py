@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from zloss.errors import InputError
+from zloss.results.decision import Decision, LambdaBudget
 from zloss.results.figure_data import ExtremeTable, Figures
+from zloss.results.provenance import AuditProvenance
 from zloss.results.record import from_plain, to_plain
+from zloss.results.router import RouterFindings
+from zloss.results.schema import without_schema
 
 NOT_MEASURED = "not measured in this run"
 NO_INPUT_PATH = "the head is untied: no input path leads to its gradient"
@@ -22,18 +25,25 @@ class ModelInfo:
     """The audited checkpoint and the head conventions its numbers use."""
 
     name: str
+    """The model as it was asked for."""
     vocab: int
     """V: rows of the head."""
     width: int
-    """D."""
+    """D: width of the hidden state."""
     tied: bool
+    """Whether the head is the input embedding."""
     bias: bool = False
+    """Whether the head has a bias."""
     logit_scale: float = 1.0
+    """s in z = s(Wu + b)."""
     softcap: float | None = None
+    """Cap of the logits; None without one."""
     valid_vocab: int | None = None
-    """Rows inside log Z, μ, w̄ and c, where fewer than V."""
+    """Rows inside log Z, μ, w̄ and c."""
     rows_beyond_tokenizer: int | None = None
+    """Rows of the head that no token has."""
     extra: dict[str, Any] = field(default_factory=dict)
+    """Further facts: source, class, parameters, dtype, agreement of our logits with the model's."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +51,17 @@ class CorpusInfo:
     """The text: `predictions` tokens were scored, each exactly once."""
 
     name: str
+    """Name of the corpus or of its files."""
     blocks: int
+    """Blocks of the text that the audit covers when it is complete."""
     block_size: int
+    """Predictions per block."""
     predictions: int
+    """Tokens scored."""
     bos: bool
+    """Whether each block starts with a BOS token, whose own prediction is not counted."""
     extra: dict[str, Any] = field(default_factory=dict)
+    """Further facts: offset, files, checksums."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +73,11 @@ class HeadNumbers:
     p_z_999: float | None = None
     """p99.9 of |log Z − c|."""
     a_p_mean: float | None = None
+    """Mean of A_p = ‖Wᵀp‖₂/‖p‖₂."""
     a_p_99: float | None = None
+    """p99 of A_p."""
     log_z_mean: float | None = None
+    """Mean of log Z."""
     mu_abs_99: float | None = None
     """p99 of |μ|; centered: the measured fp32 residual."""
     mu_rms: float | None = None
@@ -70,13 +89,15 @@ class HeadNumbers:
     row_max_999: float | None = None
     """p99.9 of the row maximum max_i z_i."""
     sigma_1: float | None = None
+    """Largest singular value of W."""
     e_1: float | None = None
+    """Share of ‖W‖_F² in the first singular direction."""
     e_16: float | None = None
     """Share of ‖W‖_F² in the first 16 singular directions."""
     f_16: float | None = None
-    """Mean over tokens of the share of a² inside them."""
+    """Mean over tokens of the share of A_p² inside the first 16 singular directions."""
     rho_16: float | None = None
-    """Pearson correlation over tokens of the rank-16 part with a²."""
+    """Pearson correlation over tokens of that rank-16 part with A_p²."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +105,9 @@ class Heads:
     """Both coordinates; `centered` is all None where μ does not exist (softcap, -inf bias)."""
 
     raw: HeadNumbers
+    """Logits as the head gives them."""
     centered: HeadNumbers = field(default_factory=HeadNumbers)
+    """Row-centered logits, z − μ."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +115,9 @@ class GradientNumbers:
     """R_Z = ‖g_Z‖/‖g_CE‖ and C_Z = cos(g_Z, g_CE)."""
 
     r_z: float | None = None
+    """Norm of the Z gradient relative to the CE gradient."""
     c_z: float | None = None
+    """Cosine between the two gradients."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +125,21 @@ class GradientInfo:
     """Gradients of CE and of Z on a diagnostic batch, both mean-reduced over its predictions."""
 
     coef: float
+    """λ of the Z term."""
     blocks: int
+    """Blocks of the diagnostic batch, the first of the text."""
     raw: GradientNumbers = field(default_factory=GradientNumbers)
+    """Z on raw logits, gradient of the head."""
     centered: GradientNumbers = field(default_factory=GradientNumbers)
+    """Z on row-centered logits, gradient of the head."""
     whole_model: GradientNumbers = field(default_factory=GradientNumbers)
+    """Z on raw logits, gradient of all parameters."""
     scope: str = "output_head"
+    """The tensor of `raw` and `centered`: the tied table with both paths, or the untied projection."""
     reduction: str = "mean"
+    """How tokens are reduced, for CE and Z alike."""
     extra: dict[str, Any] = field(default_factory=dict)
+    """Further facts: the norms."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +147,11 @@ class PathNumbers:
     """The Z gradient of a tied table split by path: through the output logits, through the input embedding."""
 
     output_norm: float | None = None
+    """‖g‖₂ through the output logits."""
     input_norm: float | None = None
+    """‖g‖₂ through the input embedding."""
     cosine: float | None = None
+    """Cosine between the two."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +159,9 @@ class TiedPaths:
     """The split in both coordinates."""
 
     raw: PathNumbers = field(default_factory=PathNumbers)
+    """Z on raw logits."""
     centered: PathNumbers = field(default_factory=PathNumbers)
+    """Z on row-centered logits."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +169,11 @@ class Spacing:
     """Gap between neighbouring floats at the p99.9 row maximum: logits closer than this merge when stored so."""
 
     row_max_999: float | None = None
+    """p99.9 of the row maximum."""
     bf16_spacing: float | None = None
+    """Gap between neighbouring bf16 numbers there."""
     fp16_spacing: float | None = None
-    """None above 65504, where fp16 overflows."""
+    """Gap between neighbouring fp16 numbers there; None above 65504, where fp16 overflows."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +181,9 @@ class Precision:
     """The forward side of the precision argument (paper eq:precision_link)."""
 
     raw: Spacing = field(default_factory=Spacing)
+    """Raw logits."""
     centered: Spacing = field(default_factory=Spacing)
+    """Row-centered logits."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +191,9 @@ class Nonfinite:
     """Tokens with a NaN or an infinite statistic: counted here, kept out of every tail."""
 
     nan: int = 0
+    """Tokens with a NaN."""
     inf: int = 0
+    """Tokens with an infinite statistic."""
 
 
 @dataclass(frozen=True)
@@ -157,111 +201,69 @@ class QuantileBound:
     """Values at the lower and upper rank bound of a sketched quantile; absent where the quantile is exact."""
 
     lower: float
+    """Value at the lower rank bound."""
     upper: float
+    """Value at the upper rank bound."""
     count: int
     """Values the sketch had seen."""
 
 
 @dataclass(frozen=True)
-class Effect:
-    """What an action would change, measured on this text: `before` → `after`."""
-
-    quantity: str
-    before: float | None
-    after: float | None
-    unit: str = ""
-    note: str = ""
-
-    @property
-    def ratio(self) -> float | None:
-        """after / before, where both exist and before ≠ 0."""
-        return None if self.before in (None, 0) or self.after is None else self.after / float(self.before or 1)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One stage of the decision map. `fired` None: not evaluated, and `reason` names the command that would."""
-
-    stage: str
-    risk: str
-    trigger: str
-    value: float | None
-    threshold: float | None
-    fired: bool | None
-    reason: str
-    action: str
-    expected: str
-    not_guaranteed: str
-    evidence: str
-    threshold_name: str = ""
-    measured: tuple[Effect, ...] = ()
-    """For a fired trigger: what the action would change on this text."""
-
-
-@dataclass(frozen=True)
-class LambdaBudget:
-    """λ at which R_Z meets `r_z`: R_Z is linear in λ, so λ = coef · r_z / R_Z(coef)."""
-
-    r_z: float
-    """The stated budget."""
-    raw: float | None = None
-    centered: float | None = None
-    whole_model: float | None = None
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """What made the numbers, enough to make them again."""
-
-    zloss: str
-    torch: str
-    command: str
-    seed: int
-    started: str
-    """ISO 8601, UTC."""
-    seconds: float
-    transformers: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class AuditReport:
-    """One audit of a checkpoint on a text.
-
-    `timings` are seconds by step. `quantile_bounds` maps the dotted path of a number to its bound where a sketch
-    answered. `finished_blocks` < `corpus.blocks` with status "partial" is an interrupted run.
-    """
+    """One audit of a checkpoint on a text."""
 
     SCHEMA: ClassVar[str] = "zloss.audit/1"
 
     model: ModelInfo
+    """The checkpoint."""
     corpus: CorpusInfo
+    """The text."""
     ppl: float | None
+    """Perplexity on the text, the same in both coordinates."""
     mu_abs_99: float | None
+    """p99 of |μ| of the raw head."""
     heads: Heads
+    """Numbers of the head."""
     gradient: GradientInfo | None
+    """Gradients on the diagnostic batch."""
     tied_paths: TiedPaths | None
-    provenance: Provenance
+    """The Z gradient of a tied table by path; None for an untied head."""
+    provenance: AuditProvenance
+    """What made the numbers."""
     diag_coef: float = 1e-4
+    """λ_diag of `diag_z`, `delta_u_99` and the gradients."""
     gain_beta: float = 1e-2
     """β of `delta_u_99_gain_aware`."""
     target: float | None = None
     """c; None only in a report that is too partial to know it."""
     precision: Precision = field(default_factory=Precision)
+    """Spacing of stored logits."""
     nonfinite: Nonfinite = field(default_factory=Nonfinite)
+    """Tokens that no tail contains."""
     quantile_bounds: dict[str, QuantileBound] = field(default_factory=dict)
+    """Bounds of the quantiles that a sketch answered, by the dotted path of the number."""
     decisions: tuple[Decision, ...] = ()
+    """The decision map."""
     lambda_budget: LambdaBudget | None = None
+    """λ on the R_Z budget; None without gradients."""
     thresholds: dict[str, float | None] = field(default_factory=dict)
     """The thresholds the decisions used, by name."""
-    router: dict[str, Any] | None = None
+    router: RouterFindings | None = None
+    """The routers; None for a dense model."""
     status: Literal["complete", "partial"] = "complete"
+    """ "partial" for an interrupted audit."""
     finished_blocks: int | None = None
+    """Blocks that the numbers cover; fewer than `corpus.blocks` in a partial report."""
     timings: dict[str, float] = field(default_factory=dict)
+    """Seconds by step of the audit."""
     reasons: dict[str, str] = field(default_factory=dict)
+    """Why a number is None, by its dotted path or that of a parent."""
     figures: Figures = field(default_factory=Figures)
+    """What the figures draw."""
     extreme_tokens: tuple[ExtremeTable, ...] = ()
+    """The most extreme tokens in their context."""
     extra: dict[str, Any] = field(default_factory=dict)
+    """Keys of a newer version."""
 
     def reason(self, path: str) -> str | None:
         """Why the number at `path` is None: its own reason, or that of the nearest parent."""
@@ -272,7 +274,8 @@ class AuditReport:
         return None
 
     def finite(self) -> AuditReport:
-        """The numbers alone (no figures), every nonfinite one None with its reason: a NaN must not pass for "within"."""
+        """The numbers without figures, every nonfinite one None with its reason: a comparison with NaN is false, and
+        must not be read as "within the threshold"."""
         return AuditReport.from_dict(replace(self, figures=Figures(), extreme_tokens=()).to_dict())
 
     def to_dict(self) -> dict[str, Any]:
@@ -293,11 +296,9 @@ class AuditReport:
         return plain
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> AuditReport:
+    def from_dict(cls, data: Any) -> AuditReport:
         """The report of a parsed report.json."""
-        if data.get("schema") != cls.SCHEMA:
-            raise InputError(f"`schema` is expected to be {cls.SCHEMA!r}, but is {data.get('schema')!r}.")
-        return from_plain(cls, {key: value for key, value in data.items() if key != "schema"})
+        return from_plain(cls, without_schema(data, cls.SCHEMA))
 
 
 def _null_numbers(plain: dict[str, Any]) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Coordinate = Literal["raw", "centered"]
+from zloss.results.coordinate import Coordinate
+
 Quantity = Literal["violation", "gain", "shift", "delta_u"]
 """|log Z − c|, A_p, |μ|, ‖δ_u‖₂."""
 
@@ -16,24 +17,18 @@ MAX_SAMPLE = 5000
 MAX_SINGULAR_VALUES = 256
 
 
-def column(values: Any) -> tuple[float, ...]:
-    """A column of a sample, from an array, a tensor or a list: six digits draw the same picture in a third of the bytes.
-
-    >>> column([0.1234567891, 2.0])
-    (0.123457, 2.0)
-    """
-    items = values.tolist() if hasattr(values, "tolist") else values
-    return tuple(float(f"{item:.6g}") for item in items)
-
-
 @dataclass(frozen=True)
-class Histogram:
+class DrawnHistogram:
     """Counts of finite token values between `edges` (one more edge than counts), linear or logarithmic bins."""
 
     quantity: Quantity
+    """The token quantity."""
     coordinate: Coordinate
+    """The coordinate of its logits."""
     edges: tuple[float, ...]
+    """Edges of the bins, ascending."""
     counts: tuple[int, ...]
+    """Tokens in each bin."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,9 @@ class Spectrum:
     """The largest singular values of the head, descending, at most `MAX_SINGULAR_VALUES` of each."""
 
     raw: tuple[float, ...] = ()
+    """σ_i of W."""
     centered: tuple[float, ...] = ()
+    """σ_i of W − 1w̄ᵀ."""
     method: str = "exact"
     """"exact" (Gram matrix, fp64) or "randomized"."""
 
@@ -57,17 +54,29 @@ class GeometrySample:
     """
 
     x_raw: tuple[float, ...] = ()
+    """q·e₁ of each token."""
     y_raw: tuple[float, ...] = ()
+    """q·e₂."""
     x_centered: tuple[float, ...] = ()
+    """(q − w̄)·e₁."""
     y_centered: tuple[float, ...] = ()
+    """(q − w̄)·e₂."""
     a2_raw: tuple[float, ...] = ()
+    """a² of the raw head."""
     rank16_raw: tuple[float, ...] = ()
+    """Its part in the first 16 singular directions."""
     a2_centered: tuple[float, ...] = ()
+    """a² of the centered head."""
     rank16_centered: tuple[float, ...] = ()
+    """Its part in the first 16 singular directions of the centered head."""
     delta_z_raw: tuple[float, ...] = ()
+    """‖δ_z‖ on raw logits."""
     delta_u_raw: tuple[float, ...] = ()
+    """‖δ_u‖ on raw logits."""
     delta_z_centered: tuple[float, ...] = ()
+    """‖δ_z‖ on row-centered logits."""
     delta_u_centered: tuple[float, ...] = ()
+    """‖δ_u‖ on row-centered logits."""
     mean_row_norm: float | None = None
     """‖w̄‖₂: the length of the translation in panel a."""
     drawn_from: int | None = None
@@ -84,6 +93,7 @@ class ExtremeToken:
     """One token of a table of extremes, in its context."""
 
     block: int
+    """Index of its block in the text, from 0."""
     position: int
     """Index of the prediction inside its block, from 0."""
     target: str
@@ -91,10 +101,15 @@ class ExtremeToken:
     context: str
     """Text of some tokens before it."""
     log_z: float | None = None
+    """log Z."""
     log_z_centered: float | None = None
+    """log Z − μ."""
     mu: float | None = None
+    """Mean logit."""
     gain: float | None = None
+    """A_p of the raw head."""
     gain_centered: float | None = None
+    """A_p of the centered head."""
     ce: float | None = None
     """−log p(target), nats."""
 
@@ -104,20 +119,27 @@ class ExtremeTable:
     """The k most extreme tokens by one quantity, most extreme first."""
 
     quantity: Quantity
+    """The quantity that orders the table."""
     coordinate: Coordinate
+    """Its coordinate."""
     tokens: tuple[ExtremeToken, ...]
+    """The tokens."""
 
 
 @dataclass(frozen=True)
 class Figures:
     """All data of the figures."""
 
-    histograms: tuple[Histogram, ...] = ()
+    histograms: tuple[DrawnHistogram, ...] = ()
+    """Tails over tokens."""
     spectrum: Spectrum | None = None
+    """Singular values of the head."""
     geometry: GeometrySample | None = None
-    extra: dict[str, object] = field(default_factory=dict)
+    """A sample of tokens for the scatter panels."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Keys of a newer version."""
 
-    def histogram(self, quantity: Quantity, coordinate: Coordinate) -> Histogram | None:
+    def histogram(self, quantity: Quantity, coordinate: Coordinate) -> DrawnHistogram | None:
         """The histogram of one quantity in one coordinate, if it was recorded."""
         found = (h for h in self.histograms if h.quantity == quantity and h.coordinate == coordinate)
         return next(found, None)

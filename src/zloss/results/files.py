@@ -1,4 +1,4 @@
-"""Results on disk: audits, audits of losses, comparisons of training runs, told apart by their schema."""
+"""Results on disk: every file is opened by the record of its schema."""
 
 from __future__ import annotations
 
@@ -6,30 +6,37 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar
 
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
+from zloss.results.comparison import Comparison
+from zloss.results.loss_audit import LossAudit
+from zloss.results.schema import ResultRecord
+from zloss.results.unversioned_comparison import is_unversioned
+from zloss.results.writing import write_json
 
 Kind = Literal["audit", "loss-audit", "comparison"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-VERSION = "1"
+Reported = AuditReport | LossAudit | Comparison
+"""What `zloss report` joins."""
+RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in (AuditReport, LossAudit, Comparison)}
+"""Schema → record."""
+Read = TypeVar("Read", bound=ResultRecord)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One parsed result file."""
+    """One result and where it was read from."""
 
     path: Path
-    kind: Kind
-    data: dict[str, Any]
+    record: Reported
 
-    def audit(self) -> AuditReport:
-        """The typed report of an audit."""
-        try:
-            return AuditReport.from_dict(self.data)
-        except InputError as error:
-            raise InputError(f"{self.path} is not a readable audit: {error}") from error
+    @property
+    def kind(self) -> Kind:
+        """The kind of result, as its schema names it."""
+        if isinstance(self.record, AuditReport):
+            return "audit"
+        return "comparison" if isinstance(self.record, Comparison) else "loss-audit"
 
 
 def load_results(paths: Iterable[Path]) -> list[Result]:
@@ -37,44 +44,81 @@ def load_results(paths: Iterable[Path]) -> list[Result]:
     return [result for path in paths for result in _load(path)]
 
 
+def split_results(
+    results: Iterable[Result],
+) -> tuple[tuple[AuditReport, ...], tuple[LossAudit, ...], tuple[Comparison, ...]]:
+    """(audits, audits of losses, comparisons), each in the given order."""
+    records = [result.record for result in results]
+    if not records:
+        raise InputError("no result was given: pass a folder that `zloss audit` has written.")
+    return (
+        tuple(record for record in records if isinstance(record, AuditReport)),
+        tuple(record for record in records if isinstance(record, LossAudit)),
+        tuple(record for record in records if isinstance(record, Comparison)),
+    )
+
+
+def read_record(path: Path, record_type: type[Read]) -> Read:
+    """The record in the file `path`; a file that is not of the schema is refused by its name and its key."""
+    return _record(path, record_type, read_json(path))
+
+
+def write_record(path: Path, record: ResultRecord) -> None:
+    """Write the file of a record; it appears whole or not at all."""
+    write_json(path, record.to_dict())
+
+
+def read_json(path: Path) -> Any:
+    """Parsed JSON of a file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not JSON ({error}): it may be cut off; run the command that wrote it again."
+        ) from error
+
+
 def _load(path: Path) -> list[Result]:
     if path.is_dir():
-        found = [result for file in sorted(path.glob("*.json")) if (result := _parse(file, strict=False)) is not None]
+        found = [result for file in sorted(path.glob("*.json")) if (result := _result(file)) is not None]
         if not found:
             raise InputError(
                 f"{path} holds no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`."
             )
         return found
     if not path.exists():
-        raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit --out` has written.")
-    result = _parse(path, strict=True)
-    assert result is not None
+        raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit` has written.")
+    result = _result(path)
+    if result is None:
+        data = read_json(path)
+        schema = data.get("schema") if isinstance(data, dict) else None
+        known = ", ".join(RECORDS)
+        raise InputError(f"{path} is not a result of zloss: its schema is {schema!r}, known are {known}.")
     return [result]
 
 
-def _parse(file: Path, *, strict: bool) -> Result | None:
-    """The result in `file`; None for another kind of JSON unless `strict`, when it is an error."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}.") from error
-    except ValueError as error:
-        raise InputError(
-            f"{file} is not JSON ({error}): it may be cut off; run the command that wrote it again."
-        ) from error
-    if isinstance(data, dict):
-        name, _, version = str(data.get("schema", "")).partition("/")
-        for kind in KINDS:
-            if name == f"zloss.{kind}":
-                if version != VERSION:
-                    raise InputError(
-                        f"{file} has schema {data['schema']!r}; this version reads zloss.{kind}/{VERSION}."
-                    )
-                return Result(file, kind, data)
-        if "schema" not in data and "quality" in data:
-            return Result(file, "comparison", data)
-    if strict:
-        schema = data.get("schema") if isinstance(data, dict) else None
-        known = ", ".join(f"zloss.{kind}/{VERSION}" for kind in KINDS)
-        raise InputError(f"{file} is not a result of zloss: its schema is {schema!r}, known are {known}.")
+def _result(file: Path) -> Result | None:
+    """The result in `file`; None for other JSON. A known kind in another version is an error."""
+    data = read_json(file)
+    if is_unversioned(data):
+        return Result(file, _record(file, Comparison, data))
+    schema = data.get("schema") if isinstance(data, dict) else None
+    for known, record_type in RECORDS.items():
+        if schema == known:
+            return Result(file, _record(file, record_type, data))
+        if isinstance(schema, str) and _kind(schema) == _kind(known):
+            raise InputError(f"{file} has schema {schema!r}; this version reads {known}.")
     return None
+
+
+def _record(path: Path, record_type: type[Read], data: Any) -> Read:
+    try:
+        return record_type.from_dict(data)
+    except InputError as error:
+        raise InputError(f"{path} is not a readable {_kind(record_type.SCHEMA)}: {error}") from error
+
+
+def _kind(schema: str) -> str:
+    return schema.partition("/")[0].removeprefix("zloss.")

@@ -6,7 +6,10 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from zloss.results.record import from_plain
+from zloss.results.schema import without_schema
 
 SCHEMA = "zloss.loss-audit/1"
 
@@ -86,6 +89,8 @@ class SourceError:
 class LossAudit:
     """Everything `zloss.audit_loss` found out."""
 
+    SCHEMA: ClassVar[str] = SCHEMA
+
     identified: Identified
     findings: tuple[Finding, ...]
     source: SourceError
@@ -102,6 +107,11 @@ class LossAudit:
         head = {"schema": self.schema}
         body: dict[str, Any] = _plain(asdict(self))
         return head | body
+
+    @classmethod
+    def from_dict(cls, data: Any) -> LossAudit:
+        """The audit of a parsed report.json."""
+        return from_plain(cls, without_schema(data, cls.SCHEMA))
 
     def write(self, folder: str | Path) -> Path:
         """Write `report.json` under `folder` and return its path."""

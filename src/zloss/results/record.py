@@ -1,7 +1,7 @@
 """Frozen dataclasses to plain JSON values and back, driven by their type hints.
 
-A dataclass field named `extra` holds keys the schema does not name: they are written beside the named ones and
-collected again on reading, so a report written by a newer version survives a round trip.
+A dataclass field `extra: dict[str, Any]` holds the keys that the schema does not name. They are written beside the named
+keys and collected again on reading, so a file of a newer version survives a round trip.
 """
 
 from __future__ import annotations
@@ -9,25 +9,39 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zloss.errors import InputError
 
 Record = TypeVar("Record")
 OnNonfinite = Callable[[str, float], None]
-"""Told the dotted path and the value of each number JSON cannot carry."""
+"""Called with the dotted path and the value of each number that JSON cannot hold."""
 
 EXTRA = "extra"
+_HINTS: dict[type, dict[str, Any]] = {}
+_WRITTEN_WITH = "written_with"
+
+
+def written_with(name: str) -> Mapping[str, str]:
+    """Metadata of a field whose key is left out of the file where the field `name` is None.
+
+    A field that names itself is left out where it is None itself.
+    """
+    return {_WRITTEN_WITH: name}
 
 
 def to_plain(value: Any, *, on_nonfinite: OnNonfinite | None = None, path: str = "") -> Any:
-    """`value` as dicts, lists and JSON scalars; NaN and ±inf become None after `on_nonfinite` has heard of them."""
+    """`value` as dicts, lists and JSON scalars. NaN and ±inf become None, and `on_nonfinite` is called for each."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         out: dict[str, Any] = {}
+        extra = _holds_unnamed_keys(type(value))
         for field in dataclasses.fields(value):
+            other = field.metadata.get(_WRITTEN_WITH)
+            if other is not None and getattr(value, other) is None:
+                continue
             item = getattr(value, field.name)
-            if field.name == EXTRA:
+            if field.name == EXTRA and extra:
                 out.update(to_plain(item, on_nonfinite=on_nonfinite, path=path))
             else:
                 out[field.name] = to_plain(item, on_nonfinite=on_nonfinite, path=_join(path, field.name))
@@ -45,25 +59,36 @@ def to_plain(value: Any, *, on_nonfinite: OnNonfinite | None = None, path: str =
     if hasattr(value, "tolist"):  # arrays and tensors
         return to_plain(value.tolist(), on_nonfinite=on_nonfinite, path=path)
     raise InputError(
-        f"`{path}` holds a {type(value).__name__}, which a report cannot carry: use numbers, text, lists or dicts."
+        f"`{path}` holds a {type(value).__name__}, which a result cannot carry: use numbers, text, lists or dicts."
     )
 
 
 def from_plain(record_type: type[Record], data: Any, *, path: str = "") -> Record:
-    """The dataclass `record_type` from its plain form; a missing or ill-typed key is named by its path."""
+    """The dataclass `record_type` from its plain form. A missing key or one of the wrong type is named by its path."""
     if not isinstance(data, dict):
         raise _mismatch(path, "an object", data)
-    hints = get_type_hints(record_type)
+    hints = _hints(record_type)
     values: dict[str, Any] = {}
     fields = {field.name: field for field in dataclasses.fields(record_type)}  # type: ignore[arg-type]
     for name, field in fields.items():
-        if name == EXTRA:
-            values[name] = {key: item for key, item in data.items() if key not in fields}
+        if name == EXTRA and _holds_unnamed_keys(record_type):
+            values[name] = {key: item for key, item in data.items() if key not in fields or key == EXTRA}
         elif name in data:
             values[name] = _coerce(hints[name], data[name], _join(path, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InputError(f"`{_join(path, name)}` is missing: this is not a complete {record_type.__name__}.")
     return record_type(**values)
+
+
+def _hints(record_type: Any) -> dict[str, Any]:
+    if record_type not in _HINTS:
+        _HINTS[record_type] = get_type_hints(record_type)
+    return _HINTS[record_type]
+
+
+def _holds_unnamed_keys(record_type: type) -> bool:
+    """Whether `extra` collects unnamed keys; with another type than dict[str, Any] it is a key like the others."""
+    return bool(_hints(record_type).get(EXTRA) == dict[str, Any])
 
 
 def _coerce(hint: Any, value: Any, path: str) -> Any:
@@ -89,13 +114,17 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
         return {key: _coerce(args[1], item, _join(path, key)) for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         assert isinstance(hint, type)
-        return from_plain(hint, value, path=path)
+        # A part that its owner has read already, because its keys lie elsewhere in the file.
+        return value if isinstance(value, hint) else from_plain(hint, value, path=path)
     return _scalar(hint, value, path)
 
 
 def _scalar(hint: Any, value: Any, path: str) -> Any:
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond the range of a float
+            raise _mismatch(path, "a number", value) from None
     if hint is int and isinstance(value, bool):
         raise _mismatch(path, "a whole number", value)
     if hint is int and isinstance(value, float) and value.is_integer():
@@ -108,7 +137,7 @@ def _scalar(hint: Any, value: Any, path: str) -> Any:
 
 
 def _mismatch(path: str, expected: str, value: Any) -> InputError:
-    return InputError(f"`{path or 'the report'}` is expected to be {expected}, but is {str(value)[:80]!r}.")
+    return InputError(f"`{path or 'the result'}` is expected to be {expected}, but is {str(value)[:80]!r}.")
 
 
 def _join(path: str, name: str) -> str:

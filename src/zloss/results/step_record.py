@@ -1,73 +1,135 @@
-"""What is kept of one optimizer step: plain numbers, one line of steps.jsonl."""
+"""One optimizer step as plain numbers: one line of steps.jsonl.
+
+Norms are over all trained parameters as one vector. A number that is not finite is null in the file and NaN when read back;
+`gradient`, `micro_nan` and `micro_inf` say what it was.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, get_args
+
+from zloss.errors import InputError
+
+GradientState = Literal["finite", "nan", "inf"]
+"""What the entries of a gradient are: all finite, or one is NaN, or one is infinite and none is NaN."""
 
 
 @dataclass(frozen=True)
 class AdamSample:
-    """The state after a sampled step; `param_norm` is ‖θ‖₂ after it as well."""
+    """Adam's state after a sampled step; d = m/(√v + ε) is its direction before learning rate and weight decay."""
 
     v_inf: float
+    """‖v‖∞ of the second moment."""
     d_norm: float
+    """‖d‖₂."""
     d_inf: float
+    """‖d‖∞."""
     corrected_d_norm: float
+    """‖d‖₂ of the bias-corrected direction."""
     corrected_d_inf: float
+    """‖d‖∞ of the bias-corrected direction."""
     param_norm: float
+    """‖θ‖₂ after the step."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step; norms are over all parameters as one vector."""
+    """One optimizer step."""
 
     step: int
+    """Its number, from 1."""
     loss: float
-    """L_s: sum of the contributions of the micro-batches, CE and auxiliary."""
+    """L_s in nats per token: sum of the contributions of the micro-batches, CE and auxiliary."""
     cross_entropy: float
+    """CE part of the loss, in nats per token."""
     auxiliary: float
+    """Auxiliary part of the loss, its coefficient included."""
     grad_norm: float
     """‖g‖₂ before clipping."""
     grad_inf: float
+    """‖g‖∞ before clipping."""
     param_norm: float
     """‖θ‖₂ before the step, where g was taken."""
     postclip_norm: float
+    """‖g‖₂ after clipping."""
     postclip_inf: float
+    """‖g‖∞ after clipping."""
     micro_batches: int = 1
+    """Micro-batches of the step."""
     micro_nan: int = 0
+    """Micro-batches whose loss is NaN."""
     micro_inf: int = 0
-    gradient: str = "finite"
-    """"finite", "nan" (a NaN, infinities beside it or not) or "inf"."""
+    """Micro-batches whose loss is infinite."""
+    gradient: GradientState = "finite"
+    """Whether the gradient before clipping was finite."""
     updated: bool = True
     """False where the update was left out because its gradient was not finite."""
     lr: float | None = None
+    """Learning rate of the step; None where the loop did not say it."""
     seconds: float | None = None
+    """Wall-clock time of the step, in seconds; None where the loop did not say it."""
     telemetry: dict[str, float | None] = field(default_factory=dict)
+    """Further numbers by key, from the tokens of the step: tails of the head, numbers of the routers."""
     adam: AdamSample | None = None
+    """Adam's state; None at a step where it was not sampled."""
 
     def to_json(self) -> str:
-        """One line of strict JSON; a number that is not finite becomes null, and `gradient` and the counts say why."""
-        return json.dumps(_finite(asdict(self)), allow_nan=False)
+        """One line of strict JSON; a number that is not finite becomes null."""
+        return json.dumps(_null_nonfinite(asdict(self)), allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> StepRecord:
-        """The inverse of `to_json`: null numbers come back as NaN."""
-        data: dict[str, Any] = json.loads(line)
-        values: dict[str, Any] = {
-            f.name: math.nan if data[f.name] is None and f.type == "float" else data[f.name]
-            for f in fields(cls)
-            if f.name in data
+        """The inverse of `to_json`; a missing or ill-typed key is named."""
+        try:
+            data = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"it is not JSON ({error}).") from error
+        values = _checked(data, _STEP_KEYS, "")
+        adam = values["adam"]
+        values["adam"] = None if adam is None else AdamSample(**_checked(adam, _ADAM_KEYS, "adam."))
+        values["telemetry"] = {
+            key: _value(number, "float | None", f"telemetry.{key}") for key, number in values["telemetry"].items()
         }
-        adam = values.pop("adam", None)
-        if adam is not None:
-            adam = AdamSample(**{name: math.nan if value is None else value for name, value in adam.items()})
-        return cls(**values, adam=adam)
+        return cls(**values)
 
 
-def _finite(value: Any) -> Any:
+# Files have thousands of lines, each read several times: the types are looked up once.
+_STEP_KEYS = {entry.name: str(entry.type) for entry in fields(StepRecord)}
+_ADAM_KEYS = {entry.name: str(entry.type) for entry in fields(AdamSample)}
+_PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float, type(None)), "a number or null"),
+    "float | None": ((int, float, type(None)), "a number or null"),
+    "GradientState": ((str,), f"one of {list(get_args(GradientState))}"),
+    "bool": ((bool,), "true or false"),
+    "dict[str, float | None]": ((dict,), "an object"),
+    "AdamSample | None": ((dict, type(None)), "an object or null"),
+}
+"""Type of a field → types of its JSON value, and their name."""
+
+
+def _checked(data: Any, keys: dict[str, str], path: str) -> dict[str, Any]:
+    """The values of all `keys`; keys beyond them are left aside."""
+    if not isinstance(data, dict):
+        raise InputError(f"`{path.rstrip('.') or 'the line'}` is expected to be an object, but is {str(data)[:80]!r}.")
+    for name in keys:
+        if name not in data:
+            raise InputError(f"`{path}{name}` is missing.")
+    return {name: _value(data[name], kind, f"{path}{name}") for name, kind in keys.items()}
+
+
+def _value(value: Any, kind: str, path: str) -> Any:
+    types, expected = _PLAIN_TYPES[kind]
+    fits = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
+    if not fits or (kind == "GradientState" and value not in get_args(GradientState)):
+        raise InputError(f"`{path}` is expected to be {expected}, but is {str(value)[:80]!r}.")
+    return math.nan if value is None and kind == "float" else value
+
+
+def _null_nonfinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _null_nonfinite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

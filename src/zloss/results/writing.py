@@ -24,7 +24,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes private files; a report is as readable as any file the user writes.
+        # mkstemp makes private files; a result has the permissions of any other file of the user.
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
@@ -33,14 +33,12 @@ def write_bytes(path: Path, content: bytes) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}. Choose another folder with --out."
-        ) from error
+        raise OutputError(f"cannot write {path}: {error.strerror or error}. Choose another folder.") from error
 
 
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` for text, UTF-8."""
-    # Lone surrogates can come out of a tokenizer's half characters.
+    # A tokenizer that decodes half a character gives lone surrogates, which UTF-8 cannot encode.
     write_bytes(path, text.encode("utf-8", errors="replace"))
 
 

@@ -1,1 +1,1 @@
-"""What each token (or routing decision) injects at the logits: statistics, objectives, reductions."""
+"""What each token (or routing decision) injects at the logits: statistics, objectives, injection, reductions."""

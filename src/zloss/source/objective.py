@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
 from zloss.errors import CoefficientError, CoordinateError, MissingInputError
+from zloss.results.coordinate import Coordinate as Coordinate
 from zloss.source.statistics import TokenStats
-
-Coordinate = Literal["raw", "centered"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Objective(ABC):
 
 
 def is_number(value: object) -> bool:
-    """A real number, not a string that a config file has left unquoted, nor a flag."""
+    """An int or a float: not a bool, and not a string such as "1e-4" from a config file."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -82,7 +81,7 @@ def is_on(*coefficients: float | None) -> bool:
 
 
 def off_is_zero(coefficient: float | None) -> float:
-    """The coefficient as a number: None is 0. There is no default to fall back to, so 0 stays 0."""
+    """The coefficient as a number: None is 0, and 0 stays 0."""
     return 0.0 if coefficient is None else coefficient
 
 

@@ -16,8 +16,7 @@ class TokenStats:
     """What a backend measures of every token: the raw quantities, the centered ones beside them.
 
     All tensors have the shape of `target`, are detached, and are fp32 (fp64 for fp64 inputs). A statistic that does
-    not exist for these logits is None: `mu` and the centered quantities under softcap or a -inf bias, the gain
-    quantities when no output weight is known or only light statistics were asked for.
+    not exist for these logits, or was not asked for, is None; `zloss.transport.statistics_plan` has the rule.
 
     Scaling: per token, independent of any reduction.
     """
@@ -42,7 +41,7 @@ class TokenStats:
     """‖Wᵀp − w̄‖₂ / ‖p‖₂: the gain of the row-centered head."""
 
     mu_residual: Tensor | None = None
-    """Mean of the computed logits minus μ: what the common shift leaves behind in this precision. On request only."""
+    """Mean of the computed logits minus w̄·u + b̄: rounding of the logits. Only with statistics="audit"."""
 
     @property
     def log_z(self) -> Tensor:

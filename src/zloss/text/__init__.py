@@ -1,1 +1,1 @@
-"""Text as a stream of tokens: corpora, and blocks whose every prediction is counted once."""
+"""Text as a stream of tokens: corpora, and blocks in which every prediction is counted once."""

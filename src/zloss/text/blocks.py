@@ -46,18 +46,18 @@ class Blocks:
         return self.stream[start * self.size + 1 : stop * self.size + 1].view(stop - start, self.size)
 
     def counted(self, hidden: Tensor) -> Tensor:
-        """Drop the position of the BOS, whose prediction is not counted."""
+        """[B, N, …] without the position of the BOS, whose prediction is not counted."""
         return hidden if self.bos_id is None else hidden[:, 1:]
 
     def fingerprint(self) -> str:
-        """Identity of the tokens, for resuming."""
+        """Identity of the tokens and of their blocks; an audit that is resumed must have the same."""
         return hashlib.sha256(self.stream.numpy().tobytes() + repr((self.size, self.bos_id)).encode()).hexdigest()[:16]
 
 
 def make_blocks(
     corpus: Corpus, tokenizer: Any, *, size: int, count: int | None, bos_id: int | None, offset: int = 0
 ) -> Blocks:
-    """The first `count` blocks after `offset`, or all there are; too short a text is an error that says how many it has."""
+    """The first `count` blocks after `offset`, or all there are; the error of too short a text says how many it has."""
     if size < 1 or offset < 0 or (count is not None and count < 1):
         raise CorpusError(f"blocks need a size ≥ 1, an offset ≥ 0 and a count ≥ 1, but got {size}, {offset}, {count}.")
     needed = None if count is None else (offset + count) * size + 1
@@ -73,7 +73,7 @@ def make_blocks(
     if available < offset + (count or 1):
         raise CorpusError(
             f"the text {corpus.name!r} has {len(stream)} tokens, which give {available} blocks of {size}, "
-            f"but {offset + (count or 1)} are needed: use fewer --blocks, a smaller --block-size, or a longer text."
+            f"but {offset + (count or 1)} are needed: use fewer blocks, a smaller block size, or a longer text."
         )
     taken = available - offset if count is None else count
     return Blocks(stream[offset * size : (offset + taken) * size + 1].clone(), size, taken, bos_id, offset)
@@ -90,9 +90,9 @@ def _token_pieces(corpus: Corpus, tokenizer: Any, needed: int | None) -> Iterato
 
 
 def _encode(text: str, tokenizer: Any, needed: int | None) -> np.ndarray[Any, Any]:
-    """Ids of the text, of no more of it than `needed` tokens take: a long file need not be tokenized whole.
+    """The first `needed` ids of the text, or all; a long text is tokenized only as far as needed.
 
-    A prefix is tokenized, and its last tokens are not trusted: what follows could have merged with them.
+    The last tokens of a tokenized prefix are left out, because the text after it could have merged with them.
     """
     margin = 256
     length = len(text) if needed is None else 8 * (needed + margin)

@@ -1,6 +1,6 @@
-"""Text for an audit: files, two public corpora, and an English text that ships with every CPython.
+"""Text for audits and runs: files, two public corpora, and an English text that ships with every CPython.
 
-A corpus is an iterator of documents; how they become one token stream is the business of blocks.py.
+A corpus is an iterator of documents; blocks.py turns them into one token stream.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 from zloss.errors import CorpusError, MissingDependencyError, UnknownNameError, first_line
 
-PYDOC = "pydoc"
+PYDOC, WIKITEXT = "pydoc", "wikitext-103"
 CORPORA = {
     PYDOC: "the English of the Python documentation topics that ship with CPython",
-    "wikitext-103": "the validation split of WikiText-103 (raw), through `datasets`",
+    WIKITEXT: "the validation split of WikiText-103 (raw), through `datasets`",
     "fineweb-edu": "FineWeb-Edu sample-10BT, streamed through `datasets`",
 }
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents in order, with what joins them and what identifies them."""
+    """Documents in order, the separator between them, and the provenance of the text."""
 
     name: str
     documents: Iterator[str]
@@ -33,22 +33,27 @@ class Corpus:
 
 
 def open_corpus(texts: Sequence[str], corpus: str | None, text_field: str = "text") -> Corpus:
-    """Files if any are given, else the named corpus, else the embedded one."""
+    """The files `texts` if there are any, else the named corpus, else the topics of the Python documentation."""
     if texts and corpus:
-        raise CorpusError(f"--text and --corpus exclude each other, but both were given ({corpus!r}).")
+        raise CorpusError(f"`texts` and `corpus` exclude each other, but both were given ({corpus!r}).")
     if texts:
         return _files([Path(text) for text in texts], text_field)
     name = corpus or PYDOC
     if name == PYDOC:
         return Corpus(PYDOC, iter(pydoc_topics()))
-    if name == "wikitext-103":
-        # Its rows are the lines of one file.
-        rows = _dataset("Salesforce/wikitext", "wikitext-103-raw-v1", "validation")
-        return Corpus(name, rows, separator="", provenance={"dataset": "Salesforce/wikitext", "split": "validation"})
+    if name == WIKITEXT:
+        return wikitext("validation")
     if name == "fineweb-edu":
-        rows = _dataset("HuggingFaceFW/fineweb-edu", "sample-10BT", "train")
-        return Corpus(name, rows, provenance={"dataset": "HuggingFaceFW/fineweb-edu", "sample": "sample-10BT"})
+        documents = _dataset("HuggingFaceFW/fineweb-edu", "sample-10BT", "train")
+        return Corpus(name, documents, provenance={"dataset": "HuggingFaceFW/fineweb-edu", "sample": "sample-10BT"})
     raise UnknownNameError("corpus", name, CORPORA)
+
+
+def wikitext(split: str) -> Corpus:
+    """A split of WikiText-103 (raw), streamed."""
+    rows = _dataset("Salesforce/wikitext", "wikitext-103-raw-v1", split)
+    # Its rows are the lines of one file, with their line breaks.
+    return Corpus(WIKITEXT, rows, separator="", provenance={"dataset": "Salesforce/wikitext", "split": split})
 
 
 def pydoc_topics() -> list[str]:
@@ -95,15 +100,15 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            record = json.loads(line)
         except ValueError as error:
             raise CorpusError(f"{path} line {number} is not JSON: {error}.") from error
-        if not isinstance(row, dict) or not isinstance(row.get(text_field), str):
-            keys = sorted(row) if isinstance(row, dict) else type(row).__name__
+        if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
+            keys = sorted(record) if isinstance(record, dict) else type(record).__name__
             raise CorpusError(
-                f"{path} line {number} has no text field {text_field!r} (it has {keys}): set --text-field."
+                f"{path} line {number} has no text field {text_field!r} (it has {keys}): set `text_field`."
             )
-        yield row[text_field]
+        yield record[text_field]
 
 
 def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
@@ -115,7 +120,7 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
         table = parquet.ParquetFile(path)
         columns = table.schema_arrow.names
         if text_field not in columns:
-            raise CorpusError(f"{path} has no text column {text_field!r} (it has {columns}): set --text-field.")
+            raise CorpusError(f"{path} has no text column {text_field!r} (it has {columns}): set `text_field`.")
         for batch in table.iter_batches(columns=[text_field]):
             yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)
     except CorpusError:
@@ -130,10 +135,9 @@ def _dataset(path: str, name: str, split: str) -> Iterator[str]:
     except ImportError as error:
         raise MissingDependencyError("datasets", f"the corpus {path}", "audit") from error
     try:
-        rows = load_dataset(path, name, split=split, streaming=True)
-        for row in rows:
-            yield row["text"]
+        for record in load_dataset(path, name, split=split, streaming=True):
+            yield record["text"]
     except Exception as error:
         raise CorpusError(
-            f"the corpus {path} could not be fetched ({first_line(error)}): pass a local file with --text instead."
+            f"the corpus {path} could not be fetched ({first_line(error)}): pass a local file in `texts` instead."
         ) from error

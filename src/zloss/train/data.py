@@ -1,50 +1,39 @@
-"""Training and validation blocks, and the batch of a step as a pure function of seed and step.
-
-No loader keeps a position: a resumed run asks for the batch of its next step and gets what the uninterrupted run got.
-"""
+"""The training and validation blocks of a run, cut from one text or two; no block is in both."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from zloss.errors import CorpusError, MissingDependencyError, first_line
+from zloss.errors import CorpusError
+from zloss.results.run_config import RunData, TextPart
+from zloss.results.train_config import TrainConfig
 from zloss.text.blocks import Blocks, make_blocks
-from zloss.text.corpus import Corpus, open_corpus
-from zloss.train.config import TrainConfig
-
-WIKITEXT = "wikitext-103"
-WIKITEXT_DATASET = ("Salesforce/wikitext", "wikitext-103-raw-v1")
+from zloss.text.corpus import WIKITEXT, Corpus, open_corpus, wikitext
 
 
 @dataclass(frozen=True)
 class TrainData:
-    """Blocks to train on, and where the validation blocks are."""
+    """Both texts of a run, tokenized."""
 
     train: Blocks
     valid: Blocks
-    provenance: dict[str, Any]
-    """Names, checksums and token counts of both texts."""
+    identity: RunData
+    """Names, checksums and token counts of both texts, as config.json holds them."""
 
     @property
     def available(self) -> int:
-        """Training tokens there are."""
+        """Predictions in the training blocks."""
         return self.train.predictions
 
 
 def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainData:
-    """Tokenize both texts and see that no validation token is trained on."""
+    """Tokenize both texts, and refuse blocks that would be trained on and validated on."""
 
     def blocks(corpus: Corpus, count: int | None, offset: int) -> Blocks:
         return make_blocks(corpus, tokenizer, size=config.block_size, count=count, bos_id=bos_id, offset=offset)
 
-    source, valid_source = _train_corpus(config), _valid_corpus(config)
+    source, valid_source = training_text(config), _validation_text(config)
     if valid_source is not None:
         train = blocks(source, config.blocks, config.offset)
         valid = blocks(valid_source, config.valid_blocks, config.valid_offset or 0)
@@ -62,57 +51,38 @@ def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainD
         if stop <= config.offset:
             raise CorpusError(
                 f"the text {source.name!r} has {whole.count} blocks of {config.block_size}, which leaves none to train on "
-                f"besides {config.valid_blocks} for validation: use fewer --valid-blocks or a longer text."
+                f"besides {config.valid_blocks} for validation: use fewer `valid_blocks` or a longer text."
             )
         train, valid = _part(whole, config.offset, stop), _part(whole, start, start + config.valid_blocks)
         _check_apart(source, source, train, valid)
-    provenance = {
-        "train": _describe(source, train),
-        "valid": _describe(valid_source, valid),
-    }
-    return TrainData(train, valid, provenance)
-
-
-def _train_corpus(config: TrainConfig) -> Corpus:
-    if not config.texts and config.corpus == WIKITEXT:
-        # By that name an audit reads the validation split, which is what these runs are judged on.
-        return Corpus(WIKITEXT, wikitext_rows("train"), "", {"dataset": WIKITEXT_DATASET[0], "split": "train"})
-    return open_corpus(config.texts, config.corpus, config.text_field)
-
-
-def _valid_corpus(config: TrainConfig) -> Corpus | None:
-    if config.valid_texts:
-        return open_corpus(config.valid_texts, None, config.text_field)
-    return open_corpus((), WIKITEXT) if not config.texts and config.corpus == WIKITEXT else None
-
-
-def wikitext_rows(split: str) -> Iterator[str]:
-    """The lines of a split of WikiText-103 (raw), streamed."""
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise MissingDependencyError("datasets", "the corpus wikitext-103", "train") from error
-    try:
-        for row in load_dataset(*WIKITEXT_DATASET, split=split, streaming=True):
-            yield str(row["text"])
-    except Exception as error:
-        raise CorpusError(
-            f"the {split} split of WikiText-103 could not be fetched ({first_line(error)}): "
-            "pass local files with --text and --valid-text instead."
-        ) from error
+    return TrainData(train, valid, RunData(_identity(source, train), _identity(valid_source, valid)))
 
 
 def training_text(config: TrainConfig) -> Corpus:
-    """The documents a tokenizer is trained on."""
-    return _train_corpus(config)
+    """The documents to train on, a new iterator at every call; a tokenizer is trained on them too."""
+    # By the name of WikiText an audit reads the validation split, which is what these runs are judged on.
+    return wikitext("train") if _named_wikitext(config) else open_corpus(config.texts, config.corpus, config.text_field)
+
+
+def _validation_text(config: TrainConfig) -> Corpus | None:
+    """The documents to validate on; None where they come from the training text."""
+    if config.valid_texts:
+        return open_corpus(config.valid_texts, None, config.text_field)
+    return wikitext("validation") if _named_wikitext(config) else None
+
+
+def _named_wikitext(config: TrainConfig) -> bool:
+    return not config.texts and config.corpus == WIKITEXT
 
 
 def _part(blocks: Blocks, start: int, stop: int) -> Blocks:
+    """Blocks `start` … `stop` − 1."""
     size = blocks.size
     return Blocks(blocks.stream[start * size : stop * size + 1].clone(), size, stop - start, blocks.bos_id, start)
 
 
 def _check_apart(source: Corpus, other: Corpus, train: Blocks, valid: Blocks) -> None:
+    """Refuse validation blocks that are trained on: the same blocks of one text, or two lists of files that share one."""
     mine, theirs = ([file["sha256"] for file in c.provenance.get("files", [])] for c in (source, other))
     if source is not other and not set(mine) & set(theirs):
         return
@@ -122,31 +92,17 @@ def _check_apart(source: Corpus, other: Corpus, train: Blocks, valid: Blocks) ->
         raise CorpusError(
             f"training blocks {train.offset}…{train.offset + train.count} and validation blocks "
             f"{valid.offset}…{valid.offset + valid.count} of {other.name!r} share text: "
-            "choose disjoint offsets or another --valid-text."
+            "choose disjoint offsets or other `valid_texts`."
         )
 
 
-def _describe(corpus: Corpus, blocks: Blocks) -> dict[str, Any]:
-    record = {"name": corpus.name, "blocks": blocks.count, "offset": blocks.offset, "tokens": blocks.predictions}
-    return {**record, "fingerprint": blocks.fingerprint(), **corpus.provenance}
-
-
-def batch_of(blocks: Blocks, seed: int, step: int, per_step: int) -> Tensor:
-    """Indices [per_step] of the blocks of step 1, 2, …: every epoch goes through all blocks once, in an order of its own."""
-    first = (step - 1) * per_step
-    positions = range(first, first + per_step)
-    return torch.tensor([int(_order(blocks.count, seed, p // blocks.count)[p % blocks.count]) for p in positions])
-
-
-@functools.lru_cache(maxsize=4)
-def _order(count: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng([seed, epoch]).permutation(count)
-
-
-def gather(blocks: Blocks, index_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Input ids [B, size (+1 with BOS)] and target ids [B, size] of the blocks with these indices."""
-    position = index_B.unsqueeze(1) * blocks.size + torch.arange(blocks.size)
-    inputs, targets = blocks.stream[position], blocks.stream[position + 1]
-    if blocks.bos_id is not None:
-        inputs = torch.cat([inputs.new_full((len(index_B), 1), blocks.bos_id), inputs], dim=1)
-    return inputs, targets
+def _identity(corpus: Corpus, blocks: Blocks) -> TextPart:
+    """What identifies the blocks of a text."""
+    return TextPart(
+        name=corpus.name,
+        blocks=blocks.count,
+        offset=blocks.offset,
+        tokens=blocks.predictions,
+        fingerprint=blocks.fingerprint(),
+        extra=corpus.provenance,
+    )

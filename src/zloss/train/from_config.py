@@ -1,20 +1,16 @@
-"""A small language model from scratch: a shape by name or a Hugging Face config file, with a tokenizer of its own."""
+"""A small language model from scratch: a shape by name or a Hugging Face config file, for a given tokenizer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from zloss.errors import CheckpointError, InputError, MissingDependencyError, first_line
+from zloss.errors import CheckpointError, MissingDependencyError, first_line
 from zloss.models.checkpoint import Checkpoint
-from zloss.text.corpus import Corpus
 
-DEFAULT_VOCAB = 4096
-SPECIAL = ("<s>", "</s>")
 _LLAMA = {"model_type": "llama", "tie_word_embeddings": True, "use_cache": False}
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -35,52 +31,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 """At a vocabulary of 4096: tiny has 0.4 M parameters, small 10 M."""
-
-
-def train_tokenizer(corpus: Corpus, vocab: int) -> Any:
-    """A byte-level BPE of `vocab` entries from the documents of a corpus; deterministic."""
-    try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-        from transformers import PreTrainedTokenizerFast
-    except ImportError as error:
-        raise MissingDependencyError("tokenizers", "Training a tokenizer", "train") from error
-    if vocab < 256 + len(SPECIAL):
-        raise InputError(
-            f"a byte-level vocabulary is expected to have at least {256 + len(SPECIAL)} entries, but got {vocab}."
-        )
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_paragraphs(corpus), trainer)
-    made: Any = PreTrainedTokenizerFast
-    return made(tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[1])
-
-
-def load_tokenizer(name: str) -> Any:
-    """A tokenizer by Hugging Face name or folder."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "A tokenizer", "train") from error
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:
-        raise CheckpointError(
-            f"the tokenizer {name!r} cannot be loaded ({first_line(error)}): pass a name or folder in the Hugging Face "
-            "format, or train one with --train-tokenizer N."
-        ) from error
-
-
-def _paragraphs(corpus: Corpus) -> Iterator[str]:
-    """Documents in short pieces: the trainer keeps each piece whole in memory."""
-    for document in corpus.documents:
-        yield from document.split("\n\n")
 
 
 def build_from_config(shape: str, tokenizer: Any, *, block_size: int, seed: int) -> Checkpoint:
@@ -110,6 +60,7 @@ def build_from_config(shape: str, tokenizer: Any, *, block_size: int, seed: int)
 
 
 def _shape(shape: str) -> dict[str, Any]:
+    """The fields of a Hugging Face config, by name or from a file."""
     if shape in SHAPES:
         return dict(SHAPES[shape])
     path = Path(shape)

@@ -1,4 +1,4 @@
-"""Matched groups: every method at every coefficient and seed, everything else equal, one folder per run."""
+"""Matched groups of runs: every method at every coefficient and seed, everything else equal, one folder per run."""
 
 from __future__ import annotations
 
@@ -7,34 +7,45 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zloss.console.progress import Progress
-from zloss.errors import InputError
-from zloss.train.config import UNPENALIZED, TrainConfig
+from zloss.errors import InputError, UnknownNameError
+from zloss.results.moe_config import OFF
+from zloss.results.train_config import UNPENALIZED, TrainConfig
+from zloss.source.objectives.registry import objective_names
 from zloss.train.live import LiveView
-from zloss.train.moe.config import OFF
-from zloss.train.run import RunOptions, claim_folder, is_finished, run_training
+from zloss.train.run import run_training
+from zloss.train.run_folder import claim_folder, is_finished
+from zloss.train.run_options import RunOptions
 from zloss.train.start import Start, prepare_start
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of one experiment; `base` holds what they share."""
+    """The runs of one experiment."""
 
     base: TrainConfig
+    """What the runs share."""
     methods: tuple[str, ...]
+    """Methods by name."""
     coefs: tuple[float, ...]
+    """Coefficients of the methods that have one."""
     seeds: tuple[int, ...]
+    """Seeds of every method."""
     routers: tuple[str, ...] = (OFF,)
-    """Router variants, of a base with experts."""
+    """Router variants of a base with experts."""
     router_coefs: tuple[float, ...] = (0.0,)
+    """Coefficients λ_R of the router variants that have one."""
 
     def __post_init__(self) -> None:
         for name in ("methods", "coefs", "seeds", "routers", "router_coefs"):
             values: Sequence[object] = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise InputError(f"`{name}` is expected to be a list without repetitions, but got {list(values)!r}.")
+        for method in self.methods:
+            if method not in objective_names():
+                raise UnknownNameError("method", method, objective_names())
 
     def configs(self) -> Iterator[TrainConfig]:
-        """Seed by seed, so that a comparison can be read before the last seed is done; CE once for all coefficients."""
+        """The runs seed by seed, so that finished seeds can be compared before the last one; CE once for all coefficients."""
         for seed in self.seeds:
             for method in self.methods:
                 for coef in (0.0,) if method in UNPENALIZED else self.coefs:
@@ -58,7 +69,7 @@ def run_grid(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
-    """Run what is not finished; the folders of all runs."""
+    """Make the runs that are not finished. The result is the folders of all runs."""
     configs = list(grid.configs())
     start: Start | None = None
     places = []

@@ -1,4 +1,4 @@
-"""The live view of a run: a bar with loss, tokens/s, time left, P_Z and the gradient tail."""
+"""The live view of runs on the terminal: a bar per run with loss, tokens/s, time left, P_Z and the gradient tail."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ import numpy as np
 from zloss.results.step_record import StepRecord
 
 WINDOW = 100
-"""Steps over which the gradient tail on the bar is taken."""
+"""Steps over which the p99 of ‖g‖₂ on the bar is taken, the last ones."""
 
 
 class Shown(Protocol):
-    """A run on view."""
+    """One run that is being shown."""
 
-    def show(self, record: StepRecord, tokens: int) -> None: ...
+    def show(self, record: StepRecord, tokens: int) -> None:
+        """Show a finished step of `tokens` tokens."""
+        ...
 
 
 class LiveView(Protocol):
-    """Something that can show runs."""
+    """What shows runs, one at a time."""
 
-    def run(self, name: str, steps: int, done: int) -> AbstractContextManager[Shown]: ...
+    def run(self, name: str, steps: int, done: int) -> AbstractContextManager[Shown]:
+        """Show the run `name` of `steps` steps, of which `done` were taken earlier."""
+        ...
 
 
 class _Nothing:
@@ -52,7 +56,7 @@ class _Bar:
 
 
 class TerminalView:
-    """A rich bar per run; it stays as a line when the run is done."""
+    """A bar of rich per run, which stays on the terminal when the run is done."""
 
     @contextmanager
     def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
@@ -71,7 +75,7 @@ class TerminalView:
 
 
 def step_text(record: StepRecord, tokens: int, norms: deque[float]) -> str:
-    """loss, tokens/s, P_Z and p99 ‖g‖ over the last steps."""
+    """Loss and tokens/s of a step, its P_Z where it has one, and p99 ‖g‖₂ over `norms`, the last steps."""
     rate = f"{tokens / record.seconds:,.0f} tok/s" if record.seconds else ""
     violation = record.telemetry.get("p_z_999")
     shown = "" if violation is None else f"P_Z {violation:.3g}"
@@ -81,5 +85,5 @@ def step_text(record: StepRecord, tokens: int, norms: deque[float]) -> str:
 
 
 def choose_view(quiet: bool) -> NoView | TerminalView:
-    """Bars only where somebody can see them."""
+    """Bars on a terminal; nothing with `quiet`, or where stderr is not a terminal."""
     return NoView() if quiet or not sys.stderr.isatty() else TerminalView()

@@ -6,91 +6,84 @@ method deploys. Evaluation is in fp32 whatever the training precision, and nothi
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from zloss.console.progress import Progress
 from zloss.measure.auxiliary_gradient import auxiliary_gradient
-from zloss.measure.gradient import gradient_findings
+from zloss.measure.diagnostic_batch import DiagnosticBatch
+from zloss.measure.diagnostic_gradients import diagnostic_gradients
 from zloss.measure.measurement import Measurement, measurement_of
 from zloss.measure.tails import Tails
-from zloss.measure.token_table import token_tables
+from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import find_head, hidden_states
+from zloss.models.hidden_states import HiddenStates, hidden_states
+from zloss.models.output_head import find_head
 from zloss.optimizer.endpoints import endpoints
-from zloss.results.audit import NO_INPUT_PATH
-from zloss.results.record import to_plain
+from zloss.results.audit import NO_INPUT_PATH, Heads
+from zloss.results.record import from_plain, to_plain
+from zloss.results.run_metrics import RunGradients, RunMetrics
 from zloss.results.step_record import StepRecord
-from zloss.streaming import Moments
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss.train.data import TrainData
 from zloss.train.moe.loss import load_balancing, routing_record
 from zloss.train.moe.routing import RoutingTap
 from zloss.train.moe.telemetry import ValidationRouting
+from zloss.train.objective import run_objective
 
-SCHEMA = "zloss.run/1"
-DEPLOYED = ("diag_z", "p_z_999", "a_p_99", "mu_abs_99")
+FEW_STEPS = 100
+"""Steps below which a p99 over steps is close to the maximum."""
 EVALUATION_BLOCKS = 4
 """Blocks per forward pass; the numbers do not depend on it beyond rounding."""
 
 
 def run_metrics(
     config: TrainConfig, checkpoint: Checkpoint, data: TrainData, records: list[StepRecord], progress: Progress
-) -> dict[str, Any]:
-    """Everything of metrics.json; a number that does not exist is null with its reason."""
+) -> RunMetrics:
+    """Everything of metrics.json; a number that does not exist is None with its reason."""
     checkpoint.model.eval()
-    objective = config.objective()
-    head = find_head(checkpoint)
-    measurement = measurement_of(head, coef=config.diag_coef)
+    coordinate = run_objective(config).coordinate
+    measurement = measurement_of(find_head(checkpoint), coef=config.diag_coef, gain_beta=config.gain_beta)
     routing = None if config.moe is None else ValidationRouting(config.moe)
     tails = _validate(checkpoint, measurement, data, config, progress, routing)
     reasons: dict[str, str] = {}
-    heads = {side: to_plain(tails.numbers(side, config.diag_coef)) for side in ("raw", "centered")}
-    for side, spectrum in zip(("raw", "centered"), measurement.spectra, strict=True):
-        if side in tails.sides:
-            heads[side] |= {"sigma_1": spectrum.sigma_1, "e_1": spectrum.share(1), "e_16": spectrum.share(16)}
-    if "centered" not in tails.sides:
-        reasons["heads.centered"] = measurement.lacks_centered or ""
-    ce = tails.all["ce"]
-    assert isinstance(ce, Moments)
-    nonfinite = tails.nonfinite()
-    consumed = config.steps * config.tokens_per_step
-    metrics: dict[str, Any] = {
-        "schema": SCHEMA,
-        "method": config.method,
-        "coef": config.coef,
-        "seed": config.seed,
-        "ppl": tails.perplexity(),
-        "ce": ce.mean,
-        "coordinate": objective.coordinate,
-        **({} if routing is None else routing.numbers(config.tokens_per_step)),
-        "diag_coef": config.diag_coef,
-        **{name: heads[objective.coordinate][name] for name in DEPLOYED},
-        **endpoints(records, clip=config.clip, thresholds=config.thresholds, spike=config.spike),
-        **_gradients(config, checkpoint, measurement, data, reasons),
-        "tokens_consumed": consumed,
-        "tokens_available": data.available,
-        "reuse": consumed / data.available,
-        "valid_predictions": tails.count,
-        "valid_nonfinite": {"nan": nonfinite.nan, "inf": nonfinite.inf},
-        "heads": heads,
-    }
-    if not metrics["adam_samples"]:
+    heads = Heads(tails.numbers("raw"), tails.numbers("centered"))
+    if measurement.lacks_centered is not None:
+        reasons["heads.centered"] = measurement.lacks_centered
+    deployed = heads.raw if coordinate == "raw" else heads.centered
+    gradients = from_plain(RunGradients, _gradients(config, checkpoint, measurement, data, reasons))
+    training = endpoints(records, clip=config.clip, thresholds=config.thresholds, spike=config.spike)
+    if not training.adam_samples:
         reasons["adam"] = f"the state is sampled every {config.adam_every} steps, and the run has {config.steps}"
-    if config.steps < 100:
+    if config.steps < FEW_STEPS:
         reasons["p99"] = f"over {config.steps} steps a p99 is little else than the maximum: read the max"
+    consumed = config.steps * config.tokens_per_step
+    return RunMetrics(
+        method=config.method,
+        coef=config.coef,
+        seed=config.seed,
+        ppl=tails.perplexity(),
+        ce=tails.cross_entropy,
+        coordinate=coordinate,
+        routing=None if routing is None else routing.metrics(config.tokens_per_step),
+        diag_coef=config.diag_coef,
+        diag_z=deployed.diag_z,
+        p_z_999=deployed.p_z_999,
+        a_p_99=deployed.a_p_99,
+        mu_abs_99=deployed.mu_abs_99,
+        training=training,
+        gradients=gradients,
+        tokens_consumed=consumed,
+        tokens_available=data.available,
+        reuse=consumed / data.available,
+        valid_predictions=tails.count,
+        valid_nonfinite=tails.nonfinite(),
+        heads=heads,
+        reasons=reasons,
+    ).finite()
 
-    def note(path: str, value: float) -> None:
-        reasons.setdefault(path, f"it is {value}")
 
-    found: dict[str, Any] = to_plain(metrics, on_nonfinite=note)
-    return found | {"reasons": reasons}
-
-
-@torch.no_grad()
 def _validate(
     checkpoint: Checkpoint,
     measurement: Measurement,
@@ -99,25 +92,47 @@ def _validate(
     progress: Progress,
     routing: ValidationRouting | None,
 ) -> Tails:
-    head, blocks = measurement.head, data.valid
-    tap = None if routing is None else RoutingTap(checkpoint.model, blocks.counted)
-    infinite = head.bias_V is not None and bool(head.bias_V.isneginf().any())
-    tails = Tails(centered=head.softcap is None and not infinite, plane=False, beta=config.gain_beta, seed=0)
-    with hidden_states(checkpoint, head) as hidden_of, progress.step("validation", blocks.predictions) as step:
-        for start in range(0, blocks.count, EVALUATION_BLOCKS):
-            stop = min(start + EVALUATION_BLOCKS, blocks.count)
-            inputs, targets = _on_device(head.weight_VD, blocks.inputs(start, stop), blocks.targets(start, stop))
-            with nullcontext() if tap is None else tap.listening():
-                hidden = blocks.counted(hidden_of(inputs))
-            if routing is not None and tap is not None and config.moe is not None:
-                taken = tap.take(inputs)
-                record = routing_record(taken, config.moe, config.tokens_per_step, tap.weights(config.moe.experts))
-                routing.update(taken, record, load_balancing(taken, config.moe))
-            flat_TD = hidden.reshape(-1, hidden.shape[-1])
-            for table in token_tables(measurement, flat_TD, targets.reshape(-1), None):
-                tails.update(table, start * blocks.size + table.tokens.start)
-            step.advance((stop - start) * blocks.size)
+    """The pass over the validation blocks; `routing` takes what the routers decide on the way."""
+    blocks, tails = data.valid, Tails(measurement)
+    with (
+        hidden_states(checkpoint, measurement.head) as hidden_of,
+        progress.step("validation", blocks.predictions) as step,
+    ):
+        if routing is not None:
+            hidden_of = _with_routing(hidden_of, checkpoint, data, config, routing)
+        shown = 0
+
+        def go_on(finished: int) -> bool:
+            nonlocal shown
+            step.advance((finished - shown) * blocks.size)
+            shown = finished
+            return True
+
+        TokenPass(measurement, blocks, hidden_of, EVALUATION_BLOCKS).run(tails, go_on)
     return tails
+
+
+def _with_routing(
+    hidden_of: HiddenStates,
+    checkpoint: Checkpoint,
+    data: TrainData,
+    config: TrainConfig,
+    routing: ValidationRouting,
+) -> HiddenStates:
+    """The same hidden states; the routing of each forward pass goes to `routing`."""
+    moe = config.moe
+    assert moe is not None
+    tap = RoutingTap(checkpoint.model, data.valid.counted)
+
+    def run(inputs_BN: Tensor) -> Tensor:
+        with tap.listening():
+            hidden_BND = hidden_of(inputs_BN)
+        taken = tap.take(inputs_BN)
+        record = routing_record(taken, moe, config.tokens_per_step, tap.weights(moe.experts))
+        routing.update(taken, record, load_balancing(taken, moe))
+        return hidden_BND
+
+    return run
 
 
 def _gradients(
@@ -126,7 +141,7 @@ def _gradients(
     """The auxiliary gradient of the method, and the diagnostic Z in both coordinates as in an audit."""
     blocks = data.valid
     count = min(config.gradient_blocks, blocks.count)
-    objective = config.objective()
+    objective = run_objective(config)
     empty = {"r_aux": None, "c_aux": None, "tied_paths": None, "gradient": None, "diagnostic_tied_paths": None}
     if not count:
         reasons["r_aux"] = reasons["c_aux"] = reasons["tied_paths"] = reasons["gradient"] = "gradient_blocks = 0"
@@ -134,10 +149,9 @@ def _gradients(
     if not bool(measurement.head.weight_VD.detach().isfinite().all()):
         reasons["r_aux"] = reasons["c_aux"] = reasons["tied_paths"] = reasons["gradient"] = "the weights are not finite"
         return empty
-    inputs, targets = _on_device(measurement.head.weight_VD, blocks.inputs(0, count), blocks.targets(0, count))
-    flat = targets.reshape(-1)
-    own = auxiliary_gradient(checkpoint, measurement, objective, inputs, flat, blocks.counted)
-    found = gradient_findings(checkpoint, measurement, inputs, flat, blocks.counted)
+    batch = DiagnosticBatch.of_blocks(blocks, count, measurement.head.weight_VD.device)
+    own = auxiliary_gradient(checkpoint, measurement, objective, batch)
+    found = diagnostic_gradients(checkpoint, measurement, batch)
     if not objective.active:
         reasons["c_aux"] = reasons["tied_paths"] = "this method has no auxiliary gradient"
     elif own.paths is None:
@@ -153,9 +167,5 @@ def _gradients(
             "centered": to_plain(found.centered),
             "whole_model": to_plain(found.whole_model),
         },
-        "diagnostic_tied_paths": {side: to_plain(path) for side, path in found.paths.items()} or None,
+        "diagnostic_tied_paths": {coordinate: to_plain(path) for coordinate, path in found.paths.items()} or None,
     }
-
-
-def _on_device(like: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(tensor.to(like.device) for tensor in tensors)

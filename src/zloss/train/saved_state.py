@@ -1,7 +1,8 @@
-"""Checkpoints of an unfinished run: whole or not there, with a checksum of every file, the last two kept.
+"""Checkpoints of an unfinished run; the last two are kept.
 
-accelerate writes model and optimizer into a folder beside their place; a manifest with checksums closes it, and a rename
-puts it in place. Loading verifies the manifest, so a file that was cut off costs the newest checkpoint and not the run.
+accelerate writes model and optimizer into a temporary folder. The step records and a manifest with the checksum of every file
+are added, and a rename puts the folder in its place, so a checkpoint is whole or not there. Loading verifies the checksums: where
+a file was cut off, the checkpoint before it is used.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from zloss.errors import OutputError
 from zloss.results.step_record import StepRecord
+from zloss.train.step_log import read_lines, to_lines
 
 MANIFEST, RECORDS = "manifest.json", "records.jsonl"
 KEEP = 2
@@ -29,14 +31,14 @@ class SavedState:
         self._identity = identity
 
     def save(self, accelerator: Any, step: int, records: list[StepRecord]) -> None:
-        """Write the state after `step`; a full disk is one sentence, and the earlier checkpoints stay."""
+        """Write the state after `step`; where the disk is full, the earlier checkpoints stay."""
         place = self._folder / f"step-{step:07d}"
         part = self._folder / f".{place.name}.part"
         try:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             accelerator.save_state(str(part))
-            (part / RECORDS).write_text("".join(record.to_json() + "\n" for record in records), encoding="utf-8")
+            (part / RECORDS).write_text(to_lines(records), encoding="utf-8")
             files = {file.name: _checksum(file) for file in sorted(part.iterdir())}
             for name in files:
                 _sync(part / name)
@@ -48,11 +50,11 @@ class SavedState:
             part.rename(place)
         except (OSError, RuntimeError) as error:
             shutil.rmtree(part, ignore_errors=True)
-            raise _full(self._folder, error) from error
+            raise _not_written(self._folder, error) from error
         except Exception as error:
             shutil.rmtree(part, ignore_errors=True)
             if type(error).__module__.startswith("safetensors"):
-                raise _full(self._folder, error) from error
+                raise _not_written(self._folder, error) from error
             raise
         for old in self._steps()[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
@@ -65,18 +67,18 @@ class SavedState:
                 print(f"{place.name} is damaged or of another run: the checkpoint before it is used.", file=sys.stderr)
                 continue
             accelerator.load_state(str(place))
-            lines = (place / RECORDS).read_text(encoding="utf-8").splitlines()
-            return int(manifest["step"]), [StepRecord.from_json(line) for line in lines]
+            return int(manifest["step"]), read_lines(place / RECORDS)
         return 0, []
 
     def clear(self) -> None:
-        """The run is finished."""
+        """Remove all checkpoints: the run is finished."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _steps(self) -> list[Path]:
         return sorted(self._folder.glob("step-*")) if self._folder.is_dir() else []
 
     def _sound(self, place: Path) -> dict[str, Any] | None:
+        """The manifest of a checkpoint of this run whose files have their checksums; None otherwise."""
         try:
             manifest: dict[str, Any] = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
             files: dict[str, str] = manifest["files"]
@@ -96,7 +98,7 @@ def _sync(file: Path) -> None:
         os.fsync(content.fileno())
 
 
-def _full(folder: Path, error: Exception) -> OutputError:
+def _not_written(folder: Path, error: Exception) -> OutputError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0][:120]
     return OutputError(
         f"cannot write a checkpoint into {folder}: {reason}. Free some space and run the same command again: "

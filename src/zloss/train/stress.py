@@ -1,25 +1,28 @@
-"""Stress settings of the paper by name: what they change in a run, and why one would."""
+"""Stress settings of the paper by name: other defaults for coefficient, learning rate and clipping."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from zloss.errors import UnknownNameError
-
+StressName = Literal["high-coef", "unclipped", "update-outlier", "high-lr"]
 EFFECTIVELY_UNCLIPPED = 1e8
+"""A clipping threshold that no gradient norm of these runs reaches."""
 
 
 @dataclass(frozen=True)
 class Stress:
-    """Fields of TrainConfig, and of the grid for the coefficient, that a setting replaces."""
+    """One setting."""
 
     meaning: str
+    """What it is, with its table in the paper."""
     changes: dict[str, Any]
+    """Fields of `TrainConfig` with their values."""
     coef: float | None = None
+    """λ of the methods; None: as without the setting."""
 
 
-STRESSES = {
+STRESSES: dict[StressName, Stress] = {
     "high-coef": Stress("a tenfold coefficient under the usual clipping (tab:stress_diag)", {}, coef=1e-3),
     "unclipped": Stress(
         "effectively no clipping, four times the learning rate (tab:fineweb_noclip_stress)",
@@ -33,10 +36,3 @@ STRESSES = {
     ),
     "high-lr": Stress("the learning rate of the update-outlier setting, clipped at 1", {"lr": 8e-4}),
 }
-
-
-def find_stress(name: str) -> Stress:
-    """The setting of that name."""
-    if name not in STRESSES:
-        raise UnknownNameError("stress setting", name, STRESSES)
-    return STRESSES[name]

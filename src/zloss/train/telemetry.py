@@ -1,6 +1,7 @@
 """Transport telemetry of a step from the statistics its loss returned: P_Z, A_p and μ tails over the step's tokens.
 
-P_Z and A_p are in the coordinate that the method deploys. Everything stays on the device until the step is recorded.
+P_Z and A_p are in the coordinate that the method deploys, and P_Z is taken against c = log V whatever the target of the
+objective is. The numbers reach the host in one transfer per step.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from zloss.source.objective import Objective
 from zloss.source.statistics import TokenStats
 
 LEVELS = {"p_z_999": 0.999, "a_p_99": 0.99, "mu_abs_99": 0.99}
+"""Key in `StepRecord.telemetry` → level of its quantile over tokens."""
 
 
 @torch.no_grad()
 def transport_tails(
     stats: Sequence[TokenStats], objective: Objective, *, deployed: bool = False
 ) -> dict[str, float | None]:
-    """p99.9 |log Z − c|, p99 A_p and p99 |μ| over the tokens of all micro-batches.
+    """p99.9 |log Z − log V|, p99 A_p and p99 |μ| over the valid tokens of all micro-batches; None where it does not exist.
 
     `deployed`: the statistics are of logits that are already centered (the paper's path), so log Z needs no shift.
     """
@@ -45,7 +47,10 @@ def transport_tails(
 
 
 def exact_quantile(values: Tensor, q: float) -> Tensor:
-    """Linear interpolation between order statistics; `torch.quantile` refuses more than 2²⁴ values."""
+    """The q-quantile in fp64, interpolated linearly between order statistics; NaN of nothing.
+
+    `torch.quantile` refuses more than 2²⁴ values.
+    """
     ordered = values.flatten().double().sort().values
     if not ordered.numel():
         return values.new_tensor(math.nan).double()

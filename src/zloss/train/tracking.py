@@ -1,17 +1,21 @@
-"""Trackers by name, through accelerate."""
+"""Trackers of accelerate (tensorboard, wandb, ...): which are usable, and the scalars that a step gives them."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Sequence
 
 from zloss.errors import MissingDependencyError, UnknownNameError
+from zloss.results.step_record import StepRecord
 
 DEFAULT = "tensorboard"
+SCALARS = ("loss", "cross_entropy", "auxiliary", "grad_norm", "grad_inf", "param_norm", "lr")
+"""Numbers of a step record that trackers get, beside its telemetry."""
 
 
 def usable_trackers(names: Sequence[str]) -> tuple[str, ...]:
-    """The named trackers, `none` taken out; the default one is left out quietly where it is not installed."""
+    """The named trackers without `none`; the default one is left out without a message where it is not installed."""
     try:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
     except ImportError as error:
@@ -26,3 +30,9 @@ def usable_trackers(names: Sequence[str]) -> tuple[str, ...]:
             raise MissingDependencyError("tensorboard", "That tracker", "train")
         wanted.remove(DEFAULT)
     return tuple(wanted)
+
+
+def tracked(record: StepRecord) -> dict[str, float]:
+    """The scalars of a step for a tracker; what is not finite is left out."""
+    values: dict[str, float | None] = {name: getattr(record, name) for name in SCALARS} | record.telemetry
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}

@@ -1,7 +1,7 @@
-"""Gradients of several losses at the head weight, a block of vocabulary rows at a time.
+"""Gradients of several losses at the head's weight and bias, a block of vocabulary rows at a time.
 
-For tokens whose log Z is known, dW[rows] = s·(a·p[rows] − b·onehot − g/V)ᵀ u needs only those rows of W, so inner products
-between whole head gradients can be formed without ever holding one.
+With δ = a·p − b·onehot(y) − g/V, dW = s·Σ_t δ_t u_tᵀ and db = s·Σ_t δ_t. For tokens whose log Z is known, the rows of a
+block need only those rows of W, so inner products of whole head gradients are formed without holding one.
 
 Axes: T tokens, V vocabulary, R rows of a block, D width.
 """
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.transport.backends.head_rows import HeadRows
-from zloss.transport.problem import HeadProblem
+from zloss.transport.backends.head_products import HeadProducts
+from zloss.transport.head_problem import HeadProblem
+from zloss.transport.softcap import softcap_
 
 _BLOCK_BYTES = 2**25
 """Size of the [T, R] block of probabilities."""
@@ -30,40 +31,70 @@ class SourceCoefficients:
     along_uniform_T: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class HeadGradientRows:
+    """The gradient of one loss at a block of rows."""
+
+    weight_RD: Tensor
+    bias_R: Tensor | None
+    """None for a head without bias."""
+
+
 @torch.no_grad()
 def head_gradient_rows(
     problem: HeadProblem, log_z_T: Tensor, sources: Mapping[str, SourceCoefficients]
-) -> Iterator[tuple[slice, dict[str, Tensor]]]:
+) -> Iterator[tuple[slice, dict[str, HeadGradientRows]]]:
     """(rows, gradient of each source at those rows), over all rows inside log Z."""
-    options, vocab, index_T = problem.options, problem.vocab, problem.targets.index_T
+    options, vocab = problem.options, problem.vocab
     hidden_TD = problem.hidden_TD.detach().to(problem.dtype) * options.logit_scale
     bias_V = None if problem.bias_V is None else problem.bias_V.detach()[:vocab].to(problem.dtype) * options.logit_scale
+    scale_T1 = hidden_TD.new_full((hidden_TD.shape[0], 1), options.logit_scale)
     tokens = max(1, hidden_TD.shape[0])
     step = max(1, _BLOCK_BYTES // (tokens * problem.dtype.itemsize))
     for start in range(0, vocab, step):
         rows = slice(start, min(start + step, vocab))
         p_TR = hidden_TD.new_empty((hidden_TD.shape[0], rows.stop - rows.start))
-        HeadRows(problem.weight_VD[rows], problem.dtype, problem.rounding).logits_(hidden_TD, p_TR)
+        HeadProducts(problem.weight_VD[rows], problem.dtype, problem.rounding).logits_(hidden_TD, p_TR)
         if bias_V is not None:
             p_TR += bias_V[rows]
         slope_TR = None
         if options.softcap is not None:
-            p_TR = options.softcap * torch.tanh(p_TR / options.softcap)
-            slope_TR = 1 - (p_TR / options.softcap) ** 2
+            slope_TR = torch.empty_like(p_TR)
+            softcap_(p_TR, slope_TR, options.softcap)
         p_TR.sub_(log_z_T.unsqueeze(1)).exp_()
         if slope_TR is not None:
             p_TR.mul_(slope_TR)
-        here_T = (index_T >= rows.start) & (index_T < rows.stop)
-        gradients = {}
-        for name, source in sources.items():
-            grad_RD = p_TR.T @ (hidden_TD * source.along_p_T.unsqueeze(1))
-            if source.along_target_T is not None:
-                weight_T = source.along_target_T[here_T]
-                local_T = index_T[here_T] - rows.start
-                if slope_TR is not None:
-                    weight_T = weight_T * slope_TR[here_T, local_T]
-                grad_RD.index_add_(0, local_T, hidden_TD[here_T] * weight_T.unsqueeze(1), alpha=-1)
-            if source.along_uniform_T is not None:
-                grad_RD.sub_((source.along_uniform_T @ hidden_TD) / vocab)
-            gradients[name] = grad_RD
-        yield rows, gradients
+        block = _Block(rows, p_TR, slope_TR, problem)
+        yield (
+            rows,
+            {
+                name: HeadGradientRows(
+                    block.gradient(source, hidden_TD),
+                    None if bias_V is None else block.gradient(source, scale_T1).squeeze(1),
+                )
+                for name, source in sources.items()
+            },
+        )
+
+
+class _Block:
+    """δ of all tokens at a block of rows, as a factor of the gradients."""
+
+    def __init__(self, rows: slice, p_TR: Tensor, slope_TR: Tensor | None, problem: HeadProblem) -> None:
+        index_T = problem.targets.index_T
+        self._p_TR, self._vocab = p_TR, problem.vocab
+        self._here_T = (index_T >= rows.start) & (index_T < rows.stop)
+        """Tokens whose target is one of the rows."""
+        self._local = index_T[self._here_T] - rows.start
+        self._slope = None if slope_TR is None else slope_TR[self._here_T, self._local]
+
+    def gradient(self, source: SourceCoefficients, input_TD: Tensor) -> Tensor:
+        """Σ_t δ_t input_tᵀ at the rows, [R, D]: the input of the weight is s·u, that of the bias is s."""
+        grad_RD = self._p_TR.T @ (input_TD * source.along_p_T.unsqueeze(1))
+        if source.along_target_T is not None:
+            weight = source.along_target_T[self._here_T]
+            weight = weight if self._slope is None else weight * self._slope
+            grad_RD.index_add_(0, self._local, input_TD[self._here_T] * weight.unsqueeze(1), alpha=-1)
+        if source.along_uniform_T is not None:
+            grad_RD.sub_((source.along_uniform_T @ input_TD) / self._vocab)
+        return grad_RD

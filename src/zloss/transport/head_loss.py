@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +11,16 @@ from zloss.source.objective import Objective
 from zloss.source.reduction import DenominatorName, Reduction
 from zloss.source.statistics import TokenStats
 from zloss.transport.backends.choice import Backend, resolve_backend, runs_in_triton
-from zloss.transport.backends.chunked import chunked_loss
-from zloss.transport.backends.dense import dense_logits, dense_loss, dense_stats, operand
-from zloss.transport.backends.rows import TorchRows, check_rows
+from zloss.transport.backends.chunked_head import chunked_head_loss
+from zloss.transport.backends.dense import dense_head_loss
+from zloss.transport.backends.loss_parts import LossParts
+from zloss.transport.backends.torch_rows import TorchRows
+from zloss.transport.head_problem import HeadProblem, prepare_head
+from zloss.transport.options import HeadOptions
 from zloss.transport.outside_compile import outside_compile_unless
-from zloss.transport.problem import (
-    HeadProblem,
-    Options,
-    Statistics,
-    check_mu_need,
-    check_options,
-    compute_dtype,
-    prepare_head,
-)
+from zloss.transport.statistics_plan import Statistics
+from zloss.transport.targets import Targets
+from zloss.transport.tensor_arguments import compute_dtype
 
 
 @dataclass(frozen=True)
@@ -44,13 +40,17 @@ class HeadLossOutput:
     """What N counts."""
 
 
-def _traceable(hidden: Tensor, weight: Tensor, *args: object, backend: Backend = "auto", **options: Any) -> bool:
-    """The Triton backend is made of ops; only per-token losses go through the chunks a second time in backward."""
-    dtype = compute_dtype(hidden, weight, options.get("bias"))
-    return options.get("reduction") != "none" and runs_in_triton(backend, hidden.device, dtype)
+def output_of(parts: LossParts, targets: Targets) -> HeadLossOutput:
+    """The parts of a backend in the shape of `target`, with their denominator."""
+    values, weights = (parts.loss, parts.cross_entropy, parts.auxiliary), targets.weights
+    if weights.reduction == "none":
+        loss, cross_entropy, auxiliary = (value.reshape(targets.shape) for value in values)
+    else:
+        loss, cross_entropy, auxiliary = values
+    stats = parts.stats.reshape(targets.shape)
+    return HeadLossOutput(loss, cross_entropy, auxiliary, stats, weights.denominator, weights.denominator_name)
 
 
-@outside_compile_unless(_traceable)
 def head_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -83,51 +83,59 @@ def head_loss(
     >>> int(out.denominator), out.stats.gain.shape
     (3, torch.Size([4]))
     """
-    options = Options(
+    options = HeadOptions(
         objective=objective,
         ignore_index=ignore_index,
         reduction=reduction,
+        valid_vocab=valid_vocab,
         logit_scale=logit_scale,
         softcap=softcap,
         label_smoothing=label_smoothing,
         statistics=statistics,
+        backend=backend,
         chunk_size=chunk_size,
     )
-    problem = prepare_head(
-        hidden, weight, target, bias, options, token_weight=token_weight, normalizer=normalizer, valid_vocab=valid_vocab
-    )
-    run = _BACKENDS[resolve_backend(backend, hidden.device, problem.dtype)]
-    loss, cross_entropy, auxiliary, stats = run(problem)
+    return _head_loss(hidden, weight, target, bias, options, normalizer, token_weight)
+
+
+def _traceable(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: HeadOptions, *rest: object
+) -> bool:
+    """The Triton backend is made of ops; only per-token losses go through the chunks a second time in backward."""
+    in_triton = runs_in_triton(options.backend, hidden.device, compute_dtype(hidden, weight, bias))
+    return options.reduction != "none" and in_triton
+
+
+@outside_compile_unless(_traceable)
+def _head_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: HeadOptions,
+    normalizer: float | Tensor | None,
+    token_weight: Tensor | None,
+) -> HeadLossOutput:
+    """`head_loss` with checked options."""
+    problem = prepare_head(hidden, weight, target, bias, options, token_weight=token_weight, normalizer=normalizer)
+    parts = _BACKENDS[resolve_backend(options.backend, hidden.device, problem.dtype)](problem)
     if problem.poisoned_T is not None:
-        stats = replace(stats, row_max=stats.row_max.masked_fill(problem.poisoned_T, torch.nan))
-    if reduction == "none":
-        loss, cross_entropy, auxiliary = (part.reshape(problem.shape) for part in (loss, cross_entropy, auxiliary))
-    weights = problem.targets.weights
-    return HeadLossOutput(
-        loss, cross_entropy, auxiliary, stats.reshape(problem.shape), weights.denominator, weights.denominator_name
-    )
+        row_max_T = parts.stats.row_max.masked_fill(problem.poisoned_T, torch.nan)
+        parts = replace(parts, stats=replace(parts.stats, row_max=row_max_T))
+    return output_of(parts, problem.targets)
 
 
-def _dense(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
-    with torch.autocast(problem.hidden_TD.device.type, enabled=False):
-        logits_TV = dense_logits(problem)
-        weight_VD = operand(problem.weight_VD.detach()[: problem.vocab], problem.dtype, problem.rounding)
-        stats = dense_stats(logits_TV, problem.targets, problem.options, weight_VD, has_mu=problem.has_mu)
-        check_rows(stats)
-        return *dense_loss(logits_TV, problem.targets, problem.options, stats.gain), stats
+def _chunked(problem: HeadProblem) -> LossParts:
+    return chunked_head_loss(problem, TorchRows(problem.options.softcap))
 
 
-def _chunked(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
-    return chunked_loss(problem, TorchRows(problem.options.softcap))
-
-
-def _triton(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
+def _triton(problem: HeadProblem) -> LossParts:
     from zloss.transport.backends.triton.head import triton_head_loss
 
     return triton_head_loss(problem)
 
 
-_BACKENDS = {"dense": _dense, "chunked": _chunked, "triton": _triton}
+_BACKENDS = {"dense": dense_head_loss, "chunked": _chunked, "triton": _triton}
 
 
 class HeadLoss(nn.Module):
@@ -153,23 +161,22 @@ class HeadLoss(nn.Module):
         chunk_size: int | None = None,
     ) -> None:
         super().__init__()
-        checked = Options(
-            objective, ignore_index, reduction, logit_scale, softcap, label_smoothing, statistics, chunk_size
+        self.options = HeadOptions(
+            objective=objective,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            valid_vocab=valid_vocab,
+            logit_scale=logit_scale,
+            softcap=softcap,
+            label_smoothing=label_smoothing,
+            statistics=statistics,
+            backend=backend,
+            chunk_size=chunk_size,
         )
-        check_options(checked)
-        check_mu_need(checked, has_mu=softcap is None)
-        self.objective = objective
-        self.options: dict[str, Any] = {
-            "ignore_index": ignore_index,
-            "reduction": reduction,
-            "valid_vocab": valid_vocab,
-            "logit_scale": logit_scale,
-            "softcap": softcap,
-            "label_smoothing": label_smoothing,
-            "statistics": statistics,
-            "backend": backend,
-            "chunk_size": chunk_size,
-        }
+
+    @property
+    def objective(self) -> Objective:
+        return self.options.objective
 
     def forward(
         self,
@@ -181,16 +188,8 @@ class HeadLoss(nn.Module):
         normalizer: float | Tensor | None = None,
         token_weight: Tensor | None = None,
     ) -> HeadLossOutput:
-        return head_loss(
-            hidden,
-            weight,
-            target,
-            self.objective,
-            bias=bias,
-            normalizer=normalizer,
-            token_weight=token_weight,
-            **self.options,
-        )
+        return _head_loss(hidden, weight, target, bias, self.options, normalizer, token_weight)
 
     def extra_repr(self) -> str:
-        return f"{self.objective}, " + ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        named = (field.name for field in fields(self.options) if field.name != "objective")
+        return ", ".join([str(self.objective), *(f"{name}={getattr(self.options, name)!r}" for name in named)])

@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from zloss.errors import UnknownNameError
+from zloss.source.injection import weighted_auxiliary_source, weighted_source
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
 from zloss.transport.backends.choice import Backend, Chosen, resolve_backend
-from zloss.transport.backends.chunked import Chunk, iterate_chunks
-from zloss.transport.backends.dense import dense_logits, dense_loss, dense_stats, operand
-from zloss.transport.backends.rows import RowWork, TorchRows
+from zloss.transport.backends.dense import dense_source
+from zloss.transport.backends.head_chunks import iterate_head_chunks
+from zloss.transport.backends.row_work import RowWork
+from zloss.transport.backends.torch_rows import TorchRows
+from zloss.transport.head_problem import HeadProblem, prepare_head
+from zloss.transport.options import HeadOptions
 from zloss.transport.outside_compile import outside_compile
-from zloss.transport.problem import HeadProblem, Options, prepare_head
 
 Part = Literal["z", "total"]
 
@@ -47,44 +50,24 @@ def head_source(
     """
     if part not in get_args(Part):
         raise UnknownNameError("part", part, get_args(Part))
-    options = Options(
+    options = HeadOptions(
         objective=objective,
         ignore_index=ignore_index,
         reduction=reduction,
+        valid_vocab=valid_vocab,
         logit_scale=logit_scale,
         softcap=softcap,
         label_smoothing=label_smoothing,
         statistics="light",
+        backend=backend,
         chunk_size=chunk_size,
     )
-    problem = prepare_head(
-        hidden, weight, target, bias, options, token_weight=token_weight, normalizer=normalizer, valid_vocab=valid_vocab
-    )
+    problem = prepare_head(hidden, weight, target, bias, options, token_weight=token_weight, normalizer=normalizer)
     chosen = resolve_backend(backend, hidden.device, problem.dtype)
     with torch.autocast(hidden.device.type, enabled=False):
         if chosen == "dense":
-            return _dense_source(problem, part)
+            return dense_source(problem, auxiliary_only=part == "z")
         return _chunked_source(problem, part, _row_work(chosen, softcap))
-
-
-def _dense_source(problem: HeadProblem, part: Part) -> Tensor:
-    with torch.no_grad():
-        logits_TV = dense_logits(problem)
-        weight_VD = operand(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
-        stats = dense_stats(logits_TV, problem.targets, problem.options, weight_VD, has_mu=problem.has_mu)
-    with torch.enable_grad():
-        leaf_TV = logits_TV.requires_grad_()
-        if part == "total":
-            loss_T = dense_loss(leaf_TV, problem.targets, problem.options, stats.gain)[0]
-        elif problem.options.objective.active:
-            penalty_T = problem.options.objective.penalty(leaf_TV, stats.gain)
-            loss_T = torch.where(
-                problem.targets.valid_T, problem.targets.weights.per_token * penalty_T, penalty_T.new_zeros(())
-            )
-        else:
-            return torch.zeros_like(logits_TV).detach()
-        (source_TV,) = torch.autograd.grad(loss_T.sum(), leaf_TV)
-    return source_TV
 
 
 def _row_work(chosen: Chosen, softcap: float | None) -> RowWork:
@@ -98,21 +81,9 @@ def _row_work(chosen: Chosen, softcap: float | None) -> RowWork:
 @torch.no_grad()
 def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
     out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.vocab), dtype=problem.dtype)
-    for chunk in iterate_chunks(problem, back_projection=False, work=work):
-        coefficients = _coefficients(chunk, problem.targets.weights.per_token[chunk.tokens], part)
-        out_TV[chunk.tokens] = work.source(chunk.rows, chunk.index_C, *coefficients)
+    weighted = weighted_source if part == "total" else weighted_auxiliary_source
+    for chunk in iterate_head_chunks(problem, back_projection=False, work=work):
+        valid_C, sum_C = chunk.stats.valid, chunk.rows.sums.sum_C
+        source = weighted(chunk.injection, sum_C, valid_C, problem.targets.weights.per_token[chunk.tokens])
+        out_TV[chunk.tokens] = work.source(chunk.rows, chunk.index_C, valid_C, source, through_softcap=False)
     return out_TV
-
-
-def _coefficients(chunk: Chunk, weight_C: Tensor, part: Part) -> tuple[Tensor, Tensor, Tensor]:
-    """w·a/S, w·b and w·g of a chunk, zero at ignored tokens; the auxiliary alone has no target."""
-    injection, zero = chunk.injection, weight_C.new_zeros(())
-    total = part == "total"
-    along_p = injection.along_p if total else injection.auxiliary_along_p
-    uniform = injection.along_uniform if total else injection.auxiliary_along_uniform
-    target = injection.along_target if total else 0.0
-    p_C, target_C, uniform_C = (
-        torch.where(chunk.stats.valid, weight_C * along, zero)
-        for along in (along_p / chunk.rows.sums.sum_C, target, 0.0 if uniform is None else uniform)
-    )
-    return p_C, target_C, uniform_C

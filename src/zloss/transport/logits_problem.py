@@ -1,27 +1,20 @@
-"""The public border of the loss from logits: every argument checked once, tokens flattened to one axis."""
+"""A loss from logits: its arguments checked once, its tokens flattened to one axis.
+
+Axes: T tokens, V vocabulary, D width.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from zloss.errors import CoordinateError, MissingInputError, ShapeError
-from zloss.source.statistics import TokenStats
-from zloss.transport.backends.rows import check_rows
-from zloss.transport.problem import (
-    Options,
-    Targets,
-    check_mu_need,
-    check_options,
-    check_same_device,
-    check_tensors,
-    check_vocab,
-    compute_dtype,
-    may_read,
-    prepare_targets,
-)
+from zloss.errors import MissingInputError, ShapeError
+from zloss.transport.options import HeadOptions
+from zloss.transport.statistics_plan import StatisticsPlan, plan_statistics
+from zloss.transport.targets import Targets, prepare_targets
+from zloss.transport.tensor_arguments import check_same_device, check_tensors, compute_dtype
 
 
 @dataclass(frozen=True)
@@ -31,25 +24,31 @@ class LogitsProblem:
     logits_TV: Tensor
     """Padding columns included; the first `vocab` are inside log Z."""
     weight_VD: Tensor | None
+    """The head, for the gain; it gets no gradient."""
     targets: Targets
     vocab: int
     dtype: torch.dtype
     """In which everything is computed: fp64 for fp64 inputs, else fp32."""
+    plan: StatisticsPlan
+    """The statistics to return."""
     grad_enabled: bool
-    options: Options
+    """Grad mode of the caller; inside an autograd.Function it reads as off."""
+    options: HeadOptions
+
+    def with_logits(self, logits_TV: Tensor) -> LogitsProblem:
+        return replace(self, logits_TV=logits_TV)
 
 
 def prepare_logits(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
-    options: Options,
-    token_weight: Tensor | None,
-    normalizer: float | Tensor | None,
-    valid_vocab: int | None,
+    options: HeadOptions,
+    *,
+    token_weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
 ) -> LogitsProblem:
-    """Check everything the user passed and flatten the leading dimensions."""
-    check_options(options)
+    """Check the tensors against each other and the options, and flatten the leading dimensions."""
     check_tensors(logits=logits, target=target, weight=weight, token_weight=token_weight)
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ShapeError(
@@ -65,25 +64,19 @@ def prepare_logits(
             f"{type(options.objective).__name__} needs the output-to-hidden gain: pass `weight`, the [V, D] output head."
         )
     check_same_device(logits=logits, target=target, weight=weight, token_weight=token_weight)
-    check_mu_need(options, has_mu=options.softcap is None)
-    vocab = check_vocab(valid_vocab, rows)
+    vocab = options.vocab_of(rows)
     dtype = compute_dtype(logits, weight)
     targets = prepare_targets(
         target, logits.shape[:-1], vocab, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
-    flat_TV = logits.reshape(-1, rows)
-    return LogitsProblem(flat_TV, weight, targets, vocab, dtype, torch.is_grad_enabled(), options)
-
-
-def check_stats(stats: TokenStats, options: Options) -> None:
-    """-inf logits that leave no distribution, or no mean where one is needed. Reads values, so on the CPU only."""
-    check_rows(stats)
-    needs_mu = options.objective.active and options.objective.needs_mu
-    if stats.mu is None or not may_read(stats.mu) or not (needs_mu or options.label_smoothing):
-        return
-    if bool((torch.isneginf(stats.mu) & stats.valid).any()):
-        what = type(options.objective).__name__ if needs_mu else "`label_smoothing`"
-        raise CoordinateError(
-            f"{what} needs the mean logit μ, but some logits are -inf. "
-            "Exclude masked columns with `valid_vocab`, or use StandardZLoss."
-        )
+    plan = plan_statistics(
+        options.objective,
+        options.statistics,
+        label_smoothing=options.label_smoothing,
+        has_mu=options.softcap is None,
+        has_head=weight is not None,
+        has_hidden=False,
+    )
+    return LogitsProblem(
+        logits.reshape(-1, rows), weight, targets, vocab, dtype, plan, torch.is_grad_enabled(), options
+    )

@@ -1,7 +1,8 @@
 """Keep a function out of torch.compile's trace: compiled code around it breaks its graph there and goes on after it.
 
-Checks that read values and buffers that are written in place do not trace. `torch.compiler.disable` says so to the
-tracer, but loads the whole tracer when it decorates; here that waits until somebody else has loaded it.
+Checks that read values and buffers that are written in place cannot be traced. `torch.compiler.disable` excludes a
+function from the trace, but it imports torch._dynamo when it decorates, which takes seconds. Here it is called only once
+torch._dynamo has been imported by the code that compiles.
 """
 
 from __future__ import annotations

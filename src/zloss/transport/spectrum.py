@@ -9,12 +9,12 @@ Axes: V vocabulary, D width, K leading directions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Method = Literal["exact", "randomized"]
+from zloss.results.choices import SvdMethod
+
 RANK = 16
 POWER_ITERATIONS = 4
 _ROWS = 8192
@@ -30,7 +30,7 @@ class HeadSpectrum:
     energy: float
     """‖W‖_F² = Σ σ²."""
     directions_DK: Tensor
-    method: Method
+    method: SvdMethod
 
     @property
     def sigma_1(self) -> float:
@@ -43,7 +43,7 @@ class HeadSpectrum:
 
 @torch.no_grad()
 def head_spectra(
-    weight_VD: Tensor, *, logit_scale: float = 1.0, method: Method = "exact", seed: int = 0
+    weight_VD: Tensor, *, logit_scale: float = 1.0, method: SvdMethod = "exact", seed: int = 0
 ) -> tuple[HeadSpectrum, HeadSpectrum]:
     """(raw, centered) spectra of logit_scale·W."""
     if method == "randomized":

@@ -1,1 +1,1 @@
-"""What every recipe is made of: tables, claims, the run of a recipe, and what runs share."""
+"""What every recipe is made of: tables, claims, the run of a recipe, audits and training runs that recipes share."""

@@ -1,6 +1,6 @@
 """The paper's tables as data (`data/tables.json`), with the rounding of every printed cell.
 
-An entry names its columns and rows, the settings the paper states, and in `not_stated` those it does not.
+An entry names its columns and lines (under `rows`), the settings the paper states, and in `not_stated` those it does not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from zloss.errors import UnknownNameError
-from zloss_paper.engine.table import Cell, Key, Row, Table
+from zloss_paper.engine.table import Cell, Key, Line, Table
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class PaperTable:
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Columns that say what a row is about."""
-        return tuple(self.table.rows[0].key)
+        """Columns of the key of a line."""
+        return tuple(self.table.lines[0].key)
 
 
 def paper_table(label: str, *, integer_keys: tuple[str, ...] = (), number_keys: tuple[str, ...] = ()) -> PaperTable:
-    """The entry `label`; text columns, `integer_keys` and `number_keys` are the key of a row, all others its numbers."""
+    """The entry `label`; text columns, `integer_keys` and `number_keys` are the key of a line, all others its numbers."""
     entries = _entries()
     if label not in entries:
         raise UnknownNameError("table of the paper", label, entries)
@@ -45,7 +45,7 @@ def paper_table(label: str, *, integer_keys: tuple[str, ...] = (), number_keys: 
         label=label,
         title=entry["title"],
         columns=tuple(entry["columns"]),
-        table=Table(tuple(_row(record, integer_keys, number_keys) for record in entry["rows"])),
+        table=Table(tuple(_line(record, integer_keys, number_keys) for record in entry["rows"])),
         config=_floats(entry["config"]),
         not_stated=tuple(entry["not_stated"]),
         notes=tuple(entry["notes"]),
@@ -60,7 +60,7 @@ def _entries() -> dict[str, Any]:
     return entries
 
 
-def _row(record: Mapping[str, Any], integer_keys: tuple[str, ...], number_keys: tuple[str, ...]) -> Row:
+def _line(record: Mapping[str, Any], integer_keys: tuple[str, ...], number_keys: tuple[str, ...]) -> Line:
     key: dict[str, Key] = {}
     cells: dict[str, Cell] = {}
     for column, value in record.items():
@@ -72,7 +72,7 @@ def _row(record: Mapping[str, Any], integer_keys: tuple[str, ...], number_keys: 
             key[column] = value
         elif isinstance(value, Decimal):
             cells[column] = Cell.of_print(value)
-    return Row(key, cells, {column: "not printed" for column, value in record.items() if value is None})
+    return Line(key, cells, {column: "not printed" for column, value in record.items() if value is None})
 
 
 def _floats(value: Any) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Profile = Literal["paper", "cpu", "smoke"]
+from zloss.results.reproduction import Profile as Profile
+
 PROFILES: tuple[Profile, ...] = ("paper", "cpu", "smoke")
 MEANING = {
     "paper": "the paper's models, corpora, counts and seeds",

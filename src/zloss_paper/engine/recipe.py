@@ -1,7 +1,8 @@
 """A recipe: everything that reproduces one table, figure or passage of the paper.
 
-label and title, a function from profile to the full typed config, the run that turns a config into rows, the paper's
-rows and its claims. Recipes of audits, training runs and kernels differ only in their config and run.
+A recipe has a label and a title, a function from profile to the full typed config, a run that turns a config into the
+lines of a table, the paper's lines and its claims. Recipes of audits, training runs and kernels differ only in their
+config and run.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a run gives."""
+class RecipeResult:
+    """What the run of a recipe returns."""
 
     table: Table
     notes: tuple[str, ...] = ()
@@ -41,9 +42,9 @@ class Recipe(Generic[Config]):
     label: str
     title: str
     columns: tuple[str, ...]
-    """Numbers of a row, in the order they are printed."""
+    """Numbers of a line, in the order they are printed."""
     configure: Callable[[Profile, Overrides], Config]
-    run: Callable[[Config, Workbench], Measured]
+    run: Callable[[Config, Workbench], RecipeResult]
     paper: PaperTable | None = None
     claims: tuple[Claim, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)

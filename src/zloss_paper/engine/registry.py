@@ -16,7 +16,7 @@ MODULES = {
     "tab:spectral_audit": "heads.spectral_audit",
     "text:gradient_geometry": "heads.gradient_geometry",
     "text:tied_paths": "heads.tied_paths",
-    "tab:router": "moe.router_projection",
+    "tab:router": "moe.router_table",
     "tab:source_audit": "implementations.source_audit",
     "text:source_audit_fineweb": "implementations.source_audit_fineweb",
     "text:source_audit_medium": "implementations.source_audit_medium",

@@ -1,4 +1,4 @@
-"""One recipe, run: rows beside the paper's, verdicts, our choices, provenance (schema "zloss.reproduction/1")."""
+"""One recipe, run: lines beside the paper's, verdicts, our choices, provenance (schema "zloss.reproduction/1")."""
 
 from __future__ import annotations
 
@@ -7,36 +7,48 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-import zloss
+from zloss.results.provenance import ReproductionProvenance, shared_keys
 from zloss.results.record import to_plain
-from zloss_paper.engine.claim import FAILS, Claim, Finding, Verdict
+from zloss.results.reproduction import Choice, PaperVerdict, ReproducedClaim, ReproducedLine, ReproductionRecord
+from zloss_paper.engine.claim import FAILS, Claim, Judgement, Verdict
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import Recipe
-from zloss_paper.engine.table import Cell, Row, Table
+from zloss_paper.engine.table import Cell, Line, Table
 from zloss_paper.engine.texts import TextSource
 from zloss_paper.engine.workbench import Workbench
 
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim on our rows, and on the paper's own."""
+    """A claim judged on our lines, and on the paper's own."""
 
     claim: Claim
-    ours: Finding
-    paper: Finding | None
+    ours: Judgement
+    paper: Judgement | None
+
+    def record(self) -> ReproducedClaim:
+        """The claim and its verdicts, without its check."""
+        paper = self.paper
+        return ReproducedClaim(
+            id=self.claim.id,
+            statement=self.claim.statement,
+            verdict=self.ours.verdict,
+            evidence=self.ours.evidence,
+            reading=self.claim.reading,
+            on_the_papers_numbers=(
+                None if paper is None else PaperVerdict(verdict=paper.verdict, evidence=paper.evidence)
+            ),
+        )
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The result of one recipe."""
-
-    SCHEMA: ClassVar[str] = "zloss.reproduction/1"
+    """The result of one recipe, with the recipe itself."""
 
     recipe: Recipe[Any]
     profile: Profile
@@ -45,78 +57,70 @@ class Reproduction:
     claims: tuple[JudgedClaim, ...]
     texts: tuple[TextSource, ...]
     notes: tuple[str, ...]
-    provenance: dict[str, Any]
+    provenance: ReproductionProvenance
     details: dict[str, Any] = field(default_factory=dict)
     draw: Callable[[Path], Sequence[Path]] | None = None
 
     @property
     def comparable(self) -> bool:
-        """Whether every row was measured at the paper's setting."""
-        return bool(self.table.rows) and not any(row.deviations for row in self.table)
+        """Whether every line was measured at the paper's setting."""
+        return bool(self.table.lines) and not any(line.deviations for line in self.table)
 
     @property
     def failed(self) -> tuple[JudgedClaim, ...]:
         return tuple(judged for judged in self.claims if judged.ours.verdict == FAILS)
 
     def count(self, verdict: Verdict) -> int:
-        """Claims with this verdict on our rows."""
+        """Claims with this verdict on our lines."""
         return sum(judged.ours.verdict == verdict for judged in self.claims)
 
-    def beside(self, row: Row) -> Row | None:
-        """The paper's row that `row` is printed beside."""
+    def beside(self, line: Line) -> Line | None:
+        """The paper's line that `line` is printed beside."""
         if self.recipe.paper is None:
             return None
-        found = self.recipe.paper.table.find(**dict(row.beside or row.key))
+        found = self.recipe.paper.table.find(**dict(line.beside or line.key))
         return found[0] if found else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; no path of the machine it ran on."""
-        paper = self.recipe.paper
-        return {
-            "schema": self.SCHEMA,
-            "label": self.recipe.label,
-            "title": self.recipe.title,
-            "profile": self.profile,
-            "comparable": self.comparable,
-            "columns": list(self.recipe.columns),
-            "rows": [self._row(row) for row in self.table],
-            "paper_rows": [] if paper is None else [{**row.key, **_values(row)} for row in paper.table],
-            "claims": [
-                {
-                    "id": judged.claim.id,
-                    "statement": judged.claim.statement,
-                    "verdict": judged.ours.verdict,
-                    "evidence": judged.ours.evidence,
-                    "reading": judged.claim.reading,
-                    "on_the_papers_numbers": None if judged.paper is None else to_plain(judged.paper),
-                }
-                for judged in self.claims
-            ],
-            "not_stated_by_the_paper": [
-                {"setting": setting, "ours": ours} for setting, ours in self.recipe.unstated().items()
-            ],
-            "notes": list(self.notes),
-            "config": without_paths(to_plain(self.config)),
-            "texts": to_plain(self.texts),
-            "details": to_plain(self.details),
-            "provenance": to_plain(self.provenance),
-        }
+        """The JSON file of this result."""
+        return self.record().to_dict()
 
-    def _row(self, row: Row) -> dict[str, Any]:
-        other = self.beside(row)
-        return {
-            **row.key,
-            **_values(row),
-            "reasons": dict(row.reasons),
-            "deviations": list(row.deviations),
-            "beside": None if other is None else {**other.key, **_values(other)},
-            "ratio": {
+    def record(self) -> ReproductionRecord:
+        """This result without its recipe; no path of the machine it ran on."""
+        paper = self.recipe.paper
+        return ReproductionRecord(
+            label=self.recipe.label,
+            title=self.recipe.title,
+            profile=self.profile,
+            comparable=self.comparable,
+            columns=self.recipe.columns,
+            rows=tuple(self._line(line) for line in self.table),
+            paper_rows=() if paper is None else tuple(_plain_line(line) for line in paper.table),
+            claims=tuple(judged.record() for judged in self.claims),
+            not_stated_by_the_paper=tuple(
+                Choice(setting=setting, ours=ours) for setting, ours in self.recipe.unstated().items()
+            ),
+            notes=self.notes,
+            config=without_paths(to_plain(self.config)),
+            texts=self.texts,
+            details=to_plain(self.details),
+            provenance=self.provenance,
+        )
+
+    def _line(self, line: Line) -> ReproducedLine:
+        other = self.beside(line)
+        return ReproducedLine(
+            extra=_plain_line(line),
+            reasons=dict(line.reasons),
+            deviations=line.deviations,
+            beside=None if other is None else _plain_line(other),
+            ratio={
                 column: ratio
                 for column in self.recipe.columns
-                if (ratio := ratio_of(row.cells.get(column), None if other is None else other.cells.get(column)))
+                if (ratio := ratio_of(line.cells.get(column), None if other is None else other.cells.get(column)))
                 is not None
             },
-        }
+        )
 
 
 def reproduce(recipe: Recipe[Any], profile: Profile, overrides: Overrides, bench: Workbench) -> Reproduction:
@@ -138,16 +142,11 @@ def reproduce(recipe: Recipe[Any], profile: Profile, overrides: Overrides, bench
         notes=measured.notes,
         details=dict(measured.details),
         draw=measured.draw,
-        provenance={
-            "zloss": zloss.__version__,
-            "torch": torch.__version__,
-            "transformers": metadata.version("transformers"),
-            "python": platform.python_version(),
-            "command": bench.command,
-            "started": started.isoformat(timespec="seconds"),
-            "seconds": round(time.perf_counter() - begin, 1),
-            "threads": torch.get_num_threads(),
-        },
+        provenance=ReproductionProvenance(
+            **shared_keys(bench.command, started, round(time.perf_counter() - begin, 1)),
+            python=platform.python_version(),
+            threads=torch.get_num_threads(),
+        ),
     )
 
 
@@ -157,7 +156,7 @@ def ratio_of(ours: Cell | None, paper: Cell | None) -> float | None:
 
 
 def without_paths(value: Any) -> Any:
-    """Existing files and folders by their last name: where they lie on a disk is nobody's business."""
+    """The same values with existing files and folders by their last name, so that no path of this machine is written."""
     if isinstance(value, dict):
         return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -167,5 +166,6 @@ def without_paths(value: Any) -> Any:
     return value
 
 
-def _values(row: Row) -> dict[str, float]:
-    return {column: cell.value for column, cell in row.cells.items()}
+def _plain_line(line: Line) -> dict[str, Any]:
+    """Key and numbers of a line by column."""
+    return {**line.key, **{column: cell.value for column, cell in line.cells.items()}}

@@ -1,4 +1,4 @@
-"""Rows of a table, the paper's or ours, in one form: a claim that reads one can read the other.
+"""Lines of a table, the paper's or ours, in one form: a claim that reads one can read the other.
 
 A printed cell may be off by half a unit of its last digit; a measured one is taken as it is.
 """
@@ -38,8 +38,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line: what it is about, and its numbers by column; a number that does not exist is absent, with a reason."""
+class Line:
+    """One line of a table: its key, and its numbers by column; a number that does not exist is absent, with a reason."""
 
     key: Mapping[str, Key]
     cells: Mapping[str, Cell]
@@ -47,7 +47,7 @@ class Row:
     deviations: tuple[str, ...] = ()
     """What keeps the numbers from being comparable with the paper's, one sentence each; claims may still be tested."""
     beside: Mapping[str, Key] = field(default_factory=dict)
-    """Key of the paper's row it is printed beside; empty: the row of the same key."""
+    """Key of the paper's line it is printed beside; empty: the line of the same key."""
 
     def name(self, *, without: tuple[str, ...] = ()) -> str:
         """ "GPT-2, raw"."""
@@ -56,11 +56,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Pair:
-    """The raw and the centered row of one model (and corpus)."""
+    """The raw and the centered line of one model (and corpus)."""
 
     name: str
-    raw: Row
-    centered: Row
+    raw: Line
+    centered: Line
 
     @property
     def model(self) -> str:
@@ -73,22 +73,22 @@ class Pair:
 
 @dataclass(frozen=True)
 class Table:
-    """All rows of one side."""
+    """All lines of one side."""
 
-    rows: tuple[Row, ...]
+    lines: tuple[Line, ...]
 
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self.lines)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.lines)
 
-    def find(self, **key: Key) -> tuple[Row, ...]:
-        """Rows whose key holds all of `key`."""
-        return tuple(row for row in self.rows if all(row.key.get(name) == value for name, value in key.items()))
+    def find(self, **key: Key) -> tuple[Line, ...]:
+        """Lines whose key holds all of `key`."""
+        return tuple(line for line in self.lines if all(line.key.get(name) == value for name, value in key.items()))
 
     def pairs(self) -> tuple[Pair, ...]:
-        """Raw and centered rows that agree in everything else, in the order of the raw ones."""
+        """Raw and centered lines that agree in everything else, in the order of the raw ones."""
         found = []
         for raw in self.find(head="raw"):
             rest = {name: value for name, value in raw.key.items() if name != "head"}
@@ -100,6 +100,6 @@ class Table:
         return tuple(found)
 
 
-def measured(values: Mapping[str, float | None]) -> dict[str, Cell]:
+def cells_of(values: Mapping[str, float | None]) -> dict[str, Cell]:
     """Cells of the numbers that exist."""
     return {column: Cell(float(value)) for column, value in values.items() if value is not None}

@@ -1,6 +1,6 @@
 """Where a text comes from: enough for anyone to get the same one.
 
-A file is told by its sha256. For texts that are not known here the user says where they come from.
+A file is identified by its sha256. The user states the source of a text that is not known here.
 """
 
 from __future__ import annotations
@@ -8,28 +8,16 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from zloss.errors import CorpusError
+from zloss.results.choices import CorpusName
+from zloss.results.reproduction import TextSource as TextSource
 
 WIKITEXT, FINEWEB = "WikiText-103", "FineWeb-Edu"
 """The paper's corpora, by its names."""
-CORPUS_NAMES = {WIKITEXT: "wikitext-103", FINEWEB: "fineweb-edu"}
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """A text, where to get it, under which licence."""
-
-    name: str
-    """File name, or name of a corpus."""
-    title: str
-    source: str
-    licence: str
-    sha256: str | None = None
-    corpus: str | None = None
-    """The paper's corpus it is, if it is one."""
+CORPUS_NAMES: dict[str, CorpusName] = {WIKITEXT: "wikitext-103", FINEWEB: "fineweb-edu"}
 
 
 WIKITEXT_VALIDATION = TextSource(

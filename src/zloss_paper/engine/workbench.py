@@ -1,40 +1,31 @@
-"""What recipes share while they run: audits and training runs by their setting, the model that is loaded, progress.
-
-An audit that two recipes ask for runs once. With a folder it is also kept there, under the fingerprint of its setting,
-its text and its weights, and an interrupted one goes on after its last finished block.
-"""
+"""What recipes share while they run: audits and training runs by their setting, the model that is loaded, progress."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-import zloss
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.checkpoint.run import run_audit
 from zloss.console.progress import Progress, Silent
-from zloss.decide.decision_map import with_decisions
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.output_head import find_head, hidden_states
+from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import find_head
 from zloss.results.audit import AuditReport
-from zloss.results.writing import write_json
 from zloss.text.blocks import Blocks, make_blocks
 from zloss.text.corpus import open_corpus
-from zloss_paper.engine.deployed import deployed_perplexity
-from zloss_paper.training.runs import TrainingRuns
+from zloss_paper.engine.audit_cache import AuditCache, Extra
+from zloss_paper.engine.run_cache import RunCache
 
-DEPLOYED = "deployed_ppl"
-"""Key of the deployed perplexities among the extras of a kept report."""
+Result = TypeVar("Result")
 
 
 class Workbench:
-    """Audits, each made once."""
+    """One call of `zloss reproduce`: what two recipes of it ask for is made once."""
 
     def __init__(
         self, folder: Path | None = None, *, progress: Progress | None = None, command: str = "zloss reproduce"
@@ -42,38 +33,22 @@ class Workbench:
         self.folder = folder
         self.progress = progress or Silent()
         self.command = command
-        self.audits_run = 0
-        self._reports: dict[str, AuditReport] = {}
+        """The command line that provenance names; it changes from recipe to recipe."""
+        self.runs = RunCache(folder, self.progress, lambda: self.command)
+        self.audits = AuditCache(folder, self.progress, lambda: self.command)
         self._loaded: tuple[str, Checkpoint] | None = None
-        self.trainings = TrainingRuns(self)
+        self._results: dict[tuple[Any, ...], Any] = {}
 
-    def audit(self, config: AuditConfig, *, deployed: bool = False) -> AuditReport:
-        """The report of `config`, with deployed perplexities on request; Ctrl-C leaves what is finished in the folder."""
-        key = _fingerprint(config)
-        place = None if self.folder is None else self.folder / "audits" / key
-        report = self._reports.get(key) or _kept(place)
-        before = report
-        if report is None:
-            report = run_audit(
-                config,
-                folder=place,
-                resume=True,
-                progress=self.progress,
-                command=self.command,
-                checkpoint=self.checkpoint(config),
-            )
-            self.audits_run += 1
-            if report.status == "partial":
-                raise KeyboardInterrupt
-            report = with_decisions(report)
-        if deployed and DEPLOYED not in report.extra:
-            checkpoint = self.checkpoint(config)
-            found = deployed_perplexity(checkpoint, text_blocks(config, checkpoint), self.progress)
-            report = replace(report, extra={**report.extra, DEPLOYED: asdict(found)})
-        self._reports[key] = report
-        if place is not None and report is not before:
-            write_json(place / "report.json", report.to_dict())
-        return report
+    def audit(self, config: AuditConfig, extras: Mapping[str, Extra] | None = None) -> AuditReport:
+        """The report of `config`, with the named further measurements in its `extra`."""
+        return self.audits.audit(config, lambda: self.checkpoint(config), extras)
+
+    def once(self, key: tuple[Any, ...], make: Callable[[], Result]) -> Result:
+        """What `make` returns, kept in memory the first time `key` is asked for."""
+        if key not in self._results:
+            self._results[key] = make()
+        result: Result = self._results[key]
+        return result
 
     def hidden(self, config: AuditConfig) -> Tensor:
         """What the output head receives, for every prediction of the audit's text: [T, D]."""
@@ -117,34 +92,3 @@ def text_blocks(config: AuditConfig, checkpoint: Checkpoint) -> Blocks:
         bos_id=checkpoint.bos_id(config.bos),
         offset=config.offset,
     )
-
-
-def _kept(place: Path | None) -> AuditReport | None:
-    file = None if place is None else place / "report.json"
-    if file is None or not file.is_file():
-        return None
-    try:
-        return AuditReport.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except ValueError:  # also our own InputError: cut off, or of another version; it is made again
-        return None
-
-
-def _fingerprint(config: AuditConfig) -> str:
-    """Identity of an audit's numbers: every setting, the text, the weights (by size and time of their files), the code."""
-    # Texts count by content, so that a moved file is still the same text.
-    settings = asdict(replace(config, texts=tuple(Path(text).name for text in config.texts)))
-    digest = hashlib.sha256(json.dumps([zloss.__version__, settings], sort_keys=True).encode())
-    for text in config.texts:
-        if Path(text).is_file():
-            digest.update(Path(text).read_bytes())
-    for file in _weight_files(Path(config.model)):
-        status = file.stat()
-        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
-    return digest.hexdigest()[:16]
-
-
-def _weight_files(model: Path) -> Iterator[Path]:
-    if model.is_file():
-        yield model
-    elif model.is_dir():
-        yield from sorted(file for file in model.iterdir() if file.is_file())

@@ -4,96 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zloss.report.formatting import number
-from zloss_paper.engine.claim import (
-    QUOTED_TOLERANCE,
-    Claim,
-    PairTest,
-    all_pairs,
-    cell,
-    change,
-    for_models,
-    near,
-    ratio,
-    smaller,
-    some_pair,
-)
-from zloss_paper.engine.table import Cell, Pair
+from zloss.report.text.numbers import number
+from zloss_paper.engine.checks import Tested, all_pairs, for_models, some_pair
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.comparison import QUOTED_TOLERANCE, cell
+from zloss_paper.engine.table import Pair
+from zloss_paper.heads.pair_tests import SYMBOLS, change, falls_by, rises
 
-SYMBOLS = {
-    "ppl": "PPL",
-    "diag_z": "Diag Z",
-    "p_z_999": "P_Z^99.9",
-    "a_p_99": "A_p^99",
-    "mu_abs_99": "p99 |μ|",
-    "sigma_1": "σ_1",
-}
 PPL_TOLERANCE = 1e-4
 SHIFT_LEFT = 1e-4
 
 
-def rises(column: str) -> PairTest:
-    """Centering raises the number."""
-
-    def test(pair: Pair) -> tuple[bool, str]:
-        raw, centered = cell(pair.raw, column), cell(pair.centered, column)
-        return smaller(raw, centered), change(pair, column, SYMBOLS[column])
-
-    return test
-
-
-def falls(column: str, *, factor: float = 1.0) -> PairTest:
-    """Centering lowers the number, by at least `factor`."""
-
-    def test(pair: Pair) -> tuple[bool, str]:
-        raw, centered = cell(pair.raw, column), cell(pair.centered, column)
-        ok = smaller(centered, raw) and raw.high >= factor * centered.low
-        return ok, change(pair, column, SYMBOLS[column])
-
-    return test
-
-
-def both(*tests: PairTest) -> PairTest:
-    """Every test; its sentence tells all of them."""
-
-    def test(pair: Pair) -> tuple[bool, str]:
-        outcomes = [one(pair) for one in tests]
-        rest = [sentence.partition(": ")[2] for _, sentence in outcomes[1:]]
-        return all(ok for ok, _ in outcomes), ", ".join([outcomes[0][1], *rest])
-
-    return test
-
-
-def falls_by(column: str, quoted: float, half_unit: float) -> PairTest:
-    """Centering divides the number by the quoted factor."""
-
-    def test(pair: Pair) -> tuple[bool, str]:
-        found = ratio(cell(pair.raw, column), cell(pair.centered, column))
-        sentence = f"{change(pair, column, SYMBOLS[column])}, a factor of {number(found.value)}"
-        return near(found, Cell(quoted, half_unit)), sentence
-
-    return test
-
-
-def goes_from_to(column: str, raw: Cell, centered: Cell) -> PairTest:
-    """The number has the quoted values."""
-
-    def test(pair: Pair) -> tuple[bool, str]:
-        ok = near(cell(pair.raw, column), raw) and near(cell(pair.centered, column), centered)
-        return ok, change(pair, column, SYMBOLS[column])
-
-    return test
-
-
-def _same_ppl(pair: Pair) -> tuple[bool, str]:
+def _same_ppl(pair: Pair) -> Tested:
     raw, centered = cell(pair.raw, "ppl"), cell(pair.centered, "ppl")
     gap = abs(raw.value - centered.value) / raw.value
-    return gap <= PPL_TOLERANCE, f"{change(pair, 'ppl', 'PPL')}, relative difference {number(gap, 2)}"
+    return gap <= PPL_TOLERANCE, f"{change(pair, 'ppl')}, relative difference {number(gap, 2)}"
 
 
-def _shift_gone(pair: Pair) -> tuple[bool, str]:
+def _shift_gone(pair: Pair) -> Tested:
     raw, centered = cell(pair.raw, "mu_abs_99"), cell(pair.centered, "mu_abs_99")
-    return centered.low <= SHIFT_LEFT * raw.high, change(pair, "mu_abs_99", SYMBOLS["mu_abs_99"])
+    return centered.low <= SHIFT_LEFT * raw.high, change(pair, "mu_abs_99")
 
 
 PPL_PRESERVED = Claim(
@@ -111,7 +41,7 @@ SHIFT_REMOVED = Claim(
 
 
 def not_uniform(shown_by: Sequence[str]) -> Claim:
-    """Some head's gain tail rises; in the paper that of `shown_by`."""
+    """The gain tail of some head rises; in the paper these are the heads of `shown_by`."""
     return Claim(
         "gain_may_rise",
         "Centering is not uniformly beneficial: there are heads whose gain tail A_p^99 it raises.",

@@ -8,19 +8,18 @@ log-normalizer tail of GPT-2 Large. Cost: 384 blocks of 256, twice.
 
 from __future__ import annotations
 
-from zloss_paper.engine.claim import Claim, for_models
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
+from zloss_paper.engine.audited_models import paper_target
+from zloss_paper.engine.checks import for_models
+from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.texts import FINEWEB
-from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import AuditTableConfig, audit_table, paper_target
-from zloss_paper.heads.claims import PPL_PRESERVED, SHIFT_REMOVED, both, falls, gain_rises, not_uniform, rises
+from zloss_paper.heads.claims import PPL_PRESERVED, SHIFT_REMOVED, gain_rises, not_uniform
+from zloss_paper.heads.pair_tests import both, falls, rises
 from zloss_paper.heads.pretrained import CHOICES as WIKITEXT_CHOICES
-from zloss_paper.heads.rows import run_head_table
+from zloss_paper.heads.recipe import head_recipe
 
 LABEL = "tab:fineweb_pretrained"
-COLUMNS = ("ppl", "diag_z", "p_z_999", "a_p_99")
+COLUMNS = ("ppl", "diag_z", "p_z_999", "a_p_99", "mu_abs_99")
+"""The last one is ours: the paper speaks of the shift without printing it."""
 BLOCKS = {"GPT-2": 128, "GPT-2 Medium": 128, "GPT-2 Large": 64, "Pythia-410M": 64}
 TARGETS = tuple(paper_target(model, FINEWEB, blocks) for model, blocks in BLOCKS.items())
 CHOICES = {
@@ -29,16 +28,6 @@ CHOICES = {
     "sequence_offset": "0",
 }
 LARGE = 5.0
-
-
-def configure(profile: Profile, overrides: Overrides) -> AuditTableConfig:
-    """The audits of the table."""
-    return audit_table(LABEL, TARGETS, profile, overrides, deployed=True)
-
-
-def run(config: AuditTableConfig, bench: Workbench) -> Measured:
-    """Two rows per model; the shift column is ours, the paper speaks of it without printing it."""
-    return run_head_table(config, bench, (*COLUMNS, "mu_abs_99"))
 
 
 CLAIMS = (
@@ -63,13 +52,12 @@ CLAIMS = (
     ),
 )
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="Raw and row-centered output head of pretrained models, FineWeb-Edu",
-    columns=(*COLUMNS, "mu_abs_99"),
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL),
+RECIPE = head_recipe(
+    LABEL,
+    "Raw and row-centered output head of pretrained models, FineWeb-Edu",
+    columns=COLUMNS,
+    targets=TARGETS,
     claims=CLAIMS,
     choices=CHOICES,
+    deployed=True,
 )

@@ -13,20 +13,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zloss.report.charts.matplotlib_files import write_figures
-from zloss.report.formatting import number
+from zloss.report.charts.geometry import geometry_panels
+from zloss.report.charts.matplotlib_files import GEOMETRY, write_panels
+from zloss.report.text.numbers import number
 from zloss.results.audit import AuditReport
 from zloss.results.figure_data import GeometrySample
-from zloss_paper.engine.claim import QUOTED_TOLERANCE, Claim, all_pairs, all_rows, cell, for_models, near
+from zloss_paper.engine.audited_models import AuditTableConfig, paper_target
+from zloss_paper.engine.checks import Tested, all_lines, all_pairs, for_models
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.comparison import QUOTED_TOLERANCE, cell, near
 from zloss_paper.engine.paper_table import PaperTable, paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.table import Cell, Pair, Row, Table, measured
+from zloss_paper.engine.recipe import RecipeResult
+from zloss_paper.engine.table import Cell, Line, Pair, Table, cells_of
 from zloss_paper.engine.texts import WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import AuditTableConfig, audit_table, paper_target
-from zloss_paper.heads.claims import goes_from_to
-from zloss_paper.heads.rows import audit_summary, head_rows
+from zloss_paper.heads.lines import audit_summary, head_lines
+from zloss_paper.heads.pair_tests import goes_from_to
+from zloss_paper.heads.recipe import head_recipe
 
 LABEL = "text:gradient_geometry"
 COLUMNS = ("rho_16", "a_p_99", "translation_error", "identity_error")
@@ -41,42 +44,37 @@ SAMPLE_TOLERANCE = 1e-4
 TRACKS = 0.9
 
 
-def configure(profile: Profile, overrides: Overrides) -> AuditTableConfig:
-    """The audit behind the figure."""
-    return audit_table(LABEL, TARGETS, profile, overrides)
-
-
-def run(config: AuditTableConfig, bench: Workbench) -> Measured:
-    """Two rows per model, and the figure."""
-    rows: list[Row] = []
+def run(config: AuditTableConfig, bench: Workbench) -> RecipeResult:
+    """Two lines per model, and the figure."""
+    lines: list[Line] = []
     reports: list[tuple[str, AuditReport]] = []
-    for row in config.rows:
-        report = bench.audit(row.audit)
-        reports.append((row.model, report))
-        for line in head_rows(row, report, COLUMNS[:2]):
+    for model in config.rows:
+        report = bench.audit(model.audit)
+        reports.append((model.model, report))
+        for line in head_lines(model, report, COLUMNS[:2]):
             errors = sample_errors(report.figures.geometry, str(line.key["head"]))
-            cells = {**line.cells, **measured(errors)}
+            cells = {**line.cells, **cells_of(errors)}
             # The paper's caption is about one model and prints no name.
-            rows.append(replace(line, cells=cells, beside={"model": row.beside, "head": line.key["head"]}))
+            lines.append(replace(line, cells=cells, beside={"model": model.beside, "head": line.key["head"]}))
 
     def draw(folder: Path) -> Sequence[Path]:
         return [path for name, report in reports for path in _draw(folder, name, report)]
 
-    summaries = [audit_summary(row, report) for row, (_, report) in zip(config.rows, reports, strict=True)]
-    return Measured(Table(tuple(rows)), texts=config.texts, details={"audits": summaries}, draw=draw)
+    summaries = [audit_summary(model, report) for model, (_, report) in zip(config.rows, reports, strict=True)]
+    return RecipeResult(Table(tuple(lines)), texts=config.texts, details={"audits": summaries}, draw=draw)
 
 
 def _draw(folder: Path, name: str, report: AuditReport) -> list[Path]:
-    # Only the three-panel figure belongs to this recipe.
-    figures = replace(report.figures, histograms=(), spectrum=None)
+    panels = geometry_panels(report)
     safe = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in name)
-    return write_figures(folder / f"gradient_geometry-{safe}", replace(report, figures=figures), formats=("svg",))
+    place = folder / f"gradient_geometry-{safe}" / "gradient_geometry.svg"
+    return write_panels([place], panels, inches=GEOMETRY) if panels else []
 
 
 def sample_errors(sample: GeometrySample | None, head: str) -> dict[str, float | None]:
     """How far the sampled tokens are from the two identities of the figure, largest relative error.
 
-    Panel a: every shape moves by −w̄, so x by ‖w̄‖ and y not at all (one number for the pair, on its centered row).
+    Panel a: every shape moves by −w̄, so x by ‖w̄‖ and y not at all (one number for the pair, on its centered line).
     Panel c: ‖δ_u‖ = a·‖δ_z‖.
     """
     if sample is None:
@@ -102,22 +100,22 @@ def _largest(values: Iterable[float]) -> float | None:
     return max(values, default=None)
 
 
-def _one_vector(pair: Pair) -> tuple[bool, str]:
+def _one_vector(pair: Pair) -> Tested:
     error = cell(pair.centered, "translation_error")
     return error.value <= SAMPLE_TOLERANCE, f"{pair.name}: largest relative error {number(error.value, 2)}"
 
 
-def _identity(row: Row) -> tuple[bool, str]:
-    error = cell(row, "identity_error")
-    return error.value <= SAMPLE_TOLERANCE, f"{row.name()}: largest relative error {number(error.value, 2)}"
+def _identity(line: Line) -> Tested:
+    error = cell(line, "identity_error")
+    return error.value <= SAMPLE_TOLERANCE, f"{line.name()}: largest relative error {number(error.value, 2)}"
 
 
-def _tracks(row: Row) -> tuple[bool, str]:
-    found = cell(row, "rho_16")
-    return found.value >= TRACKS, f"{row.name()}: ρ_16 {number(found.value)}"
+def _tracks(line: Line) -> Tested:
+    found = cell(line, "rho_16")
+    return found.value >= TRACKS, f"{line.name()}: ρ_16 {number(found.value)}"
 
 
-def _correlations(pair: Pair) -> tuple[bool, str]:
+def _correlations(pair: Pair) -> Tested:
     raw, centered = cell(pair.raw, "rho_16"), cell(pair.centered, "rho_16")
     ok = near(raw, Cell(0.997, 0.0005), 0.01) and near(centered, Cell(0.977, 0.0005), 0.01)
     return ok, f"{pair.name}: ρ_16 {number(raw.value)} raw, {number(centered.value)} centered"
@@ -126,8 +124,8 @@ def _correlations(pair: Pair) -> tuple[bool, str]:
 def _paper() -> PaperTable:
     """The caption's numbers, under the model it is about."""
     printed = paper_table(LABEL)
-    rows = tuple(replace(row, key={"model": "GPT-2", **row.key}) for row in printed.table)
-    return replace(printed, table=Table(rows))
+    lines = tuple(replace(line, key={"model": "GPT-2", **line.key}) for line in printed.table)
+    return replace(printed, table=Table(lines))
 
 
 CLAIMS = (
@@ -140,13 +138,13 @@ CLAIMS = (
     Claim(
         "rank_16_tracks",
         "The rank-16 part closely tracks the exact a², raw and centered.",
-        all_rows(_tracks),
+        all_lines(_tracks),
         f"closely: a correlation of {TRACKS:g} or more",
     ),
     Claim(
         "gain_identity",
         "Token by token ‖δ_u‖ = A_p·‖δ_z‖.",
-        all_rows(_identity),
+        all_lines(_identity),
         f"on the sampled tokens, within {SAMPLE_TOLERANCE:g}",
     ),
     Claim(
@@ -163,13 +161,13 @@ CLAIMS = (
     ),
 )
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="Gradient geometry: rank-16 correlation, gain tail, and the figure's two identities",
+RECIPE = head_recipe(
+    LABEL,
+    "Gradient geometry: rank-16 correlation, gain tail, and the figure's two identities",
     columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=_paper(),
+    targets=TARGETS,
     claims=CLAIMS,
     choices=CHOICES,
+    paper=_paper(),
+    run=run,
 )

@@ -2,32 +2,22 @@
 
     zloss reproduce tab:pretrained --profile paper
 
-Expected: the perplexities of a model's two rows agree; the log-normalizer tail of DistilGPT-2, GPT-2 and GPT-2 Medium falls
+Expected: the perplexities of a model's two lines agree; the log-normalizer tail of DistilGPT-2, GPT-2 and GPT-2 Medium falls
 by 4.9, 12.8 and 12.7, while the gain tail of GPT-2 Large, Pythia-410M and Pythia-1B rises. Cost: 1856 blocks of 256 through
 models of 82 M to 1 B parameters, twice (once for the deployed perplexity).
 """
 
 from __future__ import annotations
 
-from zloss_paper.engine.claim import Claim, Finding, all_pairs, cell, for_models
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
+from zloss_paper.engine.audited_models import paper_target
+from zloss_paper.engine.checks import Tested, all_pairs, for_models
+from zloss_paper.engine.claim import FAILS, HOLDS, OPEN, Claim, Judgement
+from zloss_paper.engine.comparison import cell
 from zloss_paper.engine.table import Pair, Table
 from zloss_paper.engine.texts import WIKITEXT
-from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import AuditTableConfig, audit_table, paper_target
-from zloss_paper.heads.claims import (
-    PPL_PRESERVED,
-    SHIFT_REMOVED,
-    both,
-    falls,
-    gain_rises,
-    not_uniform,
-    quoted_factor,
-    rises,
-)
-from zloss_paper.heads.rows import run_head_table
+from zloss_paper.heads.claims import PPL_PRESERVED, SHIFT_REMOVED, gain_rises, not_uniform, quoted_factor
+from zloss_paper.heads.pair_tests import both, falls, rises
+from zloss_paper.heads.recipe import head_recipe
 
 LABEL = "tab:pretrained"
 COLUMNS = ("ppl", "diag_z", "p_z_999", "a_p_99", "mu_abs_99")
@@ -56,28 +46,24 @@ LARGE_SHIFT = ("DistilGPT-2", "GPT-2", "GPT-2 Medium")
 SEVERAL, SHARPLY = 3, 2.0
 
 
-def configure(profile: Profile, overrides: Overrides) -> AuditTableConfig:
-    """The audits of the table."""
-    return audit_table(LABEL, TARGETS, profile, overrides, deployed=True)
-
-
-def run(config: AuditTableConfig, bench: Workbench) -> Measured:
-    """Two rows per model."""
-    return run_head_table(config, bench, COLUMNS)
-
-
-def _shift_dominates(pair: Pair) -> tuple[bool, str]:
-    """|μ| beyond the whole centered violation tail: the shift is most of what Z-loss would see."""
+def _shift_dominates(pair: Pair) -> Tested:
+    """p99 |μ| is larger than P_Z^99.9 of the centered head: most of the raw violation is the common shift."""
     shift, rest = cell(pair.raw, "mu_abs_99"), cell(pair.centered, "p_z_999")
     return shift.high > rest.low, f"{pair.name}: p99 |μ| {shift.value:g}, centered P_Z^99.9 {rest.value:g}"
 
 
-def _several(table: Table) -> Finding:
+def _small_shift_and_rising_gain(pair: Pair) -> Tested:
+    dominates, shift = _shift_dominates(pair)
+    gain_rises, gain = rises("a_p_99")(pair)
+    return not dominates and gain_rises, f"{shift}; {gain}"
+
+
+def _several(table: Table) -> Judgement:
     if len(table.pairs()) < SEVERAL:
-        return Finding("cannot be tested here", f"at least {SEVERAL} models are needed; measured: {len(table.pairs())}")
+        return Judgement(OPEN, f"at least {SEVERAL} models are needed; measured: {len(table.pairs())}")
     tests = [all_pairs(falls("p_z_999", factor=SHARPLY))(Table((pair.raw, pair.centered))) for pair in table.pairs()]
-    shown = [finding.evidence for finding in tests if finding.verdict == "holds"]
-    return Finding("holds" if len(shown) >= SEVERAL else "does not hold", "; ".join(shown) or "no model shows it")
+    shown = [judgement.evidence for judgement in tests if judgement.verdict == HOLDS]
+    return Judgement(HOLDS if len(shown) >= SEVERAL else FAILS, "; ".join(shown) or "no model shows it")
 
 
 CLAIMS = (
@@ -102,8 +88,7 @@ CLAIMS = (
     Claim(
         "pythia_1b_contrast",
         "The raw common-shift tail of Pythia-1B is already small, and centering raises its gain tail.",
-        for_models(("Pythia-1B",), lambda pair: (not _shift_dominates(pair)[0] and rises("a_p_99")(pair)[0],
-                                                 f"{_shift_dominates(pair)[1]}; {rises('a_p_99')(pair)[1]}")),
+        for_models(("Pythia-1B",), _small_shift_and_rising_gain),
         "small: p99 |μ| below P_Z^99.9 of the centered head",
     ),
     Claim(
@@ -112,17 +97,18 @@ CLAIMS = (
         for_models(("GPT-2 Large",), both(rises("diag_z"), rises("a_p_99"))),
     ),
     gain_rises(
-        ("Pythia-410M", "Pythia-1B"), "pythia_gain_rises", "Centering raises the gain tails of Pythia-410M and Pythia-1B."
+        ("Pythia-410M", "Pythia-1B"),
+        "pythia_gain_rises",
+        "Centering raises the gain tails of Pythia-410M and Pythia-1B.",
     ),
-)  # fmt: skip
+)
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="Raw and row-centered output head of pretrained models",
+RECIPE = head_recipe(
+    LABEL,
+    "Raw and row-centered output head of pretrained models",
     columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL),
+    targets=TARGETS,
     claims=CLAIMS,
     choices=CHOICES,
+    deployed=True,
 )

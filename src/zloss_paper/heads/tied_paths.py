@@ -9,19 +9,18 @@ batch nor λ here, so its norms can be compared in kind only. Cost: 8 blocks of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.results.audit import NO_INPUT_PATH, AuditReport, GradientNumbers, PathNumbers
-from zloss_paper.engine.claim import FAILS, HOLDS, OPEN, Claim, Finding, RowTest, all_rows, cell
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.table import Key, Row, Table, measured
+from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
+from zloss_paper.engine.checks import LineTest, Tested, all_lines
+from zloss_paper.engine.claim import FAILS, HOLDS, OPEN, Check, Claim, Judgement
+from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.recipe import RecipeResult
+from zloss_paper.engine.table import Key, Line, Table, cells_of
 from zloss_paper.engine.texts import WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import AuditRow, AuditTableConfig, audit_table, paper_target
-from zloss_paper.heads.rows import audit_summary
+from zloss_paper.heads.lines import audit_summary
+from zloss_paper.heads.recipe import head_recipe
 
 LABEL = "text:tied_paths"
 COLUMNS = ("r_z", "aux_ce_cosine", "output_path_norm", "input_path_norm", "input_output_cosine")
@@ -33,7 +32,7 @@ CHOICES = {
     "corpus": "WikiText-103 validation, raw variant",
     "diagnostic_batch_size": "the first 8 blocks, gradients mean-reduced over their predictions",
     "block_size": "256",
-    "lambda_value": "1e-4, the diagnostic coefficient; R_Z and both norms are linear in it, the cosines do not feel it",
+    "lambda_value": "1e-4, the diagnostic coefficient; R_Z and both norms are linear in it, the cosines do not depend on it",
     "precision": "fp32",
     "seed_values": "0; nothing here is random",
 }
@@ -42,22 +41,17 @@ ORTHOGONAL = 0.1
 COUPLED = 0.05
 
 
-def configure(profile: Profile, overrides: Overrides) -> AuditTableConfig:
-    """The audits whose gradient section is read."""
-    return audit_table(LABEL, TARGETS, profile, overrides)
+def run(config: AuditTableConfig, bench: Workbench) -> RecipeResult:
+    """One line per model, in raw coordinates."""
+    lines, audits = [], []
+    for model in config.rows:
+        report = bench.audit(model.audit)
+        lines.append(path_line(model, report))
+        audits.append({**audit_summary(model, report), **_gradient(report)})
+    return RecipeResult(Table(tuple(lines)), texts=config.texts, details={"audits": audits})
 
 
-def run(config: AuditTableConfig, bench: Workbench) -> Measured:
-    """One row per model, in raw coordinates."""
-    rows, audits = [], []
-    for row in config.rows:
-        report = bench.audit(row.audit)
-        rows.append(path_row(row, report))
-        audits.append({**audit_summary(row, report), **_gradient(report)})
-    return Measured(Table(tuple(rows)), texts=config.texts, details={"audits": audits})
-
-
-def path_row(row: AuditRow, report: AuditReport) -> Row:
+def path_line(model: AuditedModel, report: AuditReport) -> Line:
     """R_Z, C_Z and the two paths; an untied head has none of the latter."""
     gradient = GradientNumbers() if report.gradient is None else report.gradient.raw
     paths = PathNumbers() if report.tied_paths is None else report.tied_paths.raw
@@ -70,9 +64,9 @@ def path_row(row: AuditRow, report: AuditReport) -> Row:
     }
     why = NO_INPUT_PATH if not report.model.tied else report.reason("tied_paths") or "not measured"
     reasons = {column: why for column, value in values.items() if value is None}
-    key: dict[str, Key] = {"model": row.model, "table": "tied" if report.model.tied else "untied"}
-    beside: dict[str, Key] = {"model": row.beside}
-    return Row(key, measured(values), reasons, (*row.deviations, UNKNOWN), beside)
+    key: dict[str, Key] = {"model": model.model, "table": "tied" if report.model.tied else "untied"}
+    beside: dict[str, Key] = {"model": model.beside}
+    return Line(key, cells_of(values), reasons, (*model.deviations, UNKNOWN), beside)
 
 
 def _gradient(report: AuditReport) -> dict[str, object]:
@@ -80,59 +74,61 @@ def _gradient(report: AuditReport) -> dict[str, object]:
     return {} if gradient is None else {"coef": gradient.coef, "gradient_blocks": gradient.blocks}
 
 
-def _tied(row: Row) -> bool:
-    return row.key.get("table") == "tied" or "output_path_norm" in row.cells
+def _tied(line: Line) -> bool:
+    return line.key.get("table") == "tied" or "output_path_norm" in line.cells
 
 
 def _about(table: Table, *, tied: bool) -> Table:
-    return Table(tuple(row for row in table if _tied(row) == tied))
+    return Table(tuple(line for line in table if _tied(line) == tied))
 
 
-def _orthogonal(row: Row) -> tuple[bool, str]:
-    found = cell(row, "aux_ce_cosine")
-    return abs(found.value) <= ORTHOGONAL, f"{row.name()}: cosine to CE {number(found.value)}"
+def _orthogonal(line: Line) -> Tested:
+    found = cell(line, "aux_ce_cosine")
+    return abs(found.value) <= ORTHOGONAL, f"{line.name()}: cosine to CE {number(found.value)}"
 
 
-def _two_paths(row: Row) -> tuple[bool, str]:
-    out, into = cell(row, "output_path_norm"), cell(row, "input_path_norm")
+def _two_paths(line: Line) -> Tested:
+    out, into = cell(line, "output_path_norm"), cell(line, "input_path_norm")
     share = min(out.value, into.value) / max(out.value, into.value)
-    return share >= COUPLED, f"{row.name()}: output path {number(out.value)}, input path {number(into.value)}"
+    return share >= COUPLED, f"{line.name()}: output path {number(out.value)}, input path {number(into.value)}"
 
 
-def _paths_orthogonal(row: Row) -> tuple[bool, str]:
-    found = cell(row, "input_output_cosine")
-    return abs(found.value) <= ORTHOGONAL, f"{row.name()}: cosine of the paths {number(found.value)}"
+def _paths_orthogonal(line: Line) -> Tested:
+    found = cell(line, "input_output_cosine")
+    return abs(found.value) <= ORTHOGONAL, f"{line.name()}: cosine of the paths {number(found.value)}"
 
 
-def _said_of(models: tuple[str, ...], test: RowTest) -> Callable[[Table], Finding]:
-    """A statement about named models; others have their number in the table."""
+def _said_of(models: tuple[str, ...], test: LineTest) -> Check:
+    """A check of named models alone; open where one of them was not measured."""
 
-    def check(table: Table) -> Finding:
+    def check(table: Table) -> Judgement:
         absent = [model for model in models if not table.find(model=model)]
         if absent:
-            return Finding(OPEN, f"not measured: {', '.join(absent)}")
-        return all_rows(test)(Table(tuple(row for row in table if row.key["model"] in models)))
+            return Judgement(OPEN, f"not measured: {', '.join(absent)}")
+        return all_lines(test)(Table(tuple(line for line in table if line.key["model"] in models)))
 
     return check
 
 
-def _no_input_path(table: Table) -> Finding:
+def _no_input_path(table: Table) -> Judgement:
     untied = _about(table, tied=False)
-    if not untied.rows:
-        return Finding(OPEN, "no model with an untied head was measured")
-    with_path = [row.name() for row in untied if "input_path_norm" in row.cells]
-    names = ", ".join(row.name() for row in untied)
-    return Finding(FAILS, f"an input path: {', '.join(with_path)}") if with_path else Finding(HOLDS, f"none: {names}")
+    if not untied.lines:
+        return Judgement(OPEN, "no model with an untied head was measured")
+    with_path = [line.name() for line in untied if "input_path_norm" in line.cells]
+    names = ", ".join(line.name() for line in untied)
+    return (
+        Judgement(FAILS, f"an input path: {', '.join(with_path)}") if with_path else Judgement(HOLDS, f"none: {names}")
+    )
 
 
-def _larger_budget(table: Table) -> Finding:
+def _larger_budget(table: Table) -> Judgement:
     untied, tied = table.find(model="Pythia-160M"), table.find(model="GPT-2") + table.find(model="GPT-2 Medium")
     if not untied or not tied:
-        return Finding(OPEN, "it compares Pythia-160M with GPT-2, and they were not both measured")
-    largest = max(cell(row, "r_z").value for row in tied)
+        return Judgement(OPEN, "it compares Pythia-160M with GPT-2, and they were not both measured")
+    largest = max(cell(line, "r_z").value for line in tied)
     budget, cosine = cell(untied[0], "r_z").value, cell(untied[0], "aux_ce_cosine").value
     evidence = f"R_Z {number(budget)} against {number(largest)}, cosine to CE {number(cosine)}"
-    return Finding(HOLDS if budget > largest and cosine < 0 else FAILS, evidence)
+    return Judgement(HOLDS if budget > largest and cosine < 0 else FAILS, evidence)
 
 
 CLAIMS = (
@@ -145,13 +141,13 @@ CLAIMS = (
     Claim(
         "pattern_nearly_orthogonal",
         "On every tied table the auxiliary gradient is nearly orthogonal to the CE gradient.",
-        lambda table: all_rows(_orthogonal)(_about(table, tied=True)),
+        lambda table: all_lines(_orthogonal)(_about(table, tied=True)),
         f"the paper says so of GPT-2 and GPT-2 Medium alone; nearly: |cosine| ≤ {ORTHOGONAL:g}",
     ),
     Claim(
         "two_paths",
         "On a tied table the auxiliary loss acts through two paths, output and input, neither of them negligible.",
-        lambda table: all_rows(_two_paths)(_about(table, tied=True)),
+        lambda table: all_lines(_two_paths)(_about(table, tied=True)),
         f"not negligible: the smaller norm is at least {COUPLED:.0%} of the larger",
     ),
     Claim(
@@ -168,13 +164,12 @@ CLAIMS = (
     ),
 )
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="The Z-loss gradient on tied and untied tables: ratio, cosine, output and input path",
+RECIPE = head_recipe(
+    LABEL,
+    "The Z-loss gradient on tied and untied tables: ratio, cosine, output and input path",
     columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL),
+    targets=TARGETS,
     claims=CLAIMS,
     choices=CHOICES,
+    run=run,
 )

@@ -2,9 +2,9 @@
 
     zloss reproduce audit:implementations
 
-Not a table of the paper: its source and kernel audits, asked of implementations one may really use: ours, PyTorch's, and
-Liger, flash-attn and cut-cross-entropy where they are installed. Losses that take logits read stored ones; losses that
-project themselves get hidden states and head in that dtype, and are compared with fp64 of the same rounded inputs.
+This is not a table of the paper. It applies the paper's source and kernel audits to implementations in use: ours,
+PyTorch's, and Liger, flash-attn and cut-cross-entropy where they are installed. Losses that take logits read stored ones.
+Losses that project get hidden states and head in the storage dtype, and are compared with fp64 of the same rounded inputs.
 
     Δ_tot, Δ_Z        against the logits before storage (projecting losses: at the hidden states)
     kernel Δ_Z        against fp64 of what the loss was given, its 16-bit output included
@@ -19,14 +19,15 @@ from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implemen
 from zloss.audit.implementation.linear_kernels import LinearRow, linear_row
 from zloss.audit.implementation.storage import Storage
 from zloss.errors import ZlossError
+from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.table import Key, Row, Table, measured
+from zloss_paper.engine.recipe import Recipe, RecipeResult
+from zloss_paper.engine.table import Key, Line, Table, cells_of
 from zloss_paper.engine.texts import WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import AuditRow, paper_target
-from zloss_paper.implementations.shared_audits import ImplementationConfig, audited_models, head_tokens, kernel_rows
-from zloss_paper.implementations.triton_fused import tokens_per_block
+from zloss_paper.implementations.head_tokens import head_tokens
+from zloss_paper.implementations.setting import ImplementationConfig, audited_models, tokens_per_block
+from zloss_paper.implementations.shared_audits import shared_kernel_audit
 
 LABEL = "audit:implementations"
 COLUMNS = ("rel_forward_error", "delta_total", "delta_z", "kernel_delta_z", "delta_weight", "delta_src")
@@ -57,10 +58,10 @@ def configure(profile: Profile, overrides: Overrides) -> ImplementationsConfig:
     return ImplementationsConfig(models, STORAGES, SCALES, tokens_per_block=tokens, names=names)
 
 
-def run(config: ImplementationsConfig, bench: Workbench) -> Measured:
-    """A row per implementation and dtype; what cannot run here says why."""
-    rows: list[Row] = []
-    notes = dict.fromkeys((*EMPTY, f"every row rests on {config.tokens_per_block} tokens of each block"))
+def run(config: ImplementationsConfig, bench: Workbench) -> RecipeResult:
+    """A line per implementation and dtype; what cannot run here says why."""
+    lines: list[Line] = []
+    notes = dict.fromkeys((*EMPTY, f"every line rests on {config.tokens_per_block} tokens of each block"))
     for model in config.models.rows:
         for implementation in map(find_implementation, config.names):
             if not implementation.installed:
@@ -68,47 +69,47 @@ def run(config: ImplementationsConfig, bench: Workbench) -> Measured:
                 continue
             try:
                 found = _logits if implementation.takes == "logits" else _linear
-                rows += found(config, bench, model, implementation, notes)
+                lines += found(config, bench, model, implementation, notes)
             except ZlossError as error:
                 notes[f"{implementation.title} on {model.model}: {error}"] = None
-    return Measured(Table(tuple(rows)), tuple(notes), config.models.texts)
+    return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts)
 
 
-def _key(model: AuditRow, implementation: Implementation, dtype: str) -> dict[str, Key]:
+def _key(model: AuditedModel, implementation: Implementation, dtype: str) -> dict[str, Key]:
     return {"model": model.model, "implementation": implementation.title, "dtype": dtype}
 
 
 def _logits(
     config: ImplementationConfig,
     bench: Workbench,
-    model: AuditRow,
+    model: AuditedModel,
     implementation: Implementation,
     notes: dict[str, None],
-) -> list[Row]:
+) -> list[Line]:
     lines = []
-    for row in kernel_rows(bench, model.audit, config, implementation.name, same_tokens=True):
+    for found in shared_kernel_audit(bench, model.audit, config, implementation.name, same_tokens=True):
         values = {
-            "rel_forward_error": row.forward,
-            "delta_total": row.delta_total,
-            "delta_z": row.delta_z,
-            "kernel_delta_z": row.kernel_delta_z,
+            "rel_forward_error": found.forward,
+            "delta_total": found.delta_total,
+            "delta_z": found.delta_z,
+            "kernel_delta_z": found.kernel_delta_z,
         }
-        lines.append(Row(_key(model, implementation, row.storage), measured(values), {}, model.deviations))
+        lines.append(Line(_key(model, implementation, found.storage), cells_of(values), {}, model.deviations))
     return lines
 
 
 def _linear(
     config: ImplementationConfig,
     bench: Workbench,
-    model: AuditRow,
+    model: AuditedModel,
     implementation: Implementation,
     notes: dict[str, None],
-) -> list[Row]:
+) -> list[Line]:
     tokens = head_tokens(bench, model.audit).thinned(config.tokens_per_block)
     lines = []
     with bench.progress.step(implementation.title, len(config.storages), "dtypes") as step:
         for dtype in config.storages:
-            row = linear_row(
+            found = linear_row(
                 implementation,
                 tokens.head,
                 tokens.hidden_TD,
@@ -119,21 +120,21 @@ def _linear(
                 target=tokens.target,
                 note=lambda sentence: notes.setdefault(sentence),
             )
-            lines.append(_linear_line(model, implementation, row))
+            lines.append(_linear_line(model, implementation, found))
             step.advance(1)
     return lines
 
 
-def _linear_line(model: AuditRow, implementation: Implementation, row: LinearRow) -> Row:
+def _linear_line(model: AuditedModel, implementation: Implementation, found: LinearRow) -> Line:
     values = {
-        "rel_forward_error": row.forward,
-        "delta_total": row.hidden_total,
-        "delta_z": row.hidden_z,
-        "kernel_delta_z": row.hidden_z,
-        "delta_weight": row.weight_total,
-        "delta_src": None if row.delta_src is None else row.delta_src.mean,
+        "rel_forward_error": found.forward,
+        "delta_total": found.hidden_total,
+        "delta_z": found.hidden_z,
+        "kernel_delta_z": found.hidden_z,
+        "delta_weight": found.weight_total,
+        "delta_src": None if found.delta_src is None else found.delta_src.mean,
     }
-    return Row(_key(model, implementation, row.inputs), measured(values), {}, model.deviations)
+    return Line(_key(model, implementation, found.inputs), cells_of(values), {}, model.deviations)
 
 
 RECIPE = Recipe(

@@ -8,33 +8,31 @@ fp32 below 1e-6.
 
 from __future__ import annotations
 
+from zloss_paper.engine.audited_models import paper_target
+from zloss_paper.engine.checks import between, rises
 from zloss_paper.engine.claim import Claim
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.row_claims import between, rises
+from zloss_paper.engine.recipe import RecipeResult
 from zloss_paper.engine.table import Table
 from zloss_paper.engine.texts import FINEWEB, WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import paper_target
-from zloss_paper.implementations.shared_audits import ImplementationConfig, audited_models, choices, kernel_rows
-from zloss_paper.implementations.triton_fused import COLUMNS, KERNEL, SCALES, STORAGES, kernel_line, tokens_per_block
+from zloss_paper.implementations.recipe import implementation_recipe
+from zloss_paper.implementations.setting import ImplementationConfig, choices, tokens_per_block
+from zloss_paper.implementations.shared_audits import shared_kernel_audit
+from zloss_paper.implementations.triton_fused import COLUMNS, KERNEL, SCALES, STORAGES, kernel_line
 
 LABEL = "text:fused_audit_medium"
 TARGETS = (paper_target("GPT-2 Medium", WIKITEXT, 8), paper_target("GPT-2 Medium", FINEWEB, 8))
 
 
-def configure(profile: Profile, overrides: Overrides) -> ImplementationConfig:
-    """The models, storage × multiplier."""
-    models = audited_models(LABEL, TARGETS, profile, overrides)
-    return ImplementationConfig(models, STORAGES, SCALES, tokens_per_block=tokens_per_block(profile))
-
-
-def run(config: ImplementationConfig, bench: Workbench) -> Measured:
+def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
     """Rows of fp32 and bf16 storage."""
-    audited = [(model, row) for model in config.models.rows for row in kernel_rows(bench, model.audit, config, KERNEL)]
-    rows = tuple(kernel_line(model, row) for model, row in audited if row.storage != "fp16")
-    return Measured(Table(rows), texts=config.models.texts)
+    audited = [
+        (model, found)
+        for model in config.models.rows
+        for found in shared_kernel_audit(bench, model.audit, config, KERNEL)
+    ]
+    lines = tuple(kernel_line(model, found) for model, found in audited if found.storage != "fp16")
+    return RecipeResult(Table(lines), texts=config.models.texts)
 
 
 CLAIMS = (
@@ -45,13 +43,15 @@ CLAIMS = (
     ),
 )
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="The fused-kernel audit on GPT-2 Medium logits",
+RECIPE = implementation_recipe(
+    LABEL,
+    "The fused-kernel audit on GPT-2 Medium logits",
+    run,
     columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL, integer_keys=("logit_scale",)),
+    targets=TARGETS,
+    storages=STORAGES,
+    logit_scales=SCALES,
     claims=CLAIMS,
+    tokens_per_block=tokens_per_block,
     choices=choices("model_ids", "block_size", "lambda_value", "seed_values", num_sequences="the first 8 blocks"),
 )

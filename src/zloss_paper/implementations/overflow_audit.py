@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from zloss.audit.implementation.overflow import OverflowRow, overflow_audit
-from zloss.models.output_head import check_head, find_head
+from zloss.models.head_check import check_head
+from zloss.models.output_head import find_head
 from zloss.optimizer.fp16_margin import STATIC_SCALES
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.source.objective import Objective
 from zloss.source.objectives.centered import CenteredZLoss
 from zloss.source.objectives.centered_head import CenteredHead
@@ -23,24 +24,33 @@ from zloss.source.objectives.cross_entropy import CrossEntropy
 from zloss.source.objectives.factorized import FactorizedZLoss
 from zloss.source.objectives.gain_aware import GainAwareZLoss
 from zloss.source.objectives.standard import StandardZLoss
-from zloss_paper.engine.claim import OPEN, Claim, Finding, all_rows, cell, ratio
+from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
+from zloss_paper.engine.checks import Tested, all_lines, between
+from zloss_paper.engine.claim import OPEN, Claim, Judgement
+from zloss_paper.engine.comparison import cell, ratio
+from zloss_paper.engine.paper_methods import (
+    CE,
+    CENTERED,
+    CENTERED_HEAD,
+    FACTORIZED,
+    GAIN_AWARE,
+    RAW_METHODS,
+    STANDARD,
+)
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.row_claims import between
-from zloss_paper.engine.table import Key, Row, Table, measured
+from zloss_paper.engine.recipe import Recipe, RecipeResult
+from zloss_paper.engine.table import Key, Line, Table, cells_of
 from zloss_paper.engine.texts import FINEWEB, WIKITEXT
 from zloss_paper.engine.workbench import Workbench, text_blocks
-from zloss_paper.heads.audit_rows import AuditRow, AuditTableConfig, paper_target
-from zloss_paper.implementations.shared_audits import audited_models, choices
+from zloss_paper.implementations.lines import audit_details
+from zloss_paper.implementations.setting import audited_models, choices
 
 LABEL = "tab:overflow_audit"
 COLUMNS = ("grad_norm_mean", "grad_inf_mean", "kappa_min", *(f"psi_{scale}" for scale in STATIC_SCALES))
 TARGETS = (paper_target("GPT-2", WIKITEXT, 16), paper_target("GPT-2 Medium", FINEWEB, 16))
 BATCHES = 16
 LAMBDA, BETA = 3e-3, 1e-2
-CE, CENTERED_HEAD, STANDARD, CENTERED = "CE baseline", "Centered head", "Standard Z-loss", "Centered Z-loss"
-RAW_METHODS = (STANDARD, "Factorized Z-loss", "Gain-aware Z-loss")
 AT_CE_SCALE = 0.1
 """Relative difference from CE within which a gradient stays at its scale."""
 PAPER_MODELS = ("GPT-2", "GPT-2 Medium")
@@ -62,8 +72,8 @@ class OverflowConfig:
             CE: CrossEntropy(),
             CENTERED_HEAD: CenteredHead(),
             STANDARD: StandardZLoss(self.coef),
-            "Factorized Z-loss": FactorizedZLoss(self.coef, self.coef),
-            "Gain-aware Z-loss": GainAwareZLoss(self.coef, beta=self.beta),
+            FACTORIZED: FactorizedZLoss(self.coef, self.coef),
+            GAIN_AWARE: GainAwareZLoss(self.coef, beta=self.beta),
             CENTERED: CenteredZLoss(self.coef),
         }
         return {name: known[name] for name in self.methods}
@@ -74,9 +84,9 @@ def configure(profile: Profile, overrides: Overrides) -> OverflowConfig:
     return OverflowConfig(audited_models(LABEL, TARGETS, profile, overrides, cpu_blocks=BATCHES))
 
 
-def run(config: OverflowConfig, bench: Workbench) -> Measured:
-    """Six rows per model."""
-    rows, details = [], []
+def run(config: OverflowConfig, bench: Workbench) -> RecipeResult:
+    """Six lines per model."""
+    lines, details = [], []
     notes: dict[str, None] = {}
     for model in config.models.rows:
         checkpoint = bench.checkpoint(model.audit)
@@ -92,39 +102,39 @@ def run(config: OverflowConfig, bench: Workbench) -> Measured:
                 advance=step.advance,
                 note=lambda sentence: notes.setdefault(sentence),
             )
-        rows += [_line(model, row) for row in audited]
-        details += [{"model": model.model, "corpus": model.corpus, "row": row} for row in audited]
-    return Measured(Table(tuple(rows)), tuple(notes), config.models.texts, {"overflow_rows": details})
+        lines += [_line(model, found) for found in audited]
+        details += audit_details(model, audited)
+    return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts, {"overflow_rows": details})
 
 
-def _line(model: AuditRow, row: OverflowRow) -> Row:
-    key: dict[str, Key] = {"model": model.model, "corpus": model.corpus, "method": row.method}
-    beside: dict[str, Key] = {"model": model.beside, "corpus": model.beside_corpus, "method": row.method}
-    margin = row.margin
+def _line(model: AuditedModel, found: OverflowRow) -> Line:
+    key: dict[str, Key] = {"model": model.model, "corpus": model.corpus, "method": found.method}
+    beside: dict[str, Key] = {"model": model.beside, "corpus": model.beside_corpus, "method": found.method}
+    margin = found.margin
     if margin is None:
-        return Row(key, {}, dict.fromkeys(COLUMNS, row.reason), model.deviations, beside)
+        return Line(key, {}, dict.fromkeys(COLUMNS, found.reason), model.deviations, beside)
     values = {
-        "grad_norm_mean": row.grad_norm_mean,
-        "grad_inf_mean": row.grad_inf_mean,
+        "grad_norm_mean": found.grad_norm_mean,
+        "grad_inf_mean": found.grad_inf_mean,
         "kappa_min": margin.kappa_min,
         **{f"psi_{scale}": fraction for scale, fraction in margin.psi.items()},
     }
-    reasons = {} if row.grad_norm_mean is not None else dict.fromkeys(COLUMNS[:2], "no batch has a finite gradient")
-    return Row(key, measured(values), reasons, model.deviations, beside)
+    reasons = {} if found.grad_norm_mean is not None else dict.fromkeys(COLUMNS[:2], "no batch has a finite gradient")
+    return Line(key, cells_of(values), reasons, model.deviations, beside)
 
 
-def _against_ce(method: str, compare: Callable[[Row, Row], tuple[bool, str]]) -> Callable[[Table], Finding]:
+def _against_ce(method: str, compare: Callable[[Line, Line], Tested]) -> Callable[[Table], Judgement]:
     return between("method", CE, method, compare)
 
 
-def _less_room(ce: Row, other: Row) -> tuple[bool, str]:
+def _less_room(ce: Line, other: Line) -> Tested:
     before, after = cell(ce, "kappa_min"), cell(other, "kappa_min")
     inf = ratio(cell(other, "grad_inf_mean"), cell(ce, "grad_inf_mean"))
     ok = after.low < before.high and inf.high > 1
     return ok, f"{other.name()}: ‖g‖_∞ × {inf.value:.3g}, κ_min {number(before.value)} → {number(after.value)}"
 
 
-def _at_ce_scale(ce: Row, other: Row) -> tuple[bool, str]:
+def _at_ce_scale(ce: Line, other: Line) -> Tested:
     found = {
         name: ratio(cell(other, name), cell(ce, name)) for name in ("grad_norm_mean", "grad_inf_mean", "kappa_min")
     }
@@ -132,22 +142,22 @@ def _at_ce_scale(ce: Row, other: Row) -> tuple[bool, str]:
     return ok, f"{other.name()}: " + ", ".join(f"{name} × {share.value:.3g}" for name, share in found.items())
 
 
-def _equal(ce: Row, other: Row) -> tuple[bool, str]:
+def _equal(ce: Line, other: Line) -> Tested:
     names = ("grad_norm_mean", "grad_inf_mean", "kappa_min")
     return all(cell(ce, name).value == cell(other, name).value for name in names), other.name()
 
 
-def _overflow_at_4096(table: Table) -> Finding:
-    rows = [row for row in table if row.key["model"] in PAPER_MODELS]
-    if not rows:
-        return Finding(OPEN, f"it is about {' and '.join(PAPER_MODELS)}, and neither was measured")
+def _overflow_at_4096(table: Table) -> Judgement:
+    lines = [line for line in table if line.key["model"] in PAPER_MODELS]
+    if not lines:
+        return Judgement(OPEN, f"it is about {' and '.join(PAPER_MODELS)}, and neither was measured")
 
-    def test(row: Row) -> tuple[bool, str]:
-        fraction = cell(row, "psi_4096")
-        ok = fraction.high >= 0.875 if row.key["method"] in RAW_METHODS else fraction.value == 0
-        return ok, f"{row.name()}: Ψ_4096 {number(fraction.value)}"
+    def test(line: Line) -> Tested:
+        fraction = cell(line, "psi_4096")
+        ok = fraction.high >= 0.875 if line.key["method"] in RAW_METHODS else fraction.value == 0
+        return ok, f"{line.name()}: Ψ_4096 {number(fraction.value)}"
 
-    return all_rows(test)(Table(tuple(rows)))
+    return all_lines(test)(Table(tuple(lines)))
 
 
 CLAIMS = (

@@ -3,7 +3,7 @@
     zloss reproduce text:pytorch_backward_audit --profile paper
 
 Expected: bf16 differences of 1.0e-3 … 1.5e-3, fp16 below 2.8e-4, fp32 zero: far below the source error of the same
-storage. Cost: 8 blocks, one forward pass and two backward passes of the loss per row.
+storage. Cost: 8 blocks, one forward pass and two backward passes of the loss per line.
 
 The paper does not define the two formulas further. Ours: `F.cross_entropy` on the stored logits, and `log_softmax` of the
 same logits in fp32; Z is λ(logsumexp(z.float()) − c)² in both; the gradient arrives in the storage dtype. The difference
@@ -20,22 +20,19 @@ from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.implementation.implementations import find_implementation
 from zloss.audit.implementation.kernels import gradient_difference
 from zloss.audit.implementation.storage import ReferenceHead, Storage, storage_dtype
-from zloss.report.formatting import number
-from zloss_paper.engine.claim import Claim, all_rows, cell
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.table import Row, Table, measured
+from zloss.report.text.numbers import number
+from zloss_paper.engine.audited_models import paper_target
+from zloss_paper.engine.checks import Tested, all_lines
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.recipe import RecipeResult
+from zloss_paper.engine.table import Line, Table, cells_of
 from zloss_paper.engine.texts import FINEWEB, WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import paper_target
-from zloss_paper.implementations.shared_audits import (
-    ImplementationConfig,
-    audited_models,
-    choices,
-    head_tokens,
-    line_keys,
-)
+from zloss_paper.implementations.head_tokens import head_tokens
+from zloss_paper.implementations.lines import line_keys
+from zloss_paper.implementations.recipe import implementation_recipe
+from zloss_paper.implementations.setting import ImplementationConfig, choices
 
 LABEL = "text:pytorch_backward_audit"
 COLUMNS = ("delta_total",)
@@ -58,21 +55,16 @@ class Difference:
     value: float
 
 
-def configure(profile: Profile, overrides: Overrides) -> ImplementationConfig:
-    """The models, storage × multiplier."""
-    return ImplementationConfig(audited_models(LABEL, TARGETS, profile, overrides), STORAGES, SCALES)
-
-
-def run(config: ImplementationConfig, bench: Workbench) -> Measured:
-    """Nine rows per model and corpus."""
-    rows = []
+def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
+    """Nine lines per model and corpus."""
+    lines = []
     for model in config.models.rows:
         for found in _differences(bench, model.audit, config):
             own = {"storage": found.storage, "logit_scale": found.logit_scale}
             key, beside = line_keys(model, {**own}, corpus=True)
-            values = measured({"delta_total": found.value})
-            rows.append(Row(key, values, {}, model.deviations, {"model": model.beside, **beside}))
-    return Measured(Table(tuple(rows)), texts=config.models.texts)
+            values = cells_of({"delta_total": found.value})
+            lines.append(Line(key, values, {}, model.deviations, {"model": model.beside, **beside}))
+    return RecipeResult(Table(tuple(lines)), texts=config.models.texts)
 
 
 def _differences(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> list[Difference]:
@@ -101,9 +93,9 @@ def _differences(bench: Workbench, audit: AuditConfig, config: ImplementationCon
     return [Difference(storage, scale, sum(values) / len(values)) for (storage, scale), values in found.items()]
 
 
-def _small(row: Row) -> tuple[bool, str]:
-    found = cell(row, "delta_total")
-    return found.low <= SMALL, f"{row.name()}: {number(found.value, 3)}"
+def _small(line: Line) -> Tested:
+    found = cell(line, "delta_total")
+    return found.low <= SMALL, f"{line.name()}: {number(found.value, 3)}"
 
 
 CLAIMS = (
@@ -111,18 +103,19 @@ CLAIMS = (
         "close",
         "The built-in cross-entropy stays close to the manual formula in bf16, far closer than a source rebuilt from "
         "bf16 logits is to its reference.",
-        all_rows(_small, storage="bf16"),
+        all_lines(_small, storage="bf16"),
         f"close: a relative difference of {SMALL:g} at most",
     ),
 )
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="Built-in cross-entropy + Z against manual log-softmax + Z",
+RECIPE = implementation_recipe(
+    LABEL,
+    "Built-in cross-entropy + Z against manual log-softmax + Z",
+    run,
     columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL, integer_keys=("logit_scale",)),
+    targets=TARGETS,
+    storages=STORAGES,
+    logit_scales=SCALES,
     claims=CLAIMS,
     choices=choices("model_ids", "block_size", "lambda_value", "seed_values", num_sequences="the first 8 blocks"),
 )

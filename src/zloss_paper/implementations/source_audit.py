@@ -5,8 +5,8 @@
 Expected (GPT-2, WikiText-103): bf16 forward error 1.9e-4 … 2.7e-4 while Δ_src is 0.065, 0.122, 0.183 at logit × 1, 2, 4;
 fp16 an eighth of that. Cost: 8 blocks, one forward pass and some fp64 products.
 
-Δ_src is the mean over tokens of ‖δ̂ − δ‖₂/‖δ‖₂, with its p99 and maximum beside it; the forward error that of the scalar of
-a block, mean over blocks; the reference fp64 on fp32 parameters. The rows "bf16 inputs" store no logits: hidden states
+Δ_src is the mean over tokens of ‖δ̂ − δ‖₂/‖δ‖₂, with its p99 and maximum beside it. The forward error is that of the scalar
+of a block, mean over blocks. The reference is fp64 on fp32 parameters. The lines "bf16 inputs" store no logits: hidden states
 and head are bf16 and our chunked backend projects them itself, against fp64 of the same bf16 numbers.
 """
 
@@ -17,24 +17,20 @@ from zloss.audit.implementation.linear_kernels import linear_row
 from zloss.audit.implementation.source import SourceRow
 from zloss.audit.implementation.storage import Storage
 from zloss.errors import CoordinateError
-from zloss.report.formatting import number
-from zloss_paper.engine.claim import Claim, Finding, all_rows, cell
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.row_claims import between, rises, times_smaller
-from zloss_paper.engine.table import Key, Row, Table, measured
+from zloss.report.text.numbers import number
+from zloss_paper.engine.audited_models import AuditedModel, paper_target
+from zloss_paper.engine.checks import Tested, all_lines, between, rises, times_smaller
+from zloss_paper.engine.claim import Claim, Judgement
+from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.recipe import RecipeResult
+from zloss_paper.engine.table import Key, Line, Table, cells_of
 from zloss_paper.engine.texts import WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import AuditRow, paper_target
-from zloss_paper.implementations.shared_audits import (
-    ImplementationConfig,
-    audited_models,
-    choices,
-    head_tokens,
-    line_keys,
-    source_rows,
-)
+from zloss_paper.implementations.head_tokens import head_tokens
+from zloss_paper.implementations.lines import audit_details, line_keys
+from zloss_paper.implementations.recipe import implementation_recipe
+from zloss_paper.implementations.setting import ImplementationConfig, choices
+from zloss_paper.implementations.shared_audits import shared_source_audit
 
 LABEL = "tab:source_audit"
 COLUMNS = ("rel_forward_error", "delta_src", "delta_src_p99", "delta_src_max", "backward_cosine", "split_residual")
@@ -47,46 +43,48 @@ SMALLER = 4
 FORWARD = 5e-4
 
 
-def configure(profile: Profile, overrides: Overrides) -> ImplementationConfig:
-    """The model, and storage × multiplier."""
-    return ImplementationConfig(audited_models(LABEL, TARGETS, profile, overrides), STORAGES, SCALES)
-
-
-def run(config: ImplementationConfig, bench: Workbench) -> Measured:
-    """Nine rows per model, and three without stored logits."""
-    rows, details, notes = [], [], []
+def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
+    """Nine lines per model, and three without stored logits."""
+    lines, details, notes = [], [], []
     for model in config.models.rows:
-        audited = source_rows(bench, model.audit, config)
-        rows += [source_line(model, row) for row in audited]
-        details += [{"model": model.model, "corpus": model.corpus, "row": row} for row in audited]
+        audited = shared_source_audit(bench, model.audit, config)
+        lines += [source_line(model, found) for found in audited]
+        details += audit_details(model, audited)
         try:
-            rows += _own_inputs(config, bench, model)
-            notes.append(f"{model.model}: the rows {OWN_INPUTS!r} rest on {OWN_TOKENS} tokens of each block")
+            lines += _own_inputs(config, bench, model)
+            notes.append(f"{model.model}: the lines {OWN_INPUTS!r} rest on {OWN_TOKENS} tokens of each block")
         except CoordinateError as error:
             notes.append(f"{model.model}: {error}")
-    return Measured(Table(tuple(rows)), tuple(notes), config.models.texts, {"source_rows": details})
+    return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts, {"source_rows": details})
 
 
-def source_line(model: AuditRow, row: SourceRow, *, corpus: bool = False) -> Row:
-    """One storage and multiplier as a row of the table."""
-    key, beside = line_keys(model, {"storage": row.storage, "logit_scale": int(row.logit_scale)}, corpus=corpus)
+def stored_16_bit(config: ImplementationConfig, bench: Workbench, *, corpus: bool) -> RecipeResult:
+    """Lines of 16-bit storage alone; `corpus` puts the corpus into their key."""
+    audited = [(model, one) for model in config.models.rows for one in shared_source_audit(bench, model.audit, config)]
+    lines = tuple(source_line(model, one, corpus=corpus) for model, one in audited if one.storage != "fp32")
+    return RecipeResult(Table(lines), texts=config.models.texts)
+
+
+def source_line(model: AuditedModel, found: SourceRow, *, corpus: bool = False) -> Line:
+    """One storage and multiplier as a line of the table."""
+    key, beside = line_keys(model, {"storage": found.storage, "logit_scale": int(found.logit_scale)}, corpus=corpus)
     values = {
-        "rel_forward_error": row.forward_scalar,
-        "delta_src": row.delta_src.mean,
-        "delta_src_p99": row.delta_src.p99,
-        "delta_src_max": row.delta_src.maximum,
-        "backward_cosine": row.cosine,
-        "split_residual": row.residual,
+        "rel_forward_error": found.forward_scalar,
+        "delta_src": found.delta_src.mean,
+        "delta_src_p99": found.delta_src.p99,
+        "delta_src_max": found.delta_src.maximum,
+        "backward_cosine": found.cosine,
+        "split_residual": found.residual,
     }
-    return Row(key, measured(values), {}, model.deviations, beside)
+    return Line(key, cells_of(values), {}, model.deviations, beside)
 
 
-def _own_inputs(config: ImplementationConfig, bench: Workbench, model: AuditRow) -> list[Row]:
+def _own_inputs(config: ImplementationConfig, bench: Workbench, model: AuditedModel) -> list[Line]:
     tokens = head_tokens(bench, model.audit)
     thin = tokens.thinned(OWN_TOKENS)
     lines = []
     for scale in config.logit_scales:
-        row = linear_row(
+        found = linear_row(
             find_implementation("chunked-linear"),
             tokens.head,
             thin.hidden_TD,
@@ -96,35 +94,35 @@ def _own_inputs(config: ImplementationConfig, bench: Workbench, model: AuditRow)
             coef=config.coef,
             target=tokens.target,
         )
-        tail = row.delta_src
+        tail = found.delta_src
         assert tail is not None
         key: dict[str, Key] = {"model": model.model, "storage": OWN_INPUTS, "logit_scale": int(scale)}
         values = {
-            "rel_forward_error": row.forward,
+            "rel_forward_error": found.forward,
             "delta_src": tail.mean,
             "delta_src_p99": tail.p99,
             "delta_src_max": tail.maximum,
-            "backward_cosine": row.source_cosine,
+            "backward_cosine": found.source_cosine,
         }
         reasons = {"split_residual": "no logits are stored, so there is nothing to split"}
-        lines.append(Row(key, measured(values), reasons, model.deviations))
+        lines.append(Line(key, cells_of(values), reasons, model.deviations))
     return lines
 
 
-def understates(row: Row) -> tuple[bool, str]:
+def understates(line: Line) -> Tested:
     """Δ_src is far above the forward error."""
-    forward, source = cell(row, "rel_forward_error"), cell(row, "delta_src")
+    forward, source = cell(line, "rel_forward_error"), cell(line, "delta_src")
     ok = source.high >= UNDERSTATES * forward.low
-    return ok, f"{row.name()}: forward {number(forward.value, 2)}, Δ_src {number(source.value)}"
+    return ok, f"{line.name()}: forward {number(forward.value, 2)}, Δ_src {number(source.value)}"
 
 
-def forward_below(row: Row) -> tuple[bool, str]:
-    """The forward error looks harmless."""
-    found = cell(row, "rel_forward_error")
-    return found.low < FORWARD, f"{row.name()}: {number(found.value, 2)}"
+def forward_below(line: Line) -> Tested:
+    """The forward error is below the bound the paper gives."""
+    found = cell(line, "rel_forward_error")
+    return found.low < FORWARD, f"{line.name()}: {number(found.value, 2)}"
 
 
-def rises_with_scale(table: Table) -> Finding:
+def rises_with_scale(table: Table) -> Judgement:
     """Whether Δ_src of bf16 storage is larger at logit scale 4 than at 1."""
     return between("logit_scale", 1, 4, rises("delta_src", "Δ_src"))(Table(table.find(storage="bf16")))
 
@@ -133,13 +131,13 @@ CLAIMS = (
     Claim(
         "forward_understates",
         "Agreement of the forward scalar understates the error of the Z source, for bf16 and fp16 logits.",
-        lambda table: all_rows(understates)(stored(table)),
+        lambda table: all_lines(understates)(stored(table)),
         f"substantially: Δ_src at least {UNDERSTATES} times the forward error",
     ),
     Claim(
         "forward_below",
         "With bf16 logits the forward error stays below 5e-4 at every logit scale.",
-        all_rows(forward_below, storage="bf16"),
+        all_lines(forward_below, storage="bf16"),
     ),
     Claim(
         "grows_with_scale",
@@ -156,17 +154,18 @@ CLAIMS = (
 
 
 def stored(table: Table) -> Table:
-    """Rows of 16-bit logits."""
-    return Table(tuple(row for row in table if row.key["storage"] in ("bf16", "fp16")))
+    """Lines of 16-bit logits."""
+    return Table(tuple(line for line in table if line.key["storage"] in ("bf16", "fp16")))
 
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="The Z source rebuilt from stored logits",
+RECIPE = implementation_recipe(
+    LABEL,
+    "The Z source rebuilt from stored logits",
+    run,
     columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL, integer_keys=("logit_scale",)),
+    targets=TARGETS,
+    storages=STORAGES,
+    logit_scales=SCALES,
     claims=CLAIMS,
     choices=choices(
         "model_ids",

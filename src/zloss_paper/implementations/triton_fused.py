@@ -16,24 +16,19 @@ from zloss.audit.implementation.evaluate import interpreted
 from zloss.audit.implementation.implementations import find_implementation
 from zloss.audit.implementation.kernels import KernelRow
 from zloss.audit.implementation.storage import Storage
-from zloss.report.formatting import number
-from zloss_paper.engine.claim import Claim, all_rows, cell
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.row_claims import between, times_smaller
-from zloss_paper.engine.table import Row, Table, measured
+from zloss.report.text.numbers import number
+from zloss_paper.engine.audited_models import AuditedModel, paper_target
+from zloss_paper.engine.checks import Tested, all_lines, between, times_smaller
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.recipe import RecipeResult
+from zloss_paper.engine.table import Line, Table, cells_of
 from zloss_paper.engine.texts import FINEWEB, WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import AuditRow, paper_target
-from zloss_paper.implementations.shared_audits import (
-    INTERPRETED_TOKENS,
-    ImplementationConfig,
-    audited_models,
-    choices,
-    kernel_rows,
-    line_keys,
-)
+from zloss_paper.implementations.lines import audit_details, line_keys
+from zloss_paper.implementations.recipe import implementation_recipe
+from zloss_paper.implementations.setting import ImplementationConfig, choices, tokens_per_block
+from zloss_paper.implementations.shared_audits import shared_kernel_audit
 
 LABEL = "tab:triton_fused"
 COLUMNS = ("rel_forward_error", "delta_total", "delta_z", "z_cosine", "kernel_delta_z")
@@ -46,80 +41,69 @@ MATERIAL = 10
 SMALLER = 4
 
 
-def configure(profile: Profile, overrides: Overrides) -> ImplementationConfig:
-    """The models, storage × multiplier, and how many tokens an interpreter takes."""
-    models = audited_models(LABEL, TARGETS, profile, overrides)
-    return ImplementationConfig(models, STORAGES, SCALES, tokens_per_block=tokens_per_block(profile))
-
-
-def tokens_per_block(profile: Profile) -> int:
-    """Tokens of each block for Triton's interpreter."""
-    return 2 if profile == "smoke" else INTERPRETED_TOKENS
-
-
-def run(config: ImplementationConfig, bench: Workbench) -> Measured:
-    """Six rows per model and corpus."""
-    rows, details = [], []
+def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
+    """Six lines per model and corpus."""
+    lines, details = [], []
     for model in config.models.rows:
-        audited = kernel_rows(bench, model.audit, config, KERNEL)
-        rows += [kernel_line(model, row) for row in audited]
-        details += [{"model": model.model, "corpus": model.corpus, "row": row} for row in audited]
-    return Measured(Table(tuple(rows)), texts=config.models.texts, details={"kernel_rows": details})
+        audited = shared_kernel_audit(bench, model.audit, config, KERNEL)
+        lines += [kernel_line(model, found) for found in audited]
+        details += audit_details(model, audited)
+    return RecipeResult(Table(tuple(lines)), texts=config.models.texts, details={"kernel_rows": details})
 
 
-def kernel_line(model: AuditRow, row: KernelRow) -> Row:
-    """One storage and multiplier as a row of the table."""
-    key, beside = line_keys(model, {"storage": row.storage, "logit_scale": int(row.logit_scale)}, corpus=True)
+def kernel_line(model: AuditedModel, found: KernelRow) -> Line:
+    """One storage and multiplier as a line of the table."""
+    key, beside = line_keys(model, {"storage": found.storage, "logit_scale": int(found.logit_scale)}, corpus=True)
     values = {
-        "rel_forward_error": row.forward,
-        "delta_total": row.delta_total,
-        "delta_z": row.delta_z,
-        "z_cosine": row.z_cosine,
-        "kernel_delta_z": row.kernel_delta_z,
+        "rel_forward_error": found.forward,
+        "delta_total": found.delta_total,
+        "delta_z": found.delta_z,
+        "z_cosine": found.z_cosine,
+        "kernel_delta_z": found.kernel_delta_z,
     }
-    return Row(key, measured(values), {}, (*model.deviations, *interpreted_deviations(row)), beside)
+    return Line(key, cells_of(values), {}, (*model.deviations, *interpreted_deviations(found)), beside)
 
 
-def interpreted_deviations(row: KernelRow) -> tuple[str, ...]:
+def interpreted_deviations(found: KernelRow) -> tuple[str, ...]:
     """What the absence of a GPU changes."""
-    if not interpreted(find_implementation(row.implementation)):
+    if not interpreted(find_implementation(found.implementation)):
         return ()
-    return (f"the kernel runs on Triton's interpreter, on {row.tokens} tokens spread over the blocks",)
+    return (f"the kernel runs on Triton's interpreter, on {found.tokens} tokens spread over the blocks",)
 
 
-def _consistent(row: Row) -> tuple[bool, str]:
-    total, z = cell(row, "delta_total"), cell(row, "delta_z")
+def _consistent(line: Line) -> Tested:
+    total, z = cell(line, "delta_total"), cell(line, "delta_z")
     ok = max(total.low, z.low) <= CONSISTENT
-    return ok, f"{row.name()}: Δ_tot {number(total.value, 2)}, Δ_Z {number(z.value, 2)}"
+    return ok, f"{line.name()}: Δ_tot {number(total.value, 2)}, Δ_Z {number(z.value, 2)}"
 
 
-def _material(row: Row) -> tuple[bool, str]:
-    forward, z = cell(row, "rel_forward_error"), cell(row, "delta_z")
-    return z.high >= MATERIAL * forward.low, f"{row.name()}: forward {number(forward.value, 2)}, Δ_Z {number(z.value)}"
+def _material(line: Line) -> Tested:
+    forward, z = cell(line, "rel_forward_error"), cell(line, "delta_z")
+    return z.high >= MATERIAL * forward.low, f"{line.name()}: forward {number(forward.value, 2)}, Δ_Z {number(z.value)}"
 
 
-def _total_smaller(row: Row) -> tuple[bool, str]:
-    total, z = cell(row, "delta_total"), cell(row, "delta_z")
-    return total.low < z.high, f"{row.name()}: Δ_tot {number(total.value)}, Δ_Z {number(z.value)}"
+def _total_smaller(line: Line) -> Tested:
+    total, z = cell(line, "delta_total"), cell(line, "delta_z")
+    return total.low < z.high, f"{line.name()}: Δ_tot {number(total.value)}, Δ_Z {number(z.value)}"
 
 
 CLAIMS = (
     Claim(
         "fp32_consistent",
         "The fp32 kernel matches the reference within 1e-6, total gradient and Z source.",
-        all_rows(_consistent, storage="fp32"),
+        all_lines(_consistent, storage="fp32"),
     ),
     Claim(
         "bf16_material",
         "A source-consistent kernel that reads bf16 logits still transports a different Z source, while its forward "
         "error stays small.",
-        all_rows(_material, storage="bf16"),
+        all_lines(_material, storage="bf16"),
         f"Δ_Z at least {MATERIAL} times the forward error",
     ),
     Claim(
         "total_smaller",
         "With bf16 logits the error of the total CE+Z gradient is smaller than that of the Z source.",
-        all_rows(_total_smaller, storage="bf16"),
+        all_lines(_total_smaller, storage="bf16"),
     ),
     Claim(
         "fp16_smaller",
@@ -131,14 +115,16 @@ CLAIMS = (
     ),
 )
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="A source-consistent Triton CE+Z kernel on stored logits",
+RECIPE = implementation_recipe(
+    LABEL,
+    "A source-consistent Triton CE+Z kernel on stored logits",
+    run,
     columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL, integer_keys=("logit_scale",)),
+    targets=TARGETS,
+    storages=STORAGES,
+    logit_scales=SCALES,
     claims=CLAIMS,
+    tokens_per_block=tokens_per_block,
     choices=choices(
         "model_ids",
         "corpora",

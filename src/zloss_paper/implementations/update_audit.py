@@ -1,4 +1,4 @@
-"""tab:update_audit: does the source error of bf16 logits reach parameter gradients and Adam's first direction?
+"""tab:update_audit: the source error of bf16 logits in parameter gradients and in Adam's first direction.
 
     zloss reproduce tab:update_audit --profile paper
 
@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from zloss.audit.implementation.storage import Storage
 from zloss.audit.implementation.update import UpdateRow
-from zloss.report.formatting import number
-from zloss_paper.engine.claim import Claim, all_rows, cell
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.row_claims import between, rises
-from zloss_paper.engine.table import Key, Row, Table, measured
+from zloss.report.text.numbers import number
+from zloss_paper.engine.audited_models import AuditedModel, paper_target
+from zloss_paper.engine.checks import Tested, all_lines, between, rises
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.recipe import RecipeResult
+from zloss_paper.engine.table import Key, Line, Table, cells_of
 from zloss_paper.engine.texts import FINEWEB, WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import AuditRow, paper_target
-from zloss_paper.implementations.shared_audits import ImplementationConfig, audited_models, choices, update_rows
+from zloss_paper.implementations.lines import audit_details
+from zloss_paper.implementations.recipe import implementation_recipe
+from zloss_paper.implementations.setting import ImplementationConfig, choices
+from zloss_paper.implementations.shared_audits import shared_update_audit
 
 LABEL = "tab:update_audit"
 COLUMNS = ("grad_rel_error", "grad_cosine", "adam_dir_rel_error", "z_grad_rel_error")
@@ -32,63 +34,59 @@ CPU_BLOCKS = 4
 VISIBLE = 5e-3
 
 
-def configure(profile: Profile, overrides: Overrides) -> ImplementationConfig:
-    """The models, storage × multiplier."""
-    models = audited_models(LABEL, TARGETS, profile, overrides, cpu_blocks=CPU_BLOCKS)
-    return ImplementationConfig(models, STORAGES, SCALES)
-
-
-def run(config: ImplementationConfig, bench: Workbench) -> Measured:
+def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
     """Head and whole model by multiplier, bf16; everything else in the JSON file."""
-    rows, details = [], []
+    lines, details = [], []
     for model in config.models.rows:
-        audited = update_rows(bench, model.audit, config)
-        details += [{"model": model.model, "corpus": model.corpus, "row": row} for row in audited]
-        rows += update_lines(model, audited, "bf16")
-    return Measured(Table(tuple(rows)), texts=config.models.texts, details={"update_rows": details})
+        audited = shared_update_audit(bench, model.audit, config)
+        details += audit_details(model, audited)
+        lines += update_lines(model, audited, "bf16")
+    return RecipeResult(Table(tuple(lines)), texts=config.models.texts, details={"update_rows": details})
 
 
-def update_lines(model: AuditRow, audited: tuple[UpdateRow, ...], storage: str) -> list[Row]:
-    """Rows of one storage: the total gradient, with Δ_θ of Z alone beside it."""
-    alone = {(row.scope, row.logit_scale): row for row in audited if row.storage == storage and row.part == "z"}
+def update_lines(model: AuditedModel, audited: tuple[UpdateRow, ...], storage: str) -> list[Line]:
+    """Lines of one storage: the total gradient, with Δ_θ of Z alone beside it."""
+    alone = {
+        (found.scope, found.logit_scale): found for found in audited if found.storage == storage and found.part == "z"
+    }
     lines = []
-    for row in audited:
-        if row.storage != storage or row.part != "total":
+    for found in audited:
+        if found.storage != storage or found.part != "total":
             continue
-        own: dict[str, Key] = {"scope": row.scope, "logit_scale": int(row.logit_scale)}
+        own: dict[str, Key] = {"scope": found.scope, "logit_scale": int(found.logit_scale)}
         values = {
-            "grad_rel_error": row.grad_rel_error,
-            "grad_cosine": row.grad_cosine,
-            "adam_dir_rel_error": row.adam_rel_error,
-            "z_grad_rel_error": alone[row.scope, row.logit_scale].grad_rel_error,
+            "grad_rel_error": found.grad_rel_error,
+            "grad_cosine": found.grad_cosine,
+            "adam_dir_rel_error": found.adam_rel_error,
+            "z_grad_rel_error": alone[found.scope, found.logit_scale].grad_rel_error,
         }
         key: dict[str, Key] = {"model": model.model, "corpus": model.corpus, **own}
         beside: dict[str, Key] = {"model": model.beside, "corpus": model.beside_corpus, **own}
-        lines.append(Row(key, measured(values), {}, model.deviations, beside))
+        lines.append(Line(key, cells_of(values), {}, model.deviations, beside))
     return lines
 
 
-def _visible(row: Row) -> tuple[bool, str]:
-    found = cell(row, "grad_rel_error")
-    return found.high >= VISIBLE, f"{row.name()}: {number(found.value)}"
+def _visible(line: Line) -> Tested:
+    found = cell(line, "grad_rel_error")
+    return found.high >= VISIBLE, f"{line.name()}: {number(found.value)}"
 
 
-def _adam_larger(row: Row) -> tuple[bool, str]:
-    grad, adam = cell(row, "grad_rel_error"), cell(row, "adam_dir_rel_error")
-    return adam.high > grad.low, f"{row.name()}: gradient {number(grad.value)}, Adam direction {number(adam.value)}"
+def _adam_larger(line: Line) -> Tested:
+    grad, adam = cell(line, "grad_rel_error"), cell(line, "adam_dir_rel_error")
+    return adam.high > grad.low, f"{line.name()}: gradient {number(grad.value)}, Adam direction {number(adam.value)}"
 
 
 CLAIMS = (
     Claim(
         "visible_after_transport",
         "The source error of bf16 logits is still visible in the parameter gradients.",
-        all_rows(_visible),
+        all_lines(_visible),
         f"visible: a relative error of {VISIBLE:.1%} at least",
     ),
     Claim(
         "adam_magnifies",
         "The error of the first Adam direction is larger than that of the gradient.",
-        all_rows(_adam_larger),
+        all_lines(_adam_larger),
     ),
     Claim(
         "grows_with_scale",
@@ -97,14 +95,16 @@ CLAIMS = (
     ),
 )
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="The source error of bf16 logits after transport: gradients and first Adam direction",
+RECIPE = implementation_recipe(
+    LABEL,
+    "The source error of bf16 logits after transport: gradients and first Adam direction",
+    run,
     columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL, integer_keys=("logit_scale",)),
+    targets=TARGETS,
+    storages=STORAGES,
+    logit_scales=SCALES,
     claims=CLAIMS,
+    cpu_blocks=CPU_BLOCKS,
     choices=choices(
         "model_ids",
         "corpora",

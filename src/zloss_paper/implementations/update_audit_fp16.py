@@ -8,14 +8,15 @@ tab:update_audit: the audit is the same.
 
 from __future__ import annotations
 
-from zloss_paper.engine.claim import Claim, Finding, all_rows, cell
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.row_claims import between
-from zloss_paper.engine.table import Key, Row, Table, measured
+from zloss_paper.engine.checks import Tested, all_lines, between
+from zloss_paper.engine.claim import Claim, Judgement
+from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.recipe import RecipeResult
+from zloss_paper.engine.table import Key, Line, Table, cells_of
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.implementations.shared_audits import ImplementationConfig, audited_models, choices, update_rows
+from zloss_paper.implementations.recipe import implementation_recipe
+from zloss_paper.implementations.setting import ImplementationConfig, choices
+from zloss_paper.implementations.shared_audits import shared_update_audit
 from zloss_paper.implementations.update_audit import CPU_BLOCKS, SCALES, STORAGES, TARGETS
 
 LABEL = "text:update_audit_fp16"
@@ -23,20 +24,14 @@ COLUMNS = ("grad_rel_error_min", "grad_rel_error_max", "grad_rel_error_max_bf16"
 SMALL = 0.025
 
 
-def configure(profile: Profile, overrides: Overrides) -> ImplementationConfig:
-    """The audits of tab:update_audit."""
-    models = audited_models(LABEL, TARGETS, profile, overrides, cpu_blocks=CPU_BLOCKS)
-    return ImplementationConfig(models, STORAGES, SCALES)
-
-
-def run(config: ImplementationConfig, bench: Workbench) -> Measured:
-    """One row per multiplier: the range over models, corpora and scopes."""
-    audited = [row for model in config.models.rows for row in update_rows(bench, model.audit, config)]
-    rows = []
+def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
+    """One line per multiplier: the range over models, corpora and scopes."""
+    audited = [found for model in config.models.rows for found in shared_update_audit(bench, model.audit, config)]
+    lines = []
     for scale in config.logit_scales:
-        total = [row for row in audited if row.part == "total" and row.logit_scale == scale]
-        fp16 = [row.grad_rel_error for row in total if row.storage == "fp16"]
-        bf16 = [row.grad_rel_error for row in total if row.storage == "bf16"]
+        total = [found for found in audited if found.part == "total" and found.logit_scale == scale]
+        fp16 = [found.grad_rel_error for found in total if found.storage == "fp16"]
+        bf16 = [found.grad_rel_error for found in total if found.storage == "bf16"]
         values = {
             "grad_rel_error_min": min(fp16),
             "grad_rel_error_max": max(fp16),
@@ -44,37 +39,39 @@ def run(config: ImplementationConfig, bench: Workbench) -> Measured:
         }
         key: dict[str, Key] = {"storage": "fp16", "logit_scale": scale}
         deviations = dict.fromkeys(why for model in config.models.rows for why in model.deviations)
-        rows.append(Row(key, measured(values), {}, tuple(deviations)))
-    return Measured(Table(tuple(rows)), texts=config.models.texts)
+        lines.append(Line(key, cells_of(values), {}, tuple(deviations)))
+    return RecipeResult(Table(tuple(lines)), texts=config.models.texts)
 
 
-def _small(row: Row) -> tuple[bool, str]:
-    largest = cell(row, "grad_rel_error_max")
-    return largest.low <= SMALL, f"logit × {row.key['logit_scale']}: at most {largest.value:.2%}"
+def _small(line: Line) -> Tested:
+    largest = cell(line, "grad_rel_error_max")
+    return largest.low <= SMALL, f"logit × {line.key['logit_scale']}: at most {largest.value:.2%}"
 
 
-def _rises(first: Row, second: Row) -> tuple[bool, str]:
+def _rises(first: Line, second: Line) -> Tested:
     low, high = cell(first, "grad_rel_error_max"), cell(second, "grad_rel_error_max")
     return low.low < high.high, f"at most {low.value:.2%} at × 1, {high.value:.2%} at × 4"
 
 
-def _grows(table: Table) -> Finding:
+def _grows(table: Table) -> Judgement:
     return between("logit_scale", 1, 4, _rises)(table)
 
 
 CLAIMS = (
-    Claim("small", "With fp16 logits the gradient errors are small.", all_rows(_small), f"small: {SMALL:.1%} at most"),
+    Claim("small", "With fp16 logits the gradient errors are small.", all_lines(_small), f"small: {SMALL:.1%} at most"),
     Claim("grows_with_scale", "With fp16 logits the gradient error rises from logit scale 1 to 4.", _grows),
 )
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="The update audit with fp16 logits: range of total-gradient errors",
+RECIPE = implementation_recipe(
+    LABEL,
+    "The update audit with fp16 logits: range of total-gradient errors",
+    run,
     columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL, integer_keys=("logit_scale",)),
+    targets=TARGETS,
+    storages=STORAGES,
+    logit_scales=SCALES,
     claims=CLAIMS,
+    cpu_blocks=CPU_BLOCKS,
     choices=choices(
         "corpora",
         "seed_values",

@@ -1,48 +1,51 @@
 """Statements of the paper about its mixture-of-experts runs, for top-4 and top-2 alike.
 
-The paper's tables have one row per variant; ours one per variant and seed and one for their mean, and a statement has to
-hold on each of these.
+The paper's tables have one line per variant. Ours have one per variant and seed and one for the mean over seeds, and a
+statement has to hold on each of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from zloss.report.formatting import number
-from zloss_paper.engine.claim import FAILS, HOLDS, OPEN, Claim, Finding, Missing, cell
-from zloss_paper.engine.table import Key, Row, Table
+from zloss.report.text.numbers import number
+from zloss_paper.engine.checks import Tested, judged
+from zloss_paper.engine.claim import Check, Claim
+from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.table import Key, Line, Table
 
 TLM, ARM, ARS = "token-layer mean", "active-route mean", "active-route sum"
 MATCHED = (f"{ARM} matched", f"{ARS} matched")
 RECOVERY = 1e-6
-"""Largest difference of a matched run's loss from the token-layer mean's, and relative of its metrics (ours)."""
+"""Largest difference of a matched run's loss, and largest relative difference of its metrics, from those of the token-layer
+mean that still counts as numerical precision (ours)."""
 SIMILAR_CE = 0.02
-"""Spread of the validation CE over variants that still is similar, in nat (ours)."""
+"""Largest spread of the validation CE over variants, in nat, that counts as similar (ours)."""
 
 
-def name_of(row: Row) -> str:
-    """The variant; top-2 rows call it a convention."""
-    return str(row.key.get("router_loss", row.key.get("convention", "")))
+def name_of(line: Line) -> str:
+    """The variant; lines of top-2 call it a convention."""
+    return str(line.key.get("router_loss", line.key.get("convention", "")))
 
 
-def by_seed(table: Table) -> dict[Key, dict[str, Row]]:
-    """seed → variant → row; a table without seeds is one of its own."""
-    found: dict[Key, dict[str, Row]] = {}
-    for row in table:
-        found.setdefault(row.key.get("seed", "mean"), {})[name_of(row)] = row
+def by_seed(table: Table) -> dict[Key, dict[str, Line]]:
+    """seed → variant → line; a table without seeds counts as the mean."""
+    found: dict[Key, dict[str, Line]] = {}
+    for line in table:
+        found.setdefault(line.key.get("seed", "mean"), {})[name_of(line)] = line
     return found
 
 
 def relative_scales(top_k: int) -> Claim:
-    """s_rel of every variant."""
+    """Every variant has the s_rel that its convention gives."""
     scales = {"none": 0.0, TLM: 1.0, ARM: 1 / top_k, ARS: float(top_k), **dict.fromkeys(MATCHED, 1.0)}
 
-    def test(rows: dict[str, Row], seed: Key) -> list[tuple[bool, str]]:
-        outcomes = []
-        for name, row in rows.items():
-            found = cell(row, "s_rel")
-            outcomes.append((abs(found.value - scales[name]) <= found.half_unit + 1e-12, f"{name}: {found.value:g}"))
-        return outcomes if seed == "mean" else []
+    def test(lines: dict[str, Line], seed: Key) -> list[Tested]:
+        tested = []
+        for name, line in lines.items():
+            found = cell(line, "s_rel")
+            tested.append((abs(found.value - scales[name]) <= found.half_unit + 1e-12, f"{name}: {found.value:g}"))
+        return tested if seed == "mean" else []
 
     return Claim(
         "relative_scales",
@@ -55,20 +58,20 @@ def relative_scales(top_k: int) -> Claim:
 def matched_recovery() -> Claim:
     """Matched variants train like the token-layer mean."""
 
-    def test(rows: dict[str, Row], seed: Key) -> list[tuple[bool, str]]:
-        outcomes = []
+    def test(lines: dict[str, Line], seed: Key) -> list[Tested]:
+        tested = []
         for name in MATCHED:
-            if name not in rows or TLM not in rows:
+            if name not in lines or TLM not in lines:
                 continue
-            base, row = rows[TLM], rows[name]
-            apart = {c: _apart(base, row, c) for c in ("ce", "ppl", "entropy", "load_cv") if c in base.cells}
+            base, line = lines[TLM], lines[name]
+            apart = {c: _apart(base, line, c) for c in ("ce", "ppl", "entropy", "load_cv") if c in base.cells}
             ok = bool(apart) and all(difference <= RECOVERY for difference in apart.values())
             sentence = f"{name}, {_seed(seed)}: metrics within {max(apart.values(), default=0):.2g}"
-            if "max_loss_difference" in row.cells:
-                gap = cell(row, "max_loss_difference").value
+            if "max_loss_difference" in line.cells:
+                gap = cell(line, "max_loss_difference").value
                 ok, sentence = ok and gap <= RECOVERY, f"{sentence}, max |ΔL| {gap:.2g}"
-            outcomes.append((ok, sentence))
-        return outcomes
+            tested.append((ok, sentence))
+        return tested
 
     return Claim(
         "matched_recovery",
@@ -79,7 +82,7 @@ def matched_recovery() -> Claim:
 
 
 def entropy_moves(remark: str = "") -> tuple[Claim, Claim]:
-    """The unmatched variants move the entropy the way of their scale."""
+    """A smaller scale gives a lower router entropy, a larger one a higher."""
     reading = f"in every seed and on average{remark}"
     return (
         Claim(
@@ -98,10 +101,10 @@ def entropy_moves(remark: str = "") -> tuple[Claim, Claim]:
 
 
 def similar_ce(remark: str = "") -> Claim:
-    """Quality does not tell the variants apart."""
+    """The variants reach nearly the same validation CE."""
 
-    def test(rows: dict[str, Row], seed: Key) -> list[tuple[bool, str]]:
-        values = [cell(row, "ce").value for row in rows.values()]
+    def test(lines: dict[str, Line], seed: Key) -> list[Tested]:
+        values = [cell(line, "ce").value for line in lines.values()]
         spread = max(values) - min(values)
         return [(spread <= SIMILAR_CE, f"{_seed(seed)}: {number(min(values))} … {number(max(values))}")]
 
@@ -113,36 +116,29 @@ def similar_ce(remark: str = "") -> Claim:
     )
 
 
-SeedTest = Callable[[dict[str, Row], Key], Sequence[tuple[bool, str]]]
+SeedTest = Callable[[dict[str, Line], Key], Sequence[Tested]]
 
 
-def _over_seeds(test: SeedTest) -> Callable[[Table], Finding]:
-    def check(table: Table) -> Finding:
-        try:
-            outcomes = [outcome for seed, rows in by_seed(table).items() for outcome in test(rows, seed)]
-        except Missing as missing:
-            return Finding(OPEN, str(missing))
-        if not outcomes:
-            return Finding(OPEN, "the variants it is about were not measured")
-        failed = [sentence for ok, sentence in outcomes if not ok]
-        return Finding(FAILS if failed else HOLDS, "; ".join(failed or [sentence for _, sentence in outcomes]))
+def _over_seeds(test: SeedTest) -> Check:
+    def tests(table: Table) -> list[Tested]:
+        return [tested for seed, lines in by_seed(table).items() for tested in test(lines, seed)]
 
-    return check
+    return judged(tests, none="the variants it is about were not measured")
 
 
 def _ordered(lower: str, higher: str) -> SeedTest:
-    def test(rows: dict[str, Row], seed: Key) -> list[tuple[bool, str]]:
-        if lower not in rows or higher not in rows:
+    def test(lines: dict[str, Line], seed: Key) -> list[Tested]:
+        if lower not in lines or higher not in lines:
             return []
-        a, b = cell(rows[lower], "entropy"), cell(rows[higher], "entropy")
+        a, b = cell(lines[lower], "entropy"), cell(lines[higher], "entropy")
         return [(a.value < b.value, f"{_seed(seed)}: {lower} {a.value:.4f}, {higher} {b.value:.4f}")]
 
     return test
 
 
-def _apart(base: Row, row: Row, column: str) -> float:
+def _apart(base: Line, line: Line, column: str) -> float:
     """Relative distance beyond what rounding of the printed cells explains."""
-    a, b = cell(base, column), cell(row, column)
+    a, b = cell(base, column), cell(line, column)
     return max(0.0, abs(a.value - b.value) - a.half_unit - b.half_unit) / abs(a.value)
 
 

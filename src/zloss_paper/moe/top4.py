@@ -9,35 +9,15 @@ matched variants equal the token-layer mean. Cost of the cpu profile: 12 runs of
 
 from __future__ import annotations
 
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.workbench import Workbench
-from zloss_paper.moe.claims import entropy_moves, matched_recovery, relative_scales, similar_ce
-from zloss_paper.moe.table import CHOICES, COLUMNS, NAMES, MoeTableConfig, moe_table, run_moe_table
+from zloss_paper.moe.recipe import CHOICES, moe_recipe
+from zloss_paper.moe.setting import NAMES
 
-LABEL = "tab:moe"
-TOP_K = 4
-STEPS: dict[Profile, int] = {"paper": 1200, "cpu": 200, "smoke": 10}
-
-
-def configure(profile: Profile, overrides: Overrides) -> MoeTableConfig:
-    """Six variants."""
-    return moe_table(TOP_K, STEPS, tuple(NAMES), profile, overrides)
-
-
-def run(config: MoeTableConfig, bench: Workbench) -> Measured:
-    """A row per variant, and per variant and seed."""
-    return run_moe_table(config, bench, "moe_top4", {})
-
-
-RECIPE = Recipe(
-    label=LABEL,
-    title="Top-4 mixture of experts trained under six router losses",
-    columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL),
-    claims=(relative_scales(TOP_K), matched_recovery(), *entropy_moves(), similar_ce()),
+RECIPE = moe_recipe(
+    "tab:moe",
+    "Top-4 mixture of experts trained under six router losses",
+    top_k=4,
+    steps={"paper": 1200, "cpu": 200, "smoke": 10},
+    variants=tuple(NAMES),
+    figure="moe_top4",
     choices=CHOICES,
 )

@@ -2,8 +2,8 @@
 
     zloss reproduce text:reporting --report zloss-audit --report comparison.json
 
-Says for each item whether the given results state it, where, and which command would. Without --report it looks at the
-audit of the profile.
+It says for each item whether the given results state it and where, else which command states it. Without --report it
+reads the audit of the profile.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from zloss.errors import InputError
 from zloss.results.files import load_results
+from zloss_paper.engine.audited_models import AuditTableConfig, audit_table, paper_target
 from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.table import Row, Table
+from zloss_paper.engine.recipe import Recipe, RecipeResult
+from zloss_paper.engine.table import Line, Table
 from zloss_paper.engine.texts import WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.audit_rows import AuditTableConfig, audit_table, paper_target
 from zloss_paper.reporting.items import ITEMS, Item, Kind, Scope
 
 LABEL = "text:reporting"
@@ -101,7 +101,7 @@ def read_results(paths: Sequence[str]) -> tuple[Given, ...]:
         if path.name == "metrics.json" and path.is_file():
             found.append(Given(path.name, "metrics", _metrics(path)))
         else:
-            found += [Given(result.path.name, result.kind, result.data) for result in load_results([path])]
+            found += [Given(result.path.name, result.kind, result.record.to_dict()) for result in load_results([path])]
     return tuple(found)
 
 
@@ -122,16 +122,16 @@ def configure(profile: Profile, overrides: Overrides) -> ReportingConfig:
     return ReportingConfig((), audit_table(LABEL, TARGETS, profile, overrides))
 
 
-def run(config: ReportingConfig, bench: Workbench) -> Measured:
-    """One row per item."""
+def run(config: ReportingConfig, bench: Workbench) -> RecipeResult:
+    """One line per item."""
     given = read_results(config.reports)
     if config.audits is not None:
-        for row in config.audits.rows:
-            report = bench.audit(row.audit)
-            given += (Given(f"audit of {row.model}", "audit", report.to_dict()),)
+        for model in config.audits.rows:
+            report = bench.audit(model.audit)
+            given += (Given(f"audit of {model.model}", "audit", report.to_dict()),)
     found = checklist(given)
-    rows = tuple(
-        Row({"group": one.item.group, "item": one.item.text, "status": one.status, "where": one.where}, {})
+    lines = tuple(
+        Line({"group": one.item.group, "item": one.item.text, "status": one.status, "where": one.where}, {})
         for one in found
     )
     counts = {status: sum(one.status == status for one in found) for status in ("covered", "not covered")}
@@ -139,7 +139,7 @@ def run(config: ReportingConfig, bench: Workbench) -> Measured:
     note = f"{', '.join(result.name for result in given)}: {counts['covered']} of {applicable} applicable items covered"
     details = {"items": {one.item.id: {"status": one.status, "where": one.where} for one in found}}
     texts = () if config.audits is None else config.audits.texts
-    return Measured(Table(rows), notes=(note,), texts=texts, details=details)
+    return RecipeResult(Table(lines), notes=(note,), texts=texts, details=details)
 
 
 RECIPE = Recipe(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.reproduction import Reproduction
-from zloss_paper.show.layout import NOT_COMPARABLE, deviations, header, lines, missing, tally
+from zloss_paper.show.layout import NOT_COMPARABLE, deviations, header, missing, printed_lines, tally
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ def print_reproduction(result: Reproduction, console: Console | None = None) -> 
 
     console = console or Console()
     console.print(Text(f"{result.recipe.label}: {result.recipe.title} ({result.profile} profile)", style="bold"))
-    names, body = header(result), lines(result)
+    names, body = header(result), printed_lines(result)
     keys = len(names) - len(result.recipe.columns)
     columns = [
         Column(name, justify="left" if i < keys else "right", no_wrap=bool(result.recipe.columns))

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zloss_paper.engine.checks import judged
 from zloss_paper.engine.claim import Claim
-from zloss_paper.training.claims import COUNTS, against_ce, higher, judged, lower, near_ce, row_of, zero
-from zloss_paper.training.fineweb_update_outlier import COEF, RAW
+from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD, RAW_METHODS
+from zloss_paper.training.against_ce import COUNTS, against_ce, higher, line_of, lower, near_ce, zero
+from zloss_paper.training.arms import stress_arms
+from zloss_paper.training.fineweb_update_outlier import COEF
 from zloss_paper.training.fineweb_update_outlier import TABLE as OUTLIER
 from zloss_paper.training.recipe import training_recipe
-from zloss_paper.training.table import CENTERED, CENTERED_HEAD, stress_arms
 
 CLOSE = 0.25
 """Relative distance of the largest second moment from that of CE that counts as close."""
@@ -32,19 +34,19 @@ CLAIMS = (
     Claim(
         "raw_improve_ppl_and_tail",
         "Standard, Factorized and Gain-aware Z-loss improve PPL over CE and lower the log-normalizer tail.",
-        against_ce(RAW, lower("ppl"), lower("p_z_999")),
+        against_ce(RAW_METHODS, lower("ppl"), lower("p_z_999")),
         COUNTS,
     ),
     Claim(
         "raw_second_moment",
-        "Their gradient spikes are written into the largest second moment, many times that of CE.",
-        against_ce(RAW, higher("v_max_ratio_to_ce", 10)),
+        "Their gradient spikes raise the largest second moment to many times that of CE.",
+        against_ce(RAW_METHODS, higher("v_max_ratio_to_ce", 10)),
         "many: at least ten",
     ),
     Claim(
         "direction_rises_slightly",
         "Their largest coordinate of the Adam direction rises only slightly.",
-        against_ce(RAW, higher("d_inf_p99"), near_ce("d_inf_p99")),
+        against_ce(RAW_METHODS, higher("d_inf_p99"), near_ce("d_inf_p99")),
         f"slightly: within 10 %; {COUNTS}",
     ),
     Claim(
@@ -56,7 +58,7 @@ CLAIMS = (
     Claim(
         "centered_no_events",
         "Centered head and Centered Z-loss have no step with ‖g‖ > 100.",
-        judged(lambda table: [zero("phi_100")(row_of(table, method)) for method in (CENTERED_HEAD, CENTERED)]),
+        judged(lambda table: [zero("phi_100")(line_of(table, method)) for method in (CENTERED_HEAD, CENTERED)]),
     ),
     Claim(
         "centered_ppl_cost", "Centered Z-loss costs PPL at this coefficient.", against_ce((CENTERED,), higher("ppl"))

@@ -1,8 +1,7 @@
 """The model that the training tables start from at the cpu and smoke profiles: a small GPT-2, pretrained once.
 
-Four layers of width 192 and a byte-level BPE of 4096 entries: 2.6 M parameters, tied. A start that is trained with the
-project's own loop on the first part of the text; continued runs read what comes behind it, and all are validated on the
-blocks behind that.
+It has four layers of width 192 and a byte-level BPE of 4096 entries: 2.6 M parameters, tied. It is pretrained on the first
+part of the text. Continued runs train on the blocks behind that part, and all runs are validated on the last blocks.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from importlib import resources
 from pathlib import Path
 
 from zloss.errors import CorpusError
+from zloss.results.train_config import TrainConfig
 from zloss.text.corpus import pydoc_topics
-from zloss.train.config import TrainConfig
 
 BYTES_PER_TOKEN = 5
-"""More than a BPE of this size takes, so that the blocks counted with it are there."""
+"""More than the mean of a BPE of this size, so a text has at least as many blocks as are counted with it."""
 LEAST_BLOCKS = 64
 """A shorter text gives too few blocks to train, continue and validate on."""
 
@@ -32,7 +31,7 @@ class Scale:
     pretraining_steps: int
     pretraining_warmup: int
     blocks: int
-    """Blocks of a continued run; with its steps, the paper's token reuse of 0.96 where the text is long enough."""
+    """Blocks of a continued run: with its steps they give the paper's token reuse of 0.96, where the text is long enough."""
     subset: int
     """Blocks of a run on a small fixed subset."""
     valid_blocks: int
@@ -61,7 +60,7 @@ def split(scale: Scale, texts: tuple[str, ...]) -> Split:
     if available < LEAST_BLOCKS:
         raise CorpusError(
             f"the text has about {available} blocks of {scale.block_size}, but at least {LEAST_BLOCKS} are needed to "
-            "pretrain, continue and validate: give a longer --text."
+            "pretrain, continue and validate: give a longer text."
         )
     valid = min(scale.valid_blocks, available // 16)
     continued = min(scale.blocks, available // 5)

@@ -5,23 +5,20 @@ Seeds are averaged step by step. The norm is the one before clipping, the tail t
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from zloss.errors import MissingDependencyError
-from zloss.report.charts.matplotlib_files import STYLE
-from zloss.report.charts.training import COLOURS
+from zloss.report.charts.matplotlib_files import write_panels
+from zloss.report.charts.training import Curve, step_panel
 from zloss.results.step_record import StepRecord
-from zloss.results.writing import write_bytes
 from zloss.train.compare.finished_run import FinishedRun
 from zloss.train.step_log import read_steps
 
-PANELS: dict[str, Callable[[StepRecord], float | None]] = {
-    "‖g‖₂ before clipping": lambda record: record.grad_norm,
-    "p99.9 |log Z − c| of the step": lambda record: record.telemetry.get("p_z_999"),
+DRAWN: dict[str, Callable[[StepRecord], float | None]] = {
+    "grad_norm": lambda record: record.grad_norm,
+    "p_z_999": lambda record: record.telemetry.get("p_z_999"),
 }
 
 
@@ -36,22 +33,8 @@ def step_means(runs: Sequence[FinishedRun], read: Callable[[StepRecord], float |
 
 def draw_steps(file: Path, lines: Mapping[str, Sequence[FinishedRun]]) -> Path:
     """Draw and write; the same runs give the same bytes."""
-    try:
-        from matplotlib import pyplot, rc_context
-    except ImportError as error:
-        raise MissingDependencyError("matplotlib", "Drawing figure files", "audit") from error
-    with rc_context(STYLE):
-        figure, axes = pyplot.subplots(1, len(PANELS), figsize=(9.5, 3.4))
-        for axis, (label, read) in zip(axes, PANELS.items(), strict=True):
-            for (name, runs), colour in zip(lines.items(), COLOURS, strict=False):
-                values = step_means(runs, read)
-                axis.plot(range(1, len(values) + 1), values, color=colour, label=name, linewidth=1.1)
-            axis.set_yscale("log")
-            axis.set_xlabel("step")
-            axis.set_ylabel(label)
-        axes[0].legend(fontsize=7, frameon=False)
-        content = io.BytesIO()
-        figure.savefig(content, format="svg", metadata={"Date": None})
-        pyplot.close(figure)
-    write_bytes(file, content.getvalue())
-    return file
+    panels = [
+        step_panel(key, [Curve.of_steps(name, step_means(runs, read)) for name, runs in lines.items()])
+        for key, read in DRAWN.items()
+    ]
+    return write_panels([file], panels)[0]

@@ -8,19 +8,22 @@ Expected: PPL 21.04 … 21.07 for all; P_Z^99.9 246.8 under CE, 21.8 under Stand
 
 from __future__ import annotations
 
+from zloss_paper.engine.paper_methods import CENTERED, STANDARD
 from zloss_paper.engine.texts import WIKITEXT
+from zloss_paper.training.arms import low_coefficient_arms
 from zloss_paper.training.claims import (
     CENTERED_JOINT,
     HEAD_KEEPS_PPL,
     HEAD_LOWERS_BOTH,
     STANDARD_KEEPS_GAIN,
     STANDARD_TAIL,
-    quoted,
     small_ppl_differences,
 )
+from zloss_paper.training.paper_run import paper_run
+from zloss_paper.training.quoted import quoted
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.small_training import LOW
-from zloss_paper.training.table import CENTERED, STANDARD, TrainingTable, low_coefficient_arms, paper_run
+from zloss_paper.training.table import TrainingTable
 
 TABLE = TrainingTable(
     label="tab:finetune",

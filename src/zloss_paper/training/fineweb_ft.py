@@ -9,21 +9,23 @@ the first alone. Cost: twelve runs of 19.7 M tokens.
 from __future__ import annotations
 
 from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.paper_methods import CENTERED, STANDARD
 from zloss_paper.engine.texts import FINEWEB
+from zloss_paper.training.against_ce import against_ce, higher
+from zloss_paper.training.arms import low_coefficient_arms
 from zloss_paper.training.claims import (
     CENTERED_JOINT,
     HEAD_KEEPS_PPL,
     HEAD_LOWERS_BOTH,
     STANDARD_KEEPS_GAIN,
     STANDARD_TAIL,
-    against_ce,
-    higher,
-    quoted,
     small_ppl_differences,
 )
+from zloss_paper.training.paper_run import paper_run
+from zloss_paper.training.quoted import quoted
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.small_training import LOW
-from zloss_paper.training.table import CENTERED, STANDARD, TrainingTable, low_coefficient_arms, paper_run
+from zloss_paper.training.table import TrainingTable
 
 OFFSET = 70_000
 TABLE = TrainingTable(

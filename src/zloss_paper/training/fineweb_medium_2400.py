@@ -3,8 +3,9 @@
     zloss reproduce text:fineweb_medium_2400 --profile paper
 
 The protocol states micro-batch 8, accumulation 2, 120 steps of warm-up, 9.83 M tokens, 65,536 validation predictions and a seed
-set of its own; no numbers are printed. What it is judged on is what the paper says of its FineWeb-Edu runs together. Pool and
-offset are not stated for it: those of the GPT-2 run on disjoint blocks. Cost: twelve runs on a model of 355 M parameters.
+set of its own; no numbers are printed. Its claims are those that the paper makes of its FineWeb-Edu runs together. The paper
+does not state its pool and offset: they are those of the GPT-2 run on disjoint blocks. Cost: twelve runs on a model of
+355 M parameters.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zloss_paper.engine.claim import Claim
-from zloss_paper.engine.recipe import Recipe
+from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD
 from zloss_paper.engine.texts import FINEWEB
-from zloss_paper.training.claims import COUNTS, STANDARD_KEEPS_GAIN, STANDARD_TAIL, against_ce, lower
+from zloss_paper.training.against_ce import COUNTS, against_ce, lower
+from zloss_paper.training.claims import STANDARD_KEEPS_GAIN, STANDARD_TAIL
 from zloss_paper.training.fineweb_ft import TABLE as DISJOINT_BLOCKS
-from zloss_paper.training.table import CENTERED, CENTERED_HEAD, TrainingTableConfig, paper_run
+from zloss_paper.training.paper_run import paper_run
+from zloss_paper.training.recipe import training_recipe
 
 TABLE = replace(
     DISJOINT_BLOCKS,
@@ -43,11 +46,9 @@ CLAIMS = (
     STANDARD_TAIL,
     STANDARD_KEEPS_GAIN,
 )
-RECIPE: Recipe[TrainingTableConfig] = Recipe(
-    label=TABLE.label,
+RECIPE = training_recipe(
+    TABLE,
+    CLAIMS,
     title="GPT-2 Medium continued pretraining on disjoint FineWeb-Edu blocks, 2400 steps (described, not printed)",
-    columns=TABLE.columns,
-    configure=TABLE.configure,
-    run=TABLE.run,
-    claims=CLAIMS,
+    printed=False,
 )

@@ -8,22 +8,24 @@ smallest Diag Z and p99 gradient norm. Cost: twelve runs of 39 M tokens on a mod
 
 from __future__ import annotations
 
+from zloss_paper.engine.checks import together
 from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.paper_methods import CENTERED, STANDARD
 from zloss_paper.engine.texts import FINEWEB
+from zloss_paper.training.against_ce import COUNTS, all_smallest
+from zloss_paper.training.arms import low_coefficient_arms
 from zloss_paper.training.claims import (
     CENTERED_JOINT,
-    COUNTS,
     HEAD_KEEPS_PPL,
     HEAD_LOWERS_BOTH,
     STANDARD_KEEPS_GAIN,
-    all_smallest,
-    quoted,
     small_ppl_differences,
-    together,
 )
+from zloss_paper.training.paper_run import paper_run
+from zloss_paper.training.quoted import quoted
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.small_training import LOW
-from zloss_paper.training.table import CENTERED, STANDARD, TrainingTable, low_coefficient_arms, paper_run
+from zloss_paper.training.table import TrainingTable
 
 TABLE = TrainingTable(
     label="tab:fineweb_medium_ft",

@@ -8,27 +8,23 @@ runs of 2.5 M tokens on a model of 355 M parameters.
 
 from __future__ import annotations
 
-from zloss.report.formatting import number
+from zloss.report.text.numbers import number
 from zloss.train.stress import EFFECTIVELY_UNCLIPPED
-from zloss_paper.engine.claim import Claim, cell
+from zloss_paper.engine.checks import Tested, judged, together
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.paper_methods import CE, CENTERED_HEAD, GAIN_AWARE, RAW_METHODS, STANDARD
 from zloss_paper.engine.table import Table
 from zloss_paper.engine.texts import FINEWEB
-from zloss_paper.training.claims import COUNTS, against_ce, higher, judged, lower, quoted, row_of, together, zero
+from zloss_paper.training.against_ce import COUNTS, against_ce, higher, line_of, lower, zero
+from zloss_paper.training.arms import stress_arms
+from zloss_paper.training.paper_run import paper_run
+from zloss_paper.training.quoted import quoted
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.small_training import UPDATE_OUTLIER
-from zloss_paper.training.table import (
-    CE,
-    CENTERED_HEAD,
-    FACTORIZED,
-    GAIN_AWARE,
-    STANDARD,
-    TrainingTable,
-    paper_run,
-    stress_arms,
-)
+from zloss_paper.training.table import TrainingTable
 
 COEF = 3e-3
-RAW = (STANDARD, FACTORIZED, GAIN_AWARE)
 EVENTS = ("phi_10", "phi_50", "phi_100")
 TABLE = TrainingTable(
     label="tab:fineweb_update_outlier",
@@ -54,8 +50,8 @@ TABLE = TrainingTable(
 )
 
 
-def _milder(table: Table) -> list[tuple[bool, str]]:
-    mild, standard = row_of(table, GAIN_AWARE), row_of(table, STANDARD)
+def _milder(table: Table) -> list[Tested]:
+    mild, standard = line_of(table, GAIN_AWARE), line_of(table, STANDARD)
     names = ("grad_norm_p99", "grad_norm_max")
     return [
         (
@@ -70,13 +66,13 @@ CLAIMS = (
     Claim(
         "raw_improve_ppl_and_tail",
         "Standard, Factorized and Gain-aware Z-loss improve PPL over CE and lower the log-normalizer tail.",
-        against_ce(RAW, lower("ppl"), lower("p_z_999")),
+        against_ce(RAW_METHODS, lower("ppl"), lower("p_z_999")),
         COUNTS,
     ),
     Claim(
         "raw_gradient_tails",
         "They raise the p99 and the maximum gradient norm several times over CE.",
-        against_ce(RAW, higher("grad_norm_p99", 2), higher("grad_norm_max", 2)),
+        against_ce(RAW_METHODS, higher("grad_norm_p99", 2), higher("grad_norm_max", 2)),
         "several: at least twice",
     ),
     Claim(
@@ -88,8 +84,8 @@ CLAIMS = (
         "raw_events",
         "The raw-logit methods have update events beyond every threshold; CE and the centered head have none.",
         together(
-            against_ce(RAW, *(higher(name) for name in EVENTS)),
-            judged(lambda table: [zero(*EVENTS)(row_of(table, method)) for method in (CE, CENTERED_HEAD)]),
+            against_ce(RAW_METHODS, *(higher(name) for name in EVENTS)),
+            judged(lambda table: [zero(*EVENTS)(line_of(table, method)) for method in (CE, CENTERED_HEAD)]),
         ),
     ),
     quoted(TABLE.label),

@@ -10,26 +10,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zloss.report.formatting import number
-from zloss_paper.engine.claim import Claim, cell, smaller
+from zloss.report.text.numbers import number
+from zloss_paper.engine.checks import Tested, judged, together
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.comparison import cell, smaller
+from zloss_paper.engine.paper_methods import CE, CENTERED, GAIN_AWARE, RAW_METHODS, STANDARD
 from zloss_paper.engine.paper_table import PaperTable, paper_table
-from zloss_paper.engine.table import Row, Table
-from zloss_paper.training.claims import (
-    COUNTS,
-    NEAR_CE,
-    against_ce,
-    higher,
-    judged,
-    lower,
-    near_ce,
-    row_of,
-    together,
-    zero,
-)
-from zloss_paper.training.fineweb_update_outlier import EVENTS, RAW
+from zloss_paper.engine.table import Line, Table
+from zloss_paper.training.against_ce import COUNTS, NEAR_CE, against_ce, higher, line_of, lower, near_ce, zero
+from zloss_paper.training.arms import BASELINE, Arm
+from zloss_paper.training.fineweb_update_outlier import EVENTS
 from zloss_paper.training.fineweb_update_outlier import TABLE as OUTLIER
 from zloss_paper.training.recipe import training_recipe
-from zloss_paper.training.table import BASELINE, CE, CENTERED, GAIN_AWARE, STANDARD, Arm
 
 RAW_COEFS, CENTERED_COEFS = (3e-4, 1e-4), (3e-3, 1e-3, 3e-4, 1e-4)
 LEAST = 1e-4
@@ -44,11 +36,11 @@ def sweep_arm(method: str, coef: float) -> Arm:
 
 
 def _with_ce() -> PaperTable:
-    """The paper's rows, and before them the CE row of the same setting."""
+    """The paper's lines, and before them the CE line of the same setting."""
     paper = paper_table("tab:fineweb_update_outlier_sweep", number_keys=("lambda_aux",))
     (ce,) = paper_table(OUTLIER.label).table.find(method=CE)
-    first = Row(dict(sweep_arm(CE, 0.0).key), ce.cells)
-    return replace(paper, table=Table((first, *paper.table.rows)))
+    first = Line(dict(sweep_arm(CE, 0.0).key), ce.cells)
+    return replace(paper, table=Table((first, *paper.table.lines)))
 
 
 TABLE = replace(
@@ -58,20 +50,20 @@ TABLE = replace(
     columns=("ppl", "p_z_999", "a_p_99", "grad_norm_p99", *EVENTS, "grad_norm_max"),
     arms=(
         sweep_arm(CE, BASELINE.coef),
-        *(sweep_arm(method, coef) for coef in RAW_COEFS for method in RAW),
+        *(sweep_arm(method, coef) for coef in RAW_COEFS for method in RAW_METHODS),
         *(sweep_arm(CENTERED, coef) for coef in CENTERED_COEFS),
     ),
 )
 
 
-def _events_fall(table: Table) -> list[tuple[bool, str]]:
-    outcomes = []
-    for method in RAW:
-        high, low = (row_of(table, method, lambda_aux=coef) for coef in RAW_COEFS)
+def _events_fall(table: Table) -> list[Tested]:
+    tested = []
+    for method in RAW_METHODS:
+        high, low = (line_of(table, method, lambda_aux=coef) for coef in RAW_COEFS)
         for name in (*EVENTS, "grad_norm_max"):
             a, b = cell(high, name), cell(low, name)
-            outcomes.append((not smaller(a, b), f"{method}: {name} {number(a.value)} → {number(b.value)}"))
-    return outcomes
+            tested.append((not smaller(a, b), f"{method}: {name} {number(a.value)} → {number(b.value)}"))
+    return tested
 
 
 CLAIMS = (
@@ -87,7 +79,7 @@ CLAIMS = (
             against_ce((STANDARD, GAIN_AWARE), near_ce("ppl", NEAR_PPL), lambda_aux=LEAST),
             judged(
                 lambda table: [
-                    zero(*EVENTS)(row_of(table, method, lambda_aux=LEAST)) for method in (STANDARD, GAIN_AWARE)
+                    zero(*EVENTS)(line_of(table, method, lambda_aux=LEAST)) for method in (STANDARD, GAIN_AWARE)
                 ]
             ),
         ),
@@ -102,11 +94,11 @@ CLAIMS = (
     Claim(
         "centered_no_events",
         "Centered Z-loss has no update event at any coefficient.",
-        judged(lambda table: [zero(*EVENTS)(row_of(table, CENTERED, lambda_aux=coef)) for coef in CENTERED_COEFS]),
+        judged(lambda table: [zero(*EVENTS)(line_of(table, CENTERED, lambda_aux=coef)) for coef in CENTERED_COEFS]),
     ),
     Claim(
         "centered_ppl_cost",
-        "At 3e-3 Centered Z-loss pays for it in PPL.",
+        "At 3e-3 Centered Z-loss has a higher PPL than CE.",
         against_ce((CENTERED,), higher("ppl"), lambda_aux=3e-3),
     ),
     Claim(

@@ -9,20 +9,16 @@ tokens on a model of 355 M parameters.
 from __future__ import annotations
 
 from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.paper_methods import CENTERED, STANDARD
 from zloss_paper.engine.texts import WIKITEXT
-from zloss_paper.training.claims import (
-    CENTERED_JOINT,
-    HEAD_LOWERS_BOTH,
-    STANDARD_KEEPS_GAIN,
-    STANDARD_TAIL,
-    against_ce,
-    all_smallest,
-    lower,
-    quoted,
-)
+from zloss_paper.training.against_ce import against_ce, all_smallest, lower
+from zloss_paper.training.arms import low_coefficient_arms
+from zloss_paper.training.claims import CENTERED_JOINT, HEAD_LOWERS_BOTH, STANDARD_KEEPS_GAIN, STANDARD_TAIL
+from zloss_paper.training.paper_run import paper_run
+from zloss_paper.training.quoted import quoted
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.small_training import LOW
-from zloss_paper.training.table import CENTERED, STANDARD, TrainingTable, low_coefficient_arms, paper_run
+from zloss_paper.training.table import TrainingTable
 
 TABLE = TrainingTable(
     label="tab:medium_ft",

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zloss.report.formatting import number
-from zloss_paper.engine.claim import Claim, Missing, cell, near
+from zloss.report.text.numbers import number
+from zloss_paper.engine.checks import Tested, judged
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.comparison import Missing, cell, near
+from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD, STANDARD
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Measured, Recipe
-from zloss_paper.engine.table import Key, Row, Table, measured
+from zloss_paper.engine.recipe import Recipe, RecipeResult
+from zloss_paper.engine.table import Key, Line, Table, cells_of
 from zloss_paper.engine.texts import TextSource
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.training import (
@@ -25,18 +28,11 @@ from zloss_paper.training import (
     medium_long,
     pythia_ft,
 )
-from zloss_paper.training.claims import judged
-from zloss_paper.training.seed_means import Unavailable, column_value
-from zloss_paper.training.table import (
-    BASELINE,
-    CENTERED,
-    CENTERED_HEAD,
-    STANDARD,
-    Arm,
-    TrainingTable,
-    TrainingTableConfig,
-    matched_runs,
-)
+from zloss_paper.training.arms import BASELINE, Arm
+from zloss_paper.training.matched_runs import matched_runs
+from zloss_paper.training.seed_means import column_values
+from zloss_paper.training.setting import TrainingTableConfig
+from zloss_paper.training.table import TrainingTable
 
 LABEL = "text:paired_differences"
 COLUMNS = ("delta_ppl", "delta_a_p_99")
@@ -73,59 +69,53 @@ def configure(profile: Profile, overrides: Overrides) -> PairedConfig:
     return PairedConfig(tuple((run, table.configure(profile, overrides)) for run, (table, _) in LINES.items()))
 
 
-def run(config: PairedConfig, bench: Workbench) -> Measured:
-    """One row per quoted pair."""
-    rows = []
+def run(config: PairedConfig, bench: Workbench) -> RecipeResult:
+    """One line per quoted pair."""
+    found = []
     for name, setting in config.lines:
         for printed in PAPER.table.find(run=name):
             method = str(printed.key["method"])
             arm = Arm(method, 0.0 if method == CENTERED_HEAD else LINES[name][1])
-            rows.append(_row(name, arm, setting, bench))
-    return Measured(Table(tuple(rows)), texts=config.texts)
+            found.append(_difference(name, arm, setting, bench))
+    return RecipeResult(Table(tuple(found)), texts=config.texts)
 
 
-def _row(name: str, arm: Arm, setting: TrainingTableConfig, bench: Workbench) -> Row:
+def _difference(name: str, arm: Arm, setting: TrainingTableConfig, bench: Workbench) -> Line:
     runs = matched_runs(replace(setting, arms=(arm,)), bench)
-    values: dict[str, float | None] = {}
-    reasons: dict[str, str] = {}
-    for column in COLUMNS:
-        try:
-            values[column] = column_value(column, runs[arm], runs[BASELINE])
-        except Unavailable as unavailable:
-            reasons[column] = str(unavailable)
+    values, reasons = column_values(COLUMNS, runs[arm], runs[BASELINE])
     key: dict[str, Key] = {"run": name, "method": arm.method}
-    return Row(key, measured(values), reasons, setting.deviations)
+    return Line(key, cells_of(values), reasons, setting.deviations)
 
 
-def _line(table: Table, run: str, method: str) -> Row:
+def _line(table: Table, run: str, method: str) -> Line:
     found = table.find(run=run, method=method)
     if not found:
         raise Missing(f"{method} of {run} was not measured")
     return found[0]
 
 
-def _different_targets(table: Table) -> list[tuple[bool, str]]:
+def _different_targets(table: Table) -> list[Tested]:
     standard = cell(_line(table, FRESH, STANDARD), "delta_a_p_99")
-    outcomes = []
+    tested = []
     for method in (CENTERED_HEAD, CENTERED):
         centered = cell(_line(table, FRESH, method), "delta_a_p_99")
         ok = centered.low < 0 and abs(standard.value) <= NEGLIGIBLE * abs(centered.value)
-        outcomes.append((ok, f"{method} {number(centered.value)}, {STANDARD} {number(standard.value)}"))
-    return outcomes
+        tested.append((ok, f"{method} {number(centered.value)}, {STANDARD} {number(standard.value)}"))
+    return tested
 
 
-def _as_quoted(table: Table) -> list[tuple[bool, str]]:
+def _as_quoted(table: Table) -> list[Tested]:
     if len(table) == 0:
         raise Missing("nothing was measured")
-    if any(row.deviations for row in table):
+    if any(line.deviations for line in table):
         raise Missing("numbers of the paper's own setting, from which these runs deviate")
-    outcomes = []
-    for row in table:
-        (printed,) = PAPER.table.find(**dict(row.key))
+    tested = []
+    for line in table:
+        (printed,) = PAPER.table.find(**dict(line.key))
         for column, quoted in printed.cells.items():
-            ours = cell(row, column)
-            outcomes.append((near(ours, quoted), f"{row.name()}: {column} {number(ours.value)}"))
-    return outcomes
+            ours = cell(line, column)
+            tested.append((near(ours, quoted), f"{line.name()}: {column} {number(ours.value)}"))
+    return tested
 
 
 CLAIMS = (

@@ -8,22 +8,18 @@ lowers P_Z^99.9 by 20.8 and A_p^99 by 8.9. Cost: twelve runs of 4.9 M tokens.
 
 from __future__ import annotations
 
+from zloss_paper.engine.checks import together
 from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD, STANDARD
 from zloss_paper.engine.texts import WIKITEXT
-from zloss_paper.training.claims import (
-    CENTERED_JOINT,
-    COUNTS,
-    HEAD_LOWERS_BOTH,
-    against_ce,
-    all_smallest,
-    higher,
-    lower,
-    quoted,
-    together,
-)
+from zloss_paper.training.against_ce import COUNTS, against_ce, all_smallest, higher, lower
+from zloss_paper.training.arms import low_coefficient_arms
+from zloss_paper.training.claims import CENTERED_JOINT, HEAD_LOWERS_BOTH
+from zloss_paper.training.paper_run import paper_run
+from zloss_paper.training.quoted import quoted
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.small_training import LARGER_SHIFT
-from zloss_paper.training.table import CENTERED, CENTERED_HEAD, STANDARD, TrainingTable, low_coefficient_arms, paper_run
+from zloss_paper.training.table import TrainingTable
 
 TABLE = TrainingTable(
     label="tab:pythia_ft",

@@ -11,16 +11,19 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from zloss.report.formatting import number
-from zloss_paper.engine.claim import Claim, Missing, cell, smaller
+from zloss.report.text.numbers import number
+from zloss_paper.engine.checks import Tested, judged
+from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.comparison import Missing, cell, smaller
+from zloss_paper.engine.paper_methods import CE, RAW_METHODS
 from zloss_paper.engine.paper_table import PaperTable, paper_table
-from zloss_paper.engine.table import Cell, Key, Row, Table
-from zloss_paper.training.claims import SYMBOLS, judged
-from zloss_paper.training.fineweb_update_outlier import COEF, EVENTS, RAW
+from zloss_paper.engine.table import Cell, Key, Line, Table
+from zloss_paper.training.against_ce import SYMBOLS
+from zloss_paper.training.arms import Arm
+from zloss_paper.training.fineweb_update_outlier import COEF, EVENTS
 from zloss_paper.training.fineweb_update_outlier import TABLE as OUTLIER
 from zloss_paper.training.fineweb_update_outlier_sweep import sweep_arm
 from zloss_paper.training.recipe import training_recipe
-from zloss_paper.training.table import CE, Arm
 
 COEFS = (COEF, 1e-3, 3e-4, 1e-4)
 
@@ -33,38 +36,38 @@ def _printed() -> PaperTable:
     """What the two tables print of this sweep: CE and 3e-3 in one, 3e-4 and 1e-4 in the other."""
     outlier = paper_table(OUTLIER.label)
     sweep = paper_table("tab:fineweb_update_outlier_sweep", number_keys=("lambda_aux",))
-    rows = [
-        Row({**row.key, "lambda_aux": 0.0 if row.key["method"] == CE else COEF}, row.cells)
-        for row in outlier.table
-        if row.key["method"] in (CE, *RAW)
+    lines = [
+        Line({**line.key, "lambda_aux": 0.0 if line.key["method"] == CE else COEF}, line.cells)
+        for line in outlier.table
+        if line.key["method"] in (CE, *RAW_METHODS)
     ]
-    group = dict(sweep_arm(RAW[0], COEF).key)["group"]
-    for row in sweep.table.find(group=group):
-        key: dict[str, Key] = {name: row.key[name] for name in ("method", "lambda_aux")}
-        rows.append(Row(key, row.cells))
-    return replace(outlier, label="text:raw_sweep_1e3", table=Table(tuple(rows)))
+    group = dict(sweep_arm(RAW_METHODS[0], COEF).key)["group"]
+    for line in sweep.table.find(group=group):
+        key: dict[str, Key] = {name: line.key[name] for name in ("method", "lambda_aux")}
+        lines.append(Line(key, line.cells))
+    return replace(outlier, label="text:raw_sweep_1e3", table=Table(tuple(lines)))
 
 
 TABLE = replace(
     OUTLIER,
     figure=False,
     label="text:raw_sweep_1e3",
-    arms=(_arm(CE, 0.0), *(_arm(method, coef) for method in RAW for coef in COEFS)),
+    arms=(_arm(CE, 0.0), *(_arm(method, coef) for method in RAW_METHODS for coef in COEFS)),
 )
 
 
 def _by_method(table: Table, column: str) -> list[tuple[str, list[Cell]]]:
     """The column of every raw-logit method, from the largest coefficient to the smallest."""
     found = []
-    for method in RAW:
-        rows = sorted(table.find(method=method), key=lambda row: -float(row.key["lambda_aux"]))
-        if len(rows) < 2:
+    for method in RAW_METHODS:
+        lines = sorted(table.find(method=method), key=lambda line: -float(line.key["lambda_aux"]))
+        if len(lines) < 2:
             raise Missing(f"{method} was not measured at two coefficients")
-        found.append((method, [cell(row, column) for row in rows]))
+        found.append((method, [cell(line, column) for line in lines]))
     return found
 
 
-def _events_fall(table: Table) -> list[tuple[bool, str]]:
+def _events_fall(table: Table) -> list[Tested]:
     return [
         (not any(smaller(high, low) for high, low in pairwise(cells)), _sentence(method, column, cells))
         for column in (*EVENTS, "grad_norm_max")
@@ -72,7 +75,7 @@ def _events_fall(table: Table) -> list[tuple[bool, str]]:
     ]
 
 
-def _tail_rises(table: Table) -> list[tuple[bool, str]]:
+def _tail_rises(table: Table) -> list[Tested]:
     return [
         (all(smaller(high, low) for high, low in pairwise(cells)), _sentence(method, "p_z_999", cells))
         for method, cells in _by_method(table, "p_z_999")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.paper_table import PaperTable, paper_table
 from zloss_paper.engine.recipe import Recipe
-from zloss_paper.training.table import TrainingTable, TrainingTableConfig
+from zloss_paper.training.setting import TrainingTableConfig
+from zloss_paper.training.table import TrainingTable
 
 CHOICES = {
     "model_ids": "the checkpoints gpt2 and gpt2-medium on the hub",
@@ -47,8 +48,14 @@ def training_recipe(
     choices: Mapping[str, str] | None = None,
     title: str = "",
     paper: PaperTable | None = None,
+    printed: bool = True,
 ) -> Recipe[TrainingTableConfig]:
-    """The recipe of a table; `choices` are its own, before the shared ones."""
+    """The recipe of a table; `choices` are its own, before the shared ones.
+
+    `paper` replaces the paper's table of the same label. `printed=False`: the paper describes the runs without numbers.
+    """
+    if not printed:
+        return Recipe(table.label, title, table.columns, table.configure, table.run, claims=claims)
     paper = paper or paper_table(table.label)
     known = {**CHOICES, "seed_values": ", ".join(str(seed) for seed in table.seeds), **(choices or {})}
     # A setting like model_ids.GPT-2 is answered by the choice for model_ids.

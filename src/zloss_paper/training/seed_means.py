@@ -41,6 +41,20 @@ def column_value(column: str, runs: Sequence[FinishedRun], baseline: Sequence[Fi
     return statistics.fmean(_metric(run, column) for run in runs)
 
 
+def column_values(
+    columns: Sequence[str], runs: Sequence[FinishedRun], baseline: Sequence[FinishedRun]
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """(the numbers of one line by column, why a number is missing by column)."""
+    values: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
+    for column in columns:
+        try:
+            values[column] = column_value(column, runs, baseline)
+        except Unavailable as unavailable:
+            reasons[column] = str(unavailable)
+    return values, reasons
+
+
 def _pairs(baseline: Sequence[FinishedRun], runs: Sequence[FinishedRun]) -> list[tuple[FinishedRun, FinishedRun]]:
     pairs = list(zip(baseline, runs, strict=True))
     assert all(base.seed == run.seed for base, run in pairs)

@@ -1,14 +1,14 @@
 """The training tables at the cpu and smoke profiles: one setting of ours, varied where a table varies the paper's.
 
 Tables that differ only in the paper's model, corpus or length have the same small setting, and so share their runs. The
-learning rate is ours; a stress table multiplies it by what its own is of the paper's 5e-5.
+learning rate is ours; a stress table multiplies it by the ratio of its own learning rate to the paper's usual 5e-5.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss.train.stress import EFFECTIVELY_UNCLIPPED
 from zloss_paper.training.base_model import CPU, SMOKE, Scale, split
 
@@ -21,7 +21,7 @@ SCALES: dict[str, Scale] = {"cpu": CPU, "smoke": SMOKE}
 
 @dataclass(frozen=True)
 class SmallSetting:
-    """What a table asks of the small runs."""
+    """In what the small runs of a table differ from those of the others."""
 
     head_shift: float = GPT2_SHIFT
     """0: the head stays tied and as it was trained."""

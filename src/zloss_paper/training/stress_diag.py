@@ -9,20 +9,14 @@ methods are clipped in 7 % of the steps, the others in all. Cost: fifteen runs o
 from __future__ import annotations
 
 from zloss_paper.engine.claim import Claim
+from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD, GAIN_AWARE, STANDARD
 from zloss_paper.engine.texts import WIKITEXT
-from zloss_paper.training.claims import COUNTS, NEAR_CE, SMALL_PPL, against_ce, higher, lower, near_ce
+from zloss_paper.training.against_ce import COUNTS, NEAR_CE, SMALL_PPL, against_ce, higher, lower, near_ce
+from zloss_paper.training.arms import BASELINE, Arm
+from zloss_paper.training.paper_run import paper_run
 from zloss_paper.training.recipe import AS_IN_THE_MAIN_RUN, training_recipe
 from zloss_paper.training.small_training import LOW
-from zloss_paper.training.table import (
-    BASELINE,
-    CENTERED,
-    CENTERED_HEAD,
-    GAIN_AWARE,
-    STANDARD,
-    Arm,
-    TrainingTable,
-    paper_run,
-)
+from zloss_paper.training.table import TrainingTable
 
 COEF = 1e-3
 RAW = (STANDARD, GAIN_AWARE)

@@ -118,7 +118,7 @@ def test_padding_rows_can_be_excluded(folders: dict[str, Path], text: Path) -> N
     assert report.ppl == pytest.approx(truth["ppl"], rel=1e-5)
     assert_near(report.heads.raw, truth["raw"], 2e-4)
     assert_near(report.heads.centered, truth["centered"], 2e-4)
-    with pytest.raises(InputError, match="valid-vocab"):
+    with pytest.raises(InputError, match="`valid_vocab`"):
         audit(folders["neox"], text, valid_vocab="all")
 
 
@@ -190,6 +190,47 @@ def test_a_saved_pass_of_another_audit_is_refused(folders: dict[str, Path], text
         run_audit(dataclasses.replace(config, diag_coef=1e-3), folder=tmp_path, resume=True)
     (tmp_path / "audit-state.npz").write_bytes(b"not an archive")
     with pytest.raises(InputError, match="cannot be read"):
+        run_audit(config, folder=tmp_path, resume=True)
+
+
+def test_a_second_ctrl_c_inside_a_batch_leaves_the_last_saved_state(
+    folders: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was saved holds whole batches: half a batch in the accumulators must not be counted again."""
+    from zloss.measure import token_pass
+
+    monkeypatch.setenv("ZLOSS_SAVE_EVERY", "0")
+    config = dataclasses.replace(CONFIG, model=str(folders["gpt2"]), texts=(str(text),))
+    whole = run_audit(config)
+    tables, calls = token_pass.token_tables, 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        yield from tables(*arguments)
+        if calls == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(token_pass, "token_tables", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_audit(config, folder=tmp_path)
+    resumed = run_audit(config, folder=tmp_path, resume=True)
+    assert resumed.corpus.predictions == BLOCKS * SIZE
+    assert resumed.heads == whole.heads
+
+
+def test_a_saved_pass_of_another_layout_is_refused(
+    folders: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state file of a version with other accumulators cannot be read as one of these."""
+    from zloss.measure.tails import Tails
+
+    config = dataclasses.replace(CONFIG, model=str(folders["gpt2"]), texts=(str(text),))
+    with monkeypatch.context() as patch:
+        patch.setattr(Tails, "layout", lambda tails: "older")
+        run_audit(config, folder=tmp_path, progress=InterruptAfter(9))
+    with pytest.raises(InputError, match="another version of zloss"):
         run_audit(config, folder=tmp_path, resume=True)
 
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zloss.audit.implementation import bf16_products
 from zloss.audit.implementation.evaluate import call, evaluate
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation
 from zloss.audit.implementation.kernels import apart, gradient_difference, kernel_row, truth_of
@@ -180,27 +179,6 @@ def test_kernels_run_interpreted_in_a_child(name: str) -> None:
     assert found.delta_total < 1e-6
     assert found.delta_z < 1e-6
     assert found.target == (0.0 if name == "liger" else C)
-
-
-def test_bf16_products_survive_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_products, "native_bf16_products_work", lambda: False)
-    notes: list[str] = []
-    a = torch.randn(8, 8, generator=torch.Generator().manual_seed(4)).bfloat16()
-    with bf16_products.working_bf16_products(notes.append):
-        assert not torch.backends.mkldnn.enabled
-        product = a @ a
-    assert torch.backends.mkldnn.enabled
-    torch.testing.assert_close(product.float(), a.float() @ a.float(), rtol=2e-2, atol=2e-2)
-    assert "ONEDNN_MAX_CPU_ISA" in notes[0]
-
-
-def test_the_probe_dies_in_a_child_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_products, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    bf16_products.native_bf16_products_work.cache_clear()
-    try:
-        assert not bf16_products.native_bf16_products_work()
-    finally:
-        bf16_products.native_bf16_products_work.cache_clear()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

@@ -9,7 +9,7 @@ import pytest
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.registry import find_recipe, labels
-from zloss_paper.engine.table import Cell, Row, Table, measured
+from zloss_paper.engine.table import Cell, Line, Table, cells_of
 
 JUDGED = [(label, claim.id) for label in labels() for claim in find_recipe(label).claims]
 NOT_PRINTED = {
@@ -57,7 +57,7 @@ def test_a_claim_holds_on_the_papers_own_numbers(label: str, claim: str) -> None
 def swapped(table: Table) -> Table:
     """Raw and centered exchanged: the mutation a sign error or a mixed-up coordinate would make."""
     other = {"raw": "centered", "centered": "raw"}
-    return Table(tuple(replace(row, key={**row.key, "head": other[str(row.key["head"])]}) for row in table))
+    return Table(tuple(replace(line, key={**line.key, "head": other[str(line.key["head"])]}) for line in table))
 
 
 @pytest.mark.parametrize(("label", "claim"), [pair for pair in JUDGED if pair[0] in HEADS])
@@ -76,13 +76,13 @@ def test_swapped_raw_and_centered_is_noticed(label: str, claim: str) -> None:
 def scaled(table: Table, column: str, factor: float, **key: str | int) -> Table:
     """One column of some rows multiplied."""
 
-    def change(row: Row) -> Row:
-        if column not in row.cells or any(row.key.get(name) != value for name, value in key.items()):
-            return row
-        cell = row.cells[column]
-        return replace(row, cells={**row.cells, column: Cell(cell.value * factor, cell.half_unit)})
+    def change(line: Line) -> Line:
+        if column not in line.cells or any(line.key.get(name) != value for name, value in key.items()):
+            return line
+        cell = line.cells[column]
+        return replace(line, cells={**line.cells, column: Cell(cell.value * factor, cell.half_unit)})
 
-    return Table(tuple(change(row) for row in table))
+    return Table(tuple(change(line) for line in table))
 
 
 @pytest.mark.parametrize(
@@ -117,26 +117,26 @@ def test_a_changed_number_is_noticed(
 
 
 def test_an_input_path_of_an_untied_head_is_noticed() -> None:
-    row = Row({"model": "m", "table": "untied"}, measured({"r_z": 0.1, "input_path_norm": 0.2}))
-    assert verdict("text:tied_paths", "no_input_path", Table((row,))) == FAILS
+    line = Line({"model": "m", "table": "untied"}, cells_of({"r_z": 0.1, "input_path_norm": 0.2}))
+    assert verdict("text:tied_paths", "no_input_path", Table((line,))) == FAILS
 
 
 def test_figure_identities_fail_on_a_scrambled_sample() -> None:
-    rows = [Row({"model": "m", "head": head}, measured({"identity_error": 0.02})) for head in ("raw", "centered")]
-    assert verdict("text:gradient_geometry", "gain_identity", Table(tuple(rows))) == FAILS
-    bad = replace(rows[1], cells=measured({"translation_error": 0.5}))
-    assert verdict("text:gradient_geometry", "one_translation", Table((rows[0], bad))) == FAILS
+    lines = [Line({"model": "m", "head": head}, cells_of({"identity_error": 0.02})) for head in ("raw", "centered")]
+    assert verdict("text:gradient_geometry", "gain_identity", Table(tuple(lines))) == FAILS
+    bad = replace(lines[1], cells=cells_of({"translation_error": 0.5}))
+    assert verdict("text:gradient_geometry", "one_translation", Table((lines[0], bad))) == FAILS
 
 
 def test_a_quoted_number_is_not_judged_on_another_setting() -> None:
-    table = Table(tuple(replace(row, deviations=("32 blocks",)) for row in own("tab:pretrained")))
+    table = Table(tuple(replace(line, deviations=("32 blocks",)) for line in own("tab:pretrained")))
     assert verdict("tab:pretrained", "p_z_999_factor_gpt-2", table) == OPEN
     assert verdict("tab:pretrained", "gpt2_large_diag_rises", table) == HOLDS
 
 
 def test_other_models_leave_named_claims_open() -> None:
     table = Table(
-        tuple(replace(row, key={**row.key, "model": "other"}) for row in own("tab:pretrained").find(model="GPT-2"))
+        tuple(replace(line, key={**line.key, "model": "other"}) for line in own("tab:pretrained").find(model="GPT-2"))
     )
     open_claims = {claim.id for claim in find_recipe("tab:pretrained").claims if claim.check(table).verdict == OPEN}
     assert {"pythia_1b_contrast", "tail_falls_for_several", "gain_may_rise"} <= open_claims
@@ -151,6 +151,6 @@ def test_an_empty_table_decides_nothing() -> None:
 
 def test_quoted_factors_are_those_of_the_paper() -> None:
     quoted = paper_table("text:quoted_factors").table.find(table="tab:pretrained", metric="p_z_999")
-    assert {row.cells["quoted"].value for row in quoted} == {4.9, 12.8, 12.7}
+    assert {line.cells["quoted"].value for line in quoted} == {4.9, 12.8, 12.7}
     statements = " ".join(claim.statement for claim in find_recipe("tab:pretrained").claims)
-    assert all(f"{row.cells['quoted'].value:g}" in statements for row in quoted)
+    assert all(f"{line.cells['quoted'].value:g}" in statements for line in quoted)

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from zloss.errors import UnknownNameError
+from zloss_paper.engine.paper_models import MODEL_IDS
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.registry import find_recipe, labels
 from zloss_paper.heads import fineweb_pretrained, gradient_geometry, pretrained, spectral_audit
-from zloss_paper.heads.audit_rows import MODEL_IDS
 
 
 def test_the_rounding_unit_is_read_from_the_printed_zeros() -> None:
     table = paper_table("tab:spectral_audit").table
-    (row,) = table.find(model="GPT-2 Medium", corpus="FineWeb-Edu", head="raw")
-    assert row.cells["a_p_99"].printed == "28.00"
-    assert row.cells["a_p_99"].half_unit == pytest.approx(0.005)
+    (line,) = table.find(model="GPT-2 Medium", corpus="FineWeb-Edu", head="raw")
+    assert line.cells["a_p_99"].printed == "28.00"
+    assert line.cells["a_p_99"].half_unit == pytest.approx(0.005)
     (centered,) = paper_table("tab:pretrained").table.find(model="DistilGPT-2", head="centered")
     assert centered.cells["mu_abs_99"].value == 6e-6
     assert centered.cells["mu_abs_99"].half_unit == pytest.approx(5e-8)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.engine.table import Row, Table, measured
+from zloss_paper.engine.table import Line, Table, cells_of
 
 FOLDER = Path(__file__).parents[3] / "docs/results"
 RESULTS = {
@@ -25,13 +25,13 @@ def table_of(data: dict[str, Any]) -> Table:
     numbers = set(data["columns"])
     return Table(
         tuple(
-            Row(
-                {name: value for name, value in row.items() if name not in numbers | BESIDE_THE_KEY},
-                measured({name: row.get(name) for name in data["columns"]}),
-                row["reasons"],
-                tuple(row["deviations"]),
+            Line(
+                {name: value for name, value in line.items() if name not in numbers | BESIDE_THE_KEY},
+                cells_of({name: line.get(name) for name in data["columns"]}),
+                line["reasons"],
+                tuple(line["deviations"]),
             )
-            for row in data["rows"]
+            for line in data["rows"]
         )
     )
 

@@ -1,4 +1,4 @@
-"""Recipes of the implementation audits: their rows are the audits' numbers, their claims fail on wrong tables."""
+"""Recipes of the implementation audits: their lines are the audits' numbers, their claims fail on wrong tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce
-from zloss_paper.engine.table import Cell, Key, Row, Table, measured
+from zloss_paper.engine.table import Cell, Key, Line, Table, cells_of
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations import shared_audits as shared
 from zloss_paper.implementations.overflow_audit import OverflowConfig, configure
@@ -47,18 +47,20 @@ def verdict(label: str, claim: str, table: Table) -> str:
 
 
 def changed(table: Table, column: str, change: Any, **key: Key) -> Table:
-    """The table with one column of some rows changed."""
+    """The table with one column of some lines changed."""
     touched = table.find(**key)
     return Table(
         tuple(
-            replace(row, cells={**row.cells, column: Cell(change(row.cells[column].value))}) if row in touched else row
-            for row in table
+            replace(line, cells={**line.cells, column: Cell(change(line.cells[column].value))})
+            if line in touched
+            else line
+            for line in table
         )
     )
 
 
 WRONG = [
-    # label, claim, column, change, rows that change
+    # label, claim, column, change, lines that change
     ("tab:source_audit", "forward_understates", "delta_src", lambda x: x / 1000, {}),
     ("tab:source_audit", "forward_below", "rel_forward_error", lambda x: 5 * x, {"storage": "bf16"}),
     ("tab:source_audit", "grows_with_scale", "delta_src", lambda x: x / 10, {"logit_scale": 4}),
@@ -99,24 +101,24 @@ def test_every_claim_has_a_wrong_table() -> None:
 
 
 def test_the_overflow_claim_about_gpt2_stays_open_for_other_models() -> None:
-    row = Row({"model": "mine", "corpus": "x", "method": "CE baseline"}, measured({"psi_4096": 1.0}))
-    assert verdict("tab:overflow_audit", "overflow_at_4096", Table((row,))) == OPEN
+    line = Line({"model": "mine", "corpus": "x", "method": "CE baseline"}, cells_of({"psi_4096": 1.0}))
+    assert verdict("tab:overflow_audit", "overflow_at_4096", Table((line,))) == OPEN
 
 
-def test_source_rows_stand_beside_the_papers(gpt2_folder: Path, bench: Workbench) -> None:
+def test_source_lines_stand_beside_the_papers(gpt2_folder: Path, bench: Workbench) -> None:
     result = smoke("tab:source_audit", gpt2_folder, bench)
-    stored = [row for row in result.table if row.key["storage"] != OWN_INPUTS]
+    stored = [line for line in result.table if line.key["storage"] != OWN_INPUTS]
     assert len(stored) == 9
-    for row in stored:
-        other = result.beside(row)
-        assert (other is None) == (row.key["storage"] == "fp32")
-        assert row.cells["split_residual"].value <= 1e-6
+    for line in stored:
+        other = result.beside(line)
+        assert (other is None) == (line.key["storage"] == "fp32")
+        assert line.cells["split_residual"].value <= 1e-6
     ours = result.table.find(storage=OWN_INPUTS)
     assert len(ours) == 3
-    assert all(row.cells["delta_src_max"].value <= 1e-4 for row in ours)
+    assert all(line.cells["delta_src_max"].value <= 1e-4 for line in ours)
     details = result.to_dict()["details"]["source_rows"]
     assert [detail["row"]["delta_src"]["mean"] for detail in details] == [
-        row.cells["delta_src"].value for row in stored
+        line.cells["delta_src"].value for line in stored
     ]
 
 
@@ -136,28 +138,28 @@ def test_recipes_of_one_audit_share_it(gpt2_folder: Path, bench: Workbench, monk
     assert sorted(runs) == ["source_audit", "update_audit"]
 
 
-def test_update_rows_have_both_scopes_and_z_alone(neox_folder: Path, bench: Workbench) -> None:
+def test_update_lines_have_both_scopes_and_z_alone(neox_folder: Path, bench: Workbench) -> None:
     result = smoke("tab:update_audit", neox_folder, bench)
-    assert {(row.key["scope"], row.key["logit_scale"]) for row in result.table} == {
+    assert {(line.key["scope"], line.key["logit_scale"]) for line in result.table} == {
         (scope, scale) for scope in ("head", "all") for scale in (1, 4)
     }
-    assert all(row.cells["z_grad_rel_error"].value > 0 for row in result.table)
-    assert all(result.beside(row) is not None for row in result.table)
+    assert all(line.cells["z_grad_rel_error"].value > 0 for line in result.table)
+    assert all(result.beside(line) is not None for line in result.table)
     (fp16,) = smoke("text:update_audit_fp16", neox_folder, bench).table.find(logit_scale=1)
     assert fp16.cells["grad_rel_error_max"].value < fp16.cells["grad_rel_error_max_bf16"].value
 
 
-def test_overflow_rows(gpt2_folder: Path, bench: Workbench) -> None:
+def test_overflow_lines(gpt2_folder: Path, bench: Workbench) -> None:
     result = smoke("tab:overflow_audit", gpt2_folder, bench)
-    by = {row.key["method"]: row for row in result.table}
+    by = {line.key["method"]: line for line in result.table}
     assert len(by) == 6
     assert by["CE baseline"].cells == by["Centered head"].cells
     # The paper's WikiText line has three methods; the others stand beside nothing.
-    beside = [method for method, row in by.items() if result.beside(row) is not None]
+    beside = [method for method, line in by.items() if result.beside(line) is not None]
     assert beside == ["CE baseline", "Standard Z-loss", "Centered Z-loss"]
-    rows = [detail["row"] for detail in result.to_dict()["details"]["overflow_rows"]]
-    assert [len(row["margin"]["kappa_max"]) for row in rows] == [2] * 6
-    assert set(rows[0]["margin"]["psi"]) == {"256", "1024", "4096", "16384", "65536"}
+    audited = [detail["row"] for detail in result.to_dict()["details"]["overflow_rows"]]
+    assert [len(one["margin"]["kappa_max"]) for one in audited] == [2] * 6
+    assert set(audited[0]["margin"]["psi"]) == {"256", "1024", "4096", "16384", "65536"}
 
 
 def test_the_overflow_setting_is_the_papers() -> None:
@@ -167,9 +169,9 @@ def test_the_overflow_setting_is_the_papers() -> None:
     assert config.coef == stated.config["lambda_aux"]
     assert config.beta == stated.config["gain_beta"]
     assert list(config.scales) == stated.config["static_scales_audited"]
-    for row in config.models.rows:
-        assert row.audit.blocks == stated.config["num_batches"]
-        assert not row.deviations
+    for model in config.models.rows:
+        assert model.audit.blocks == stated.config["num_batches"]
+        assert not model.deviations
     factorized: Any = config.objectives()["Factorized Z-loss"]
     assert (factorized.shift_target, factorized.relative_target) == (0.0, None)
 
@@ -187,9 +189,10 @@ def test_thinned_tokens_come_from_every_block() -> None:
     import torch
 
     from zloss.models.output_head import OutputHead
+    from zloss_paper.implementations.head_tokens import HeadTokens
 
     head = OutputHead(torch.nn.Identity(), torch.zeros(5, 1), None, False)
-    tokens = shared.HeadTokens(head, torch.arange(24.0).unsqueeze(1), torch.arange(24), 8)
+    tokens = HeadTokens(head, torch.arange(24.0).unsqueeze(1), torch.arange(24), 8)
     thin = tokens.thinned(3)
     assert thin.label_T.tolist() == [0, 3, 7, 8, 11, 15, 16, 19, 23]
     assert thin.hidden_TD.flatten().long().tolist() == thin.label_T.tolist()
@@ -199,30 +202,30 @@ def test_thinned_tokens_come_from_every_block() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_fused_kernel_is_audited_interpreted(gpt2_folder: Path, bench: Workbench) -> None:
     result = smoke("tab:triton_fused", gpt2_folder, bench)
-    assert {(row.key["storage"], row.key["logit_scale"]) for row in result.table} == {
+    assert {(line.key["storage"], line.key["logit_scale"]) for line in result.table} == {
         (storage, scale) for storage in ("fp32", "bf16", "fp16") for scale in (1, 4)
     }
-    for row in result.table.find(storage="fp32"):
+    for line in result.table.find(storage="fp32"):
         # An untrained model's log Z is close to c, and fp32 rounds their difference by 1e-7 of log Z.
-        assert row.cells["delta_z"].value <= 5e-6
-        assert row.cells["delta_total"].value <= 1e-6
-        assert row.cells["rel_forward_error"].value <= 5e-6
-    assert all("interpreter, on 4 tokens" in row.deviations[-1] for row in result.table)
+        assert line.cells["delta_z"].value <= 5e-6
+        assert line.cells["delta_total"].value <= 1e-6
+        assert line.cells["rel_forward_error"].value <= 5e-6
+    assert all("interpreter, on 4 tokens" in line.deviations[-1] for line in result.table)
     medium = smoke("text:fused_audit_medium", gpt2_folder, bench)
-    assert [row.cells["delta_z"] for row in medium.table.find(storage="bf16")] == [
-        row.cells["delta_z"] for row in result.table.find(storage="bf16")
+    assert [line.cells["delta_z"] for line in medium.table.find(storage="bf16")] == [
+        line.cells["delta_z"] for line in result.table.find(storage="bf16")
     ]
 
 
-def test_every_installed_implementation_has_its_rows(gpt2_folder: Path, bench: Workbench) -> None:
+def test_every_installed_implementation_has_its_lines(gpt2_folder: Path, bench: Workbench) -> None:
     result = smoke("audit:implementations", gpt2_folder, bench)
     audited = [way for way in IMPLEMENTATIONS.values() if way.name != "cut-cross-entropy"]
     installed = {way.title for way in audited if way.installed}
-    assert {row.key["implementation"] for row in result.table} == installed
+    assert {line.key["implementation"] for line in result.table} == installed
     assert {f"{way.title}: not installed" for way in audited if not way.installed} <= set(result.notes)
     for way in audited:
-        for row in result.table.find(implementation=way.title, dtype="fp32"):
-            assert row.cells["delta_total"].value <= 1e-5
-            assert ("delta_z" in row.cells) == way.has_z
+        for line in result.table.find(implementation=way.title, dtype="fp32"):
+            assert line.cells["delta_total"].value <= 1e-5
+            assert ("delta_z" in line.cells) == way.has_z
     (ours,) = result.table.find(implementation=IMPLEMENTATIONS["chunked-linear"].title, dtype="bf16")
     assert ours.cells["delta_src"].value <= 1e-4

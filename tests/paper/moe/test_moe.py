@@ -12,7 +12,7 @@ from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce
-from zloss_paper.engine.table import Cell, Row, Table
+from zloss_paper.engine.table import Cell, Line, Table
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.show.page import write_reproduction
 
@@ -47,7 +47,7 @@ def test_a_small_table_is_trained_judged_and_drawn(folder: Path) -> None:
     }
     (mean,) = result.table.find(router_loss="active-route sum", seed="mean")
     single = result.table.find(router_loss="active-route sum")[1:]
-    assert mean.cells["entropy"].value == pytest.approx(sum(row.cells["entropy"].value for row in single) / 2)
+    assert mean.cells["entropy"].value == pytest.approx(sum(line.cells["entropy"].value for line in single) / 2)
     beside = result.beside(mean)
     assert beside is not None
     assert beside.cells["entropy"].value == 1.756
@@ -65,15 +65,15 @@ def test_a_small_table_is_trained_judged_and_drawn(folder: Path) -> None:
 def test_top_2_has_the_papers_scales(folder: Path) -> None:
     result = smoke(folder, "text:moe_top2")
     assert verdicts(result)["relative_scales"] == HOLDS
-    scales = {row.key["convention"]: row.cells["s_rel"].value for row in result.table.find(seed="mean")}
+    scales = {line.key["convention"]: line.cells["s_rel"].value for line in result.table.find(seed="mean")}
     assert (scales["active-route mean"], scales["active-route sum"]) == (0.5, 2.0)
     paper = find_recipe("text:moe_top2").paper
     assert paper is not None
     assert {judged.claim.id: judged.paper.verdict for judged in result.claims if judged.paper}[
         "relative_scales"
     ] == HOLDS
-    for row in paper.table:
-        assert scales[row.key["convention"]] == row.cells["s_rel"].value
+    for line in paper.table:
+        assert scales[line.key["convention"]] == line.cells["s_rel"].value
 
 
 def test_paper_scale_is_the_papers(folder: Path) -> None:
@@ -96,13 +96,13 @@ def changed(column: str, factor: float, **key: str) -> Table:
     paper = find_recipe("tab:moe").paper
     assert paper is not None
 
-    def change(row: Row) -> Row:
-        if any(row.key.get(name) != value for name, value in key.items()):
-            return row
-        old = row.cells[column]
-        return replace(row, cells={**row.cells, column: Cell(old.value * factor, old.half_unit)})
+    def change(line: Line) -> Line:
+        if any(line.key.get(name) != value for name, value in key.items()):
+            return line
+        old = line.cells[column]
+        return replace(line, cells={**line.cells, column: Cell(old.value * factor, old.half_unit)})
 
-    return Table(tuple(change(row) for row in paper.table))
+    return Table(tuple(change(line) for line in paper.table))
 
 
 @pytest.mark.parametrize(
@@ -124,19 +124,19 @@ def test_a_changed_number_is_noticed(claim: str, column: str, factor: float, var
 
 def test_losses_that_drift_apart_are_no_recovery() -> None:
     table = changed("ce", 1.0)
-    rows = tuple(replace(row, cells={**row.cells, "max_loss_difference": Cell(2e-6)}) for row in table)
+    lines = tuple(replace(line, cells={**line.cells, "max_loss_difference": Cell(2e-6)}) for line in table)
     (recovery,) = (one for one in find_recipe("tab:moe").claims if one.id == "matched_recovery")
-    assert recovery.check(Table(rows)).verdict == FAILS
+    assert recovery.check(Table(lines)).verdict == FAILS
     assert recovery.check(Table(table.find(router_loss="none"))).verdict == OPEN
 
 
 def test_every_seed_has_to_agree() -> None:
-    rows = tuple(
-        Row({"router_loss": name, "seed": seed}, {"entropy": Cell(value)})
+    lines = tuple(
+        Line({"router_loss": name, "seed": seed}, {"entropy": Cell(value)})
         for seed, pair in (("mean", (1.70, 1.71)), ("1", (1.6, 1.7)), ("2", (1.80, 1.72)))
         for name, value in zip(("active-route mean", "token-layer mean"), pair, strict=True)
     )
     (lower,) = (one for one in find_recipe("tab:moe").claims if one.id == "mean_lowers_entropy")
-    finding = lower.check(Table(rows))
-    assert finding.verdict == FAILS
-    assert "seed 2" in finding.evidence
+    judgement = lower.check(Table(lines))
+    assert judgement.verdict == FAILS
+    assert "seed 2" in judgement.evidence

@@ -72,7 +72,7 @@ def test_a_claim_that_does_not_hold_exits_with_one(
 def test_the_command_names_files_only(tmp_path: Path) -> None:
     file = tmp_path / "valid.txt"
     file.write_text("x")
-    command = Reproduce(text=(str(file),), model=(f"gpt2={tmp_path}",), blocks=4).command("tab:router")
+    command = Reproduce(texts=(str(file),), model=(f"gpt2={tmp_path}",), blocks=4).command("tab:router")
     assert (
         command == f"zloss reproduce tab:router --profile cpu --model gpt2={tmp_path.name} --text valid.txt --blocks 4"
     )

@@ -9,9 +9,9 @@ import pytest
 
 from tests.paper.training.labels import TRAINING
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
+from zloss_paper.engine.paper_methods import CE, CENTERED, CENTERED_HEAD, FACTORIZED, GAIN_AWARE, STANDARD
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.table import Cell, Key, Table
-from zloss_paper.training.table import CE, CENTERED, CENTERED_HEAD, FACTORIZED, GAIN_AWARE, STANDARD
 
 Change = Callable[[float], float]
 
@@ -36,8 +36,10 @@ def changed(table: Table, column: str, change: Change, **key: Key) -> Table:
     assert touched
     return Table(
         tuple(
-            replace(row, cells={**row.cells, column: Cell(change(row.cells[column].value))}) if row in touched else row
-            for row in table
+            replace(line, cells={**line.cells, column: Cell(change(line.cells[column].value))})
+            if line in touched
+            else line
+            for line in table
         )
     )
 
@@ -174,7 +176,7 @@ def test_a_claim_fails_on_wrong_numbers(label: str, claim: str, column: str, cha
     table = own(label)
     if label == "text:paired_differences":
         # Only the lines that print a gain difference can have a wrong one.
-        table = Table(tuple(row for row in table if column in row.cells))
+        table = Table(tuple(line for line in table if column in line.cells))
     assert verdict(label, claim, table) == HOLDS
     assert verdict(label, claim, changed(table, column, change, method=method)) == FAILS
 

@@ -1,4 +1,4 @@
-"""Runs kept by their setting: what makes two runs the same, what happens to interrupted and diverged ones."""
+"""The runs of a training table: matched, interrupted, cut off and diverged ones, and their columns."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ import numpy as np
 import pytest
 
 from zloss.errors import InputError
+from zloss.results.train_config import TrainConfig
 from zloss.text.corpus import pydoc_topics
-from zloss.train.config import TrainConfig
 from zloss.train.step_log import read_steps
 from zloss_paper.engine.claim import OPEN
+from zloss_paper.engine.paper_methods import CE, STANDARD
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.training.base_model import SMOKE, base_config
+from zloss_paper.training.arms import Arm
 from zloss_paper.training.figure import draw_steps, step_means
 from zloss_paper.training.gpt2_diag import CLAIMS, TABLE
-from zloss_paper.training.runs import fingerprint
+from zloss_paper.training.matched_runs import matched_runs
+from zloss_paper.training.run_notes import run_notes
 from zloss_paper.training.seed_means import Unavailable, column_value
-from zloss_paper.training.table import CE, STANDARD, Arm, TrainingTableConfig, matched_runs, run_notes, table_of
+from zloss_paper.training.setting import TrainingTableConfig
+from zloss_paper.training.table import table_of
 
 
 @pytest.fixture(scope="module")
@@ -39,48 +42,6 @@ def small(**changes: Any) -> TrainingTableConfig:
     """CE and Standard at the smoke scale, one seed."""
     config = TABLE.configure("smoke", Overrides())
     return replace(config, train=replace(config.train, **changes), arms=(Arm(CE), Arm(STANDARD, 1e-4)), seeds=(1,))
-
-
-def test_every_setting_the_text_and_the_start_count(tmp_path: Path) -> None:
-    text, other = tmp_path / "text.txt", tmp_path / "other.txt"
-    text.write_text("one text")
-    other.write_text("another text")
-    config = TrainConfig(texts=(str(text),))
-    base = base_config(SMOKE, ())
-    same = fingerprint(config, base)
-    changed = (
-        replace(config, seed=2),
-        replace(config, lr=1e-3),
-        replace(config, method="standard", coef=1e-4),
-        replace(config, texts=(str(other),)),
-        replace(config, head="paper"),
-        replace(config, untie=True),
-        replace(config, steps=201),
-    )
-    keys = {fingerprint(one, base) for one in changed} | {fingerprint(config, replace(base, steps=13))}
-    assert len(keys) == len(changed) + 1
-    assert same not in keys
-    assert fingerprint(config, None) != same
-
-
-def test_a_moved_text_is_the_same_text_and_a_new_option_that_is_off_changes_nothing(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.txt", tmp_path / "folder" / "b.txt"
-    second.parent.mkdir()
-    for file in (first, second):
-        file.write_text("the same text")
-    one, two = (TrainConfig(texts=(str(file),)) for file in (first, second))
-    assert fingerprint(one, None) == fingerprint(two, None)
-    assert fingerprint(replace(one, valid_offset=None), None) == fingerprint(one, None)
-    with pytest.raises(InputError, match=r"none\.txt"):
-        fingerprint(replace(one, texts=(str(tmp_path / "none.txt"),)), None)
-
-
-def test_another_shape_of_the_start_is_another_start(tmp_path: Path) -> None:
-    base = base_config(SMOKE, ())
-    assert base.from_config is not None
-    wider = tmp_path / Path(base.from_config).name
-    wider.write_text(Path(base.from_config).read_text().replace('"n_layer": 1', '"n_layer": 2'))
-    assert fingerprint(replace(base, from_config=str(wider)), None) != fingerprint(base, None)
 
 
 class StopsAfter:
@@ -109,7 +70,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_numbers(bench: Workbench,
     assert len(finished) == 1
     again = Workbench(tmp_path)
     resumed = matched_runs(config, again)
-    assert again.trainings.trained == 1
+    assert again.runs.trained == 1
     whole = matched_runs(config, bench)
     for arm in config.arms:
         assert resumed[arm][0].metrics == whole[arm][0].metrics
@@ -125,25 +86,16 @@ def test_a_finished_run_that_was_cut_off_is_made_again(bench: Workbench, tmp_pat
     file.write_text(file.read_text()[:200])
     again = Workbench(tmp_path)
     assert matched_runs(config, again)[Arm(CE)][0].metrics == before.metrics
-    assert again.trainings.trained == 1
+    assert again.runs.trained == 1
 
 
-def test_a_start_without_its_model_is_trained_again(tmp_path: Path) -> None:
-    base = base_config(SMOKE, ())
-    folder = Workbench(tmp_path).trainings.pretrained(base).folder
-    (folder / "model").rename(folder / "elsewhere")
-    again = Workbench(tmp_path)
-    assert (again.trainings.pretrained(base).folder / "model").is_dir()
-    assert again.trainings.trained == 1
-
-
-def test_a_diverged_run_is_a_row_with_reasons(bench: Workbench) -> None:
+def test_a_diverged_run_is_a_line_with_reasons(bench: Workbench) -> None:
     config = small(lr=1e30, clip=1e8)
     table = table_of(TABLE, config, matched_runs(config, bench))
-    for row in table:
-        assert "ppl" not in row.cells
-        assert row.reasons["ppl"] == row.reasons["p_z_999"]
-        assert re.fullmatch(r"seed 1 diverged: (\d+) of \1 validation predictions are not finite", row.reasons["ppl"])
+    for line in table:
+        assert "ppl" not in line.cells
+        assert line.reasons["ppl"] == line.reasons["p_z_999"]
+        assert re.fullmatch(r"seed 1 diverged: (\d+) of \1 validation predictions are not finite", line.reasons["ppl"])
     assert {claim.check(table).verdict for claim in CLAIMS} == {OPEN}
 
 
@@ -187,12 +139,12 @@ def test_a_control_that_left_the_trajectory_is_told(bench: Workbench) -> None:
 
 def test_unmatched_runs_are_refused(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small()
-    real = bench.trainings.run
+    real = bench.runs.run
 
     def another_lr(one: TrainConfig, base: TrainConfig | None = None) -> Any:
         return real(replace(one, lr=1e-3) if one.method == "standard" else one, base)
 
-    monkeypatch.setattr(bench.trainings, "run", another_lr)
+    monkeypatch.setattr(bench.runs, "run", another_lr)
     with pytest.raises(InputError, match="not a matched pair: they differ in lr"):
         matched_runs(config, bench)
 
@@ -221,8 +173,8 @@ def test_the_papers_path_trains_from_a_local_folder(gpt2_folder: Path, tmp_path:
     config = table.configure("paper", Overrides(models=(f"gpt2={gpt2_folder}",), texts=(str(text),)))
     assert config.deviations == ("the text is topics.txt, not WikiText-103",)
     measured = table.run(config, Workbench(tmp_path))
-    assert [row.cells["ppl"].value > 1 for row in measured.table] == [True, True]
+    assert [line.cells["ppl"].value > 1 for line in measured.table] == [True, True]
     runs = [read_steps(tmp_path / "runs" / run["run"]) for run in measured.details["runs"]]
-    # In bf16 the control leaves the trajectory of CE, as the paper's Centered head rows do.
+    # In bf16 the control leaves the trajectory of CE, as the paper's Centered head lines do.
     assert [step.grad_norm for step in runs[0]] != [step.grad_norm for step in runs[1]]
     assert not any("bit for bit" in note for note in measured.notes)

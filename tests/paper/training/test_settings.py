@@ -9,16 +9,17 @@ import pytest
 
 from tests.paper.training.labels import DESCRIBED, TABLES
 from zloss.errors import CorpusError, InputError
-from zloss.train.config import TrainConfig
+from zloss.results.train_config import TrainConfig
 from zloss.train.data import open_data, training_text
-from zloss.train.from_config import train_tokenizer
+from zloss.train.tokenizer import train_tokenizer
+from zloss_paper.engine.paper_methods import METHODS
+from zloss_paper.engine.paper_models import MODEL_IDS
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.heads.audit_rows import MODEL_IDS
 from zloss_paper.training.base_model import CPU, SMOKE, Scale, base_config, split
+from zloss_paper.training.setting import TrainingTableConfig
 from zloss_paper.training.small_training import small_config
-from zloss_paper.training.table import METHODS, TrainingTableConfig
 
 STATED = {
     "block_size": "block_size",
@@ -81,7 +82,7 @@ def test_arms_are_the_lines_of_the_table(label: str) -> None:
     recipe, config = find_recipe(label), paper_config(label)
     assert recipe.paper is not None
     stated = recipe.paper.config["lambda_aux"]
-    printed = [(row.key["method"], row.key.get("lambda_aux")) for row in recipe.paper.table]
+    printed = [(line.key["method"], line.key.get("lambda_aux")) for line in recipe.paper.table]
     keys = [dict(arm.key) for arm in config.arms]
     assert printed == [(arm.method, key.get("lambda_aux")) for arm, key in zip(config.arms, keys, strict=True)]
     for arm in config.arms:
@@ -172,7 +173,7 @@ def find_recipe_setting(label: str) -> Any:
 def test_a_short_or_missing_text_is_one_sentence(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("a few words " * 50)
-    with pytest.raises(CorpusError, match="give a longer --text"):
+    with pytest.raises(CorpusError, match="give a longer text"):
         split(CPU, (str(short),))
     with pytest.raises(CorpusError, match=r"none\.txt"):
         cpu("tab:finetune", texts=(str(tmp_path / "none.txt"),))

@@ -1,4 +1,4 @@
-"""Every training recipe at the smoke profile, once: its rows are means over the runs, and its runs are shared."""
+"""Every training recipe at the smoke profile, once: its lines are means over the runs, and its runs are shared."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 
 from tests.paper.training.labels import DESCRIBED, TABLES, TRAINING
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
+from zloss_paper.engine.paper_methods import METHODS
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce
 from zloss_paper.engine.table import Table
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.show.page import markdown, write_reproduction
-from zloss_paper.training.table import METHODS
 
 SECONDS = 180
 """What all of them may take together."""
@@ -39,7 +39,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     bench = Workbench(folder, command="zloss reproduce")
     start = time.process_time()
     results = {label: reproduce(find_recipe(label), "smoke", Overrides(), bench) for label in TRAINING}
-    return Smoke(folder, results, bench.trainings.trained, time.process_time() - start)
+    return Smoke(folder, results, bench.runs.trained, time.process_time() - start)
 
 
 def test_all_of_them_together_are_quick(smoke: Smoke) -> None:
@@ -67,16 +67,16 @@ def test_tables_share_their_runs(smoke: Smoke) -> None:
 def test_a_second_call_trains_nothing(smoke: Smoke) -> None:
     again = Workbench(smoke.folder, command="zloss reproduce")
     for label in TRAINING:
-        rows = reproduce(find_recipe(label), "smoke", Overrides(), again).to_dict()["rows"]
-        assert rows == smoke.results[label].to_dict()["rows"]
-    assert again.trainings.trained == 0
+        lines = reproduce(find_recipe(label), "smoke", Overrides(), again).to_dict()["rows"]
+        assert lines == smoke.results[label].to_dict()["rows"]
+    assert again.runs.trained == 0
 
 
 def test_a_changed_setting_is_another_run(smoke: Smoke) -> None:
     again = Workbench(smoke.folder, command="zloss reproduce")
     recipe = find_recipe("tab:gpt2_diag")
     recipe.run(recipe.configure("smoke", Overrides(blocks=20)), again)
-    assert again.trainings.trained == 6
+    assert again.runs.trained == 6
 
 
 def metrics_of(smoke: Smoke, label: str, method: str, coef: float) -> list[dict[str, Any]]:
@@ -110,24 +110,24 @@ STRAIGHT = {
 
 
 @pytest.mark.parametrize("label", TABLES)
-def test_rows_are_those_of_the_metrics(smoke: Smoke, label: str) -> None:
+def test_lines_are_those_of_the_metrics(smoke: Smoke, label: str) -> None:
     result = smoke.results[label]
     arms = result.config.arms
     assert len(result.table) == len(arms)
     checked = set()
-    for arm, row in zip(arms, result.table, strict=True):
+    for arm, line in zip(arms, result.table, strict=True):
         own, ce = metrics_of(smoke, label, arm.method, arm.coef), metrics_of(smoke, label, "CE baseline", 0.0)
         for column in set(result.recipe.columns) & set(STRAIGHT):
-            assert row.cells[column].value == pytest.approx(STRAIGHT[column](own, ce), rel=1e-12, abs=1e-15)
+            assert line.cells[column].value == pytest.approx(STRAIGHT[column](own, ce), rel=1e-12, abs=1e-15)
             checked.add(column)
     assert {"ppl", "p_z_999", "a_p_99"} <= checked
 
 
 def test_a_short_run_has_a_maximum_and_no_p99(smoke: Smoke) -> None:
-    for row in smoke.results["tab:fineweb_noclip_stress"].table:
-        assert "grad_norm_p99" not in row.cells
-        assert "4 steps" in row.reasons["grad_norm_p99"]
-        assert row.cells["grad_norm_max"].value > 0
+    for line in smoke.results["tab:fineweb_noclip_stress"].table:
+        assert "grad_norm_p99" not in line.cells
+        assert "4 steps" in line.reasons["grad_norm_p99"]
+        assert line.cells["grad_norm_max"].value > 0
     judged = {one.claim.id: one.ours.verdict for one in smoke.results["tab:fineweb_noclip_stress"].claims}
     assert judged["raw_gradient_tails"] == OPEN
 
@@ -137,9 +137,9 @@ def test_the_shift_is_the_probe_that_was_asked_for(smoke: Smoke) -> None:
         runs = smoke.results[label].details["runs"]
         found = [run["heads"]["raw"]["mu_abs_99"] for run in runs if run["method"] == "ce"]
         assert found == pytest.approx([size, size], rel=0.1)
-        assert any(f"about {size}" in deviation for deviation in smoke.results[label].table.rows[0].deviations)
+        assert any(f"about {size}" in deviation for deviation in smoke.results[label].table.lines[0].deviations)
     tied = smoke.results["tab:gpt2_diag"]
-    assert not any("shifted" in deviation for deviation in tied.table.rows[0].deviations)
+    assert not any("shifted" in deviation for deviation in tied.table.lines[0].deviations)
     assert all(run["heads"]["raw"]["mu_abs_99"] < 50 for run in tied.details["runs"])
 
 
@@ -153,22 +153,22 @@ def test_centered_head_trains_as_ce_and_says_so(smoke: Smoke) -> None:
 
 def test_paired_differences_are_those_of_the_tables(smoke: Smoke) -> None:
     paired = smoke.results["text:paired_differences"]
-    (row,) = paired.table.find(run="GPT-2 FineWeb-Edu (tab:fineweb_ft)", method="Centered Z-loss")
+    (line,) = paired.table.find(run="GPT-2 FineWeb-Edu (tab:fineweb_ft)", method="Centered Z-loss")
     own = metrics_of(smoke, "tab:fineweb_ft", "Centered Z-loss", 1e-4)
     ce = metrics_of(smoke, "tab:fineweb_ft", "CE baseline", 0.0)
     gains = [m["heads"]["centered"]["a_p_99"] - b["heads"]["raw"]["a_p_99"] for m, b in zip(own, ce, strict=True)]
-    assert row.cells["delta_a_p_99"].value == pytest.approx(statistics.fmean(gains), rel=1e-12)
+    assert line.cells["delta_a_p_99"].value == pytest.approx(statistics.fmean(gains), rel=1e-12)
     assert len(paired.table) == 8
     assert all(paired.beside(one) is not None for one in paired.table)
 
 
-def test_every_row_stands_beside_the_papers(smoke: Smoke) -> None:
+def test_every_line_stands_beside_the_papers(smoke: Smoke) -> None:
     for label in TABLES:
         result = smoke.results[label]
-        assert [result.beside(row) is not None for row in result.table] == [True] * len(result.table), label
+        assert [result.beside(line) is not None for line in result.table] == [True] * len(result.table), label
         assert not result.comparable
     sweep = smoke.results["text:raw_sweep_1e3"]
-    assert [row.key["lambda_aux"] for row in sweep.table if sweep.beside(row) is None] == [1e-3] * 3
+    assert [line.key["lambda_aux"] for line in sweep.table if sweep.beside(line) is None] == [1e-3] * 3
 
 
 def test_pages_tell_the_story_and_no_path(smoke: Smoke, tmp_path: Path) -> None:
@@ -194,6 +194,6 @@ def test_a_claim_about_the_papers_numbers_stays_open(smoke: Smoke) -> None:
     assert len(quoted) == 9
     assert {judged.ours.verdict for _, judged in quoted} == {OPEN}
     # The same numbers at the paper's own setting would be judged.
-    rows = tuple(replace(row, deviations=()) for row in smoke.results["tab:finetune"].table)
+    lines = tuple(replace(line, deviations=()) for line in smoke.results["tab:finetune"].table)
     (claim,) = (judged.claim for label, judged in quoted if label == "tab:finetune")
-    assert claim.check(Table(rows)).verdict == FAILS
+    assert claim.check(Table(lines)).verdict == FAILS

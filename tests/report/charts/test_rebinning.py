@@ -6,22 +6,23 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zloss.report.charts.binning import count, log_edges
+from tests.straight_histogram import count, log_edges
 from zloss.report.charts.rebinning import equal_width, share_bins
-from zloss.results.figure_data import Coordinate, Histogram
+from zloss.results.coordinate import Coordinate
+from zloss.results.figure_data import DrawnHistogram
 from zloss.streaming.histogram import Histogram as Streamed
 
 values = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=60)
 BOTH: tuple[Coordinate, Coordinate] = ("raw", "centered")
 
 
-def nested(sample: list[float], coordinate: Coordinate, exponent: int) -> Histogram:
+def nested(sample: list[float], coordinate: Coordinate, exponent: int) -> DrawnHistogram:
     """Bins [i, i+1)·2^e, counted by numpy."""
     width = 2.0**exponent
     first, last = np.floor(min(sample) / width), np.floor(max(sample) / width) + 1
     edges = np.arange(first, last + 1) * width
     counts, _ = np.histogram(sample, bins=edges)
-    return Histogram("gain", coordinate, tuple(edges.tolist()), tuple(counts.tolist()))
+    return DrawnHistogram("gain", coordinate, tuple(edges.tolist()), tuple(counts.tolist()))
 
 
 @given(values, values, st.integers(3, 8), st.integers(3, 8))
@@ -45,7 +46,7 @@ def test_streamed_histograms_share_their_bins() -> None:
         streamed.update(np.abs(rng.normal(scale=scale, size=5000)))
         bars = streamed.bars()
         assert bars is not None
-        pair.append(Histogram("gain", coordinate, tuple(bars[0].tolist()), tuple(bars[1].tolist())))
+        pair.append(DrawnHistogram("gain", coordinate, tuple(bars[0].tolist()), tuple(bars[1].tolist())))
     assert pair[0].edges != pair[1].edges
     shared = share_bins(pair)
     assert shared[0].edges == shared[1].edges

@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from zloss.report.charts.audit import geometry_figures, spectrum_figures, tail_figures
-from zloss.report.charts.binning import count, log_edges
+from tests.straight_histogram import count, log_edges
+from zloss.decide.decided_results import audit_names, decide_results
+from zloss.report.charts.geometry import geometry_panels
+from zloss.report.charts.spectrum import spectrum_panels
+from zloss.report.charts.svg import drawings
+from zloss.report.charts.tails import tail_panels
 from zloss.report.html import page as html
-from zloss.report.html.page import Page, audit_names, render_page
+from zloss.report.html.page import render_page
 from zloss.results.audit import AuditReport, HeadNumbers, Heads, Nonfinite, QuantileBound
-from zloss.results.figure_data import ExtremeTable, ExtremeToken, Figures, Histogram
+from zloss.results.comparison import Comparison
+from zloss.results.figure_data import DrawnHistogram, ExtremeTable, ExtremeToken, Figures
+from zloss.results.loss_audit import LossAudit
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
 
@@ -31,12 +36,13 @@ def hostile(report: AuditReport) -> AuditReport:
     )
 
 
-def test_text_from_outside_is_escaped_everywhere(report: AuditReport, loss_audit: dict[str, Any]) -> None:
+def test_text_from_outside_is_escaped_everywhere(report: AuditReport, loss_audit: LossAudit) -> None:
+    verdict = {"method": HOSTILE, "accepted": False, "reason": HOSTILE}
     text = render_page(
-        Page(
+        decide_results(
             audits=(hostile(report), hostile(report)),
-            loss_audits=({**loss_audit, "note": HOSTILE},),
-            comparisons=({"quality": {"methods": [{"method": HOSTILE, "accepted": False}]}, HOSTILE: HOSTILE},),
+            loss_audits=(replace(loss_audit, provenance={"loss": HOSTILE, HOSTILE: HOSTILE}),),
+            comparisons=(Comparison.from_dict({"quality": {"methods": [verdict]}, HOSTILE: HOSTILE}),),
         )
     )
     assert "<script>alert" not in text
@@ -47,7 +53,7 @@ def test_text_from_outside_is_escaped_everywhere(report: AuditReport, loss_audit
 
 
 def test_the_page_refers_to_nothing_outside_itself(report: AuditReport) -> None:
-    text = render_page(Page(audits=(report,)))
+    text = render_page(decide_results(audits=(report,)))
     assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!#|data:)", text)
     assert not re.findall(r"url\((?!#)|@import|https?://", text)
     assert "default-src 'none'" in text
@@ -62,7 +68,7 @@ def test_many_full_audits_stay_under_three_megabytes(report: AuditReport) -> Non
     }
     full = replace(report, figures=replace(report.figures, geometry=replace(sample, **columns)))
     for audits in (1, 12):
-        text = render_page(Page(audits=(full,) * audits))
+        text = render_page(decide_results(audits=(full,) * audits))
         assert len(text.encode()) < html.MAX_BYTES
     # Thinning really happened, and kept the strongest token.
     drawn = [int(n) for n in re.findall(r"(\d+) tokens drawn", text)]
@@ -94,7 +100,7 @@ def dots(svg: str, css: str) -> int:
 def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditReport) -> None:
     sample = report.figures.geometry
     assert sample is not None
-    figures = geometry_figures(report, "x")
+    figures = drawings(geometry_panels(report), "x")
     assert len(figures) == 3
     for figure in figures:
         assert dots(figure.svg, "raw") == len(sample)
@@ -102,7 +108,11 @@ def test_every_sampled_token_is_drawn_once_in_each_coordinate(report: AuditRepor
 
 
 def test_charts_are_well_formed_and_name_their_numbers(report: AuditReport) -> None:
-    figures = [*geometry_figures(report, "x"), *tail_figures(report, "x"), *spectrum_figures(report, "x")]
+    figures = [
+        *drawings(geometry_panels(report), "x"),
+        *drawings(tail_panels(report), "x"),
+        *drawings(spectrum_panels(report), "x"),
+    ]
     assert len(figures) == 9
     names = [ElementTree.fromstring(figure.svg).attrib["id"] for figure in figures]
     assert len(set(names)) == 9
@@ -110,7 +120,7 @@ def test_charts_are_well_formed_and_name_their_numbers(report: AuditReport) -> N
 
 
 def test_rays_have_the_slope_of_their_label(report: AuditReport) -> None:
-    svg = ElementTree.fromstring(geometry_figures(report, "x")[2].svg)
+    svg = ElementTree.fromstring(drawings(geometry_panels(report), "x")[2].svg)
     (_, high_x, start_x, end_x, _), (_, high_y, start_y, end_y, _) = (
         [float(part) for part in svg.attrib[name].split()] for name in ("data-x", "data-y")
     )
@@ -123,23 +133,23 @@ def test_rays_have_the_slope_of_their_label(report: AuditReport) -> None:
         assert slope == pytest.approx(label, rel=0.02)
 
 
-def bars(report: AuditReport, *histograms: Histogram) -> list[list[str]]:
-    figure = tail_figures(replace(report, figures=Figures(histograms=histograms)), "x")[0]
+def bars(report: AuditReport, *histograms: DrawnHistogram) -> list[list[str]]:
+    figure = drawings(tail_panels(replace(report, figures=Figures(histograms=histograms))), "x")[0]
     paths = ElementTree.fromstring(figure.svg).iter("path")
     return [re.findall(r"V([\d.]+)H", path.attrib["d"]) for path in paths if "steps" in path.attrib["class"]]
 
 
 def test_bins_that_do_not_nest_are_compared_per_unit(report: AuditReport) -> None:
-    wide = Histogram("gain", "raw", (0.5, 4.5, 8.5), (40, 40))
-    narrow = Histogram("gain", "centered", (0.0, 1.0, 2.0), (10, 10))
+    wide = DrawnHistogram("gain", "raw", (0.5, 4.5, 8.5), (40, 40))
+    narrow = DrawnHistogram("gain", "centered", (0.0, 1.0, 2.0), (10, 10))
     # Ten tokens per unit in both: the same height although one count is four times the other.
     first, second = bars(report, wide, narrow)
     assert first == second
 
 
 def test_nested_bins_are_added_up(report: AuditReport) -> None:
-    wide = Histogram("gain", "raw", (0.0, 4.0, 8.0), (40, 40))
-    narrow = Histogram("gain", "centered", (0.0, 1.0, 2.0, 3.0, 4.0), (10, 10, 15, 5))
+    wide = DrawnHistogram("gain", "raw", (0.0, 4.0, 8.0), (40, 40))
+    narrow = DrawnHistogram("gain", "centered", (0.0, 1.0, 2.0, 3.0, 4.0), (10, 10, 15, 5))
     first, second = bars(report, wide, narrow)
     assert len(first) == len(second) == 2
     assert first[0] == second[0]
@@ -159,7 +169,7 @@ def test_missing_parts_leave_their_reasons_not_holes(bare: AuditReport) -> None:
         nonfinite=Nonfinite(nan=2, inf=1),
         target=None,
     )
-    text = render_page(Page(audits=(poor,)))
+    text = render_page(decide_results(audits=(poor,)))
     for expected in (
         "softcap is not shift-invariant",
         "interrupted before the gradient section",
@@ -169,21 +179,19 @@ def test_missing_parts_leave_their_reasons_not_holes(bare: AuditReport) -> None:
     ):
         assert expected in text
     assert "None" not in re.sub(r"<script>.*?</script>|<style>.*?</style>", "", text, flags=re.DOTALL)
-    assert render_page(Page(audits=(poor, bare)))
+    assert render_page(decide_results(audits=(poor, bare)))
 
 
 def test_bounds_of_sketched_quantiles_are_shown(report: AuditReport) -> None:
     value = report.heads.raw.p_z_999
     assert value is not None
     bound = QuantileBound(lower=value * 0.99, upper=value * 1.01, count=10**8)
-    text = render_page(Page(audits=(replace(report, quantile_bounds={"heads.raw.p_z_999": bound}),)))
+    text = render_page(decide_results(audits=(replace(report, quantile_bounds={"heads.raw.p_z_999": bound}),)))
     assert "raw within" in text
 
 
-def test_a_page_without_an_audit_shows_the_map_and_the_findings(
-    loss_audit: dict[str, Any], comparison: dict[str, Any]
-) -> None:
-    text = render_page(Page(loss_audits=(loss_audit,), comparisons=(comparison,)))
+def test_a_page_without_an_audit_shows_the_map_and_the_findings(loss_audit: LossAudit, comparison: Comparison) -> None:
+    text = render_page(decide_results(loss_audits=(loss_audit,), comparisons=(comparison,)))
     assert "low_precision_source" in text
     assert "heavy, λ 1" in text
     assert text.count('<details class="decision') == 8
@@ -198,7 +206,9 @@ def test_audits_of_one_model_are_told_apart(report: AuditReport, other: AuditRep
 
 def test_control_characters_of_tokens_are_made_visible(report: AuditReport) -> None:
     token = ExtremeToken(0, 1, "\x00\x1b[31m\x7f", "a\tb\r\n\ud83d\u202e")
-    text = render_page(Page(audits=(replace(report, extreme_tokens=(ExtremeTable("gain", "raw", (token,)),)),)))
+    text = render_page(
+        decide_results(audits=(replace(report, extreme_tokens=(ExtremeTable("gain", "raw", (token,)),)),))
+    )
     assert "<bdi>␀␛[31m␡</bdi>" in text
     assert "a⇥b␍⏎" in text
     assert "\x00" not in text
@@ -211,9 +221,9 @@ def test_a_model_without_a_centered_head_is_drawn_raw(report: AuditReport) -> No
     histograms = tuple(h for h in report.figures.histograms if h.coordinate == "raw")
     figures = replace(report.figures, histograms=histograms, geometry=replace(sample, **empty))
     capped = replace(report, figures=figures, heads=Heads(report.heads.raw, HeadNumbers()))
-    assert [figure.title[0] for figure in geometry_figures(capped, "x")] == ["b", "c"]
-    assert len(tail_figures(capped, "x")) == 4
-    assert len(render_page(Page(audits=(capped, report)))) > 100_000
+    assert [figure.title[0] for figure in drawings(geometry_panels(capped), "x")] == ["b", "c"]
+    assert len(drawings(tail_panels(capped), "x")) == 4
+    assert len(render_page(decide_results(audits=(capped, report)))) > 100_000
 
 
 def test_a_single_value_still_makes_a_histogram(report: AuditReport) -> None:
@@ -222,7 +232,7 @@ def test_a_single_value_still_makes_a_histogram(report: AuditReport) -> None:
     assert sum(same.counts) == 2
     assert log_edges([math.nan, 0.0]) == ()
     nothing = count("shift", "raw", [math.nan], ())
-    flat = Histogram("violation", "raw", (1.0, 1.0), (3,))
-    figures = tail_figures(replace(report, figures=Figures(histograms=(same, nothing))), "x")
+    flat = DrawnHistogram("violation", "raw", (1.0, 1.0), (3,))
+    figures = drawings(tail_panels(replace(report, figures=Figures(histograms=(same, nothing)))), "x")
     assert [figure.title for figure in figures] == ["Gain tail"]
-    assert tail_figures(replace(report, figures=Figures(histograms=(flat,))), "x")
+    assert drawings(tail_panels(replace(report, figures=Figures(histograms=(flat,)))), "x")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from zloss.report.html.page import Page, write_page
+from zloss.decide.decided_results import DecidedResults, decide_results
+from zloss.report.html.page import write_page
 from zloss.results.audit import AuditReport
+from zloss.results.comparison import Comparison
+from zloss.results.loss_audit import LossAudit
 
+COMMITTED = Path(__file__).parents[3] / "docs/results/matched_smollm2.json"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 
@@ -44,7 +49,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory, report: AuditReport) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_page(path, Page(audits=(report,)))
+    write_page(path, DecidedResults(audits=(report,)))
     return path
 
 
@@ -53,11 +58,11 @@ def joined(
     tmp_path_factory: pytest.TempPathFactory,
     report: AuditReport,
     other: AuditReport,
-    loss_audit: dict[str, Any],
-    comparison: dict[str, Any],
+    loss_audit: LossAudit,
+    comparison: Comparison,
 ) -> Path:
     path = tmp_path_factory.mktemp("page") / "joined.html"
-    write_page(path, Page((report, other), (loss_audit,), (comparison,)))
+    write_page(path, decide_results((report, other), (loss_audit,), (comparison,)))
     return path
 
 
@@ -136,6 +141,39 @@ def test_every_figure_is_drawn(browser: Any, joined: Path) -> None:
         assert chart["wide"], chart
         assert chart["ticks"] >= 2, chart
         assert chart["ink"], chart
+
+
+CLEAR = """
+return [...document.querySelectorAll("svg.chart")].flatMap(svg => {
+  const outer = svg.getBoundingClientRect();
+  const texts = [...svg.querySelectorAll("text.tick, text.axis")].map(t => [t.textContent, t.getBoundingClientRect()]);
+  const outside = b => b.left < outer.left - 1 || b.right > outer.right + 1 || b.bottom > outer.bottom + 1;
+  const over = texts.filter(([, box]) => outside(box));
+  const meets = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  const pairs = texts.flatMap((a, i) => texts.slice(i + 1).filter(b => meets(a[1], b[1])).map(b => [svg.id, a[0], b[0]]));
+  return [...over.map(([text]) => [svg.id, text, "outside"]), ...pairs];
+});
+"""
+
+
+@pytest.mark.parametrize("scale", [1.0, 3e-3, 2e-6, 5e5])
+def test_labels_of_figures_keep_clear_of_one_another(
+    browser: Any, tmp_path: Path, report: AuditReport, other: AuditReport, scale: float
+) -> None:
+    """Small sources have long tick labels (2.5×10⁻⁵), which ran into the title of their axis."""
+    sample = report.figures.geometry
+    assert sample is not None
+    columns = {
+        name: tuple(scale * value for value in getattr(sample, name))
+        for name in vars(sample)
+        if name.startswith(("delta", "x_", "y_"))
+    }
+    small = replace(report, figures=replace(report.figures, geometry=replace(sample, **columns)))
+    path = tmp_path / "report.html"
+    committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
+    write_page(path, decide_results(audits=(small, other), comparisons=(Comparison.from_dict(committed),)))
+    open_page(browser, path)
+    assert browser.execute_script(CLEAR) == []
 
 
 def column(browser: Any, table: Any, index: int) -> list[float]:

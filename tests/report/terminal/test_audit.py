@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from zloss.decide.stages import STAGES
-from zloss.report.formatting import number
-from zloss.report.summary import summarize, tally
+from zloss.report.tables.verdicts import tally
 from zloss.report.terminal.audit import print_audit, print_side_by_side
+from zloss.report.text.numbers import number
+from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.quantities import HEAD
 

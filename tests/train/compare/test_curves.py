@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.made_metrics import metrics_of
+from zloss.results.comparison import Curve
 from zloss.results.step_record import StepRecord
 from zloss.train.compare import curves
 from zloss.train.compare.finished_run import FinishedRun
-from zloss.train.step_log import StepLog
+from zloss.train.step_log import StepLog, read_steps
 
 STEPS = 7
 
@@ -42,24 +44,25 @@ def runs(tmp_path: Path) -> list[FinishedRun]:
                 log.append(
                     record(step, ce=10.0 * seed + step, norm=float(seed * step), tail=None if step == 3 else 2.0)
                 )
-        made.append(FinishedRun(folder, {"method": "ce", "coef": 0.0, "seed": seed}, {}))
+        metrics = metrics_of(read_steps(folder), seed=seed)
+        made.append(FinishedRun(folder, {"method": "ce", "coef": 0.0, "seed": seed}, metrics))
     return made
 
 
 def test_seeds_are_averaged_and_steps_joined(runs: list[FinishedRun], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "POINTS", 3)
     (group,) = curves.training_curves(runs)
-    assert group["name"] == "ce"
+    assert group.name == "ce"
     by_step = [15.0 + step for step in range(1, STEPS + 1)]
     want = [statistics.fmean(by_step[0:3]), statistics.fmean(by_step[3:6]), by_step[6]]
-    assert group["curves"]["cross_entropy"] == {"step": [3, 6, 7], "value": want}
-    assert group["curves"]["p_z_999"]["value"] == [2.0, 2.0, 2.0]  # a step without the number is left out of its mean
+    assert group.curves["cross_entropy"] == Curve((3, 6, 7), tuple(want))
+    assert group.curves["p_z_999"].value == (2.0, 2.0, 2.0)  # a step without the number is left out of its mean
 
 
 def test_the_norm_tail_is_the_share_of_steps_at_or_above(runs: list[FinishedRun]) -> None:
     (group,) = curves.training_curves(runs)
     norms = [seed * step for seed in (1, 2) for step in range(1, STEPS + 1)]
-    tail = group["norm_tail"]
-    assert tail["norm"] == sorted(norms)
-    assert tail["share"][0] == 1.0
-    assert tail["share"][-1] == pytest.approx(1 / len(norms))  # the largest norm stands alone
+    tail = group.norm_tail
+    assert list(tail.norm) == sorted(norms)
+    assert tail.share[0] == 1.0
+    assert tail.share[-1] == pytest.approx(1 / len(norms))  # the largest norm stands alone

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from zloss.errors import InputError, UnknownNameError
-from zloss.train.config import TrainConfig
-from zloss.train.moe.config import MoeRun
+from zloss.results.moe_config import MoeRun
+from zloss.results.train_config import TrainConfig
+from zloss.train.moe.router_variant import absolute_coef, applied_coef, relative_scale
 
 
 @pytest.mark.parametrize(
@@ -23,14 +24,14 @@ from zloss.train.moe.config import MoeRun
 )
 def test_matching_converts_the_coefficient(router: str, coef: float, relative: float) -> None:
     moe = MoeRun(top_k=4, router=router, router_coef=1e-3)
-    assert moe.applied_coef == coef
-    assert moe.relative == relative
-    assert moe.absolute(512) == pytest.approx(relative * 1e-3 / (512 * 4), rel=1e-15)
+    assert applied_coef(moe) == coef
+    assert relative_scale(moe) == relative
+    assert absolute_coef(moe, 512) == pytest.approx(relative * 1e-3 / (512 * 4), rel=1e-15)
 
 
 def test_off_applies_nothing() -> None:
     moe = MoeRun()
-    assert (moe.convention, moe.applied_coef, moe.relative, moe.absolute(512)) == (None, 0.0, 0.0, 0.0)
+    assert (moe.convention, applied_coef(moe), relative_scale(moe), absolute_coef(moe, 512)) == (None, 0.0, 0.0, 0.0)
 
 
 def test_folders_show_the_variant() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import zloss
 from zloss.errors import UnknownNameError
-from zloss.train.moe.config import PAPER_CONVENTIONS
+from zloss.results.moe_config import PAPER_CONVENTIONS
 from zloss.train.moe.reduction import reduced_router_loss
 from zloss.train.moe.routing import Routing
 

@@ -20,10 +20,12 @@ from tests.train.moe.tiny_moe import COEF, SHAPE, VARIANTS, routed, run_variants
 from tests.train.tiny_run import tiny_config
 from zloss.models.routers import find_routers
 from zloss.results.step_record import StepRecord
-from zloss.train.config import TrainConfig
-from zloss.train.data import batch_of, gather
+from zloss.results.train_config import TrainConfig
+from zloss.train.batch import batch_of, gather
+from zloss.train.config_record import config_record
 from zloss.train.moe import loss as moe_loss
-from zloss.train.run import RunOptions, config_record, run_training
+from zloss.train.run import run_training
+from zloss.train.run_options import RunOptions
 from zloss.train.start import initial_checkpoint, prepare_start
 from zloss.train.step_log import read_steps
 
@@ -140,7 +142,7 @@ def test_metrics_against_the_saved_model(base: TrainConfig, tmp_path: Path) -> N
 
     config = replace(routed(base, "active_route_mean", capacity_factor=1.1), bos="yes", steps=3)
     start = prepare_start(config)
-    metrics = run_training(config, start, tmp_path, options=RunOptions(checkpoint_every=0, save_model=True))
+    metrics = run_training(config, start, tmp_path, options=RunOptions(checkpoint_every=0, save_model=True)).to_dict()
     model: Any = in_fp64(AutoModelForCausalLM.from_pretrained(tmp_path / "model")).eval()
     valid = start.data.valid
     routers = find_routers(model)
@@ -201,9 +203,10 @@ KILLED = """
 import json, os, signal, sys
 from contextlib import contextmanager
 from pathlib import Path
-from zloss.train.config import TrainConfig
-from zloss.train.moe.config import MoeRun
-from zloss.train.run import RunOptions, run_training
+from zloss.results.train_config import TrainConfig
+from zloss.results.moe_config import MoeRun
+from zloss.train.run import run_training
+from zloss.train.run_options import RunOptions
 from zloss.train.start import prepare_start
 
 class Killer:
@@ -229,11 +232,13 @@ def test_a_killed_run_goes_on_bit_for_bit(base: TrainConfig, tmp_path: Path) -> 
     assert len(read_steps(tmp_path / "killed")) == 7
     outcomes = []
     for name in ("killed", "whole"):
-        metrics = run_training(config, prepare_start(config), tmp_path / name, options=RunOptions(checkpoint_every=3))
+        metrics = run_training(
+            config, prepare_start(config), tmp_path / name, options=RunOptions(checkpoint_every=3)
+        ).to_dict()
         outcomes.append(([replace(r, seconds=None) for r in read_steps(tmp_path / name)], metrics))
     assert outcomes[0] == outcomes[1]
 
 
 def test_a_dense_run_knows_nothing_of_experts(tmp_path: Path) -> None:
     config = tiny_config(tmp_path)
-    assert "moe" not in config_record(config, prepare_start(config))
+    assert "moe" not in config_record(config, prepare_start(config)).to_dict()

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.train.tiny_run import some_text
-from zloss.train.config import TrainConfig
+from zloss.results.moe_config import MoeRun, variants
+from zloss.results.train_config import TrainConfig
 from zloss.train.grid import Grid, run_grid
-from zloss.train.moe.config import MoeRun, variants
-from zloss.train.run import RunOptions
+from zloss.train.run_options import RunOptions
 
 SHAPE = {"top_k": 2, "experts": 4, "layers": 2, "width": 32, "heads": 2, "expert_width": 16}
 VARIANTS = tuple(name for name in variants() if name != "token_layer_mean:matched")

@@ -4,56 +4,60 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
-from zloss.errors import InputError, UnknownNameError
-from zloss.models.checkpoint import SMOLLM2, BosPolicy, DtypeName
-from zloss.transport.spectrum import Method
+from zloss.results.checks import check_choices, check_counts, check_numbers
+from zloss.results.choices import SMOLLM2, BosPolicy, CorpusName, DtypeName, SvdMethod
+from zloss.results.option import Option
 
 
 @dataclass(frozen=True)
 class AuditConfig:
     """A checkpoint, a text, and how to look at them."""
 
-    model: str = SMOLLM2
-    texts: tuple[str, ...] = ()
-    corpus: str | None = None
+    model: Annotated[str, Option(positional=True, metavar="MODEL")] = SMOLLM2
+    """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file."""
+    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    """Text to audit on: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
+    corpus: CorpusName | None = None
+    """A named corpus instead of `texts`; pydoc is embedded, the others are fetched."""
     text_field: str = "text"
-    blocks: int | None = 64
-    """None: as many as the text gives."""
+    """Field or column that holds the text in .jsonl and .parquet files."""
+    blocks: Annotated[int | None, Option(metavar="INT", zero_is_none=True)] = 64
+    """Number of blocks; 0 takes all the text gives."""
     block_size: int = 256
+    """Predictions per block, in tokens."""
     offset: int = 0
     """Blocks to skip at the start of the text."""
     bos: BosPolicy = "auto"
-    valid_vocab: int | str | None = None
-    """Rows inside log Z, or "tokenizer" for the length of the tokenizer; None: every row."""
+    """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
+    valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
+    """Rows of the head inside log Z, μ, w̄ and c: a number, or `tokenizer` for its length. Default: every row."""
     diag_coef: float = 1e-4
+    """λ_diag of Diag Z and of the gradient section."""
     gain_beta: float = 1e-2
-    svd: Method = "exact"
+    """β of the gain-aware penalty whose effect is estimated: its weight is 1/(1 + β A²)."""
+    svd: SvdMethod = "exact"
+    """Spectrum of the head: exact from the Gram matrix, or randomized as in the paper."""
     gradient_blocks: int = 8
-    """Blocks of the diagnostic batch; 0 leaves the gradient section out."""
+    """Blocks of the diagnostic batch of the gradient section; 0 leaves it out."""
     batch_blocks: int = 4
+    """Blocks per forward pass."""
     dtype: DtypeName = "fp32"
+    """Precision of the model; statistics are fp32 or better in any case."""
     seed: int = 0
+    """Seed of the token sample and of a randomized spectrum."""
     trust_remote_code: bool = False
+    """Run model code that comes with the checkpoint."""
     allow_pickle: bool = False
+    """Also read pickled weights."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.diag_coef) and self.diag_coef > 0):
-            raise InputError(f"λ_diag is expected to be a finite number > 0, but got {self.diag_coef!r}.")
-        if self.batch_blocks < 1 or self.gradient_blocks < 0:
-            raise InputError(
-                f"batches need at least one block and the gradient section none or more, "
-                f"but got {self.batch_blocks} and {self.gradient_blocks}."
-            )
-        for kind, value, known in (
-            ("bos policy", self.bos, ("auto", "yes", "no")),
-            ("svd method", self.svd, ("exact", "randomized")),
-            ("dtype", self.dtype, ("fp32", "fp64", "bf16")),
-        ):
-            if value not in known:
-                raise UnknownNameError(kind, value, known)
+        check_numbers(self, ("diag_coef",), positive=True)
+        check_counts(self, ("batch_blocks",))
+        check_counts(self, ("gradient_blocks",), least=0)
+        check_choices(self, {"bos": BosPolicy, "svd": SvdMethod, "dtype": DtypeName})
 
     def fingerprint(self, tokens: str) -> str:
         """Identity of the pass over the text: the settings that change its numbers, and the tokens themselves."""

@@ -5,33 +5,39 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from zloss.measure.tails import Tails
+from zloss.measure.tail_table import EXTREMES
+from zloss.measure.tails import TOP_FLOATS, Tails
 from zloss.results.figure_data import ExtremeTable, ExtremeToken
 from zloss.text.blocks import Blocks
 
 CONTEXT_TOKENS = 16
+"""Tokens of context shown with an extreme token, its last input included."""
 
 
 def extreme_tables(tails: Tails, blocks: Blocks, tokenizer: Any) -> tuple[ExtremeTable, ...]:
     """Tables by |log Z − c| and by gain, for each coordinate that exists."""
     return tuple(
-        ExtremeTable(quantity, side, tuple(_token(row, blocks, tokenizer) for row in tails.top(side, quantity)))
-        for quantity in ("violation", "gain")
-        for side in tails.sides
+        ExtremeTable(quantity, coordinate, _tokens(tails.top(coordinate, quantity), blocks, tokenizer))
+        for quantity in EXTREMES
+        for coordinate in tails.coordinates
     )
 
 
-def _token(row: dict[str, int | float], blocks: Blocks, tokenizer: Any) -> ExtremeToken:
-    index = int(row["position"])
+def _tokens(found: list[dict[str, int | float]], blocks: Blocks, tokenizer: Any) -> tuple[ExtremeToken, ...]:
+    return tuple(_token(token, blocks, tokenizer) for token in found)
+
+
+def _token(found: dict[str, int | float], blocks: Blocks, tokenizer: Any) -> ExtremeToken:
+    index = int(found["position"])
     block, position = divmod(index, blocks.size)
-    # The model sees nothing before its block.
+    # The context does not reach into the block before, which the model does not see.
     start = max(block * blocks.size, index + 1 - CONTEXT_TOKENS)
     return ExtremeToken(
         block=block + blocks.offset,
         position=position,
         target=_text(blocks.stream[index + 1 : index + 2].tolist(), tokenizer),
         context=_text(blocks.stream[start : index + 1].tolist(), tokenizer),
-        **{name: _finite(row[name]) for name in ("log_z", "log_z_centered", "mu", "gain", "gain_centered", "ce")},
+        **{name: _finite(found[name]) for name in TOP_FLOATS},
     )
 
 

@@ -1,4 +1,4 @@
-"""The state of an unfinished pass, saved now and then so that the audit can go on after the last finished block."""
+"""The saved state of an unfinished pass, from which an audit goes on after the last finished block."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from zloss.streaming.accumulator import State
 
 STATE_FILE = "audit-state.npz"
 SAVE_EVERY_SECONDS = 15.0
-"""How much work a killed audit loses at most; $ZLOSS_SAVE_EVERY sets another number of seconds."""
+"""Seconds between two saves, so a killed audit loses no more work; $ZLOSS_SAVE_EVERY sets another number."""
 
 
 class SavedPass:
-    """The file that holds accumulators, the number of finished blocks, and whose pass it is."""
+    """The file with the accumulators, the number of finished blocks, and the fingerprint of the pass.
+
+    The fingerprint tells the settings of the audit, its tokens, and the layout of the accumulators.
+    """
 
     def __init__(self, folder: Path | None, fingerprint: str) -> None:
         self._path = None if folder is None else folder / STATE_FILE
@@ -38,16 +41,16 @@ class SavedPass:
                 state = dict(archive)
             fingerprint, finished = str(state.pop("fingerprint")), int(state.pop("finished_blocks"))
         except Exception as error:
-            raise InputError(f"{self._path} cannot be read ({error}): delete it, or run without --resume.") from error
+            raise InputError(f"{self._path} cannot be read ({error}): delete it, or turn `resume` off.") from error
         if fingerprint != self._fingerprint:
             raise InputError(
-                f"{self._path} belongs to another audit (model, text, blocks or options differ): "
-                "run with the same options, or without --resume."
+                f"{self._path} belongs to another audit (its model, text, blocks or options differ, "
+                "or another version of zloss wrote it): use the same options, or turn `resume` off."
             )
         return finished, state
 
     def save(self, finished_blocks: int, state: Callable[[], State], *, now: bool = False) -> None:
-        """Write the state if the last save is a while ago, or `now`."""
+        """Write the state if the last save is older than the interval, or if `now`."""
         if self._path is None or (not now and time.monotonic() - self._saved_at < self._interval):
             return
         buffer = io.BytesIO()
@@ -57,6 +60,6 @@ class SavedPass:
         self._saved_at = time.monotonic()
 
     def clear(self) -> None:
-        """The pass is complete."""
+        """Delete the file, because the pass is complete."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from zloss.audit.router.findings import audit_router
 from zloss.errors import ZlossError
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.routers import find_routers
+from zloss.results.router import RouterFindings
 from zloss.text.blocks import Blocks
 
 
-def router_section(checkpoint: Checkpoint, blocks: Blocks, count: int) -> dict[str, Any] | None:
-    """Findings of the routers on the first `count` blocks, as plain values."""
+def router_section(checkpoint: Checkpoint, blocks: Blocks, count: int) -> RouterFindings | None:
+    """Findings of the routers on the first `count` blocks."""
     try:
         find_routers(checkpoint.model)
     except ZlossError:
         return None
     # One batch, so that α = 1/N_tl counts exactly the decisions that are reported.
-    return asdict(audit_router(checkpoint.model, [{"input_ids": blocks.inputs(0, count)}]))
+    return audit_router(checkpoint.model, [{"input_ids": blocks.inputs(0, count)}])

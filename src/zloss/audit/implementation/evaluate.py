@@ -19,9 +19,9 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from zloss.audit.implementation.bf16_products import ISA_VARIABLE, SAFE_ISA, native_bf16_products_work
 from zloss.audit.implementation.implementations import Implementation, find_implementation
 from zloss.errors import InputError, first_line
+from zloss.measure.bf16_products import ISA_VARIABLE, SAFE_ISA, native_bf16_products_work
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zloss.audit.implementation.bf16_products import working_bf16_products
 from zloss.audit.implementation.implementations import Implementation
 from zloss.audit.implementation.kernels import TINY, Truth, VectorTally, apart, truth_of
 from zloss.audit.implementation.storage import Storage, storage_dtype
 from zloss.audit.implementation.tail import Tail
 from zloss.errors import CoordinateError
+from zloss.measure.bf16_products import working_bf16_products
 from zloss.models.output_head import OutputHead
 from zloss.source.objectives.standard import StandardZLoss
 from zloss.transport.head_source import head_source

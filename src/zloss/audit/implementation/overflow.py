@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.audit.implementation.bf16_products import working_bf16_products
 from zloss.audit.implementation.update import trainable
 from zloss.errors import CoordinateError
+from zloss.measure.bf16_products import working_bf16_products
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import OutputHead, hidden_states
+from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import OutputHead
 from zloss.optimizer.fp16_margin import STATIC_SCALES, Fp16Margin, fp16_margin
 from zloss.source.objective import Objective
 from zloss.text.blocks import Blocks

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from zloss.audit.router.measure import MeasuredScale, measure_model_router_scale
+from zloss.audit.router.measure import measure_model_router_scale
 from zloss.errors import InputError
-from zloss.models.routers import ModelRouters, Scoring, find_routers
+from zloss.models.routers import ModelRouters, find_routers
+from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.source.router.convention import RouterConvention
 from zloss.source.router.loss import RouterLoss, router_loss
 from zloss.streaming.moments import Moments
@@ -25,65 +25,6 @@ UNKNOWN_REASON = (
     "not be a normalizer the model uses"
 )
 NO_OWN_LOSS_REASON = "the model's own loss has no router Z-loss to measure"
-
-
-@dataclass(frozen=True)
-class RouterTail:
-    """A distribution over routing decisions."""
-
-    mean: float | None
-    p50: float | None
-    p99: float | None
-    p999: float | None
-
-
-@dataclass(frozen=True)
-class RouterLayer:
-    """One router, over all batches."""
-
-    name: str
-    log_z_mean: float
-    entropy: float
-    load_cv: float
-
-
-@dataclass(frozen=True)
-class RouterFindings:
-    """What an audit says about a model's routers; None where a number does not exist, with the reason beside it."""
-
-    scoring: Scoring
-    softmax_normalizer: bool | None
-    """Whether log Z_R normalizes what the router uses; None where its code and configuration do not tell."""
-    layers: int
-    model_layers: int | None
-    experts: int
-    top_k: int
-    decisions: int
-    """Counted routing decisions over all batches."""
-    nonfinite: int
-    coef: float
-    """λ_R of the diagnostic reduction."""
-    convention: str
-    target: float | None
-    """c_R."""
-    absolute: float | None
-    """λ_R·α of one decision of the first batch under `convention`."""
-    relative: float | None
-    """s_rel of `convention` for this model."""
-    log_z: RouterTail | None
-    violation: RouterTail | None
-    """|log Z_R − c_R|."""
-    entropy: float | None
-    """Mean over decisions, in nats; log E at most."""
-    load_cv: float | None
-    """Mean over layers, load pooled over batches."""
-    correction_norm: float | None
-    """Mean ‖λα·2(log Z − c)·W_Rᵀp‖₂ over decisions of the batches."""
-    per_layer: tuple[RouterLayer, ...]
-    applied: MeasuredScale | None
-    """What the model's own router Z-loss applies, measured from gradients."""
-    reasons: tuple[str, ...]
-    """Why numbers are missing."""
 
 
 def audit_router(

@@ -11,7 +11,6 @@ which is linear in the unknown λα_l once c is known, and linear in (λα_l, �
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -20,36 +19,9 @@ from torch import Tensor, nn
 from zloss.audit.router.fit import fit_target, gradient, least_squares, minus, norm
 from zloss.errors import CoefficientError, InputError, MissingInputError
 from zloss.models.routers import find_routers
+from zloss.results.router import MeasuredScale
 from zloss.source.listing import at_least_fp32
 from zloss.source.router.decisions import LayerTensors, RouterInput, read_router_logits
-
-
-@dataclass(frozen=True)
-class MeasuredScale:
-    """The reduction a running loss applies. Scaling: per routing decision; `relative` is 1 for the token-layer mean."""
-
-    coef: float
-    """The nominal λ_R whose effect was measured."""
-    target: float | None
-    """c_R, fitted or given; None when nothing is applied."""
-    absolute_per_layer: tuple[float, ...]
-    """λ_R·α_l of a counted decision."""
-    relative: float
-    """s_rel against the token-layer mean over counted decisions, mean over decisions."""
-    relative_all: float
-    """s_rel against the token-layer mean over all decisions, masked ones included: the reading of a code that counts
-    padding. Equal to `relative` without a mask."""
-    relative_per_layer: tuple[float, ...]
-    padding_ratio: float | None
-    """Coefficient on a masked decision over that on a counted one: 1 when padding is counted, 0 when it is not; None
-    without a mask."""
-    residual: float
-    """‖measured − explained‖ / ‖measured‖: near 0 when a weighted squared log-normalizer explains the gradient."""
-
-    @property
-    def absolute(self) -> float:
-        """λ_R·α, mean over layers."""
-        return sum(self.absolute_per_layer) / len(self.absolute_per_layer)
 
 
 def measure_router_scale(

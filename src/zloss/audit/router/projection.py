@@ -1,6 +1,8 @@
 """The paper's router projection audit: one seeded linear router on hidden states, top-k × convention (tab:router).
 
-The hidden states stay; only the reduction changes, so within one k the norms stand in the ratio 1 : 1/k : k.
+The hidden states are the same for every line; only the reduction changes, so within one k the norms of the token-layer
+mean, the active-route mean and the active-route sum stand in the ratio 1 : 1/k : k. This ratio does not depend on the
+router's scale, c_R, the hidden states or the number of decisions.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ PAPER_CONVENTIONS = ("token_layer_mean", "active_route_mean", "active_route_sum"
 
 
 @dataclass(frozen=True)
-class ProjectionRow:
-    """One line of tab:router."""
+class ProjectedCorrection:
+    """What one convention injects into the hidden states at one k: a line of tab:router."""
 
     top_k: int
     convention: str
     relative: float
-    """s_rel."""
+    """s_rel: the coefficient of a decision in units of that of the token-layer mean."""
     correction_norm: float
     """Mean over decisions of ‖λα·2(log Z − c)·W_Rᵀp‖₂, α included."""
 
@@ -47,17 +49,18 @@ def router_projection(
     target: float | None = None,
     init_std: float = 0.02,
     seed: int = 0,
-) -> tuple[ProjectionRow, ...]:
-    """tab:router on `hidden` [T, D]. The router of each k has its own seed, `seed + k`, as the paper's routers differ.
+) -> tuple[ProjectedCorrection, ...]:
+    """The nine lines of tab:router for `hidden` [T, D], k by k.
 
-    Norms are comparable within one k only. Scaling: α = s_rel / T, so they fall as 1/T.
+    The router of each k has its own seed, `seed + k`, because the paper's routers differ from k to k; norms are comparable
+    within one k only. `target` is c_R; None is log E. Scaling: α = s_rel / T, so the norms fall as 1/T.
     """
     if hidden.ndim != 2:
         raise ShapeError(
             f"`hidden` is expected to be [T, D], but got {list(hidden.shape)}: flatten batch and sequence."
         )
     h_TD = at_least_fp32(hidden.detach())
-    rows = []
+    found = []
     for top_k in top_ks:
         w_ED = seeded_router(experts, h_TD.shape[1], seed=seed + top_k, init_std=init_std, dtype=h_TD.dtype)
         w_ED = w_ED.to(h_TD.device)
@@ -66,5 +69,5 @@ def router_projection(
         for convention in conventions:
             out = router_loss(logits_TE, coef=coef, convention=convention, top_k=top_k, target=target, weight=w_ED)
             assert out.correction_norm is not None  # the weight was given
-            rows.append(ProjectionRow(top_k, out.convention.name, out.relative, float(out.correction_norm)))
-    return tuple(rows)
+            found.append(ProjectedCorrection(top_k, out.convention.name, out.relative, float(out.correction_norm)))
+    return tuple(found)

@@ -1,1 +1,1 @@
-"""The figures: what they show, and how they are drawn."""
+"""The figures: panels described as data (panel.py), drawn as the page's SVG (svg.py) and as files (matplotlib_files.py)."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zloss.results.figure_data import Histogram
+from zloss.results.figure_data import DrawnHistogram
 
 MOST = 80
 """Bars of a panel."""
@@ -25,7 +25,7 @@ def equal_width(edges: Sequence[float]) -> float | None:
     return (edges[-1] - edges[0]) / len(widths)
 
 
-def share_bins(histograms: Sequence[Histogram], most: int = MOST) -> list[Histogram]:
+def share_bins(histograms: Sequence[DrawnHistogram], most: int = MOST) -> list[DrawnHistogram]:
     """The same counts on common bins, at most `most`; histograms whose bins do not nest come back unchanged."""
     widths = [equal_width(histogram.edges) for histogram in histograms]
     width = max((w for w in widths if w is not None), default=None)
@@ -51,7 +51,7 @@ def _last(high: float, width: float) -> int:
     return math.ceil(high / width - 1e-6)
 
 
-def _regroup(histogram: Histogram, width: float, first: int, bins: int) -> tuple[int, ...]:
+def _regroup(histogram: DrawnHistogram, width: float, first: int, bins: int) -> tuple[int, ...]:
     counts = [0] * bins
     for (left, right), count in zip(itertools.pairwise(histogram.edges), histogram.counts, strict=True):
         counts[math.floor((left + right) / 2 / width) - first] += count

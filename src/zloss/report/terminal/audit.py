@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from zloss.report.formatting import factor, number
-from zloss.report.html.page_data import effect_number, head_rows, status
-from zloss.report.summary import summarize, tally
-from zloss.results.audit import AuditReport, Decision
-from zloss.results.quantities import BY_KEY, HEADLINE
+from zloss.report.tables.head import head_lines
+from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
+from zloss.report.terminal.whole import print_whole
+from zloss.report.text.numbers import factor, number
+from zloss.report.text.summary import summarize
+from zloss.results.audit import AuditReport
+from zloss.results.decision import Decision
+from zloss.results.quantities import HEADLINE, symbol
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 MARKS = {"fired": ("●", "yellow"), "quiet": ("●", "green"), "open": ("○", "dim")}
-WORDS = {"fired": "fired", "quiet": "quiet", "open": "not evaluated"}
 
 
 def print_audit(report: AuditReport, console: Console | None = None) -> None:
@@ -43,13 +45,13 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
 def numbers_table(report: AuditReport) -> Table:
     """Every measured number of the head, and R_Z, C_Z."""
     table = _table("quantity", "raw", "centered", "centered / raw")
-    for row in head_rows(report):
-        table.add_row(row.label.symbol, number(row.raw), number(row.centered), factor(row.ratio))
+    for line in head_lines(report):
+        table.add_row(line.label.symbol, number(line.raw), number(line.centered), factor(line.ratio))
     if report.gradient is not None:
         raw, centered = report.gradient.raw, report.gradient.centered
         ratio = centered.r_z / raw.r_z if raw.r_z and centered.r_z is not None else None
-        table.add_row("R_Z", number(raw.r_z), number(centered.r_z), factor(ratio))
-        table.add_row("C_Z", number(raw.c_z), number(centered.c_z), "")
+        table.add_row(symbol("r_z"), number(raw.r_z), number(centered.r_z), factor(ratio))
+        table.add_row(symbol("c_z"), number(raw.c_z), number(centered.c_z), "")
     return table
 
 
@@ -65,7 +67,7 @@ def print_decisions(decisions: Sequence[Decision], console: Console | None = Non
         show_header=False,
         pad_edge=False,
         padding=(0, 2, 0, 0),
-        title=f"Decision map: {tally(tuple(decisions))}",
+        title=f"Decision map: {tally(decisions)}",
     )
     table.title_justify = "left"
     table.add_column(no_wrap=True)
@@ -86,7 +88,7 @@ def _effects(decision: Decision) -> list[str]:
     return [
         f"{effect.quantity} {effect_number(effect, effect.before)} → {effect_number(effect, effect.after)}"
         for effect in decision.measured
-        # The λ on budget is the same for every stage and stands in the summary.
+        # The λ on budget is the same for every stage and is part of the summary.
         if effect.unit != "λ"
     ]
 
@@ -102,11 +104,11 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
     table.add_row("PPL", *(number(report.ppl) for _, report, _ in columns))
     for key in (*HEADLINE, "sigma_1", "e_16", "f_16"):
         values = (getattr(getattr(report.heads, coordinate), key) for _, report, coordinate in columns)
-        table.add_row(BY_KEY[key].symbol, *(number(value) for value in values))
+        table.add_row(symbol(key), *(number(value) for value in values))
     gradients = [getattr(report.gradient, coordinate, None) for _, report, coordinate in columns]
-    for symbol, key in (("R_Z", "r_z"), ("C_Z", "c_z")):
-        table.add_row(symbol, *(number(getattr(gradient, key, None)) for gradient in gradients))
-    _print_whole(console, table)
+    for key in ("r_z", "c_z"):
+        table.add_row(symbol(key), *(number(getattr(gradient, key, None)) for gradient in gradients))
+    print_whole(console, table)
     verdicts = _table("stage", *(name for name, _ in named), left=1 + len(named))
     for decisions in zip(*(report.decisions for _, report in named), strict=True):
         cells = []
@@ -115,17 +117,7 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
             value = f" {number(decision.value)}" if decision.value is not None else ""
             cells.append(Text(f"{mark} {WORDS[status(decision)]}{value}", style=style))
         verdicts.add_row(decisions[0].stage, *cells)
-    _print_whole(console, verdicts)
-
-
-def _print_whole(console: Console, table: Table) -> None:
-    """Numbers are never cut: a table wider than the terminal runs over its edge."""
-    width = console.width
-    console.width = max(width, console.measure(table, options=console.options.update(width=10_000)).maximum)
-    try:
-        console.print(table, crop=False)
-    finally:
-        console.width = width
+    print_whole(console, verdicts)
 
 
 def _table(*columns: str, left: int = 1) -> Table:

@@ -26,7 +26,7 @@ from zloss.source.statistics import TokenStats
 class CenteredZLoss(Objective):
     """λ(log Z̃ − c)² with log Z̃ = log Z − μ; source s·(p − 1/V) with s = 2λ(log Z̃ − c).
 
-    The source sums to zero: a common shift of the logits neither feels nor receives it.
+    The source sums to zero over the vocabulary, and a common shift of the logits does not change it.
     """
 
     coef: float | None

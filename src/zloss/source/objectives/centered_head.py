@@ -13,7 +13,7 @@ from zloss.source.objectives.cross_entropy import CrossEntropy
 class CenteredHead(CrossEntropy):
     """Cross-entropy on row-centered logits z − μ1.
 
-    CE and its gradient do not see the common shift, so training equals `CrossEntropy` bit for bit; only the deployed
+    A common shift changes neither CE nor its gradient, so training equals `CrossEntropy` bit for bit; only the deployed
     coordinate, in which Z-loss metrics are read, differs.
     """
 

@@ -1,4 +1,4 @@
-"""Objectives by name, as the command line and training configs speak of them."""
+"""Objectives by name, as the command line and training configs use them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def objective_names() -> tuple[str, ...]:
 
 
 def register_objective(name: str, factory: ObjectiveFactory) -> None:
-    """Make an objective of your own known by name, e.g. to `zloss train --methods`."""
+    """Make an objective of your own known by name, e.g. to the methods of `zloss train`."""
     _FACTORIES[name] = factory
 
 

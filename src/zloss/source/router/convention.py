@@ -21,7 +21,7 @@ from typing import Literal
 from zloss.errors import CoefficientError, InputError
 
 TokenCount = Literal["decisions", "layer_tokens", "valid_tokens"]
-"""D_l: all decisions N_tl; the layer's counted tokens N_l; or tokens with a label, whoever is summed."""
+"""D_l: all decisions N_tl; the layer's counted tokens N_l; or the tokens with a label, even where all tokens are summed."""
 LayerDivisor = Literal["none", "moe_layers", "model_layers", "stack_layers"]
 """What the sum over layers is divided by: nothing, L, the model's depth, or the layers of its own stack."""
 

@@ -159,7 +159,7 @@ def router_loss(
         # λα in one rounding of the exact λ·c_l, so that matched coefficients give the same bits.
         absolute_L = _over(_fp64([exact * c_l for c_l in numerators_L], alpha_L), count_L)
         source = StandardZLoss(1.0, c).source(stats.tokens)
-        # `where`, and off is off: a masked or NaN router must not reach the loss through a factor 0.
+        # `where` and not a factor 0: 0·NaN of a masked decision, or of a coefficient that is off, would be NaN.
         counted_N = stats.valid if is_on(coef) else torch.zeros_like(stats.valid)
         value_N = torch.where(counted_N, source.value, 0)
         along_p_N = torch.where(counted_N, source.along_p, 0)

@@ -58,7 +58,8 @@ class RouterStats:
 
     @cached_property
     def load_cv(self) -> Tensor:
-        """Mean over layers of the load's coefficient of variation: layers do not hide one another's imbalance."""
+        """Mean over layers of the load's coefficient of variation. It is taken per layer, so that imbalances of two layers
+        cannot cancel."""
         return self.load_cv_per_layer.nanmean()
 
     @cached_property

@@ -1,24 +1,38 @@
-"""A finished run as `zloss compare` reads it from its folder."""
+"""A finished run as its folder holds it, and which runs may be compared."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError
-from zloss.train.config import FREE
-from zloss.train.moe.config import FREE_MOE
+from zloss.results.moe_config import FREE_MOE
+from zloss.results.provenance import RunProvenance, read_run_provenance
+from zloss.results.reading import read_object
+from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
+from zloss.results.train_config import FREE
+
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """config.json and metrics.json of one folder."""
+    """config.json, metrics.json and provenance.json of one folder."""
 
     folder: Path
     config: dict[str, Any]
-    metrics: dict[str, Any]
+    """config.json: every field of the run's `TrainConfig`, with texts and models by name."""
+    record: RunMetrics
+    """metrics.json."""
+    provenance: RunProvenance | None = None
+    """provenance.json; None where the folder has no readable one."""
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The numbers of `record` under their flat keys in metrics.json, for what walks over all of them."""
+        return self.record.to_dict()
 
     @property
     def moe(self) -> dict[str, Any] | None:
@@ -46,7 +60,7 @@ class FinishedRun:
 
     @property
     def key(self) -> tuple[str, float]:
-        """What makes two runs the same method: its name and coefficient."""
+        """(method, coefficient): runs that share it differ in their seed alone."""
         return self.method, self.coef
 
     def experiment(self) -> dict[str, Any]:
@@ -55,26 +69,32 @@ class FinishedRun:
         return {key: value for key, value in flat if key.split(".")[0] not in free and key not in FREE_MOE}
 
 
+def read_run(folder: Path) -> FinishedRun:
+    """The finished run in `folder`; a file that is missing or damaged is named, with its key."""
+    config = read_object(folder / CONFIG_FILE, advice=RUN_AGAIN)
+    record = read_metrics(folder)
+    try:
+        provenance = read_run_provenance(folder)
+    except InputError:
+        # It says how the numbers were made and changes none of them: a comparison does without it.
+        provenance = None
+    return FinishedRun(folder, config, record, provenance)
+
+
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
     """(finished runs in a folder of runs, names of unfinished ones), in the order of their names."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}: pass the --out of `zloss train`.")
+        raise InputError(f"there is no folder {folder}: pass the output folder of `zloss train`.")
     runs, unfinished = [], []
-    for place in sorted(path.parent for path in folder.glob("*/config.json")):
-        config = _read(place / "config.json")
-        if not {"method", "coef", "seed"} <= config.keys():
-            continue
-        if (place / "metrics.json").is_file():
-            metrics = _read(place / "metrics.json")
-            if "heads" not in metrics:
-                raise InputError(
-                    f"{place / 'metrics.json'} is not of `zloss train`: remove that folder and run it again."
-                )
-            runs.append(FinishedRun(place, config, metrics))
+    for place in sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}")):
+        if not {"method", "coef", "seed"} <= read_object(place / CONFIG_FILE, advice=RUN_AGAIN).keys():
+            continue  # not a run of `zloss train`
+        if (place / METRICS_FILE).is_file():
+            runs.append(read_run(place))
         else:
             unfinished.append(place.name)
     if not runs:
-        raise InputError(f"{folder} holds no finished run of `zloss train`: expected folders with a metrics.json.")
+        raise InputError(f"{folder} holds no finished run of `zloss train`: expected folders with a {METRICS_FILE}.")
     return runs, unfinished
 
 
@@ -91,17 +111,8 @@ def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
         )
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read ({error}): remove that run's folder and run it again.") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{file} is expected to hold an object, but holds a {type(data).__name__}.")
-    return data
-
-
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{prefix}{key}"

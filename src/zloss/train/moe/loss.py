@@ -2,12 +2,11 @@
 
 The balancing term is the model class's own (`load_balancing_loss_func` of OLMoE): E Σ_e f_e P_e with f_e the routes per
 token that expert e received, so it is about k at balance, not 1. It is not linear in the batch: every micro-batch has its
-own, weighted by its share of the step's tokens. The router Z-loss is, and uses the counts of the whole step.
+own, weighted by its share of the step's tokens. The router Z-loss is linear in the batch and uses the step's counts.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +16,14 @@ from torch import Tensor, nn
 
 from zloss.errors import MissingDependencyError
 from zloss.models.checkpoint import Checkpoint
+from zloss.results.choices import HeadKind
+from zloss.results.moe_config import REFERENCE, MoeRun
 from zloss.source.objective import Objective
 from zloss.source.router.loss import RouterLoss, router_loss
 from zloss.source.statistics import TokenStats
-from zloss.train.config import HeadKind
 from zloss.train.loss_model import LossModel
-from zloss.train.moe.config import REFERENCE, MoeRun
 from zloss.train.moe.reduction import reduced_router_loss
+from zloss.train.moe.router_variant import applied_coef, expert_capacity, router_target
 from zloss.train.moe.routing import Routing, RoutingTap
 
 
@@ -103,12 +103,13 @@ def load_balancing(routing: Routing, moe: MoeRun) -> Tensor:
 
 def router_z_loss(routing: Routing, moe: MoeRun, step_tokens: int) -> Tensor:
     """The router Z-loss of the run's variant; exactly 0, without a gradient, when it is off."""
-    if moe.convention is None or not moe.applied_coef:
+    coef = applied_coef(moe)
+    if moe.convention is None or not coef:
         return torch.zeros((), device=routing.logits[0].device)
     return reduced_router_loss(
         routing,
         convention=moe.convention,
-        coef=moe.applied_coef,
+        coef=coef,
         target=router_target(moe),
         step_tokens=step_tokens,
     )
@@ -119,22 +120,11 @@ def routing_record(routing: Routing, moe: MoeRun, step_tokens: int, weights: lis
     """Entropy, load, log Z and what the loss applies to each decision."""
     return router_loss(
         [logits_TE.detach() for logits_TE in routing.logits],
-        coef=moe.applied_coef,
+        coef=applied_coef(moe),
         convention=moe.convention or REFERENCE,
         top_k=moe.top_k,
         target=router_target(moe),
         weight=weights,
-        capacity=None if moe.capacity_factor is None else capacity(moe, routing.tokens),
+        capacity=expert_capacity(moe, routing.tokens),
         normalizer=step_tokens,
     )
-
-
-def router_target(moe: MoeRun) -> float:
-    """c_R."""
-    return math.log(moe.experts) if moe.router_target is None else moe.router_target
-
-
-def capacity(moe: MoeRun, tokens: int) -> int:
-    """Routes an expert takes of a pass of `tokens` tokens before the next one is beyond its capacity."""
-    assert moe.capacity_factor is not None
-    return max(1, math.ceil(moe.capacity_factor * tokens * moe.top_k / moe.experts))

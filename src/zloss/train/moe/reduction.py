@@ -5,8 +5,8 @@
     active-route sum     λ (1/N_tl) Σ over routes of φ     cor:router_topk_active_sum
 
 φ = (log Z_R − c_R)² of one decision. Nothing here knows of α, k or s_rel: that matched coefficients train alike is then
-a finding and not a definition. `zloss.router_loss` has the same losses as a factor α, which is faster and is what
-`tests/train/moe/test_reduction.py` compares with.
+measured, not assumed. `zloss.router_loss` computes the same losses with a factor α, which is faster;
+`tests/train/moe/test_reduction.py` compares the two.
 
 Scaling: denominators are those of the whole optimizer step, so that the parts of its micro-batches add up.
 """
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from zloss.errors import UnknownNameError
+from zloss.results.moe_config import PAPER_CONVENTIONS
 from zloss.source.listing import at_least_fp32
-from zloss.train.moe.config import PAPER_CONVENTIONS
 from zloss.train.moe.routing import Routing
 
 
@@ -41,10 +41,12 @@ def reduced_router_loss(routing: Routing, *, convention: str, coef: float, targe
 
 
 def _violation(logits_TE: Tensor, target: float) -> Tensor:
+    """φ [T] of every decision of a layer."""
     return (torch.logsumexp(at_least_fp32(logits_TE), dim=1) - target).square()
 
 
 def _owners(chosen_TK: Tensor) -> Tensor:
+    """The token of every active route of a layer, [T·K]."""
     tokens = torch.arange(chosen_TK.shape[0], device=chosen_TK.device)
     return tokens.unsqueeze(1).expand_as(chosen_TK).reshape(-1)
 

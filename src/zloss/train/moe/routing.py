@@ -22,12 +22,13 @@ class Routing:
     """One forward pass."""
 
     logits: tuple[Tensor, ...]
-    """[T, E] of every layer, before the softmax, with their graph."""
+    """[T, E] of every layer, before the softmax, with their autograd graph."""
     chosen: tuple[Tensor, ...]
     """[T, K] of every layer: the experts each token was sent to."""
 
     @property
     def tokens(self) -> int:
+        """T."""
         return self.logits[0].shape[0]
 
     def dropped(self, top_k: int) -> float:
@@ -78,6 +79,7 @@ class RoutingTap:
 
 
 def _indices(router: RouterModule, output: Any) -> Tensor:
+    """[T, K] of one layer: the one part of the router's output that holds whole numbers."""
     found = [
         part
         for part in (output if isinstance(output, tuple) else ())

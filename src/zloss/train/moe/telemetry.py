@@ -1,4 +1,4 @@
-"""Routers in numbers: of a training step, and of the trained model on the validation blocks.
+"""Numbers of the routers: of a training step, and of the trained model on the validation blocks.
 
 Entropy in nats, mean over tokens and layers. Load CV: population standard deviation over mean of the routes per expert, mean
 over layers. The correction norm is the mean ‖λα·2(log Z − c)·W_Rᵀp‖₂ over decisions. s_rel is measured: the router Z-loss that
@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from zloss.results.moe_config import MoeRun
+from zloss.results.routing_metrics import RouterLayers, RoutingMetrics
 from zloss.source.router.loss import RouterLoss
 from zloss.streaming import Quantiles
-from zloss.train.moe.config import MoeRun
 from zloss.train.moe.loss import RouterTerms
+from zloss.train.moe.router_variant import absolute_coef, applied_coef, relative_scale
 from zloss.train.moe.routing import Routing
 from zloss.train.telemetry import exact_quantile
 
@@ -47,14 +48,14 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
     values = torch.stack([value.double() for value in found.values()]).tolist()
     numbers: dict[str, float | None] = dict(zip(found, (v if math.isfinite(v) else None for v in values), strict=True))
     router_z, reference = numbers["router_z"], numbers.pop("violation")
-    numbers["router_absolute"] = moe.absolute(step_tokens)
+    numbers["router_absolute"] = absolute_coef(moe, step_tokens)
     numbers["s_rel"] = measured_scale(router_z, reference, moe.router_coef)
     numbers["dropped_routes"] = sum(part.dropped for part in passes) / len(passes)
     return numbers
 
 
 def measured_scale(router_z: float | None, violation: float | None, coef: float) -> float | None:
-    """What was added over λ_R · mean φ; 0 without a coefficient, None where it cannot be told."""
+    """s_rel = router_z / (λ_R · mean violation); 0 without a coefficient, None where the violation is 0 or not known."""
     if not coef:
         return 0.0
     return router_z / (coef * violation) if router_z is not None and violation else None
@@ -66,7 +67,7 @@ def load_cv(load_LE: Tensor) -> Tensor:
 
 
 class ValidationRouting:
-    """Routing over the validation blocks, pass by pass."""
+    """Routing over the validation blocks, added up over forward passes."""
 
     def __init__(self, moe: MoeRun) -> None:
         self._moe = moe
@@ -90,39 +91,39 @@ class ValidationRouting:
         self._tokens += tokens
         self._log_z.update(record.stats.log_z)
 
-    def numbers(self, step_tokens: int) -> dict[str, Any]:
-        """Flat numbers of metrics.json, and the layers under `router`."""
+    def metrics(self, step_tokens: int) -> RoutingMetrics:
+        """Routing over all passes; `step_tokens` is the number of tokens of a training step."""
         moe = self._moe
         assert self._load_LE is not None
         assert self._entropy_L is not None
         entropy_L, cv_L = self._entropy_L / self._tokens, load_cv(self._load_LE)
         tails = {name: self._log_z.quantile(q) for name, q in TAILS.items()}
-        return {
-            "entropy": float(entropy_L.mean()),
-            "load_cv": float(cv_L.mean()),
-            "s_rel": moe.relative,
-            "router_absolute": moe.absolute(step_tokens),
-            "router_correction_norm": self._correction / self._tokens,
+        return RoutingMetrics(
+            entropy=float(entropy_L.mean()),
+            load_cv=float(cv_L.mean()),
+            s_rel=relative_scale(moe),
+            router_absolute=absolute_coef(moe, step_tokens),
+            router_correction_norm=self._correction / self._tokens,
             **{name: None if estimate is None else estimate.value for name, estimate in tails.items()},
-            "load_balance": self._balance / self._tokens,
-            "router_z": moe.relative * moe.router_coef * self._violation / self._tokens,
-            "dropped_routes": self._dropped / self._tokens,
-            "over_capacity": None if moe.capacity_factor is None else self._over / self._tokens,
-            "router": {
-                "variant": moe.router,
-                "convention": moe.convention,
-                "coef": moe.router_coef,
-                "applied_coef": moe.applied_coef,
-                "load_balance_coef": moe.load_balance,
-                "entropy_per_layer": entropy_L.tolist(),
-                "load_cv_per_layer": cv_L.tolist(),
-                "load": self._load_LE.tolist(),
-            },
-        }
+            load_balance=self._balance / self._tokens,
+            router_z=relative_scale(moe) * moe.router_coef * self._violation / self._tokens,
+            dropped_routes=self._dropped / self._tokens,
+            over_capacity=None if moe.capacity_factor is None else self._over / self._tokens,
+            router=RouterLayers(
+                variant=moe.router,
+                convention=moe.convention,
+                coef=moe.router_coef,
+                applied_coef=applied_coef(moe),
+                load_balance_coef=moe.load_balance,
+                entropy_per_layer=tuple(entropy_L.tolist()),
+                load_cv_per_layer=tuple(cv_L.tolist()),
+                load=tuple(tuple(load_E) for load_E in self._load_LE.tolist()),
+            ),
+        )
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:
-    """Micro-batches of a step have equally many tokens."""
+    """Mean over micro-batches, which have equally many tokens."""
     return torch.stack([value.double() for value in values]).mean()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal, get_args
 
 import torch
 
@@ -12,24 +12,26 @@ from zloss.transport.backends.triton.availability import prefers_triton, require
 Backend = Literal["auto", "dense", "chunked", "triton"]
 Chosen = Literal["dense", "chunked", "triton"]
 
-_NAMES = ("auto", "dense", "chunked", "triton")
+
+def check_backend(backend: str) -> None:
+    """The name is one of the backends'."""
+    if backend not in get_args(Backend):
+        raise UnknownNameError("backend", backend, get_args(Backend))
 
 
-def resolve_backend(backend: str, device: torch.device, dtype: torch.dtype) -> Chosen:
+def resolve_backend(backend: Backend, device: torch.device, dtype: torch.dtype) -> Chosen:
     """The backend behind a name, for tensors on `device` that compute in `dtype`.
 
-    "auto" is Triton on a GPU where it is installed and chunked everywhere else; a backend asked for by name either runs
-    or says why not.
+    "auto" is Triton on a GPU where it is installed and chunked everywhere else. A backend asked for by name runs, or an
+    error says why it cannot.
     """
-    if backend not in _NAMES:
-        raise UnknownNameError("backend", backend, _NAMES)
     if backend == "auto":
         return "triton" if prefers_triton(device, dtype) else "chunked"
     if backend == "triton":
         require_triton(device, dtype)
-    return cast(Chosen, backend)
+    return backend
 
 
-def runs_in_triton(backend: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a loss with this backend goes through Triton, asked before anything is checked."""
+def runs_in_triton(backend: Backend, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a loss with this backend goes through Triton. Nothing is checked: tensors may still be of a wrong kind."""
     return backend == "triton" or (backend == "auto" and prefers_triton(device, dtype))

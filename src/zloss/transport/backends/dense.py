@@ -1,6 +1,8 @@
 """The truth: whole logits, the definitions of the objectives, and autograd. Any dtype, fp64 included.
 
 Costs [T, V] memory several times over; every other backend is tested against this one.
+
+Axes: T tokens, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zloss.source.statistics import TokenStats
-from zloss.transport.problem import HeadProblem, Options, Targets
+from zloss.transport.backends.loss_parts import LossParts, reduced
+from zloss.transport.head_problem import HeadProblem
+from zloss.transport.logits_problem import LogitsProblem
+from zloss.transport.masked_logits import check_mean, check_rows, needs_mean
+from zloss.transport.options import HeadOptions
+from zloss.transport.softcap import softcap_slope, softcapped
+from zloss.transport.statistics_plan import StatisticsPlan
+from zloss.transport.targets import Targets
 
 
 class _Round(torch.autograd.Function):
@@ -27,7 +36,7 @@ class _Round(torch.autograd.Function):
         return grad, None, None
 
 
-def operand(x: Tensor, dtype: torch.dtype, rounding: torch.dtype | None) -> Tensor:
+def _operand(x: Tensor, dtype: torch.dtype, rounding: torch.dtype | None) -> Tensor:
     """A factor of the projection as F.linear would see it, in compute precision."""
     if rounding is None or x.dtype == rounding:
         return x.to(dtype)
@@ -35,73 +44,117 @@ def operand(x: Tensor, dtype: torch.dtype, rounding: torch.dtype | None) -> Tens
     return rounded
 
 
-def dense_logits(problem: HeadProblem) -> Tensor:
-    """z = s(Wu + b), softcapped: [T, V] with gradient."""
-    bias = None if problem.bias_V is None else operand(problem.bias_V[: problem.vocab], problem.dtype, problem.rounding)
-    hidden = operand(problem.hidden_TD, problem.dtype, problem.rounding)
-    weight = operand(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
-    return transform_logits(F.linear(hidden, weight, bias), problem.options)
+def _head_operands(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor | None]:
+    """u [T, D], W [V, D] and b [V] in compute precision, padding rows left out."""
+    bias_V = None if problem.bias_V is None else problem.bias_V[: problem.vocab]
+    return (
+        _operand(problem.hidden_TD, problem.dtype, problem.rounding),
+        _operand(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding),
+        None if bias_V is None else _operand(bias_V, problem.dtype, problem.rounding),
+    )
 
 
-def transform_logits(logits_TV: Tensor, options: Options) -> Tensor:
+def _final_logits(logits_TV: Tensor, options: HeadOptions) -> Tensor:
     """Logit scale, then softcap."""
-    scaled = logits_TV * options.logit_scale if options.logit_scale != 1 else logits_TV
-    if options.softcap is None:
-        return scaled
-    # A masked logit stays masked: tanh would turn -inf into the finite −cap.
-    return torch.where(torch.isneginf(scaled), scaled, options.softcap * torch.tanh(scaled / options.softcap))
+    scaled_TV = logits_TV * options.logit_scale if options.logit_scale != 1 else logits_TV
+    return scaled_TV if options.softcap is None else softcapped(scaled_TV, options.softcap)
 
 
-def dense_loss(
-    logits_TV: Tensor, targets: Targets, options: Options, gain_T: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss, cross-entropy, auxiliary) as defined, reduced; only the first carries gradient."""
+def dense_head_logits(problem: HeadProblem) -> tuple[Tensor, TokenStats]:
+    """z = s(Wu + b), softcapped, [T, V] with gradient; and its statistics."""
+    hidden_TD, weight_VD, bias_V = _head_operands(problem)
+    logits_TV = _final_logits(F.linear(hidden_TD, weight_VD, bias_V), problem.options)
+    with torch.no_grad():
+        shift_T = None
+        if problem.plan.mu_residual:
+            mean_bias = 0.0 if bias_V is None else bias_V.mean()
+            shift_T = problem.options.logit_scale * (hidden_TD @ weight_VD.mean(dim=0) + mean_bias)
+        stats = _dense_stats(logits_TV, problem.targets, problem.options, problem.plan, weight_VD, shift_T)
+    return logits_TV, stats
+
+
+def dense_head_loss(problem: HeadProblem) -> LossParts:
+    """The head loss from whole logits, with gradient to hidden, weight and bias."""
+    with torch.autocast(problem.hidden_TD.device.type, enabled=False):
+        logits_TV, stats = dense_head_logits(problem)
+        check_rows(stats)
+        return _dense_loss(logits_TV, problem.targets, problem.options, stats)
+
+
+def dense_logits_loss(problem: LogitsProblem) -> LossParts:
+    """The loss of logits one already has, with gradient to them."""
+    options, targets = problem.options, problem.targets
+    with torch.autocast(problem.logits_TV.device.type, enabled=False):
+        inside_TV = problem.logits_TV[:, : problem.vocab].to(problem.dtype)
+        with torch.no_grad():
+            whole_TV = _final_logits(inside_TV, options)
+            head_VD = None if problem.weight_VD is None else problem.weight_VD[: problem.vocab].to(problem.dtype)
+            stats = _dense_stats(whole_TV, targets, options, problem.plan, head_VD)
+            check_rows(stats)
+            check_mean(whole_TV.mean(dim=1) if needs_mean(options) else None, targets.valid_T, options)
+        # Ignored rows may hold anything; zeros keep a NaN there from reaching a gradient through 0·NaN.
+        inside_TV = torch.where(targets.valid_T.unsqueeze(1), inside_TV, inside_TV.new_zeros(()))
+        return _dense_loss(_final_logits(inside_TV, options), targets, options, stats)
+
+
+def _dense_loss(logits_TV: Tensor, targets: Targets, options: HeadOptions, stats: TokenStats) -> LossParts:
+    """Cross-entropy and penalty as defined; only the loss carries gradient."""
     ce_T = F.cross_entropy(logits_TV, targets.index_T, reduction="none", label_smoothing=options.label_smoothing)
     active = options.objective.active
-    aux_T = options.objective.penalty(logits_TV, gain_T) if active else torch.zeros_like(ce_T)
-    weight_T = targets.weights.per_token
-    zero = ce_T.new_zeros(())
-    ce_T = torch.where(targets.valid_T, weight_T * ce_T, zero)
-    aux_T = torch.where(targets.valid_T, weight_T * aux_T, zero)
-    if options.reduction == "none":
-        return ce_T + aux_T, ce_T.detach(), aux_T.detach()
-    return ce_T.sum() + aux_T.sum(), ce_T.sum().detach(), aux_T.sum().detach()
+    aux_T = options.objective.penalty(logits_TV, stats.gain) if active else torch.zeros_like(ce_T)
+    ce, aux = reduced(targets, ce_T), reduced(targets, aux_T)
+    return LossParts(ce + aux, ce.detach(), aux.detach(), stats)
 
 
-@torch.no_grad()
-def dense_stats(
-    logits_TV: Tensor, targets: Targets, options: Options, weight_VD: Tensor | None, *, has_mu: bool
+def dense_source(problem: HeadProblem, *, auxiliary_only: bool) -> Tensor:
+    """∂loss/∂z at the final logits, [T, V]: of the auxiliary alone, or of cross-entropy plus auxiliary."""
+    targets, options = problem.targets, problem.options
+    with torch.no_grad():
+        logits_TV, stats = dense_head_logits(problem)
+    if auxiliary_only and not options.objective.active:
+        return torch.zeros_like(logits_TV)
+    with torch.enable_grad():
+        leaf_TV = logits_TV.requires_grad_()
+        if auxiliary_only:
+            loss = targets.weighted(options.objective.penalty(leaf_TV, stats.gain)).sum()
+        else:
+            loss = _dense_loss(leaf_TV, targets, options, stats).loss.sum()
+        (source_TV,) = torch.autograd.grad(loss, leaf_TV)
+    return source_TV
+
+
+def _dense_stats(
+    logits_TV: Tensor,
+    targets: Targets,
+    options: HeadOptions,
+    plan: StatisticsPlan,
+    weight_VD: Tensor | None,
+    shift_T: Tensor | None = None,
 ) -> TokenStats:
-    """Every statistic from its definition; `weight_VD` in compute precision, or None where no head is known."""
-    row_max = logits_TV.amax(dim=1)
-    log_s = torch.logsumexp(logits_TV - row_max.unsqueeze(1), dim=1)
-    picked = logits_TV.gather(1, targets.index_T.unsqueeze(1)).squeeze(1)
-    basic = TokenStats(
-        row_max=row_max,
-        log_s=log_s,
-        target_logit=torch.where(targets.valid_T, picked, picked.new_zeros(())),
+    """Every planned statistic from its definition; `weight_VD` in compute precision, `shift_T` = w̄·u + b̄."""
+    row_max_T = logits_TV.amax(dim=1)
+    picked_T = logits_TV.gather(1, targets.index_T.unsqueeze(1)).squeeze(1)
+    mean_T = logits_TV.mean(dim=1) if plan.mu else None
+    p_norm_T = gain_T = gain_centered_T = None
+    if plan.p_norm:
+        p_TV = torch.softmax(logits_TV, dim=1)
+        p_norm_T = p_TV.norm(dim=1)
+        if plan.gain:
+            assert weight_VD is not None
+            scaled_VD = options.logit_scale * weight_VD
+            slope = 1 if options.softcap is None else softcap_slope(logits_TV, options.softcap)
+            gain_T = ((p_TV * slope) @ scaled_VD).norm(dim=1) / p_norm_T
+            if plan.gain_centered:
+                gain_centered_T = (p_TV @ scaled_VD - scaled_VD.mean(dim=0)).norm(dim=1) / p_norm_T
+    return TokenStats(
+        row_max=row_max_T,
+        log_s=torch.logsumexp(logits_TV - row_max_T.unsqueeze(1), dim=1),
+        target_logit=torch.where(targets.valid_T, picked_T, picked_T.new_zeros(())),
         valid=targets.valid_T,
         vocab=logits_TV.shape[1],
-    )
-    if options.statistics == "light" and not options.objective.needs_gain:
-        return basic
-    p_TV = torch.softmax(logits_TV, dim=1)
-    p_norm = p_TV.norm(dim=1)
-    gain = gain_centered = None
-    if weight_VD is not None:
-        slope = 1 if options.softcap is None else (1 - (logits_TV / options.softcap) ** 2).clamp_min(0)
-        scaled_VD = options.logit_scale * weight_VD
-        gain = ((p_TV * slope) @ scaled_VD).norm(dim=1) / p_norm
-        if has_mu:
-            gain_centered = (p_TV @ scaled_VD - scaled_VD.mean(dim=0)).norm(dim=1) / p_norm
-    return TokenStats(
-        row_max=basic.row_max,
-        log_s=basic.log_s,
-        target_logit=basic.target_logit,
-        valid=basic.valid,
-        vocab=basic.vocab,
-        mu=logits_TV.mean(dim=1) if has_mu else None,
-        p_norm=p_norm,
-        gain=gain,
-        gain_centered=gain_centered,
+        mu=mean_T,
+        p_norm=p_norm_T,
+        gain=gain_T,
+        gain_centered=gain_centered_T,
+        mu_residual=None if shift_T is None or mean_T is None else mean_T - shift_T,
     )

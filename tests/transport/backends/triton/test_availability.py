@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zloss.errors import UnknownNameError
-from zloss.transport.backends.choice import resolve_backend
+from zloss.transport.backends.choice import check_backend, resolve_backend
 from zloss.transport.backends.triton.availability import INSTALLED, prefers_triton
 
 LOSS = "zloss.{}(torch.randn(3, 7), {} torch.tensor([1, 2, 3]), zloss.StandardZLoss(1e-4), backend={!r})"
@@ -71,4 +71,4 @@ def test_the_automatic_choice_off_a_gpu_and_in_fp64_is_chunked() -> None:
 
 def test_unknown_backend() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'triton'"):
-        resolve_backend("trition", torch.device("cpu"), torch.float32)
+        check_backend("trition")

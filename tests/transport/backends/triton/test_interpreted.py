@@ -35,4 +35,5 @@ def test_interpreted(path: Path) -> None:
 
 
 def test_there_are_checks() -> None:
-    assert [path.stem for path in CHECKS] == ["check_compile", "check_kernels", "check_losses", "check_precision"]
+    names = ["check_compile", "check_kernels", "check_losses", "check_precision", "check_statistics"]
+    assert [path.stem for path in CHECKS] == names

@@ -40,8 +40,8 @@
   const dots = new WeakMap();
   function pointsOf(chart) {
     if (!dots.has(chart)) {
-      dots.set(chart, [...chart.querySelectorAll(".dots")].flatMap(path =>
-        [...(path.getAttribute("d") || "").matchAll(/M([-\d.]+),([-\d.]+)/g)].map(m => [Number(m[1]), Number(m[2]), path.dataset.label])));
+      dots.set(chart, [...chart.querySelectorAll("path[data-label]")].flatMap(path =>
+        [...(path.getAttribute("d") || "").matchAll(/[ML]([-\d.]+),([-\d.]+)/g)].map(m => [Number(m[1]), Number(m[2]), path.dataset.label])));
     }
     return dots.get(chart);
   }
@@ -65,7 +65,7 @@
     tip.hidden = best === null;
     if (best === null) return;
     const [valueX, valueY] = [invert(chart.dataset.x, best[0]), invert(chart.dataset.y, best[1])].map(v => v.toPrecision(3));
-    tip.textContent = chart.id.startsWith("compare-") ? `${best[2]}: ${valueX}` : `${best[2]}  x ${valueX}  y ${valueY}`;
+    tip.textContent = chart.id.startsWith("compare-") ? `${best[2]}: ${valueX}` : `${best[2]}\n${chart.dataset.xName}: ${valueX}\n${chart.dataset.yName}: ${valueY}`;
     tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)}px`;
     tip.style.top = `${event.clientY + 16}px`;
   }

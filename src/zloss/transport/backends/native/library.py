@@ -1,7 +1,7 @@
 """Builds rows.c with the machine's C compiler on first use and keeps the result in the user's cache.
 
 Without a compiler, on another system than Linux, or with ZLOSS_NATIVE=0 there is no helper, and the chunked backend does
-the same work in tensor operations; `why_missing` says why.
+the same work in tensor operations; `why_missing` gives the reason.
 """
 
 from __future__ import annotations

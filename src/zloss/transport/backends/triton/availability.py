@@ -1,4 +1,4 @@
-"""Whether the Triton backend can run here, asked without importing triton."""
+"""Whether the Triton backend can run here, found out without importing triton."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prefers_triton(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def require_triton(device: torch.device, dtype: torch.dtype) -> None:
-    """What keeps backend="triton" from running on these tensors, said with the way out."""
+    """Raise an error where backend="triton" cannot run on these tensors; it says why and what to use instead."""
     if not INSTALLED:
         raise MissingDependencyError("triton", "backend='triton'", "triton")
     if dtype == torch.float64:
@@ -40,7 +40,7 @@ def require_triton(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def interpreted() -> bool:
-    """Whether the kernels run on the interpreter, which Triton decides when they are defined."""
+    """Whether the kernels run on the interpreter; Triton decides it when they are defined."""
     from zloss.transport.backends.triton.kernels import INTERPRETED
 
     return INTERPRETED

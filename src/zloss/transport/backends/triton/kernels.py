@@ -69,7 +69,7 @@ def row_statistics_kernel(
     if SOFTCAP:
         t, _ = tanh_and_slope(target / cap)
         target = tl.where(target == -float("inf"), target, cap * t)
-    # An index beyond the vocabulary is answered with NaN, never with memory that belongs to somebody else.
+    # An index beyond the vocabulary gives NaN; nothing is read there.
     target = tl.where(index < vocab, target, float("nan"))
     tl.store(out_ptr + row, row_max)
     tl.store(out_ptr + tokens + row, row_sum)

@@ -1,4 +1,7 @@
-"""The loss from logits one already has, through the row ops: one pass for the statistics, one for the gradient."""
+"""The loss from logits one already has, through the row ops: one pass for the statistics, one for the gradient.
+
+Axes: T tokens, V vocabulary, D width.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +10,60 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from zloss.source.injection import inject, weighted_source
 from zloss.source.statistics import TokenStats
-from zloss.transport.backends.head_rows import HeadRows
-from zloss.transport.backends.rows import RowSums, chunk_stats, inject
+from zloss.transport.backends.chunk_statistics import chunk_stats
+from zloss.transport.backends.head_products import HeadProducts
+from zloss.transport.backends.loss_parts import LossParts
+from zloss.transport.backends.row_work import RowSums
 from zloss.transport.backends.triton.ops import row_loss, row_projection, row_statistics
-from zloss.transport.logits_problem import LogitsProblem, check_stats
+from zloss.transport.logits_problem import LogitsProblem
+from zloss.transport.masked_logits import check_mean, check_rows
 
 
-def triton_logits_loss(problem: LogitsProblem) -> tuple[Tensor, Tensor, Tensor, TokenStats]:
-    """(loss, cross-entropy, auxiliary, statistics), reduced; the loss carries gradient to the logits."""
+def triton_logits_loss(problem: LogitsProblem) -> LossParts:
+    """The loss of all rows at once, with gradient to the logits."""
+    with torch.autocast(problem.logits_TV.device.type, enabled=False):
+        return _loss(problem)
+
+
+def _loss(problem: LogitsProblem) -> LossParts:
     options, targets, vocab = problem.options, problem.targets, problem.vocab
-    valid_T, weight_T, scale = targets.valid_T, targets.weights.per_token, options.logit_scale
-    logits_TV = problem.logits_TV
-    detached_TV = logits_TV.detach()
+    valid_T, scale = targets.valid_T, options.logit_scale
     row_max_T, sum_T, square_T, total_T, target_logit_T = row_statistics(
-        detached_TV, targets.index_T, vocab, scale, options.softcap
+        problem.logits_TV.detach(), targets.index_T, vocab, scale, options.softcap
     ).unbind()
-    stats = _statistics(problem, RowSums(row_max_T, sum_T, square_T.sqrt()), total_T, target_logit_T)
-    check_stats(stats, options)
-    # Under softcap μ is no coordinate and stays out of the record, but label smoothing may still use the mean logit.
-    injection = inject(replace(stats, mu=total_T / vocab), options)
+    mean_T = total_T / vocab
+    stats = _statistics(problem, RowSums(row_max_T, sum_T, square_T.sqrt()), mean_T, target_logit_T)
+    check_rows(stats)
+    check_mean(mean_T, valid_T, options)
+    # Under softcap the mean is no coordinate and stays out of the record, but label smoothing uses it.
+    injection = inject(replace(stats, mu=mean_T), options.objective, options.label_smoothing)
 
-    zero = weight_T.new_zeros(())
-    ce = torch.where(valid_T, weight_T * injection.cross_entropy, zero)
-    aux = torch.where(valid_T, weight_T * injection.auxiliary, zero)
-    uniform_T = weight_T * injection.along_uniform
-    loss = row_loss(
-        logits_TV,
-        ce + aux,
+    ce_T, aux_T = targets.weighted(injection.cross_entropy), targets.weighted(injection.auxiliary)
+    source = weighted_source(injection, sum_T, valid_T, scale * targets.weights.per_token)
+    zero_T = torch.zeros_like(sum_T)
+    loss_T = row_loss(
+        problem.logits_TV,
+        ce_T + aux_T,
         row_max_T,
         torch.where(valid_T, targets.index_T, -1),
-        scale * weight_T * injection.along_p / sum_T,
-        scale * weight_T * injection.along_target,
-        scale * uniform_T / vocab,
+        source.along_exp_C,
+        zero_T if source.along_target_C is None else source.along_target_C,
+        zero_T if source.along_uniform_C is None else source.along_uniform_C / vocab,
         vocab,
         scale,
         options.softcap,
     )
-    if options.reduction != "none":
-        loss, ce, aux = loss.sum(), ce.sum(), aux.sum()
-    return loss, ce, aux, stats
+    if options.reduction == "none":
+        return LossParts(loss_T, ce_T, aux_T, stats)
+    return LossParts(loss_T.sum(), ce_T.sum(), aux_T.sum(), stats)
 
 
-def _statistics(problem: LogitsProblem, sums: RowSums, total_T: Tensor, target_logit_T: Tensor) -> TokenStats:
-    options, vocab = problem.options, problem.vocab
-    full = options.statistics != "light"
-    mu_wanted = options.softcap is None and (full or options.objective.needs_mu or options.label_smoothing != 0)
+def _statistics(problem: LogitsProblem, sums: RowSums, mean_T: Tensor, target_logit_T: Tensor) -> TokenStats:
+    options, vocab, plan = problem.options, problem.vocab, problem.plan
     projected_TD = mean_row_D = None
-    if problem.weight_VD is not None and (full or (options.objective.active and options.objective.needs_gain)):
+    if problem.weight_VD is not None and plan.gain:
         weight_VD = problem.weight_VD.detach()[:vocab]
         projected_TD = row_projection(
             problem.logits_TV.detach(),
@@ -64,16 +73,15 @@ def _statistics(problem: LogitsProblem, sums: RowSums, total_T: Tensor, target_l
             options.softcap,
             options.chunk_size,
         )
-        if full and mu_wanted:
-            mean_row_D = HeadRows(weight_VD, problem.dtype, None).mean()
-    else:
-        sums = sums if full else replace(sums, norm_C=None)
+        if plan.gain_centered:
+            mean_row_D = HeadProducts(weight_VD, problem.dtype, None).mean()
     return chunk_stats(
+        plan,
         sums,
         target_logit_T,
         problem.targets.valid_T,
         vocab,
-        mu_C=total_T / vocab if mu_wanted else None,
+        mu_C=mean_T,
         projected_CD=projected_TD,
         mean_row_D=mean_row_D,
         logit_scale=options.logit_scale,

@@ -14,19 +14,20 @@ import torch
 import triton
 from torch import Tensor
 
-from zloss.transport.backends.chunked import refuse_double_backward
-from zloss.transport.backends.rows import chunk_bounds
+from zloss.transport.backends.chunk_sizes import chunk_bounds
+from zloss.transport.backends.chunked_autograd import refuse_double_backward
+from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.triton.kernels import INTERPRETED, row_source_kernel, row_statistics_kernel
 
 STATISTICS = 5
 """Rows of what `row_statistics` returns: m, S, Σ exp(z − m)², Σ z, z_y."""
 
 STATISTICS_BLOCK = 65536 if INTERPRETED else 4096
-"""Columns per step of a row's walk: 4096 fit the registers of every GPU, wider ones begin to spill. The interpreter pays per
-step."""
+"""Columns that the statistics kernel reads per step: 4096 fit the registers of every GPU, more begin to spill. On the
+interpreter every step has a fixed cost, so there the block is wide."""
 
 SOURCE_BLOCK = 65536 if INTERPRETED else 1024
-"""Columns per program of the source, whose columns know nothing of one another."""
+"""Columns per program of the source kernel; every column is independent of the others."""
 
 
 def block_shape(columns: int, widest: int) -> tuple[int, int]:
@@ -36,7 +37,7 @@ def block_shape(columns: int, widest: int) -> tuple[int, int]:
 
 
 def _by_rows(logits: Tensor) -> Tensor:
-    """The kernels walk columns one by one; rows may lie apart."""
+    """The kernels read the columns of a row as neighbours in memory; the rows may have any stride."""
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
@@ -128,7 +129,7 @@ def row_source(
     `slope` multiplies by the derivative of the softcap. The logits are left alone.
     """
     logits = _by_rows(logits)
-    # A GPU stores the nearest 16-bit number; the interpreter would cut the rest off, so there torch does the rounding.
+    # A GPU rounds to the nearest 16-bit number; the interpreter truncates, so there torch does the rounding.
     out = torch.empty(logits.shape, dtype=torch.float32 if INTERPRETED else dtype, device=logits.device)
     coefficients = (along_p, along_target, along_uniform)
     _launch_source(logits, out, row_max, index, coefficients, vocab, scale, softcap, slope)
@@ -170,10 +171,8 @@ def row_projection(
     logits: Tensor, row_max: Tensor, weight: Tensor, scale: float, softcap: float | None, chunk_size: int | None
 ) -> Tensor:
     """(exp(z − m)·slope) W, which is S·WᵀCp of every row, [T, D] in fp32: chunks of rows, so no second [T, V] exists."""
-    from zloss.transport.backends.head_rows import HeadRows
-
     vocab = weight.shape[0]
-    rows = HeadRows(weight, torch.float32, None)
+    head = HeadProducts(weight, torch.float32, None)
     out = logits.new_empty((logits.shape[0], weight.shape[1]), dtype=torch.float32)
     for start, stop in chunk_bounds(logits.shape[0], vocab, 4, chunk_size):
         chunk = slice(start, stop)
@@ -182,7 +181,7 @@ def row_projection(
         e_CV = torch.empty((stop - start, vocab), dtype=torch.float32, device=logits.device)
         source = _by_rows(logits)[chunk]
         _launch_source(source, e_CV, row_max[chunk], index, (ones, zeros, zeros), vocab, scale, softcap, True)
-        out[chunk] = rows.back_project(e_CV)
+        out[chunk] = head.back_project(e_CV)
     return out
 
 
@@ -208,8 +207,8 @@ def row_loss(
 ) -> Tensor:
     """`value` [T] with the gradient that the coefficients state: its backward is `row_source` times the upstream.
 
-    The gradient is formed in the backward pass: nothing V-wide waits for it but the logits, and every upstream gradient,
-    one number or one per token, is inside before anything is rounded to the dtype of the logits.
+    The gradient is formed in the backward pass. So the logits are the only V-wide tensor that is kept for it, and the
+    upstream gradient, one number or one per token, is applied before anything is rounded to the dtype of the logits.
     """
     return value.clone()
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zloss.transport.backends.rows import RowPass, RowSums
+from zloss.source.injection import WeightedSource
+from zloss.transport.backends.row_work import RowPass, RowSums
 from zloss.transport.backends.triton.ops import exp_rows_, row_source, row_statistics
 
 
 class TritonRows:
-    """Row work in two kernels. Softcap and its slope live in registers, so one V-wide buffer does."""
+    """Row work in two kernels. Softcap and its slope stay in registers, so one V-wide buffer is enough.
+
+    A source is formed from the logits: it needs `keep_logits`, and with it a second buffer.
+    """
 
     def __init__(self, softcap: float | None, *, keep_logits: bool) -> None:
         self._softcap, self._keep = softcap, keep_logits
@@ -25,13 +29,24 @@ class TritonRows:
         sums = RowSums(row_max, total, square.sqrt() if norm else None)
         return RowPass(sums, target, logit_sum / vocab if mean else None, shaped_CV, z_CV)
 
-    def source(self, rows: RowPass, index_C: Tensor, p_C: Tensor, target_C: Tensor, uniform_C: Tensor) -> Tensor:
-        z_CV, row_max = rows.source_CV, rows.sums.row_max_C
-        # An ignored token may have computed infinities: its coefficients are 0, its source must be too.
-        counted_C = torch.where((p_C != 0) | (target_C != 0) | (uniform_C != 0), index_C, -1)
+    def source(
+        self, rows: RowPass, index_C: Tensor, valid_C: Tensor, source: WeightedSource, *, through_softcap: bool
+    ) -> Tensor:
+        assert self._keep, "made with keep_logits=False"
+        z_CV, row_max_C = rows.source_CV, rows.sums.row_max_C
         vocab = z_CV.shape[1]
-        coefficients = p_C, target_C, uniform_C / vocab
+        zero_C = torch.zeros_like(source.along_exp_C)
         source_CV: Tensor = row_source(
-            z_CV, row_max, counted_C, *coefficients, vocab, 1.0, self._softcap, False, torch.float32
+            z_CV,
+            row_max_C,
+            torch.where(valid_C, index_C, -1),
+            source.along_exp_C,
+            zero_C if source.along_target_C is None else source.along_target_C,
+            zero_C if source.along_uniform_C is None else source.along_uniform_C / vocab,
+            vocab,
+            1.0,
+            self._softcap,
+            through_softcap,
+            torch.float32,
         )
         return source_CV

@@ -226,9 +226,9 @@ def test_automatic_choice_on_the_cpu_is_chunked() -> None:
 
 
 MUTATIONS = {
-    "uniform part dropped": "scale * uniform_T / vocab",
-    "target dropped": "scale * weight_T * injection.along_target",
-    "normalizer dropped": "injection.along_p / sum_T",
+    "uniform part dropped": ("else source.along_uniform_C / vocab", "else 0 * source.along_uniform_C"),
+    "target dropped": ("else source.along_target_C,", "else 0 * source.along_target_C,"),
+    "normalizer dropped": ("weighted_source(injection, sum_T,", "weighted_source(injection, torch.ones_like(sum_T),"),
 }
 
 
@@ -236,9 +236,8 @@ MUTATIONS = {
 def test_the_check_fails_on_a_mutation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One coefficient of the loss zeroed or left unnormalised: the gradient is no longer the definition's."""
     text = Path(module.__file__).read_text()
-    old = MUTATIONS[name]
+    old, new = MUTATIONS[name]
     assert old in text
-    new = old.replace(" / sum_T", "") if "sum_T" in old else f"0 * {old}"
     names: dict[str, object] = {"__name__": "mutated_logits"}
     exec(compile(text.replace(old, new), module.__file__, "exec"), names)
     case = fp32_case(zloss.CenteredZLoss(0.7))

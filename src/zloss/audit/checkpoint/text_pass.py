@@ -1,0 +1,68 @@
+"""The pass of an audit over its text: saved now and then, interrupted between batches, resumed where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zloss.audit.checkpoint.clock import Clock
+from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.checkpoint.resume import SavedPass
+from zloss.console.interrupt import held_interrupts
+from zloss.console.progress import Progress
+from zloss.measure.geometry_plane import geometry_plane
+from zloss.measure.measurement import Measurement
+from zloss.measure.tails import Tails
+from zloss.measure.token_pass import TokenPass
+from zloss.models.checkpoint import Checkpoint
+from zloss.models.hidden_states import hidden_states
+from zloss.text.blocks import Blocks
+
+
+def text_pass(
+    config: AuditConfig,
+    checkpoint: Checkpoint,
+    measurement: Measurement,
+    blocks: Blocks,
+    *,
+    folder: Path | None,
+    resume: bool,
+    progress: Progress,
+    clock: Clock,
+) -> tuple[Tails, int]:
+    """(accumulators, finished blocks); fewer blocks than there are after Ctrl-C.
+
+    The first Ctrl-C takes effect between two batches, and what is finished is saved. A second one ends the pass at once:
+    then the last saved state stands, because the accumulators may hold half a batch.
+    """
+    with hidden_states(checkpoint, measurement.head) as hidden_of:
+        token_pass = TokenPass(measurement, blocks, hidden_of, config.batch_blocks)
+        with clock("plane"):
+            # From the first batch alone, so that a resumed audit draws the same plane.
+            first = token_pass.states(0, min(config.batch_blocks, blocks.count))
+            plane_2D = geometry_plane(measurement, *first)
+        tails = Tails(measurement, plane=plane_2D is not None, seed=config.seed)
+        saved = SavedPass(folder, f"{config.fingerprint(blocks.fingerprint())}-{tails.layout()}")
+        finished = 0
+        if resume and (earlier := saved.load()) is not None:
+            finished, state = earlier
+            tails.restore(state)
+        with clock("pass"), progress.step("audit", blocks.predictions) as step, held_interrupts() as release:
+            shown = finished
+            step.advance(shown * blocks.size)
+
+            def go_on(finished: int) -> bool:
+                nonlocal shown
+                try:
+                    batch, shown = finished - shown, finished
+                    step.advance(batch * blocks.size)
+                    saved.save(finished, tails.state)
+                    release()
+                except KeyboardInterrupt:
+                    saved.save(finished, tails.state, now=True)
+                    return False
+                return True
+
+            finished = token_pass.run(tails, go_on, finished=finished, plane_2D=plane_2D)
+    if finished == blocks.count:
+        saved.clear()
+    return tails, finished

@@ -1,0 +1,73 @@
+"""Results with every decision about them, computed once: what pages, files and the terminal show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zloss.decide.decision_map import decide, with_decisions
+from zloss.decide.quality import JudgedComparison, judge_quality
+from zloss.decide.thresholds import Thresholds
+from zloss.errors import InputError
+from zloss.results.audit import AuditReport
+from zloss.results.comparison import Comparison
+from zloss.results.decision import DecisionMap
+from zloss.results.loss_audit import LossAudit
+
+
+@dataclass(frozen=True)
+class DecidedResults:
+    """Audits, audits of losses and comparisons, decided together."""
+
+    audits: tuple[AuditReport, ...] = ()
+    """Each with its own decision map, which the other results fill too."""
+    loss_audits: tuple[LossAudit, ...] = ()
+    comparisons: tuple[JudgedComparison, ...] = ()
+    shared: DecisionMap | None = None
+    """The one map where there is no audit."""
+
+    def __post_init__(self) -> None:
+        if any(not audit.decisions for audit in self.audits):
+            raise InputError("an audit without decisions was given: call `decide_results` or `with_decisions` first.")
+
+    @property
+    def maps(self) -> tuple[DecisionMap, ...]:
+        """The map of each audit by its name, or the shared one."""
+        if self.shared is not None:
+            return (self.shared,)
+        return tuple(
+            DecisionMap(name, audit.thresholds, audit.decisions)
+            for name, audit in zip(audit_names(self.audits), self.audits, strict=True)
+        )
+
+
+def decide_results(
+    audits: Sequence[AuditReport] = (),
+    loss_audits: Sequence[LossAudit] = (),
+    comparisons: Sequence[Comparison] = (),
+    thresholds: Thresholds | None = None,
+) -> DecidedResults:
+    """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
+    limits = thresholds or Thresholds()
+    shared = None
+    if not audits:
+        decisions = decide(None, loss_audits=loss_audits, comparisons=comparisons, thresholds=limits)
+        shared = DecisionMap(None, limits.to_dict(), decisions)
+    return DecidedResults(
+        audits=tuple(
+            with_decisions(audit, loss_audits=loss_audits, comparisons=comparisons, thresholds=thresholds)
+            for audit in audits
+        ),
+        loss_audits=tuple(loss_audits),
+        comparisons=tuple(judge_quality(comparison, limits) for comparison in comparisons),
+        shared=shared,
+    )
+
+
+def audit_names(audits: Sequence[AuditReport]) -> list[str]:
+    """Short, distinct names: the model, with the corpus or a number where models repeat."""
+    models = [report.model.name for report in audits]
+    names = [
+        m if models.count(m) == 1 else f"{m} · {report.corpus.name}" for m, report in zip(models, audits, strict=True)
+    ]
+    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]

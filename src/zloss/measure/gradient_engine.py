@@ -1,0 +1,78 @@
+"""The gradients of any objectives beside that of cross-entropy, on one diagnostic batch.
+
+R = ‖g‖/‖g_CE‖ and C = cos(g, g_CE) at the output-head tensor, over the whole model where asked for, and the two paths of a
+tied table. The logit sources are those of `Objective.source`. No gradient of the model is kept: body gradients are reduced
+to numbers as they appear, and head gradients are formed a block of rows at a time.
+
+Scaling: gradients are mean-reduced over the predictions of the batch, coefficients included.
+Axes: T tokens of the batch, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import nn
+
+from zloss.console.progress import Progress, Silent
+from zloss.measure.body_gradients import all_parameters_on, body_gradients
+from zloss.measure.diagnostic_batch import DiagnosticBatch
+from zloss.measure.gradient_products import AgainstCe, ObjectiveGradient
+from zloss.measure.gradient_seeds import CE, gradient_seeds
+from zloss.measure.head_products import InputPath, head_products
+from zloss.measure.measurement import Measurement
+from zloss.measure.recomputed_layers import recomputed_layers
+from zloss.models.checkpoint import Checkpoint
+from zloss.models.hidden_states import hidden_states
+from zloss.source.objective import Objective
+
+
+def objective_gradients(
+    checkpoint: Checkpoint,
+    measurement: Measurement,
+    batch: DiagnosticBatch,
+    objectives: Mapping[str, Objective],
+    *,
+    whole_model: Collection[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, ObjectiveGradient]:
+    """The gradient of every objective by name; of those in `whole_model` also over all parameters."""
+    head, model = measurement.head, checkpoint.model
+    used_rows_U = torch.unique(batch.inputs_BN)
+    # Below an untied head only the whole-model numbers need a backward pass.
+    below = (CE, *objectives) if head.tied else (CE, *whole_model) if whole_model else ()
+    pairs = [(CE, name) for name in whole_model]
+    with (
+        (progress or Silent()).step("gradients", len(below) + len(pairs) + 1, "passes") as step,
+        all_parameters_on(model),
+        recomputed_layers(model),
+    ):
+        with torch.enable_grad(), hidden_states(checkpoint, head) as hidden_of:
+            hidden_TD = batch.flat(hidden_of(batch.inputs_BN))
+        problem = measurement.problem(hidden_TD.detach(), batch.targets_T)
+        seeds, log_z_T = gradient_seeds(measurement, problem, objectives)
+        body = body_gradients(
+            model,
+            head,
+            hidden_TD,
+            {name: seeds[name].grad_hidden_TD for name in below},
+            pairs,
+            used_rows_U,
+            after_pass=lambda: step.advance(1),
+        )
+        entering = InputPath(used_rows_U, body.table_UD) if head.tied else None
+        products = head_products(problem, log_z_T, seeds, entering)
+        step.advance(1)
+
+    def over_all_parameters(name: str) -> AgainstCe | None:
+        if name not in whole_model:
+            return None
+        whole = products.weight[name] + AgainstCe(body.squares[name], body.squares[CE], body.dots[CE, name])
+        # A bias that is a buffer is no parameter of the model.
+        return whole + products.bias[name] if isinstance(head.bias_V, nn.Parameter) else whole
+
+    return {
+        name: ObjectiveGradient(products.weight[name], over_all_parameters(name), products.paths.get(name))
+        for name in objectives
+    }

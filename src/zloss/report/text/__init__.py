@@ -1,0 +1,1 @@
+"""Numbers, symbols and sentences as people read them."""

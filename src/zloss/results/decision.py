@@ -1,0 +1,109 @@
+"""Decisions about results: the stages of the decision map, and `decisions.json` with schema "zloss.decisions/1"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from zloss.results.record import from_plain, to_plain
+from zloss.results.schema import without_schema
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an action would change, measured on this text: `before` → `after`."""
+
+    quantity: str
+    """Name or symbol of the quantity."""
+    before: float | None
+    """Its value now."""
+    after: float | None
+    """Its value under the action."""
+    unit: str = ""
+    """Unit; "λ" for a coefficient."""
+    note: str = ""
+    """How the value was obtained."""
+
+    @property
+    def ratio(self) -> float | None:
+        """after / before, where both exist and before ≠ 0."""
+        return None if self.before in (None, 0) or self.after is None else self.after / float(self.before or 1)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One stage of the decision map."""
+
+    stage: str
+    """Name of the stage."""
+    risk: str
+    """What can go wrong there."""
+    trigger: str
+    """The measured quantity that shows it."""
+    value: float | None
+    """Its value."""
+    threshold: float | None
+    """The value above which the stage fires."""
+    fired: bool | None
+    """Whether it does; None where the stage was not evaluated."""
+    reason: str
+    """The verdict in one sentence; of an unevaluated stage, the command that would evaluate it."""
+    action: str
+    """What to do where it fires."""
+    expected: str
+    """What the action achieves."""
+    not_guaranteed: str
+    """What it may not achieve."""
+    evidence: str
+    """Where the paper shows it."""
+    threshold_name: str = ""
+    """Name of the threshold among `thresholds`."""
+    measured: tuple[Effect, ...] = ()
+    """For a fired stage: what the action would change on this text."""
+
+
+@dataclass(frozen=True)
+class LambdaBudget:
+    """λ at which R_Z meets `r_z`: R_Z is linear in λ, so λ = coef · r_z / R_Z(coef)."""
+
+    r_z: float
+    """The stated budget."""
+    raw: float | None = None
+    """λ on raw logits, gradient of the head."""
+    centered: float | None = None
+    """λ on row-centered logits, gradient of the head."""
+    whole_model: float | None = None
+    """λ on raw logits, gradient of all parameters."""
+
+
+@dataclass(frozen=True)
+class DecisionMap:
+    """The eight stages, evaluated from one audit and the results beside it."""
+
+    audit: str | None
+    """Name of the audit; None for a map without one."""
+    thresholds: dict[str, float | None]
+    """The thresholds by name."""
+    decisions: tuple[Decision, ...]
+    """The stages in the order source → transport → optimizer → quality."""
+
+
+@dataclass(frozen=True)
+class DecisionMaps:
+    """The maps of joined results."""
+
+    SCHEMA: ClassVar[str] = "zloss.decisions/1"
+
+    results: tuple[str, ...]
+    """The joined files, each by the last two parts of its path."""
+    maps: tuple[DecisionMap, ...]
+    """One per audit, or one alone where no audit was given."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"schema": self.SCHEMA, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> DecisionMaps:
+        """The maps of a parsed decisions.json."""
+        return from_plain(cls, without_schema(data, cls.SCHEMA))

@@ -1,0 +1,97 @@
+"""What made a result, enough to make it again: one set of keys that audits, runs and reproductions share.
+
+No key holds a path of the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from zloss import __version__
+from zloss.errors import InputError
+from zloss.results.reading import read_object
+from zloss.results.record import from_plain, to_plain
+from zloss.results.writing import write_json
+
+RUN_FILE = "provenance.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """The keys that every result has; each kind of result adds its own in a class below."""
+
+    zloss: str
+    """Version of zloss."""
+    torch: str
+    """Version of PyTorch."""
+    transformers: str | None = None
+    """Version of transformers; None where it was not used."""
+    command: str
+    """The command line, or the function, that made the result."""
+    started: str
+    """Start of the work, ISO 8601 in UTC."""
+    seconds: float
+    """Wall-clock time of the work, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditProvenance(Provenance):
+    """`provenance` of an audit's report.json."""
+
+    seed: int
+    """Seed of everything that is sampled."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further keys; `threads` is the number of threads of PyTorch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunProvenance(Provenance):
+    """provenance.json of a training run."""
+
+    accelerate: str
+    """Version of accelerate."""
+    train_seconds: float
+    """Wall-clock time of all optimizer steps, in seconds, those before an interruption included."""
+    threads: int
+    """Threads of PyTorch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproductionProvenance(Provenance):
+    """`provenance` of a reproduction."""
+
+    python: str
+    """Version of Python."""
+    threads: int
+    """Threads of PyTorch."""
+
+
+def shared_keys(command: str, started: datetime, seconds: float) -> dict[str, Any]:
+    """The keys of `Provenance` for work that began at `started` in this environment."""
+    return {
+        "zloss": __version__,
+        "torch": metadata.version("torch"),
+        "transformers": metadata.version("transformers"),
+        "command": command,
+        "started": started.astimezone(UTC).isoformat(timespec="seconds"),
+        "seconds": seconds,
+    }
+
+
+def write_run_provenance(folder: Path, provenance: RunProvenance) -> None:
+    """Put provenance.json into the folder of a run; it appears whole or not at all."""
+    write_json(folder / RUN_FILE, to_plain(provenance))
+
+
+def read_run_provenance(folder: Path) -> RunProvenance:
+    """provenance.json of a run's folder; a missing or ill-typed key is named."""
+    file = folder / RUN_FILE
+    data = read_object(file, advice="run it again to have one")
+    try:
+        return from_plain(RunProvenance, data)
+    except InputError as error:
+        raise InputError(f"{file} is not readable: {error}") from error

@@ -1,0 +1,133 @@
+"""config.json of a training run: its configuration, and what identifies its data and its initial weights.
+
+The configuration's fields stand at the top level of the file. Texts and models are named by the last part of their path;
+checksums identify them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from zloss.errors import InputError
+from zloss.results.moe_config import MoeRun
+from zloss.results.record import from_plain, to_plain
+from zloss.results.train_config import TrainConfig
+from zloss.results.writing import write_json
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The blocks of one text that a run trains or validates on."""
+
+    name: str
+    """File names, or the name of a corpus."""
+    blocks: int
+    offset: int
+    """First block."""
+    tokens: int
+    """Predictions in all blocks."""
+    fingerprint: str
+    """Checksum of the token ids."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What else identifies the text: files with size and checksum, or dataset and split."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Both texts of a run."""
+
+    train: TextPart
+    valid: TextPart
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One config.json."""
+
+    SCHEMA: ClassVar[str] = "zloss.train-config/1"
+
+    config: TrainConfig
+    """The configuration, paths by their last part."""
+    data: RunData
+    initial_weights: str
+    """Checksum of the pretrained weights; "seed" for weights that are drawn from the run's seed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The file as plain JSON values; a dense run has no key `moe`."""
+        settings: dict[str, Any] = to_plain(self.config)
+        if self.config.moe is None:
+            del settings["moe"]
+        rest = {"schema": self.SCHEMA, "data": to_plain(self.data), "initial_weights": self.initial_weights}
+        return settings | rest
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> RunConfig:
+        """The inverse of `to_dict`; a key that is missing, unknown or of another type is refused by its name."""
+        if data.get("schema") != cls.SCHEMA:
+            raise InputError(f"`schema` is expected to be {cls.SCHEMA!r}, but is {data.get('schema')!r}.")
+        rest = {key: value for key, value in data.items() if key not in ("schema", "data", "initial_weights")}
+        _check_keys(TrainConfig, rest, optional=("moe",))
+        if rest.get("moe") is not None:
+            _check_keys(MoeRun, rest["moe"], path="moe.")
+        if not isinstance(data.get("initial_weights"), str):
+            raise InputError(f"`initial_weights` is expected to be text, but is {data.get('initial_weights')!r}.")
+        return cls(
+            config=from_plain(TrainConfig, rest),
+            data=from_plain(RunData, data.get("data"), path="data"),
+            initial_weights=data["initial_weights"],
+        )
+
+
+def read_run_config(folder: Path) -> RunConfig:
+    """config.json of a run's folder."""
+    file = folder / CONFIG_FILE
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise InputError(f"an object is expected, but it holds a {type(data).__name__}")
+        return RunConfig.from_dict(data)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{file} cannot be read ({str(error).rstrip('.')}): remove that run's folder and run it again."
+        ) from error
+
+
+def write_run_config(folder: Path, record: RunConfig) -> None:
+    """Write config.json of a run's folder, whole or not at all."""
+    write_json(folder / CONFIG_FILE, record.to_dict())
+
+
+def without_paths(config: TrainConfig) -> TrainConfig:
+    """`config` with files and folders named by the last part of their path: a result tells nothing of a machine."""
+    moe = config.moe
+    if moe is not None:
+        moe = replace(moe, tokenizer=_last_part(moe.tokenizer))
+    return replace(
+        config,
+        model=_last_part(config.model) or config.model,
+        from_config=_last_part(config.from_config),
+        texts=tuple(Path(text).name for text in config.texts),
+        valid_texts=tuple(Path(text).name for text in config.valid_texts),
+        moe=moe,
+    )
+
+
+def _last_part(name: str | None) -> str | None:
+    """A path that exists by its last part; a name on the hub stays as it is."""
+    return Path(name).name if name and Path(name).exists() else name
+
+
+def _check_keys(record_type: Any, data: Any, *, path: str = "", optional: tuple[str, ...] = ()) -> None:
+    """Refuse the first key that `record_type` does not have, or lacks."""
+    known = {found.name for found in fields(record_type)}
+    for key in data if isinstance(data, dict) else ():
+        if key not in known:
+            raise InputError(f"`{path}{key}` is not a key of {RunConfig.SCHEMA}.")
+    for key in known - set(optional):
+        if isinstance(data, dict) and key not in data:
+            raise InputError(f"`{path}{key}` is missing.")

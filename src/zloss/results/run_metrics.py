@@ -1,0 +1,177 @@
+"""metrics.json of a training run, schema "zloss.run/1".
+
+The trained model is measured on the validation blocks, in fp32 whatever the training precision. Quantiles of a head are over
+tokens, those of a run over optimizer steps. A number that does not exist is None, and `reasons` says why under its key.
+Nothing in this file depends on time or machine: `provenance.json` beside it says what made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from zloss.errors import InputError
+from zloss.results.audit import GradientNumbers, Heads, Nonfinite, PathNumbers
+from zloss.results.coordinate import Coordinate
+from zloss.results.reading import read_object
+from zloss.results.record import EXTRA, from_plain, to_plain
+from zloss.results.routing_metrics import RoutingMetrics
+from zloss.results.schema import without_schema
+from zloss.results.step_endpoints import StepEndpoints
+from zloss.results.writing import write_json
+
+METRICS_FILE = "metrics.json"
+RUN_AGAIN = "remove that run's folder and run it again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnosticGradient:
+    """The diagnostic Z-loss at the output head, as in an audit: R_Z and C_Z of mean-reduced gradients."""
+
+    coef: float
+    """λ_diag of the diagnostic Z."""
+    blocks: int
+    """Validation blocks in the diagnostic batch, the first of them."""
+    raw: GradientNumbers
+    """Z on raw logits, gradient of the output-head tensor."""
+    centered: GradientNumbers
+    """Z on centered logits, gradient of the output-head tensor."""
+    whole_model: GradientNumbers
+    """Z on raw logits, gradient of all parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunGradients:
+    """Gradients of the trained model on the first validation blocks, at the output-head tensor; all None where not taken."""
+
+    r_aux: float | None
+    """‖g_aux‖₂/‖g_CE‖₂ of the method's own auxiliary at its coefficient; 0 for a method without one."""
+    c_aux: float | None
+    """cos(g_aux, g_CE)."""
+    tied_paths: PathNumbers | None
+    """The auxiliary's gradient of a tied table, split by path; None for an untied head or a method without an auxiliary."""
+    gradient: DiagnosticGradient | None
+    """The same ratios for the diagnostic Z, in both coordinates."""
+    diagnostic_tied_paths: dict[str, PathNumbers] | None
+    """The diagnostic Z's gradient of a tied table, split by path, by coordinate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMetrics:
+    """One finished run.
+
+    The file is flat: the keys of `routing`, `training` and `gradients` stand beside the others.
+    """
+
+    SCHEMA: ClassVar[str] = "zloss.run/1"
+
+    method: str
+    """Objective of the head, by its name on the command line."""
+    coef: float
+    """λ of the method; 0 without a penalty."""
+    seed: int
+    """Seed of batches, dropout and, for a model from scratch, weights."""
+    ppl: float | None
+    """exp(ce)."""
+    ce: float | None
+    """Mean cross-entropy of the validation predictions, in nats per token."""
+    coordinate: Coordinate
+    """Coordinate that the method deploys; the next head numbers are in it."""
+    routing: RoutingMetrics | None = None
+    """Routers on the validation blocks; None, with its keys left out of the file, for a dense run."""
+    diag_coef: float
+    """λ_diag of `diag_z` and of the diagnostic gradients."""
+    diag_z: float | None
+    """λ_diag · E(log Z − c)² in the deployed coordinate."""
+    p_z_999: float | None
+    """p99.9 of |log Z − c| in the deployed coordinate."""
+    a_p_99: float | None
+    """p99 of the gain A_p = ‖Wᵀp‖₂/‖p‖₂ in the deployed coordinate."""
+    mu_abs_99: float | None
+    """p99 of |μ| in the deployed coordinate; centered: the measured fp32 residual."""
+    training: StepEndpoints
+    """Endpoints of the optimizer steps."""
+    gradients: RunGradients
+    """Gradients of the trained model."""
+    tokens_consumed: int
+    """Token instances that the steps processed: steps times tokens per step."""
+    tokens_available: int
+    """Tokens in the training blocks."""
+    reuse: float
+    """tokens_consumed / tokens_available."""
+    valid_predictions: int
+    """Validation tokens that were scored, each exactly once."""
+    valid_nonfinite: Nonfinite
+    """Validation tokens with a NaN or an infinite statistic, kept out of every number above."""
+    heads: Heads
+    """The head in both coordinates, as in an audit, for every method."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why a number is None, by its key or the beginning of its key."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Keys of a newer version of this file."""
+
+    def finite(self) -> RunMetrics:
+        """This record as the file has it: a nonfinite number is None with its reason."""
+        return RunMetrics.from_dict(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values under the keys of metrics.json; a nonfinite number becomes None with its reason."""
+        reasons = dict(self.reasons)
+
+        def note(path: str, value: float) -> None:
+            reasons.setdefault(path, f"it is {value}")
+
+        plain: dict[str, Any] = to_plain(self._flat(), on_nonfinite=note)
+        return {"schema": self.SCHEMA, **plain, "reasons": reasons}
+
+    def _flat(self) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name in PARTS:
+                flat |= {} if value is None else flat_keys(value)
+            elif entry.name == EXTRA:
+                flat |= value
+            elif entry.name != "reasons":  # written last, when it is complete
+                flat[entry.name] = value
+        return flat
+
+    @classmethod
+    def from_dict(cls, data: Any) -> RunMetrics:
+        """The record of a parsed metrics.json; a missing or ill-typed key is named."""
+        flat = without_schema(data, cls.SCHEMA)
+        routed = any(entry.name in flat for entry in fields(RoutingMetrics))
+        parts = {
+            "routing": from_plain(RoutingMetrics, flat) if routed else None,
+            "training": StepEndpoints.from_flat(flat),
+            "gradients": from_plain(RunGradients, flat),
+        }
+        taken = {key for part in parts.values() if part is not None for key in flat_keys(part)}
+        return from_plain(cls, {key: value for key, value in flat.items() if key not in taken} | parts)
+
+
+PARTS = ("routing", "training", "gradients")
+"""Fields of `RunMetrics` whose own keys stand in the file."""
+
+
+def flat_keys(part: RoutingMetrics | StepEndpoints | RunGradients) -> dict[str, Any]:
+    """The values of a part under their keys in the file."""
+    if isinstance(part, StepEndpoints):
+        return dict(part.flat())
+    return {entry.name: getattr(part, entry.name) for entry in fields(part)}
+
+
+def write_metrics(folder: Path, metrics: RunMetrics) -> None:
+    """Put metrics.json into the folder of a run; it appears whole or not at all."""
+    write_json(folder / METRICS_FILE, metrics.to_dict())
+
+
+def read_metrics(folder: Path) -> RunMetrics:
+    """metrics.json of a run's folder."""
+    file = folder / METRICS_FILE
+    data = read_object(file, advice=RUN_AGAIN)
+    try:
+        return RunMetrics.from_dict(data)
+    except InputError as error:
+        raise InputError(f"{file} is not readable: {error} To go on, {RUN_AGAIN}.") from error

@@ -1,0 +1,49 @@
+"""The paper's training path: the head module computes logits in the autocast dtype, CE and Z are taken of them in fp32.
+
+For a method that deploys a centered head, the common shift of the logits is subtracted in fp32 first
+(`centered_logits_from_raw`). On this path Centered head and CE differ by rounding, as in the paper.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zloss.models.output_head import OutputHead
+from zloss.source.listing import centered_logits_from_raw
+from zloss.source.objective import Objective
+from zloss.source.objectives.centered import CenteredZLoss
+from zloss.source.objectives.centered_head import CenteredHead
+from zloss.source.objectives.cross_entropy import CrossEntropy
+from zloss.source.objectives.standard import StandardZLoss
+from zloss.transport.head_loss import HeadLossOutput
+from zloss.transport.logits_loss import logits_loss
+
+
+def paper_loss(
+    head: OutputHead, hidden: Tensor, target: Tensor, objective: Objective, normalizer: float
+) -> HeadLossOutput:
+    """Σ over the batch of CE + auxiliary of materialised logits, divided by `normalizer`."""
+    logits = head.module(hidden) * head.logit_scale
+    if objective.coordinate == "centered":
+        scaled_bias = None if head.bias_V is None else head.bias_V * head.logit_scale
+        logits = centered_logits_from_raw(logits, hidden, head.weight_VD * head.logit_scale, scaled_bias)
+        objective = _on_deployed(objective)
+    return logits_loss(
+        logits.float() if logits.dtype != torch.float64 else logits,
+        target,
+        objective,
+        # The gain costs one more product of the size of the logits, so it is formed only where the loss needs it.
+        # The logits are scaled already, so the head they come from is the scaled one.
+        weight=head.weight_VD * head.logit_scale if objective.needs_gain else None,
+        normalizer=normalizer,
+        softcap=head.softcap,
+        backend="dense",
+    )
+
+
+def _on_deployed(objective: Objective) -> Objective:
+    """The objective to apply to logits that are centered already: the method itself without its centering."""
+    if isinstance(objective, CenteredZLoss):
+        return StandardZLoss(objective.coef, objective.target)
+    return CrossEntropy() if isinstance(objective, CenteredHead) else objective

@@ -1,0 +1,104 @@
+"""The chunks of a head loss: logits h Wᵀ, row work, E W, statistics and coefficients, one chunk of tokens at a time.
+
+Axes: C tokens of a chunk, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from zloss.source.injection import inject
+from zloss.transport.backends.chunk_sizes import chunk_bounds
+from zloss.transport.backends.chunk_statistics import chunk_stats
+from zloss.transport.backends.chunks import HeadChunk
+from zloss.transport.backends.head_products import HeadProducts
+from zloss.transport.backends.row_work import RowWork
+from zloss.transport.backends.torch_rows import TorchRows
+from zloss.transport.head_problem import HeadProblem
+from zloss.transport.masked_logits import check_rows
+from zloss.transport.softcap import softcap_slope
+
+
+def iterate_head_chunks(
+    problem: HeadProblem, *, back_projection: bool, work: RowWork | None = None
+) -> Iterator[HeadChunk]:
+    """Statistics and coefficients chunk by chunk; the V-wide buffers are reused, so use a chunk before the next.
+
+    E W is formed where `back_projection` asks for it or the plan has the gain.
+    """
+    options, targets, plan = problem.options, problem.targets, problem.plan
+    work = TorchRows(options.softcap) if work is None else work
+    head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
+    bias_V = _scaled_bias(problem)
+    mean_row_D = head.mean() if plan.mu else None
+    mean_bias = bias_V.mean() if bias_V is not None and plan.mu else None
+
+    tokens = problem.hidden_TD.shape[0]
+    bounds = chunk_bounds(tokens, problem.vocab, problem.dtype.itemsize, options.chunk_size, work.buffers)
+    longest = max([stop - start for start, stop in bounds], default=0)
+    buffers_BCV = problem.hidden_TD.new_empty((work.buffers, longest, problem.vocab), dtype=problem.dtype)
+
+    for start, stop in bounds:
+        chunk_tokens = slice(start, stop)
+        valid_C, index_C = targets.valid_T[chunk_tokens], targets.index_T[chunk_tokens]
+        hidden_CD = _logits_(problem, head, bias_V, chunk_tokens, buffers_BCV[0, : stop - start])
+        rows = work.statistics(buffers_BCV[:, : stop - start], index_C, norm=plan.p_norm, mean=plan.mu_residual)
+        projected_CD = head.back_project(rows.shaped_CV) if back_projection or plan.gain else None
+        mu_C = None
+        if mean_row_D is not None:
+            mu_C = hidden_CD @ mean_row_D
+            mu_C = mu_C if mean_bias is None else mu_C + mean_bias
+        stats = chunk_stats(
+            plan,
+            rows.sums,
+            rows.target_logit_C,
+            valid_C,
+            problem.vocab,
+            mu_C=mu_C,
+            mean_logit_C=rows.mean_logit_C,
+            projected_CD=projected_CD,
+            mean_row_D=mean_row_D,
+            logit_scale=options.logit_scale,
+        )
+        check_rows(stats)
+        yield HeadChunk(
+            tokens=chunk_tokens,
+            index_C=index_C,
+            rows=rows,
+            stats=stats,
+            injection=inject(stats, options.objective, options.label_smoothing),
+            hidden_CD=hidden_CD,
+            target_slope_C=None if options.softcap is None else softcap_slope(rows.target_logit_C, options.softcap),
+            projected_CD=projected_CD,
+            mean_row_D=mean_row_D,
+        )
+
+
+def _logits_(problem: HeadProblem, head: HeadProducts, bias_V: Tensor | None, tokens: slice, out_CV: Tensor) -> Tensor:
+    """out = s(W u + b) before the softcap; returns s·u in compute precision."""
+    scale = problem.options.logit_scale
+    narrow_CD = problem.hidden_TD.detach()[tokens]
+    if problem.rounding is not None:
+        narrow_CD = narrow_CD.to(problem.rounding)
+    hidden_CD = narrow_CD.to(problem.dtype)
+    if scale != 1:
+        hidden_CD = hidden_CD * scale
+    if head.takes_narrow(narrow_CD):
+        head.narrow_logits_(narrow_CD, out_CV)
+        out_CV.mul_(scale)
+    else:
+        head.logits_(hidden_CD, out_CV)
+    if bias_V is not None:
+        out_CV.add_(bias_V)
+    return hidden_CD
+
+
+def _scaled_bias(problem: HeadProblem) -> Tensor | None:
+    """s·b in compute precision, rounded first where autocast would."""
+    if problem.bias_V is None:
+        return None
+    bias_V = problem.bias_V.detach()[: problem.vocab]
+    bias_V = (bias_V if problem.rounding is None else bias_V.to(problem.rounding)).to(problem.dtype)
+    return bias_V * problem.options.logit_scale

@@ -1,0 +1,158 @@
+"""A loss from hidden states and a head: its arguments checked once, its tokens flattened to one axis.
+
+Axes: T tokens, V vocabulary rows inside log Z, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from zloss.errors import CoordinateError, ShapeError
+from zloss.transport.options import HeadOptions
+from zloss.transport.statistics_plan import StatisticsPlan, plan_statistics
+from zloss.transport.targets import Targets, prepare_targets
+from zloss.transport.tensor_arguments import (
+    autocast_dtype,
+    check_float,
+    check_same_device,
+    check_tensors,
+    compute_dtype,
+    may_read,
+)
+
+Operands = tuple[Tensor, Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class HeadProblem:
+    """A validated head loss: z = logit_scale·(W[:vocab] u + b[:vocab]), softcapped where asked."""
+
+    hidden_TD: Tensor
+    weight_VD: Tensor
+    """All rows, padding included; the first `vocab` are inside log Z."""
+    bias_V: Tensor | None
+    targets: Targets
+    vocab: int
+    dtype: torch.dtype
+    """In which everything is computed: fp64 for fp64 inputs, else fp32."""
+    rounding: torch.dtype | None
+    """Autocast dtype to which the operands of the projection are rounded, as F.linear would; else None."""
+    poisoned_T: Tensor | None
+    """Ignored tokens whose hidden state is not finite; they are zeroed so that no NaN reaches a gradient."""
+    plan: StatisticsPlan
+    """The statistics to return."""
+    grad_enabled: bool
+    """Grad mode of the caller; inside an autograd.Function it reads as off."""
+    options: HeadOptions
+
+    @property
+    def operands(self) -> Operands:
+        """What the loss is differentiated by."""
+        return self.hidden_TD, self.weight_VD, self.bias_V
+
+    def with_operands(self, hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> HeadProblem:
+        return replace(self, hidden_TD=hidden_TD, weight_VD=weight_VD, bias_V=bias_V)
+
+    def without_operands(self) -> HeadProblem:
+        """The rest, which an autograd graph may keep: the operands are kept by autograd itself."""
+        empty = self.hidden_TD.new_empty(0)
+        return self.with_operands(empty, empty, None)
+
+
+def prepare_head(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: HeadOptions,
+    *,
+    token_weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+) -> HeadProblem:
+    """Check the tensors against each other and the options, and flatten the leading dimensions."""
+    _check_shapes(hidden, weight, target, bias, token_weight)
+    dtype = compute_dtype(hidden, weight, bias)
+    vocab = options.vocab_of(weight.shape[0])
+    targets = prepare_targets(
+        target, hidden.shape[:-1], vocab, options, dtype, token_weight=token_weight, normalizer=normalizer
+    )
+    masked = bias is not None and _has_minus_inf(bias[:vocab])
+    if masked:
+        _refuse_mean_of_masked(options)
+    flat_TD = hidden.reshape(-1, hidden.shape[-1])
+    poisoned_T = _poisoned_tokens(flat_TD, targets.valid_T)
+    if poisoned_T is not None:
+        flat_TD = torch.where(poisoned_T.unsqueeze(1), flat_TD.new_zeros(()), flat_TD)
+    return HeadProblem(
+        hidden_TD=flat_TD,
+        weight_VD=weight,
+        bias_V=bias,
+        targets=targets,
+        vocab=vocab,
+        dtype=dtype,
+        rounding=autocast_dtype(hidden.device.type, dtype),
+        poisoned_T=poisoned_T,
+        plan=plan_statistics(
+            options.objective,
+            options.statistics,
+            label_smoothing=options.label_smoothing,
+            has_mu=options.softcap is None and not masked,
+            has_head=True,
+            has_hidden=True,
+        ),
+        grad_enabled=torch.is_grad_enabled(),
+        options=options,
+    )
+
+
+def _check_shapes(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, token_weight: Tensor | None
+) -> None:
+    check_tensors(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
+    check_float("hidden", hidden)
+    check_float("weight", weight)
+    if hidden.dim() < 1:
+        raise ShapeError("`hidden` is expected to be [..., D], but got a 0-d tensor.")
+    if weight.dim() != 2:
+        raise ShapeError(f"`weight` is expected to be [V, D], but got {list(weight.shape)}.")
+    width = hidden.shape[-1]
+    if weight.shape[1] != width:
+        advice = " This looks like [D, V]: pass `weight.T`." if weight.shape[0] == width else ""
+        raise ShapeError(
+            f"`weight` is expected to be [V, D] with D = {width} (the width of `hidden`), "
+            f"but got {list(weight.shape)}.{advice}"
+        )
+    if bias is not None:
+        check_float("bias", bias)
+        if bias.shape != (weight.shape[0],):
+            raise ShapeError(f"`bias` is expected to be [V] = [{weight.shape[0]}], but got {list(bias.shape)}.")
+    if width == 0:
+        raise ShapeError("the width is zero: `hidden` is [..., 0], so there is nothing to project.")
+    check_same_device(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
+
+
+def _has_minus_inf(bias: Tensor) -> bool:
+    return may_read(bias) and bool(torch.isneginf(bias.detach()).any())
+
+
+def _refuse_mean_of_masked(options: HeadOptions) -> None:
+    """A bias of -inf takes vocabulary entries out of log Z and leaves no finite mean logit."""
+    if options.objective.active and options.objective.needs_mu:
+        raise CoordinateError(
+            f"{type(options.objective).__name__} needs the mean logit μ, but `bias` holds -inf. "
+            "Exclude those rows with `valid_vocab`, or use StandardZLoss."
+        )
+    if options.label_smoothing and options.softcap is None:
+        raise CoordinateError(
+            "`label_smoothing` needs the mean logit μ, but `bias` holds -inf. Exclude those rows with `valid_vocab`."
+        )
+
+
+def _poisoned_tokens(hidden_TD: Tensor, valid_T: Tensor) -> Tensor | None:
+    poisoned_T = ~valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
+    if may_read(poisoned_T) and not bool(poisoned_T.any()):
+        return None
+    return poisoned_T

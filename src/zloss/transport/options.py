@@ -1,0 +1,100 @@
+"""The options of a head loss as one record, which checks itself when it is made.
+
+`head_loss`, `HeadLoss`, `logits_loss` and `head_source` take the same options by keyword and make this record of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+from zloss.errors import CoordinateError, InputError, ShapeError, UnknownNameError
+from zloss.source.objective import Objective, is_number
+from zloss.source.reduction import Reduction, check_reduction
+from zloss.transport.backends.choice import Backend, check_backend
+from zloss.transport.statistics_plan import Statistics
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """What a loss computes, apart from its tensors.
+
+    >>> import zloss
+    >>> HeadOptions(zloss.StandardZLoss(1e-4), softcap=30.0).softcap
+    30.0
+    """
+
+    objective: Objective
+    ignore_index: int = -100
+    """The target of tokens that do not count."""
+    reduction: Reduction = "mean"
+    valid_vocab: int | None = None
+    """Rows of the head inside log Z, μ and w̄; the rows after them are padding. None: all."""
+    logit_scale: float = 1.0
+    """s of z = s(Wu + b)."""
+    softcap: float | None = None
+    """cap of cap·tanh(z/cap); None: none."""
+    label_smoothing: float = 0.0
+    statistics: Statistics = "full"
+    backend: Backend = "auto"
+    chunk_size: int | None = None
+    """Tokens per chunk; None: as many as keep the V-wide buffers near 128 MB."""
+
+    def __post_init__(self) -> None:
+        self._check_kinds()
+        check_reduction(self.reduction)
+        if self.statistics not in get_args(Statistics):
+            raise UnknownNameError("statistics", self.statistics, get_args(Statistics))
+        check_backend(self.backend)
+        if not 0 <= self.label_smoothing <= 1:
+            raise InputError(f"`label_smoothing` is expected to lie in [0, 1], but got {self.label_smoothing!r}.")
+        # Written as comparisons, which a compiler can turn into guards where the number is symbolic to it.
+        if not -math.inf < self.logit_scale < math.inf or self.logit_scale == 0:
+            raise InputError(
+                f"`logit_scale` is expected to be a finite number other than 0, but got {self.logit_scale!r}."
+            )
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise InputError(f"`softcap` is expected to be None or a finite number > 0, but got {self.softcap!r}.")
+        if self.chunk_size is not None and self.chunk_size < 1:
+            raise InputError(f"`chunk_size` is expected to be a number of tokens ≥ 1, but got {self.chunk_size!r}.")
+        if self.softcap is not None and self.objective.active and self.objective.needs_mu:
+            raise CoordinateError(
+                f"{type(self.objective).__name__} needs the mean logit μ, but `softcap` is not shift-invariant: "
+                "centering would change the model. Use StandardZLoss or GainAwareZLoss with softcap."
+            )
+
+    def _check_kinds(self) -> None:
+        """Every option is of the kind it is declared to be."""
+        if not isinstance(self.objective, Objective):
+            raise InputError(
+                f"`objective` is expected to be an Objective such as zloss.CenteredZLoss(1e-4), but got {self.objective!r}."
+            )
+        for name in ("label_smoothing", "logit_scale", "softcap", "chunk_size", "ignore_index", "valid_vocab"):
+            value = getattr(self, name)
+            optional = name in ("softcap", "chunk_size", "valid_vocab")
+            whole = name in ("chunk_size", "ignore_index", "valid_vocab")
+            if not (value is None and optional) and not (is_number(value) and (isinstance(value, int) or not whole)):
+                kind = "a whole number" if whole else "a number"
+                raise InputError(
+                    f"`{name}` is expected to be {kind}{' or None' if optional else ''}, but got {value!r}."
+                )
+
+    def vocab_of(self, rows: int) -> int:
+        """V, the number of vocabulary rows inside log Z, for a head or logits with that many."""
+        return check_vocab(self.valid_vocab, rows)
+
+
+def check_vocab(valid_vocab: int | None, rows: int) -> int:
+    """`valid_vocab`, or all rows where it is None."""
+    if rows == 0:
+        raise ShapeError("the vocabulary is empty: `weight` or `logits` has V = 0.")
+    if valid_vocab is None:
+        return rows
+    if not isinstance(valid_vocab, int):
+        raise InputError(f"`valid_vocab` is expected to be a whole number of rows, but got {valid_vocab!r}.")
+    if not 1 <= valid_vocab <= rows:
+        raise InputError(
+            f"`valid_vocab` is expected to lie in 1..{rows} (the rows of the head), but got {valid_vocab!r}."
+        )
+    return valid_vocab

@@ -1,0 +1,216 @@
+"""Configurations as options of a command: spelling, help, defaults, and errors that name flags."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated, Any, get_args
+
+import pytest
+import tyro
+
+from zloss.audit.checkpoint.config import AuditConfig
+from zloss.cli import main as cli
+from zloss.cli.audit import Audit
+from zloss.cli.flags import flags_of, option_hints, with_flags
+from zloss.cli.options import parse
+from zloss.cli.train import Train
+from zloss.errors import InputError
+from zloss.results.choices import CorpusName
+from zloss.results.moe_config import MoeRun
+from zloss.results.option import NotAnOption, Option
+from zloss.results.train_config import TrainConfig
+from zloss.text.corpus import CORPORA
+from zloss.train.run_options import RunOptions
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A part that may be missing."""
+
+    power: Annotated[int, Option(flag="engine-power")] = 7
+    """Power of the engine, in watts."""
+    serial: Annotated[str, NotAnOption] = "none"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a made-up command."""
+
+    model: Annotated[str, Option(positional=True, metavar="MODEL")] = "first"
+    """Name of the model."""
+    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    """Texts to read; at most `blocks` blocks."""
+    blocks: Annotated[int | None, Option(zero_is_none=True)] = 3
+    """Blocks; 0 takes all."""
+    levels: Annotated[tuple[float, ...], Option(metavar="X,X", comma_separated=True)] = (1.0,)
+    """Levels, in nats."""
+    target: float | None = None
+    """Target, in nats. Default: log V."""
+    engine: Annotated[Engine | None, Option(switch="a made-up engine")] = None
+    """Use an engine instead of `model`."""
+
+    def __post_init__(self) -> None:
+        if self.target is not None and self.target < 0:
+            raise InputError(f"`target` is expected to be ≥ 0, but got {self.target!r}.")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A made-up command."""
+
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
+    out: str = "here"
+    """Folder of the results."""
+
+
+def settings(*words: str) -> Settings:
+    return parse(Command, list(words), prog="made-up").settings
+
+
+def test_without_words_the_defaults_stand() -> None:
+    assert parse(Command, [], prog="made-up") == Command()
+
+
+def test_every_spelling() -> None:
+    assert settings("second").model == "second"
+    assert settings("--text", "a", "--text", "b").texts == ("a", "b")
+    assert (settings("--blocks", "0").blocks, settings("--blocks", "5").blocks) == (None, 5)
+    assert settings("--levels", "1,2.5").levels == (1.0, 2.5)
+    assert settings("--engine").engine == Engine()
+    assert settings("--engine", "--engine-power", "9").engine == Engine(9)
+
+
+def test_a_part_that_is_switched_off_refuses_its_options() -> None:
+    with pytest.raises(InputError, match="`power` is for a made-up engine: give `engine` as well"):
+        settings("--engine-power", "9")
+
+
+def test_a_field_of_one_run_is_no_option() -> None:
+    with pytest.raises(SystemExit):
+        settings("--engine", "--serial", "x")
+
+
+def test_a_field_that_is_no_option_keeps_its_default() -> None:
+    default = Command(Settings(engine=Engine(serial="k-9")))
+    assert parse(Command, ["--engine-power", "8"], prog="made-up", default=default).settings.engine == Engine(8, "k-9")
+
+
+def test_a_refused_value_is_the_configuration_s_own_error() -> None:
+    with pytest.raises(InputError, match="`target` is expected to be ≥ 0"):
+        settings("--target", "-1")
+
+
+def test_help_says_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings("--help")
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "A made-up command." in text
+    assert "--text FILE Texts to read; at most --blocks blocks." in text
+    assert "Use an engine instead of MODEL." in text
+    assert "--target FLOAT Target, in nats. Default: log V." in text
+    assert "--engine-power INT Power of the engine, in watts. (default: 7)" in text
+    assert "None" not in text
+
+
+def test_names_become_flags() -> None:
+    flags = flags_of(Command)
+    assert flags == {
+        "model": "MODEL", "texts": "--text", "blocks": "--blocks", "levels": "--levels", "target": "--target",
+        "engine": "--engine", "power": "--engine-power", "out": "--out",
+    }  # fmt: skip
+    assert with_flags("`power` and `texts`, not `serial` or power", flags) == (
+        "--engine-power and --text, not `serial` or power"
+    )
+
+
+def test_errors_of_commands_name_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, sentence in (
+        (
+            ["audit", "--batch-blocks", "0"],
+            "zloss audit: --batch-blocks is expected to be a whole number ≥ 1, but got 0.",
+        ),
+        (
+            ["train", "--moe", "--moe-width", "30"],
+            "zloss train: --moe-width is expected to be a multiple of --moe-heads",
+        ),
+        (["train", "--head-shift", "3"], "zloss train: --head-shift needs --untie"),
+        (
+            ["train", "--train-tokenizer", "300"],
+            "zloss train: --train-tokenizer is for a model from scratch: give --from-",
+        ),
+    ):
+        assert cli.main(words) == cli.BAD_INPUT
+        assert capsys.readouterr().err.startswith(sentence)
+
+
+def train(*words: str) -> Train:
+    return parse(Train, list(words), prog="zloss train", default=Train.default_for(list(words)))
+
+
+def test_defaults_that_follow_from_other_options() -> None:
+    plain = train()
+    assert plain == Train()
+    assert plain.config == TrainConfig()
+    assert (train("--steps", "80").config.warmup, train("--steps=80", "--warmup", "3").config.warmup) == (8, 3)
+    assert (train("--moe").methods, train("--moe", "--methods", "ce,standard").methods) == (("ce",), ("ce", "standard"))
+    stressed = train("--stress", "unclipped")
+    assert (stressed.config.lr, stressed.config.clip, stressed.coef) == (2e-4, 1e8, (1e-3,))
+    # A value that is given counts, also where it is the usual default.
+    stated = train("--stress", "unclipped", "--lr", "5e-5", "--clip", "1", "--coef", "1e-4")
+    assert (stated.config.lr, stated.config.clip, stated.coef) == (5e-5, 1.0, (1e-4,))
+    assert train("--stress", "high-lr").coef == (1e-4,)
+
+
+@pytest.mark.parametrize("words", [["--steps", "many"], ["--stress", "none"], ["--steps"]])
+def test_a_wrong_value_is_refused_by_the_option(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train(*words)
+    assert stop.value.code == 2
+
+
+@pytest.mark.parametrize("command", [Train, Audit])
+def test_no_option_of_a_command_repeats_one_of_its_configurations(command: Any) -> None:
+    def names(config_type: Any) -> list[str]:
+        found = []
+        for name, (hint, _) in option_hints(config_type).items():
+            nested = [part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)]
+            found += [inner for part in nested for inner in names(part)] if nested else [name]
+        return found
+
+    found = names(command)
+    assert len(found) == len(set(found))
+    flags = flags_of(command).values()
+    assert len(flags) == len(set(flags))
+
+
+def test_corpora_are_the_ones_that_can_be_opened() -> None:
+    assert get_args(CorpusName) == tuple(CORPORA)
+
+
+@pytest.mark.parametrize("config_type", [TrainConfig, MoeRun, RunOptions, AuditConfig])
+def test_every_option_has_a_sentence(config_type: Any) -> None:
+    (body,) = (node.body for node in ast.parse(inspect.getsource(config_type)).body if isinstance(node, ast.ClassDef))
+    sentences = {
+        line.target.id: ast.literal_eval(below.value)
+        for line, below in itertools.pairwise(body)
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
+    for found in dataclasses.fields(config_type):
+        assert sentences.get(found.name, "").endswith("."), found.name
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_a_command_needs_no_torch(name: str) -> None:
+    code = (
+        "import sys\nfrom zloss.cli.main import main\n"
+        f"try: main([{name!r}, '--help'])\n"
+        "except SystemExit: pass\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,234 @@
+"""Laws of the files of a run, on files that real runs have written.
+
+What is read is written again unchanged. A file that lacks a key, or has a value of another type there, is refused by the name
+of that key; a damaged line of steps.jsonl also by its number.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.moe.tiny_moe import routed, tiny_moe_config
+from tests.train.tiny_run import tiny_config
+from zloss.errors import InputError
+from zloss.results.provenance import ReproductionProvenance, RunProvenance, read_run_provenance
+from zloss.results.record import from_plain, to_plain
+from zloss.results.reproduction import (
+    Choice,
+    PaperVerdict,
+    ReproducedClaim,
+    ReproducedLine,
+    ReproductionRecord,
+    TextSource,
+)
+from zloss.results.routing_metrics import RouterLayers, RoutingMetrics
+from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetrics, read_metrics, write_metrics
+from zloss.results.step_endpoints import StepEndpoints
+from zloss.results.step_record import AdamSample, StepRecord
+from zloss.train.compare.finished_run import read_run
+from zloss.train.run import run_training
+from zloss.train.run_options import RunOptions
+from zloss.train.start import prepare_start
+from zloss.train.step_log import read_steps
+
+KINDS = ("tied", "experts", "diverged")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tied dense run, a run with experts, and one whose every gradient is nonfinite."""
+    place = tmp_path_factory.mktemp("records")
+    dense = tiny_config(place, method="centered", coef=1e-2, steps=3, warmup=1, adam_every=2, thresholds=(0.5, 10.0))
+    experts = replace(tiny_moe_config(place / "experts"), steps=3, warmup=1)
+    configs = {
+        "tied": dense,
+        "experts": routed(experts, "active_route_mean", capacity_factor=1.0),
+        "diverged": replace(dense, method="standard", coef=1e38),
+    }
+    for kind, config in configs.items():
+        run_training(config, prepare_start(config), place / kind, options=RunOptions(checkpoint_every=0))
+    return {kind: place / kind for kind in configs}
+
+
+def parsed(folder: Path, name: str = "metrics.json") -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+    return data
+
+
+def places(data: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all keys, of nested objects too."""
+    for key, value in data.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from places(value, (*path, key))
+
+
+def with_change(data: dict[str, Any], path: tuple[str, ...], **value: Any) -> dict[str, Any]:
+    """A copy with the key at `path` taken out, or set to `value`."""
+    copy = json.loads(json.dumps(data))
+    holder = copy
+    for part in path[:-1]:
+        holder = holder[part]
+    del holder[path[-1]]
+    if value:
+        holder[path[-1]] = value["value"]
+    return dict(copy)
+
+
+def other_type(value: Any) -> Any:
+    """A value that no field of the type of `value` can hold."""
+    return 7 if isinstance(value, (str, dict, list)) else ["neither number nor object"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_survive_a_round_trip(folders: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    file = folders[kind] / "metrics.json"
+    write_metrics(tmp_path, read_metrics(folders[kind]))
+    assert (tmp_path / "metrics.json").read_bytes() == file.read_bytes()
+    metrics = read_metrics(folders[kind])
+    assert (metrics.routing is not None) == (kind == "experts")
+    assert read_run(folders[kind]).metrics == parsed(folders[kind])
+
+
+def test_the_fixture_covers_what_can_be_missing(folders: dict[str, Path]) -> None:
+    tied, diverged = read_metrics(folders["tied"]), read_metrics(folders["diverged"])
+    assert tied.gradients.tied_paths is not None
+    assert set(tied.training.phi) == {"phi_0.5", "phi_10"}
+    assert tied.training.adam_samples == 1
+    assert diverged.training.grad_norm_max is None
+    assert diverged.training.nonfinite_gradient == 1.0
+    assert diverged.reasons["r_aux"] == "it is nan"
+
+
+OPTIONAL = (
+    "heads.",
+    "gradient.raw",
+    "gradient.centered",
+    "gradient.whole_model",
+    "tied_paths",
+    "diagnostic_tied_paths",
+)
+"""Below these, and in `reasons`, a missing number is read as None: an audit of another version may not have it."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_key_of_metrics_is_named(folders: dict[str, Path], kind: str) -> None:
+    data = parsed(folders[kind])
+    refused = 0
+    for path in places(data):
+        name = ".".join(path)
+        open_keys = (
+            path[0].startswith("phi_") or path[0] == "reasons" or (path[0] == "valid_nonfinite" and len(path) > 1)
+        )
+        if open_keys or (len(path) > 1 and name.startswith(OPTIONAL) and name != "heads.raw"):
+            continue
+        with pytest.raises(InputError, match=f"`{re.escape(name)}`"):
+            RunMetrics.from_dict(with_change(data, path))
+        refused += 1
+    assert refused > 60
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_ill_typed_key_of_metrics_is_named(folders: dict[str, Path], kind: str) -> None:
+    data = parsed(folders[kind])
+    for path in places(data):
+        holder: Any = data
+        for part in path:
+            holder = holder[part]
+        with pytest.raises(InputError, match=re.escape(path[-1])):
+            RunMetrics.from_dict(with_change(data, path, value=other_type(holder)))
+
+
+def test_keys_of_a_newer_version_are_kept(folders: dict[str, Path]) -> None:
+    data = parsed(folders["tied"]) | {"ce_per_block": [1.0, 2.0]}
+    assert RunMetrics.from_dict(data).to_dict() == data
+
+
+def test_damaged_metrics_are_named_by_file_and_key(folders: dict[str, Path], tmp_path: Path) -> None:
+    for content, named in (
+        ("{", "metrics.json cannot be read"),
+        ("[]", "metrics.json is expected to hold an object"),
+        ("{}", "metrics.json is not readable: `schema`"),
+        (json.dumps(parsed(folders["tied"]) | {"schema": "zloss.run/2"}), "'zloss.run/2'"),
+        (json.dumps(parsed(folders["tied"]) | {"ppl": "high"}), "metrics.json is not readable: `ppl`"),
+    ):
+        (tmp_path / "metrics.json").write_text(content)
+        with pytest.raises(InputError, match=re.escape(named)):
+            read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_survive_a_round_trip(folders: dict[str, Path], kind: str) -> None:
+    lines = (folders[kind] / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [record.to_json() for record in read_steps(folders[kind])] == lines
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_step_is_named_by_line_and_key(folders: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    lines = (folders[kind] / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+    line = json.loads(lines[1])
+    for path in places(line):
+        holder: Any = line
+        for part in path:
+            holder = holder[part]
+        damaged = [with_change(line, path, value=other_type(holder))]
+        if path[0] != "telemetry" or len(path) == 1:  # its keys depend on the model
+            damaged.append(with_change(line, path))
+        for change in damaged:
+            (tmp_path / "steps.jsonl").write_text("\n".join([lines[0], json.dumps(change), lines[2]]))
+            with pytest.raises(InputError, match=rf"line 2 of .*steps\.jsonl.*`{re.escape('.'.join(path))}`"):
+                read_steps(tmp_path)
+    (tmp_path / "steps.jsonl").write_text("\n".join([*lines[:2], lines[2][:40]]))
+    with pytest.raises(InputError, match=r"line 3 of .*not JSON"):
+        read_steps(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_provenance_survives_a_round_trip_and_names_its_keys(folders: dict[str, Path], kind: str) -> None:
+    data = parsed(folders[kind], "provenance.json")
+    assert to_plain(read_run_provenance(folders[kind])) == data
+    for key, value in data.items():
+        with pytest.raises(InputError, match=f"`{key}`"):
+            from_plain(RunProvenance, data | {key: other_type(value)})
+        if key != "transformers":
+            with pytest.raises(InputError, match=f"`{key}`"):
+                from_plain(RunProvenance, with_change(data, (key,)))
+
+
+def test_a_run_without_readable_provenance_is_still_a_run(folders: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("config.json", "metrics.json"):
+        (tmp_path / name).write_bytes((folders["tied"] / name).read_bytes())
+    assert read_run(tmp_path).provenance is None
+    (tmp_path / "provenance.json").write_text("{}")
+    assert read_run(tmp_path).provenance is None
+    assert read_run(folders["tied"]).provenance is not None
+
+
+RECORDS = (
+    *(RunMetrics, StepEndpoints, RoutingMetrics, RouterLayers, RunGradients, DiagnosticGradient),
+    *(StepRecord, AdamSample, RunProvenance),
+    *(ReproductionRecord, ReproducedLine, ReproducedClaim, PaperVerdict, Choice, TextSource, ReproductionProvenance),
+)
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_every_key_has_a_sentence(record: type) -> None:
+    """A string stands below every field, in the class or in the one it inherits from."""
+    explained: set[str] = set()
+    for cls in record.__mro__[:-1]:
+        body = ast.parse(inspect.getsource(cls)).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for entry, below in zip(body.body, body.body[1:], strict=False):
+            if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name) and isinstance(below, ast.Expr):
+                explained.add(entry.target.id)
+    assert is_dataclass(record)
+    assert {entry.name for entry in fields(record)} - explained == set()

@@ -1,0 +1,77 @@
+"""One rule says which statistics exist; every backend and both losses follow it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from tests.laws.present_statistics import FEW, broken
+from zloss.source.statistics import TokenStats
+from zloss.transport import head_problem, logits_problem
+from zloss.transport.backends import chunked_logits, head_chunks, torch_rows
+from zloss.transport.statistics_plan import ALWAYS, StatisticsPlan, plan_statistics
+
+BACKENDS = ("dense", "chunked")
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_every_backend_returns_the_planned_statistics(grad: bool) -> None:
+    assert not broken(*BACKENDS, tokens=20, dtype=torch.float64, tolerance=1e-12, chunk_size=7, grad=grad)
+
+
+def test_the_compiled_row_pass_returns_no_more_than_planned() -> None:
+    """The C helper gives ‖E‖ whether asked or not: with it "light" once had p_norm and the gain."""
+    tokens = 2**14 // 53 + 1  # from 2^14 logits per chunk on the helper is used
+    assert not broken("chunked", tokens=tokens, dtype=torch.float32, tolerance=5e-5, objectives=FEW)
+
+
+def test_the_plan_names_fields_of_token_stats() -> None:
+    names = {field.name for field in fields(StatisticsPlan)}
+    assert names | set(ALWAYS) | {"valid", "vocab"} == {field.name for field in fields(TokenStats)}
+
+
+MUTATIONS = {
+    "light is full": lambda objective, level, **known: plan_statistics(objective, "full", **known),
+    "no centered gain": lambda *args, **known: replace(plan_statistics(*args, **known), gain_centered=False),
+    "no residual": lambda *args, **known: replace(plan_statistics(*args, **known), mu_residual=False),
+    "the norm of p for nothing": lambda *args, **known: replace(plan_statistics(*args, **known), p_norm=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "mutation"),
+    [
+        (head_problem, "light is full"),
+        (head_problem, "no centered gain"),
+        (head_problem, "no residual"),
+        (head_problem, "the norm of p for nothing"),
+        (logits_problem, "light is full"),
+        (logits_problem, "no centered gain"),
+        (logits_problem, "the norm of p for nothing"),
+    ],
+)
+def test_the_law_fails_where_one_loss_has_a_rule_of_its_own(
+    module: object, mutation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "plan_statistics", MUTATIONS[mutation])
+    assert broken(*BACKENDS, tokens=9, dtype=torch.float64, tolerance=1e-12, objectives=FEW)
+
+
+@pytest.mark.parametrize("module", [head_chunks, chunked_logits])
+def test_the_law_fails_where_one_backend_differs(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gain that is off by 1e-6 in one backend is seen, in either loss."""
+    right = module.chunk_stats  # type: ignore[attr-defined]
+
+    def wrong(*args, **kwargs):  # type: ignore[no-untyped-def]
+        stats = right(*args, **kwargs)
+        return stats if stats.gain is None else replace(stats, gain=stats.gain * (1 + 1e-6))
+
+    monkeypatch.setattr(module, "chunk_stats", wrong)
+    assert broken("chunked", tokens=9, dtype=torch.float64, tolerance=1e-12, objectives=FEW)
+
+
+def test_row_sums_have_no_norm_that_was_not_asked_for() -> None:
+    for dtype in (torch.float32, torch.float64):
+        assert torch_rows.exp_rows_(torch.randn(64, 300, dtype=dtype), norm=False).norm_C is None

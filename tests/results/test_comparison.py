@@ -1,0 +1,82 @@
+"""comparison.json: keys that are written only sometimes, keys of newer versions, files from before the schema."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.laws.example_results import DOCUMENTED, VARIANT
+from zloss.errors import InputError
+from zloss.results.comparison import Comparison, QualityVerdict, RouterVariants
+from zloss.results.record import to_plain
+
+TEXT = (DOCUMENTED / "matched_smollm2.json").read_text(encoding="utf-8")
+
+
+def test_the_router_section_is_written_for_runs_with_routers_only() -> None:
+    dense = Comparison.from_dict(json.loads(TEXT))
+    assert "router" not in dense.to_dict()
+    routed = replace(dense, router=RouterVariants("none", (VARIANT,)))
+    assert list(routed.to_dict())[7:10] == ["quality", "router", "tokens"]
+    assert Comparison.from_dict(routed.to_dict()) == routed
+
+
+def test_a_verdict_without_a_pair_has_no_keys_of_one() -> None:
+    lonely = QualityVerdict("standard", 0.3, delta_ppl=None, accepted=None, reason="no seed in common")
+    assert list(to_plain(lonely)) == ["method", "coef", "delta_ppl", "accepted", "reason"]
+    # A pair whose PPL is not finite has all keys, with nulls.
+    judged = QualityVerdict("standard", 0.3, delta_ppl=None, coordinate="raw", accepted=False)
+    pair = ["delta_ppl_std", "within_tolerance", "coordinate", "delta_diagnosed", "improves"]
+    assert list(to_plain(judged)) == ["method", "coef", "delta_ppl", *pair, "accepted", "reason"]
+
+
+def test_keys_of_a_newer_version_survive() -> None:
+    data = json.loads(TEXT) | {"verdicts": [1, {"a": None}]}
+    data["provenance"]["gpu"] = "none"
+    assert Comparison.from_dict(data).to_dict() == data
+
+
+def test_the_baseline_is_found_by_name_and_coefficient() -> None:
+    comparison = Comparison.from_dict(json.loads(TEXT))
+    assert comparison.baseline_method is comparison.methods[0]
+    standard = next(method for method in comparison.methods if method.method == "standard")
+    other = replace(standard, coef=0.5)
+    both = replace(comparison, methods=(other, standard), baseline="standard", baseline_coef=standard.coef)
+    assert both.baseline_method is standard
+    assert replace(comparison, baseline="factorized").baseline_method is None
+
+
+def test_a_comparison_without_a_schema_is_lifted() -> None:
+    comparison = Comparison.from_dict(
+        {
+            "baseline": {"method": "ce"},
+            "methods": {
+                "ce": {"ppl": 20.0, "grad_norm_p99": {"mean": 2.0, "std": 0.5}},
+                "heavy": {"coef": 1, "ppl": 30},
+            },
+            "quality": {"tolerance_ppl": 1.5, "methods": {"heavy": {"coef": 1, "delta_ppl": 10.0}, "ce": {}}},
+            "router": {"method": "olmoe", "relative": 0.125, "coef": 1e-3},
+            "note": "kept",
+        }
+    )
+    base = comparison.baseline_method
+    assert base is not None
+    assert (base.mean("ppl"), base.mean("grad_norm_p99"), base.metrics["grad_norm_p99"].std) == (20.0, 2.0, 0.5)
+    assert [method.label for method in comparison.methods] == ["ce", "heavy, λ 1"]
+    (verdict,) = comparison.quality.methods
+    assert (verdict.method, verdict.delta_ppl, verdict.accepted) == ("heavy", 10.0, None)
+    assert comparison.quality.tolerance_ppl == 1.5
+    assert comparison.router is not None
+    assert (comparison.router.conventions[0].convention, comparison.router.conventions[0].s_rel) == ("olmoe", 0.125)
+    assert comparison.to_dict()["note"] == "kept"
+    one = Comparison.from_dict({"quality": {"delta_ppl": -1.0, "accepted": True}})
+    assert [(v.method, v.accepted) for v in one.quality.methods] == [("the compared method", True)]
+
+
+def test_with_a_schema_only_its_own_shapes_are_read() -> None:
+    data = json.loads(TEXT)
+    data["methods"][0]["metrics"]["ppl"] = 27.5
+    with pytest.raises(InputError, match=r"`methods\.0\.metrics\.ppl` is expected to be an object"):
+        Comparison.from_dict(data)

@@ -1,0 +1,116 @@
+"""config.json of a run: every field comes back, and a file that is not of its schema is refused by the key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zloss.errors import InputError
+from zloss.results.moe_config import MoeRun
+from zloss.results.run_config import RunConfig, RunData, TextPart, read_run_config, without_paths, write_run_config
+from zloss.results.train_config import TrainConfig
+
+FILES = [{"name": "text.txt", "bytes": 3, "sha256": "0" * 64}]
+DATA = RunData(
+    TextPart("text.txt", 10, 0, 240, "aa", {"files": FILES}), TextPart("text.txt", 2, 10, 48, "bb", {"files": FILES})
+)
+DENSE = RunConfig(TrainConfig(method="standard", coef=1e-3, texts=("text.txt",), blocks=10), DATA, "0123")
+EXPERTS = RunConfig(
+    TrainConfig(model="moe", moe=MoeRun(router="active_route_sum:matched", router_coef=0.1)), DATA, "seed"
+)
+# As the version before this record existed wrote it.
+WRITTEN_BEFORE = """
+{"model": "moe", "from_config": null, "train_tokenizer": 300, "untie": false, "head_shift": 0.0, "method": "ce", "coef": 0.0,
+ "target": null, "gain_beta": 0.01, "seed": 1, "texts": ["text.txt"], "corpus": null, "text_field": "text", "blocks": null,
+ "offset": 0, "valid_texts": [], "valid_blocks": 6, "valid_offset": null, "block_size": 24, "bos": "auto", "steps": 8,
+ "warmup": 0, "lr": 0.003, "lr_floor": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-08, "weight_decay": 0.1,
+ "decay": "matrices", "clip": 1.0, "micro_batch": 2, "accumulate": 1, "precision": "fp32", "head": "fused", "adam_every": 4,
+ "thresholds": [10.0, 50.0, 100.0], "spike": 0.5, "diag_coef": 0.0001, "gradient_blocks": 8,
+ "moe": {"top_k": 2, "experts": 4, "layers": 2, "width": 32, "heads": 4, "expert_width": 16, "tokenizer": null,
+  "load_balance": 0.01, "router": "active_route_sum:matched", "router_coef": 0.1, "router_target": null,
+  "capacity_factor": 1.5},
+ "schema": "zloss.train-config/1",
+ "data": {"train": {"name": "text.txt", "blocks": 1201, "offset": 0, "tokens": 28824, "fingerprint": "42d01fd8e09ea45c",
+   "files": [{"name": "text.txt", "bytes": 40827, "sha256": "6964a894"}]},
+  "valid": {"name": "text.txt", "blocks": 6, "offset": 1201, "tokens": 144, "fingerprint": "226ac0fd0a689302",
+   "files": [{"name": "text.txt", "bytes": 40827, "sha256": "6964a894"}]}},
+ "initial_weights": "seed"}
+"""
+
+
+@pytest.mark.parametrize("record", [DENSE, EXPERTS])
+def test_what_is_written_is_read(record: RunConfig, tmp_path: Path) -> None:
+    write_run_config(tmp_path, record)
+    assert read_run_config(tmp_path) == record
+
+
+def test_the_fields_of_the_configuration_are_the_keys_of_the_file() -> None:
+    beside = {"schema", "data", "initial_weights"}
+    assert set(EXPERTS.to_dict()) == {field.name for field in fields(TrainConfig)} | beside
+    assert set(DENSE.to_dict()) == set(EXPERTS.to_dict()) - {"moe"}
+    assert DENSE.to_dict()["data"]["train"]["files"] == FILES
+
+
+def test_files_of_the_version_before_open_and_are_written_alike() -> None:
+    before = json.loads(WRITTEN_BEFORE)
+    record = RunConfig.from_dict(before)
+    assert (record.config.lr, record.config.moe and record.config.moe.width) == (3e-3, 32)
+    assert list(record.to_dict().items()) == list(before.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"schema": "zloss.train-config/9"}, "`schema`"),
+        ({"lr": "fast"}, "`lr` is expected to be a number"),
+        ({"lr": -1.0}, "`lr` is expected to be a finite number > 0"),
+        ({"steps": 1.5}, "`steps` is expected to be a whole number"),
+        ({"bos": "perhaps"}, "`bos`"),
+        ({"learning_rate": 1e-3}, "`learning_rate` is not a key"),
+        ({"lr": None}, "`lr`"),
+        ({"moe": {}}, "`moe.[a-z_]+` is missing"),
+        ({"moe": {**EXPERTS.to_dict()["moe"], "width": "wide"}}, "`moe.width` is expected to be a whole number"),
+        ({"moe": {**EXPERTS.to_dict()["moe"], "depth": 2}}, "`moe.depth` is not a key"),
+        ({"moe": []}, "`moe` is expected to be an object"),
+        ({"data": {"train": {}}}, "`data.train.name` is missing"),
+        ({"data": None}, "`data` is expected to be an object"),
+        ({"initial_weights": 3}, "`initial_weights`"),
+    ],
+)
+def test_another_file_is_refused_by_the_key(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**DENSE.to_dict(), **changes}))
+    with pytest.raises(InputError, match=sentence) as caught:
+        read_run_config(tmp_path)
+    assert "config.json" in str(caught.value)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    for key in DENSE.to_dict():
+        data = DENSE.to_dict()
+        del data[key]
+        (tmp_path / "config.json").write_text(json.dumps(data))
+        with pytest.raises(InputError, match=f"`{key}`"):
+            read_run_config(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", ""])
+def test_rubbish_is_one_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=r"config\.json cannot be read"):
+        read_run_config(tmp_path)
+
+
+def test_paths_are_named_by_their_last_part(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    config = TrainConfig(model=str(tmp_path / "model"), texts=(str(tmp_path / "a.txt"),), valid_texts=("dir/b.txt",))
+    found = without_paths(config)
+    assert (found.model, found.texts, found.valid_texts) == ("model", ("a.txt",), ("b.txt",))
+    assert without_paths(TrainConfig(model="owner/name")).model == "owner/name"
+    experts = TrainConfig(model="moe", moe=MoeRun(tokenizer=str(tmp_path / "model")))
+    named = without_paths(experts).moe
+    assert named is not None
+    assert named.tokenizer == "model"
