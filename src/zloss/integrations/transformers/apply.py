@@ -13,7 +13,7 @@ from zloss.integrations.transformers.head_operands import output_head
 from zloss.integrations.transformers.settings import Settings
 from zloss.source.objective import Objective
 from zloss.transport.backends.choice import Backend
-from zloss.transport.problem import Options, Statistics, check_options
+from zloss.transport.options import HeadOptions, Statistics
 
 LEAST_PEFT = (0, 21)
 OWN_Z = ("z_loss_coefficient", "z_loss_coef")
@@ -48,7 +48,7 @@ def apply(
     torch.Size([16])
     >>> handle.remove()
     """
-    check_options(Options(objective=objective, label_smoothing=label_smoothing, statistics=statistics))
+    HeadOptions(objective=objective, label_smoothing=label_smoothing, statistics=statistics)  # checks itself
     inner = language_model(model)
     _refuse_known(inner, objective)
     output_head(inner)
