@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zloss.source.injection import inject
 from zloss.transport.backends.chunk_sizes import chunk_bounds
-from zloss.transport.backends.chunk_statistics import chunk_stats
+from zloss.transport.backends.chunk_statistics import chunk_stats, mean_energy
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.row_work import RowWork
@@ -35,6 +35,8 @@ def iterate_head_chunks(
     mean_row_D = head.mean() if plan.mu else None
     mean_bias = bias_V.mean() if bias_V is not None and plan.mu else None
 
+    drop = plan.entropy and not plan.mu  # without a mean the entropy is not in E W
+
     tokens = problem.hidden_TD.shape[0]
     bounds = chunk_bounds(tokens, problem.vocab, problem.dtype.itemsize, options.chunk_size, work.buffers)
     longest = max([stop - start for start, stop in bounds], default=0)
@@ -44,12 +46,18 @@ def iterate_head_chunks(
         chunk_tokens = slice(start, stop)
         valid_C, index_C = targets.valid_T[chunk_tokens], targets.index_T[chunk_tokens]
         hidden_CD = _logits_(problem, head, bias_V, chunk_tokens, buffers_BCV[0, : stop - start])
-        rows = work.statistics(buffers_BCV[:, : stop - start], index_C, norm=plan.p_norm, mean=plan.mu_residual)
+        chunk_BCV = buffers_BCV[:, : stop - start]
+        rows = work.statistics(chunk_BCV, index_C, norm=plan.p_norm, mean=plan.mu_residual, drop=drop)
         projected_CD = head.back_project(rows.shaped_CV) if back_projection or plan.gain else None
         mu_C = None
         if mean_row_D is not None:
             mu_C = hidden_CD @ mean_row_D
             mu_C = mu_C if mean_bias is None else mu_C + mean_bias
+        energy_C = None
+        if plan.entropy and rows.sums.drop_C is None:
+            assert projected_CD is not None
+            assert mean_row_D is not None
+            energy_C = mean_energy(rows.sums, rows.shaped_CV, hidden_CD, projected_CD, mean_row_D, bias_V, mean_bias)
         stats = chunk_stats(
             plan,
             rows.sums,
@@ -58,6 +66,7 @@ def iterate_head_chunks(
             problem.vocab,
             mu_C=mu_C,
             mean_logit_C=rows.mean_logit_C,
+            mean_energy_C=energy_C,
             projected_CD=projected_CD,
             mean_row_D=mean_row_D,
             logit_scale=options.logit_scale,

@@ -23,6 +23,8 @@ class RowSums:
     row_max_C: Tensor
     sum_C: Tensor
     norm_C: Tensor | None
+    drop_C: Tensor | None = None
+    """Σ exp(z − m)·(m − z), so that the entropy is log S + drop / S."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,10 @@ class RowWork(Protocol):
     buffers: int
     """V-wide buffers per chunk; the first holds the logits."""
 
-    def statistics(self, buffers_BCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool) -> RowPass:
-        """Softcap, statistics and E; the buffers are consumed."""
+    def statistics(
+        self, buffers_BCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool, drop: bool = False
+    ) -> RowPass:
+        """Softcap, statistics and E; the buffers are consumed. `norm`, `mean`, `drop`: which optional sums are needed."""
         ...
 
     def source(

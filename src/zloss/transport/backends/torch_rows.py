@@ -8,6 +8,8 @@ Axes: C tokens of a chunk, V vocabulary, B buffers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -35,13 +37,17 @@ class TorchRows:
         self._keep_slope = keep_slope and softcap is not None
         self.buffers = 1 + (softcap is not None) + self._keep_slope
 
-    def statistics(self, buffers_BCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool) -> RowPass:
+    def statistics(
+        self, buffers_BCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool, drop: bool = False
+    ) -> RowPass:
         z_CV = buffers_BCV[0]
         if self._softcap is not None:
             softcap_(z_CV, buffers_BCV[-1], self._softcap)
         target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
         mean_logit_C = z_CV.mean(dim=1) if mean else None
         sums = exp_rows_(z_CV, norm=norm)
+        if drop:  # log E is z − m wherever E has not underflowed to 0, and there E·(z − m) is below rounding
+            sums = replace(sums, drop_C=-torch.xlogy(z_CV, z_CV).sum(dim=1))
         if self._softcap is None:
             return RowPass(sums, target_logit_C, mean_logit_C, shaped_CV=z_CV, source_CV=z_CV)
         slope_CV = buffers_BCV[-1]

@@ -20,13 +20,16 @@ class TritonRows:
         self._softcap, self._keep = softcap, keep_logits
         self.buffers = 2 if keep_logits else 1
 
-    def statistics(self, buffers_BCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool) -> RowPass:
+    def statistics(
+        self, buffers_BCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool, drop: bool = False
+    ) -> RowPass:
         z_CV = buffers_BCV[0]
         vocab = z_CV.shape[1]
-        row_max, total, square, logit_sum, target = row_statistics(z_CV, index_C, vocab, 1.0, self._softcap).unbind()
+        numbers = row_statistics(z_CV, index_C, vocab, 1.0, self._softcap)
+        row_max, total, square, logit_sum, target, drop_C = numbers.unbind()
         shaped_CV = buffers_BCV[1].copy_(z_CV) if self._keep else z_CV
         exp_rows_(shaped_CV, row_max, self._softcap)
-        sums = RowSums(row_max, total, square.sqrt() if norm else None)
+        sums = RowSums(row_max, total, square.sqrt() if norm else None, drop_C)
         return RowPass(sums, target, logit_sum / vocab if mean else None, shaped_CV, z_CV)
 
     def source(
