@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,9 +25,11 @@ from torch import Tensor, nn
 import zloss
 from tests.integrations.transformers.tiny_configs import build_tiny, causal_classes
 from zloss.errors import ZlossError
-from zloss.integrations.transformers import apply
+from zloss.integrations.transformers import apply, support
+from zloss.integrations.transformers.support_table import FILE, support_page
 
 OBJECTIVE = zloss.StandardZLoss(1e-2, target=0.0)
+PAGE = Path(__file__).parents[3] / "docs" / "support_transformers.md"
 LOSS_LIMIT, GRADIENT_LIMIT = 1e-5, 1e-4
 
 
@@ -100,6 +102,16 @@ def _loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return loss
 
 
+def write_table(outcomes: list[SweepOutcome]) -> None:
+    """The table of `support()` and the page made of it."""
+    import transformers
+
+    classes = [{"name": o.name, "state": o.state, "detail": o.detail} for o in outcomes]
+    table = {"transformers": transformers.__version__, "classes": classes}
+    FILE.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.write_text(support_page(support()), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="CLASS")
@@ -113,18 +125,12 @@ def main() -> int:
     for name in options.names or classes:
         outcomes.append(try_class(name, classes[name]))
         print(outcomes[-1], flush=True)
-    counts = {state: sum(o.state == state for o in outcomes) for state in ("exact", "refused", "not built", "different")}
+    counts = {
+        state: sum(o.state == state for o in outcomes) for state in ("exact", "refused", "not built", "different")
+    }
     print(counts)
     if options.write:
-        import transformers
-
-        from zloss.integrations.transformers import support_table
-
-        table = {
-            "transformers": transformers.__version__,
-            "classes": [{k: v for k, v in asdict(o).items() if k in ("name", "state", "detail")} for o in outcomes],
-        }
-        Path(support_table.FILE).write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_table(outcomes)
     return 1 if counts["different"] else 0
 
 

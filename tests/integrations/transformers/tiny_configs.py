@@ -23,13 +23,20 @@ HEADS |= dict.fromkeys(("encoder_attention_heads", "num_encoder_attention_heads"
 HEADS |= dict.fromkeys(("num_key_value_heads", "num_key_value_groups", "num_global_key_value_heads"), 2)
 HEADS |= dict.fromkeys(("head_dim", "global_head_dim", "v_head_dim", "qk_head_dim", "dim_head", "d_kv"), 16)
 HEADS |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16}
-HEADS |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+HEADS |= {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 HEADS |= {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 16, "qk_dim_factor": 0.5}
 LENGTH = dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"), 64)
 LENGTH |= {"sliding_window": 16, "attention_window_size": 16, "num_hash_functions": 1, "type_vocab_size": 2}
 EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4)
 EXPERTS |= dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k"), 2)
-EXPERTS |= dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "moe_shared_expert_intermediate"), 32)
+EXPERTS |= dict.fromkeys(
+    ("moe_intermediate_size", "shared_expert_intermediate_size", "moe_shared_expert_intermediate"), 32
+)
 EXPERTS |= {"moe_shared_expert_intermediate_size": 32, "n_shared_experts": 1, "num_shared_experts": 1}
 EXPERTS |= {"n_group": 1, "topk_group": 1, "moe_layer_start_index": 1}
 STATES = {"state_size": 8, "mamba_d_state": 8, "ssm_state_size": 8, "conv_kernel": 4, "expand": 2, "mamba_expand": 2}
@@ -44,6 +51,36 @@ PER_LAYER = (
 )
 """Lists with one entry per layer: kept at one layer of each kind."""
 NESTED = ("text_config", "vision_config", "audio_config", "decoder", "encoder_config", "speech_config")
+ROPE = {"head_dim": 8, "num_key_value_heads": 4}
+"""Classes with latent attention rotate `qk_rope_head_dim` features, and call them `head_dim`."""
+PER_CLASS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        (
+            *("AXK1", "AXK2", "BailingHybrid", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa"),
+            *("KimiLinear", "LongcatFlash", "Youtu"),
+        ),
+        ROPE,
+    ),
+    **{key: {"rotary_dim": 8} for key in ("CodeGen", "GPTJ")},
+    **{key: {"head_dim": 16} for key in ("HunYuanDenseV1", "HunYuanMoEV1", "Ministral")},
+    "MiniCPM3": ROPE,
+    "HYV4": ROPE,
+    "Nemotron": {"head_dim": 16, "num_key_value_heads": 2},
+    "Qwen4Exp": {"head_dim": 16, "num_key_value_heads": 2},
+    "DeepseekV2": ROPE | {"num_experts_per_tok": 2},
+    "Bamba": {"attn_layer_indices": [1]},
+    "Jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
+    "GraniteMoeHybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "NemotronH": {"layers_block_type": ["linear_attention", "full_attention"]},
+    "Mamba2": {"num_heads": 4, "head_dim": 32},
+    "Zamba2": {"n_mamba_heads": 4, "mamba_headdim": 32, "attention_hidden_size": 128, "attention_head_dim": 32},
+    "Reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (4, 4), "axial_norm_std": 1.0},
+    "Marian": {"decoder_vocab_size": VOCAB},
+    "xLSTM": {"embedding_dim": 64},
+    "Xmod": {"default_language": "en_XX"},
+    "FalconH1": {"mamba_d_ssm": 128},
+}
+"""What a class needs beyond the sizes above, by the beginning of its name."""
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -73,6 +110,9 @@ def build_tiny(class_name: str, model_type: str) -> nn.Module:
         if part is not None and not isinstance(part, dict):
             _shrink(part)
     _shrink(config)
+    family = class_name.removesuffix("ForCausalLM").removesuffix("ModelWithLMHead")
+    for key, value in PER_CLASS.get(family, {}).items():
+        _set(config, key, value)
     torch.manual_seed(0)
     with torch.device("meta"):
         size = sum(p.numel() for p in model_class(copy.deepcopy(config)).parameters())

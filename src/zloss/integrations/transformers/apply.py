@@ -8,12 +8,14 @@ from typing import Any
 from torch import nn
 
 from zloss.errors import CoordinateError, InputError, UnsupportedModelError
+from zloss.integrations.moe import RouterLossHandle, RouterZLoss
 from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.integrations.transformers.head_operands import output_head
 from zloss.integrations.transformers.settings import Settings
 from zloss.source.objective import Objective
 from zloss.transport.backends.choice import Backend
-from zloss.transport.options import HeadOptions, Statistics
+from zloss.transport.options import HeadOptions
+from zloss.transport.statistics_plan import Statistics
 
 LEAST_PEFT = (0, 21)
 OWN_Z = ("z_loss_coefficient", "z_loss_coef")
@@ -27,6 +29,8 @@ def apply(
     objective: Objective,
     *,
     label_smoothing: float = 0.0,
+    router: RouterZLoss | None = None,
+    router_micro_batches: int = 1,
     statistics: Statistics = "full",
     backend: Backend = "auto",
 ) -> ZLossHandle:
@@ -35,6 +39,8 @@ def apply(
     `model`: a causal, conditional-generation or multimodal model of transformers, bare or inside PEFT, DDP, FSDP2 or
     torch.compile, in either order. Evaluation, generation, state dict and signature stay as they are. What cannot be
     taken over exactly is refused by name: here where the configuration shows it, else in the first training step.
+    `router`: adds a router Z-loss to a mixture-of-experts model; its own load-balancing term is left alone.
+    `router_micro_batches`: its divisor where a loop adds micro-batch losses that are divided by the whole batch's tokens.
 
     >>> import torch, transformers, zloss
     >>> from zloss.integrations.transformers import apply
@@ -52,7 +58,23 @@ def apply(
     inner = language_model(model)
     _refuse_known(inner, objective)
     output_head(inner)
-    return ZLossHandle(inner, Settings(objective, label_smoothing, statistics, backend))
+    handle = ZLossHandle(inner, Settings(objective, label_smoothing, statistics, backend))
+    if router is not None:
+        try:
+            # After ours, so that its forward hook finds the loss that ours returned.
+            handle.router = RouterLossHandle(
+                inner,
+                coef=router.coef,
+                convention=router.convention,
+                target=router.target,
+                top_k=router.top_k,
+                capacity=router.capacity,
+                micro_batches=router_micro_batches,
+            )
+        except BaseException:
+            handle.remove()
+            raise
+    return handle
 
 
 def language_model(model: Any) -> Any:

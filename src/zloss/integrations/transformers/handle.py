@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import UnsupportedModelError
+from zloss.integrations.moe import RouterLossHandle
 from zloss.integrations.transformers.lazy_logits import LazyLogits
 from zloss.integrations.transformers.settings import Settings
 from zloss.integrations.transformers.training_call import TrainingCall
+from zloss.telemetry.micro_batch import MicroBatch, micro_batch
 from zloss.transport.head_loss import HeadLossOutput
 from zloss.transport.outside_compile import outside_compile
 
@@ -24,14 +27,17 @@ class ZLossHandle:
     """A model whose training loss goes through `head_loss`; `remove()` takes everything back.
 
     `last` is the output of the last training forward: CE and Z apart and the statistics of every token, detached.
-    `calls` counts those forwards. The handle is a context manager. A copy or a pickle of the model carries a handle of
-    its own, without `last`.
+    `calls` counts those forwards, and every function in `observers` is called with each. `router` is the handle of the
+    router Z-loss, or None. The handle is a context manager. A copy or a pickle of the model carries a handle of
+    its own, without `last` and observers.
     """
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         self.settings = settings
         self.last: HeadLossOutput | None = None
         self.calls = 0
+        self.observers: list[Callable[[MicroBatch], None]] = []
+        self.router: RouterLossHandle | None = None
         self._model = model
         self._open: list[TrainingCall | None] = []
         self._hooks: list[Any] = [
@@ -44,6 +50,8 @@ class ZLossHandle:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if self.router is not None:
+            self.router.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +61,7 @@ class ZLossHandle:
 
     def __getstate__(self) -> dict[str, Any]:
         # `last` belongs to the original's last step; its tensors are not leaves, which torch refuses to copy.
-        return self.__dict__ | {"last": None, "_open": []}
+        return self.__dict__ | {"last": None, "_open": [], "observers": []}
 
     @outside_compile
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -87,7 +95,14 @@ class ZLossHandle:
             )
         self.calls += 1
         self.last = replace(call.output, loss=call.output.loss.detach())
+        for observe in self.observers:
+            observe(micro_batch(self.last, call.reduction))
         if call.per_token:
+            if self.router is not None:
+                raise UnsupportedModelError(
+                    "SFTTrainer makes its loss from the log-probabilities of tokens, which have no place for a router "
+                    "Z-loss: apply without `router`, or use the Trainer of transformers."
+                )
             from zloss.integrations.transformers.trl_output import fused_output
 
             return fused_output(call, output, given_arguments(model, args, kwargs))
@@ -124,7 +139,7 @@ def forbid_backward(model: nn.Module, output: Any, given: dict[str, Any]) -> Non
         raise UnsupportedModelError(why)
 
     if isinstance(tensor, Tensor) and tensor.requires_grad:
-        tensor.register_hook(refuse)
+        tensor.register_hook(refuse)  # type: ignore[no-untyped-call]
 
 
 def without_logits(output: Any) -> Any:

@@ -10,6 +10,7 @@ Axes: [..., D] hidden states stand for [..., V] logits.
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -189,12 +190,12 @@ class LazyLogits:
 
     div = __truediv__
 
-    def _times(self, factor: float) -> Self:
+    def _times(self, factor: builtins.float) -> Self:
         if self.transform.capped:
             return self._with(outer=self.transform.outer * factor)
         return self._with(scale=self.transform.scale * factor)
 
-    def _number(self, value: Any) -> float:
+    def _number(self, value: Any) -> builtins.float:
         if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad:
             value = value.item()
         if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -234,7 +235,7 @@ class LazyLogits:
         if func is torch.tanh or func is F.tanh:
             return args[0].tanh()
         lazy = next(value for value in (*args, *kwargs.values()) if isinstance(value, cls))
-        lazy.refuse(f"`{getattr(func, '__name__', func)}`")
+        return lazy.refuse(f"`{getattr(func, '__name__', func)}`")
 
 
 def _axes_of(item: Any) -> int:
@@ -261,4 +262,5 @@ def _cross_entropy(
         input.refuse("a cross-entropy with class weights or a deprecated reduction")
     if target.is_floating_point():
         input.refuse("a cross-entropy with probabilities as the target")
-    return input._answers.loss(input, CrossEntropyRequest(target, ignore_index, reduction, label_smoothing))
+    loss: Tensor = input._answers.loss(input, CrossEntropyRequest(target, ignore_index, reduction, label_smoothing))
+    return loss

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from zloss.source.objective import Objective
 from zloss.transport.backends.choice import Backend
-from zloss.transport.options import Statistics
+from zloss.transport.statistics_plan import Statistics
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from zloss.errors import UnsupportedModelError
 from zloss.integrations.transformers.head_operands import head_operands, output_head, vocabulary
 from zloss.integrations.transformers.lazy_logits import CrossEntropyRequest, LazyLogits, LogitTransform
 from zloss.integrations.transformers.settings import Settings
+from zloss.source.reduction import Reduction, check_reduction
 from zloss.transport.head_loss import HeadLossOutput, head_loss
 
 
@@ -27,7 +28,7 @@ class TrainingCall:
         self.per_token = per_token
         self.losses = 0
         self.output: HeadLossOutput | None = None
-        self.target_shape: torch.Size | None = None
+        self.reduction: Reduction = "mean"
         self._settings = settings
         self._head = output_head(model)
         self._pending: tuple[LazyLogits, CrossEntropyRequest] | None = None
@@ -65,7 +66,7 @@ class TrainingCall:
             self._settings.objective,
             bias=bias_V,
             ignore_index=request.ignore_index,
-            reduction="none" if self.per_token else request.reduction,  # type: ignore[arg-type]
+            reduction=self.reduction,
             valid_vocab=None if transform.vocab == operands.weight_VD.shape[0] else transform.vocab,
             logit_scale=transform.logit_scale,
             softcap=transform.softcap,
@@ -84,7 +85,8 @@ class TrainingCall:
                 "(multi-token prediction?); which of them should carry Z cannot be told."
             )
         self._pending = (logits, request)
-        self.target_shape = request.target.shape
+        check_reduction(request.reduction)
+        self.reduction = "none" if self.per_token else cast(Reduction, request.reduction)
         try:
             loss: Tensor = self._head(logits.hidden)
         finally:

@@ -8,10 +8,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from zloss.errors import MissingDependencyError, UnsupportedModelError
 from zloss.integrations.transformers.training_call import TrainingCall
+
+
+class NegativeLoss(Tensor):
+    """−(CE + Z) of every token: a tensor whose exponential is refused, because it is not a probability."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "").rstrip("_") in ("exp", "exp2", "expm1"):
+            raise UnsupportedModelError(
+                'the loss of a token was taken for its log-probability (TRL\'s loss_type="dft" does so), but it has Z in '
+                'it: use loss_type="nll".'
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 def fused_output(call: TrainingCall, output: Any, given: dict[str, Any]) -> Any:
@@ -39,7 +56,7 @@ def fused_output(call: TrainingCall, output: Any, given: dict[str, Any]) -> Any:
 
     return FusedCausalLMOutput(
         loss=None,
-        log_probs=laid_out(-call.output.loss),
+        log_probs=laid_out(-call.output.loss).as_subclass(NegativeLoss),
         entropy=laid_out(stats.entropy.masked_fill(~stats.valid, 0)),
         is_top1=laid_out(stats.top1 & stats.valid),
         label_mask=laid_out(stats.valid),

@@ -41,7 +41,7 @@ def _by_rows(logits: Tensor) -> Tensor:
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
-@torch.library.custom_op("zloss::row_statistics", mutates_args=())
+@torch.library.custom_op("zloss::row_sums", mutates_args=())
 def row_statistics(logits: Tensor, index: Tensor, vocab: int, scale: float, softcap: float | None) -> Tensor:
     """m, S, Σ exp(z − m)², Σ z, z_y and Σ exp(z − m)·(m − z) of every row, [6, T] in fp32; z_y is 0 at a negative index and NaN
     at one beyond the vocabulary.
