@@ -74,6 +74,10 @@ class UnsupportedModelError(InputError):
     """A model whose training loss cannot be taken over exactly; the message names its class and the reason."""
 
 
+class TrainingAlertError(ZlossError):
+    """An alert while training, where the user asked for an error."""
+
+
 class CorpusError(InputError):
     """A text that cannot be found, read, or is too short."""
 

@@ -63,6 +63,7 @@ PER_CLASS: dict[str, dict[str, Any]] = {
     ),
     **{key: {"rotary_dim": 8} for key in ("CodeGen", "GPTJ")},
     **{key: {"head_dim": 16} for key in ("HunYuanDenseV1", "HunYuanMoEV1", "Ministral")},
+    **{key: {"logits_scaling": 8.0} for key in ("Granite", "GraniteMoe", "GraniteMoeShared")},
     "MiniCPM3": ROPE,
     "HYV4": ROPE,
     "Nemotron": {"head_dim": 16, "num_key_value_heads": 2},

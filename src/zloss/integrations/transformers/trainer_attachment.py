@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,22 +17,29 @@ from zloss.integrations.transformers.apply import apply
 from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.integrations.transformers.trainer_checks import refuse_bypasses
 from zloss.source.objective import Objective
+from zloss.telemetry.alert_action import OnAlert, alert_action, logger
+from zloss.telemetry.alerts import Alert, AlertMonitor
+from zloss.telemetry.levels import exceeded_levels
 from zloss.telemetry.window import StepWindow
 from zloss.transport.backends.choice import Backend
 
 PREFIX = "zloss/"
 DEFAULT_WINDOW = 50
+STATE_FILE = "zloss_alerts.json"
+"""Beside a checkpoint of the trainer: the state of the alerts."""
 
 
 class TrainerAttachment:
     """A trainer whose model has a Z-loss and whose logs have its telemetry; `remove()` takes everything back.
 
-    `handle` is that of the model; `window` holds the last steps; `grad_norms` are the norms before clipping of the
-    steps since the last log.
+    `handle` is that of the model, `window` holds the last steps, `monitor` the alerts; `levels` are the thresholds of the
+    decision map that the first logged step was above.
     """
 
-    def __init__(self, trainer: Any, handle: ZLossHandle, window: StepWindow) -> None:
-        self.handle, self.window = handle, window
+    def __init__(self, trainer: Any, handle: ZLossHandle, window: StepWindow, on_alert: OnAlert) -> None:
+        self.handle, self.window, self.monitor = handle, window, AlertMonitor()
+        self.levels: dict[str, tuple[float, float]] | None = None
+        self._act = alert_action(on_alert)
         self._trainer = trainer
         self._grad_norm: Tensor | float | None = None
         self._max_norm: float | None = None
@@ -78,9 +87,30 @@ class TrainerAttachment:
         self._grad_norm = None
 
     def _log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-        if "loss" in logs:
-            logs = logs | self.scalars()
-        return self._own_log(logs, *args, **kwargs)
+        if "loss" not in logs:
+            return self._own_log(logs, *args, **kwargs)
+        alerts = self._watch(self.window.last_step())
+        done = self._own_log(logs | self.scalars(), *args, **kwargs)
+        for alert in alerts:  # after the log, so that an alert that raises leaves its numbers in the trackers
+            self._act(alert)
+        return done
+
+    def _watch(self, numbers: dict[str, float]) -> list[Alert]:
+        if self.levels is None and self.handle.last is not None:
+            self.levels = exceeded_levels(numbers, self.handle.last.stats.vocab)
+            for name, (value, limit) in self.levels.items():
+                logger.info("from the start %s is %.3g, above the decision map's %.3g", name, value, limit)
+        return self.monitor.observe(self._trainer.state.global_step, numbers)
+
+    def save(self, folder: Path) -> None:
+        """The state of the alerts, beside a checkpoint."""
+        if folder.is_dir():
+            (folder / STATE_FILE).write_text(json.dumps(self.monitor.state_dict()), encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint; one without a state of alerts starts them anew."""
+        if (folder / STATE_FILE).is_file():
+            self.monitor.load_state_dict(json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
 
     def _clip(self, parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
         norm = self._own_clip(parameters, max_norm, *args, **kwargs)
@@ -91,10 +121,18 @@ class TrainerAttachment:
 
 
 class _StepWatch(TrainerCallback):
-    """Tells the attachment that an optimizer step is over."""
+    """Tells the attachment of steps and checkpoints."""
 
     def __init__(self, attachment: TrainerAttachment) -> None:
         self._attachment = attachment
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step:
+            self._attachment.load(_checkpoint(args, state))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self._attachment.save(_checkpoint(args, state))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._attachment.begin_step()
@@ -103,10 +141,15 @@ class _StepWatch(TrainerCallback):
         self._attachment.end_step(state.global_step)
 
 
+def _checkpoint(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
 def attach(
     trainer: Any,
     objective: Objective,
     *,
+    on_alert: OnAlert = "log",
     label_smoothing: float = 0.0,
     router: RouterZLoss | None = None,
     window: int = DEFAULT_WINDOW,
@@ -119,6 +162,9 @@ def attach(
     predicted token; `zloss.source.summary` lists the other names. On several processes they are of the tokens of the
     process that logs.
 
+    `on_alert`: what is done when a tail changes (`zloss.telemetry.alerts` has the rule, counted in logs): "log" a
+    warning, "raise" an error, or a function of the alert.
+
     Refused: settings under which the trainer computes its loss outside the model. A step that bypassed the loss all the
     same raises at its end.
 
@@ -126,6 +172,7 @@ def attach(
     >>> attach(trainer, zloss.CenteredZLoss(1e-4))  # doctest: +SKIP
     """
     refuse_bypasses(trainer)
+    alert_action(on_alert)  # checks itself
     handle = apply(
         trainer.model,
         objective,
@@ -133,4 +180,4 @@ def attach(
         router=router,
         backend=backend,
     )
-    return TrainerAttachment(trainer, handle, StepWindow(window, objective.coordinate))
+    return TrainerAttachment(trainer, handle, StepWindow(window, objective.coordinate), on_alert)
