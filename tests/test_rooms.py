@@ -19,7 +19,8 @@ PAPER = Path(zloss_paper.__file__).parent
 
 TENSORS = {"errors", "cache", "streaming", "results", "source", "transport", "optimizer"}
 EXPERIMENTS = TENSORS | {"models", "text", "console", "measure", "decide"}
-EVERYTHING = EXPERIMENTS | {"audit", "train", "report"}
+LOOPS = EXPERIMENTS | {"telemetry"}
+EVERYTHING = LOOPS | {"audit", "train", "report"}
 
 MAY_IMPORT = {
     # room: the rooms it may import, besides itself
@@ -34,8 +35,9 @@ MAY_IMPORT = {
     "models": TENSORS,
     "text": TENSORS,
     "measure": TENSORS | {"models", "text", "console"},
-    "audit": EXPERIMENTS,
-    "train": EXPERIMENTS,
+    "telemetry": EXPERIMENTS,
+    "audit": LOOPS,
+    "train": LOOPS,
     "decide": {"errors", "results"},
     "report": {"errors", "results", "decide"},
     "protocol": EVERYTHING,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zloss.results.loss_audit import LossAudit as LossAudit
     from zloss.results.router import MeasuredScale as MeasuredScale
     from zloss.results.router import RouterFindings as RouterFindings
+    from zloss.source.explain import explain as explain
     from zloss.source.listing import centered_logits_from_raw as centered_logits_from_raw
     from zloss.source.listing import z_loss_source as z_loss_source
     from zloss.source.objective import Objective as Objective
@@ -57,6 +58,7 @@ _HOME = {
     "CrossEntropy": "source.objectives.cross_entropy",
     "FactorizedZLoss": "source.objectives.factorized",
     "GainAwareZLoss": "source.objectives.gain_aware",
+    "explain": "source.explain",
     "centered_logits_from_raw": "source.listing",
     "z_loss_source": "source.listing",
     "Objective": "source.objective",

@@ -70,6 +70,14 @@ class CheckpointError(InputError):
     """A model that cannot be found, loaded, or audited."""
 
 
+class UnsupportedModelError(InputError):
+    """A model whose training loss cannot be taken over exactly; the message names its class and the reason."""
+
+
+class TrainingAlertError(ZlossError):
+    """An alert while training, where the user asked for an error."""
+
+
 class CorpusError(InputError):
     """A text that cannot be found, read, or is too short."""
 

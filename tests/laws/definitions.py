@@ -113,6 +113,8 @@ def reference(case: Case) -> dict[str, Tensor]:
         "log_z": log_z.detach(),
         "gain": gain.detach(),
         "p_norm": p.norm(dim=-1).detach(),
+        "entropy": torch.special.entr(p).sum(-1).detach(),
+        "top1": ((z.argmax(-1) == case.target) & valid).double(),
         "source": source.reshape(-1, rows),
     }
     if bias is not None:
@@ -163,6 +165,8 @@ def measured(
         "log_z": out.stats.log_z,
         "gain": out.stats.gain,
         "p_norm": out.stats.p_norm,
+        "entropy": out.stats.entropy,
+        "top1": out.stats.top1.double(),
     }
     if bias is not None:
         result["bias.grad"] = bias.grad

@@ -47,6 +47,8 @@ def expected(
         names |= {"mu"}
     if head:
         names |= {"gain"} | ({"gain_centered"} if mean else set())
+    if hidden or level == "audit":
+        names |= {"entropy"}
     if level == "audit" and mean and hidden:
         names |= {"mu_residual"}
     return names

@@ -35,6 +35,7 @@ def test_the_plan_names_fields_of_token_stats() -> None:
 MUTATIONS = {
     "light is full": lambda objective, level, **known: plan_statistics(objective, "full", **known),
     "no centered gain": lambda *args, **known: replace(plan_statistics(*args, **known), gain_centered=False),
+    "no entropy": lambda *args, **known: replace(plan_statistics(*args, **known), entropy=False),
     "no residual": lambda *args, **known: replace(plan_statistics(*args, **known), mu_residual=False),
     "the norm of p for nothing": lambda *args, **known: replace(plan_statistics(*args, **known), p_norm=True),
 }
@@ -46,6 +47,7 @@ MUTATIONS = {
         (head_problem, "light is full"),
         (head_problem, "no centered gain"),
         (head_problem, "no residual"),
+        (head_problem, "no entropy"),
         (head_problem, "the norm of p for nothing"),
         (logits_problem, "light is full"),
         (logits_problem, "no centered gain"),

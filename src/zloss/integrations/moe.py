@@ -7,6 +7,8 @@ load-balancing term, are left alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,10 +16,24 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError
-from zloss.models.routers import find_routers
+from zloss.models.routers import RouterModule, find_routers
 from zloss.source.router.catalog import find_convention
 from zloss.source.router.convention import RouterConvention, check_count
 from zloss.source.router.loss import RouterLoss, router_loss
+
+
+@dataclass(frozen=True)
+class RouterZLoss:
+    """A router Z-loss for `apply(model, objective, router=...)`: λ_R Σ α (log Z_R − c_R)².
+
+    `convention` chooses α by name; `target` None is log E; `top_k` and `capacity` None are the model's own.
+    """
+
+    convention: str | RouterConvention = "token_layer_mean"
+    coef: float | None = 1e-3
+    target: float | None = None
+    top_k: int | None = None
+    capacity: int | None = None
 
 
 class RouterLossHandle:
@@ -39,6 +55,10 @@ class RouterLossHandle:
         micro_batches: int,
     ) -> None:
         check_count("micro_batches", micro_batches)
+        if any(isinstance(getattr(hook, "__self__", None), RouterLossHandle) for hook in model._forward_hooks.values()):
+            raise InputError(
+                f"this {type(model).__name__} has a router Z-loss already: call `remove()` on the earlier handle first."
+            )
         self.coef, self.target, self.capacity = coef, target, capacity
         self.convention = find_convention(convention)
         self.routers = find_routers(model)
@@ -53,12 +73,7 @@ class RouterLossHandle:
         self._layers: list[Tensor] = []
         self._hooks: list[Any] = [
             model.register_forward_pre_hook(self._begin),
-            *(
-                router.module.register_forward_hook(
-                    lambda _module, _inputs, output, router=router: self._layers.append(router.logits(output))
-                )
-                for router in self.routers.modules
-            ),
+            *(router.module.register_forward_hook(partial(self._keep, router)) for router in self.routers.modules),
             model.register_forward_hook(self._end, with_kwargs=True),
         ]
 
@@ -73,6 +88,9 @@ class RouterLossHandle:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.remove()
+
+    def _keep(self, router: RouterModule, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self._layers.append(router.logits(output))
 
     def _begin(self, _model: nn.Module, _inputs: Any) -> None:
         self._layers.clear()

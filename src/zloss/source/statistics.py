@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from zloss.source.summary import summarize
+
 
 @dataclass(frozen=True)
 class TokenStats:
@@ -39,6 +41,8 @@ class TokenStats:
     """A_p = ‖Wᵀp‖₂ / ‖p‖₂ (paper eq:ap, ε-free)."""
     gain_centered: Tensor | None = None
     """‖Wᵀp − w̄‖₂ / ‖p‖₂: the gain of the row-centered head."""
+    entropy: Tensor | None = None
+    """H = −Σ_i p_i log p_i = log Z − Σ_i p_i z_i, in nats."""
 
     mu_residual: Tensor | None = None
     """Mean of the computed logits minus w̄·u + b̄: rounding of the logits. Only with statistics="audit"."""
@@ -59,9 +63,18 @@ class TokenStats:
         return (self.target_logit - self.row_max) - self.log_s
 
     @property
+    def top1(self) -> Tensor:
+        """bool: the target has the largest logit (ties count); False at ignored tokens."""
+        return (self.target_logit >= self.row_max) & self.valid
+
+    @property
     def nonfinite(self) -> Tensor:
         """bool: tokens whose normalizer or target logit is NaN or infinite."""
         return ~(torch.isfinite(self.log_z) & torch.isfinite(self.target_logit))
+
+    def summary(self) -> dict[str, float]:
+        """Mean, p99, p99.9 and maximum of what people log, over the valid tokens; see `zloss.source.summary`."""
+        return summarize([self])
 
     def reshape(self, shape: torch.Size) -> TokenStats:
         """The same statistics with the token axis laid out as `shape`."""

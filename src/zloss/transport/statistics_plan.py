@@ -8,9 +8,12 @@ row_max, log_s, target_logit and valid are always there. The others:
 | p_norm         | yes    | yes     | if the objective needs the gain             |                           |
 | gain           | yes    | yes     | if the objective needs the gain             | the head                  |
 | gain_centered  | yes    | yes     | no                                          | the head, and a mean      |
+| entropy        | yes    | yes     | no                                          | hidden states, or "audit" |
 | mu_residual    | no     | yes     | no                                          | hidden states, and a mean |
 
-Softcapped logits and logits with a bias of -inf have no mean that is a coordinate.
+Softcapped logits and logits with a bias of -inf have no mean that is a coordinate. The entropy of tokens comes from
+their hidden states and E W, without a further pass. For softcapped logits and a bias of -inf it costs one pass over E;
+for logits without hidden states likewise, and there only "audit" asks for it.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from typing import Literal
 from zloss.source.objective import Objective
 
 Statistics = Literal["full", "light", "audit"]
-""""full": every statistic that costs no further pass over the logits; "light": only what the loss itself needs;
-"audit": full, and the residual mean of the logits, which costs one more pass over them."""
+""""full": every statistic that costs no further pass over the logits, and the entropy where hidden states are known;
+"light": only what the loss itself needs; "audit": full, and the entropy and the residual mean of any logits, each of
+which costs one more pass over them."""
 
 ALWAYS = ("row_max", "log_s", "target_logit")
 
@@ -35,6 +39,7 @@ class StatisticsPlan:
     p_norm: bool
     gain: bool
     gain_centered: bool
+    entropy: bool
     mu_residual: bool
 
     @property
@@ -60,5 +65,6 @@ def plan_statistics(
         p_norm=more or gain,
         gain=gain,
         gain_centered=gain and has_mu and more,
+        entropy=(more and has_hidden) or level == "audit",
         mu_residual=has_mu and has_hidden and level == "audit",
     )

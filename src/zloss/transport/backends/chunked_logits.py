@@ -81,7 +81,9 @@ def _iterate_logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Lo
         if options.logit_scale != 1:
             z_CV.mul_(options.logit_scale)
         mean = plan.mu or needs_mean(options)
-        rows = work.statistics(buffers_BCV[:, : stop - start], unused_NCV, index_C, norm=plan.p_norm, mean=mean)
+        rows = work.statistics(
+            buffers_BCV[:, : stop - start], unused_NCV, index_C, norm=plan.p_norm, mean=mean, drop=plan.entropy
+        )
         stats = chunk_stats(
             plan,
             rows.sums,

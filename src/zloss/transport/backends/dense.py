@@ -135,7 +135,10 @@ def _dense_stats(
     row_max_T = logits_TV.amax(dim=1)
     picked_T = logits_TV.gather(1, targets.index_T.unsqueeze(1)).squeeze(1)
     mean_T = logits_TV.mean(dim=1) if plan.mu else None
-    p_norm_T = gain_T = gain_centered_T = None
+    p_norm_T = gain_T = gain_centered_T = entropy_T = None
+    if plan.entropy:
+        log_p_TV = torch.log_softmax(logits_TV, dim=1)
+        entropy_T = -torch.where(log_p_TV == -torch.inf, 0, log_p_TV.exp() * log_p_TV).sum(dim=1)
     if plan.p_norm:
         p_TV = torch.softmax(logits_TV, dim=1)
         p_norm_T = p_TV.norm(dim=1)
@@ -156,5 +159,6 @@ def _dense_stats(
         p_norm=p_norm_T,
         gain=gain_T,
         gain_centered=gain_centered_T,
+        entropy=entropy_T,
         mu_residual=None if shift_T is None or mean_T is None else mean_T - shift_T,
     )

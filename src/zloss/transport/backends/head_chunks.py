@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zloss.source.injection import inject
 from zloss.transport.backends.chunk_sizes import chunk_bounds
-from zloss.transport.backends.chunk_statistics import chunk_stats
+from zloss.transport.backends.chunk_statistics import chunk_stats, mean_energy
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.products import wide_pass
@@ -36,7 +36,8 @@ def iterate_head_chunks(
     bias_V = _scaled_bias(problem)
     mean_row_D = head.mean() if plan.mu else None
     mean_bias = bias_V.mean() if bias_V is not None and plan.mu else None
-
+    # Without a mean the entropy is not in E W; with a bias it also needs E·b, which 16-bit parts of E do not give.
+    drop = plan.entropy and (not plan.mu or (bias_V is not None and products.parts > 0))
     tokens = problem.hidden_TD.shape[0]
     bounds = chunk_bounds(
         tokens,
@@ -59,12 +60,18 @@ def iterate_head_chunks(
             index_C,
             norm=plan.p_norm,
             mean=plan.mu_residual,
+            drop=drop,
         )
         projected_CD = head.back_project(rows.shaped) if back_projection or plan.gain else None
         mu_C = None
         if mean_row_D is not None:
             mu_C = hidden_CD @ mean_row_D
             mu_C = mu_C if mean_bias is None else mu_C + mean_bias
+        energy_C = None
+        if plan.entropy and rows.sums.drop_C is None:
+            assert projected_CD is not None
+            assert mean_row_D is not None
+            energy_C = mean_energy(rows.sums, rows.shaped[0], hidden_CD, projected_CD, mean_row_D, bias_V, mean_bias)
         stats = chunk_stats(
             plan,
             rows.sums,
@@ -73,6 +80,7 @@ def iterate_head_chunks(
             problem.vocab,
             mu_C=mu_C,
             mean_logit_C=rows.mean_logit_C,
+            mean_energy_C=energy_C,
             projected_CD=projected_CD,
             mean_row_D=mean_row_D,
             logit_scale=options.logit_scale,

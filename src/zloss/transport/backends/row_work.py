@@ -25,6 +25,8 @@ class RowSums:
     row_max_C: Tensor
     sum_C: Tensor
     norm_C: Tensor | None
+    drop_C: Tensor | None = None
+    """Σ exp(z − m)·(m − z), so that the entropy is log S + drop / S."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,12 @@ class RowWork(Protocol):
     """How the products take E."""
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool
+        self, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool, drop: bool = False
     ) -> RowPass:
-        """Softcap, statistics and E; the buffers are consumed. `narrow_NCV` holds the 16-bit parts of E."""
+        """Softcap, statistics and E; the buffers are consumed. `narrow_NCV` holds the 16-bit parts of E.
+
+        `norm`, `mean`, `drop`: which optional sums are needed.
+        """
         ...
 
     def source(

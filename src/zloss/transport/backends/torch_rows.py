@@ -8,6 +8,8 @@ Axes: C tokens of a chunk, V vocabulary, B buffers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -47,7 +49,7 @@ class TorchRows:
         self.buffers = 1 + (softcap is not None) + self._keep_slope
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool
+        self, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool, drop: bool = False
     ) -> RowPass:
         z_CV = buffers_BCV[0]
         if self._softcap is not None:
@@ -58,6 +60,9 @@ class TorchRows:
         if mean:
             wide_pass("row mean", (z_CV,))
         sums = exp_rows_(z_CV, norm=norm)
+        if drop:  # log E is z − m wherever E has not underflowed to 0, and there E·(z − m) is below rounding
+            sums = replace(sums, drop_C=-torch.xlogy(z_CV, z_CV).sum(dim=1))
+            wide_pass("entropy sum", (z_CV,))
         shaped_CV, kept_CV = z_CV, None
         if self._softcap is not None:
             slope_CV = buffers_BCV[-1]

@@ -40,7 +40,7 @@ def row_statistics_kernel(
     SOFTCAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program per row: m, S = Σ exp(z − m), Σ exp(z − m)², Σ z and z_y into the rows of out [5, T]."""
+    """One program per row: m, S = Σ exp(z − m), Σ exp(z − m)², Σ z, z_y, Σ exp(z − m)·(m − z) into out [6, T]."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * row_stride
     lanes = tl.arange(0, BLOCK)
@@ -48,6 +48,7 @@ def row_statistics_kernel(
     row_sum = 0.0
     row_square = 0.0
     row_total = 0.0
+    row_drop = 0.0
     for first in range(0, vocab, BLOCK):
         inside = first + lanes < vocab
         z = tl.load(row_ptr + first + lanes, mask=inside, other=0.0).to(tl.float32) * scale
@@ -61,9 +62,15 @@ def row_statistics_kernel(
         # While everything seen is -inf there is no maximum to subtract: −inf − (−inf) would be NaN.
         anchor = tl.where(larger == -float("inf"), 0.0, larger)
         carry = tl.exp(row_max - anchor)
-        e = tl.exp(z - anchor)
+        below = z - anchor
+        e = tl.exp(below)
+        # What was summed against the old maximum m lies anchor − m lower now; before the first finite logit that sum is 0.
+        lower = tl.where(row_max == -float("inf"), 0.0, anchor - row_max)
+        row_drop = carry * (row_drop + row_sum * lower)
         row_sum = row_sum * carry + tl.sum(e, axis=0)
         row_square = row_square * carry * carry + tl.sum(e * e, axis=0)
+        # Last: summed before the others it costs ten registers and a spill on sm_90. exp(−1000) is 0, so −inf adds 0.
+        row_drop -= tl.sum(e * tl.maximum(below, -1000.0), axis=0)
         row_max = larger
     index = tl.load(index_ptr + row)
     target = tl.load(row_ptr + index, mask=(index >= 0) & (index < vocab), other=0.0).to(tl.float32) * scale
@@ -77,6 +84,7 @@ def row_statistics_kernel(
     tl.store(out_ptr + 2 * tokens + row, row_square)
     tl.store(out_ptr + 3 * tokens + row, row_total)
     tl.store(out_ptr + 4 * tokens + row, target)
+    tl.store(out_ptr + 5 * tokens + row, row_drop)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -30,11 +30,11 @@ def triton_logits_loss(problem: LogitsProblem) -> LossParts:
 def _loss(problem: LogitsProblem) -> LossParts:
     options, targets, vocab = problem.options, problem.targets, problem.vocab
     valid_T, scale = targets.valid_T, options.logit_scale
-    row_max_T, sum_T, square_T, total_T, target_logit_T = row_statistics(
+    row_max_T, sum_T, square_T, total_T, target_logit_T, drop_T = row_statistics(
         problem.logits_TV.detach(), targets.index_T, vocab, scale, options.softcap
     ).unbind()
     mean_T = total_T / vocab
-    stats = _statistics(problem, RowSums(row_max_T, sum_T, square_T.sqrt()), mean_T, target_logit_T)
+    stats = _statistics(problem, RowSums(row_max_T, sum_T, square_T.sqrt(), drop_T), mean_T, target_logit_T)
     check_rows(stats)
     check_mean(mean_T, valid_T, options)
     # Under softcap the mean is no coordinate and stays out of the record, but label smoothing uses it.

@@ -27,8 +27,8 @@ from zloss.transport.backends.triton.kernels import (
     row_statistics_kernel,
 )
 
-STATISTICS = 5
-"""Rows of what `row_statistics` returns: m, S, Σ exp(z − m)², Σ z, z_y."""
+STATISTICS = 6
+"""Rows of what `row_statistics` returns: m, S, Σ exp(z − m)², Σ z, z_y, Σ exp(z − m)·(m − z)."""
 
 STATISTICS_BLOCK = 65536 if INTERPRETED else 4096
 """Columns that the statistics kernel reads per step: 4096 fit the registers of every GPU, more begin to spill. On the
@@ -49,9 +49,9 @@ def _by_rows(logits: Tensor) -> Tensor:
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
-@torch.library.custom_op("zloss::row_statistics", mutates_args=())
+@torch.library.custom_op("zloss::row_sums", mutates_args=())
 def row_statistics(logits: Tensor, index: Tensor, vocab: int, scale: float, softcap: float | None) -> Tensor:
-    """m, S, Σ exp(z − m)², Σ z and z_y of every row, [5, T] in fp32; z_y is 0 at a negative index and NaN
+    """m, S, Σ exp(z − m)², Σ z, z_y and Σ exp(z − m)·(m − z) of every row, [6, T] in fp32; z_y is 0 at a negative index and NaN
     at one beyond the vocabulary.
     """
     logits = _by_rows(logits)

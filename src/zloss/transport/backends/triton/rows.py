@@ -29,13 +29,14 @@ class TritonRows:
         self.buffers = 2 if keep_logits and not self.plan.parts else 1
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool
+        self, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool, drop: bool = False
     ) -> RowPass:
         z_CV = buffers_BCV[0]
         vocab = z_CV.shape[1]
-        row_max, total, square, logit_sum, target = row_statistics(z_CV, index_C, vocab, 1.0, self._softcap).unbind()
+        numbers = row_statistics(z_CV, index_C, vocab, 1.0, self._softcap)
+        row_max, total, square, logit_sum, target, drop_C = numbers.unbind()
         wide_pass("row statistics", (z_CV,))
-        sums = RowSums(row_max, total, square.sqrt() if norm else None)
+        sums = RowSums(row_max, total, square.sqrt() if norm else None, drop_C)
         mean_C = logit_sum / vocab if mean else None
         if self.plan.parts:
             max_index_C = exp_parts_(z_CV, narrow_NCV, row_max, self.plan.exp_scale, 1.0, self._softcap)

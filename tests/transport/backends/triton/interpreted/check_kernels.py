@@ -59,7 +59,7 @@ def test_minus_infinity_anywhere_but_everywhere() -> None:
     logits[0, :64] = -torch.inf
     logits[1, 64:] = -torch.inf
     logits[2] = -torch.inf
-    row_max, total, square, _, _ = ops.row_statistics(logits, torch.zeros(3, dtype=torch.int64), 150, 1.0, None)
+    row_max, total, square, *_ = ops.row_statistics(logits, torch.zeros(3, dtype=torch.int64), 150, 1.0, None)
     assert torch.allclose((row_max + total.log())[:2], logits[:2].logsumexp(1), rtol=1e-6)
     assert torch.allclose((square / total**2)[:2], logits[:2].softmax(1).square().sum(1), rtol=1e-6)
     assert row_max[2] == -torch.inf
@@ -92,7 +92,7 @@ def test_ignored_rows_and_padding_are_zero_whatever_they_hold() -> None:
 
 def test_no_rows() -> None:
     empty, index, row = torch.empty(0, 7), torch.empty(0, dtype=torch.int64), torch.empty(0)
-    assert ops.row_statistics(empty, index, 7, 1.0, None).shape == (5, 0)
+    assert ops.row_statistics(empty, index, 7, 1.0, None).shape == (6, 0)
     assert ops.row_source(empty, row, index, row, row, row, 7, 1.0, None, True, torch.float32).shape == (0, 7)
 
 

@@ -63,6 +63,7 @@ def statistics(rows: Rows) -> dict[str, Tensor]:
         "‖p‖²": z.softmax(1).square().sum(1),
         "μ": z.mean(1),
         "z_y": torch.where(rows.counted, picked, 0.0),
+        "H": torch.special.entr(z.softmax(1)).sum(1),
     }
 
 
@@ -81,13 +82,15 @@ def source(rows: Rows, *, slope: bool) -> Tensor:
 def errors(rows: Rows) -> dict[str, float]:
     """Relative error of everything the ops return."""
     shape = rows.vocab, rows.scale, rows.softcap
-    row_max, total, square, logit_sum, target = ops.row_statistics(rows.logits, rows.index, *shape).double().unbind()
+    numbers = ops.row_statistics(rows.logits, rows.index, *shape).double()
+    row_max, total, square, logit_sum, target, drop = numbers.unbind()
     got = {
         "m": row_max,
         "log Z": row_max + total.log(),
         "‖p‖²": square / total**2,
         "μ": logit_sum / rows.vocab,
         "z_y": target,
+        "H": total.log() + drop / total,
     }
     found = {name: relative_error(got[name], truth) for name, truth in statistics(rows).items()}
     for slope in (False, True):

@@ -1,0 +1,266 @@
+"""Logits that are never computed: what a model does to them before its loss is recorded, and anything else is refused.
+
+While a model trains, its output head returns a `LazyLogits` instead of a tensor. Slices, views and casts act on the
+hidden states; products with a number, a tanh and a constant bias become the logit scale, the softcap and the bias of
+`head_loss`; a cut of the vocabulary becomes `valid_vocab`. `F.cross_entropy`, where the losses of transformers end, is
+answered by the training call. An operation that is not listed here raises, so no result can be silently different.
+
+Axes: [..., D] hidden states stand for [..., V] logits.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import EllipsisType
+from typing import Any, NoReturn, Protocol, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zloss.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class CrossEntropyRequest:
+    """The arguments of one call of `F.cross_entropy` on lazy logits."""
+
+    target: Tensor
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+
+
+class AnswersLoss(Protocol):
+    """Who computes the loss of lazy logits."""
+
+    model_name: str
+
+    def loss(self, logits: LazyLogits, request: CrossEntropyRequest) -> Tensor:
+        """What `F.cross_entropy(logits, target, ...)` returns."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """z = outer·tanh(scale·(Wu + b + bias)) where capped, else scale·(Wu + b + bias); the first `vocab` entries of it."""
+
+    vocab: int
+    scale: float = 1.0
+    capped: bool = False
+    outer: float = 1.0
+    bias_V: Tensor | None = None
+
+    @property
+    def softcap(self) -> float | None:
+        """The cap of cap·tanh(s·z/cap)."""
+        return self.outer if self.capped else None
+
+    @property
+    def logit_scale(self) -> float:
+        """The s of cap·tanh(s·z/cap), or of s·z without a cap."""
+        return self.scale * self.outer if self.capped else self.scale
+
+
+class LazyLogits:
+    """The logits of a head, known by their hidden states and by what was done to them since."""
+
+    def __init__(self, answers: AnswersLoss, hidden: Tensor, transform: LogitTransform, dtype: torch.dtype) -> None:
+        self._answers = answers
+        self.hidden = hidden
+        self.transform = transform
+        self.dtype = dtype
+
+    def _with(self, *, hidden: Tensor | None = None, dtype: torch.dtype | None = None, **changes: Any) -> Self:
+        kept = self.hidden if hidden is None else hidden
+        return type(self)(self._answers, kept, replace(self.transform, **changes), dtype or self.dtype)
+
+    def refuse(self, what: str) -> NoReturn:
+        raise UnsupportedModelError(
+            f"{self._answers.model_name} applies {what} to its logits while it trains, which cannot be computed without them."
+        )
+
+    # What may be asked.
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([*self.hidden.shape[:-1], self.transform.vocab])
+
+    @property
+    def device(self) -> torch.device:
+        return self.hidden.device
+
+    @property
+    def ndim(self) -> int:
+        return self.hidden.ndim
+
+    @property
+    def requires_grad(self) -> bool:
+        return True
+
+    def dim(self) -> int:
+        return self.hidden.ndim
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    # What changes nothing, or the layout of the tokens only.
+
+    def contiguous(self, *_args: Any, **_kwargs: Any) -> Self:
+        return self
+
+    def float(self) -> Self:
+        return self._with(dtype=torch.float32)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """A cast or a move. A cast to fewer bits rounds the logits, which is refused."""
+        wanted = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
+        wanted += [value.dtype for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        dtype = wanted[-1] if wanted else self.dtype
+        if dtype.itemsize < self.dtype.itemsize or not dtype.is_floating_point:
+            self.refuse(f"a cast from {self.dtype} to {dtype}")
+        return self._with(dtype=dtype)
+
+    def type(self, dtype: torch.dtype) -> Self:
+        return self.to(dtype)
+
+    def view(self, *shape: Any) -> Self:
+        """Another layout of the tokens; the vocabulary stays the last axis."""
+        sizes = list(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else list(shape)
+        vocab, tokens = self.shape[-1], self.shape[:-1].numel()
+        if sizes and sizes[-1] == -1 and math.prod(sizes[:-1]) == tokens:
+            sizes[-1] = vocab
+        if not sizes or sizes[-1] != vocab:
+            self.refuse(f"view{tuple(shape)} of logits {list(self.shape)}")
+        return self._with(hidden=self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
+
+    reshape = view
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
+        if end_dim % self.ndim == self.ndim - 1 and start_dim % self.ndim != self.ndim - 1:
+            self.refuse("a flatten over the vocabulary")
+        return self._with(hidden=self.hidden.flatten(start_dim, end_dim))
+
+    def unsqueeze(self, dim: int) -> Self:
+        if dim in (-1, self.ndim):
+            self.refuse("an axis behind the vocabulary")
+        return self._with(hidden=self.hidden.unsqueeze(dim))
+
+    def squeeze(self, dim: int) -> Self:
+        if dim % self.ndim == self.ndim - 1:
+            self.refuse("a squeeze of the vocabulary")
+        return self._with(hidden=self.hidden.squeeze(dim))
+
+    def __getitem__(self, index: Any) -> Self:
+        """A choice of tokens; on the vocabulary only a cut [:n] from its start."""
+        items = self._spelled_out(index if isinstance(index, tuple) else (index,))
+        if sum(_axes_of(item) for item in items) < self.ndim:
+            return self._with(hidden=self.hidden[tuple(items)])
+        *tokens, last = items
+        if not isinstance(last, slice) or last.start not in (None, 0) or last.step not in (None, 1):
+            self.refuse(f"the index {last!r} of the vocabulary")
+        kept = len(range(self.transform.vocab)[last])
+        return self._with(hidden=self.hidden[(*tokens, slice(None))], vocab=kept)
+
+    def _spelled_out(self, items: tuple[Any, ...]) -> list[Any]:
+        """The index with its `...` written as slices."""
+        places = [place for place, item in enumerate(items) if isinstance(item, EllipsisType)]
+        if not places:
+            return list(items)
+        free = self.ndim - sum(_axes_of(item) for item in items)
+        return [*items[: places[0]], *[slice(None)] * free, *items[places[0] + 1 :]]
+
+    # What becomes the logit scale, the softcap or the bias.
+
+    def __mul__(self, factor: Any) -> Self:
+        return self._times(self._number(factor))
+
+    __rmul__ = __mul__
+    mul = __mul__
+    multiply = __mul__
+
+    def __truediv__(self, divisor: Any) -> Self:
+        return self._times(1.0 / self._number(divisor))
+
+    div = __truediv__
+
+    def _times(self, factor: builtins.float) -> Self:
+        if self.transform.capped:
+            return self._with(outer=self.transform.outer * factor)
+        return self._with(scale=self.transform.scale * factor)
+
+    def _number(self, value: Any) -> builtins.float:
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad:
+            value = value.item()
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            self.refuse("a product with something that is not a constant number")
+        return float(value)
+
+    def __add__(self, bias: Any) -> Self:
+        """A constant bias per vocabulary entry, such as Bart's `final_logits_bias`."""
+        fits = isinstance(bias, Tensor) and not bias.requires_grad and bias.numel() == self.transform.vocab
+        if not fits or self.transform.capped or bias.shape[-1] != self.transform.vocab:
+            self.refuse("a sum with something that is not a constant bias of every vocabulary entry")
+        bias_V = bias.reshape(-1) / self.transform.scale
+        return self._with(bias_V=bias_V if self.transform.bias_V is None else self.transform.bias_V + bias_V)
+
+    __radd__ = __add__
+    add = __add__
+
+    def tanh(self) -> Self:
+        if self.transform.capped:
+            self.refuse("a second tanh")
+        return self._with(capped=True)
+
+    # Everything else.
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse(f"`.{name}`")
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.cross_entropy:
+            return _cross_entropy(*args, **kwargs)
+        if func is torch.tanh or func is F.tanh:
+            return args[0].tanh()
+        lazy = next(value for value in (*args, *kwargs.values()) if isinstance(value, cls))
+        return lazy.refuse(f"`{getattr(func, '__name__', func)}`")
+
+
+def _axes_of(item: Any) -> int:
+    """How many axes one item of an index consumes."""
+    if item is None or isinstance(item, EllipsisType):
+        return 0
+    return item.ndim if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+
+
+def _cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`F.cross_entropy` of lazy logits, with its own signature."""
+    if not isinstance(input, LazyLogits):
+        target.refuse("a cross-entropy with the logits as the target")
+    if weight is not None or size_average is not None or reduce is not None:
+        input.refuse("a cross-entropy with class weights or a deprecated reduction")
+    if target.is_floating_point():
+        input.refuse("a cross-entropy with probabilities as the target")
+    loss: Tensor = input._answers.loss(input, CrossEntropyRequest(target, ignore_index, reduction, label_smoothing))
+    return loss

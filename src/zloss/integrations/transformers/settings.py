@@ -1,0 +1,19 @@
+"""What `apply` was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zloss.source.objective import Objective
+from zloss.transport.backends.choice import Backend
+from zloss.transport.statistics_plan import Statistics
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The objective and the options of every training call."""
+
+    objective: Objective
+    label_smoothing: float = 0.0
+    statistics: Statistics = "full"
+    backend: Backend = "auto"

@@ -1,0 +1,39 @@
+"""What a Trainer is set to do that would leave Z out of its loss: refused before the first step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zloss.errors import InputError
+
+
+def refuse_bypasses(trainer: Any) -> None:
+    """Raise for settings under which the model's own loss is not what the trainer minimises."""
+    args = trainer.args
+    if getattr(trainer, "label_smoother", None) is not None:
+        raise InputError(
+            "the trainer's label smoother computes the loss from logits, outside the model, so Z would be left out: set "
+            "`label_smoothing_factor=0` in its arguments and pass `label_smoothing` to attach instead."
+        )
+    if getattr(trainer, "compute_loss_func", None) is not None:
+        raise InputError(
+            "`compute_loss_func` computes the trainer's loss outside the model, so Z would be left out: call "
+            "zloss.logits_loss inside that function instead of attaching."
+        )
+    if getattr(args, "loss_type", None) == "dft":
+        raise InputError(
+            '`loss_type="dft"` weights every token by its probability, which it takes from the loss; with Z in the loss '
+            'that weight would be wrong: use `loss_type="nll"`.'
+        )
+    if getattr(args, "use_liger_kernel", False):
+        chosen = getattr(args, "liger_kernel_config", None) or {}
+        if chosen.get("fused_linear_cross_entropy", True):
+            raise InputError(
+                "Liger's fused cross-entropy would compute the loss instead: pass "
+                '`liger_kernel_config={"fused_linear_cross_entropy": False}` beside `use_liger_kernel=True`.'
+            )
+    if getattr(args, "n_gpu", 1) > 1:
+        raise InputError(
+            f"this trainer would run nn.DataParallel over {args.n_gpu} GPUs, whose copies of the model share one handle: "
+            "start it with `torchrun` or `accelerate launch`, one process per GPU."
+        )

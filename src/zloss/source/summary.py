@@ -1,0 +1,113 @@
+"""The numbers of many tokens that people log: means and tails by name, in one transfer to the host.
+
+| name                                | of every valid token                                      |
+|-------------------------------------|-----------------------------------------------------------|
+| ce, entropy, accuracy               | mean of −log p_y, of H, of top-1; nats, nats, fraction    |
+| log_z_mean, _p99, _p999, _max       | log Z                                                     |
+| p_z_mean_raw, p_z_99_raw, …         | |log Z − log V|                                           |
+| p_z_mean_centered, …                | |log Z̃ − log V|, with log Z̃ = log Z − μ                   |
+| mu_abs_mean, _p99, _p999, _max      | |μ|                                                       |
+| gain_mean, _p99, _p999, _max        | A_p                                                       |
+| gain_centered_mean, …               | A_p of the row-centered head                              |
+| tokens                              | how many tokens these are                                 |
+
+A quantity that does not exist for these logits has no entry; without a valid token only `tokens` is there. Quantiles are
+interpolated linearly between order statistics.
+
+Scaling: every token counts once, whatever the reduction and the weights of the loss are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from zloss.source.statistics import TokenStats
+
+LEVELS = {"99": 0.99, "999": 0.999, "max": 1.0}
+"""Part of a name → level of the quantile."""
+
+
+def _deviation(log_z: Tensor | None, vocab: int) -> Tensor | None:
+    return None if log_z is None else (log_z - math.log(vocab)).abs()
+
+
+MEANS: dict[str, Callable[[TokenStats], Tensor | None]] = {
+    "ce": lambda stats: -stats.target_log_prob,
+    "entropy": lambda stats: stats.entropy,
+    "accuracy": lambda stats: stats.top1.to(stats.log_s.dtype),
+}
+"""Quantities of which the mean is logged, by name."""
+TAILS: dict[str, Callable[[TokenStats], Tensor | None]] = {
+    "log_z": lambda stats: stats.log_z,
+    "p_z_raw": lambda stats: _deviation(stats.log_z, stats.vocab),
+    "p_z_centered": lambda stats: _deviation(stats.log_z_centered, stats.vocab),
+    "mu_abs": lambda stats: None if stats.mu is None else stats.mu.abs(),
+    "gain": lambda stats: stats.gain,
+    "gain_centered": lambda stats: stats.gain_centered,
+}
+"""Quantities of which mean and tail are logged, by name."""
+
+
+@torch.no_grad()
+def token_values(stats: TokenStats) -> dict[str, Tensor]:
+    """Every quantity that exists, one value per token, NaN at ignored tokens: [T], on the device."""
+    found = {name: of(stats) for name, of in (MEANS | TAILS).items()}
+    hidden = ~stats.valid.flatten()
+    return {name: value.flatten().masked_fill(hidden, math.nan) for name, value in found.items() if value is not None}
+
+
+def summarize(parts: Sequence[TokenStats]) -> dict[str, float]:
+    """The table above over all tokens of all parts (micro-batches, steps)."""
+    valid = torch.cat([part.valid.flatten() for part in parts])
+    return summarize_values(joined([token_values(part) for part in parts]), valid.sum())
+
+
+def joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The quantities that all parts have, on one token axis."""
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
+
+
+@torch.no_grad()
+def summarize_values(values: dict[str, Tensor], tokens: Tensor) -> dict[str, float]:
+    """The table above of values [T] that are NaN beyond `tokens` of them."""
+    numbers: dict[str, Tensor] = {"tokens": tokens}
+    for name, value_T in values.items():
+        if name in MEANS:
+            numbers[name] = _mean(value_T, tokens)
+            continue
+        numbers[entry_name(name, "mean")] = _mean(value_T, tokens)
+        # Ignored tokens are NaN and NaN is sorted last: the first `tokens` are the valid ones, nonfinite ones included.
+        ordered_T = value_T.sort().values
+        for level, q in LEVELS.items():
+            numbers[entry_name(name, level)] = _quantile(ordered_T, tokens, q)
+    found = torch.stack([number.double() for number in numbers.values()]).tolist()
+    return {name: number for name, number in zip(numbers, found, strict=True) if found[0] or name == "tokens"}
+
+
+def entry_name(quantity: str, level: str) -> str:
+    """p_z has its coordinate at the end, as the reports write it (p_z_999_raw); the others read log_z_p999."""
+    if quantity.startswith("p_z_"):
+        return f"p_z_{level}_{quantity.removeprefix('p_z_')}"
+    return f"{quantity}_p{level}" if level.isdigit() else f"{quantity}_{level}"
+
+
+def _mean(value_T: Tensor, tokens: Tensor) -> Tensor:
+    return value_T.double().nansum() / tokens
+
+
+def _quantile(ordered_T: Tensor, tokens: Tensor, q: float) -> Tensor:
+    """Linear interpolation at rank q·(tokens − 1), on the device; the count need not reach the host first."""
+    if not ordered_T.numel():
+        return ordered_T.new_tensor(math.nan)
+    rank = q * (tokens.double() - 1).clamp_min(0)
+    low = rank.floor().long()
+    high = torch.minimum(low + 1, (tokens - 1).clamp_min(0))
+    below, above = ordered_T.gather(0, torch.stack([low, high])).double()
+    return torch.where(rank == low, below, torch.lerp(below, above, rank - low))

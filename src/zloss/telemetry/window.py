@@ -1,0 +1,118 @@
+"""The last n steps of a run: what their tokens were, kept on the device until a number is asked for.
+
+A step that is not logged costs one copy of its statistics, [T] per quantity, and no transfer. Older steps are dropped,
+so memory is bounded by n·T numbers per quantity. Tails are exact: windows of the same steps in any split of tokens to
+micro-batches give the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zloss.errors import InputError
+from zloss.source.summary import entry_name, joined, summarize_values, token_values
+from zloss.telemetry.micro_batch import MicroBatch
+
+DEPLOYED = {"p_z_999": ("p_z", "999"), "p_z_99": ("p_z", "99"), "a_p_99": ("gain", "99")}
+"""Name of a scalar in the coordinate that the objective deploys → its quantity and level."""
+
+
+@dataclass(frozen=True)
+class WindowStep:
+    """The tokens of one optimizer step, and its gradient norm before clipping."""
+
+    values: dict[str, Tensor]
+    tokens: Tensor
+    cross_entropy: Tensor
+    auxiliary: Tensor
+    grad_norm: Tensor | None
+    clipped: bool | Tensor | None
+
+
+class StepWindow:
+    """Scalars of the last `steps` optimizer steps.
+
+    `coordinate`: "raw" or "centered", the one that the objective deploys: p_z_999, p_z_99 and a_p_99 without a suffix
+    are in it.
+    """
+
+    def __init__(self, steps: int, coordinate: str = "raw") -> None:
+        if steps < 1:
+            raise InputError(f"`window` is expected to be a number of steps ≥ 1, but got {steps}.")
+        self.coordinate = coordinate
+        self._steps: deque[WindowStep] = deque(maxlen=steps)
+        self._open: list[MicroBatch] = []
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches since the last step ended."""
+        return len(self._open)
+
+    def add(self, part: MicroBatch) -> None:
+        """One micro-batch of the step that is running."""
+        self._open.append(part)
+
+    @torch.no_grad()
+    def end_step(self, grad_norm: Tensor | float | None = None, max_norm: float | None = None) -> None:
+        """The running step is complete. `grad_norm`: ‖g‖₂ before clipping at `max_norm`."""
+        parts, self._open = self._open, []
+        if not parts:
+            return
+        norm = None if grad_norm is None else torch.as_tensor(grad_norm).detach().float()
+        self._steps.append(
+            WindowStep(
+                values=joined([token_values(part.stats) for part in parts]),
+                tokens=torch.stack([part.stats.valid.sum() for part in parts]).sum(),
+                cross_entropy=torch.stack([part.cross_entropy.double() for part in parts]).sum(),
+                auxiliary=torch.stack([part.auxiliary.double() for part in parts]).sum(),
+                grad_norm=norm,
+                clipped=None if norm is None or max_norm is None else norm > max_norm,
+            )
+        )
+
+    def scalars(self) -> dict[str, float]:
+        """Everything by name, over the tokens of all steps in the window; empty before the first step.
+
+        ce, z: mean per valid token of the two parts of the loss. grad_norm_preclip: that of the last step;
+        grad_norm_preclip_max, clip_rate: over the steps. The other names are those of `zloss.source.summary`.
+        """
+        if not self._steps:
+            return {}
+        steps = list(self._steps)
+        found = self._of(steps)
+        centered = self.coordinate == "centered"
+        for name, (quantity, level) in DEPLOYED.items():
+            suffix = "centered" if centered else "raw" if quantity == "p_z" else ""
+            source = entry_name(f"{quantity}_{suffix}".rstrip("_"), level)
+            if source in found:
+                found[name] = found[source]
+        return found | {"window_steps": float(len(steps))}
+
+    def last_step(self) -> dict[str, float]:
+        """The same numbers of the last step alone."""
+        return self._of([self._steps[-1]]) if self._steps else {}
+
+    def _of(self, steps: list[WindowStep]) -> dict[str, float]:
+        tokens = torch.stack([step.tokens for step in steps]).sum()
+        found = summarize_values(joined([step.values for step in steps]), tokens)
+        parts = {
+            "ce": torch.stack([step.cross_entropy for step in steps]).sum() / tokens,
+            "z": torch.stack([step.auxiliary for step in steps]).sum() / tokens,
+        }
+        norms = [step.grad_norm for step in steps if step.grad_norm is not None]
+        if norms:
+            parts |= {"grad_norm_preclip": norms[-1], "grad_norm_preclip_max": torch.stack(norms).max()}
+        clipped = [torch.as_tensor(step.clipped) for step in steps if step.clipped is not None]
+        if clipped:
+            parts["clip_rate"] = torch.stack(clipped).double().mean()
+        numbers = torch.stack([value.double().to(tokens.device) for value in parts.values()]).tolist()
+        if not found["tokens"]:
+            return {"tokens": 0.0}
+        return found | dict(zip(parts, numbers, strict=True))

@@ -1,0 +1,82 @@
+"""The Lightning callback: losses equal eager CE + Z, scalars reach the logger, evaluation mode raises."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integrations.transformers.small_models import OBJECTIVE, batch, small, truth
+from zloss.errors import InputError, UnsupportedModelError
+
+lightning = pytest.importorskip("lightning")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+
+from zloss.integrations.lightning import ZLossCallback  # noqa: E402
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, name: str = "model") -> None:
+        super().__init__()
+        setattr(self, name, small())
+        self.losses: list[float] = []
+
+    def training_step(self, inputs: Any, _index: int) -> Any:
+        loss = self.model(**inputs).loss
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def fit(module: Any, callback: ZLossCallback, folder: Path, steps: int = 2) -> None:
+    trainer = lightning.Trainer(
+        max_steps=steps,
+        accumulate_grad_batches=2,
+        gradient_clip_val=0.3,
+        callbacks=[callback],
+        logger=CSVLogger(folder),
+        accelerator="cpu",
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    data = [batch(seed) for seed in range(2 * steps)]
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=None))
+
+
+def test_losses_norms_and_scalars(tmp_path: Path) -> None:
+    module = Module()
+    wanted = [float(truth(small(), batch(seed))[0]) for seed in range(4)]
+    fit(module, ZLossCallback(OBJECTIVE, window=1), tmp_path)
+    assert module.losses == pytest.approx(wanted, rel=1e-5)
+    (file,) = tmp_path.rglob("metrics.csv")
+    rows = list(csv.DictReader(file.open()))
+    assert len(rows) == 2
+    for step, row in enumerate(rows):
+        grads = [truth(small(), batch(2 * step + place))[1] for place in range(2)]
+        mean = [(one + other) / 2 for one, other in zip(*grads, strict=True)]
+        norm = torch.cat([grad.flatten() for grad in mean]).norm()
+        assert float(row["zloss/grad_norm_preclip"]) == pytest.approx(float(norm), rel=1e-3)
+        pair = wanted[2 * step : 2 * step + 2]
+        assert float(row["zloss/ce"]) + float(row["zloss/z"]) == pytest.approx(sum(pair) / 2, rel=1e-4)
+    assert not module.model._forward_hooks
+
+
+def test_evaluation_mode_raises_before_the_first_step(tmp_path: Path) -> None:
+    module = Module()
+    module.model.eval()
+    with pytest.raises(UnsupportedModelError, match="evaluation mode"):
+        fit(module, ZLossCallback(OBJECTIVE), tmp_path)
+
+
+def test_another_attribute_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no attribute 'model'"):
+        fit(Module("net"), ZLossCallback(OBJECTIVE), tmp_path)

@@ -1,0 +1,271 @@
+"""`apply` on a model of transformers: the training loss is ours, everything else is as it was."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import zloss
+from tests.integrations.transformers.small_models import (
+    GPT2,
+    OBJECTIVE,
+    assert_equals_truth,
+    batch,
+    gradients,
+    small,
+    truth,
+)
+from zloss.errors import CoefficientError, InputError, UnsupportedModelError
+from zloss.integrations.transformers import apply
+
+
+@pytest.mark.parametrize("objective", [zloss.CrossEntropy(), zloss.StandardZLoss(0.0), zloss.CenteredZLoss(None)])
+def test_without_z_the_loss_is_that_of_the_untouched_model(objective: zloss.Objective) -> None:
+    model = small()
+    own = model(**batch()).loss
+    wanted = gradients(model, own)
+    with apply(model, objective):
+        loss = model(**batch()).loss
+        torch.testing.assert_close(loss, own, rtol=1e-6, atol=1e-7)
+        for got, want in zip(gradients(model, loss), wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_all_labels_ignored_give_zero_with_the_trainers_count() -> None:
+    model = small()
+    inputs = batch() | {"labels": torch.full((2, 16), -100), "num_items_in_batch": torch.tensor(7)}
+    with apply(model, OBJECTIVE):
+        loss = model(**inputs).loss
+        loss.backward()
+    assert float(loss.detach()) == 0
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_all_labels_ignored_give_zero_without_a_count() -> None:
+    model = small()
+    with apply(model, OBJECTIVE):
+        loss = model(**batch() | {"labels": torch.full((2, 16), -100)}).loss
+        loss.backward()
+    assert float(loss.detach()) == 0
+
+
+def test_the_handle_has_the_parts_of_the_last_step() -> None:
+    model = small()
+    with apply(model, OBJECTIVE) as handle:
+        assert handle.last is None
+        loss = model(**batch()).loss
+        assert handle.calls == 1
+        assert not handle.last.loss.requires_grad
+        assert float(handle.last.cross_entropy + handle.last.auxiliary) == pytest.approx(loss.item(), rel=1e-6)
+        assert float(handle.last.auxiliary) > 1e-3
+        assert handle.last.stats.summary()["tokens"] == 27  # 30 predictions, 3 of them ignored
+
+
+def test_label_smoothing_is_that_of_pytorch() -> None:
+    model = small()
+    logits, labels = model(**batch()).logits, batch()["labels"]
+    wanted = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1)
+    with apply(model, zloss.CrossEntropy(), label_smoothing=0.1):
+        torch.testing.assert_close(model(**batch()).loss, wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises((InputError, CoefficientError)):
+        apply(model, zloss.CrossEntropy(), label_smoothing=2.0)
+
+
+def test_evaluation_and_generation_are_unchanged() -> None:
+    model = small().eval()
+    with torch.no_grad():
+        own = model(**batch())
+        words = model.generate(batch()["input_ids"], max_new_tokens=4, do_sample=False)
+    with apply(model, OBJECTIVE) as handle, torch.no_grad():
+        got = model(**batch())
+        assert torch.equal(got.loss, own.loss)
+        assert torch.equal(got.logits, own.logits)
+        assert torch.equal(model.generate(batch()["input_ids"], max_new_tokens=4, do_sample=False), words)
+        model.train()  # without gradient nothing trains, whatever the mode
+        assert torch.equal(model(**batch()).logits, own.logits)
+        assert handle.calls == 0
+
+
+def test_remove_leaves_no_trace() -> None:
+    model = small()
+    before = {name: (set(vars(module)), module.forward) for name, module in model.named_modules()}
+    handle = apply(model, OBJECTIVE)
+    model(**batch()).loss.backward()
+    handle.remove()
+    assert {name: (set(vars(module)), module.forward) for name, module in model.named_modules()} == before
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not model._forward_hooks_with_kwargs
+    assert not model._forward_hooks_always_called
+    own = model(**batch())
+    assert own.logits.shape == (2, 16, 131)
+
+
+def test_a_forward_that_raises_restores_the_head() -> None:
+    model = small()
+    with apply(model, OBJECTIVE):
+        with pytest.raises(IndexError):
+            model(input_ids=torch.tensor([[10_000]]), labels=torch.tensor([[1]]))
+        assert "forward" not in vars(model.lm_head)
+        wanted = truth(small(), batch())
+        assert_equals_truth(model, batch(), wanted)
+
+
+def test_copies_and_pickles_train_alike_with_handles_of_their_own() -> None:
+    model = small()
+    wanted = truth(model, batch())
+    handle = apply(model, OBJECTIVE)
+    assert_equals_truth(model, batch(), wanted)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_equals_truth(twin, batch(), wanted)
+    assert handle.calls == 1
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    assert_equals_truth(torch.load(buffer, weights_only=False), batch(), wanted)
+
+
+def test_checkpoints_are_those_of_the_plain_model(tmp_path: Path) -> None:
+    model = small()
+    names = list(model.state_dict())
+    with apply(model, OBJECTIVE):
+        model(**batch()).loss.backward()
+        assert list(model.state_dict()) == names
+        model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_twice_is_an_error() -> None:
+    model = small()
+    with apply(model, OBJECTIVE), pytest.raises(InputError, match="already"):
+        apply(model, OBJECTIVE)
+    apply(model, OBJECTIVE).remove()
+
+
+def test_a_step_in_evaluation_mode_raises() -> None:
+    model = small().eval()
+    with apply(model, OBJECTIVE):
+        loss = model(**batch()).loss
+        with pytest.raises(UnsupportedModelError, match="evaluation mode"):
+            loss.backward()
+
+
+def test_a_loss_computed_outside_the_model_raises() -> None:
+    model = small()
+    with apply(model, OBJECTIVE):
+        logits = model(input_ids=batch()["input_ids"]).logits
+        with pytest.raises(UnsupportedModelError, match="label smoother"):
+            logits.logsumexp(-1).mean().backward()
+
+
+def test_an_operation_that_is_not_known_raises() -> None:
+    model = small()
+    model.loss_function = lambda logits, labels, **_: logits.softmax(-1).sum()
+    with apply(model, OBJECTIVE), pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM applies `\.softmax`"):
+        model(**batch())
+
+
+def test_a_loss_past_the_cross_entropy_raises() -> None:
+    model = small()
+    model.loss_function = lambda logits, labels, **_: torch.zeros((), requires_grad=True)
+    with apply(model, OBJECTIVE), pytest.raises(UnsupportedModelError, match="without its output head or without"):
+        model(**batch())
+
+
+def test_labels_may_be_positional() -> None:
+    model = small()
+    inputs = batch()
+    wanted = truth(model, inputs)
+    with apply(model, OBJECTIVE):
+        loss = model(inputs["input_ids"], None, None, None, None, inputs["labels"]).loss
+    torch.testing.assert_close(loss.detach(), wanted[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_tuple_is_returned_where_a_tuple_is_asked() -> None:
+    model = small()
+    wanted = truth(model, batch())
+    with apply(model, OBJECTIVE):
+        output = model(**batch(), return_dict=False)
+    assert isinstance(output, tuple)
+    torch.testing.assert_close(output[0].detach(), wanted[0], rtol=1e-5, atol=1e-6)
+
+
+def test_resized_embeddings_after_apply() -> None:
+    model, plain = small(), small()
+    with apply(model, OBJECTIVE):
+        for each in (model, plain):
+            torch.manual_seed(3)
+            each.resize_token_embeddings(150)
+        inputs = batch()
+        inputs["input_ids"][0, 0] = 149
+        assert_equals_truth(model, inputs, truth(plain, inputs))
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", GPT2])
+def test_gradient_checkpointing(name: str) -> None:
+    model = small(name)
+    wanted = truth(model, batch())
+    model.gradient_checkpointing_enable()
+    with apply(model, OBJECTIVE):
+        assert_equals_truth(model, batch(), wanted)
+
+
+def test_bf16_autocast_rounds_operands_not_logits() -> None:
+    model = small()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = truth(model, batch())
+        with apply(model, OBJECTIVE):
+            loss = model(**batch()).loss
+    assert loss.dtype == torch.float32
+    assert float(loss) == pytest.approx(float(wanted[0]), rel=3e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["apply first", "compile first"])
+def test_compiled(order: str) -> None:
+    model = small()
+    model.model.layers = model.model.layers[:1]
+    wanted = truth(model, batch())
+    if order == "apply first":
+        handle = apply(model, OBJECTIVE)
+        compiled = torch.compile(model, backend="eager")
+    else:
+        compiled = torch.compile(model, backend="eager")
+        handle = apply(compiled, OBJECTIVE)
+    with handle:
+        assert_equals_truth(compiled, batch(), wanted)
+    assert handle.calls == 1
+
+
+def test_what_is_no_model_of_transformers_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="head_loss"):
+        apply(nn.Linear(3, 4), OBJECTIVE)
+    with pytest.raises(UnsupportedModelError, match="DistributedDataParallel"):
+        apply(nn.DataParallel(small()), OBJECTIVE)
+
+
+def test_ligers_fused_cross_entropy_is_refused() -> None:
+    liger = pytest.importorskip("liger_kernel.transformers.model.llama", exc_type=ImportError)
+    model = small()
+    model.forward = types.MethodType(liger.lce_forward, model)
+    with pytest.raises(UnsupportedModelError, match="Liger"):
+        apply(model, OBJECTIVE)
+
+
+def test_memory_of_the_last_step_is_not_a_graph() -> None:
+    model = small()
+    with apply(model, OBJECTIVE) as handle:
+        model(**batch()).loss.backward()
+        kept = [handle.last.loss, handle.last.cross_entropy, handle.last.stats.log_z]
+        assert all(t.grad_fn is None for t in kept)
+        assert math.isfinite(float(handle.last.loss))

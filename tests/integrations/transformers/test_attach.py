@@ -1,0 +1,182 @@
+"""`attach` to a Trainer: its losses equal eager CE + Z, its logs have the telemetry, what bypasses the loss raises."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import zloss
+from tests.integrations.transformers.small_models import OBJECTIVE, small
+from tests.integrations.transformers.trainers import STEPS, EagerTrainer, make_trainer, padded, sequences, train
+from zloss.errors import InputError, UnsupportedModelError, ZlossError
+from zloss.integrations.transformers import RouterZLoss, attach
+
+FAMILIES = (
+    *("GPT2LMHeadModel", "LlamaForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"),
+    *("GraniteForCausalLM", "PhiForCausalLM", "OlmoeForCausalLM"),
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_five_steps_equal_eager_ce_plus_z(name: str) -> None:
+    model = small(name)
+    if name == "OlmoeForCausalLM":
+        model.config.output_router_logits = True
+    twin = copy.deepcopy(model)
+    wanted = train(make_trainer(twin, EagerTrainer))
+    trainer = make_trainer(model)
+    attach(trainer, OBJECTIVE)
+    got = train(trainer)
+    assert len(got) == len(wanted) == STEPS
+    for one, other in zip(got, wanted, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
+
+
+class _Norms(transformers.TrainerCallback):
+    """Gradient norms after clipping."""
+
+    def __init__(self) -> None:
+        self.after: list[float] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        self.after.append(float(torch.cat(grads).norm()))
+
+
+def test_norms_before_clipping_and_parts_of_the_loss_are_logged() -> None:
+    norms = _Norms()
+    trainer = make_trainer(small(), callbacks=[norms])
+    manual: list[float] = []
+    own = trainer.accelerator.clip_grad_norm_
+
+    def by_hand(parameters: Any, max_norm: float, *args: Any) -> Any:
+        parameters = list(parameters)
+        manual.append(float(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).norm()))
+        return own(parameters, max_norm, *args)
+
+    trainer.accelerator.clip_grad_norm_ = by_hand
+    attached = attach(trainer, OBJECTIVE, window=1)
+    logs = train(trainer)
+    assert [log["zloss/grad_norm_preclip"] for log in logs] == pytest.approx(manual, rel=1e-5)
+    assert max(norms.after) <= 0.1001
+    assert all(log["zloss/clip_rate"] == 1.0 for log in logs)
+    for log in logs:
+        assert log["zloss/ce"] + log["zloss/z"] == pytest.approx(log["loss"], rel=1e-4)
+        assert all(type(value) in (float, int) for value in log.values())
+        names = (
+            "log_z_p999",
+            "mu_abs_p99",
+            "gain_p99",
+            "gain_centered_p99",
+            "p_z_999_raw",
+            "p_z_999_centered",
+            "entropy",
+        )
+        assert all(f"zloss/{name}" in log for name in names)
+    assert attached.handle.calls == 3 + 3 + 1 + 3 + 3
+
+
+def test_evaluation_logs_are_the_models_own() -> None:
+    model = small()
+    trainer = make_trainer(model)
+    trainer.eval_dataset = sequences()
+    plain = trainer.evaluate()["eval_loss"]
+    attach(trainer, OBJECTIVE)
+    again = trainer.evaluate()
+    assert again["eval_loss"] == plain
+    assert not any(name.startswith("zloss/") for name in again)
+
+
+def test_remove_gives_the_trainer_its_functions_back() -> None:
+    trainer = make_trainer(small())
+    before = len(trainer.callback_handler.callbacks)
+    attach(trainer, OBJECTIVE).remove()
+    assert "log" not in vars(trainer)
+    assert "clip_grad_norm_" not in vars(trainer.accelerator)
+    assert len(trainer.callback_handler.callbacks) == before
+    assert not any(name.startswith("zloss/") for log in train(trainer) for name in log)
+
+
+def test_settings_that_bypass_the_loss_are_refused() -> None:
+    with pytest.raises(InputError, match="label_smoothing"):
+        attach(make_trainer(small(), label_smoothing_factor=0.1), OBJECTIVE)
+    trainer = make_trainer(small())
+    trainer.compute_loss_func = lambda *_, **__: 0
+    with pytest.raises(InputError, match="compute_loss_func"):
+        attach(trainer, OBJECTIVE)
+    trainer = make_trainer(small())
+    trainer.args.use_liger_kernel = True
+    with pytest.raises(InputError, match="fused_linear_cross_entropy"):
+        attach(trainer, OBJECTIVE)
+    trainer = make_trainer(small())
+    trainer.args.loss_type = "dft"
+    with pytest.raises(InputError, match="dft"):
+        attach(trainer, OBJECTIVE)
+    trainer = make_trainer(small())
+    trainer.args._n_gpu = 2
+    with pytest.raises(InputError, match="DataParallel"):
+        attach(trainer, OBJECTIVE)
+    trainer = make_trainer(small())
+    attach(trainer, OBJECTIVE)
+    with pytest.raises(InputError, match="already"):
+        attach(trainer, OBJECTIVE)
+
+
+def test_a_bypass_that_no_setting_shows_raises_in_the_first_step() -> None:
+    class Elsewhere(transformers.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+            return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
+
+    trainer = make_trainer(small(), Elsewhere)
+    attach(trainer, OBJECTIVE)
+    with pytest.raises(UnsupportedModelError, match="without `labels`"):
+        train(trainer)
+    trainer = make_trainer(small())
+    attach(trainer, OBJECTIVE).handle.remove()
+    with pytest.raises(UnsupportedModelError, match="step 1 did not go through zloss"):
+        train(trainer)
+
+
+def test_a_router_z_loss_of_a_step_is_its_mean_over_micro_batches() -> None:
+    """Its gradient is that of the mean over the step's micro-batches, also in the partial last step."""
+    model = small("OlmoeForCausalLM")
+    plain, routed = copy.deepcopy(model), copy.deepcopy(model)
+    plain_logs = train(make_trainer(plain, max_steps=1))
+    trainer = make_trainer(routed, max_steps=1)
+    attached = attach(trainer, zloss.CrossEntropy(), router=RouterZLoss("token_layer_mean", coef=1.0))
+    logs = train(trainer)
+    assert logs[0]["zloss/router_z"] > 0
+    assert attached.handle.router.micro_batches == 3
+    losses = []
+    with attach_router(model) as handle:
+        for start in (0, 4, 8):
+            rows = [sequences()[index] for index in order(make_trainer(model))[start : start + 4]]
+            model(**padded(rows))
+            losses.append(handle.last.loss.item())
+    assert logs[0]["loss"] - plain_logs[0]["loss"] == pytest.approx(sum(losses) / 3, rel=1e-3)
+    with pytest.raises(ZlossError, match="already"):
+        attach_router(routed)
+
+
+def attach_router(model: Any) -> Any:
+    from zloss.integrations.moe import attach_router_loss
+
+    return attach_router_loss(model, coef=1.0, convention="token_layer_mean")
+
+
+def order(trainer: Any) -> list[int]:
+    """Indices of the sequences as the trainer's first epoch draws them."""
+    seen: list[int] = []
+    wanted = [tuple(row["x"].tolist()) for row in sequences()]
+    for inputs in trainer.get_train_dataloader():
+        for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
+            seen.append(wanted.index(tuple(ids[mask.bool()].tolist())))
+    return seen

@@ -1,0 +1,146 @@
+"""TRL's SFTTrainer: with coefficient 0 its own loss, entropy and accuracy; with Z the eager loss."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import zloss
+from tests.integrations.transformers.small_models import OBJECTIVE, VOCAB, small
+from zloss.errors import InputError, UnsupportedModelError
+from zloss.integrations.transformers import apply, attach
+
+trl = pytest.importorskip("trl", minversion="1.15")
+datasets = pytest.importorskip("datasets")
+
+
+def tokenizer() -> Any:
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, VOCAB)}
+    own = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=own, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+
+
+def texts(kind: str) -> Any:
+    g = torch.Generator().manual_seed(1)
+
+    def words(low: int, high: int) -> str:
+        count = int(torch.randint(low, high, (1,), generator=g))
+        return " ".join(f"w{i}" for i in torch.randint(3, VOCAB, (count,), generator=g).tolist())
+
+    if kind == "completion":
+        rows = [{"prompt": words(4, 5), "completion": " " + words(3, 15)} for _ in range(24)]
+    else:
+        rows = [{"text": words(6, 20)} for _ in range(24)]
+    return datasets.Dataset.from_list(rows)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "completion": {},
+    "packing": {"packing": True},
+    "text": {"gradient_checkpointing": True},
+}
+
+
+def make(kind: str, model: Any, trainer: type = trl.SFTTrainer, **settings: Any) -> Any:
+    options = {
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 3,
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "max_length": 32,
+        "gradient_checkpointing": False,
+    }
+    options |= KINDS[kind] | settings
+    with contextlib.redirect_stdout(io.StringIO()):
+        return trainer(
+            model=model, args=trl.SFTConfig(**options), train_dataset=texts(kind), processing_class=tokenizer()
+        )
+
+
+def train(trainer: Any) -> list[dict[str, float]]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer.train()
+    return [log for log in trainer.state.log_history if "loss" in log]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ["apply first", "attach"])
+def test_without_z_everything_is_trls_own(kind: str, order: str) -> None:
+    model = small()
+    wanted = train(make(kind, copy.deepcopy(model)))
+    objective = zloss.StandardZLoss(0.0)
+    if order == "attach":
+        trainer = make(kind, model)
+        attach(trainer, objective)
+    else:
+        apply(model, objective)
+        trainer = make(kind, model)
+    got = train(trainer)
+    assert len(got) == len(wanted) == 3
+    for one, other in zip(got, wanted, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["entropy"] == pytest.approx(other["entropy"], rel=1e-4)
+        assert one["mean_token_accuracy"] == pytest.approx(other["mean_token_accuracy"], abs=1e-6)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+        if order == "attach":
+            assert one["zloss/z"] == 0
+
+
+class EagerSFT(trl.SFTTrainer):
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        target = F.pad(inputs["labels"], (0, 1), value=-100)[:, 1:]
+        if "shift_labels" in inputs:
+            target = inputs["shift_labels"]
+        own = {name: value for name, value in inputs.items() if name not in ("labels", "shift_labels")}
+        logits = model(**own, use_cache=False).logits.float()
+        ce = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum")
+        return (ce + (1e-2 * logits.logsumexp(-1).square())[target != -100].sum()) / num_items_in_batch
+
+
+@pytest.mark.parametrize("kind", ["completion", "packing"])
+def test_with_z_the_loss_is_the_eager_one(kind: str) -> None:
+    model = small()
+    wanted = train(make(kind, copy.deepcopy(model), EagerSFT))
+    trainer = make(kind, model)
+    attach(trainer, OBJECTIVE)
+    got = train(trainer)
+    assert [log["loss"] for log in got] == pytest.approx([log["loss"] for log in wanted], rel=1e-5)
+    assert got[0]["zloss/z"] > 1e-3
+
+
+def test_dft_is_refused_by_attach_and_in_the_first_step() -> None:
+    with pytest.raises(InputError, match="dft"):
+        attach(make("text", small(), loss_type="dft"), OBJECTIVE)
+    model = small()
+    apply(model, OBJECTIVE)
+    with pytest.raises(UnsupportedModelError, match="dft"):
+        train(make("text", model, loss_type="dft"))
+
+
+def test_a_label_smoother_raises_in_the_first_step() -> None:
+    model = small()
+    apply(model, OBJECTIVE)
+    with pytest.raises(UnsupportedModelError, match="label smoother"):
+        train(make("text", model, label_smoothing_factor=0.1))

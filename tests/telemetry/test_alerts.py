@@ -1,0 +1,109 @@
+"""Alerts: a change is reported once, with the step it began; noise, levels and slow developments are not."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from zloss.errors import InputError, TrainingAlertError
+from zloss.telemetry.alert_action import alert_action
+from zloss.telemetry.alerts import Alert, AlertMonitor
+from zloss.telemetry.levels import exceeded_levels
+
+NAMES = ("mu_abs_p99", "p_z_999_raw", "p_z_999_centered", "gain_p99", "gain_centered_p99", "grad_norm_preclip")
+
+
+def run(
+    monitor: AlertMonitor, steps: range, shift: object = lambda step: 1.0, ce: object = lambda step: 3.0
+) -> list[Alert]:
+    noise = random.Random(steps.start)
+    found = []
+    for step in steps:
+        numbers = {name: 5 * noise.lognormvariate(0, 0.2) for name in NAMES}
+        numbers["mu_abs_p99"] *= shift(step)  # type: ignore[operator]
+        numbers["ce"] = ce(step) * noise.lognormvariate(0, 0.05)  # type: ignore[operator]
+        found += monitor.observe(step, numbers)
+    return found
+
+
+def test_noise_gives_none() -> None:
+    assert run(AlertMonitor(), range(1, 10_000)) == []
+
+
+def test_a_slow_development_gives_none() -> None:
+    """Ten times as large after 5000 steps."""
+    assert run(AlertMonitor(), range(1, 5000), shift=lambda step: 10 ** (step / 5000)) == []
+
+
+def test_a_grown_shift_is_reported_once_and_called_invisible_to_ce() -> None:
+    monitor = AlertMonitor()
+    found = run(monitor, range(1, 3000), shift=lambda step: 4.0 if step >= 1000 else 1.0)
+    assert [alert.quantity for alert in found] == ["mu_abs_p99"]
+    (alert,) = found
+    assert 1000 <= alert.step <= 1000 + 2 * monitor.window
+    assert 1000 <= alert.began <= alert.step
+    assert alert.ce_invisible
+    assert "it cannot see this" in str(alert)
+    assert monitor.active == ("mu_abs_p99",)
+
+
+def test_a_shift_that_ce_sees_is_not_called_invisible() -> None:
+    def grown(step: int) -> float:
+        return 4.0 if step >= 1000 else 1.0
+
+    (alert,) = run(AlertMonitor(), range(1, 1500), shift=grown, ce=lambda step: 3.0 if step < 1000 else 5.0)
+    assert not alert.ce_invisible
+    assert "cannot see" not in str(alert)
+
+
+def test_after_it_came_back_a_second_change_is_reported_again() -> None:
+    def twice(step: int) -> float:
+        return 4.0 if 1000 <= step < 1400 or step >= 2500 else 1.0
+
+    found = run(AlertMonitor(), range(1, 3000), shift=twice)
+    assert [alert.quantity for alert in found] == ["mu_abs_p99", "mu_abs_p99"]
+
+
+def test_a_resumed_monitor_goes_on() -> None:
+    def grown(step: int) -> float:
+        return 4.0 if step >= 1000 else 1.0
+
+    first = AlertMonitor()
+    assert run(first, range(1, 1010), shift=grown) == []
+    second = AlertMonitor()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert run(second, range(1010, 1100), shift=grown) == run(first, range(1010, 1100), shift=grown) != []
+
+
+def test_nonfinite_is_reported_at_once_and_once() -> None:
+    monitor = AlertMonitor()
+    (alert,) = monitor.observe(1, {"ce": math.nan, "gain_p99": 1.0})
+    assert "not finite: ce" in str(alert)
+    assert monitor.observe(2, {"ce": math.inf}) == []
+    assert monitor.observe(3, {"ce": 1.0}) == []
+    assert len(monitor.observe(4, {"ce": math.nan})) == 1
+
+
+def test_what_is_done_with_an_alert(caplog: pytest.LogCaptureFixture) -> None:
+    alert = Alert("gain_p99", "the gain", 9, 7, 4.0, 2.0, False)
+    alert_action("log")(alert)
+    assert "since step 7" in caplog.text
+    with pytest.raises(TrainingAlertError, match="2 times"):
+        alert_action("raise")(alert)
+    got: list[Alert] = []
+    alert_action(got.append)(alert)
+    assert got == [alert]
+    with pytest.raises(InputError, match="on_alert"):
+        alert_action("shout")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="lag"):
+        AlertMonitor(window=10, lag=5)
+
+
+def test_levels_are_a_state() -> None:
+    assert exceeded_levels({"mu_abs_p99": 12.0, "gain_p99": 3.0}, vocab=49152) == {
+        "mu_abs_p99": (12.0, pytest.approx(math.log(49152)))
+    }
+    assert exceeded_levels({}, vocab=10) == {}
