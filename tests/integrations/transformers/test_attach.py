@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,3 +184,28 @@ def order(trainer: Any) -> list[int]:
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
             seen.append(wanted.index(tuple(ids[mask.bool()].tolist())))
     return seen
+
+
+def test_the_state_of_the_alerts_survives_a_resume(tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path)}
+    trainer = make_trainer(small(), **settings)
+    attach(trainer, OBJECTIVE)
+    train(trainer)
+    assert json.loads((tmp_path / "checkpoint-2" / "zloss_alerts.json").read_text())["seen"] == 2
+    resumed = make_trainer(small(), **settings)
+    attached = attach(resumed, OBJECTIVE)
+    with contextlib.redirect_stdout(io.StringIO()):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert attached.monitor.seen == STEPS
+
+
+def test_an_alert_reaches_the_users_function() -> None:
+    got: list[Any] = []
+    trainer = make_trainer(small(), max_steps=1)
+    attached = attach(trainer, OBJECTIVE, on_alert=got.append)
+    attached.window.last_step = lambda: {"ce": float("nan")}
+    logs = train(trainer)
+    assert [alert.quantity for alert in got] == ["nonfinite"]
+    assert "zloss/ce" in logs[0]
+    with pytest.raises(InputError, match="on_alert"):
+        attach(make_trainer(small()), OBJECTIVE, on_alert="shout")

@@ -1,0 +1,56 @@
+"""The scalars of `attach` are read back from the trackers."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.transformers.small_models import OBJECTIVE, small
+from tests.integrations.transformers.trainers import make_trainer, train
+from zloss.integrations.transformers import attach
+
+
+@pytest.mark.slow
+def test_scalars_come_back_from_every_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_DIR": str(tmp_path),
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "MLFLOW_TRACKING_URI": f"file://{tmp_path}/mlruns",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "TENSORBOARD_LOGGING_DIR": str(tmp_path / "tb"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    for name in ("wandb", "trackio", "mlflow", "tensorboard"):  # trackio reads its folder when it is imported
+        pytest.importorskip(name)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trackers = ["tensorboard", "wandb", "trackio", "mlflow"]
+    trainer = make_trainer(small(), max_steps=2, report_to=trackers, output_dir=str(tmp_path / "out"), run_name="r")
+    attach(trainer, OBJECTIVE)
+    wanted = [log["zloss/z"] for log in train(trainer)]
+    import mlflow
+    import wandb
+
+    wandb.finish()
+    mlflow.end_run()
+
+    (events,) = (tmp_path / "tb").rglob("events*")
+    board = EventAccumulator(str(events))
+    board.Reload()
+    assert [event.value for event in board.Scalars("train/zloss/z")] == pytest.approx(wanted, rel=1e-6)
+    (metric,) = [path for path in (tmp_path / "mlruns").rglob("z") if path.parent.name == "zloss"]
+    assert [float(line.split()[1]) for line in metric.read_text().splitlines()] == pytest.approx(wanted)
+    (base,) = (tmp_path / "trackio").glob("*.db")
+    with sqlite3.connect(base) as database:
+        rows = [json.loads(row[0]) for row in database.execute("select metrics from metrics")]
+    assert [row["train/zloss/z"] for row in rows if "train/zloss/z" in row] == pytest.approx(wanted)
+    (binary,) = tmp_path.rglob("*.wandb")
+    assert b"zloss/z" in binary.read_bytes()
