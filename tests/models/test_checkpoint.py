@@ -126,9 +126,9 @@ def test_gguf_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_embedded_model_is_converted_once_and_is_an_ordinary_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zloss.models.checkpoint import _embedded_smollm2
+    from zloss.models.checkpoint import embedded_smollm2
 
-    if _embedded_smollm2() is None:
+    if embedded_smollm2() is None:
         pytest.skip("the package that carries SmolLM2 is not installed")
     monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path))
     checkpoint = load_checkpoint("smollm2")

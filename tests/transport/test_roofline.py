@@ -18,7 +18,7 @@ DECLARED = {
     # V-wide operation that the dispatcher sees: the name under which it is declared or counted
     "aten.mm.dtype_out": "h Wᵀ",
     "aten.addmm.dtype_out": "Eᵀ(s∘h)",
-    "zloss.row_statistics.default": "row statistics",
+    "zloss.row_sums.default": "row statistics",
     "zloss.exp_parts_.default": "E in 16 bits",
     "aten.sum.dim_IntList": "w̄",
     "aten.sub.out": "uniform part of dW",

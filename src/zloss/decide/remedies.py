@@ -20,6 +20,9 @@ REMEDIES = {
     "denominator_mismatch": "divide CE and Z by one token count, so that λ means the same in every batch",
     "counted_twice": "add Z once: it is in the loss already",
     "not_off": "return plain CE where λ is 0 or None",
+    "not_squared": "square log Z − c: a penalty that is linear in log Z pushes equally hard at every value",
+    "targets_moved": "shift the targets once, in the loss or before it",
+    "size_dependent": "make the loss independent of the number of tokens and of the vocabulary beyond their means",
     "differs_from_expected": "set λ, c and coordinate to what was meant, or state what is applied",
     "unexplained_source": "find what else enters the gradient beside CE and Z before λ is chosen",
     "not_repeatable": "remove state and random numbers from the loss",
@@ -28,6 +31,7 @@ REMEDIES = {
     "reported_z_value": "report the Z that is trained",
     "reported_z_no_gradient": "detach the reported Z, or give it a gradient",
     "reported_z_dtype": "report Z in fp32",
+    "returned_values": "return the loss to train on first, and say which of the further values is Z",
 }
 """Finding → remedy, in the order in which they should be made: what makes the trained objective wrong comes first."""
 

@@ -19,6 +19,7 @@ TOKENS = (
     Definition("target_logit", "z_y", "logit of the target", "nat", PER_TOKEN),
     Definition("target_log_prob", "log p_y", "log-probability of the target", "nat", PER_TOKEN),
     Definition("valid", "valid", "whether the token is counted", "", PER_TOKEN),
+    Definition("top1", "top-1", "whether the target has the largest logit", "", PER_TOKEN),
     Definition("nonfinite", "nonfinite", "whether log Z or the target's logit is NaN or infinite", "", PER_TOKEN),
     Definition("mu", "μ", "mean logit, the common shift", "nat", PER_TOKEN, "eq:centered_raw"),
     Definition("mu_residual", "μ residual", "mean of the computed logits minus μ", "nat", PER_TOKEN, "eq:centered_raw"),
