@@ -19,6 +19,12 @@ CONSTANT = 2e-3
 NO_CE = 1e-9
 """A weight on CE below this is no CE: a penalty was audited alone."""
 
+VISIBLE_CE = 1e-3
+"""Norm of the unit CE source over a batch below which its weight cannot be read: every valid token is saturated."""
+
+DRAWS = 16
+"""Batches that are drawn at most until one shows CE."""
+
 DENOMINATORS: dict[str, Callable[[int, int], float]] = {
     "valid": lambda valid, everything: float(valid),
     "all": lambda valid, everything: float(everything),
@@ -97,9 +103,7 @@ def find_denominators(
     masks_accepted = True
     sizes = dict.fromkeys((tokens // part, max(round(share * (tokens // part)), 1)) for part, share in BATCHES)
     for tokens, valid in sizes:
-        batch = rows.take(torch.randperm(len(rows.target_T), generator=generator)[:tokens])
-        keep = torch.zeros(tokens, dtype=torch.bool)
-        keep[torch.randperm(tokens, generator=generator)[:valid]] = True
+        batch, keep = _draw(rows, tokens, valid, predict, generator)
         probe = batch.masked(keep)
         try:
             outcome = box(probe.logits_TV, probe.target_T, dtype=dtype)
@@ -119,6 +123,17 @@ def find_denominators(
         return Denominators(ce_name, None, ce_scale, None, tuple(seen), masks_accepted)
     z_name, coef = _name([(w.valid, w.tokens, w.z) for w in seen], masks_accepted, tolerance)
     return Denominators(ce_name, z_name, ce_scale, coef, tuple(seen), masks_accepted)
+
+
+def _draw(rows: Probe, tokens: int, valid: int, predict: Predict, generator: torch.Generator) -> tuple[Probe, Tensor]:
+    """A batch and its mask; drawn again while the valid tokens have no CE source, which would leave its weight unknown."""
+    for _ in range(DRAWS):
+        batch = rows.take(torch.randperm(len(rows.target_T), generator=generator)[:tokens])
+        keep = torch.zeros(tokens, dtype=torch.bool)
+        keep[torch.randperm(tokens, generator=generator)[:valid]] = True
+        if float(predict(batch.masked(keep))[0][keep].norm()) > VISIBLE_CE:
+            break
+    return batch, keep
 
 
 def _weigh(
