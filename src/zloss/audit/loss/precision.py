@@ -31,7 +31,7 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
     """The name of the format the gradients betray, a key of `UNIT`; of a mix of fp64 and fp32, fp32.
 
     16-bit arithmetic leaves gradients that 16-bit formats hold exactly. Along a line of steps a few fp32 roundings long
-    fp64 gradients are smooth; where any part of the loss passes through fp32 they climb stairs.
+    fp64 gradients are smooth; where any part of the loss passes through fp32 they take the values of the fp32 grid.
     """
     base = box(probe.logits_TV, probe.target_T, dtype=dtype).grad_TV
     for name, narrow in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
