@@ -24,11 +24,11 @@ from zloss.models.checkpoint import Checkpoint
 from zloss.results.moe_config import MoeRun
 from zloss.source.objectives.cross_entropy import CrossEntropy
 from zloss.source.router.loss import RouterLoss, router_loss
-from zloss.train.loss_model import LossModel
 from zloss.train.moe.loss import MoeLossModel, RouterTerms, load_balancing, router_z_loss, routing_record
 from zloss.train.moe.model import build_moe
 from zloss.train.moe.routing import Routing, RoutingTap
 from zloss.train.moe.telemetry import router_numbers
+from zloss.train.step.loss_model import LossModel
 
 LIMIT = 0.03
 CLIP = 1.0

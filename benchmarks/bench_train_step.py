@@ -24,8 +24,8 @@ from interleaved import Timing, measure, measure_quietly
 import zloss
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
-from zloss.train.loss_model import LossModel
-from zloss.train.telemetry import transport_tails
+from zloss.train.step.loss_model import LossModel
+from zloss.train.step.telemetry import transport_tails
 
 VOCAB, BLOCKS, SIZE, COEF, CLIP = 16384, 4, 256, 1e-4, 1.0
 PLAIN, RECORDED, EAGER = "head_loss, light statistics", "head_loss, recorded with telemetry", "eager CE+Z"

@@ -35,10 +35,10 @@ from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetri
 from zloss.results.step_endpoints import StepEndpoints
 from zloss.results.step_record import AdamSample, StepRecord
 from zloss.train.compare.finished_run import read_run
+from zloss.train.folder.step_log import read_steps
 from zloss.train.run import run_training
 from zloss.train.run_options import RunOptions
-from zloss.train.start import prepare_start
-from zloss.train.step_log import read_steps
+from zloss.train.start.run_start import prepare_start
 
 KINDS = ("tied", "experts", "diverged")
 

@@ -13,8 +13,8 @@ from tests.tiny_models import save_tokenizer
 from tests.train.tiny_run import some_text
 from zloss.errors import CorpusError
 from zloss.results.train_config import TrainConfig
-from zloss.train.batch import batch_of, gather
-from zloss.train.data import open_data
+from zloss.train.data.batch import batch_of, gather
+from zloss.train.data.blocks import open_data
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from zloss.results.step_record import StepRecord
-from zloss.train.live import TerminalView, step_text
+from zloss.train.step.live import TerminalView, step_text
 
 RECORD = StepRecord(3, 4.5, 4.4, 0.1, 2.0, 0.5, 10.0, 1.0, 0.25, seconds=0.5, telemetry={"p_z_999": 12.3456})
 

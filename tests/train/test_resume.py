@@ -15,10 +15,10 @@ import pytest
 
 from tests.train.tiny_run import tiny_config
 from zloss.results.train_config import TrainConfig
+from zloss.train.folder.step_log import read_steps
 from zloss.train.run import run_training
 from zloss.train.run_options import RunOptions
-from zloss.train.start import prepare_start
-from zloss.train.step_log import read_steps
+from zloss.train.start.run_start import prepare_start
 
 KILLED = """
 import json, os, signal, sys
@@ -27,7 +27,7 @@ from pathlib import Path
 from zloss.results.train_config import TrainConfig
 from zloss.train.run import run_training
 from zloss.train.run_options import RunOptions
-from zloss.train.start import prepare_start
+from zloss.train.start.run_start import prepare_start
 
 class Killer:
     @contextmanager

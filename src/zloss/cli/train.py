@@ -87,8 +87,8 @@ class Train:
         from zloss.console.progress import choose_progress
         from zloss.results.folder import check_folder
         from zloss.train.grid import run_grid
-        from zloss.train.live import choose_view
-        from zloss.train.tracking import usable_trackers
+        from zloss.train.step.live import choose_view
+        from zloss.train.step.tracking import usable_trackers
 
         folder = Path(self.out)
         check_folder(folder)

@@ -11,11 +11,11 @@ from zloss.errors import InputError, UnknownNameError
 from zloss.results.moe_config import OFF
 from zloss.results.train_config import UNPENALIZED, TrainConfig
 from zloss.source.objectives.registry import objective_names
-from zloss.train.live import LiveView
+from zloss.train.folder.run_folder import claim_folder, is_finished
 from zloss.train.run import run_training
-from zloss.train.run_folder import claim_folder, is_finished
 from zloss.train.run_options import RunOptions
-from zloss.train.start import Start, prepare_start
+from zloss.train.start.run_start import Start, prepare_start
+from zloss.train.step.live import LiveView
 
 
 @dataclass(frozen=True)

@@ -15,24 +15,24 @@ from zloss.optimizer.recorder import Recorder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_metrics import RunMetrics, write_metrics
 from zloss.results.train_config import TrainConfig
-from zloss.train.accelerator import close_accelerator, make_accelerator
-from zloss.train.adamw import make_adamw
-from zloss.train.data import TrainData
-from zloss.train.live import LiveView, NoView
-from zloss.train.loss_model import LossModel
-from zloss.train.metrics import run_metrics
-from zloss.train.micro_batches import micro_batches
+from zloss.train.data.blocks import TrainData
+from zloss.train.data.micro_batches import micro_batches
+from zloss.train.folder.metrics import run_metrics
+from zloss.train.folder.provenance import run_provenance
+from zloss.train.folder.run_folder import mark_unfinished, run_in_folder
+from zloss.train.folder.saved_state import SavedState
+from zloss.train.folder.step_log import StepLog
 from zloss.train.moe.loss import MoeLossModel
 from zloss.train.moe.telemetry import router_numbers
-from zloss.train.objective import run_objective
-from zloss.train.provenance import run_provenance
-from zloss.train.run_folder import mark_unfinished, run_in_folder
 from zloss.train.run_options import RunOptions
-from zloss.train.saved_state import SavedState
-from zloss.train.start import Start, initial_checkpoint
-from zloss.train.step_log import StepLog
-from zloss.train.telemetry import transport_tails
-from zloss.train.tracking import tracked
+from zloss.train.start.accelerator import close_accelerator, make_accelerator
+from zloss.train.start.adamw import make_adamw
+from zloss.train.start.run_start import Start, initial_checkpoint
+from zloss.train.step.live import LiveView, NoView
+from zloss.train.step.loss_model import LossModel
+from zloss.train.step.objective import run_objective
+from zloss.train.step.telemetry import transport_tails
+from zloss.train.step.tracking import tracked
 
 
 def run_training(

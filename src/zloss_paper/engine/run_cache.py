@@ -20,11 +20,11 @@ from zloss.measure.bf16_products import make_bf16_safe
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
 from zloss.train.compare.finished_run import FinishedRun, read_run
-from zloss.train.live import Shown
+from zloss.train.folder.run_folder import is_finished
 from zloss.train.run import run_training
-from zloss.train.run_folder import is_finished
 from zloss.train.run_options import RunOptions
-from zloss.train.start import Start, prepare_start
+from zloss.train.start.run_start import Start, prepare_start
+from zloss.train.step.live import Shown
 from zloss_paper.engine.fingerprint import fingerprint, texts_by_content, weights_by_files
 
 PER_RUN = ("method", "coef", "target", "gain_beta", "seed", "steps", "warmup", "lr", "clip", "untie", "head_shift")

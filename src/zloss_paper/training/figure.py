@@ -14,7 +14,7 @@ from zloss.report.charts.matplotlib_files import write_panels
 from zloss.report.charts.training import Curve, step_panel
 from zloss.results.step_record import StepRecord
 from zloss.train.compare.finished_run import FinishedRun
-from zloss.train.step_log import read_steps
+from zloss.train.folder.step_log import read_steps
 
 DRAWN: dict[str, Callable[[StepRecord], float | None]] = {
     "grad_norm": lambda record: record.grad_norm,

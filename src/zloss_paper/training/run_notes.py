@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zloss.report.text.numbers import number
 from zloss.train.compare.finished_run import FinishedRun
-from zloss.train.step_log import read_steps
+from zloss.train.folder.step_log import read_steps
 from zloss_paper.engine.paper_methods import CENTERED_HEAD
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.training.arms import BASELINE

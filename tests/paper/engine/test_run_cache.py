@@ -14,7 +14,7 @@ from zloss.console.progress import Silent
 from zloss.errors import InputError
 from zloss.results.moe_config import MoeRun
 from zloss.results.train_config import TrainConfig
-from zloss.train.step_log import read_steps
+from zloss.train.folder.step_log import read_steps
 from zloss_paper.engine.run_cache import RunCache, run_fingerprint
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.training.base_model import SMOKE, base_config

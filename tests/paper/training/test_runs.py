@@ -18,15 +18,15 @@ import pytest
 from zloss.errors import InputError
 from zloss.results.train_config import TrainConfig
 from zloss.text.corpus import pydoc_topics
-from zloss.train.step_log import read_steps
+from zloss.train.folder.step_log import read_steps
 from zloss_paper.engine.claim import OPEN
 from zloss_paper.engine.paper_methods import CE, STANDARD
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.training.arms import Arm
 from zloss_paper.training.figure import draw_steps, step_means
-from zloss_paper.training.gpt2_diag import CLAIMS, TABLE
 from zloss_paper.training.matched_runs import matched_runs
+from zloss_paper.training.recipes.gpt2_diag import CLAIMS, TABLE
 from zloss_paper.training.run_notes import run_notes
 from zloss_paper.training.seed_means import Unavailable, column_value
 from zloss_paper.training.setting import TrainingTableConfig

@@ -10,8 +10,8 @@ import pytest
 from tests.paper.training.labels import DESCRIBED, TABLES
 from zloss.errors import CorpusError, InputError
 from zloss.results.train_config import TrainConfig
-from zloss.train.data import open_data, training_text
-from zloss.train.tokenizer import train_tokenizer
+from zloss.train.data.blocks import open_data, training_text
+from zloss.train.start.tokenizer import train_tokenizer
 from zloss_paper.engine.paper_methods import METHODS
 from zloss_paper.engine.paper_models import MODEL_IDS
 from zloss_paper.engine.paper_table import paper_table

@@ -12,7 +12,7 @@ from zloss.results.comparison import Curve
 from zloss.results.step_record import StepRecord
 from zloss.train.compare import curves
 from zloss.train.compare.finished_run import FinishedRun
-from zloss.train.step_log import StepLog, read_steps
+from zloss.train.folder.step_log import StepLog, read_steps
 
 STEPS = 7
 

@@ -21,13 +21,13 @@ from tests.train.tiny_run import tiny_config
 from zloss.models.routers import find_routers
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
-from zloss.train.batch import batch_of, gather
-from zloss.train.config_record import config_record
+from zloss.train.data.batch import batch_of, gather
+from zloss.train.folder.config_record import config_record
+from zloss.train.folder.step_log import read_steps
 from zloss.train.moe import loss as moe_loss
 from zloss.train.run import run_training
 from zloss.train.run_options import RunOptions
-from zloss.train.start import initial_checkpoint, prepare_start
-from zloss.train.step_log import read_steps
+from zloss.train.start.run_start import initial_checkpoint, prepare_start
 
 TLM = "token_layer_mean"
 E, K, L = SHAPE["experts"], SHAPE["top_k"], SHAPE["layers"]
@@ -207,7 +207,7 @@ from zloss.results.train_config import TrainConfig
 from zloss.results.moe_config import MoeRun
 from zloss.train.run import run_training
 from zloss.train.run_options import RunOptions
-from zloss.train.start import prepare_start
+from zloss.train.start.run_start import prepare_start
 
 class Killer:
     @contextmanager

@@ -14,7 +14,7 @@ from zloss.results.reading import read_object
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import FREE
-from zloss.train.step_log import STEPS_FILE, read_steps
+from zloss.train.folder.step_log import STEPS_FILE, read_steps
 
 CONFIG_FILE = "config.json"
 

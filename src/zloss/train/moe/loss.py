@@ -21,10 +21,10 @@ from zloss.results.moe_config import REFERENCE, MoeRun
 from zloss.source.objective import Objective
 from zloss.source.router.loss import RouterLoss, router_loss
 from zloss.source.statistics import TokenStats
-from zloss.train.loss_model import LossModel
 from zloss.train.moe.reduction import reduced_router_loss
 from zloss.train.moe.router_variant import applied_coef, expert_capacity, router_target
 from zloss.train.moe.routing import Routing, RoutingTap
+from zloss.train.step.loss_model import LossModel
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from zloss.streaming import Quantiles
 from zloss.train.moe.loss import RouterTerms
 from zloss.train.moe.router_variant import absolute_coef, applied_coef, relative_scale
 from zloss.train.moe.routing import Routing
-from zloss.train.telemetry import exact_quantile
+from zloss.train.step.telemetry import exact_quantile
 
 TAILS = {"router_log_z_p99": 0.99, "router_log_z_p999": 0.999, "router_log_z_max": 1.0}
 

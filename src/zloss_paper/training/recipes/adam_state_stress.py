@@ -15,9 +15,9 @@ from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD, RAW_METHODS
 from zloss_paper.training.against_ce import COUNTS, against_ce, higher, line_of, lower, near_ce, zero
 from zloss_paper.training.arms import stress_arms
-from zloss_paper.training.fineweb_update_outlier import COEF
-from zloss_paper.training.fineweb_update_outlier import TABLE as OUTLIER
 from zloss_paper.training.recipe import training_recipe
+from zloss_paper.training.recipes.fineweb_update_outlier import COEF
+from zloss_paper.training.recipes.fineweb_update_outlier import TABLE as OUTLIER
 
 CLOSE = 0.25
 """Relative distance of the largest second moment from that of CE that counts as close."""

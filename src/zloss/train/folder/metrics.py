@@ -27,11 +27,11 @@ from zloss.results.record import from_plain, to_plain
 from zloss.results.run_metrics import RunGradients, RunMetrics
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
-from zloss.train.data import TrainData
+from zloss.train.data.blocks import TrainData
 from zloss.train.moe.loss import load_balancing, routing_record
 from zloss.train.moe.routing import RoutingTap
 from zloss.train.moe.telemetry import ValidationRouting
-from zloss.train.objective import run_objective
+from zloss.train.step.objective import run_objective
 
 FEW_STEPS = 100
 """Steps below which a p99 over steps is close to the maximum."""

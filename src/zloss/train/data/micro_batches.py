@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from zloss.results.train_config import TrainConfig
-from zloss.train.batch import batch_of, gather
-from zloss.train.data import TrainData
+from zloss.train.data.batch import batch_of, gather
+from zloss.train.data.blocks import TrainData
 
 
 @dataclass(frozen=True)

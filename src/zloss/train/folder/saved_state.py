@@ -17,7 +17,7 @@ from typing import Any
 
 from zloss.errors import OutputError
 from zloss.results.step_record import StepRecord
-from zloss.train.step_log import read_lines, to_lines
+from zloss.train.folder.step_log import read_lines, to_lines
 
 MANIFEST, RECORDS = "manifest.json", "records.jsonl"
 KEEP = 2

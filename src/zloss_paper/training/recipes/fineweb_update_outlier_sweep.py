@@ -19,9 +19,9 @@ from zloss_paper.engine.paper_table import PaperTable, paper_table
 from zloss_paper.engine.table import Line, Table
 from zloss_paper.training.against_ce import COUNTS, NEAR_CE, against_ce, higher, line_of, lower, near_ce, zero
 from zloss_paper.training.arms import BASELINE, Arm
-from zloss_paper.training.fineweb_update_outlier import EVENTS
-from zloss_paper.training.fineweb_update_outlier import TABLE as OUTLIER
 from zloss_paper.training.recipe import training_recipe
+from zloss_paper.training.recipes.fineweb_update_outlier import EVENTS
+from zloss_paper.training.recipes.fineweb_update_outlier import TABLE as OUTLIER
 
 RAW_COEFS, CENTERED_COEFS = (3e-4, 1e-4), (3e-3, 1e-3, 3e-4, 1e-4)
 LEAST = 1e-4

@@ -17,9 +17,9 @@ from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD
 from zloss_paper.engine.texts import FINEWEB
 from zloss_paper.training.against_ce import COUNTS, against_ce, lower
 from zloss_paper.training.claims import STANDARD_KEEPS_GAIN, STANDARD_TAIL
-from zloss_paper.training.fineweb_ft import TABLE as DISJOINT_BLOCKS
 from zloss_paper.training.paper_run import paper_run
 from zloss_paper.training.recipe import training_recipe
+from zloss_paper.training.recipes.fineweb_ft import TABLE as DISJOINT_BLOCKS
 
 TABLE = replace(
     DISJOINT_BLOCKS,

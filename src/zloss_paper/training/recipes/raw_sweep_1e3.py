@@ -20,10 +20,10 @@ from zloss_paper.engine.paper_table import PaperTable, paper_table
 from zloss_paper.engine.table import Cell, Key, Line, Table
 from zloss_paper.training.against_ce import SYMBOLS
 from zloss_paper.training.arms import Arm
-from zloss_paper.training.fineweb_update_outlier import COEF, EVENTS
-from zloss_paper.training.fineweb_update_outlier import TABLE as OUTLIER
-from zloss_paper.training.fineweb_update_outlier_sweep import sweep_arm
 from zloss_paper.training.recipe import training_recipe
+from zloss_paper.training.recipes.fineweb_update_outlier import COEF, EVENTS
+from zloss_paper.training.recipes.fineweb_update_outlier import TABLE as OUTLIER
+from zloss_paper.training.recipes.fineweb_update_outlier_sweep import sweep_arm
 
 COEFS = (COEF, 1e-3, 3e-4, 1e-4)
 

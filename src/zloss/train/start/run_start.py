@@ -10,11 +10,11 @@ from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
 from zloss.results.train_config import TrainConfig
-from zloss.train.data import TrainData, open_data, training_text
-from zloss.train.from_config import build_from_config
-from zloss.train.head_changes import shift_head_to_, untie_head_
+from zloss.train.data.blocks import TrainData, open_data, training_text
 from zloss.train.moe.model import moe_checkpoint
-from zloss.train.tokenizer import DEFAULT_VOCAB, load_tokenizer, train_tokenizer
+from zloss.train.start.from_config import build_from_config
+from zloss.train.start.head_changes import shift_head_to_, untie_head_
+from zloss.train.start.tokenizer import DEFAULT_VOCAB, load_tokenizer, train_tokenizer
 
 
 @dataclass(frozen=True)

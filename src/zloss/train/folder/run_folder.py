@@ -15,9 +15,9 @@ from zloss.results.folder_lock import locked_folder
 from zloss.results.run_config import CONFIG_FILE, write_run_config
 from zloss.results.run_metrics import METRICS_FILE
 from zloss.results.train_config import TrainConfig
-from zloss.train.config_record import config_record
-from zloss.train.start import Start
-from zloss.train.step_log import STEPS_FILE
+from zloss.train.folder.config_record import config_record
+from zloss.train.folder.step_log import STEPS_FILE
+from zloss.train.start.run_start import Start
 
 
 @contextmanager

@@ -21,15 +21,15 @@ from zloss_paper.engine.recipe import Recipe, RecipeResult
 from zloss_paper.engine.table import Key, Line, Table, cells_of
 from zloss_paper.engine.texts import TextSource
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.training import (
+from zloss_paper.training.arms import BASELINE, Arm
+from zloss_paper.training.matched_runs import matched_runs
+from zloss_paper.training.recipes import (
     fineweb_ft,
     fineweb_medium_ft,
     fineweb_update_outlier,
     medium_long,
     pythia_ft,
 )
-from zloss_paper.training.arms import BASELINE, Arm
-from zloss_paper.training.matched_runs import matched_runs
 from zloss_paper.training.seed_means import column_values
 from zloss_paper.training.setting import TrainingTableConfig
 from zloss_paper.training.table import TrainingTable

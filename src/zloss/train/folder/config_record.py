@@ -5,7 +5,7 @@ from __future__ import annotations
 from zloss.models.weight_fingerprint import weight_fingerprint
 from zloss.results.run_config import RunConfig, without_paths
 from zloss.results.train_config import TrainConfig
-from zloss.train.start import Start
+from zloss.train.start.run_start import Start
 
 
 def config_record(config: TrainConfig, start: Start) -> RunConfig:

@@ -1,0 +1,1 @@
+"""What a run starts from: its data, its model, its optimizer and its accelerator."""

@@ -1,0 +1,1 @@
+"""One file per training table or passage of the paper."""
