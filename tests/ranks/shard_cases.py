@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zloss
@@ -212,6 +213,31 @@ def special_cases() -> Iterator[tuple[str, dict[str, float]]]:
             "placements": 0.0 if placements else float("inf"),
         },
     )
+
+    for output in ("head weight", "logits"):
+        hidden, weight, _, target = inputs(torch.float64)
+        module = torch.nn.Linear(WIDTH, VOCAB, bias=False, dtype=torch.float64)
+        module.weight.data.copy_(weight)
+        plan = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+        parallelize_module(module, mesh, plan, src_data_rank=None)
+        got = [hidden.clone().requires_grad_(), module.weight]
+        want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+        if output == "logits":
+            own = zloss.logits_loss(module(got[0]), target, OBJECTIVES["centered"])
+        else:
+            own = zloss.head_loss(got[0], module.weight, target, OBJECTIVES["centered"])
+        own.loss.backward()
+        whole = zloss.head_loss(*want, target, OBJECTIVES["centered"])
+        whole.loss.backward()
+        assert isinstance(module.weight.grad, DTensor)
+        yield (
+            f"float64|ColwiseParallel, {output}",
+            {
+                "loss": difference(own.loss, whole.loss),
+                "dh": difference(got[0].grad, want[0].grad),
+                "dW": difference(module.weight.grad.full_tensor(), want[1].grad),
+            },
+        )
 
     for products in ("operand", "split", "fp32"):
         small, table, _, target = inputs(torch.float32)
