@@ -51,4 +51,5 @@ def _joined(classes: Sequence[EqualShares], l2: Sequence[Tensor]) -> Tensor:
     if len(classes) == 1 and classes[0].share == 1:
         return l2[0]
     weighted = [value.to(l2[0].device) * part.share**0.5 for part, value in zip(classes, l2, strict=True)]
-    return torch.linalg.vector_norm(torch.stack(weighted))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(weighted))
+    return total

@@ -31,8 +31,8 @@ def own_part(tensor: Tensor) -> Tensor:
     """The entries on this rank, in the storage of the tensor."""
     if not is_dtensor(tensor):
         return tensor
-    local: Tensor = tensor.detach().to_local()
-    return local
+    local: Tensor = tensor.to_local()
+    return local.detach()
 
 
 def share_of(tensor: Tensor, ranks: int) -> float:

@@ -96,9 +96,7 @@ def _iterate_logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Lo
         if head is not None:
             projected_CD = head.back_project(exp_parts(rows.shaped[0], problem.products))
             if not shard.whole:
-                projected_CD = shard.sum_(
-                    projected_CD * joined.own_exp(torch.ones_like(joined.sums.sum_C)).unsqueeze(1)
-                )
+                projected_CD = shard.sum_(joined.scaled_rows(projected_CD))
         stats = chunk_stats(
             plan,
             joined.sums,

@@ -127,7 +127,7 @@ def _over_ranks(
 ) -> tuple[Tensor, Tensor | None]:
     """exp(z − m) W, and W[y] where asked for, of the whole vocabulary from E W of own rows: one sum over ranks."""
     width, shard = own_CD.shape[1], problem.shard
-    own_CD = torch.where((joined.factor_C > 0).unsqueeze(1), own_CD * joined.factor_C.unsqueeze(1), 0.0)
+    own_CD = joined.scaled_rows(own_CD)
     if not target_rows:
         return shard.sum_(own_CD), None
     ones_C = own_CD.new_ones(own_CD.shape[0])

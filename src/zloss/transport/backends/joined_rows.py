@@ -37,6 +37,13 @@ class JoinedRows:
         """A coefficient of exp(z − m) as one of own E = exp(z − m_r)."""
         return along_exp_C if self.factor_C is None else along_exp_C * self.factor_C
 
+    def scaled_rows(self, own_CD: Tensor) -> Tensor:
+        """E W of own rows in the scale of the whole: exp(z − m) W. A rank without E adds nothing."""
+        if self.factor_C is None:
+            return own_CD
+        factor_C1 = self.factor_C.unsqueeze(1)
+        return torch.where(factor_C1 > 0, own_CD * factor_C1, own_CD.new_zeros(()))
+
     def own_target(self, along_target_C: Tensor) -> Tensor:
         """A coefficient of onehot(y), 0 where the target is another rank's."""
         if self.own_C is None:
