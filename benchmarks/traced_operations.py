@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import zloss
+from zloss.ranks.vocabulary_shard import whole_vocabulary
 from zloss.transport.backends.chunked_autograd import narrow
 from zloss.transport.backends.chunked_head import run_head_chunks
 from zloss.transport.backends.product_plan import Products, plan_products
@@ -103,7 +104,8 @@ def head_problem(
         weight_VD=weight,
         bias_V=None,
         targets=targets,
-        vocab=vocab,
+        shard=whole_vocabulary(vocab),
+        masked=False,
         dtype=torch.float32,
         rounding=None,
         poisoned_T=None,

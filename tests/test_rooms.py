@@ -17,7 +17,7 @@ import zloss_paper
 SOURCE = Path(zloss.__file__).parent
 PAPER = Path(zloss_paper.__file__).parent
 
-TENSORS = {"errors", "cache", "streaming", "results", "source", "transport", "optimizer"}
+TENSORS = {"errors", "ranks", "cache", "streaming", "results", "source", "transport", "optimizer"}
 EXPERIMENTS = TENSORS | {"models", "text", "console", "measure", "decide"}
 LOOPS = EXPERIMENTS | {"telemetry"}
 EVERYTHING = LOOPS | {"audit", "train", "report"}
@@ -26,11 +26,12 @@ MAY_IMPORT = {
     # room: the rooms it may import, besides itself
     "errors": set(),
     "cache": {"errors"},
+    "ranks": {"errors"},
     "streaming": {"errors"},
     "results": {"errors"},
     "console": {"errors"},
     "source": {"errors", "streaming", "results"},
-    "transport": {"errors", "cache", "streaming", "results", "source"},
+    "transport": {"errors", "ranks", "cache", "streaming", "results", "source"},
     "optimizer": TENSORS - {"optimizer"},
     "models": TENSORS,
     "text": TENSORS,

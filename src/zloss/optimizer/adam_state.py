@@ -14,9 +14,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from zloss.errors import InputError
 from zloss.optimizer.multi_tensor import Norms, buckets, inf_norm, l2_norm, norms, pieces
+from zloss.ranks.own_parts import gathered, own_part, share_of
 
 
 class StatefulOptimizer(Protocol):
@@ -47,13 +49,50 @@ class AdamReading:
 
 
 @torch.no_grad()
-def read_adam(optimizer: StatefulOptimizer) -> AdamReading:
-    """‖v‖∞ and the norms of both directions, by multi-tensor operations over groups of parameters of bounded size."""
+def read_adam(optimizer: StatefulOptimizer, group: ProcessGroup | None = None) -> AdamReading:
+    """‖v‖∞ and the norms of both directions, by multi-tensor operations over groups of parameters of bounded size.
+
+    `group`: the ranks over which distributed state is spread; each reads its own part, and one all-gather joins them.
+    """
+    ranks = 1 if group is None else group.size()
+    parameters = [p for g in optimizer.param_groups for p in g["params"] if len(optimizer.state.get(p, ()))]
+    if not parameters:
+        raise InputError("the optimizer has no state yet: read it after its first step.")
+    shares = sorted({share_of(p, ranks) for p in parameters})
+    own = [_own_reading(optimizer, share, ranks) for share in shares]
+    if group is None:
+        return own[0]
+    weights = [share**0.5 for share in shares]
+    everyone = gathered(_joined_shares(own, weights).stacked(), group)
+    return AdamReading(
+        everyone[:, 0].amax(),
+        Norms(torch.linalg.vector_norm(everyone[:, 1]), everyone[:, 2].amax()),
+        Norms(torch.linalg.vector_norm(everyone[:, 3]), everyone[:, 4].amax()),
+    )
+
+
+def _joined_shares(parts: Sequence[AdamReading], weights: Sequence[float]) -> AdamReading:
+    """Readings of classes of parameters, the squares of each class counted by its share."""
+
+    def norms_of(found: Sequence[Norms]) -> Norms:
+        l2 = torch.stack([weight * part.l2 for part, weight in zip(found, weights, strict=True)])
+        return Norms(torch.linalg.vector_norm(l2), torch.stack([part.inf for part in found]).amax())
+
+    v_inf = torch.stack([part.v_inf for part in parts]).amax()
+    return AdamReading(v_inf, norms_of([part.proxy for part in parts]), norms_of([part.corrected for part in parts]))
+
+
+def _own_reading(optimizer: StatefulOptimizer, share: float, ranks: int) -> AdamReading:
+    """The reading of own parts of the parameters with one share."""
     v_inf: list[Tensor] = []
     proxy: list[Norms] = []
     corrected: list[Norms] = []
     for group in optimizer.param_groups:
-        states = [optimizer.state[p] for p in group["params"] if p in optimizer.state and len(optimizer.state[p])]
+        states = [
+            _own_state(optimizer.state[p])
+            for p in group["params"]
+            if len(optimizer.state.get(p, ())) and share_of(p, ranks) == share
+        ]
         if not states:
             continue
         if "exp_avg_sq" not in states[0] or "exp_avg" not in states[0]:
@@ -67,9 +106,14 @@ def read_adam(optimizer: StatefulOptimizer) -> AdamReading:
             first = [1 - group["betas"][0] ** step for step in t]
             second = [1 - group["betas"][1] ** step for step in t]
             corrected.append(norms(_direction(m, v, group["eps"], first, second)))
-    if not v_inf:
-        raise InputError("the optimizer has no state yet: read it after its first step.")
+    if not v_inf:  # this rank holds no entry of these parameters
+        zero = torch.zeros((), dtype=torch.float64)
+        return AdamReading(zero, Norms(zero, zero), Norms(zero, zero))
     return AdamReading(torch.stack(v_inf).amax(), _joined(proxy), _joined(corrected))
+
+
+def _own_state(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: own_part(value) if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
 def _direction(

@@ -12,6 +12,10 @@
 
 Gradients are read once, before clipping, by multi-tensor operations. Their norms reach the host in one transfer per step; a
 sample of Adam's state takes one more. The number of transfers does not depend on the number of parameters.
+
+Distributed parameters (FSDP2, tensor parallel, both on different meshes) are read where they lie: each rank reads its own
+part, and one all-gather of a few numbers per step makes the norms those of the whole on every rank. `step.clip_()` clips
+by that norm, on meshes that `torch.nn.utils.clip_grad_norm_` refuses to mix too.
 """
 
 from __future__ import annotations
@@ -19,14 +23,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from zloss.errors import InputError
 from zloss.optimizer.adam_state import StatefulOptimizer, read_adam
-from zloss.optimizer.multi_tensor import l2_norm, norms
+from zloss.optimizer.shared_norms import l2_over_ranks, norms_over_ranks, own_l2, own_norms, whole_l2
+from zloss.ranks.own_parts import by_share, gathered, group_of, own_part
 from zloss.results.step_record import AdamSample, GradientState, StepRecord
+
+
+@dataclass(frozen=True)
+class _StepReading:
+    """What is read of a step before its update."""
+
+    norm: float
+    inf: float
+    param_norm: float
+    loss: float
+    cross_entropy: float
+    auxiliary: float
+    micro_nan: int
+    micro_inf: int
 
 
 class OpenStep:
@@ -79,7 +100,11 @@ class Recorder:
         *,
         clip: float | None = None,
         adam_every: int | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
+        """`group`: all ranks that train the model together; by default those of the process where parameters are DTensors.
+        Losses are then the mean over ranks, which is the loss of the step where each rank's was divided for an average of
+        gradients (`zloss.global_normalizer`)."""
         if adam_every is not None and (adam_every < 1 or optimizer is None):
             raise InputError(
                 f"`adam_every` is expected to be at least 1 and needs the optimizer, but got {adam_every!r} "
@@ -87,6 +112,8 @@ class Recorder:
             )
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._optimizer, self._clip, self._adam_every = optimizer, clip, adam_every
+        self._group = group_of(self._parameters, group)
+        self._ranks = 1 if self._group is None else self._group.size()
         self._micro: list[Tensor] = []
         self.records: list[StepRecord] = []
 
@@ -99,34 +126,27 @@ class Recorder:
     @contextmanager
     def step(self, index: int) -> Iterator[OpenStep]:
         """Enter after the last backward pass, leave after the optimizer's step."""
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         micro = torch.stack(self._micro).double() if self._micro else torch.zeros(0, 3, dtype=torch.float64)
         self._micro = []
-        with torch.no_grad():
-            before = norms(gradients)
-            theta = l2_norm(self._parameters)
-            device = before.l2.device
-            flat = torch.cat([torch.stack([before.l2, before.inf, theta.to(device)]), micro.to(device).flatten()])
-        norm, inf, param_norm, *losses = flat.tolist()
-        opened = OpenStep(gradients, norm, inf, self._clip)
+        read = self._read(micro)
+        opened = OpenStep([own_part(gradient) for gradient in self._gradients()], read.norm, read.inf, self._clip)
         yield opened
         if opened.postclip is None:
             opened.postclip = self._read_again()
-        totals = losses[0::3]
         self.records.append(
             StepRecord(
                 step=index,
-                loss=sum(totals),
-                cross_entropy=sum(losses[1::3]),
-                auxiliary=sum(losses[2::3]),
-                grad_norm=norm,
-                grad_inf=inf,
-                param_norm=param_norm,
+                loss=read.loss,
+                cross_entropy=read.cross_entropy,
+                auxiliary=read.auxiliary,
+                grad_norm=read.norm,
+                grad_inf=read.inf,
+                param_norm=read.param_norm,
                 postclip_norm=opened.postclip[0],
                 postclip_inf=opened.postclip[1],
-                micro_batches=len(totals),
-                micro_nan=sum(map(math.isnan, totals)),
-                micro_inf=sum(map(math.isinf, totals)),
+                micro_batches=len(micro),
+                micro_nan=read.micro_nan,
+                micro_inf=read.micro_inf,
                 gradient=opened.gradient,
                 updated=opened.updated,
                 lr=opened.lr,
@@ -136,11 +156,30 @@ class Recorder:
             )
         )
 
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    @torch.no_grad()
+    def _read(self, micro: Tensor) -> _StepReading:
+        """Norms and losses of the step over all ranks: one all-gather where there are several, one transfer."""
+        before = own_norms(by_share(self._gradients(), self._ranks))
+        device = before.device
+        theta = own_l2(by_share(self._parameters, self._ranks)).to(device)
+        totals = micro.to(device)
+        counts = torch.stack([totals[:, 0].isnan().sum(), totals[:, 0].isinf().sum()]).double()
+        own = torch.cat([before, theta.reshape(1), totals.sum(dim=0), counts])
+        everyone = gathered(own, self._group)
+        norm, inf = norms_over_ranks(everyone[:, :2])
+        param_norm = whole_l2(everyone[:, 2])
+        losses, worst = everyone[:, 3:6].mean(dim=0), everyone[:, 6:].amax(dim=0)
+        numbers = torch.cat([torch.stack([norm, inf, param_norm]), losses, worst]).tolist()
+        return _StepReading(*numbers[:6], *map(int, numbers[6:]))
+
+    @torch.no_grad()
     def _read_again(self) -> tuple[float, float]:
         """The norms after a clipping that was not `clip_`, from the gradients that the optimizer was given."""
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        after = norms(gradients)
-        l2, inf = torch.stack([after.l2, after.inf]).tolist()
+        everyone = gathered(own_norms(by_share(self._gradients(), self._ranks)), self._group)
+        l2, inf = torch.stack(norms_over_ranks(everyone)).tolist()
         return l2, inf
 
     def _sample(self, index: int) -> AdamSample | None:
@@ -148,7 +187,7 @@ class Recorder:
             return None
         if not len(self._optimizer.state):
             return None  # every update so far was left out
-        reading = read_adam(self._optimizer).stacked()
+        reading = read_adam(self._optimizer, self._group).stacked()
         with torch.no_grad():
-            theta = l2_norm(self._parameters).to(reading.device)
+            theta = l2_over_ranks(by_share(self._parameters, self._ranks), self._group).to(reading.device)
         return AdamSample(*torch.cat([reading, theta.reshape(1)]).tolist())

@@ -6,7 +6,9 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
+from zloss.ranks.distributed_tensors import is_dtensor
 from zloss.source.objective import Objective
 from zloss.source.reduction import DenominatorName, Reduction
 from zloss.source.statistics import TokenStats
@@ -19,9 +21,10 @@ from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.head_problem import HeadProblem, prepare_head
 from zloss.transport.options import HeadOptions
 from zloss.transport.outside_compile import outside_compile_unless
+from zloss.transport.sharded_arguments import open_head
 from zloss.transport.statistics_plan import Statistics
 from zloss.transport.targets import Targets
-from zloss.transport.tensor_arguments import compute_dtype
+from zloss.transport.tensor_arguments import check_tensors, compute_dtype
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ def head_loss(
     chunk_size: int | None = None,
     memory_budget: int | None = None,
     weight_grad_buffer: Tensor | None = None,
+    group: ProcessGroup | None = None,
 ) -> HeadLossOutput:
     """Σ_t w_t (CE_t + aux_t) / N for z = logit_scale·(W u + b), without keeping the logits.
 
@@ -81,6 +85,8 @@ def head_loss(
     `valid_vocab` on are padding: outside log Z, μ and w̄. `statistics="light"` skips what the loss itself does not need.
     `products` says in which dtype the matrix products run (`backends/product_plan.py`). dW is added to
     `weight_grad_buffer`, an fp32 [V, D] such as Megatron's `main_grad`, where one is given (`gradient_buffer.py`).
+    A head that is divided over ranks by vocabulary rows is a DTensor with Shard(0), or this rank's rows with `group=`;
+    everything that is returned is that of the whole vocabulary on every rank.
 
     >>> import torch, zloss
     >>> hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
@@ -103,7 +109,7 @@ def head_loss(
         chunk_size=chunk_size,
         memory_budget=memory_budget,
     )
-    return _head_loss(hidden, weight, target, bias, options, normalizer, token_weight, weight_grad_buffer)
+    return _head_loss(hidden, weight, target, bias, options, normalizer, token_weight, weight_grad_buffer, group)
 
 
 def _traceable(
@@ -115,9 +121,12 @@ def _traceable(
     normalizer: float | Tensor | None,
     token_weight: Tensor | None,
     weight_grad_buffer: Tensor | None,
+    group: ProcessGroup | None,
 ) -> bool:
-    """The Triton backend is made of ops; per-token losses go through the chunks a second time in backward, and a buffer
-    for dW is changed by the way."""
+    """The Triton backend is made of ops; per-token losses go through the chunks a second time in backward, a buffer for dW
+    is changed by the way, and ranks compare their arguments."""
+    if group is not None or is_dtensor(weight) or is_dtensor(hidden):
+        return False
     in_triton = runs_in_triton(options.backend, hidden.device, compute_dtype(hidden, weight, bias))
     return options.reduction != "none" and weight_grad_buffer is None and in_triton
 
@@ -132,17 +141,21 @@ def _head_loss(
     normalizer: float | Tensor | None,
     token_weight: Tensor | None,
     weight_grad_buffer: Tensor | None,
+    group: ProcessGroup | None,
 ) -> HeadLossOutput:
     """`head_loss` with checked options."""
+    check_tensors(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
+    head = open_head(hidden, weight, bias, target, token_weight, group)
     problem = prepare_head(
-        hidden,
-        weight,
-        target,
-        bias,
+        head.hidden,
+        head.weight,
+        head.target,
+        head.bias,
         options,
-        token_weight=token_weight,
+        token_weight=head.token_weight,
         normalizer=normalizer,
         weight_grad_buffer=weight_grad_buffer,
+        group=head.group,
     )
     parts = _BACKENDS[resolve_backend(options.backend, hidden.device, problem.dtype)](problem)
     if problem.poisoned_T is not None:
@@ -187,8 +200,10 @@ class HeadLoss(nn.Module):
         products: Products = "auto",
         chunk_size: int | None = None,
         memory_budget: int | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
+        self.group = group
         self.options = HeadOptions(
             objective=objective,
             ignore_index=ignore_index,
@@ -218,8 +233,12 @@ class HeadLoss(nn.Module):
         normalizer: float | Tensor | None = None,
         token_weight: Tensor | None = None,
         weight_grad_buffer: Tensor | None = None,
+        group: ProcessGroup | None = None,
     ) -> HeadLossOutput:
-        return _head_loss(hidden, weight, target, bias, self.options, normalizer, token_weight, weight_grad_buffer)
+        group = self.group if group is None else group
+        return _head_loss(
+            hidden, weight, target, bias, self.options, normalizer, token_weight, weight_grad_buffer, group
+        )
 
     def extra_repr(self) -> str:
         named = (field.name for field in fields(self.options) if field.name != "objective")

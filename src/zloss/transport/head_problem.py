@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from zloss.errors import CoordinateError, ShapeError
+from zloss.ranks.vocabulary_shard import VocabularyShard, whole_vocabulary
 from zloss.transport.backends.product_plan import ProductPlan, fp32_plan, plan_products
 from zloss.transport.gradient_buffer import check_gradient_buffer
 from zloss.transport.options import HeadOptions
+from zloss.transport.sharded_arguments import agree_on_shards
 from zloss.transport.statistics_plan import StatisticsPlan, plan_statistics
 from zloss.transport.targets import Targets, prepare_targets
 from zloss.transport.tensor_arguments import (
@@ -34,10 +37,13 @@ class HeadProblem:
 
     hidden_TD: Tensor
     weight_VD: Tensor
-    """All rows, padding included; the first `vocab` are inside log Z."""
+    """All own rows, padding included; the first `vocab` are inside log Z."""
     bias_V: Tensor | None
     targets: Targets
-    vocab: int
+    shard: VocabularyShard
+    """The rows of the vocabulary on this process: all of them, or a rank's part."""
+    masked: bool
+    """Whether a bias of -inf takes vocabulary entries out of log Z, on any rank."""
     dtype: torch.dtype
     """In which everything is computed: fp64 for fp64 inputs, else fp32."""
     rounding: torch.dtype | None
@@ -53,6 +59,11 @@ class HeadProblem:
     options: HeadOptions
     weight_grad_buffer: Tensor | None = None
     """Where dW is added, in place of a gradient of its own."""
+
+    @property
+    def vocab(self) -> int:
+        """Own rows inside log Z."""
+        return self.shard.rows
 
     @property
     def operands(self) -> Operands:
@@ -78,16 +89,24 @@ def prepare_head(
     token_weight: Tensor | None = None,
     normalizer: float | Tensor | None = None,
     weight_grad_buffer: Tensor | None = None,
+    group: ProcessGroup | None = None,
 ) -> HeadProblem:
-    """Check the tensors against each other and the options, and flatten the leading dimensions."""
+    """Check the tensors against each other and the options, and flatten the leading dimensions.
+
+    With a `group`, `weight` and `bias` are this rank's rows, in rank order.
+    """
     _check_shapes(hidden, weight, target, bias, token_weight)
     check_gradient_buffer(weight_grad_buffer, weight, options)
     dtype = compute_dtype(hidden, weight, bias)
-    vocab = options.vocab_of(weight.shape[0])
+    first_masked = None if bias is None else _first_minus_inf(bias)
+    if group is None:
+        shard = whole_vocabulary(options.vocab_of(weight.shape[0]))
+        masked = first_masked is not None and first_masked < shard.total
+    else:
+        shard, masked = agree_on_shards(hidden, weight, target, options, group, bias=bias, first_masked=first_masked)
     targets = prepare_targets(
-        target, hidden.shape[:-1], vocab, options, dtype, token_weight=token_weight, normalizer=normalizer
+        target, hidden.shape[:-1], shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
-    masked = bias is not None and _has_minus_inf(bias[:vocab])
     if masked:
         _refuse_mean_of_masked(options)
     flat_TD = hidden.reshape(-1, hidden.shape[-1])
@@ -100,7 +119,8 @@ def prepare_head(
         weight_VD=weight,
         bias_V=bias,
         targets=targets,
-        vocab=vocab,
+        shard=shard,
+        masked=masked,
         dtype=dtype,
         rounding=rounding,
         poisoned_T=poisoned_T,
@@ -153,8 +173,12 @@ def _check_shapes(
     check_same_device(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
 
 
-def _has_minus_inf(bias: Tensor) -> bool:
-    return may_read(bias) and bool(torch.isneginf(bias.detach()).any())
+def _first_minus_inf(bias: Tensor) -> int | None:
+    """The first row whose bias is -inf; None without one, and where values cannot be read."""
+    if not may_read(bias):
+        return None
+    rows = torch.isneginf(bias.detach()).nonzero()
+    return int(rows[0, 0]) if rows.numel() else None
 
 
 def _refuse_mean_of_masked(options: HeadOptions) -> None:

@@ -6,12 +6,14 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from zloss.errors import UnknownNameError
 from zloss.source.injection import weighted_auxiliary_source, weighted_source
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
 from zloss.transport.backends.choice import Backend, Chosen, resolve_backend
+from zloss.transport.backends.chunks import own_source
 from zloss.transport.backends.dense import dense_source
 from zloss.transport.backends.head_chunks import iterate_head_chunks
 from zloss.transport.backends.product_plan import ProductPlan, Products
@@ -20,6 +22,8 @@ from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.head_problem import HeadProblem, prepare_head
 from zloss.transport.options import HeadOptions
 from zloss.transport.outside_compile import outside_compile
+from zloss.transport.sharded_arguments import open_head
+from zloss.transport.tensor_arguments import check_tensors
 
 Part = Literal["z", "total"]
 
@@ -45,11 +49,13 @@ def head_source(
     products: Products = "auto",
     chunk_size: int | None = None,
     memory_budget: int | None = None,
+    group: ProcessGroup | None = None,
 ) -> Tensor:
     """∂loss/∂z as [T, V], fp32 (fp64 for fp64): the auxiliary part alone ("z") or cross-entropy plus auxiliary ("total").
 
     The source stands at the final logits: after logit scale and softcap, before any transport. Scaling: the reduction
-    weight (1/N for "mean") is inside; V is `valid_vocab` where given.
+    weight (1/N for "mean") is inside; V is `valid_vocab` where given. Of a head that is divided over ranks this rank's
+    columns come back.
     """
     if part not in get_args(Part):
         raise UnknownNameError("part", part, get_args(Part))
@@ -67,7 +73,18 @@ def head_source(
         chunk_size=chunk_size,
         memory_budget=memory_budget,
     )
-    problem = prepare_head(hidden, weight, target, bias, options, token_weight=token_weight, normalizer=normalizer)
+    check_tensors(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
+    head = open_head(hidden, weight, bias, target, token_weight, group)
+    problem = prepare_head(
+        head.hidden,
+        head.weight,
+        head.target,
+        head.bias,
+        options,
+        token_weight=head.token_weight,
+        normalizer=normalizer,
+        group=head.group,
+    )
     chosen = resolve_backend(backend, hidden.device, problem.dtype)
     with torch.autocast(hidden.device.type, enabled=False):
         if chosen == "dense":
@@ -88,7 +105,7 @@ def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
     out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.vocab), dtype=problem.dtype)
     weighted = weighted_source if part == "total" else weighted_auxiliary_source
     for chunk in iterate_head_chunks(problem, back_projection=False, work=work):
-        valid_C, sum_C = chunk.stats.valid, chunk.rows.sums.sum_C
+        valid_C, sum_C = chunk.stats.valid, chunk.joined.sums.sum_C
         source = weighted(chunk.injection, sum_C, valid_C, problem.targets.weights.per_token[chunk.tokens])
-        out_TV[chunk.tokens] = work.source(chunk.rows, chunk.index_C, valid_C, source, through_softcap=False)
+        out_TV[chunk.tokens] = own_source(work, problem.shard, chunk, valid_C, source, through_softcap=False)
     return out_TV

@@ -8,7 +8,9 @@ recovered (paper sec:precision_link).
 from __future__ import annotations
 
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from zloss.ranks.distributed_tensors import is_dtensor
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
 from zloss.transport.backends.choice import Backend, resolve_backend, runs_in_triton
@@ -20,8 +22,9 @@ from zloss.transport.head_loss import HeadLossOutput, output_of
 from zloss.transport.logits_problem import LogitsProblem, prepare_logits
 from zloss.transport.options import HeadOptions
 from zloss.transport.outside_compile import outside_compile_unless
+from zloss.transport.sharded_arguments import open_logits
 from zloss.transport.statistics_plan import Statistics
-from zloss.transport.tensor_arguments import compute_dtype
+from zloss.transport.tensor_arguments import check_tensors, compute_dtype
 
 
 def logits_loss(
@@ -43,10 +46,12 @@ def logits_loss(
     products: Products = "auto",
     chunk_size: int | None = None,
     memory_budget: int | None = None,
+    group: ProcessGroup | None = None,
 ) -> HeadLossOutput:
     """The loss of `head_loss` from `logits` [..., V]; `weight` [V, D] is needed only for the gain (and gain-aware Z-loss).
 
     `logit_scale` and `softcap` are applied to `logits` here: leave them alone if the model has already done so.
+    Logits that are divided over ranks are a DTensor with Shard(-1), or this rank's columns with `group=`.
 
     >>> import torch, zloss
     >>> logits = torch.randn(3, 11, requires_grad=True)
@@ -66,11 +71,13 @@ def logits_loss(
         chunk_size=chunk_size,
         memory_budget=memory_budget,
     )
-    return _logits_loss(logits, target, weight, options, normalizer, token_weight)
+    return _logits_loss(logits, target, weight, options, normalizer, token_weight, group)
 
 
 def _traceable(logits: Tensor, target: Tensor, weight: Tensor | None, options: HeadOptions, *rest: object) -> bool:
-    """The Triton backend is made of ops."""
+    """The Triton backend is made of ops; ranks compare their arguments."""
+    if rest[-1] is not None or is_dtensor(logits):
+        return False
     return runs_in_triton(options.backend, logits.device, compute_dtype(logits, weight))
 
 
@@ -82,10 +89,17 @@ def _logits_loss(
     options: HeadOptions,
     normalizer: float | Tensor | None,
     token_weight: Tensor | None,
+    group: ProcessGroup | None,
 ) -> HeadLossOutput:
     """`logits_loss` with checked options."""
-    problem = prepare_logits(logits, target, weight, options, token_weight=token_weight, normalizer=normalizer)
-    parts = _BACKENDS[resolve_backend(options.backend, logits.device, problem.dtype)](problem)
+    check_tensors(logits=logits, target=target, weight=weight, token_weight=token_weight)
+    logits, weight, group = open_logits(logits, weight, group)
+    problem = prepare_logits(
+        logits, target, weight, options, token_weight=token_weight, normalizer=normalizer, group=group
+    )
+    # The row ops of Triton form the gradient of whole rows; a rank's columns go through the chunks on any device.
+    chosen = resolve_backend(options.backend, logits.device, problem.dtype) if group is None else "chunked"
+    parts = _BACKENDS[chosen](problem)
     return output_of(parts, problem.targets)
 
 

@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from zloss.errors import MissingInputError, ShapeError
+from zloss.ranks.vocabulary_shard import VocabularyShard, whole_vocabulary
 from zloss.transport.backends.product_plan import ProductPlan, fp32_plan, plan_products
 from zloss.transport.options import HeadOptions
+from zloss.transport.sharded_arguments import agree_on_shards
 from zloss.transport.statistics_plan import StatisticsPlan, plan_statistics
 from zloss.transport.targets import Targets, prepare_targets
 from zloss.transport.tensor_arguments import check_same_device, check_tensors, compute_dtype
@@ -27,7 +30,8 @@ class LogitsProblem:
     weight_VD: Tensor | None
     """The head, for the gain; it gets no gradient."""
     targets: Targets
-    vocab: int
+    shard: VocabularyShard
+    """The columns of the vocabulary on this process: all of them, or a rank's part."""
     dtype: torch.dtype
     """In which everything is computed: fp64 for fp64 inputs, else fp32."""
     plan: StatisticsPlan
@@ -37,6 +41,11 @@ class LogitsProblem:
     grad_enabled: bool
     """Grad mode of the caller; inside an autograd.Function it reads as off."""
     options: HeadOptions
+
+    @property
+    def vocab(self) -> int:
+        """Own columns inside log Z."""
+        return self.shard.rows
 
     def with_logits(self, logits_TV: Tensor) -> LogitsProblem:
         return replace(self, logits_TV=logits_TV)
@@ -50,8 +59,12 @@ def prepare_logits(
     *,
     token_weight: Tensor | None = None,
     normalizer: float | Tensor | None = None,
+    group: ProcessGroup | None = None,
 ) -> LogitsProblem:
-    """Check the tensors against each other and the options, and flatten the leading dimensions."""
+    """Check the tensors against each other and the options, and flatten the leading dimensions.
+
+    With a `group`, `logits` and `weight` are this rank's columns and rows, in rank order.
+    """
     check_tensors(logits=logits, target=target, weight=weight, token_weight=token_weight)
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ShapeError(
@@ -67,10 +80,13 @@ def prepare_logits(
             f"{type(options.objective).__name__} needs the output-to-hidden gain: pass `weight`, the [V, D] output head."
         )
     check_same_device(logits=logits, target=target, weight=weight, token_weight=token_weight)
-    vocab = options.vocab_of(rows)
+    if group is None:
+        shard = whole_vocabulary(options.vocab_of(rows))
+    else:
+        shard, _ = agree_on_shards(logits, logits, target, options, group, dim=-1)
     dtype = compute_dtype(logits, weight)
     targets = prepare_targets(
-        target, logits.shape[:-1], vocab, options, dtype, token_weight=token_weight, normalizer=normalizer
+        target, logits.shape[:-1], shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
     plan = plan_statistics(
         options.objective,
@@ -86,6 +102,9 @@ def prepare_logits(
         products = plan_products(
             options.products, device_type=logits.device.type, hidden=weight.dtype, weight=weight.dtype
         )
-    return LogitsProblem(
-        logits.reshape(-1, rows), weight, targets, vocab, dtype, plan, products, torch.is_grad_enabled(), options
-    )
+    return LogitsProblem(_flat(logits), weight, targets, shard, dtype, plan, products, torch.is_grad_enabled(), options)
+
+
+def _flat(logits: Tensor) -> Tensor:
+    """[..., V] as [T, V]; written out because a rank may hold no column, and then -1 is ambiguous."""
+    return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])

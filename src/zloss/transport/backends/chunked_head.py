@@ -34,7 +34,7 @@ def chunked_head_loss(problem: HeadProblem, work: RowWork) -> LossParts:
     return chunked_loss(
         problem.operands,
         problem.targets,
-        problem.vocab,
+        problem.shard.total,
         run,
         grad_enabled=problem.grad_enabled,
         added_elsewhere=problem.weight_grad_buffer is not None,

@@ -17,8 +17,9 @@ from zloss.source.injection import inject, weighted_source
 from zloss.transport.backends.chunk_sizes import chunk_bounds
 from zloss.transport.backends.chunk_statistics import chunk_stats
 from zloss.transport.backends.chunked_autograd import Operands, chunked_loss
-from zloss.transport.backends.chunks import ChunkedRun, LogitsChunk
+from zloss.transport.backends.chunks import ChunkedRun, LogitsChunk, own_source
 from zloss.transport.backends.head_products import HeadProducts
+from zloss.transport.backends.joined_rows import clear_absent_rows_, join_rows, row_pass
 from zloss.transport.backends.loss_parts import LossParts
 from zloss.transport.backends.narrow_parts import exp_parts
 from zloss.transport.backends.row_work import RowWork, empty_parts
@@ -36,7 +37,9 @@ def chunked_logits_loss(problem: LogitsProblem) -> LossParts:
         assert logits_TV is not None
         return _run_logits_chunks(rest.with_logits(logits_TV), wanted[0], weight_T)
 
-    return chunked_loss((problem.logits_TV,), problem.targets, problem.vocab, run, grad_enabled=problem.grad_enabled)
+    return chunked_loss(
+        (problem.logits_TV,), problem.targets, problem.shard.total, run, grad_enabled=problem.grad_enabled
+    )
 
 
 def _run_logits_chunks(problem: LogitsProblem, wanted: bool, weight_T: Tensor) -> ChunkedRun:
@@ -49,9 +52,9 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: bool, weight_T: Tensor) -
         for chunk in _iterate_logits_chunks(problem, work):
             run.keep(chunk)
             if grad_TV is not None:
-                valid_C, sum_C = chunk.stats.valid, chunk.rows.sums.sum_C
+                valid_C, sum_C = chunk.stats.valid, chunk.joined.sums.sum_C
                 source = weighted_source(chunk.injection, sum_C, valid_C, weight_T[chunk.tokens])
-                grad_CV = work.source(chunk.rows, chunk.index_C, valid_C, source, through_softcap=True)
+                grad_CV = own_source(work, problem.shard, chunk, valid_C, source, through_softcap=True)
                 grad_TV[chunk.tokens, :vocab] = grad_CV if scale == 1 else grad_CV.mul_(scale)
     run.gradients = (grad_TV,)
     return run
@@ -60,43 +63,53 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: bool, weight_T: Tensor) -
 def _iterate_logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[LogitsChunk]:
     """Statistics and coefficients chunk by chunk; the V-wide buffers are reused."""
     options, targets, plan, vocab = problem.options, problem.targets, problem.plan, problem.vocab
+    shard = problem.shard
     head = None
     if problem.weight_VD is not None and plan.gain:
         head = HeadProducts(problem.weight_VD[:vocab], problem.dtype, None, problem.products)
-    mean_row_D = head.mean() if head is not None and plan.gain_centered else None
+    mean_row_D = shard.mean(head.mean()) if head is not None and plan.gain_centered else None
     bounds = chunk_bounds(
         problem.logits_TV.shape[0],
-        vocab * problem.dtype.itemsize * work.buffers,
+        shard.widest * problem.dtype.itemsize * work.buffers,
         options.chunk_size,
         device_type=problem.products.device_type,
         memory_budget=options.memory_budget,
     )
     longest = max((stop - start for start, stop in bounds), default=0)
     buffers_BCV = problem.logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
-    unused_NCV = empty_parts(work.plan, 0, 0, problem.logits_TV)
+    unused_NCV = empty_parts(work.plan, longest, 0, problem.logits_TV)
     for start, stop in bounds:
         tokens = slice(start, stop)
-        valid_C, index_C = targets.valid_T[tokens], targets.index_T[tokens]
+        valid_C = targets.valid_T[tokens]
+        index_C, own_C = shard.own_targets(targets.index_T[tokens])
         z_CV = buffers_BCV[0, : stop - start].copy_(problem.logits_TV.detach()[tokens, :vocab])
         if options.logit_scale != 1:
             z_CV.mul_(options.logit_scale)
         mean = plan.mu or needs_mean(options)
-        rows = work.statistics(
-            buffers_BCV[:, : stop - start], unused_NCV, index_C, norm=plan.p_norm, mean=mean, drop=plan.entropy
+        rows = row_pass(
+            work, buffers_BCV[:, : stop - start], unused_NCV, index_C, norm=plan.p_norm, mean=mean, drop=plan.entropy
         )
+        if not shard.whole:
+            clear_absent_rows_(rows)
+        joined = join_rows(shard, rows, own_C, drop=plan.entropy)
+        projected_CD = None
+        if head is not None:
+            projected_CD = head.back_project(exp_parts(rows.shaped[0], problem.products))
+            if not shard.whole:
+                projected_CD = shard.sum_(joined.scaled_rows(projected_CD))
         stats = chunk_stats(
             plan,
-            rows.sums,
-            rows.target_logit_C,
+            joined.sums,
+            joined.target_logit_C,
             valid_C,
-            vocab,
-            mu_C=rows.mean_logit_C,
-            projected_CD=None if head is None else head.back_project(exp_parts(rows.shaped[0], problem.products)),
+            shard.total,
+            mu_C=joined.mean_logit_C,
+            projected_CD=projected_CD,
             mean_row_D=mean_row_D,
             logit_scale=options.logit_scale,
         )
         check_rows(stats)
-        check_mean(rows.mean_logit_C, valid_C, options)
+        check_mean(joined.mean_logit_C, valid_C, options)
         # Under softcap the mean is no coordinate and stays out of the record, but label smoothing uses it.
-        injection = inject(replace(stats, mu=rows.mean_logit_C), options.objective, options.label_smoothing)
-        yield LogitsChunk(tokens, index_C, rows, stats, injection)
+        injection = inject(replace(stats, mu=joined.mean_logit_C), options.objective, options.label_smoothing)
+        yield LogitsChunk(tokens, index_C, rows, joined, stats, injection)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from zloss.source.injection import Injection
+from zloss.ranks.vocabulary_shard import VocabularyShard
+from zloss.source.injection import Injection, WeightedSource
 from zloss.source.statistics import TokenStats
-from zloss.transport.backends.row_work import RowPass
+from zloss.transport.backends.joined_rows import JoinedRows
+from zloss.transport.backends.row_work import RowPass, RowWork
 from zloss.transport.statistics_plan import StatisticsPlan
 from zloss.transport.targets import Targets
 
@@ -22,9 +25,32 @@ class LogitsChunk:
 
     tokens: slice
     index_C: Tensor
+    """Targets as own rows; 0 where the target is another rank's."""
     rows: RowPass
+    """Own rows of the vocabulary; all of them on one process."""
+    joined: JoinedRows
+    """The sums over the whole vocabulary."""
     stats: TokenStats
     injection: Injection
+
+
+def own_source(
+    work: RowWork,
+    shard: VocabularyShard,
+    chunk: LogitsChunk,
+    valid_C: Tensor,
+    source: WeightedSource,
+    *,
+    through_softcap: bool,
+) -> Tensor:
+    """A source of the whole vocabulary on own rows, [C, rows]; the rows of the chunk are consumed."""
+    if not shard.rows:
+        return chunk.rows.source_CV
+    if not shard.whole:
+        # Where every own logit is -inf there is no E and no source.
+        valid_C = valid_C & ~torch.isneginf(chunk.rows.sums.row_max_C)
+    own = chunk.joined.own_source(source, shard)
+    return work.source(chunk.rows, chunk.index_C, valid_C, own, through_softcap=through_softcap)
 
 
 @dataclass(frozen=True)
@@ -36,7 +62,11 @@ class HeadChunk(LogitsChunk):
     target_slope_C: Tensor | None
     """Slope of the softcap at the target; None without a softcap."""
     projected_CD: Tensor | None
-    """E W, unnormalised."""
+    """exp(z − m) W, unnormalised; E W of own rows alone where `partial`."""
+    target_rows_CD: Tensor | None
+    """W[y], where a sum over ranks was needed to have it on each."""
+    partial: bool
+    """Whether E W and W[y] are of own rows alone, so that dh is to be summed over ranks."""
     mean_row_D: Tensor | None
     """w̄."""
 

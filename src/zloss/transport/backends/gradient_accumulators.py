@@ -8,6 +8,8 @@ Axes: C tokens of a chunk, V vocabulary, D width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -43,39 +45,59 @@ class GradientAccumulators:
         self._uniform_D = torch.zeros(width, dtype=dtype, device=device)
         self._uniform = torch.zeros((), dtype=dtype, device=device)
         self._has_uniform = False
+        self._sums: list[Any] = []
+        """Sums of dh over ranks that are under way."""
 
     def add(self, chunk: HeadChunk) -> None:
         """Add the gradients of a chunk; its E W is consumed."""
         weight_C = self._weight_T[chunk.tokens]
-        source = weighted_source(chunk.injection, chunk.rows.sums.sum_C, chunk.stats.valid, weight_C)
+        source = weighted_source(chunk.injection, chunk.joined.sums.sum_C, chunk.stats.valid, weight_C)
         p_C, target_C, uniform_C = source.along_exp_C, source.along_target_C, source.along_uniform_C
         assert target_C is not None
         if chunk.target_slope_C is not None:
             target_C = torch.where(chunk.stats.valid, target_C * chunk.target_slope_C, target_C.new_zeros(()))
         self._has_uniform = self._has_uniform or uniform_C is not None
-        if self._hidden_TD is not None:
-            assert chunk.projected_CD is not None
-            grad_CD = chunk.projected_CD.mul_(p_C.unsqueeze(1))
-            grad_CD.addcmul_(self._head.select(chunk.index_C), target_C.unsqueeze(1), value=-1)
-            if uniform_C is not None:
-                assert chunk.mean_row_D is not None  # a source along 1/V needs μ, and with μ there is w̄
-                grad_CD.addr_(uniform_C, chunk.mean_row_D, alpha=-1)
-            self._hidden_TD[chunk.tokens] = grad_CD
+        own_p_C, own_target_C = chunk.joined.own_exp(p_C), chunk.joined.own_target(target_C)
+        if self._hidden_TD is not None and not chunk.partial:
+            self._hidden_TD[chunk.tokens] = self._hidden_gradient(chunk, p_C, target_C, uniform_C)
+        elif self._hidden_TD is not None:
+            shared_C = uniform_C if self._problem.shard.adds_shared_terms else None
+            own_CD = self._hidden_TD[chunk.tokens]
+            own_CD.copy_(self._hidden_gradient(chunk, own_p_C, own_target_C, shared_C))
+            # The sum over ranks runs beside the products of this chunk's dW and of the next chunk.
+            self._sums.append(self._problem.shard.start_sum_(own_CD))
         if self._weight_VD is not None:
             inside_VD = self._weight_VD[: self._problem.vocab]
-            self._factors.add_(inside_VD, self._head, chunk, p_C, target_C, first=not self._started)
+            self._factors.add_(inside_VD, self._head, chunk, own_p_C, own_target_C, first=not self._started)
             if uniform_C is not None:
                 self._uniform_D += uniform_C @ chunk.hidden_CD
         if self._bias_V is not None:
-            self._factors.add_bias_(self._bias_V[: self._problem.vocab], self._head, chunk, p_C)
-            self._bias_V.index_add_(0, chunk.index_C, target_C, alpha=-1)
+            self._factors.add_bias_(self._bias_V[: self._problem.vocab], self._head, chunk, own_p_C)
+            if self._problem.vocab:
+                self._bias_V.index_add_(0, chunk.index_C, own_target_C, alpha=-1)
             if uniform_C is not None:
                 self._uniform += uniform_C.sum()
         self._started = True
 
+    def _hidden_gradient(self, chunk: HeadChunk, p_C: Tensor, target_C: Tensor, uniform_C: Tensor | None) -> Tensor:
+        """w (a·Wᵀp − b·W[y] − g·w̄); the E W of the chunk is consumed."""
+        assert chunk.projected_CD is not None
+        grad_CD = chunk.projected_CD.mul_(p_C.unsqueeze(1))
+        target_rows_CD = chunk.target_rows_CD
+        if target_rows_CD is None and self._problem.vocab:
+            target_rows_CD = self._head.select(chunk.index_C)
+        if target_rows_CD is not None:
+            grad_CD.addcmul_(target_rows_CD, target_C.unsqueeze(1), value=-1)
+        if uniform_C is not None:
+            assert chunk.mean_row_D is not None  # a source along 1/V needs μ, and with μ there is w̄
+            grad_CD.addr_(uniform_C, chunk.mean_row_D, alpha=-1)
+        return grad_CD
+
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """(dh, dW, db) after the last chunk; no dW where it went to a given buffer."""
-        vocab, scale = self._problem.vocab, self._problem.options.logit_scale
+        vocab, total, scale = self._problem.vocab, self._problem.shard.total, self._problem.options.logit_scale
+        for pending in self._sums:
+            pending.wait()
         if self._weight_VD is not None:
             if not self._started:
                 self._weight_VD.zero_()
@@ -86,7 +108,7 @@ class GradientAccumulators:
                 self._weight_VD = self._without_uniform(self._weight_VD)
         if self._bias_V is not None:
             if self._has_uniform:
-                self._bias_V[:vocab].sub_(self._uniform / vocab)
+                self._bias_V[:vocab].sub_(self._uniform / total)
             self._bias_V.mul_(scale)
         if self._hidden_TD is not None and scale != 1:
             self._hidden_TD.mul_(scale)
@@ -99,6 +121,6 @@ class GradientAccumulators:
         if self._problem.weight_VD.dtype == torch.bfloat16 and not self._given:
             out_VD = torch.empty_like(weight_VD, dtype=torch.bfloat16)
             out_VD[vocab:].zero_()
-        torch.sub(inside_VD, self._uniform_D / vocab, out=out_VD[:vocab])
+        torch.sub(inside_VD, self._uniform_D / self._problem.shard.total, out=out_VD[:vocab])
         wide_pass("uniform part of dW", (inside_VD,), (out_VD[:vocab],))
         return out_VD

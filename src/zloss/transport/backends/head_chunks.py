@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from zloss.source.injection import inject
@@ -14,6 +15,7 @@ from zloss.transport.backends.chunk_sizes import chunk_bounds
 from zloss.transport.backends.chunk_statistics import chunk_stats, mean_energy
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
+from zloss.transport.backends.joined_rows import JoinedRows, clear_absent_rows_, join_rows, row_pass
 from zloss.transport.backends.products import wide_pass
 from zloss.transport.backends.row_work import RowWork, empty_parts, empty_rows
 from zloss.transport.backends.torch_rows import TorchRows
@@ -30,18 +32,18 @@ def iterate_head_chunks(
     E W is formed where `back_projection` asks for it or the plan has the gain.
     """
     options, targets, plan = problem.options, problem.targets, problem.plan
-    products = problem.products
+    products, shard = problem.products, problem.shard
     work = TorchRows(options.softcap, plan=products) if work is None else work
     head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding, products)
     bias_V = _scaled_bias(problem)
-    mean_row_D = head.mean() if plan.mu else None
-    mean_bias = bias_V.mean() if bias_V is not None and plan.mu else None
-    # Without a mean the entropy is not in E W; with a bias it also needs E·b, which 16-bit parts of E do not give.
-    drop = plan.entropy and (not plan.mu or (bias_V is not None and products.parts > 0))
+    mean_row_D, mean_bias = _means(problem, head, bias_V) if plan.mu else (None, None)
+    # Without a mean the entropy is not in E W; with a bias it also needs E·b, which 16-bit parts of E do not give, and on
+    # a shard E W is of own rows alone.
+    drop = plan.entropy and (not plan.mu or (bias_V is not None and products.parts > 0) or not shard.whole)
     tokens = problem.hidden_TD.shape[0]
     bounds = chunk_bounds(
         tokens,
-        problem.vocab * (work.buffers * problem.dtype.itemsize + 2 * products.parts),
+        shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.parts),
         options.chunk_size,
         device_type=products.device_type,
         memory_budget=options.memory_budget,
@@ -52,9 +54,11 @@ def iterate_head_chunks(
 
     for start, stop in bounds:
         chunk_tokens = slice(start, stop)
-        valid_C, index_C = targets.valid_T[chunk_tokens], targets.index_T[chunk_tokens]
+        valid_C = targets.valid_T[chunk_tokens]
+        index_C, own_C = shard.own_targets(targets.index_T[chunk_tokens])
         hidden_CD = _logits_(problem, head, bias_V, chunk_tokens, buffers_BCV[0, : stop - start])
-        rows = work.statistics(
+        rows = row_pass(
+            work,
             buffers_BCV[:, : stop - start],
             narrow_NCV[:, : stop - start],
             index_C,
@@ -62,24 +66,32 @@ def iterate_head_chunks(
             mean=plan.mu_residual,
             drop=drop,
         )
-        projected_CD = head.back_project(rows.shaped) if back_projection or plan.gain else None
+        if problem.masked and not shard.whole:
+            clear_absent_rows_(rows)
+        joined = join_rows(shard, rows, own_C, drop=drop)
+        projected_CD = target_rows_CD = None
+        if back_projection or plan.gain:
+            projected_CD = head.back_project(rows.shaped)
+        partial = not (shard.whole or plan.gain)
+        if projected_CD is not None and not shard.whole and not partial:
+            projected_CD, target_rows_CD = _over_ranks(problem, head, joined, projected_CD, index_C, back_projection)
         mu_C = None
         if mean_row_D is not None:
             mu_C = hidden_CD @ mean_row_D
             mu_C = mu_C if mean_bias is None else mu_C + mean_bias
         energy_C = None
-        if plan.entropy and rows.sums.drop_C is None:
+        if plan.entropy and joined.sums.drop_C is None:
             assert projected_CD is not None
             assert mean_row_D is not None
             energy_C = mean_energy(rows.sums, rows.shaped[0], hidden_CD, projected_CD, mean_row_D, bias_V, mean_bias)
         stats = chunk_stats(
             plan,
-            rows.sums,
-            rows.target_logit_C,
+            joined.sums,
+            joined.target_logit_C,
             valid_C,
-            problem.vocab,
+            shard.total,
             mu_C=mu_C,
-            mean_logit_C=rows.mean_logit_C,
+            mean_logit_C=joined.mean_logit_C,
             mean_energy_C=energy_C,
             projected_CD=projected_CD,
             mean_row_D=mean_row_D,
@@ -90,13 +102,40 @@ def iterate_head_chunks(
             tokens=chunk_tokens,
             index_C=index_C,
             rows=rows,
+            joined=joined,
             stats=stats,
             injection=inject(stats, options.objective, options.label_smoothing),
             hidden_CD=hidden_CD,
-            target_slope_C=None if options.softcap is None else softcap_slope(rows.target_logit_C, options.softcap),
+            target_slope_C=None if options.softcap is None else softcap_slope(joined.target_logit_C, options.softcap),
             projected_CD=projected_CD,
+            target_rows_CD=target_rows_CD,
+            partial=partial,
             mean_row_D=mean_row_D,
         )
+
+
+def _means(problem: HeadProblem, head: HeadProducts, bias_V: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """w̄ and the mean of s·b over the whole vocabulary."""
+    if bias_V is None:
+        return problem.shard.mean(head.mean()), None
+    means = problem.shard.mean(torch.cat([head.mean(), bias_V.mean(dim=0, keepdim=True)]))
+    return means[:-1], means[-1]
+
+
+def _over_ranks(
+    problem: HeadProblem, head: HeadProducts, joined: JoinedRows, own_CD: Tensor, index_C: Tensor, target_rows: bool
+) -> tuple[Tensor, Tensor | None]:
+    """exp(z − m) W, and W[y] where asked for, of the whole vocabulary from E W of own rows: one sum over ranks."""
+    width, shard = own_CD.shape[1], problem.shard
+    own_CD = joined.scaled_rows(own_CD)
+    if not target_rows:
+        return shard.sum_(own_CD), None
+    ones_C = own_CD.new_ones(own_CD.shape[0])
+    picked_CD = (
+        head.select(index_C) * joined.own_target(ones_C).unsqueeze(1) if shard.rows else torch.zeros_like(own_CD)
+    )
+    both_CX = shard.sum_(torch.cat([own_CD, picked_CD], dim=1))
+    return both_CX[:, :width].contiguous(), both_CX[:, width:]
 
 
 def _logits_(problem: HeadProblem, head: HeadProducts, bias_V: Tensor | None, tokens: slice, out_CV: Tensor) -> Tensor:

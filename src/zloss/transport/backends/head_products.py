@@ -35,7 +35,7 @@ class HeadProducts:
         self.vocab, self.width = weight_VD.shape
 
     def _ranges(self) -> Iterator[slice]:
-        step = self.vocab if self._whole else max(1, _BLOCK_BYTES // max(1, self.width * self._dtype.itemsize))
+        step = max(1, self.vocab) if self._whole else max(1, _BLOCK_BYTES // max(1, self.width * self._dtype.itemsize))
         for start in range(0, self.vocab, step):
             yield slice(start, min(start + step, self.vocab))
 

@@ -56,6 +56,8 @@ class WeightFactors:
     ) -> None:
         """dW += Eᵀ(p∘h) − onehotᵀ(target∘h); the weights of the tokens multiply h and not E, which is V wide."""
         rows, hidden_CD = chunk.rows, chunk.hidden_CD
+        if not inside_VD.shape[0]:
+            return
         if self._unit is not None:
             hidden_CD = hidden_CD * self._unit
         weighted_CD = hidden_CD * p_C.unsqueeze(1)
@@ -78,6 +80,8 @@ class WeightFactors:
 
     def add_bias_(self, inside_V: Tensor, head: HeadProducts, chunk: HeadChunk, p_C: Tensor) -> None:
         """db += Eᵀp."""
+        if not inside_V.shape[0]:
+            return
         if not self._plan.parts:
             inside_V.addmv_(chunk.rows.shaped[0].t(), p_C)
             wide_pass("Eᵀs", (chunk.rows.shaped[0],))

@@ -2,7 +2,7 @@
 
 For scalar reductions the gradients are formed in the forward pass, chunk by chunk, and handed to autograd by an op, so
 that torch.compile can trace the whole loss; reduction="none" recomputes the chunks in backward, outside any trace, and a
-buffer for dW is changed outside any trace.
+buffer for dW is changed outside any trace, and so are sums over ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zloss.transport.head_problem import HeadProblem
 def triton_head_loss(problem: HeadProblem) -> LossParts:
     """The loss in chunks, with gradient to hidden, weight and bias."""
     work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=False)
-    if problem.options.reduction == "none" or problem.weight_grad_buffer is not None:
+    if problem.options.reduction == "none" or problem.weight_grad_buffer is not None or not problem.shard.whole:
         return chunked_head_loss(problem, work)
     targets, operands = problem.targets, problem.operands
     with torch.no_grad():

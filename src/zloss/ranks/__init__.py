@@ -1,0 +1,1 @@
+"""Process groups: which rank holds which rows, and who counts which token."""

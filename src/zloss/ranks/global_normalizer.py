@@ -1,0 +1,88 @@
+"""The denominator N of a whole optimizer step over all ranks that split its tokens.
+
+The gradient of the mean over all tokens of a step is Σ_ranks Σ_micro-batches Σ_t ∇ℓ_t / N. A rank that divides its own sums
+by N gives its term of that sum. Frameworks that add the ranks' gradients are then right; DDP and FSDP *average* them over
+n ranks, so each rank has to divide by N/n. `global_normalizer` returns what to divide by.
+
+Every token counts once: groups are those over which tokens are split (data, FSDP, context, sequence), never those that
+hold the same tokens (tensor, pipeline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zloss.errors import InputError, UnknownNameError
+
+Gradients = Literal["averaged", "summed"]
+
+
+def global_normalizer(
+    tokens: Tensor | Iterable[Tensor] | int | float,
+    *,
+    groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None = None,
+    gradients: Gradients | int = "averaged",
+    ignore_index: int = -100,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """What to pass as `normalizer=` in every micro-batch of one optimizer step; call it once, before the first.
+
+    `tokens`: the targets of all micro-batches of this rank, or the count of valid ones (or the sum of their weights); 0
+    for a rank without a batch, which has to call it too. `groups`: one group, or several orthogonal ones, over which
+    tokens are split; None is the default group where one is initialised. `gradients`: "averaged" for DDP and FSDP,
+    "summed", or the number by which the framework divides the summed gradients.
+
+    >>> import torch, zloss
+    >>> float(zloss.global_normalizer([torch.tensor([1, 2, -100]), torch.tensor([3, -100, -100])]))
+    3.0
+    """
+    spread = _groups(groups)
+    count = _count(tokens, ignore_index)
+    total = torch.tensor(count, dtype=torch.float64, device=device or _device(tokens))
+    for group in spread:
+        dist.all_reduce(total, dist.ReduceOp.SUM, group=group)
+    divisor = _divisor(gradients, spread)
+    # A step without a valid token has a loss of 0 whatever it is divided by.
+    return torch.where(total > 0, total / divisor, 1.0)
+
+
+def _groups(groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None) -> list[dist.ProcessGroup]:
+    if groups is None:
+        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        return [] if world is None else [world]
+    return [groups] if isinstance(groups, dist.ProcessGroup) else list(groups)
+
+
+def _count(tokens: Tensor | Iterable[Tensor] | int | float, ignore_index: int) -> float:
+    if isinstance(tokens, Tensor):
+        tokens = [tokens]
+    if isinstance(tokens, int | float):
+        if not 0 <= tokens < float("inf"):
+            raise InputError(f"`tokens` is expected to be a count ≥ 0, but got {tokens!r}.")
+        return float(tokens)
+    return float(sum(int((target != ignore_index).sum()) for target in tokens))
+
+
+def _device(tokens: object) -> torch.device:
+    if isinstance(tokens, Tensor):
+        return tokens.device
+    backend = dist.get_backend() if dist.is_available() and dist.is_initialized() else "gloo"
+    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+
+
+def _divisor(gradients: Gradients | int, groups: list[dist.ProcessGroup]) -> int:
+    if isinstance(gradients, int) and not isinstance(gradients, bool):
+        if gradients < 1:
+            raise InputError(f"`gradients` is expected to be a divisor ≥ 1, but got {gradients!r}.")
+        return gradients
+    if gradients not in ("averaged", "summed"):
+        raise UnknownNameError("gradients", str(gradients), ("averaged", "summed"))
+    ranks = 1
+    for group in groups:
+        ranks *= group.size()
+    return ranks if gradients == "averaged" else 1

@@ -1,0 +1,370 @@
+"""Vocabulary-parallel losses against one process; launched once per number of ranks by `test_vocabulary_parallel.py`.
+
+Every rank computes the whole loss by itself and compares its own part of the sharded one with it. V is not divisible by
+the number of ranks, ignored tokens are spread unevenly, and λ is large, so that Z shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import zloss
+from zloss.ranks.vocabulary_shard import VocabularyShard
+
+OBJECTIVES = {
+    "ce": zloss.CrossEntropy(),
+    "centered-head": zloss.CenteredHead(),
+    "standard": zloss.StandardZLoss(0.3),
+    "centered": zloss.CenteredZLoss(0.3, target=1.0),
+    "factorized": zloss.FactorizedZLoss(0.2, 0.1),
+    "gain-aware": zloss.GainAwareZLoss(0.3),
+}
+VOCAB, VALID, WIDTH, TOKENS = 103, 97, 16, 37
+STATISTICS = ("row_max", "log_s", "target_logit", "mu", "p_norm", "gain", "gain_centered", "entropy", "mu_residual")
+SIZES = {2: (60, 43), 3: (61, 0, 42)}
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """How the head is divided: the own rows, and what a loss takes for them."""
+
+    rows: slice
+    weight: Callable[[Tensor], Tensor]
+    keyword: dict[str, Any]
+
+
+def layouts() -> dict[str, Sharded]:
+    """Plain shards of uneven sizes with `group=`, and DTensors in torch's own layout."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    sizes = SIZES[world]
+    own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    mesh = init_device_mesh("cpu", (world,))
+    step = -(-VOCAB // world)
+    chunk = slice(min(rank * step, VOCAB), min((rank + 1) * step, VOCAB))
+    return {
+        "group": Sharded(own, lambda value: value[own].clone(), {"group": dist.group.WORLD}),
+        "dtensor": Sharded(chunk, lambda value: distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None), {}),
+    }
+
+
+def inputs(dtype: torch.dtype, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(TOKENS, WIDTH, dtype=dtype), scale * torch.randn(VOCAB, WIDTH, dtype=dtype)
+    bias, target = torch.randn(VOCAB, dtype=dtype), torch.randint(0, VALID, (TOKENS,))
+    target[: TOKENS // 2 : 3] = -100
+    return hidden, weight, bias, target
+
+
+def plain(value: Tensor | None) -> Tensor:
+    assert value is not None
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def difference(got: Tensor | None, want: Tensor | None, floor: float = 0.0) -> float:
+    """Largest difference relative to the largest wanted number."""
+    if got is None or want is None:
+        assert got is want, "one of the two is missing"
+        return 0.0
+    got, want = plain(got).detach(), plain(want).detach()
+    assert got.shape == want.shape, (got.shape, want.shape)
+    if not want.numel():
+        return 0.0
+    far = (got - want).abs().max() / want.abs().max().clamp_min(max(floor, 1e-30))
+    return float(far) if bool(torch.isfinite(far)) else float("inf")
+
+
+def head_differences(how: Sharded, dtype: torch.dtype, objective: zloss.Objective, **options: Any) -> dict[str, float]:
+    """loss, dh, dW, db, every statistic and the source of a sharded head against one process."""
+    hidden, weight, bias, target = inputs(dtype)
+    softcapped = options.get("softcap") is not None
+    with_bias = options.pop("with_bias", True)
+
+    def run(weight: Tensor, bias: Tensor | None, **more: Any) -> tuple[zloss.HeadLossOutput, list[Tensor | None]]:
+        leaves = [hidden.clone().requires_grad_(), weight.requires_grad_(), bias]
+        if bias is not None:
+            leaves[2] = bias.requires_grad_()
+        out = zloss.head_loss(leaves[0], leaves[1], target, objective, bias=leaves[2], **options, **more)
+        upstream = torch.linspace(0.5, 1.5, TOKENS, dtype=out.loss.dtype)
+        (out.loss if out.loss.dim() == 0 else (out.loss * upstream).sum()).backward()
+        return out, [None if leaf is None else leaf.grad for leaf in leaves]
+
+    whole, grads = run(weight.clone(), bias.clone() if with_bias else None)
+    own, own_grads = run(how.weight(weight), how.weight(bias) if with_bias else None, **how.keyword)
+    found = {
+        "loss": difference(own.loss, whole.loss),
+        "auxiliary": difference(own.auxiliary, whole.auxiliary, 1e-3),
+        "dh": difference(own_grads[0], grads[0]),
+        "dW": difference(own_grads[1], plain(grads[1])[how.rows]),
+    }
+    if with_bias:
+        found["db"] = difference(own_grads[2], plain(grads[2])[how.rows])
+    for name in STATISTICS:
+        # What is left of μ after the mean row is rounding itself: it is measured against μ.
+        floor = 10.0 if name == "mu_residual" else 1.0
+        found[name] = difference(getattr(own.stats, name), getattr(whole.stats, name), floor)
+    if not softcapped:
+        source = {k: v for k, v in options.items() if k in ("label_smoothing", "valid_vocab", "reduction")}
+        want = zloss.head_source(hidden, weight, target, objective, part="total", **source)
+        got = zloss.head_source(hidden, how.weight(weight), target, objective, part="total", **source, **how.keyword)
+        inside = slice(how.rows.start, max(how.rows.start, min(how.rows.stop, options.get("valid_vocab") or VOCAB)))
+        found["source"] = difference(got, want[:, inside])
+    return found
+
+
+def logits_differences(
+    how: Sharded, dtype: torch.dtype, objective: zloss.Objective, **options: Any
+) -> dict[str, float]:
+    """loss, dz and statistics of sharded logits against one process."""
+    hidden, weight, bias, target = inputs(dtype)
+    logits = hidden @ weight.T + bias
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def run(logits: Tensor, weight: Tensor, **more: Any) -> tuple[zloss.HeadLossOutput, Tensor | None]:
+        logits.requires_grad_()
+        out = zloss.logits_loss(logits, target, objective, weight=weight, **options, **more)
+        out.loss.sum().backward()
+        return out, logits.grad
+
+    whole, grad = run(logits.clone(), weight)
+    if how.keyword:
+        mine = logits[:, how.rows].clone()
+    else:
+        mine = distribute_tensor(logits, mesh, [Shard(1)], src_data_rank=None)
+    own, own_grad = run(mine, how.weight(weight), **how.keyword)
+    found = {"loss": difference(own.loss, whole.loss), "dz": difference(own_grad, plain(grad)[:, how.rows])}
+    for name in STATISTICS:
+        found[name] = difference(getattr(own.stats, name), getattr(whole.stats, name), 1.0)
+    return found
+
+
+def cases() -> Iterator[tuple[str, dict[str, float]]]:
+    """name: differences."""
+    everything = {"valid_vocab": VALID, "label_smoothing": 0.1, "chunk_size": 10}
+    for layout, how in layouts().items():
+        for dtype in (torch.float32, torch.float64):
+            bits = str(dtype).removeprefix("torch.")
+            for name, objective in OBJECTIVES.items():
+                for reduction in ("mean", "sum", "none"):
+                    for statistics in ("light", "audit") if reduction == "mean" else ("full",):
+                        options = {"reduction": reduction, "statistics": statistics, **everything}
+                        title = f"{bits}|{layout}, {name}, {reduction}, {statistics}"
+                        yield title, head_differences(how, dtype, objective, **options)
+                    yield (
+                        f"{bits}|{layout}, logits, {name}, {reduction}",
+                        logits_differences(
+                            how, dtype, objective, reduction=reduction, statistics="audit", **everything
+                        ),
+                    )
+            capped = {"softcap": 5.0, "logit_scale": 0.7, "with_bias": False}
+            yield f"{bits}|{layout}, softcap", head_differences(how, dtype, OBJECTIVES["standard"], **capped)
+    yield from special_cases()
+
+
+def special_cases() -> Iterator[tuple[str, dict[str, float]]]:
+    """A rank whose rows are all masked, hidden states sharded over tokens, 16-bit heads, a given buffer for dW."""
+    how = layouts()["group"]
+    hidden, weight, bias, target = inputs(torch.float64)
+    masked = bias.clone()
+    masked[SIZES[dist.get_world_size()][0] :] = -torch.inf
+    target = target.clamp(max=SIZES[dist.get_world_size()][0] - 1)
+    got = [hidden.clone().requires_grad_(), how.weight(weight).requires_grad_()]
+    want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    own = zloss.head_loss(*got, target, zloss.StandardZLoss(0.3), bias=how.weight(masked), **how.keyword)
+    whole = zloss.head_loss(*want, target, zloss.StandardZLoss(0.3), bias=masked)
+    own.loss.backward()
+    whole.loss.backward()
+    yield (
+        "float64|every row of a rank is -inf",
+        {
+            "loss": difference(own.loss, whole.loss),
+            "dh": difference(got[0].grad, want[0].grad),
+            "dW": difference(got[1].grad, plain(want[1].grad)[how.rows]),
+            "gain": difference(own.stats.gain, whole.stats.gain),
+        },
+    )
+
+    hidden, weight, bias, target = inputs(torch.float64)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    spread = distribute_tensor(hidden, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
+    head = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
+    want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    zloss.head_loss(spread, head, target, OBJECTIVES["centered"]).loss.backward()
+    zloss.head_loss(*want, target, OBJECTIVES["centered"]).loss.backward()
+    assert isinstance(spread.grad, DTensor)
+    assert isinstance(head.grad, DTensor)
+    placements = spread.grad.placements == (Shard(0),) and head.grad.placements == (Shard(0),)
+    yield (
+        "float64|hidden states sharded over tokens",
+        {
+            "dh": difference(spread.grad.full_tensor(), want[0].grad),
+            "dW": difference(head.grad.full_tensor(), want[1].grad),
+            "placements": 0.0 if placements else float("inf"),
+        },
+    )
+
+    for output in ("head weight", "logits"):
+        hidden, weight, _, target = inputs(torch.float64)
+        module = torch.nn.Linear(WIDTH, VOCAB, bias=False, dtype=torch.float64)
+        module.weight.data.copy_(weight)
+        plan = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+        parallelize_module(module, mesh, plan, src_data_rank=None)
+        got = [hidden.clone().requires_grad_(), module.weight]
+        want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+        if output == "logits":
+            own = zloss.logits_loss(module(got[0]), target, OBJECTIVES["centered"])
+        else:
+            own = zloss.head_loss(got[0], module.weight, target, OBJECTIVES["centered"])
+        own.loss.backward()
+        whole = zloss.head_loss(*want, target, OBJECTIVES["centered"])
+        whole.loss.backward()
+        assert isinstance(module.weight.grad, DTensor)
+        yield (
+            f"float64|ColwiseParallel, {output}",
+            {
+                "loss": difference(own.loss, whole.loss),
+                "dh": difference(got[0].grad, want[0].grad),
+                "dW": difference(module.weight.grad.full_tensor(), want[1].grad),
+            },
+        )
+
+    for products in ("operand", "split", "fp32"):
+        small, table, _, target = inputs(torch.float32)
+        narrow = [value.bfloat16() for value in (small, table)]
+        want = [narrow[0].clone().requires_grad_(), narrow[1].clone().requires_grad_()]
+        got = [narrow[0].clone().requires_grad_(), how.weight(narrow[1]).requires_grad_()]
+        whole = zloss.head_loss(*want, target, OBJECTIVES["centered"], products=products)  # type: ignore[arg-type]
+        own = zloss.head_loss(*got, target, OBJECTIVES["centered"], products=products, **how.keyword)  # type: ignore[arg-type]
+        whole.loss.backward()
+        own.loss.backward()
+        yield (
+            f"bfloat16|{products}",
+            {
+                "loss": difference(own.loss, whole.loss),
+                "dh": difference(got[0].grad, want[0].grad),
+                "dW": difference(got[1].grad, plain(want[1].grad)[how.rows]),
+            },
+        )
+
+    hidden, weight, _, target = inputs(torch.float32)
+    buffer = torch.ones(how.weight(weight).shape)
+    got = [hidden.clone().requires_grad_(), how.weight(weight).requires_grad_()]
+    want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    zloss.head_loss(*got, target, OBJECTIVES["centered"], weight_grad_buffer=buffer, **how.keyword).loss.backward()
+    zloss.head_loss(*want, target, OBJECTIVES["centered"]).loss.backward()
+    yield "float32|given buffer", {"dW": difference(buffer - 1, plain(want[1].grad)[how.rows], 1.0)}
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives of a call, and the numbers that each moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)]
+            self.seen.append((func._schema.name.partition("::")[2], max((t.numel() for t in tensors), default=0)))
+        return func(*args, **(kwargs or {}))
+
+
+def collectives() -> dict[str, list[tuple[str, int]]]:
+    """The collectives of one call in one chunk."""
+    how = layouts()["group"]
+    hidden, weight, _, target = inputs(torch.float32)
+    found = {}
+    for statistics in ("full", "light"):
+        leaves = [hidden.clone().requires_grad_(), how.weight(weight).requires_grad_()]
+        with Collectives() as counted:
+            out = zloss.head_loss(*leaves, target, OBJECTIVES["centered"], statistics=statistics, **how.keyword)  # type: ignore[arg-type]
+            out.loss.backward()
+        found[statistics] = counted.seen
+    return found
+
+
+def left_out() -> dict[str, float]:
+    """The largest difference when one all-reduce is left out: each must show."""
+    how = layouts()["dtensor"]
+    found = {}
+    for name in ("max_", "sum_", "start_sum_"):
+        statistics = "light" if name == "start_sum_" else "full"
+
+        def nothing(self: VocabularyShard, value: Tensor) -> Any:
+            return dist.all_reduce(torch.zeros(1), async_op=True) if name == "start_sum_" else value  # noqa: B023
+
+        with patch.object(VocabularyShard, name, nothing):
+            worst = head_differences(how, torch.float64, OBJECTIVES["standard"], statistics=statistics)
+        values = torch.tensor([value if value < 1e9 else 1e9 for value in worst.values()])
+        dist.all_reduce(total := values.max().reshape(1), dist.ReduceOp.MAX)
+        found[name] = float(total)
+    return found
+
+
+def refusals() -> dict[str, str]:
+    """What the ranks disagree on is named before the first collective of the loss."""
+    how = layouts()["group"]
+    hidden, weight, _, target = inputs(torch.float32)
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    calls: dict[str, Callable[[], object]] = {
+        "targets": lambda: zloss.head_loss(
+            hidden, how.weight(weight), target.roll(rank), zloss.CrossEntropy(), **how.keyword
+        ),
+        "options": lambda: zloss.head_loss(
+            hidden, how.weight(weight), target, zloss.StandardZLoss(0.1 + rank), **how.keyword
+        ),
+        "gradients": lambda: zloss.head_loss(
+            hidden.clone().requires_grad_(rank == 0), how.weight(weight), target, zloss.CrossEntropy(), **how.keyword
+        ),
+        "dense": lambda: zloss.head_loss(
+            hidden, how.weight(weight), target, zloss.CrossEntropy(), backend="dense", **how.keyword
+        ),
+        "columns": lambda: zloss.head_loss(
+            hidden, distribute_tensor(weight, mesh, [Shard(1)], src_data_rank=None), target, zloss.CrossEntropy()
+        ),
+        "both": lambda: zloss.head_loss(
+            hidden, distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None), target, zloss.CrossEntropy(),
+            **how.keyword,
+        ),
+    }  # fmt: skip
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+            found[name] = "no error"
+        except zloss.errors.InputError as error:
+            found[name] = str(error)
+    whole = zloss.head_loss(
+        hidden, distribute_tensor(weight, mesh, [Replicate()], src_data_rank=None), target, zloss.CrossEntropy()
+    )
+    found["replicated"] = str(float(whole.loss))
+    return found
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    worst: dict[str, dict[str, float]] = {}
+    for title, differences in cases():
+        values = torch.tensor(list(differences.values()), dtype=torch.float64)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        worst[title] = dict(zip(differences, values.tolist(), strict=True))
+    found = {"worst": worst, "collectives": collectives(), "left_out": left_out(), "refusals": refusals()}
+    if dist.get_rank() == 0:
+        print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
