@@ -1,0 +1,15 @@
+"""Laws and speed of the losses on a GPU, as one contribution: `make gpu`, or `python -m benchmarks.gpu` where zloss is installed.
+
+| file | what it has |
+|---|---|
+| `record.py` | the typed record that is written |
+| `machine.py` | GPU, driver, versions, commit |
+| `agreement.py` | quantities of a loss against the fp64 definition, and their bounds |
+| `every_option.py` | objectives × options × dtypes × backends × products |
+| `autocast.py`, `compiled.py`, `graphs.py`, `checkpointing.py`, `memory.py`, `edges.py` | one law each |
+| `laws.py` | all laws in order |
+| `contenders.py`, `timing.py` | speed and peak memory against the peers |
+| `markdown.py` | the record as a page |
+
+`--device cpu --quick` goes the same way at tiny shapes, with Triton's interpreter for the kernels: tests run it.
+"""
