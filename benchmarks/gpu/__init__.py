@@ -7,7 +7,9 @@
 | `agreement.py` | quantities of a loss against the fp64 definition, and their bounds |
 | `every_option.py` | objectives × options × dtypes × backends × products |
 | `autocast.py`, `compiled.py`, `graphs.py`, `checkpointing.py`, `memory.py`, `edges.py` | one law each |
+| `small_loss.py`, `confident.py`, `source.py`, `logits.py` | the problems and laws beside them |
 | `laws.py` | all laws in order |
+| `run.py` | laws and timings as one report |
 | `contenders.py`, `timing.py` | speed and peak memory against the peers |
 | `markdown.py` | the record as a page |
 

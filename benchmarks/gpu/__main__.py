@@ -13,8 +13,6 @@ import argparse
 import os
 import re
 import sys
-import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 CONTRIBUTED = Path("docs/results/gpu")
@@ -39,6 +37,7 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
+    words = sys.argv[1:] if words is None else words
     arguments = parsed(words)
     if arguments.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports the kernels
@@ -48,10 +47,10 @@ def main(words: list[str] | None = None) -> int:
         print("There is no GPU that torch can use here: run this on a machine with one.", file=sys.stderr)
         return 2
     from benchmarks.gpu.markdown import as_markdown, failure_line
-    from benchmarks.gpu.record import GpuReport
+    from benchmarks.gpu.run import run
     from zloss.results.writing import write_bytes, write_json
 
-    report: GpuReport = run(arguments, torch.device(arguments.device))
+    report = run(arguments)
     name = re.sub(r"[^a-z0-9]+", "-", report.machine.device.lower()).strip("-")
     write_json(arguments.out / f"{name}.json", report.to_dict())
     write_bytes(arguments.out / f"{name}.md", as_markdown(report).encode())
@@ -60,44 +59,6 @@ def main(words: list[str] | None = None) -> int:
     cases = sum(line.cases for line in report.laws)
     print(f"{cases} cases, {len(report.failures)} do not hold; written: {arguments.out / name}.md and .json")
     return 1 if report.failures else 0
-
-
-def run(arguments: argparse.Namespace, device: object) -> object:
-    """The report; a line on standard error for every part."""
-    import torch
-
-    from benchmarks.gpu.laws import CALLS, all_laws, usable_backends
-    from benchmarks.gpu.machine import commit, describe_machine, package_versions
-    from benchmarks.gpu.record import Checked, GpuReport, Timed, law_lines
-    from benchmarks.gpu.timing import QUICK_SHAPES, SHAPES, time_shape
-
-    assert isinstance(device, torch.device)
-    began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-
-    def say(line: str) -> None:
-        print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
-
-    calls = arguments.calls or (20 if arguments.quick else CALLS)
-    checked: list[Checked] = list(all_laws(device, quick=arguments.quick, calls=calls, say=say))
-    timings: list[Timed] = []
-    if not arguments.no_timing:
-        shapes = arguments.shape or (QUICK_SHAPES if arguments.quick else SHAPES)
-        rounds = arguments.rounds or (1 if arguments.quick else 9)
-        for shape in shapes:
-            timings += time_shape(device, tuple(shape), getattr(torch, arguments.dtype), rounds, say)
-    return GpuReport(
-        machine=describe_machine(device),
-        versions=package_versions(),
-        commit=commit(),
-        command="python -m benchmarks.gpu " + " ".join(sys.argv[1:]),
-        started=started,
-        seconds=time.monotonic() - began,
-        quick=arguments.quick,
-        laws=law_lines(checked),
-        failures=tuple(one for one in checked if not one.held),
-        not_run=usable_backends(device)[1],
-        timings=tuple(timings),
-    )
 
 
 if __name__ == "__main__":

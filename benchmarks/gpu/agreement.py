@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from torch import Tensor
 import zloss
 from benchmarks.gpu.record import Checked
 from tests.laws.definitions import Case, relative_error, upstream_like
+from zloss.transport.backends.choice import Backend
+from zloss.transport.backends.product_plan import Products
 
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Half the distance of neighbouring numbers, relative to them, at most."""
@@ -34,8 +37,8 @@ class Way:
 
     dtype: torch.dtype
     """Dtype of the operands in the products."""
-    backend: str
-    products: str
+    backend: Backend
+    products: Products
     autocast: bool = False
     """Whether operands are fp32 masters that autocast rounds."""
     gain_in_value: bool = False
@@ -49,7 +52,7 @@ class Way:
         """Largest relative error of a quantity."""
         narrow = self.dtype != torch.float32 and self.backend != "dense"
         rounded_once = 0.0 if self.autocast else ROUNDING[self.dtype]
-        products = self.products
+        products: Products = self.products
         if products == "auto":
             products = "operand" if device.type == "cuda" else "fp32"
         inner = {"operand": 1.25 * ROUNDING[self.dtype], "split": 5e-5, "fp32": 0.0}[products] if narrow else 0.0
@@ -81,7 +84,7 @@ def on_device(case: Case, way: Way, device: torch.device, chunk_size: int | None
     assert hidden is not None
     assert weight is not None
     token_weight = None if case.token_weight is None else case.token_weight.to(device, torch.float32)
-    options = case.options() | {"bias": bias, "token_weight": token_weight}
+    options: dict[str, Any] = {**case.options(), "bias": bias, "token_weight": token_weight}
     if way.backend != "dense":
         options |= {"chunk_size": chunk_size, "products": way.products}
     with torch.autocast(device.type, way.dtype, enabled=way.autocast):
@@ -91,7 +94,7 @@ def on_device(case: Case, way: Way, device: torch.device, chunk_size: int | None
             case.target.to(device),
             case.objective,
             backend=way.backend,
-            **options,  # type: ignore[arg-type]
+            **options,
         )
     # fp16 gradients of a mean lie below the range of fp16, as in training: a loss scale keeps them in it.
     scale = (1024.0 if case.reduction == "mean" else 16.0) if stored == torch.float16 else 1.0
@@ -120,8 +123,8 @@ def compared(
     """The worst quantity of (found, wanted); an exception is a case that does not hold."""
     try:
         found, wanted = run()
-    except Exception as error:  # whatever a device can raise is a finding about it
-        problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    except Exception as raised:  # whatever a device can raise is a finding about it
+        problem = f"{type(raised).__name__}: {str(raised).strip().partition(chr(10))[0]}"
         return Checked(law, case, way.dtype_name, way.backend, way.products, "", None, 0.0, problem)
     worst = None
     for name in sorted(found.keys() & wanted.keys()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -13,9 +13,10 @@ from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.every_option import OBJECTIVES, Sweep, ways
 from benchmarks.gpu.record import Checked
 from benchmarks.gpu.small_loss import on_cpu, small_loss, stepper
+from zloss.transport.backends.choice import Backend
 
 
-def checkpointing(device: torch.device, sweep: Sweep, backends: tuple[str, ...]) -> Iterator[Checked]:
+def checkpointing(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """Every objective, dtype, backend and kind of products."""
     for dtype in sweep.dtypes:
         for objective in sweep.objectives:
@@ -32,11 +33,13 @@ def _checkpointed(
     problem = small_loss(device, sweep, way.dtype)
     step = stepper(problem.target, OBJECTIVES[name], way.backend, way.products, sweep.chunk_size)
 
-    def found(run: object) -> dict[str, Tensor]:
+    def found(run: Callable[..., Tensor]) -> dict[str, Tensor]:
         problem.hidden.grad = problem.weight.grad = None
-        loss = run(*problem.leaves)  # type: ignore[operator]
+        loss = run(*problem.leaves)
         loss.backward()  # the reentrant kind does not answer torch.autograd.grad
-        grads = {"hidden.grad": problem.hidden.grad, "weight.grad": problem.weight.grad}
-        return on_cpu({"loss": loss, **grads})  # type: ignore[dict-item]
+        hidden_grad, weight_grad = problem.hidden.grad, problem.weight.grad
+        assert hidden_grad is not None
+        assert weight_grad is not None
+        return on_cpu({"loss": loss, "hidden.grad": hidden_grad, "weight.grad": weight_grad})
 
     return found(lambda *leaves: checkpoint(step, *leaves, use_reentrant=reentrant)), found(step)

@@ -13,9 +13,10 @@ from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.every_option import OBJECTIVES, Sweep, ways
 from benchmarks.gpu.record import Checked
 from benchmarks.gpu.small_loss import on_cpu, small_loss, stepper
+from zloss.transport.backends.choice import Backend
 
 
-def compiled(device: torch.device, sweep: Sweep, backends: tuple[str, ...]) -> Iterator[Checked]:
+def compiled(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """`head_loss` in every dtype and kind of products, and `logits_loss`. Other backends break the graph by design."""
     if "triton" not in backends:
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,22 +16,25 @@ from torch import Tensor
 import zloss
 from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.record import Checked
+from zloss.transport.backends.choice import Backend
+from zloss.transport.backends.product_plan import Products
 
 TOKENS, WIDTH, VOCAB, PEAK = 256, 96, 16000, 21.0
 
 
-def confident(device: torch.device, backends: tuple[str, ...]) -> Iterator[Checked]:
+def confident(device: torch.device, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """Both kinds of 16-bit products."""
     problem = confident_tokens(torch.bfloat16)
     exact = [_gradients(problem, objective, torch.float64, torch.device("cpu")) for objective in ON_AND_OFF]
     wanted = {name: exact[0][name] - exact[1][name] for name in exact[0]}
     for backend in (name for name in backends if name != "dense"):
-        for products in ("operand", "split"):
+        for products in KINDS:
             way = _Difference(torch.bfloat16, backend, products, autocast=True)
             run = partial(_differences, problem, way, device, wanted)
             yield compared("Z of confident tokens", "standard, λ = 1e-4", way, device, run)
 
 
+KINDS: tuple[Products, ...] = ("operand", "split")
 ON_AND_OFF = (zloss.StandardZLoss(1e-4), zloss.CrossEntropy())
 
 
@@ -66,9 +70,9 @@ def _gradients(
     objective: zloss.Objective,
     dtype: torch.dtype,
     device: torch.device,
-    **options: str,
+    **options: Any,
 ) -> dict[str, Tensor]:
     hidden, weight = (tensor.to(device, dtype).requires_grad_() for tensor in problem[:2])
-    loss = zloss.head_loss(hidden, weight, problem[2].to(device), objective, **options or {"backend": "dense"}).loss  # type: ignore[arg-type]
+    loss = zloss.head_loss(hidden, weight, problem[2].to(device), objective, **options or {"backend": "dense"}).loss
     grads = torch.autograd.grad(loss, (hidden, weight))
     return {"hidden.grad": grads[0].double().cpu(), "weight.grad": grads[1].double().cpu()}

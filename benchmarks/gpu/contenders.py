@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,10 +38,10 @@ class Contender:
         return "needs a GPU" if self.needs_gpu and device.type != "cuda" else None
 
 
-def _ours(objective: zloss.Objective, **options: str) -> Callable[[], Loss]:
+def _ours(objective: zloss.Objective, **options: Any) -> Callable[[], Loss]:
     def load() -> Loss:
         def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-            return zloss.head_loss(hidden, weight, target, objective, **options).loss  # type: ignore[arg-type]
+            return zloss.head_loss(hidden, weight, target, objective, **options).loss
 
         return loss
 

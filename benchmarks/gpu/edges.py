@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +14,12 @@ from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.every_option import Sweep, ways
 from benchmarks.gpu.record import Checked
 from benchmarks.gpu.small_loss import on_cpu, small_loss, stepper
+from zloss.transport.backends.choice import Backend
 
 Results = dict[str, Tensor]
 
 
-def edges(device: torch.device, sweep: Sweep, backends: tuple[str, ...]) -> Iterator[Checked]:
+def edges(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """Every dtype, backend and kind of products."""
     for dtype in sweep.dtypes:
         for way in ways(sweep, dtype, backends):
@@ -51,10 +53,10 @@ def _given_buffer(device: torch.device, sweep: Sweep, way: Way) -> tuple[Results
     """dW is added to a given fp32 buffer as it would come in weight.grad."""
     problem = small_loss(device, sweep, way.dtype)
     buffer_VD = torch.ones(problem.weight.shape, device=device)
-    options = {"backend": way.backend, "products": way.products, "chunk_size": sweep.chunk_size}
+    options: dict[str, Any] = {"backend": way.backend, "products": way.products, "chunk_size": sweep.chunk_size}
     out = zloss.head_loss(
         *problem.leaves, problem.target, zloss.StandardZLoss(0.7), weight_grad_buffer=buffer_VD, **options
-    )  # type: ignore[arg-type]
+    )
     out.loss.backward()
     step = stepper(problem.target, zloss.StandardZLoss(0.7), way.backend, way.products, sweep.chunk_size)
     wanted = problem.value_and_gradients(step)["weight.grad"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ import zloss
 from benchmarks.gpu.agreement import ROUNDING, Way, compared, on_device, rounded
 from benchmarks.gpu.record import Checked
 from tests.laws.definitions import Case, make_case, reference
+from zloss.transport.backends.choice import Backend
+from zloss.transport.backends.product_plan import Products
 
 OBJECTIVES: dict[str, zloss.Objective] = {
     "ce": zloss.CrossEntropy(),
@@ -52,7 +55,7 @@ class Sweep:
     objectives: tuple[str, ...] = tuple(OBJECTIVES)
     options: tuple[str, ...] = tuple(OPTIONS)
     dtypes: tuple[torch.dtype, ...] = DTYPES
-    products: tuple[str, ...] = ("auto", "operand", "split", "fp32")
+    products: tuple[Products, ...] = ("auto", "operand", "split", "fp32")
     tokens: int = 257
     width: int = 64
     vocab: int = 1009
@@ -75,11 +78,12 @@ QUICK = Sweep(
 """For a run without a GPU: an interpreted kernel takes milliseconds per token."""
 
 
-def ways(sweep: Sweep, dtype: torch.dtype, backends: tuple[str, ...], objective: str = "ce") -> Iterator[Way]:
+def ways(sweep: Sweep, dtype: torch.dtype, backends: tuple[Backend, ...], objective: str = "ce") -> Iterator[Way]:
     """Every backend with every kind of products that makes a difference to it."""
     gain_in_value = OBJECTIVES[objective].needs_gain
     for backend in backends:
-        for products in ("auto",) if dtype == torch.float32 or backend == "dense" else sweep.products:
+        kinds: tuple[Products, ...] = ("auto",) if dtype == torch.float32 or backend == "dense" else sweep.products
+        for products in kinds:
             yield Way(dtype, backend, products, gain_in_value=gain_in_value)
 
 
@@ -93,10 +97,10 @@ def make(sweep: Sweep, objective: str, option: str, dtype: torch.dtype) -> Case:
     if "valid_vocab" in options:
         options["valid_vocab"] = sweep.vocab - sweep.vocab // 5
     shape = {"tokens": sweep.tokens, "width": sweep.width, "vocab": sweep.vocab}
-    return rounded(make_case(OBJECTIVES[objective], **shape, **options), dtype)  # type: ignore[arg-type]
+    return rounded(make_case(OBJECTIVES[objective], **shape, **options), dtype)
 
 
-def every_option(device: torch.device, sweep: Sweep, backends: tuple[str, ...]) -> Iterator[Checked]:
+def every_option(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """All cases; the definition is computed once for all ways of a case."""
     for dtype in sweep.dtypes:
         for objective in sweep.objectives:
@@ -106,15 +110,12 @@ def every_option(device: torch.device, sweep: Sweep, backends: tuple[str, ...]) 
                 case = make(sweep, objective, option, dtype)
                 wanted = reference(case)
                 for way in ways(sweep, dtype, backends, objective):
-                    name = f"{objective}, {option}"
-                    yield compared(
-                        "every option",
-                        name,
-                        way,
-                        device,
-                        lambda w=way, c=case, r=wanted: (_found(c, w, device, sweep), r),
-                    )
+                    run = partial(pair, case, way, device, sweep.chunk_size, wanted)
+                    yield compared("every option", f"{objective}, {option}", way, device, run)
 
 
-def _found(case: Case, way: Way, device: torch.device, sweep: Sweep) -> dict[str, Tensor]:
-    return on_device(case, way, device, sweep.chunk_size)
+def pair(
+    case: Case, way: Way, device: torch.device, chunk_size: int, wanted: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(found on the device, wanted)."""
+    return on_device(case, way, device, chunk_size), wanted

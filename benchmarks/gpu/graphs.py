@@ -12,11 +12,12 @@ from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.every_option import OBJECTIVES, Sweep, ways
 from benchmarks.gpu.record import Checked
 from benchmarks.gpu.small_loss import on_cpu, small_loss, stepper
+from zloss.transport.backends.choice import Backend
 
 Results = dict[str, Tensor]
 
 
-def graphs(device: torch.device, sweep: Sweep, backends: tuple[str, ...]) -> Iterator[Checked]:
+def graphs(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """Forward and backward in one graph; the dense backend, which keeps all logits, is left out."""
     for dtype in sweep.dtypes:
         for objective in sweep.objectives:
@@ -39,7 +40,7 @@ def capture(device: torch.device, work: Callable[[], Results]) -> Callable[[], R
     """`work` as a graph that can be replayed. Without a GPU a replay is a second call."""
     if device.type != "cuda":
         return work
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):  # kernels compile and workspaces are allocated outside the capture

@@ -18,12 +18,13 @@ from benchmarks.gpu.memory import flat_memory
 from benchmarks.gpu.record import Checked
 from benchmarks.gpu.source import source
 from zloss.errors import ZlossError
+from zloss.transport.backends.choice import Backend
 from zloss.transport.backends.triton.availability import require_triton
 
 CALLS = 10_000
 
 
-def usable_backends(device: torch.device) -> tuple[tuple[str, ...], dict[str, str]]:
+def usable_backends(device: torch.device) -> tuple[tuple[Backend, ...], dict[str, str]]:
     """(backends that run here, law → why it is not run)."""
     try:
         require_triton(device, torch.float32)

@@ -13,6 +13,7 @@ import zloss
 from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.every_option import OBJECTIVES, Sweep, make
 from benchmarks.gpu.record import Checked
+from zloss.transport.backends.choice import Backend
 
 LOGIT_OPTIONS: dict[str, dict[str, Any]] = {
     "mean": {},
@@ -21,7 +22,7 @@ LOGIT_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def logits(device: torch.device, sweep: Sweep, backends: tuple[str, ...]) -> Iterator[Checked]:
+def logits(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:
     """Every objective, option, dtype of the logits and backend."""
     for dtype in sweep.dtypes:
         for objective in sweep.objectives:
@@ -52,10 +53,15 @@ def _both(*args: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _run(
-    logits_TV: Tensor, weight: Tensor, target: Tensor, objective: zloss.Objective, backend: str, options: dict[str, Any]
+    logits_TV: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    objective: zloss.Objective,
+    backend: Backend,
+    options: dict[str, Any],
 ) -> dict[str, Tensor]:
     leaf_TV = logits_TV.detach().clone().requires_grad_()
-    out = zloss.logits_loss(leaf_TV, target, objective, weight=weight, backend=backend, **options)  # type: ignore[arg-type]
+    out = zloss.logits_loss(leaf_TV, target, objective, weight=weight, backend=backend, **options)
     # A loss scale, as fp16 needs it; it is in the gradient before that is rounded.
     scale = 1024.0 if out.loss.dim() == 0 and options.get("reduction") != "sum" else 16.0
     (out.loss.sum() * scale).backward()

@@ -29,6 +29,7 @@ def _head(report: GpuReport) -> Iterator[str]:
         "CUDA of torch": machine.cuda,
         "commit": report.commit,
         "command": f"`{report.command}`",
+        "rounds": str(report.rounds),
         "started": report.started,
         "took": f"{report.seconds:.0f} s",
         "Triton kernels": "interpreted" if machine.interpreted else "compiled",

@@ -13,6 +13,7 @@ from benchmarks.gpu.agreement import Way
 from benchmarks.gpu.every_option import Sweep
 from benchmarks.gpu.record import Checked
 from benchmarks.gpu.small_loss import small_loss, stepper
+from zloss.transport.backends.choice import Backend
 
 ALLOWED = {"cuda": 2.0**20, "cpu": 2.0**25}
 """Bytes. Libraries may take a workspace late; the resident size of a process moves by itself."""
@@ -28,7 +29,7 @@ def held_bytes(device: torch.device) -> float:
     return next(1024 * float(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
-def flat_memory(device: torch.device, sweep: Sweep, backends: tuple[str, ...], calls: int) -> Iterator[Checked]:
+def flat_memory(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...], calls: int) -> Iterator[Checked]:
     """Growth in bytes between the third call and the last, per backend."""
     for backend in backends:
         way = Way(torch.bfloat16, backend, "auto")

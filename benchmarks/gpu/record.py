@@ -119,7 +119,11 @@ class GpuReport:
     commit: str | None
     """Commit of the repository, with "+changes" where files differ from it; None outside a repository."""
     command: str
-    """Command line."""
+    """Command line, without the folder of the files."""
+    calls: int
+    """Calls of the memory law."""
+    rounds: int
+    """Interleaved rounds of the timings."""
     started: str
     """ISO 8601 in UTC."""
     seconds: float

@@ -10,6 +10,8 @@ from torch import Tensor
 
 import zloss
 from benchmarks.gpu.every_option import Sweep
+from zloss.transport.backends.choice import Backend
+from zloss.transport.backends.product_plan import Products
 
 
 @dataclass
@@ -41,7 +43,7 @@ def small_loss(device: torch.device, sweep: Sweep, dtype: torch.dtype, seed: int
 
 
 def stepper(
-    target: Tensor, objective: zloss.Objective, backend: str, products: str, chunk_size: int
+    target: Tensor, objective: zloss.Objective, backend: Backend, products: Products, chunk_size: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """The mean loss as a function of hidden and weight."""
 
@@ -53,7 +55,7 @@ def stepper(
             objective,
             backend=backend,
             products=products,
-            chunk_size=chunk_size,  # type: ignore[arg-type]
+            chunk_size=chunk_size,
         ).loss
 
     return step

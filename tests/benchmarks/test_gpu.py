@@ -93,12 +93,12 @@ def test_a_wrong_gradient_is_a_failure() -> None:
 
 def test_one_failure_makes_the_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.gpu import __main__ as program
-    from benchmarks.gpu import laws
+    from benchmarks.gpu import run as runner
 
     failed = Checked("law", "case", "float32", "chunked", "auto", "loss", 1.0, 1e-5)
-    monkeypatch.setattr(laws, "all_laws", lambda *args, **options: iter([failed]))
+    monkeypatch.setattr(runner, "all_laws", lambda *args, **options: iter([failed]))
     # Asking for Triton would import its kernels interpreted, for all tests of this process.
-    monkeypatch.setattr(laws, "usable_backends", lambda device: (("chunked",), {"Triton": "left out"}))
+    monkeypatch.setattr(runner, "usable_backends", lambda device: (("chunked",), {"Triton": "left out"}))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     words = ["--device", "cpu", "--quick", "--no-timing", "--out", str(tmp_path)]
     assert program.main(words) == 1
