@@ -2,9 +2,11 @@
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+GPU_VENV ?= .venv-gpu
+GPU_BIN  := $(GPU_VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help install audit test check format bench clean
+.PHONY: help install audit test check format bench gpu clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -40,5 +42,17 @@ format: install  ## rewrite the sources in the house format
 bench: install   ## the speed figures of the README (needs a quiet machine)
 	@$(BIN)/python benchmarks/bench_head_loss.py
 
-clean:           ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+gpu:             ## every law and the speed figures on an NVIDIA GPU, as two files for docs/results/gpu
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "make gpu needs a machine with an NVIDIA GPU: nvidia-smi finds none here."; exit 2; }
+	@$(MAKE) --no-print-directory $(GPU_BIN)/.installed
+	@$(GPU_BIN)/python -m benchmarks.gpu
+
+$(GPU_BIN)/.installed: pyproject.toml constraints-gpu.txt
+	@$(PYTHON) -m venv $(GPU_VENV)
+	@echo "installing zloss with the CUDA build of torch (several gigabytes the first time)"
+	@$(GPU_BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-gpu.txt torch
+	@$(GPU_BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-gpu.txt -e ".[peers]"
+	@touch $@
+
+clean:           ## remove .venv, .venv-gpu and caches
+	rm -rf $(VENV) $(GPU_VENV) .pytest_cache .mypy_cache .ruff_cache

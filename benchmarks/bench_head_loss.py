@@ -2,9 +2,11 @@
 
     python benchmarks/bench_head_loss.py            # the table of the README (about 5 minutes on 2 cores)
     python benchmarks/bench_head_loss.py --quick    # fewer rounds, no growth section
+    python benchmarks/bench_head_loss.py --long     # bf16 at D = 2048, V = 131072, T up to 32768 (long_shapes.py)
 
 Forward and backward at T=1024, D=768, V=50257, fp32. The floor is three matrix products at chunk 256 with reused
-buffers: what any method that does not keep the logits has to do.
+buffers: what any method that does not keep the logits has to do. Tables go to standard output, one line per timed call to
+standard error.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from interleaved import Timing, measure, measure_quietly
+from interleaved import Timing, measure, measure_quietly, to_stderr
+from long_shapes import LONG_TOKENS, LONG_VOCAB, LONG_WIDTH, run_long_shapes
 from memory import peak_extra_mb
 
 import zloss
@@ -180,10 +183,11 @@ def print_growth() -> None:
     print(f"one chunk buffer is at most {buffer_mb:.0f} MB\n")
     print("| T | zloss ms/token | zloss extra MB | eager extra MB |\n|--:|--:|--:|--:|")
     for tokens in (256, 512, 1024, 2048, 4096, 8192):
+        to_stderr(f"growth: T={tokens}")
         ours = _in_process("ours", tokens)
         eager = _in_process("eager", tokens) if tokens <= 4096 else None
         eager_mb = "not run" if eager is None else f"{eager[1]:.0f}"
-        print(f"| {tokens} | {ours[0]:.3f} | {ours[1]:.0f} | {eager_mb} |")
+        print(f"| {tokens} | {ours[0]:.3f} | {ours[1]:.0f} | {eager_mb} |", flush=True)
 
 
 def _in_process(kind: str, tokens: int) -> tuple[float, float]:
@@ -208,16 +212,36 @@ def child(kind: str, tokens: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="interleaved repetitions (at least 7 for the table)")
+    parser.add_argument(
+        "--rounds", type=int, help="interleaved repetitions, default 9 (at least 7 for the table), with --long 1"
+    )
     parser.add_argument("--quick", action="store_true", help="3 rounds, no growth section")
+    parser.add_argument("--long", action="store_true", help="bf16 at long shapes instead of the table")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=LONG_TOKENS, help="with --long: token counts, in the order they run"
+    )
+    parser.add_argument("--width", type=int, default=LONG_WIDTH, help="with --long: D")
+    parser.add_argument("--vocab", type=int, default=LONG_VOCAB, help="with --long: V")
+    parser.add_argument(
+        "--minutes", type=float, default=15.0, help="with --long: a row predicted to end later than this is not run"
+    )
     parser.add_argument("--child", nargs=2, metavar=("KIND", "T"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child[0], int(arguments.child[1]))
         return 0
-    rounds = 3 if arguments.quick else arguments.rounds
+    if arguments.long:
+        run_long_shapes(
+            arguments.tokens, arguments.width, arguments.vocab, rounds=arguments.rounds or 1, minutes=arguments.minutes
+        )
+        return 0
+    rounds = 3 if arguments.quick else arguments.rounds or 9
     timings = measure_quietly(
-        contenders(Problem(T)), reference=GEMMS, rounds=rounds, attempts=1 if arguments.quick else 3
+        contenders(Problem(T)),
+        reference=GEMMS,
+        rounds=rounds,
+        attempts=1 if arguments.quick else 3,
+        progress=to_stderr,
     )
     print_table(timings)
     met = print_bars(timings)

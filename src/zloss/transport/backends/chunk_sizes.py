@@ -6,8 +6,8 @@ cache-friendly product likes: 512 tokens at V = 50k was the best of 64..1024 on 
 
 On a GPU reading and writing an fp32 dW once per chunk moves 8·V·D bytes beside a product of 2·C·V·D operations, so it
 hides behind the product from C = 4·(operations per second)/(bytes per second) tokens on: 1200 on an H100, 610 on an
-A100 (benchmarks/roofline.py). There a chunk has at least 1280 tokens and as many more as the memory budget holds, a
-multiple of 128 of them, the tile of a tensor core product.
+A100, by the peak figures of the model in benchmarks/roofline.py. There a chunk has at least 1280 tokens and as many more
+as the memory budget holds, a multiple of 128 of them, the tile of a tensor core product.
 """
 
 from __future__ import annotations

@@ -1,0 +1,164 @@
+"""The result of `make gpu`, schema "zloss.gpu/1": which laws hold on the device, and how fast the losses are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from zloss.results.record import from_plain, to_plain
+from zloss.results.schema import without_schema
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it ran."""
+
+    device: str
+    """Name of the GPU, or of the processor."""
+    device_type: str
+    """ "cuda" or "cpu"; ROCm counts as "cuda" in torch."""
+    capability: str | None
+    """Compute capability, such as "9.0"; None off CUDA."""
+    memory_bytes: int | None
+    """Memory of the GPU; None off CUDA."""
+    driver: str | None
+    """Version of the driver; None where it cannot be read."""
+    cuda: str | None
+    """Version of CUDA, or "hip" and its version, that torch was built with; None for a CPU build."""
+    interpreted: bool
+    """Whether Triton's kernels were interpreted on the CPU."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One case of one law: the quantity whose error is largest relative to its bound."""
+
+    law: str
+    """Name of the law."""
+    case: str
+    """Objective and options."""
+    dtype: str
+    """Dtype of the operands, after autocast."""
+    backend: str
+    """Backend as it was asked for."""
+    products: str
+    """Option `products` as it was asked for."""
+    quantity: str
+    """What was compared."""
+    error: float | None
+    """Relative error in norm; None where the case raised or gave a nonfinite number."""
+    bound: float
+    """Largest error allowed."""
+    problem: str | None = None
+    """First line of the exception; None where there was none."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the law holds in this case."""
+        return self.problem is None and self.error is not None and self.error <= self.bound
+
+
+@dataclass(frozen=True)
+class LawLine:
+    """All cases of one law that share dtype, backend and products."""
+
+    law: str
+    """Name of the law."""
+    dtype: str
+    """Dtype of the operands, after autocast."""
+    backend: str
+    """Backend as it was asked for."""
+    products: str
+    """Option `products` as it was asked for."""
+    cases: int
+    """Cases that were run."""
+    failed: int
+    """Cases in which the law does not hold."""
+    worst: Checked
+    """The case with the largest error relative to its bound; a failed one where there is one."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One loss at one shape, forward and backward."""
+
+    name: str
+    """The loss."""
+    has_z: bool
+    """Whether it computes a Z-loss."""
+    tokens: int
+    """T."""
+    width: int
+    """D."""
+    vocab: int
+    """V."""
+    dtype: str
+    """Dtype of operands."""
+    best_ms: float | None
+    """Shortest time over the rounds; None where it was not run."""
+    median_ms: float | None
+    """Median over the rounds; None where it was not run."""
+    spread: float | None
+    """Longest over shortest time; None where it was not run."""
+    peak_bytes: int | None
+    """Largest allocation beyond what was there before the call, gradients included; None where it was not read."""
+    why_not: str | None = None
+    """Why it was not run; None where it was."""
+
+
+@dataclass(frozen=True)
+class GpuReport:
+    """One machine."""
+
+    SCHEMA: ClassVar[str] = "zloss.gpu/1"
+
+    machine: Machine
+    """Where it ran."""
+    versions: dict[str, str | None]
+    """Package → version; None where it is not installed."""
+    commit: str | None
+    """Commit of the repository, with "+changes" where files differ from it; None outside a repository."""
+    command: str
+    """Command line, without the folder of the files."""
+    calls: int
+    """Calls of the memory law."""
+    rounds: int
+    """Interleaved rounds of the timings."""
+    started: str
+    """ISO 8601 in UTC."""
+    seconds: float
+    """Wall-clock time."""
+    quick: bool
+    """Whether shapes and cases were cut down, as tests do."""
+    laws: tuple[LawLine, ...]
+    """Every law that was run."""
+    failures: tuple[Checked, ...]
+    """Every case in which a law does not hold."""
+    not_run: dict[str, str]
+    """Law → why it was not run here."""
+    timings: tuple[Timed, ...]
+    """Every loss at every shape."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"schema": self.SCHEMA, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> GpuReport:
+        """The report of a parsed file."""
+        return from_plain(cls, without_schema(data, cls.SCHEMA))
+
+
+def law_lines(checked: list[Checked]) -> tuple[LawLine, ...]:
+    """Cases joined by law, dtype, backend and products, in the order in which they came."""
+    groups: dict[tuple[str, str, str, str], list[Checked]] = {}
+    for one in checked:
+        groups.setdefault((one.law, one.dtype, one.backend, one.products), []).append(one)
+    return tuple(
+        LawLine(*key, len(cases), sum(not one.held for one in cases), max(cases, key=_badness))
+        for key, cases in groups.items()
+    )
+
+
+def _badness(one: Checked) -> float:
+    return float("inf") if one.error is None else one.error / one.bound if one.bound else float(one.error > 0)
