@@ -5,18 +5,21 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from zloss.cli.arguments import RepeatedStrings
 from zloss.results.option import Option
 
+if TYPE_CHECKING:
+    from zloss_paper.engine.recipe import Recipe
+
 
 @dataclass(frozen=True)
 class Reproduce:
     """Run the recipe of a table of the paper: rows beside the paper's, and a verdict on each of its claims. Exits with 1
-    where a claim does not hold on what ran."""
+    where a claim does not hold on what ran; the smoke profile judges none."""
 
     labels: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="LABEL")] = ()
     """Labels as --list shows them, e.g. tab:pretrained; several share their audits and training runs. `all`: every one."""
@@ -40,6 +43,8 @@ class Reproduce:
     """For text:reporting: results to check instead of a new audit."""
     out: str = "zloss-reproduce"
     """Folder for LABEL.json and LABEL.md; audits and training runs are kept there too and used again."""
+    rejudge: bool = False
+    """Run nothing: judge the claims again from the numbers of the results that lie in --out, and write their files anew."""
     quiet: bool = False
     """No progress and no tables."""
 
@@ -54,6 +59,8 @@ class Reproduce:
             raise InputError(f"which table? `zloss reproduce LABEL`, with one of {', '.join(labels())}, or `all`.")
         recipes = [find_recipe(label) for label in (labels() if self.labels == ("all",) else self.labels)]
 
+        if self.rejudge:
+            return self._judge_again(recipes)
         from zloss.console.progress import choose_progress
         from zloss.results.folder import check_folder
         from zloss_paper.engine.profile import Overrides
@@ -82,6 +89,24 @@ class Reproduce:
             if not self.quiet:
                 print_reproduction(result)
                 print("\n".join(str(path) for path in written))
+        return 1 if failed else 0
+
+    def _judge_again(self, recipes: list[Recipe[Any]]) -> int:
+        """The results in the folder with the claims of today; `all`: those that lie there."""
+        from zloss_paper.engine.kept_result import rejudge
+        from zloss_paper.show.page import write_reproduction
+        from zloss_paper.show.terminal import print_reproduction
+
+        folder = Path(self.out)
+        if self.labels == ("all",):
+            recipes = [recipe for recipe in recipes if (folder / f"{recipe.stem}.json").is_file()]
+        failed = False
+        for recipe in recipes:
+            result = rejudge(folder, recipe)
+            failed = failed or bool(result.failed)
+            write_reproduction(folder, result)
+            if not self.quiet:
+                print_reproduction(result)
         return 1 if failed else 0
 
     def command(self, label: str) -> str:

@@ -3,6 +3,10 @@
 Exact by default: the eigenvalues of the D×D Gram matrix WᵀW in fp64, centered by WᵀW − V·w̄w̄ᵀ, so that the centered head
 is never formed. The paper's randomized rank-16 decomposition with four power iterations is the alternative.
 
+The share of a token's gain is a² = Σ_j σ_j²⟨q, u_j⟩² with q = p/‖p‖ and the left singular vectors u_j (paper eq:ap_svd).
+Neither way needs a product with the V-wide p: the left vectors lie in the range of W, so σ_j⟨p, u_j⟩ = d_j·Wᵀp for a vector
+d_j of D numbers, and Wᵀp is already there. For an exact decomposition d_j is the right singular vector.
+
 Axes: V vocabulary, D width, K leading directions.
 """
 
@@ -23,13 +27,14 @@ _ROWS = 8192
 
 @dataclass(frozen=True)
 class HeadSpectrum:
-    """Singular values σ (descending) and the right singular vectors of the K = 16 leading ones."""
+    """Singular values σ (descending), and the K = 16 leading directions of the gain."""
 
     sigma: Tensor
     """All min(V, D) of them when exact, the first 16 when randomized; fp64."""
     energy: float
     """‖W‖_F² = Σ σ²."""
     directions_DK: Tensor
+    """Columns d_j with d_j·Wᵀp = σ_j⟨p, u_j⟩ for every p; the right singular vectors when exact."""
     method: SvdMethod
 
     @property
@@ -79,14 +84,29 @@ def _randomized(weight_VD: Tensor, logit_scale: float, seed: int, *, centered: b
     weight = logit_scale * (weight_VD if weight_VD.dtype == torch.float64 else weight_VD.float())
     if centered:
         weight = weight - weight.mean(dim=0)
+    rank = min(RANK, *weight.shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        _, sigma, directions = torch.svd_lowrank(weight, q=min(RANK, *weight.shape), niter=POWER_ITERATIONS)
+        input_DK = torch.randn(min(weight.shape), rank, dtype=weight.dtype, device=weight.device)
+    wide = weight.shape[0] < weight.shape[1]
+    # The steps of `torch.svd_lowrank` (Halko et al., 2009, algorithms 4.4 and 5.1), which does not return R.
+    tall = weight.T if wide else weight
+    for iteration in range(POWER_ITERATIONS + 1):
+        basis_VK, triangle_KK = torch.linalg.qr(tall @ input_DK)
+        if iteration < POWER_ITERATIONS:
+            input_DK = torch.linalg.qr(tall.T @ basis_VK).Q
+    left_KK, sigma, _ = torch.linalg.svd(basis_VK.T @ tall, full_matrices=False)
+    if wide:
+        # The basis is one of the rows: its vectors are right singular vectors v_j, and u_j = W v_j / σ_j.
+        directions_DK = basis_VK @ left_KK
+    else:
+        # basis = W·input·R⁻¹, so the left vectors u = basis·left are W·(input·R⁻¹·left).
+        directions_DK = input_DK @ torch.linalg.pinv(triangle_KK) @ left_KK * sigma
     energy = float(weight.double().square().sum())
-    return HeadSpectrum(sigma.double(), energy, directions.double(), "randomized")
+    return HeadSpectrum(sigma.double(), energy, directions_DK.double(), "randomized")
 
 
 def leading_part(projected_TD: Tensor, p_norm_T: Tensor, spectrum: HeadSpectrum) -> Tensor:
-    """‖V₁₆ᵀ Wᵀp‖² / ‖p‖²: the part of a² in the leading directions, from the Wᵀp that is already there."""
+    """Σ_j σ_j²⟨p, u_j⟩² / ‖p‖² over the leading directions: their part of a² (paper eq:ap_svd), from Wᵀp."""
     directions = spectrum.directions_DK.to(projected_TD)
     return (projected_TD @ directions).square().sum(dim=1) / p_norm_T.square()

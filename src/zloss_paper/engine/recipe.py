@@ -49,6 +49,8 @@ class Recipe(Generic[Config]):
     claims: tuple[Claim, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     """Setting the paper does not state (or the part of its name before a dot) → our choice."""
+    restore: Callable[[Table, Mapping[str, Any]], Table] | None = None
+    """Adds what claims read beyond the printed numbers, from the details of a kept result; None: they read nothing more."""
 
     @property
     def stem(self) -> str:

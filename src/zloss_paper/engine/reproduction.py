@@ -1,4 +1,7 @@
-"""One recipe, run: lines beside the paper's, verdicts, our choices, provenance (schema "zloss.reproduction/1")."""
+"""One recipe, run: lines beside the paper's, verdicts, our choices, provenance (schema "zloss.reproduction/1").
+
+The smoke profile tells whether a recipe runs. Its few tokens and steps decide no claim, so none is judged there.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,14 @@ import torch
 from zloss.results.provenance import ReproductionProvenance, shared_keys
 from zloss.results.record import to_plain
 from zloss.results.reproduction import Choice, PaperVerdict, ReproducedClaim, ReproducedLine, ReproductionRecord
-from zloss_paper.engine.claim import FAILS, Claim, Judgement, Verdict
+from zloss_paper.engine.claim import FAILS, OPEN, Claim, Judgement, Verdict
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import Recipe
 from zloss_paper.engine.table import Cell, Line, Table
 from zloss_paper.engine.texts import TextSource
 from zloss_paper.engine.workbench import Workbench
+
+NOT_JUDGED = "not judged at smoke size"
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,11 @@ class Reproduction:
     def comparable(self) -> bool:
         """Whether every line was measured at the paper's setting."""
         return bool(self.table.lines) and not any(line.deviations for line in self.table)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the claims were judged: at every profile but smoke."""
+        return self.profile != "smoke"
 
     @property
     def failed(self) -> tuple[JudgedClaim, ...]:
@@ -128,16 +138,12 @@ def reproduce(recipe: Recipe[Any], profile: Profile, overrides: Overrides, bench
     started, begin = datetime.now(UTC), time.perf_counter()
     config = recipe.configure(profile, overrides)
     measured = recipe.run(config, bench)
-    paper = recipe.paper
     return Reproduction(
         recipe=recipe,
         profile=profile,
         config=config,
         table=measured.table,
-        claims=tuple(
-            JudgedClaim(claim, claim.check(measured.table), None if paper is None else claim.check(paper.table))
-            for claim in recipe.claims
-        ),
+        claims=judged_claims(recipe, profile, measured.table),
         texts=measured.texts,
         notes=measured.notes,
         details=dict(measured.details),
@@ -147,6 +153,20 @@ def reproduce(recipe: Recipe[Any], profile: Profile, overrides: Overrides, bench
             python=platform.python_version(),
             threads=torch.get_num_threads(),
         ),
+    )
+
+
+def judged_claims(recipe: Recipe[Any], profile: Profile, table: Table) -> tuple[JudgedClaim, ...]:
+    """Every claim of a recipe on our table and on the paper's own; at the smoke profile ours is not judged."""
+    paper = recipe.paper
+    smoke = Judgement(OPEN, NOT_JUDGED)
+    return tuple(
+        JudgedClaim(
+            claim,
+            smoke if profile == "smoke" else claim.check(table),
+            None if paper is None else claim.check(paper.table),
+        )
+        for claim in recipe.claims
     )
 
 

@@ -48,6 +48,8 @@ class Line:
     """What keeps the numbers from being comparable with the paper's, one sentence each; claims may still be tested."""
     beside: Mapping[str, Key] = field(default_factory=dict)
     """Key of the paper's line it is printed beside; empty: the line of the same key."""
+    by_seed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Numbers of the single runs behind the line, in the order of the seeds; for claims about every run."""
 
     def name(self, *, without: tuple[str, ...] = ()) -> str:
         """ "GPT-2, raw"."""

@@ -44,6 +44,10 @@ TARGETS = (
 STORAGES: tuple[Storage, ...] = ("fp32", "bf16", "fp16")
 SCALES = (1, 2, 4)
 SMALL = 5e-3
+FP16_BOUND = 2.8e-4
+"""The paper's upper bound of all fp16 differences."""
+FP32_ZERO = 5e-6
+"""Half a unit of the last digit of the differences that the paper prints (1.40e-3, 2.8e-4)."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,16 @@ def _small(line: Line) -> Tested:
     return found.low <= SMALL, f"{line.name()}: {number(found.value, 3)}"
 
 
+def _below_bound(line: Line) -> Tested:
+    found = cell(line, "delta_total")
+    return found.low < FP16_BOUND, f"{line.name()}: {number(found.value, 3)}"
+
+
+def _zero(line: Line) -> Tested:
+    found = cell(line, "delta_total")
+    return found.low <= FP32_ZERO, f"{line.name()}: {number(found.value, 3)}"
+
+
 CLAIMS = (
     Claim(
         "close",
@@ -105,6 +119,18 @@ CLAIMS = (
         "bf16 logits is to its reference.",
         all_lines(_small, storage="bf16"),
         f"close: a relative difference of {SMALL:g} at most",
+    ),
+    Claim(
+        "fp16_bound",
+        "In fp16 the difference is below 2.8e-4.",
+        all_lines(_below_bound, storage="fp16"),
+        "the paper's bound, on our model and text too",
+    ),
+    Claim(
+        "fp32_zero",
+        "In fp32 the difference is zero within reporting precision.",
+        all_lines(_zero, storage="fp32"),
+        f"zero: at most {FP32_ZERO:g}",
     ),
 )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zloss.report.text.numbers import MISSING, factor, number
 from zloss.results.quantities import symbol
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
-from zloss_paper.engine.reproduction import Reproduction, ratio_of
+from zloss_paper.engine.reproduction import NOT_JUDGED, Reproduction, ratio_of
 from zloss_paper.engine.table import Cell, Line
 
 NOT_COMPARABLE = (
@@ -51,7 +51,9 @@ def printed_lines(result: Reproduction) -> list[PrintedLine]:
 
 
 def tally(result: Reproduction) -> str:
-    """ "3 hold, 0 do not hold, 8 cannot be tested here"."""
+    """ "3 hold, 0 do not hold, 8 cannot be tested here"; at the smoke profile that they are not judged."""
+    if not result.judged:
+        return f"{len(result.claims)} claims, {NOT_JUDGED}"
     return f"{result.count(HOLDS)} hold, {result.count(FAILS)} do not hold, {result.count(OPEN)} cannot be tested here"
 
 

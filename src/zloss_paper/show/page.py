@@ -38,7 +38,7 @@ def markdown(result: Reproduction, figures: list[Path] | None = None) -> str:
         parts.append(_bullets(remarks))
     parts += [f"![{recipe.title}]({figure.as_posix()})" for figure in figures or []]
     if result.claims:
-        parts += ["## Claims", _claims(result)]
+        parts += ["## Claims", _claims(result) if result.judged else f"{tally(result)}."]
     if choices := recipe.unstated():
         lines = [f"| {_safe(setting)} | {_safe(ours)} |" for setting, ours in choices.items()]
         parts += [

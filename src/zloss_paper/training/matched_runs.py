@@ -27,9 +27,10 @@ def matched_runs(config: TrainingTableConfig, bench: Workbench) -> Runs:
 
 
 def run_record(run: FinishedRun) -> dict[str, Any]:
-    """The numbers of one run for the JSON file."""
+    """The numbers of one run for the JSON file, with those of both heads and of both paths of a tied table."""
     plain = {name: value for name, value in run.metrics.items() if not isinstance(value, (dict, list))}
-    return {"run": run.folder.name, **plain, "heads": run.metrics["heads"], "reasons": run.metrics["reasons"]}
+    records = {name: run.metrics.get(name) for name in ("heads", "tied_paths", "reasons")}
+    return {"run": run.folder.name, **plain, **records}
 
 
 def training_seconds(runs: Sequence[FinishedRun]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.paper_table import PaperTable, paper_table
 from zloss_paper.engine.recipe import Recipe
+from zloss_paper.training.each_run import with_each_run, with_stated_events
 from zloss_paper.training.setting import TrainingTableConfig
 from zloss_paper.training.table import TrainingTable
 
@@ -55,8 +56,10 @@ def training_recipe(
     `paper` replaces the paper's table of the same label. `printed=False`: the paper describes the runs without numbers.
     """
     if not printed:
-        return Recipe(table.label, title, table.columns, table.configure, table.run, claims=claims)
-    paper = paper or paper_table(table.label)
+        return Recipe(
+            table.label, title, table.columns, table.configure, table.run, claims=claims, restore=with_each_run
+        )
+    paper = with_stated_events(paper or paper_table(table.label))
     known = {**CHOICES, "seed_values": ", ".join(str(seed) for seed in table.seeds), **(choices or {})}
     # A setting like model_ids.GPT-2 is answered by the choice for model_ids.
     names = [setting if setting in known else setting.partition(".")[0] for setting in paper.not_stated]
@@ -69,4 +72,5 @@ def training_recipe(
         paper=paper,
         claims=claims,
         choices={name: known[name] for name in names},
+        restore=with_each_run,
     )

@@ -10,8 +10,13 @@ from collections.abc import Sequence
 
 from zloss.train.compare.finished_run import FinishedRun
 
-METRICS = {"d_inf_p99": "adam_d_inf_p99"}
-"""Columns whose key in metrics.json is another."""
+METRICS = {
+    "d_inf_p99": "adam_d_inf_p99",
+    "output_path_norm": "tied_paths.output_norm",
+    "input_path_norm": "tied_paths.input_norm",
+    "input_output_cosine": "tied_paths.cosine",
+}
+"""Columns whose key in metrics.json is another; a dot goes into a record."""
 VALIDATION = ("ppl", "ce", "diag_z", "p_z_999", "a_p_99")
 """Numbers of the validation pass: those of a model that diverged would be of its finite predictions only."""
 STEP_QUANTILES = ("grad_norm_p99",)
@@ -67,9 +72,12 @@ def _metric(run: FinishedRun, column: str) -> float:
     if lost and name in VALIDATION:
         total = run.metrics["valid_predictions"]
         raise Unavailable(f"seed {run.seed} diverged: {lost} of {total} validation predictions are not finite")
-    value = run.metrics.get(name)
+    outer, _, inner = name.partition(".")
+    value = run.metrics.get(outer)
+    if inner and value is not None:
+        value = value.get(inner)
     if value is None:
         reasons = run.metrics.get("reasons", {})
-        why = reasons.get(name) or reasons.get(name.partition("_")[0]) or "not measured"
+        why = reasons.get(outer) or reasons.get(outer.partition("_")[0]) or "not measured"
         raise Unavailable(f"seed {run.seed}: {why}")
     return float(value)

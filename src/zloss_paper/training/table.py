@@ -19,6 +19,7 @@ from zloss_paper.engine.workbench import Workbench
 from zloss_paper.training.arms import BASELINE, Arm
 from zloss_paper.training.base_model import base_config
 from zloss_paper.training.deviations import PaperSetting, deviations, start_model
+from zloss_paper.training.each_run import with_each_run
 from zloss_paper.training.figure import draw_steps
 from zloss_paper.training.matched_runs import Runs, matched_runs, run_record, training_seconds
 from zloss_paper.training.run_notes import run_notes
@@ -78,14 +79,15 @@ class TrainingTable:
             lines = {arm.method: runs[arm] for arm in config.arms}
             return [draw_steps(folder / f"{self.label.partition(':')[2]}.svg", lines)]
 
+        details = {
+            "runs": [run_record(run) for arm in config.arms for run in runs[arm]],
+            "training_seconds": training_seconds([run for arm in config.arms for run in runs[arm]]),
+        }
         return RecipeResult(
-            table_of(self, config, runs),
+            with_each_run(table_of(self, config, runs), details),
             notes=run_notes(config, runs, bench),
             texts=config.texts,
-            details={
-                "runs": [run_record(run) for arm in config.arms for run in runs[arm]],
-                "training_seconds": training_seconds([run for arm in config.arms for run in runs[arm]]),
-            },
+            details=details,
             draw=draw if self.figure else None,
         )
 

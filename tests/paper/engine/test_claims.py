@@ -22,6 +22,13 @@ NOT_PRINTED = {
     ("text:moe_top2", "mean_lowers_entropy"),
     ("text:moe_top2", "sum_raises_entropy"),
     ("text:moe_top2", "similar_ce"),
+    # The paper names the two paths, every matched run and the norm of the direction without printing their numbers.
+    ("tab:gpt2_diag", "two_paths"),
+    ("tab:medium_long", "centered_better_every_run"),
+    ("tab:adam_state_stress", "direction_norm_damped"),
+    # Of fp16 and fp32 it gives bounds, not numbers.
+    ("text:pytorch_backward_audit", "fp16_bound"),
+    ("text:pytorch_backward_audit", "fp32_zero"),
     # A run that is described only.
     *(("text:fineweb_medium_2400", claim.id) for claim in find_recipe("text:fineweb_medium_2400").claims),
 }

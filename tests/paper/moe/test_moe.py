@@ -30,7 +30,8 @@ def smoke(folder: Path, label: str) -> Reproduction:
 
 
 def verdicts(result: Reproduction) -> dict[str, str]:
-    return {judged.claim.id: judged.ours.verdict for judged in result.claims}
+    """Every claim on the measured lines; a smoke result itself judges none."""
+    return {claim.id: claim.check(result.table).verdict for claim in result.recipe.claims}
 
 
 def test_a_small_table_is_trained_judged_and_drawn(folder: Path) -> None:

@@ -48,7 +48,7 @@ def test_two_labels_in_one_call(gpt2_folder: Path, tmp_path: Path, capsys: pytes
     assert cli.main([*words, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "ours / paper" in shown
-    assert "cannot be tested here" in shown
+    assert "not judged at smoke size" in shown
     data = json.loads((tmp_path / "tab_pretrained.json").read_text())
     assert data["provenance"]["command"] == "zloss reproduce tab:pretrained --profile smoke --model tiny-gpt2"
     assert len(list((tmp_path / "audits").iterdir())) == 1
@@ -61,12 +61,34 @@ def test_a_claim_that_does_not_hold_exits_with_one(
     gpt2_folder: Path, neox_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Random weights do not have the Z-loss budget of the trained models whose place they take."""
-    words = ["reproduce", "text:tied_paths", "--profile", "smoke", "--out", str(tmp_path), "--quiet"]
+    words = ["reproduce", "text:tied_paths", "--out", str(tmp_path)]
     models = ["--model", f"GPT-2={gpt2_folder}", "--model", f"Pythia-160M={neox_folder}"]
-    assert cli.main([*words, *models]) == cli.FAILED_CHECK
+    small = ["--blocks", "8", "--block-size", "32"]
+    assert cli.main([*words, *models, *small, "--quiet"]) == cli.FAILED_CHECK
     data = json.loads((tmp_path / "text_tied_paths.json").read_text())
     assert "does not hold" in {claim["verdict"] for claim in data["claims"]}
     assert capsys.readouterr().out == ""
+    # Judged again from the file alone.
+    assert cli.main([*words, "--rejudge"]) == cli.FAILED_CHECK
+    assert "does not hold" in capsys.readouterr().out
+    assert json.loads((tmp_path / "text_tied_paths.json").read_text()) == data
+
+
+def test_smoke_has_no_verdicts_and_exits_with_zero(
+    gpt2_folder: Path, neox_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Claims were judged on two blocks of 32 tokens, or on four steps of training."""
+    words = ["reproduce", "text:tied_paths", "--profile", "smoke", "--out", str(tmp_path)]
+    models = ["--model", f"GPT-2={gpt2_folder}", "--model", f"Pythia-160M={neox_folder}"]
+    assert cli.main([*words, *models]) == 0
+    shown = capsys.readouterr().out
+    assert "6 claims, not judged at smoke size" in shown
+    assert "does not hold" not in shown
+    page = (tmp_path / "text_tied_paths.md").read_text()
+    assert "not judged at smoke size" in page
+    assert "**" not in page
+    assert cli.main(["reproduce", "tab:router", "--rejudge", "--out", str(tmp_path)]) == cli.BAD_INPUT
+    assert "tab_router.json" in capsys.readouterr().err
 
 
 def test_the_command_names_files_only(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 One batch is one block. The model runs under bf16 autocast with its parameters as they are, the loss is mean-reduced, and
 the gradients are those an optimizer would be handed: before clipping, before any loss scale.
+
+The head is part of what is audited. "paper": the head module forms the logits in the autocast dtype, and the loss is taken
+of them in fp32. "fused": `head_loss` forms fp32 logits from the same operands and stores none.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from torch import Tensor
 from zloss.audit.implementation.update import trainable
 from zloss.errors import CoordinateError
 from zloss.measure.bf16_products import working_bf16_products
+from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead
 from zloss.optimizer.fp16_margin import STATIC_SCALES, Fp16Margin, fp16_margin
+from zloss.results.choices import HeadKind
 from zloss.source.objective import Objective
 from zloss.text.blocks import Blocks
 from zloss.transport.head_loss import head_loss
@@ -48,28 +53,30 @@ def overflow_audit(
     *,
     scales: Sequence[int] = STATIC_SCALES,
     autocast: torch.dtype | None = torch.bfloat16,
+    kind: HeadKind = "paper",
     advance: Callable[[int], None] = lambda tokens: None,
     note: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[OverflowLine, ...]:
-    """A row per objective; the forward pass of a batch is shared by all of them."""
+    """A line per objective; the forward pass of a batch is shared by all of them. `kind` is how the head forms its logits."""
     device = head.weight_VD.device.type
     norms: dict[str, list[tuple[float, float]]] = {name: [] for name in objectives}
     reasons: dict[str, str] = {}
     with ExitStack() as stack:
         parameters = stack.enter_context(trainable(checkpoint.model))
-        hidden_of = stack.enter_context(hidden_states(checkpoint, head))
         if autocast is not None:
             if device == "cpu" and autocast == torch.bfloat16:
                 stack.enter_context(working_bf16_products(note))
             stack.enter_context(torch.autocast(device, dtype=autocast))
         stack.enter_context(torch.enable_grad())
         for block in range(blocks.count):
-            hidden = blocks.counted(hidden_of(blocks.inputs(block, block + 1)))
+            # The hidden states are caught by a hook that ends the forward pass, and "paper" calls the head afterwards.
+            with hidden_states(checkpoint, head) as hidden_of:
+                hidden = blocks.counted(hidden_of(blocks.inputs(block, block + 1)))
             label = blocks.targets(block, block + 1)
             for name, objective in objectives.items():
                 if name not in reasons:
                     try:
-                        loss = _loss(head, hidden, label, objective)
+                        loss = _loss(head, hidden, label, objective, kind)
                     except CoordinateError as error:
                         reasons[name] = str(error)
                         continue
@@ -78,7 +85,9 @@ def overflow_audit(
     return tuple(_line(name, found, scales, reasons.get(name, "")) for name, found in norms.items())
 
 
-def _loss(head: OutputHead, hidden: Tensor, label: Tensor, objective: Objective) -> Tensor:
+def _loss(head: OutputHead, hidden: Tensor, label: Tensor, objective: Objective, kind: HeadKind) -> Tensor:
+    if kind == "paper":
+        return paper_loss(head, hidden, label, objective).loss
     return head_loss(
         hidden,
         head.weight_VD,

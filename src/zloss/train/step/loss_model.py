@@ -1,7 +1,7 @@
 """A language model that returns its loss, so that whatever wraps a model (autocast, data parallel) wraps the head as well.
 
 "fused": hidden states go straight into `head_loss`, and no logits are kept. "paper": logits are materialised, see
-`zloss.train.step.paper_loss`.
+`zloss.measure.paper_loss`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
 from zloss.results.choices import HeadKind
 from zloss.source.objective import Objective
-from zloss.train.step.paper_loss import paper_loss
 from zloss.transport.head_loss import HeadLossOutput, head_loss
 
 

@@ -9,12 +9,17 @@ and Centered; ‖d‖_∞ stays near 1.1 for all. Cost: eighteen runs of 1.2 M t
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
-from zloss_paper.engine.checks import judged
+from zloss.report.text.numbers import number
+from zloss_paper.engine.checks import Tested, judged
 from zloss_paper.engine.claim import Claim
-from zloss_paper.engine.paper_methods import CENTERED, CENTERED_HEAD, RAW_METHODS
+from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.paper_methods import CE, CENTERED, CENTERED_HEAD, RAW_METHODS
+from zloss_paper.engine.table import Table
 from zloss_paper.training.against_ce import COUNTS, against_ce, higher, line_of, lower, near_ce, zero
 from zloss_paper.training.arms import stress_arms
+from zloss_paper.training.each_run import all_finite, of_each_run
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.recipes.fineweb_update_outlier import COEF
 from zloss_paper.training.recipes.fineweb_update_outlier import TABLE as OUTLIER
@@ -30,6 +35,21 @@ TABLE = replace(
     paper=replace(OUTLIER.paper, steps=300, warmup=30, adam_every=50),
     seeds=(4, 5, 6),
 )
+
+
+def _damped(table: Table) -> list[Tested]:
+    tested = []
+    ce = line_of(table, CE)
+    for method in RAW_METHODS:
+        line = line_of(table, method)
+        gradient = cell(line, "grad_norm_p99").value / cell(ce, "grad_norm_p99").value
+        own, base = (fmean(of_each_run(one, "adam_d_ratio_p99")) for one in (line, ce))
+        moment = cell(line, "v_max_ratio_to_ce")
+        shown = f"v_max × {moment.value:.3g}, p99 ‖g‖ × {gradient:.3g}, p99 ‖d‖₂/‖θ‖₂ {number(base)} → {number(own)}"
+        tested.append((moment.high > 1 and own / base < gradient, f"{method}: {shown}"))
+    return tested
+
+
 CLAIMS = (
     Claim(
         "raw_improve_ppl_and_tail",
@@ -50,6 +70,13 @@ CLAIMS = (
         f"slightly: within 10 %; {COUNTS}",
     ),
     Claim(
+        "direction_norm_damped",
+        "The larger second moment partly damps the norm of their whole Adam direction: relative to CE it rises by less than "
+        "the p99 gradient norm does.",
+        judged(_damped),
+        "the norm is p99 ‖d‖₂/‖θ‖₂, mean over runs; its comparison with the gradient norm is ours, and v_max must be larger",
+    ),
+    Claim(
         "centered_second_moment",
         "Centered head and Centered Z-loss keep the second moment close to CE.",
         against_ce((CENTERED_HEAD, CENTERED), near_ce("v_max_ratio_to_ce", CLOSE)),
@@ -63,6 +90,7 @@ CLAIMS = (
     Claim(
         "centered_ppl_cost", "Centered Z-loss costs PPL at this coefficient.", against_ce((CENTERED,), higher("ppl"))
     ),
+    all_finite("All recorded gradients and micro-batches stayed finite.", "nonfinite_gradient", "nonfinite_microbatch"),
 )
 RECIPE = training_recipe(
     TABLE,

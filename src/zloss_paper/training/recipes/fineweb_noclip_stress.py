@@ -15,6 +15,7 @@ from zloss_paper.engine.texts import FINEWEB
 from zloss_paper.training.against_ce import COUNTS, NEAR_CE, against_ce, all_smallest, higher, lower, near_ce
 from zloss_paper.training.arms import stress_arms
 from zloss_paper.training.claims import HEAD_KEEPS_PPL, HEAD_LOWERS_BOTH
+from zloss_paper.training.each_run import all_finite
 from zloss_paper.training.paper_run import paper_run
 from zloss_paper.training.quoted import quoted
 from zloss_paper.training.recipe import training_recipe
@@ -76,6 +77,7 @@ CLAIMS = (
         against_ce((CENTERED_HEAD,), near_ce("grad_norm_p99"), near_ce("grad_norm_max")),
         f"those of CE: within {NEAR_CE:.0%}",
     ),
+    all_finite("No run produced a gradient with NaN or Inf.", "nonfinite_gradient"),
     quoted(TABLE.label),
 )
 RECIPE = training_recipe(TABLE, CLAIMS)

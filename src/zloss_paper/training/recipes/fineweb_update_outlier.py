@@ -18,6 +18,7 @@ from zloss_paper.engine.table import Table
 from zloss_paper.engine.texts import FINEWEB
 from zloss_paper.training.against_ce import COUNTS, against_ce, higher, line_of, lower, zero
 from zloss_paper.training.arms import stress_arms
+from zloss_paper.training.each_run import all_finite
 from zloss_paper.training.paper_run import paper_run
 from zloss_paper.training.quoted import quoted
 from zloss_paper.training.recipe import training_recipe
@@ -87,6 +88,9 @@ CLAIMS = (
             against_ce(RAW_METHODS, *(higher(name) for name in EVENTS)),
             judged(lambda table: [zero(*EVENTS)(line_of(table, method)) for method in (CE, CENTERED_HEAD)]),
         ),
+    ),
+    all_finite(
+        "No micro-batch and no gradient of any run contained NaN or Inf.", "nonfinite_gradient", "nonfinite_microbatch"
     ),
     quoted(TABLE.label),
 )

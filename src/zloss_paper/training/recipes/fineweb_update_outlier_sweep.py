@@ -19,6 +19,7 @@ from zloss_paper.engine.paper_table import PaperTable, paper_table
 from zloss_paper.engine.table import Line, Table
 from zloss_paper.training.against_ce import COUNTS, NEAR_CE, against_ce, higher, line_of, lower, near_ce, zero
 from zloss_paper.training.arms import BASELINE, Arm
+from zloss_paper.training.each_run import all_finite
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.recipes.fineweb_update_outlier import EVENTS
 from zloss_paper.training.recipes.fineweb_update_outlier import TABLE as OUTLIER
@@ -106,6 +107,9 @@ CLAIMS = (
         "At 1e-4 Centered Z-loss is near CE in PPL and still lowers both tails.",
         against_ce((CENTERED,), near_ce("ppl", NEAR_PPL), lower("p_z_999"), lower("a_p_99"), lambda_aux=LEAST),
         f"near: within {NEAR_PPL:.1%}; {COUNTS}",
+    ),
+    all_finite(
+        "No micro-batch and no gradient of the stress runs was nonfinite.", "nonfinite_gradient", "nonfinite_microbatch"
     ),
 )
 RECIPE = training_recipe(TABLE, CLAIMS, paper=_with_ce())

@@ -20,6 +20,7 @@ from zloss_paper.engine.paper_table import PaperTable, paper_table
 from zloss_paper.engine.table import Cell, Key, Line, Table
 from zloss_paper.training.against_ce import SYMBOLS
 from zloss_paper.training.arms import Arm
+from zloss_paper.training.each_run import all_finite
 from zloss_paper.training.recipe import training_recipe
 from zloss_paper.training.recipes.fineweb_update_outlier import COEF, EVENTS
 from zloss_paper.training.recipes.fineweb_update_outlier import TABLE as OUTLIER
@@ -96,6 +97,9 @@ CLAIMS = (
         "tail_rises_as_coefficient_falls",
         "A smaller coefficient leaves a larger log-normalizer tail.",
         judged(_tail_rises),
+    ),
+    all_finite(
+        "No micro-batch and no gradient of the stress runs was nonfinite.", "nonfinite_gradient", "nonfinite_microbatch"
     ),
 )
 RECIPE = training_recipe(

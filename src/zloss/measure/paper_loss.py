@@ -1,4 +1,5 @@
-"""The paper's training path: the head module computes logits in the autocast dtype, CE and Z are taken of them in fp32.
+"""The loss of the paper's training path: the head module computes logits in the autocast dtype, CE and Z are taken of
+them in fp32. Training runs with `head="paper"` and the overflow audit use it.
 
 For a method that deploys a centered head, the common shift of the logits is subtracted in fp32 first
 (`centered_logits_from_raw`). On this path Centered head and CE differ by rounding, as in the paper.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from zloss.errors import CoordinateError
 from zloss.models.output_head import OutputHead
 from zloss.source.listing import centered_logits_from_raw
 from zloss.source.objective import Objective
@@ -21,9 +23,14 @@ from zloss.transport.logits_loss import logits_loss
 
 
 def paper_loss(
-    head: OutputHead, hidden: Tensor, target: Tensor, objective: Objective, normalizer: float
+    head: OutputHead, hidden: Tensor, target: Tensor, objective: Objective, normalizer: float | None = None
 ) -> HeadLossOutput:
-    """Σ over the batch of CE + auxiliary of materialised logits, divided by `normalizer`."""
+    """Σ over the batch of CE + auxiliary of materialised logits, divided by `normalizer`; None: by the number of targets."""
+    if objective.coordinate == "centered" and head.softcap is not None:
+        raise CoordinateError(
+            f"{type(objective).__name__} needs the mean logit μ, which does not exist for softcapped logits. "
+            "Use StandardZLoss."
+        )
     logits = head.module(hidden) * head.logit_scale
     if objective.coordinate == "centered":
         scaled_bias = None if head.bias_V is None else head.bias_V * head.logit_scale
