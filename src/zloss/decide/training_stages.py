@@ -48,7 +48,11 @@ def implementation(
     if not loss_audits and not update_errors:
         return unevaluated(IMPLEMENTATION, "no audit of a loss was given")
     sources = [audit.source for audit in loss_audits]
-    delta_src = max((source.delta_src for source in sources if source.delta_src is not None), default=None)
+    on_models = [audit.target_model for audit in loss_audits if audit.target_model is not None]
+    deltas = [source.delta_src for source in sources if source.delta_src is not None]
+    # On a model's own logits a Z far smaller than CE may drown in the rounding of CE, which is no fault of the loss.
+    deltas += [one.delta_src for one in on_models if one.delta_src is not None and one.beyond_rounding]
+    delta_src = max(deltas, default=None)
     updates = [*update_errors, *(UpdateError("dW", s.bf16_inputs) for s in sources if s.bf16_inputs is not None)]
     worst = max(updates, key=lambda update: update.delta_theta, default=None)
     found = [finding.id for audit in loss_audits for finding in audit.errors]
