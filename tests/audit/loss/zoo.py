@@ -544,6 +544,13 @@ def temperature_in_ce_only(z: Tensor, y: Tensor) -> Tensor:
     return ce(z / 2.0, y) + zl(z, y)
 
 
+def z_without_the_target(z: Tensor, y: Tensor) -> Tensor:
+    """The penalty is on the log-sum-exp of the other classes: nearly log Z wherever the target is unlikely."""
+    keep = valid_of(y)
+    others = torch.where(keep.unsqueeze(-1) & (torch.arange(z.shape[-1]) == y.unsqueeze(-1)), -torch.inf, z)
+    return ce(z, y) + LAMBDA * mean(lse(others).square(), y)
+
+
 def shifted_by_the_maximum(z: Tensor, y: Tensor) -> Tensor:
     return plain(z - z.amax(-1, keepdim=True), y)
 
@@ -760,6 +767,7 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
         found("zero_gradient_z", "forward_backward_mismatch", has_z=False),
     ),
     "wrong sign": (wrong_sign, {}, found("negative_coefficient", coef=-LAMBDA, target_rule="constant")),
+    "Z of the other classes": (z_without_the_target, {}, cannot_tell("depends on the target")),
     "temperature in CE only": (temperature_in_ce_only, {}, cannot_tell()),
     "shifted by the maximum": (shifted_by_the_maximum, {}, found("max_shifted", coef=LAMBDA)),
     "shifted by a detached maximum": (
