@@ -129,7 +129,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, least of {options.repeat} audits\n")
     print("| the loss | seconds | calls |\n|---|---:|---:|")
     for title, names in lines.items():
-        least, most = (pick(seconds[name] for name in names) for pick in (min, max))
+        least, most = min(seconds[name] for name in names), max(seconds[name] for name in names)
         span = f"{least:.1f}" if most - least < 0.5 else f"{least:.1f} to {most:.1f}"
         print(f"| {title} … | {span} | {min(calls[n] for n in names)} to {max(calls[n] for n in names)} |")
 
