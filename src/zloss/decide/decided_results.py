@@ -62,7 +62,7 @@ def decide_results(
     """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
     limits = thresholds or Thresholds()
     shared = None
-    routers = (*measured_routers, *router_scales)
+    routers: list[MeasuredScale | RouterScaleTable] = [*measured_routers, *router_scales]
     if not audits and (loss_audits or comparisons or routers or not reproductions):
         decisions = decide(None, loss_audits=loss_audits, comparisons=comparisons, routers=routers, thresholds=limits)
         shared = _map(None, limits.to_dict(), decisions)

@@ -227,11 +227,11 @@ def _token_by_token(
     found = find_weighted(data)
     if found is None or found.selection is None or found.has_z is False:
         return found, alone
-    unlikely, likely = alone[list(outcomes).index("mixed")], probes.likely(made["mixed"], box.avoid)
+    unlikely, likely = probes.apart(made["mixed"], box.avoid), probes.likely(made["mixed"], box.avoid)
     both = [(probe, box(probe.logits_TV, probe.target_T, dtype=dtype)) for probe in (unlikely, likely)]
     if all(answer.finite for _, answer in both):
-        measured = [measure([(probe, answer.grad_TV)], eps) for probe, answer in both]
-        if depends_on_target(*measured, found):
+        first, second = (measure([(probe, answer.grad_TV)], eps) for probe, answer in both)
+        if depends_on_target(first, second, found):
             seen = "a source along p that depends on the target, as no penalty on log Z does"
             return replace(found, selection=None, seen=seen, has_z=None), alone
     return found, alone
