@@ -15,7 +15,8 @@ from zloss.results.audit import AuditReport, QuantileBound
 from zloss.results.comparison import Comparison, HeadSummaries, RouterVariant, RouterVariants
 from zloss.results.decision import DecisionMaps
 from zloss.results.files import read_record
-from zloss.results.loss_audit import LossAudit
+from zloss.results.loss_audit import LossAudit, TargetModelSource
+from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.results.router_scale import RouterScaleTable
 from zloss.results.schema import ResultRecord
@@ -57,7 +58,10 @@ def example_results() -> dict[str, ResultRecord]:
         )
     )
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
-    loss: LossAudit = straight_audit.loss_audit(tokens, torch.bfloat16)
+    on_model = TargetModelSource(
+        "tiny", "a text", 96, 2, "float32", 512, "logits", "z", 1e-8, 1e-6, reason="an example"
+    )
+    loss: LossAudit = replace(straight_audit.loss_audit(tokens, torch.bfloat16), target_model=on_model)
     compared = read_record(DOCUMENTED / "matched_smollm2.json", Comparison)
     # The second method has everything: differences, trajectories, a verdict. One quantity stands for all.
     method = compared.methods[1]
@@ -78,4 +82,6 @@ def example_results() -> dict[str, ResultRecord]:
     )
     maps = DecisionMaps(("a/report.json",), decide_results((audit,), (loss,), (compared,)).maps)
     scales: RouterScaleTable = router_scale_table(1e-3, "megatron", layers=16, top_k=8, tokens=4096)
-    return {record.SCHEMA: record for record in (audit, loss, compared, maps, scales)}
+    measured = MeasuredScale(1e-3, 0.0, (1e-5,), 2.0, 2.0, (2.0,), 0.0, 1e-7, name="a trainer")
+    reproduced = read_record(DOCUMENTED / "tab_pretrained.json", ReproductionRecord)
+    return {record.SCHEMA: record for record in (audit, loss, compared, maps, scales, measured, reproduced)}

@@ -14,18 +14,25 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision, DecisionMap
 from zloss.results.loss_audit import LossAudit
+from zloss.results.reproduction import ReproductionRecord
+from zloss.results.router import MeasuredScale
+from zloss.results.router_scale import RouterScaleTable
 
 
 @dataclass(frozen=True)
 class DecidedResults:
-    """Audits, audits of losses and comparisons, decided together."""
+    """Audits, audits of losses, comparisons and router scales, decided together; reproductions beside them."""
 
     audits: tuple[AuditReport, ...] = ()
     """Each with its own decision map, which the other results fill too."""
     loss_audits: tuple[LossAudit, ...] = ()
     comparisons: tuple[JudgedComparison, ...] = ()
     shared: DecisionMap | None = None
-    """The one map where there is no audit."""
+    """The one map where there is no audit; None beside it means that nothing was given that a map is made of."""
+    router_scales: tuple[RouterScaleTable, ...] = ()
+    measured_routers: tuple[MeasuredScale, ...] = ()
+    reproductions: tuple[ReproductionRecord, ...] = ()
+    """Shown with their own claims and verdicts; no stage reads them."""
 
     def __post_init__(self) -> None:
         if any(not audit.decisions for audit in self.audits):
@@ -47,16 +54,23 @@ def decide_results(
     loss_audits: Sequence[LossAudit] = (),
     comparisons: Sequence[Comparison] = (),
     thresholds: Thresholds | None = None,
+    *,
+    router_scales: Sequence[RouterScaleTable] = (),
+    measured_routers: Sequence[MeasuredScale] = (),
+    reproductions: Sequence[ReproductionRecord] = (),
 ) -> DecidedResults:
     """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
     limits = thresholds or Thresholds()
     shared = None
-    if not audits:
-        decisions = decide(None, loss_audits=loss_audits, comparisons=comparisons, thresholds=limits)
+    routers: list[MeasuredScale | RouterScaleTable] = [*measured_routers, *router_scales]
+    if not audits and (loss_audits or comparisons or routers or not reproductions):
+        decisions = decide(None, loss_audits=loss_audits, comparisons=comparisons, routers=routers, thresholds=limits)
         shared = _map(None, limits.to_dict(), decisions)
     return DecidedResults(
         audits=tuple(
-            with_decisions(audit, loss_audits=loss_audits, comparisons=comparisons, thresholds=thresholds)
+            with_decisions(
+                audit, loss_audits=loss_audits, comparisons=comparisons, routers=routers, thresholds=thresholds
+            )
             for audit in audits
         ),
         loss_audits=tuple(loss_audits),
@@ -64,6 +78,9 @@ def decide_results(
             judge_quality(comparison, limits, stated_thresholds=thresholds is not None) for comparison in comparisons
         ),
         shared=shared,
+        router_scales=tuple(router_scales),
+        measured_routers=tuple(measured_routers),
+        reproductions=tuple(reproductions),
     )
 
 

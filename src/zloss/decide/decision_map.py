@@ -15,6 +15,8 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision
 from zloss.results.loss_audit import LossAudit
+from zloss.results.router import MeasuredScale
+from zloss.results.router_scale import RouterScaleTable
 from zloss.results.update_error import UpdateError
 
 
@@ -24,6 +26,7 @@ def decide(
     loss_audits: Sequence[LossAudit] = (),
     comparisons: Sequence[Comparison] = (),
     update_errors: Sequence[UpdateError] = (),
+    routers: Sequence[MeasuredScale | RouterScaleTable] = (),
     thresholds: Thresholds | None = None,
 ) -> tuple[Decision, ...]:
     """All eight stages in the order source → transport → optimizer → quality; an unevaluated one has fired None.
@@ -43,7 +46,7 @@ def decide(
         for stage, evaluate in on_checkpoint.items()
     }
     outcomes[stages.IMPLEMENTATION] = training.implementation(loss_audits, limits, update_errors)
-    outcomes[stages.ROUTER] = training.router_reduction(report.router if report else None, comparisons, limits)
+    outcomes[stages.ROUTER] = training.router_reduction(report.router if report else None, comparisons, limits, routers)
     outcomes[stages.OPTIMIZER] = training.optimizer_consequence(comparisons, limits)
     outcomes[stages.QUALITY] = training.quality_gate(comparisons, limits)
     return tuple(decision(stage, outcomes[stage]) for stage in stages.STAGES)
@@ -54,13 +57,14 @@ def with_decisions(
     *,
     loss_audits: Sequence[LossAudit] = (),
     comparisons: Sequence[Comparison] = (),
+    routers: Sequence[MeasuredScale | RouterScaleTable] = (),
     thresholds: Thresholds | None = None,
 ) -> AuditReport:
     """The report with its decisions, λ budget and the thresholds they used."""
     limits = thresholds or stored_thresholds(report.thresholds)
     return replace(
         report,
-        decisions=decide(report, loss_audits=loss_audits, comparisons=comparisons, thresholds=limits),
+        decisions=decide(report, loss_audits=loss_audits, comparisons=comparisons, routers=routers, thresholds=limits),
         lambda_budget=lambda_budget(report.finite(), limits.r_z_budget),
         thresholds=limits.to_dict(),
     )

@@ -13,7 +13,8 @@ from zloss.decide.verdicts.optimizer import endpoint_limits
 from zloss.results.comparison import ComparedMethod, Comparison
 from zloss.results.decision import Effect
 from zloss.results.loss_audit import LossAudit
-from zloss.results.router import RouterFindings
+from zloss.results.router import MeasuredScale, RouterFindings
+from zloss.results.router_scale import RouterScaleTable
 from zloss.results.update_error import UpdateError
 
 NONFINITE = ("nonfinite_gradient", "nonfinite_microbatch")
@@ -33,6 +34,8 @@ TAILS = (
 )
 NO_COMPARISON = "no comparison of training runs was given"
 OWN_ROUTER_LOSS = "the model's own router loss (measured)"
+GIVEN_ROUTER_LOSS = "the measured router loss"
+REPLACE_ROUTER_LOSS = "Replace the penalty by λ_R·α·(log Z_R − c_R)², then measure its scale again"
 
 
 def implementation(
@@ -45,12 +48,18 @@ def implementation(
     if not loss_audits and not update_errors:
         return unevaluated(IMPLEMENTATION, "no audit of a loss was given")
     sources = [audit.source for audit in loss_audits]
-    delta_src = max((source.delta_src for source in sources if source.delta_src is not None), default=None)
+    on_models = [audit.target_model for audit in loss_audits if audit.target_model is not None]
+    deltas = [source.delta_src for source in sources if source.delta_src is not None]
+    # On a model's own logits a Z far smaller than CE may drown in the rounding of CE, which is no fault of the loss.
+    deltas += [one.delta_src for one in on_models if one.delta_src is not None and one.beyond_rounding]
+    delta_src = max(deltas, default=None)
     updates = [*update_errors, *(UpdateError("dW", s.bf16_inputs) for s in sources if s.bf16_inputs is not None)]
     worst = max(updates, key=lambda update: update.delta_theta, default=None)
-    found = [finding.id for audit in loss_audits for finding in audit.found]
+    found = [finding.id for audit in loss_audits for finding in audit.errors]
+    lesser = [finding.id for audit in loss_audits for finding in audit.found if finding not in audit.errors]
     if delta_src is None and worst is None and not found:
-        return unevaluated(IMPLEMENTATION, "the audit of the loss holds neither Δ_src nor Δ_θ")
+        beside = f" (warnings and notes: {', '.join(lesser)})" if lesser else ""
+        return unevaluated(IMPLEMENTATION, f"the audit of the loss holds neither Δ_src nor Δ_θ{beside}")
     parts, far = [], []
     if delta_src is not None:
         far.append(delta_src > thresholds.delta_src)
@@ -59,7 +68,8 @@ def implementation(
         far.append(worst.delta_theta > thresholds.delta_theta)
         verb = "exceeds" if far[-1] else "stays within"
         parts.append(f"Δ_θ = {worst.delta_theta:.3g} ({worst.name}) {verb} {thresholds.delta_theta:g}")
-    parts.append("findings: " + ", ".join(found) if found else "no findings")
+    parts.append("errors: " + ", ".join(found) if found else "no errors" if lesser else "no findings")
+    parts += ["warnings and notes: " + ", ".join(lesser)] if lesser else []
     effects = tuple(
         Effect("Relative error: forward value → backward source", source.forward_rel_error, source.delta_src)
         for source in sources
@@ -81,14 +91,26 @@ def implementation(
 
 
 def router_reduction(
-    router: RouterFindings | None, comparisons: Sequence[Comparison], thresholds: Thresholds
+    router: RouterFindings | None,
+    comparisons: Sequence[Comparison],
+    thresholds: Thresholds,
+    routers: Sequence[MeasuredScale | RouterScaleTable] = (),
 ) -> StageOutcome:
-    """The s_rel farthest from 1: measured from the audited model's own router loss, or applied in compared runs."""
+    """The s_rel farthest from 1: measured from a router loss, applied in compared runs, or that of a stated convention.
+
+    A measured gradient that no squared log-normalizer explains has no s_rel, and fires by itself.
+    """
     tolerance = thresholds.router_scale_tolerance
     scales: list[tuple[str, float, float | None]] = []
     # The diagnostic convention of an audit is ours, so only a measured scale is the model's.
-    if router is not None and router.applied is not None:
-        scales.append((OWN_ROUTER_LOSS, router.applied.relative, router.applied.coef))
+    own = () if router is None or router.applied is None else ((OWN_ROUTER_LOSS, router.applied),)
+    given = ((one.name or GIVEN_ROUTER_LOSS, one) for one in routers if isinstance(one, MeasuredScale))
+    for where, measured in (*own, *given):
+        if measured.verdict in ("not_squared", "unexplained"):
+            return StageOutcome(None, tolerance, True, f"{where}: {measured.sentence}", action=REPLACE_ROUTER_LOSS)
+        scales.append((where, measured.relative, measured.coef))
+    stated = (one for one in routers if isinstance(one, RouterScaleTable))
+    scales += [(f"{one.source} (stated)", one.scale(one.source).relative, one.coef) for one in stated]
     variants = (variant for c in comparisons if c.router is not None for variant in c.router.conventions)
     scales += [(variant.convention, variant.s_rel, variant.coef) for variant in variants if variant.s_rel is not None]
     if not scales:

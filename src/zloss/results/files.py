@@ -12,16 +12,28 @@ from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.loss_audit import LossAudit
+from zloss.results.reproduction import ReproductionRecord
+from zloss.results.router import MeasuredScale
+from zloss.results.router_scale import RouterScaleTable
 from zloss.results.schema import ResultRecord
 from zloss.results.unversioned_comparison import is_unversioned
 from zloss.results.writing import write_json
 
-Kind = Literal["audit", "loss-audit", "comparison"]
-Reported = AuditReport | LossAudit | Comparison
+Kind = Literal["audit", "loss-audit", "comparison", "router-scale", "measured-router-scale", "reproduction"]
+Reported = AuditReport | LossAudit | Comparison | RouterScaleTable | MeasuredScale | ReproductionRecord
 """What `zloss report` joins."""
-RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in (AuditReport, LossAudit, Comparison)}
+KINDS: dict[type[Reported], Kind] = {
+    AuditReport: "audit",
+    LossAudit: "loss-audit",
+    Comparison: "comparison",
+    RouterScaleTable: "router-scale",
+    MeasuredScale: "measured-router-scale",
+    ReproductionRecord: "reproduction",
+}
+RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in KINDS}
 """Schema → record."""
 Read = TypeVar("Read", bound=ResultRecord)
+Joined = TypeVar("Joined", bound=Reported)
 
 
 @dataclass(frozen=True)
@@ -34,9 +46,7 @@ class Result:
     @property
     def kind(self) -> Kind:
         """The kind of result, as its schema names it."""
-        if isinstance(self.record, AuditReport):
-            return "audit"
-        return "comparison" if isinstance(self.record, Comparison) else "loss-audit"
+        return KINDS[type(self.record)]
 
 
 def load_results(paths: Iterable[Path]) -> list[Result]:
@@ -56,6 +66,11 @@ def split_results(
         tuple(record for record in records if isinstance(record, LossAudit)),
         tuple(record for record in records if isinstance(record, Comparison)),
     )
+
+
+def records_of(results: Iterable[Result], record_type: type[Joined]) -> tuple[Joined, ...]:
+    """The records of one kind, in the given order."""
+    return tuple(result.record for result in results if isinstance(result.record, record_type))
 
 
 def read_record(path: Path, record_type: type[Read]) -> Read:
@@ -85,7 +100,8 @@ def _load(path: Path) -> list[Result]:
         found = [result for file in sorted(path.glob("*.json")) if (result := _result(file)) is not None]
         if not found:
             raise InputError(
-                f"{path} holds no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`."
+                f"{path} holds no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`, "
+                "or another JSON file that zloss has written."
             )
         return found
     if not path.exists():

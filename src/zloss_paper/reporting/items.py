@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["audit", "loss-audit", "comparison", "metrics"]
+Kind = Literal["audit", "loss-audit", "comparison", "metrics", "router-scale", "measured-router-scale", "reproduction"]
 Place = tuple[Kind, str]
 """A kind of result and a dotted path in it; `*` stands for every member of a list."""
 Scope = Literal["every model", "tied head", "router"]
@@ -29,6 +29,7 @@ class Item:
 
 
 AUDIT, LOSS, TRAIN, MOE = "zloss audit", "zloss audit-loss", "zloss compare", "zloss train --moe"
+LOSS_ON_MODEL = "zloss audit-loss --model"
 DENSE, SOURCE, OPTIMIZER, ROUTER = "dense output head", "backward source", "optimizer and events", "router"
 
 
@@ -99,8 +100,20 @@ ITEMS = (
     Item("total_error", SOURCE, "relative error of the total CE+Z logit gradient", _loss("source.delta_total"), LOSS),
     Item("source_error", SOURCE, "relative error of the Z-loss source", _loss("source.delta_src"), LOSS),
     Item("source_cosine", SOURCE, "cosine to the high-precision source", _loss("source.cosine"), LOSS),
-    Item("total_cosine", SOURCE, "cosine of the total CE+Z gradient to the high-precision one", (), ""),
-    Item("corpus_logits", SOURCE, "the source audited on target-model logits from the relevant text", (), ""),
+    Item(
+        "total_cosine",
+        SOURCE,
+        "cosine of the total CE+Z gradient to the high-precision one",
+        _loss("target_model.total_cosine"),
+        LOSS_ON_MODEL,
+    ),
+    Item(
+        "corpus_logits",
+        SOURCE,
+        "the source audited on target-model logits from the relevant text",
+        _loss("target_model.delta_src"),
+        LOSS_ON_MODEL,
+    ),
     Item("update_error", SOURCE, "an optimizer-facing check: parameter-gradient and Adam-direction error", (), ""),
     Item("nonfinite_microbatch", OPTIMIZER, "nonfinite-microbatch rate", _metric("nonfinite_microbatch"), TRAIN),
     Item("nonfinite_gradient", OPTIMIZER, "nonfinite-gradient rate", _metric("nonfinite_gradient"), TRAIN),
