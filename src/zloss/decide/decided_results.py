@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from zloss.decide.bottom_line import bottom_line, ordered_actions
 from zloss.decide.decision_map import decide, with_decisions
@@ -13,12 +14,13 @@ from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision, DecisionMap
+from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 
 
 @dataclass(frozen=True)
 class DecidedResults:
-    """Audits, audits of losses and comparisons, decided together."""
+    """Audits, audits of losses and implementations, and comparisons, decided together."""
 
     audits: tuple[AuditReport, ...] = ()
     """Each with its own decision map, which the other results fill too."""
@@ -26,6 +28,7 @@ class DecidedResults:
     comparisons: tuple[JudgedComparison, ...] = ()
     shared: DecisionMap | None = None
     """The one map where there is no audit."""
+    implementation_audits: tuple[ImplementationAudit, ...] = ()
 
     def __post_init__(self) -> None:
         if any(not audit.decisions for audit in self.audits):
@@ -47,23 +50,27 @@ def decide_results(
     loss_audits: Sequence[LossAudit] = (),
     comparisons: Sequence[Comparison] = (),
     thresholds: Thresholds | None = None,
+    *,
+    implementation_audits: Sequence[ImplementationAudit] = (),
 ) -> DecidedResults:
     """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
     limits = thresholds or Thresholds()
+    given: dict[str, Any] = {
+        "loss_audits": loss_audits,
+        "comparisons": comparisons,
+        "implementation_audits": implementation_audits,
+    }
     shared = None
     if not audits:
-        decisions = decide(None, loss_audits=loss_audits, comparisons=comparisons, thresholds=limits)
-        shared = _map(None, limits.to_dict(), decisions)
+        shared = _map(None, limits.to_dict(), decide(None, **given, thresholds=limits))
     return DecidedResults(
-        audits=tuple(
-            with_decisions(audit, loss_audits=loss_audits, comparisons=comparisons, thresholds=thresholds)
-            for audit in audits
-        ),
+        audits=tuple(with_decisions(audit, **given, thresholds=thresholds) for audit in audits),
         loss_audits=tuple(loss_audits),
         comparisons=tuple(
             judge_quality(comparison, limits, stated_thresholds=thresholds is not None) for comparison in comparisons
         ),
         shared=shared,
+        implementation_audits=tuple(implementation_audits),
     )
 
 

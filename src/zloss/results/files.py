@@ -6,20 +6,23 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
+from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 from zloss.results.schema import ResultRecord
 from zloss.results.unversioned_comparison import is_unversioned
 from zloss.results.writing import write_json
 
-Kind = Literal["audit", "loss-audit", "comparison"]
-Reported = AuditReport | LossAudit | Comparison
+Kind = Literal["audit", "loss-audit", "comparison", "implementation-audit"]
+Reported = AuditReport | LossAudit | Comparison | ImplementationAudit
 """What `zloss report` joins."""
-RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in (AuditReport, LossAudit, Comparison)}
+RECORDS: dict[str, type[Reported]] = {
+    record.SCHEMA: record for record in (AuditReport, LossAudit, Comparison, ImplementationAudit)
+}
 """Schema → record."""
 Read = TypeVar("Read", bound=ResultRecord)
 
@@ -34,9 +37,7 @@ class Result:
     @property
     def kind(self) -> Kind:
         """The kind of result, as its schema names it."""
-        if isinstance(self.record, AuditReport):
-            return "audit"
-        return "comparison" if isinstance(self.record, Comparison) else "loss-audit"
+        return cast(Kind, _kind(self.record.SCHEMA))
 
 
 def load_results(paths: Iterable[Path]) -> list[Result]:
@@ -56,6 +57,11 @@ def split_results(
         tuple(record for record in records if isinstance(record, LossAudit)),
         tuple(record for record in records if isinstance(record, Comparison)),
     )
+
+
+def records_of(results: Iterable[Result], record_type: type[Read]) -> tuple[Read, ...]:
+    """The records of one type among `results`, in the given order."""
+    return tuple(result.record for result in results if isinstance(result.record, record_type))
 
 
 def read_record(path: Path, record_type: type[Read]) -> Read:

@@ -24,6 +24,7 @@ from zloss.report.html.thinning import thin
 from zloss.report.html.visible import visible_text
 from zloss.report.tables.comparison import ShownTable, paired_table, router_table
 from zloss.report.tables.head import HeadLine, head_lines
+from zloss.report.tables.implementation_audit import TitledTable, implementation_tables
 from zloss.report.tables.method_verdicts import VerdictLine, verdict_line, verdict_notes
 from zloss.report.tables.plain import flat_lines
 from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
@@ -32,6 +33,7 @@ from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.figure_data import ExtremeTable
+from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import Finding, LossAudit
 from zloss.results.quantities import BY_KEY, HEADLINE, define, symbol
 from zloss.results.record import to_plain
@@ -82,6 +84,18 @@ class LossAuditView:
     findings: list[Finding]
     blocks: list[tuple[str, Lines]]
     """(title, lines) of every section."""
+
+
+@dataclass(frozen=True)
+class ImplementationAuditView:
+    """What the template shows of an audit of the implementation."""
+
+    lead: str
+    """Model, text and setting in one sentence."""
+    sections: tuple[TitledTable, ...]
+    notes: tuple[str, ...]
+    blocks: list[tuple[str, Lines]]
+    """(title, lines) of model, text and provenance."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +178,7 @@ def _render(results: DecidedResults) -> str:
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
         loss_audits=[_loss_audit_view(audit) for audit in results.loss_audits],
+        implementation_audits=[_implementation_view(audit) for audit in results.implementation_audits],
         comparisons=[_comparison_view(judged, f"c{i}") for i, judged in enumerate(results.comparisons)],
         status=status,
         words=WORDS,
@@ -173,7 +188,9 @@ def _render(results: DecidedResults) -> str:
 def _title(names: Sequence[str], results: DecidedResults) -> str:
     if names:
         return " vs ".join(names)
-    return "Comparison of training runs" if results.comparisons else "Audit of a loss"
+    if results.comparisons:
+        return "Comparison of training runs"
+    return "Audit of a loss" if results.loss_audits else "Audit of the implementation"
 
 
 def _audit_view(report: AuditReport, name: str, key: str) -> AuditView:
@@ -209,6 +226,21 @@ def _loss_audit_view(audit: LossAudit) -> LossAuditView:
     return LossAuditView(
         findings=sorted(audit.findings, key=lambda finding: order[finding.verdict]),
         blocks=[*blocks, *([("Further", rest)] if rest else [])],
+    )
+
+
+def _implementation_view(audit: ImplementationAudit) -> ImplementationAuditView:
+    status = " It was interrupted." if audit.status == "partial" else ""
+    stars = any(line.interpreted for line in audit.implementations)
+    starred = ("* on Triton's interpreter, which cuts bf16 off where a GPU rounds",) if stars else ()
+    plain = audit.to_dict()
+    titles = {"model": "Model", "corpus": "Text", "provenance": "Provenance", "timings": "Seconds"}
+    return ImplementationAuditView(
+        lead=f"{audit.model.name} on {numbers.number(audit.corpus.predictions)} tokens of {audit.corpus.name}, "
+        f"λ {audit.coef:g}, c {numbers.number(audit.target)}.{status}",
+        sections=implementation_tables(audit, titles=True),
+        notes=starred + audit.notes,
+        blocks=[(title, flat_lines(plain[key])) for key, title in titles.items()],
     )
 
 

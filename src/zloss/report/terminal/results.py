@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from zloss.decide.decided_results import DecidedResults, audit_names
 from zloss.report.terminal.audit import print_audit, print_decisions, print_side_by_side
+from zloss.report.terminal.implementation_audit import print_implementation_audit
 
 
 def print_results(results: DecidedResults) -> None:
-    """One audit in full, several side by side, or the decision map alone."""
+    """Implementation audits; one audit in full, several side by side, or the decision map alone."""
     audits = results.audits
+    for audit in results.implementation_audits:
+        print_implementation_audit(audit)
     if len(audits) == 1:
         print_audit(audits[0])
     elif audits:
