@@ -93,7 +93,7 @@ def example_results() -> dict[str, ResultRecord]:
     compared = replace(
         compared,
         methods=(method,),
-        router=RouterVariants("token_layer_mean", (VARIANT,), (VARIANT,)),
+        router=RouterVariants("token_layer_mean", (VARIANT,), (VARIANT,), top_k=2, decisions=96),
         unpaired=("standard-0.3-s3",),
         unfinished=("standard-0.3-s4",),
         curves=compared.curves[:1],

@@ -238,7 +238,7 @@ def _implementation_view(audit: ImplementationAudit) -> ImplementationAuditView:
     return ImplementationAuditView(
         lead=f"{audit.model.name} on {numbers.number(audit.corpus.predictions)} tokens of {audit.corpus.name}, "
         f"λ {audit.coef:g}, c {numbers.number(audit.target)}.{status}",
-        sections=implementation_tables(audit, titles=True),
+        sections=implementation_tables(audit),
         notes=starred + audit.notes,
         blocks=[(title, flat_lines(plain[key])) for key, title in titles.items()],
     )

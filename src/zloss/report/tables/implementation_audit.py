@@ -24,54 +24,73 @@ class TitledTable:
     """Why there is no line; empty where there are some."""
 
 
-def implementation_tables(audit: ImplementationAudit, *, titles: bool = False) -> tuple[TitledTable, ...]:
-    """The four sections; implementations by their short names, or by their titles."""
+def implementation_tables(audit: ImplementationAudit, *, narrow: bool = False) -> tuple[TitledTable, ...]:
+    """The four sections; `narrow` ones have two digits and the short names of implementations, and fit 80 columns."""
+    show = _Show(2 if narrow else 3)
     return (
-        TitledTable("Stored logits: the Z source against fp64", "logits", _stored(audit), _why(audit, "source")),
+        TitledTable("Stored logits: the Z source against fp64", "logits", _stored(audit, show), _why(audit, "source")),
         TitledTable(
             "Implementations: the gradient they return, against fp64",
             "loss",
-            _applied(audit, titles=titles),
+            _applied(audit, show, titles=not narrow),
             _why(audit, "implementations"),
         ),
-        TitledTable("Update: gradient and first Adam direction", "logits", _updates(audit), _why(audit, "updates")),
-        TitledTable("fp16: full-model gradients before clipping", "method", _rooms(audit), _why(audit, "overflow")),
+        TitledTable(
+            "Update: gradient and first Adam direction", "logits", _updates(audit, show), _why(audit, "updates")
+        ),
+        TitledTable(
+            "fp16: full-model gradients before clipping", "method", _rooms(audit, show), _why(audit, "overflow")
+        ),
     )
+
+
+@dataclass(frozen=True)
+class _Show:
+    """Numbers as cells."""
+
+    digits: int
+
+    def cell(self, value: float | None) -> Cell:
+        return number(value, self.digits), value
+
+    def distance(self, cosine: float | None) -> Cell:
+        """1 − cosine, which rounding may make a little negative."""
+        return (MISSING, None) if cosine is None else self.cell(max(1 - cosine, 0.0))
 
 
 def _why(audit: ImplementationAudit, section: str) -> str:
     return "" if getattr(audit, section) else audit.reasons.get(section, "not measured")
 
 
-def _stored(audit: ImplementationAudit) -> ShownTable:
+def _stored(audit: ImplementationAudit, show: _Show) -> ShownTable:
     lines = tuple(
         (
             _scaled(line.storage, line.logit_scale),
             (
-                _cell(line.forward_rel_error),
-                _cell(line.delta_src),
-                _cell(line.delta_src_p99),
-                _cell(line.delta_src_max),
-                _distance(line.backward_cosine),
-                _cell(line.nonfinite),
+                show.cell(line.forward_rel_error),
+                show.cell(line.delta_src),
+                show.cell(line.delta_src_p99),
+                show.cell(line.delta_src_max),
+                show.distance(line.backward_cosine),
+                show.cell(line.nonfinite),
             ),
         )
         for line in audit.source
     )
-    return ShownTable(("forward error", "Δ_src", "p99", "max", "1 − cos", "nonfinite"), lines)
+    return ShownTable(("forward", "Δ_src", "p99", "max", "1 − cos", "nonfinite"), lines)
 
 
-def _applied(audit: ImplementationAudit, *, titles: bool) -> ShownTable:
+def _applied(audit: ImplementationAudit, show: _Show, *, titles: bool) -> ShownTable:
     lines = tuple(
         (
             f"{line.title if titles else line.implementation}{' *' if line.interpreted else ''}",
             (
                 (line.storage, None),
-                _cell(line.rel_forward_error),
-                _cell(line.delta_total),
-                _distance(line.total_cosine),
-                _cell(line.delta_z),
-                _cell(line.kernel_delta_z),
+                show.cell(line.rel_forward_error),
+                show.cell(line.delta_total),
+                show.distance(line.total_cosine),
+                show.cell(line.delta_z),
+                show.cell(line.kernel_delta_z),
             ),
         )
         for line in audit.implementations
@@ -79,17 +98,17 @@ def _applied(audit: ImplementationAudit, *, titles: bool) -> ShownTable:
     return ShownTable(("dtype", "forward", "Δ_tot", "1 − cos", "Δ_Z", "own Δ_Z"), lines)
 
 
-def _updates(audit: ImplementationAudit) -> ShownTable:
+def _updates(audit: ImplementationAudit, show: _Show) -> ShownTable:
     lines = tuple(
         (
             _scaled(line.storage, line.logit_scale),
             (
                 (PARTS[line.part], None),
                 (SCOPES[line.scope], None),
-                _cell(line.grad_rel_error),
-                _distance(line.grad_cosine),
-                _cell(line.adam_dir_rel_error),
-                _distance(line.adam_dir_cosine),
+                show.cell(line.grad_rel_error),
+                show.distance(line.grad_cosine),
+                show.cell(line.adam_dir_rel_error),
+                show.distance(line.adam_dir_cosine),
             ),
         )
         for line in audit.updates
@@ -97,18 +116,18 @@ def _updates(audit: ImplementationAudit) -> ShownTable:
     return ShownTable(("gradient", "of", "Δ_θ", "1 − cos", "Adam error", "1 − cos"), lines)
 
 
-def _rooms(audit: ImplementationAudit) -> ShownTable:
+def _rooms(audit: ImplementationAudit, show: _Show) -> ShownTable:
     scales = [key for line in audit.overflow for key in line.psi]
     largest = max((int(key.removeprefix("psi_")) for key in scales), default=65536)
     lines = tuple(
         (
             f"{line.method}, λ {line.coef:g}" if line.coef else line.method,
             (
-                _cell(line.batches),
-                _cell(line.grad_norm_mean),
-                _cell(line.grad_inf_mean),
-                _cell(line.kappa_min),
-                _cell(line.psi.get(f"psi_{largest}")),
+                show.cell(line.batches),
+                show.cell(line.grad_norm_mean),
+                show.cell(line.grad_inf_mean),
+                show.cell(line.kappa_min),
+                show.cell(line.psi.get(f"psi_{largest}")),
             ),
         )
         for line in audit.overflow
@@ -118,12 +137,3 @@ def _rooms(audit: ImplementationAudit) -> ShownTable:
 
 def _scaled(storage: str, scale: float) -> str:
     return storage if scale == 1 else f"{storage} × {scale:g}"
-
-
-def _cell(value: float | None) -> Cell:
-    return number(value, 3), value
-
-
-def _distance(cosine: float | None) -> Cell:
-    """1 − cosine, which rounding may make a little negative."""
-    return (MISSING, None) if cosine is None else _cell(max(1 - cosine, 0.0))

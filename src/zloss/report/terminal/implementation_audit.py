@@ -29,7 +29,7 @@ def print_implementation_audit(
     console.print(Text(f"{audit.model.name} on {audit.corpus.name}", style="bold"))
     shape = f"{number(audit.corpus.predictions)} tokens, V {number(audit.model.vocab)}, λ {audit.coef:g}, "
     console.print(Text(f"{shape}c {audit.target:.4g}", style="dim"))
-    for section in implementation_tables(audit):
+    for section in implementation_tables(audit, narrow=True):
         console.print(Text(section.title, style="bold"))
         console.print(Text(f"– {section.missing}") if section.missing else _table(section))
     if any(line.interpreted for line in audit.implementations):
@@ -44,10 +44,9 @@ def print_implementation_audit(
 
 
 def _table(section: TitledTable) -> Table:
-    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(section.first, no_wrap=True)
     for title in section.table.columns:
         table.add_column(title, justify="right", no_wrap=True)
