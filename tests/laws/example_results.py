@@ -17,6 +17,7 @@ from zloss.results.decision import DecisionMaps
 from zloss.results.files import read_record
 from zloss.results.implementation_audit import AppliedLoss, Fp16Room, ImplementationAudit, StoredLogits, UpdateErrors
 from zloss.results.loss_audit import LossAudit
+from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.results.router_scale import RouterScaleTable
 from zloss.results.schema import ResultRecord
@@ -100,5 +101,7 @@ def example_results() -> dict[str, ResultRecord]:
     )
     maps = DecisionMaps(("a/report.json",), decide_results((audit,), (loss,), (compared,)).maps)
     scales: RouterScaleTable = router_scale_table(1e-3, "megatron", layers=16, top_k=8, tokens=4096)
-    records = (audit, loss, compared, maps, scales, implementation_example(audit))
+    measured = MeasuredScale(1e-3, 0.0, (1e-5,), 2.0, 2.0, (2.0,), 0.0, 1e-7, name="a trainer")
+    reproduced = read_record(DOCUMENTED / "tab_pretrained.json", ReproductionRecord)
+    records = (audit, loss, compared, maps, scales, measured, reproduced, implementation_example(audit))
     return {record.SCHEMA: record for record in records}

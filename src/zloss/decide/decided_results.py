@@ -16,18 +16,26 @@ from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision, DecisionMap
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
+from zloss.results.reproduction import ReproductionRecord
+from zloss.results.router import MeasuredScale
+from zloss.results.router_scale import RouterScaleTable
 
 
 @dataclass(frozen=True)
 class DecidedResults:
-    """Audits, audits of losses and implementations, and comparisons, decided together."""
+    """Audits, audits of losses and implementations, comparisons and router scales, decided together; reproductions beside
+    them."""
 
     audits: tuple[AuditReport, ...] = ()
     """Each with its own decision map, which the other results fill too."""
     loss_audits: tuple[LossAudit, ...] = ()
     comparisons: tuple[JudgedComparison, ...] = ()
     shared: DecisionMap | None = None
-    """The one map where there is no audit."""
+    """The one map where there is no audit; None beside it means that nothing was given that a map is made of."""
+    router_scales: tuple[RouterScaleTable, ...] = ()
+    measured_routers: tuple[MeasuredScale, ...] = ()
+    reproductions: tuple[ReproductionRecord, ...] = ()
+    """Shown with their own claims and verdicts; no stage reads them."""
     implementation_audits: tuple[ImplementationAudit, ...] = ()
 
     def __post_init__(self) -> None:
@@ -51,17 +59,22 @@ def decide_results(
     comparisons: Sequence[Comparison] = (),
     thresholds: Thresholds | None = None,
     *,
+    router_scales: Sequence[RouterScaleTable] = (),
+    measured_routers: Sequence[MeasuredScale] = (),
+    reproductions: Sequence[ReproductionRecord] = (),
     implementation_audits: Sequence[ImplementationAudit] = (),
 ) -> DecidedResults:
     """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
     limits = thresholds or Thresholds()
+    shared = None
+    routers = (*measured_routers, *router_scales)
     given: dict[str, Any] = {
         "loss_audits": loss_audits,
         "comparisons": comparisons,
         "implementation_audits": implementation_audits,
+        "routers": routers,
     }
-    shared = None
-    if not audits:
+    if not audits and (any(given.values()) or not reproductions):
         shared = _map(None, limits.to_dict(), decide(None, **given, thresholds=limits))
     return DecidedResults(
         audits=tuple(with_decisions(audit, **given, thresholds=thresholds) for audit in audits),
@@ -70,6 +83,9 @@ def decide_results(
             judge_quality(comparison, limits, stated_thresholds=thresholds is not None) for comparison in comparisons
         ),
         shared=shared,
+        router_scales=tuple(router_scales),
+        measured_routers=tuple(measured_routers),
+        reproductions=tuple(reproductions),
         implementation_audits=tuple(implementation_audits),
     )
 

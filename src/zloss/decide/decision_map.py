@@ -17,6 +17,8 @@ from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
+from zloss.results.router import MeasuredScale
+from zloss.results.router_scale import RouterScaleTable
 from zloss.results.update_error import UpdateError
 
 
@@ -27,6 +29,7 @@ def decide(
     comparisons: Sequence[Comparison] = (),
     update_errors: Sequence[UpdateError] = (),
     implementation_audits: Sequence[ImplementationAudit] = (),
+    routers: Sequence[MeasuredScale | RouterScaleTable] = (),
     thresholds: Thresholds | None = None,
 ) -> tuple[Decision, ...]:
     """All eight stages in the order source → transport → optimizer → quality; an unevaluated one has fired None.
@@ -46,7 +49,7 @@ def decide(
         for stage, evaluate in on_checkpoint.items()
     }
     outcomes[stages.IMPLEMENTATION] = implementation(loss_audits, limits, update_errors, implementation_audits)
-    outcomes[stages.ROUTER] = training.router_reduction(report.router if report else None, comparisons, limits)
+    outcomes[stages.ROUTER] = training.router_reduction(report.router if report else None, comparisons, limits, routers)
     outcomes[stages.OPTIMIZER] = training.optimizer_consequence(comparisons, limits, implementation_audits)
     outcomes[stages.QUALITY] = training.quality_gate(comparisons, limits)
     return tuple(decision(stage, outcomes[stage]) for stage in stages.STAGES)
@@ -58,6 +61,7 @@ def with_decisions(
     loss_audits: Sequence[LossAudit] = (),
     comparisons: Sequence[Comparison] = (),
     implementation_audits: Sequence[ImplementationAudit] = (),
+    routers: Sequence[MeasuredScale | RouterScaleTable] = (),
     thresholds: Thresholds | None = None,
 ) -> AuditReport:
     """The report with its decisions, λ budget and the thresholds they used."""
@@ -69,6 +73,7 @@ def with_decisions(
             loss_audits=loss_audits,
             comparisons=comparisons,
             implementation_audits=implementation_audits,
+            routers=routers,
             thresholds=limits,
         ),
         lambda_budget=lambda_budget(report.finite(), limits.r_z_budget),

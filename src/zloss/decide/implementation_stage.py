@@ -40,9 +40,11 @@ def implementation(
     sources, updates = _sources(loss_audits, implementation_audits), _updates(loss_audits, implementation_audits)
     worst_source = max(sources, key=lambda source: source.delta_src, default=None)
     worst_update = max([*update_errors, *updates], key=lambda update: update.delta_theta, default=None)
-    found = [finding.id for audit in loss_audits for finding in audit.found]
+    found = [finding.id for audit in loss_audits for finding in audit.errors]
+    lesser = [finding.id for audit in loss_audits for finding in audit.found if finding not in audit.errors]
     if worst_source is None and worst_update is None and not found:
-        return unevaluated(IMPLEMENTATION, "the audits hold neither Δ_src nor Δ_θ")
+        beside = f" (warnings and notes: {', '.join(lesser)})" if lesser else ""
+        return unevaluated(IMPLEMENTATION, f"the audits hold neither Δ_src nor Δ_θ{beside}")
     parts, far = [], []
     if worst_source is not None:
         far.append(worst_source.delta_src > thresholds.delta_src)
@@ -57,7 +59,8 @@ def implementation(
         verb = "exceeds" if far[-1] else "stays within"
         parts.append(f"Δ_θ = {worst_update.delta_theta:.3g} ({worst_update.name}) {verb} {thresholds.delta_theta:g}")
     if loss_audits:
-        parts.append("findings: " + ", ".join(found) if found else "no findings")
+        parts.append("errors: " + ", ".join(found) if found else "no errors" if lesser else "no findings")
+    parts += ["warnings and notes: " + ", ".join(lesser)] if lesser else []
     effects = tuple(
         Effect("Relative error: forward value → backward source", source.forward, source.delta_src, note=source.name)
         for source in sources

@@ -13,7 +13,8 @@ from zloss.decide.verdicts.optimizer import endpoint_limits
 from zloss.results.comparison import ComparedMethod, Comparison
 from zloss.results.decision import Effect
 from zloss.results.implementation_audit import ImplementationAudit
-from zloss.results.router import RouterFindings
+from zloss.results.router import MeasuredScale, RouterFindings
+from zloss.results.router_scale import RouterScaleTable
 
 NONFINITE = ("nonfinite_gradient", "nonfinite_microbatch")
 TAILS = (
@@ -32,17 +33,31 @@ TAILS = (
 )
 NO_COMPARISON = "no comparison of training runs was given"
 OWN_ROUTER_LOSS = "the model's own router loss (measured)"
+GIVEN_ROUTER_LOSS = "the measured router loss"
+REPLACE_ROUTER_LOSS = "Replace the penalty by λ_R·α·(log Z_R − c_R)², then measure its scale again"
 
 
 def router_reduction(
-    router: RouterFindings | None, comparisons: Sequence[Comparison], thresholds: Thresholds
+    router: RouterFindings | None,
+    comparisons: Sequence[Comparison],
+    thresholds: Thresholds,
+    routers: Sequence[MeasuredScale | RouterScaleTable] = (),
 ) -> StageOutcome:
-    """The s_rel farthest from 1: measured from the audited model's own router loss, or applied in compared runs."""
+    """The s_rel farthest from 1: measured from a router loss, applied in compared runs, or that of a stated convention.
+
+    A measured gradient that no squared log-normalizer explains has no s_rel, and fires by itself.
+    """
     tolerance = thresholds.router_scale_tolerance
     scales: list[tuple[str, float, float | None]] = []
     # The diagnostic convention of an audit is ours, so only a measured scale is the model's.
-    if router is not None and router.applied is not None:
-        scales.append((OWN_ROUTER_LOSS, router.applied.relative, router.applied.coef))
+    own = () if router is None or router.applied is None else ((OWN_ROUTER_LOSS, router.applied),)
+    given = ((one.name or GIVEN_ROUTER_LOSS, one) for one in routers if isinstance(one, MeasuredScale))
+    for where, measured in (*own, *given):
+        if measured.verdict in ("not_squared", "unexplained"):
+            return StageOutcome(None, tolerance, True, f"{where}: {measured.sentence}", action=REPLACE_ROUTER_LOSS)
+        scales.append((where, measured.relative, measured.coef))
+    stated = (one for one in routers if isinstance(one, RouterScaleTable))
+    scales += [(f"{one.source} (stated)", one.scale(one.source).relative, one.coef) for one in stated]
     variants = (variant for c in comparisons if c.router is not None for variant in c.router.conventions)
     scales += [(variant.convention, variant.s_rel, variant.coef) for variant in variants if variant.s_rel is not None]
     if not scales:
@@ -90,24 +105,24 @@ def optimizer_consequence(
                 effects = effects or _tail_effects(base, method)
                 alarms += found
     smallest = max(margins, key=lambda margin: margin.fall, default=None)
-    if any(margin.passed for margin in margins):
-        alarms += [margin.sentence for margin in margins if margin.passed]
-        effects += tuple(margin.effect for margin in margins if margin.passed)
+    alarms += [margin.sentence for margin in margins if margin.passed]
+    lost = tuple(margin.effect for margin in margins if margin.passed)
     if worst is None and not alarms:
         why = "the comparison holds no gradient tails" if comparisons else NO_COMPARISON
         held = "" if smallest is None else f"the fp16 margin stays within its limit ({smallest.sentence}), but "
         return unevaluated(OPTIMIZER, held + why)
     if worst is None:
-        value, at = (None, limit)
         if smallest is not None and smallest.passed and not comparisons:
-            value, at = smallest.fall, thresholds.fp16_margin_ratio
-        return StageOutcome(value, at, True, joined_sentence(alarms), effects)
+            at = thresholds.fp16_margin_ratio
+            return StageOutcome(smallest.fall, at, True, joined_sentence(alarms), effects + lost)
+        return StageOutcome(None, limit, True, joined_sentence(alarms), effects + lost)
     value, quantile, method, base = worst
     limit = thresholds.grad_max_ratio if quantile == "max" else limit
     tails = f"worst {quantile} gradient norm is {value:.3g} × the baseline's ({method.label}; limit {limit:g} ×)"
     quiet = [smallest.sentence] if smallest is not None and not smallest.passed else []
-    shown = _tail_effects(base, method) if value > limit or not effects else effects
-    return StageOutcome(value, limit, bool(alarms) or value > limit, joined_sentence([tails, *alarms, *quiet]), shown)
+    shown = effects if effects and value <= limit else _tail_effects(base, method) if value > limit else ()
+    fired = bool(alarms) or value > limit
+    return StageOutcome(value, limit, fired, joined_sentence([tails, *alarms, *quiet]), shown + lost)
 
 
 def _alarms(comparison: Comparison, base: ComparedMethod, method: ComparedMethod, thresholds: Thresholds) -> list[str]:

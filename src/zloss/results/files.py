@@ -6,25 +6,40 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
+from zloss.results.reproduction import ReproductionRecord
+from zloss.results.router import MeasuredScale
+from zloss.results.router_scale import RouterScaleTable
 from zloss.results.schema import ResultRecord
 from zloss.results.unversioned_comparison import is_unversioned
 from zloss.results.writing import write_json
 
-Kind = Literal["audit", "loss-audit", "comparison", "implementation-audit"]
-Reported = AuditReport | LossAudit | Comparison | ImplementationAudit
+Kind = Literal[
+    "audit", "loss-audit", "comparison", "router-scale", "measured-router-scale", "reproduction", "implementation-audit"
+]
+Reported = (
+    AuditReport | LossAudit | Comparison | RouterScaleTable | MeasuredScale | ReproductionRecord | ImplementationAudit
+)
 """What `zloss report` joins."""
-RECORDS: dict[str, type[Reported]] = {
-    record.SCHEMA: record for record in (AuditReport, LossAudit, Comparison, ImplementationAudit)
+KINDS: dict[type[Reported], Kind] = {
+    AuditReport: "audit",
+    LossAudit: "loss-audit",
+    Comparison: "comparison",
+    RouterScaleTable: "router-scale",
+    MeasuredScale: "measured-router-scale",
+    ReproductionRecord: "reproduction",
+    ImplementationAudit: "implementation-audit",
 }
+RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in KINDS}
 """Schema → record."""
 Read = TypeVar("Read", bound=ResultRecord)
+Joined = TypeVar("Joined", bound=Reported)
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,7 @@ class Result:
     @property
     def kind(self) -> Kind:
         """The kind of result, as its schema names it."""
-        return cast(Kind, _kind(self.record.SCHEMA))
+        return KINDS[type(self.record)]
 
 
 def load_results(paths: Iterable[Path]) -> list[Result]:
@@ -59,8 +74,8 @@ def split_results(
     )
 
 
-def records_of(results: Iterable[Result], record_type: type[Read]) -> tuple[Read, ...]:
-    """The records of one type among `results`, in the given order."""
+def records_of(results: Iterable[Result], record_type: type[Joined]) -> tuple[Joined, ...]:
+    """The records of one kind, in the given order."""
     return tuple(result.record for result in results if isinstance(result.record, record_type))
 
 
@@ -91,7 +106,8 @@ def _load(path: Path) -> list[Result]:
         found = [result for file in sorted(path.glob("*.json")) if (result := _result(file)) is not None]
         if not found:
             raise InputError(
-                f"{path} holds no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`."
+                f"{path} holds no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`, "
+                "or another JSON file that zloss has written."
             )
         return found
     if not path.exists():

@@ -117,8 +117,11 @@ class LossAudit:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """The findings that are errors: what sets the exit code of the command."""
-        return tuple(finding for finding in self.found if finding.severity == "error")
+        """The findings that are errors: what sets the exit code of the command, and what fires the decision map.
+
+        A finding written before severities existed counts as an error.
+        """
+        return tuple(finding for finding in self.found if finding.severity in ("error", None))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: no tuples, no NaN."""

@@ -20,6 +20,7 @@ from zloss.report.charts.svg import Drawing, drawings
 from zloss.report.charts.tails import tail_panels
 from zloss.report.charts.training import training_panels
 from zloss.report.html.cards import Card, cards
+from zloss.report.html.further_views import measured_view, reproduction_view, router_scale_view
 from zloss.report.html.thinning import thin
 from zloss.report.html.visible import visible_text
 from zloss.report.tables.comparison import ShownTable, paired_table, router_table
@@ -27,6 +28,7 @@ from zloss.report.tables.head import HeadLine, head_lines
 from zloss.report.tables.implementation_audit import TitledTable, implementation_tables
 from zloss.report.tables.method_verdicts import VerdictLine, verdict_line, verdict_notes
 from zloss.report.tables.plain import flat_lines
+from zloss.report.tables.router import RouterView, router_view
 from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
 from zloss.report.text import numbers, symbols
 from zloss.report.text.summary import summarize
@@ -74,7 +76,7 @@ class AuditView:
     model_lines: Lines
     corpus_lines: Lines
     provenance_lines: Lines
-    router_lines: Lines
+    router: RouterView | None
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,9 @@ def _render(results: DecidedResults) -> str:
         loss_audits=[_loss_audit_view(audit) for audit in results.loss_audits],
         implementation_audits=[_implementation_view(audit) for audit in results.implementation_audits],
         comparisons=[_comparison_view(judged, f"c{i}") for i, judged in enumerate(results.comparisons)],
+        router_scales=[router_scale_view(table) for table in results.router_scales],
+        measured_routers=[measured_view(scale) for scale in results.measured_routers],
+        reproductions=[reproduction_view(record) for record in results.reproductions],
         status=status,
         words=WORDS,
     )
@@ -190,7 +195,14 @@ def _title(names: Sequence[str], results: DecidedResults) -> str:
         return " vs ".join(names)
     if results.comparisons:
         return "Comparison of training runs"
-    return "Audit of a loss" if results.loss_audits else "Audit of the implementation"
+    if results.loss_audits:
+        return "Audit of a loss"
+    if results.implementation_audits:
+        return "Audit of the implementation"
+    if results.router_scales or results.measured_routers:
+        return "Scale of a router Z-loss"
+    labels = [record.label for record in results.reproductions]
+    return f"Reproduction of {labels[0]}" if len(labels) == 1 else "Reproductions of the paper"
 
 
 def _audit_view(report: AuditReport, name: str, key: str) -> AuditView:
@@ -209,7 +221,7 @@ def _audit_view(report: AuditReport, name: str, key: str) -> AuditView:
         model_lines=flat_lines(to_plain(report.model)),
         corpus_lines=flat_lines(to_plain(report.corpus)),
         provenance_lines=flat_lines(to_plain(report.provenance)),
-        router_lines=[] if report.router is None else flat_lines(to_plain(report.router)),
+        router=None if report.router is None else router_view(report.router),
     )
 
 
@@ -218,13 +230,13 @@ def _extreme_title(table: ExtremeTable) -> str:
 
 
 def _loss_audit_view(audit: LossAudit) -> LossAuditView:
-    order = {"finding": 0, "pass": 1, "not_applicable": 2}
+    order = {"error": 0, "finding": 0, "warning": 1, "note": 2, "pass": 3, "not_applicable": 4}
     plain = audit.to_dict()
     titles = {"identified": "Identified", "source": "Source against fp64", "provenance": "Provenance"}
     blocks = [(title, flat_lines(plain[key])) for key, title in titles.items()]
     rest = flat_lines(plain, skip=("schema", "findings", *titles))
     return LossAuditView(
-        findings=sorted(audit.findings, key=lambda finding: order[finding.verdict]),
+        findings=sorted(audit.findings, key=lambda finding: order[finding.severity or finding.verdict]),
         blocks=[*blocks, *([("Further", rest)] if rest else [])],
     )
 
