@@ -16,7 +16,7 @@ from zloss.results.comparison import Comparison, HeadSummaries, RouterVariant, R
 from zloss.results.decision import DecisionMaps
 from zloss.results.files import read_record
 from zloss.results.implementation_audit import AppliedLoss, Fp16Room, ImplementationAudit, StoredLogits, UpdateErrors
-from zloss.results.loss_audit import LossAudit
+from zloss.results.loss_audit import LossAudit, TargetModelSource
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.results.router_scale import RouterScaleTable
@@ -80,7 +80,10 @@ def example_results() -> dict[str, ResultRecord]:
         )
     )
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
-    loss: LossAudit = straight_audit.loss_audit(tokens, torch.bfloat16)
+    on_model = TargetModelSource(
+        "tiny", "a text", 96, 2, "float32", 512, "logits", "z", 1e-8, 1e-6, reason="an example"
+    )
+    loss: LossAudit = replace(straight_audit.loss_audit(tokens, torch.bfloat16), target_model=on_model)
     compared = read_record(DOCUMENTED / "matched_smollm2.json", Comparison)
     # The second method has everything: differences, trajectories, a verdict. One quantity stands for all.
     method = compared.methods[1]

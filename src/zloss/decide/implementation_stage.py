@@ -85,6 +85,12 @@ def _sources(loss_audits: Sequence[LossAudit], audits: Sequence[ImplementationAu
         for audit in loss_audits
         if audit.source.delta_src is not None
     ]
+    # On a model's own logits a Z far smaller than CE may drown in the rounding of CE, which is no fault of the loss.
+    found += [
+        _SourceError(f"the loss on {one.model}", one.delta_src, one.forward_rel_error)
+        for audit in loss_audits
+        if (one := audit.target_model) is not None and one.delta_src is not None and one.beyond_rounding
+    ]
     return found + [
         _SourceError(f"logits of {audit.model.name} stored in {line.storage}", line.delta_src, line.forward_rel_error)
         for audit in audits

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["audit", "loss-audit", "comparison", "implementation-audit", "metrics"]
+from zloss.results.files import Kind as ResultKind
+
+Kind = ResultKind | Literal["metrics"]
+"""A kind of result, or the metrics.json of one run."""
 Place = tuple[Kind, str]
 """A kind of result and a dotted path in it; `*` stands for every member of a list."""
 Scope = Literal["every model", "tied head", "router"]
@@ -137,14 +140,14 @@ ITEMS = (
         "total_cosine",
         SOURCE,
         "cosine of the total CE+Z gradient to the high-precision one",
-        _implementation("implementations.*.total_cosine"),
+        _loss("target_model.total_cosine") + _implementation("implementations.*.total_cosine"),
         IMPLEMENTATION,
     ),
     Item(
         "corpus_logits",
         SOURCE,
         "the source audited on target-model logits from the relevant text",
-        _implementation("source.*.delta_src"),
+        _loss("target_model.delta_src") + _implementation("source.*.delta_src"),
         IMPLEMENTATION,
     ),
     Item(

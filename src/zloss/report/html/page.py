@@ -232,8 +232,13 @@ def _extreme_title(table: ExtremeTable) -> str:
 def _loss_audit_view(audit: LossAudit) -> LossAuditView:
     order = {"error": 0, "finding": 0, "warning": 1, "note": 2, "pass": 3, "not_applicable": 4}
     plain = audit.to_dict()
-    titles = {"identified": "Identified", "source": "Source against fp64", "provenance": "Provenance"}
-    blocks = [(title, flat_lines(plain[key])) for key, title in titles.items()]
+    titles = {
+        "identified": "Identified",
+        "source": "Source against fp64",
+        "target_model": "Source on the model's own logits",
+        "provenance": "Provenance",
+    }
+    blocks = [(title, flat_lines(plain[key])) for key, title in titles.items() if plain[key] is not None]
     rest = flat_lines(plain, skip=("schema", "findings", *titles))
     return LossAuditView(
         findings=sorted(audit.findings, key=lambda finding: order[finding.severity or finding.verdict]),
