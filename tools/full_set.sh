@@ -25,12 +25,12 @@ $zloss router-scale --coef 1e-3 --from megatron --layers 2 --top-k 2 --tokens 25
 # Matched runs: a dense model, and a mixture of experts.
 $zloss train --from-config tiny --train-tokenizer 512 --methods ce,standard,centered --coef 1e-3 --seeds 1,2 \
     --steps 24 --lr 1e-3 --block-size 64 --valid-blocks 32 --micro-batch 4 --adam-every 4 --gradient-blocks 4 \
-    --quiet --out "$runs/dense"
+    --checkpoint-every 0 --trackers none --quiet --out "$runs/dense"
 $zloss compare "$runs/dense" --quiet
 $zloss train --moe --top-k 2 --experts 4 --moe-layers 2 --moe-width 64 --moe-heads 2 --expert-width 64 \
     --train-tokenizer 512 --router none,token_layer_mean,active_route_sum --router-coef 1e-3 --capacity-factor 1.25 \
     --seeds 1,2 --steps 24 --lr 1e-3 --block-size 64 --valid-blocks 32 --micro-batch 4 --adam-every 4 \
-    --gradient-blocks 4 --quiet --out "$runs/moe"
+    --gradient-blocks 4 --checkpoint-every 0 --trackers none --quiet --out "$runs/moe"
 $zloss compare "$runs/moe" --quiet
 for name in dense moe; do
     mkdir -p "$out/$name"

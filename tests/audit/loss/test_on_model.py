@@ -24,6 +24,7 @@ from zloss.audit.loss.probes import Space
 from zloss.audit.loss.settle import settle
 from zloss.cli.main import main
 from zloss.console.progress import Silent
+from zloss.decide.decision_map import decide
 from zloss.errors import InputError
 from zloss.results.loss_audit import LossAudit, TargetModelSource
 from zloss.source.objectives.gain_aware import GainAwareZLoss
