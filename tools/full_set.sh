@@ -3,21 +3,19 @@
 #
 #     sh tools/full_set.sh [OUT]          default OUT: full_set
 #
-# Every text is the embedded `pydoc`, the model is the embedded SmolLM2: nothing is downloaded. BLOCK_SIZE (default 64)
-# sets the tokens of a block of both audits; ZLOSS names the command where it is not on the path.
+# Every text is the embedded `pydoc`, the audited checkpoint the embedded SmolLM2: nothing is downloaded. The implementation
+# audit takes the small model that is trained here; MODEL=smollm2 takes another, which needs minutes. ZLOSS names the command
+# where it is not on the path. The runs are made in OUT/runs, and removed at the end.
 set -eu
 out=${1:-full_set}
 zloss=${ZLOSS:-zloss}
-size=${BLOCK_SIZE:-64}
 tools=$(dirname "$0")
-runs=$(mktemp -d)
+runs=$out/runs
 trap 'rm -rf "$runs"' EXIT
 mkdir -p "$out"
 
 # The checkpoint: source coordinate, decomposition, transport, shared pathway.
-$zloss audit smollm2 --blocks 8 --block-size "$size" --gradient-blocks 2 --no-figures --quiet --out "$out/audit"
-# What precision does to the source, the update and the fp16 margin, on its own logits.
-$zloss audit-implementation smollm2 --blocks 4 --block-size "$size" --quiet --out "$out/implementation"
+$zloss audit smollm2 --blocks 8 --block-size 64 --gradient-blocks 2 --no-figures --quiet --out "$out/audit"
 # The training loss.
 $zloss audit-loss "$tools/own_loss.py:standard" --coef 1e-4 --quiet --out "$out/loss"
 # What λ_R means under the convention of the trainer.
@@ -36,6 +34,13 @@ for name in dense moe; do
     mkdir -p "$out/$name"
     cp "$runs/$name/comparison.json" "$out/$name/"
 done
+
+# What precision does to the source, the update and the fp16 margin, on the logits of a model that was trained so.
+$zloss train --from-config tiny --train-tokenizer 512 --methods standard --coef 1e-3 \
+    --steps 24 --lr 1e-3 --block-size 64 --valid-blocks 32 --micro-batch 4 --adam-every 4 --gradient-blocks 4 \
+    --checkpoint-every 0 --trackers none --save-model --quiet --out "$runs/trained"
+$zloss audit-implementation "${MODEL:-$runs/trained/standard-0.001-s1/model}" --blocks 8 --block-size 64 --quiet \
+    --out "$out/implementation"
 
 # Everything in one page, one decision map, one checklist.
 $zloss report "$out/audit/report.json" "$out/implementation" "$out/loss/report.json" "$out/router_scale.json" \

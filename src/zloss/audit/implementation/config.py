@@ -42,7 +42,7 @@ class ImplementationAuditConfig:
     implementations: Annotated[tuple[str, ...], Option(comma_separated=True, metavar="A,B,...")] = ()
     """Losses to run on these logits by name, or `none`. Default: every installed one but cut-cross-entropy, which needs a
     compiler for minutes."""
-    implementation_tokens: int = 16
+    implementation_tokens: int = 8
     """Evenly spread tokens of each block that go through every implementation."""
     update_blocks: int = 1
     """Blocks of the batch of the update audit; 0 leaves it out. It needs room for three more copies of the model's weights."""
