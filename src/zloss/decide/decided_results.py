@@ -67,7 +67,7 @@ def decide_results(
     """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
     limits = thresholds or Thresholds()
     shared = None
-    routers = (*measured_routers, *router_scales)
+    routers: list[MeasuredScale | RouterScaleTable] = [*measured_routers, *router_scales]
     given: dict[str, Any] = {
         "loss_audits": loss_audits,
         "comparisons": comparisons,

@@ -168,7 +168,7 @@ def _compare(
     if box.linear:
         # The scale of the logits belongs to the weight: a loss of (hidden, weight, target) sees z = Wu.
         weight_VD = (head.weight_VD.detach().cpu() * head.logit_scale).to(dtype)
-        logits_TV = torch.cat([hidden_TD.double() @ rows.double().T for rows in weight_VD.split(SLICE)], dim=-1)
+        logits_TV = torch.cat([hidden_TD.double() @ rows.double().T for rows in torch.split(weight_VD, SLICE)], dim=-1)
         r: Reference = HeadReference(logits_TV, labels, lanes, weight_VD=weight_VD)
     else:
         with torch.no_grad():
@@ -179,8 +179,8 @@ def _compare(
     if not box.linear:
         outcome = box(r.logits_TV, labels, dtype=dtype)
         without = None if off is None else off(r.logits_TV, labels, dtype=dtype).grad_TV
-        grad, wanted = (outcome.value, outcome.grad_TV), (model.value(r), total_TV, z_TV)
-        return _errors(grad, without, wanted, bool(model.penalties), _rounding(r, dtype))
+        grad, here = (outcome.value, outcome.grad_TV), (model.value(r), total_TV, z_TV)
+        return _errors(grad, without, here, bool(model.penalties), _rounding(r, dtype))
     value, grad_hidden, grad_weight = box.on_head(hidden_TD, weight_VD, labels, dtype=dtype)
     without = None if off is None else off.on_head(hidden_TD, weight_VD, labels, dtype=dtype)[1]
     total_TD, z_TD = times_weight(total_TV, weight_VD), times_weight(z_TV, weight_VD)
