@@ -40,6 +40,7 @@ def test_every_reported_schema_has_one_record() -> None:
         "zloss.router-scale/1",
         "zloss.measured-router-scale/1",
         "zloss.reproduction/1",
+        "zloss.implementation-audit/1",
     }
     assert all(schema == record.SCHEMA for schema, record in RECORDS.items())
 

@@ -14,11 +14,13 @@ from zloss.decide.thresholds import Thresholds
 
 @dataclass(frozen=True)
 class Report:
-    """Rebuild the page of an audit, set several audits side by side, or join audits, loss audits, comparisons and router
-    scales into one page with one decision map of eight stages. Reproductions are shown with their claims."""
+    """Rebuild the page of an audit, set several audits side by side, or join audits, loss audits, implementation audits,
+    comparisons and router scales into one page with one decision map of eight stages. Reproductions are shown with their
+    claims."""
 
     results: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RESULT...")]
-    """Folders or JSON files that `zloss audit`, `audit-loss`, `compare`, `router-scale` and `reproduce` have written."""
+    """Folders or JSON files that `zloss audit`, `audit-loss`, `audit-implementation`, `compare`, `router-scale` and
+    `reproduce` have written."""
     out: str = ""
     """Folder to write to; by default the folder of a single result, otherwise `zloss-report`."""
     figures: bool = False
@@ -34,6 +36,7 @@ class Report:
         from zloss.report.files import write_joined
         from zloss.report.terminal.results import print_results
         from zloss.results.files import load_results, records_of, split_results
+        from zloss.results.implementation_audit import ImplementationAudit
         from zloss.results.reproduction import ReproductionRecord
         from zloss.results.router import MeasuredScale
         from zloss.results.router_scale import RouterScaleTable
@@ -47,6 +50,7 @@ class Report:
             router_scales=records_of(loaded, RouterScaleTable),
             measured_routers=records_of(loaded, MeasuredScale),
             reproductions=records_of(loaded, ReproductionRecord),
+            implementation_audits=records_of(loaded, ImplementationAudit),
         )
         # Files are written before printing, so a closed pipe on the terminal does not lose them.
         written = write_joined(self._folder(), results, loaded, figures=self.figures, formats=self.formats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from zloss.decide.bottom_line import bottom_line, ordered_actions
 from zloss.decide.decision_map import decide, with_decisions
@@ -13,6 +14,7 @@ from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision, DecisionMap
+from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale
@@ -21,7 +23,8 @@ from zloss.results.router_scale import RouterScaleTable
 
 @dataclass(frozen=True)
 class DecidedResults:
-    """Audits, audits of losses, comparisons and router scales, decided together; reproductions beside them."""
+    """Audits, audits of losses and implementations, comparisons and router scales, decided together; reproductions beside
+    them."""
 
     audits: tuple[AuditReport, ...] = ()
     """Each with its own decision map, which the other results fill too."""
@@ -33,6 +36,7 @@ class DecidedResults:
     measured_routers: tuple[MeasuredScale, ...] = ()
     reproductions: tuple[ReproductionRecord, ...] = ()
     """Shown with their own claims and verdicts; no stage reads them."""
+    implementation_audits: tuple[ImplementationAudit, ...] = ()
 
     def __post_init__(self) -> None:
         if any(not audit.decisions for audit in self.audits):
@@ -58,21 +62,22 @@ def decide_results(
     router_scales: Sequence[RouterScaleTable] = (),
     measured_routers: Sequence[MeasuredScale] = (),
     reproductions: Sequence[ReproductionRecord] = (),
+    implementation_audits: Sequence[ImplementationAudit] = (),
 ) -> DecidedResults:
     """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
     limits = thresholds or Thresholds()
     shared = None
     routers: list[MeasuredScale | RouterScaleTable] = [*measured_routers, *router_scales]
-    if not audits and (loss_audits or comparisons or routers or not reproductions):
-        decisions = decide(None, loss_audits=loss_audits, comparisons=comparisons, routers=routers, thresholds=limits)
-        shared = _map(None, limits.to_dict(), decisions)
+    given: dict[str, Any] = {
+        "loss_audits": loss_audits,
+        "comparisons": comparisons,
+        "implementation_audits": implementation_audits,
+        "routers": routers,
+    }
+    if not audits and (any(given.values()) or not reproductions):
+        shared = _map(None, limits.to_dict(), decide(None, **given, thresholds=limits))
     return DecidedResults(
-        audits=tuple(
-            with_decisions(
-                audit, loss_audits=loss_audits, comparisons=comparisons, routers=routers, thresholds=thresholds
-            )
-            for audit in audits
-        ),
+        audits=tuple(with_decisions(audit, **given, thresholds=thresholds) for audit in audits),
         loss_audits=tuple(loss_audits),
         comparisons=tuple(
             judge_quality(comparison, limits, stated_thresholds=thresholds is not None) for comparison in comparisons
@@ -81,6 +86,7 @@ def decide_results(
         router_scales=tuple(router_scales),
         measured_routers=tuple(measured_routers),
         reproductions=tuple(reproductions),
+        implementation_audits=tuple(implementation_audits),
     )
 
 

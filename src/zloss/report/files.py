@@ -34,6 +34,14 @@ def write_comparison(folder: Path, results: DecidedResults) -> list[Path]:
     return [record, text, page]
 
 
+def write_implementation_audit(folder: Path, results: DecidedResults) -> list[Path]:
+    """implementation_audit.json and report.html of the one implementation audit in `results`."""
+    (audit,) = results.implementation_audits
+    record = audit.write(folder)
+    write_page(folder / "report.html", results)
+    return [record, folder / "report.html"]
+
+
 def write_joined(
     folder: Path,
     results: DecidedResults,

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
+from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale
@@ -19,8 +20,12 @@ from zloss.results.schema import ResultRecord
 from zloss.results.unversioned_comparison import is_unversioned
 from zloss.results.writing import write_json
 
-Kind = Literal["audit", "loss-audit", "comparison", "router-scale", "measured-router-scale", "reproduction"]
-Reported = AuditReport | LossAudit | Comparison | RouterScaleTable | MeasuredScale | ReproductionRecord
+Kind = Literal[
+    "audit", "loss-audit", "comparison", "router-scale", "measured-router-scale", "reproduction", "implementation-audit"
+]
+Reported = (
+    AuditReport | LossAudit | Comparison | RouterScaleTable | MeasuredScale | ReproductionRecord | ImplementationAudit
+)
 """What `zloss report` joins."""
 KINDS: dict[type[Reported], Kind] = {
     AuditReport: "audit",
@@ -29,6 +34,7 @@ KINDS: dict[type[Reported], Kind] = {
     RouterScaleTable: "router-scale",
     MeasuredScale: "measured-router-scale",
     ReproductionRecord: "reproduction",
+    ImplementationAudit: "implementation-audit",
 }
 RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in KINDS}
 """Schema → record."""

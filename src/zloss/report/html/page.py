@@ -25,6 +25,7 @@ from zloss.report.html.thinning import thin
 from zloss.report.html.visible import visible_text
 from zloss.report.tables.comparison import ShownTable, paired_table, router_table
 from zloss.report.tables.head import HeadLine, head_lines
+from zloss.report.tables.implementation_audit import TitledTable, implementation_tables
 from zloss.report.tables.method_verdicts import VerdictLine, verdict_line, verdict_notes
 from zloss.report.tables.plain import flat_lines
 from zloss.report.tables.router import RouterView, router_view
@@ -34,6 +35,7 @@ from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.figure_data import ExtremeTable
+from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import Finding, LossAudit
 from zloss.results.quantities import BY_KEY, HEADLINE, define, symbol
 from zloss.results.record import to_plain
@@ -84,6 +86,18 @@ class LossAuditView:
     findings: list[Finding]
     blocks: list[tuple[str, Lines]]
     """(title, lines) of every section."""
+
+
+@dataclass(frozen=True)
+class ImplementationAuditView:
+    """What the template shows of an audit of the implementation."""
+
+    lead: str
+    """Model, text and setting in one sentence."""
+    sections: tuple[TitledTable, ...]
+    notes: tuple[str, ...]
+    blocks: list[tuple[str, Lines]]
+    """(title, lines) of model, text and provenance."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,7 @@ def _render(results: DecidedResults) -> str:
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
         loss_audits=[_loss_audit_view(audit) for audit in results.loss_audits],
+        implementation_audits=[_implementation_view(audit) for audit in results.implementation_audits],
         comparisons=[_comparison_view(judged, f"c{i}") for i, judged in enumerate(results.comparisons)],
         router_scales=[router_scale_view(table) for table in results.router_scales],
         measured_routers=[measured_view(scale) for scale in results.measured_routers],
@@ -182,6 +197,8 @@ def _title(names: Sequence[str], results: DecidedResults) -> str:
         return "Comparison of training runs"
     if results.loss_audits:
         return "Audit of a loss"
+    if results.implementation_audits:
+        return "Audit of the implementation"
     if results.router_scales or results.measured_routers:
         return "Scale of a router Z-loss"
     labels = [record.label for record in results.reproductions]
@@ -226,6 +243,21 @@ def _loss_audit_view(audit: LossAudit) -> LossAuditView:
     return LossAuditView(
         findings=sorted(audit.findings, key=lambda finding: order[finding.severity or finding.verdict]),
         blocks=[*blocks, *([("Further", rest)] if rest else [])],
+    )
+
+
+def _implementation_view(audit: ImplementationAudit) -> ImplementationAuditView:
+    status = " It was interrupted." if audit.status == "partial" else ""
+    stars = any(line.interpreted for line in audit.implementations)
+    starred = ("* on Triton's interpreter, which cuts bf16 off where a GPU rounds",) if stars else ()
+    plain = audit.to_dict()
+    titles = {"model": "Model", "corpus": "Text", "provenance": "Provenance", "timings": "Seconds"}
+    return ImplementationAuditView(
+        lead=f"{audit.model.name} on {numbers.number(audit.corpus.predictions)} tokens of {audit.corpus.name}, "
+        f"λ {audit.coef:g}, c {numbers.number(audit.target)}.{status}",
+        sections=implementation_tables(audit),
+        notes=starred + audit.notes,
+        blocks=[(title, flat_lines(plain[key])) for key, title in titles.items()],
     )
 
 
