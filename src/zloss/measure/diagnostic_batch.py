@@ -5,12 +5,13 @@ Axes: B blocks, N positions, T counted predictions, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from zloss.measure.layer_cuts import CutForward
 from zloss.text.blocks import Blocks
 
 
@@ -22,12 +23,30 @@ class DiagnosticBatch:
     targets_T: Tensor
     counted: Callable[[Tensor], Tensor] = lambda hidden_BND: hidden_BND
     """Drops the positions whose prediction is not counted."""
+    forward_blocks: int | None = None
+    """Blocks per forward pass; None: all of them. The numbers depend on it by rounding only."""
+    made: Mapping[int, CutForward] = field(default_factory=dict)
+    """Forward passes of `forward_blocks` blocks that were made already, by their first block."""
 
     @classmethod
-    def of_blocks(cls, blocks: Blocks, count: int, device: torch.device) -> DiagnosticBatch:
+    def of_blocks(
+        cls,
+        blocks: Blocks,
+        count: int,
+        device: torch.device,
+        forward_blocks: int | None = None,
+        made: Mapping[int, CutForward] | None = None,
+    ) -> DiagnosticBatch:
         """The first `count` blocks."""
-        targets_T = blocks.targets(0, count).reshape(-1)
-        return cls(blocks.inputs(0, count).to(device), targets_T.to(device), blocks.counted)
+        inputs_BN, targets_T = blocks.inputs(0, count).to(device), blocks.targets(0, count).reshape(-1).to(device)
+        return cls(inputs_BN, targets_T, blocks.counted, forward_blocks, made or {})
+
+    def forwards(self) -> Iterator[tuple[Tensor, CutForward | None]]:
+        """(token ids, the pass if it was made already) of every forward pass."""
+        total = self.inputs_BN.shape[0]
+        step = self.forward_blocks or max(1, total)
+        for start in range(0, total, step):
+            yield self.inputs_BN[start : start + step], self.made.get(start)
 
     def flat(self, hidden_BND: Tensor) -> Tensor:
         """Hidden states of the counted predictions, [T, D]."""

@@ -1,4 +1,4 @@
-"""Recompute a model's layers in the backward pass, so that a batch needs little more than one layer's activations.
+"""Recompute a model's layers in every backward pass, so that a batch needs little more than one layer's activations.
 
 Hugging Face's own switch works only in training mode, where dropout would disturb the measurement.
 """
@@ -14,9 +14,16 @@ from torch.utils.checkpoint import checkpoint
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The longest list of modules of a model: its stack of layers; empty where there is none."""
-    stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(stacks, key=len, default=[])
+    """The list of modules with the most parameters: the stack of layers, of which a list of experts is a part.
+
+    Empty where a model has no list of at least two modules.
+    """
+    stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
+    return max(stacks, key=_parameters, default=[])
+
+
+def _parameters(stack: list[nn.Module]) -> int:
+    return sum(parameter.numel() for layer in stack for parameter in layer.parameters())
 
 
 @contextmanager
