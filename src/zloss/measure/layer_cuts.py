@@ -64,19 +64,25 @@ class CutForward:
 def cut_forward(model: nn.Module, hidden_of: HiddenStates, ids_BN: Tensor) -> CutForward:
     """The hidden states of `ids_BN`; parameters that shall get gradients ask for them already.
 
-    Layers that hand tensors to one another outside their arguments and outputs (the shared keys and values of Gemma 4) are
-    not cut: torch's checkpointing recomputes them in every backward pass.
+    Layers that hand tensors to one another in a container (the shared keys and values of Gemma 4) are not cut: torch's
+    checkpointing recomputes them in every backward pass. Layers that change their inputs in place are not recomputed.
     """
     try:
         with _cut_layers(model) as calls:
             return CutForward(hidden_of(ids_BN), calls)
-    except _SharedState:
+    except _SharedContainer:
         with recomputed_layers(model):
             return CutForward(hidden_of(ids_BN), [])
+    except _ChangedInput:
+        return CutForward(hidden_of(ids_BN), [])
 
 
-class _SharedState(Exception):
-    """Raised by a layer whose arguments can carry, or did carry, a tensor to another layer."""
+class _SharedContainer(Exception):
+    """Raised by a layer with an argument that can carry, or did carry, a tensor to another layer."""
+
+
+class _ChangedInput(Exception):
+    """Raised by a layer that changed a tensor among its arguments in place."""
 
 
 @contextmanager
@@ -101,12 +107,14 @@ class _Cut:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments, structure = tree_flatten((args, kwargs))
         if not all(isinstance(x, (Tensor, *PLAIN)) for x in arguments):
-            raise _SharedState
+            raise _SharedContainer
         before = _versions(arguments)
         with torch.no_grad():
             returned = self._forward(*args, **kwargs)
-        if _versions(tree_flatten((args, kwargs))[0]) != before:
-            raise _SharedState
+        if _versions(arguments) != before:
+            raise _ChangedInput
+        if [id(x) for x in tree_flatten((args, kwargs))[0]] != [id(x) for x in arguments]:
+            raise _SharedContainer
         flat, returned_structure = tree_flatten(returned)
         flat = [x.detach().requires_grad_() if _is_floating(x) else x for x in flat]
         outputs = tuple(x for x in flat if _is_floating(x))
@@ -114,9 +122,9 @@ class _Cut:
         return tree_unflatten(flat, returned_structure)
 
 
-def _versions(arguments: list[Any]) -> list[tuple[int, int]]:
-    """Identity of every argument, and how often a tensor was changed in place."""
-    return [(id(x), x._version if isinstance(x, Tensor) else 0) for x in arguments]
+def _versions(arguments: list[Any]) -> list[int]:
+    """How often every tensor was changed in place."""
+    return [x._version for x in arguments if isinstance(x, Tensor)]
 
 
 def _is_floating(x: Any) -> bool:

@@ -58,9 +58,9 @@ class HashSample(Accumulator):
         index_flat, flat = flatten_integers(index, "index"), self._schema.flatten(columns)
         for part in slices(length(index=index_flat, **flat)):
             rows: Table = {"index": as_integers(index_flat[part])} | self._schema.rows(flat, part)
-            # A sum of fp32 numbers in fp64 is finite exactly where all of them are.
-            sums = (rows[name].sum(axis=1, dtype=np.float64) for name in self.vectors)
-            keep_T = self.counts.filter(rows["index"], *(rows[name] for name in self.floats), *sums)
+            # The largest and the smallest entry of a vector tell of every nonfinite one.
+            ends = [end for name in self.vectors for end in (rows[name].max(axis=1), rows[name].min(axis=1))]
+            keep_T = self.counts.filter(rows["index"], *(rows[name] for name in self.floats), *ends)
             if self._last_key is not None:
                 low_T = hash_index(rows["index"], self.seed) < self._last_key
                 keep_T = low_T if keep_T is None else low_T & keep_T

@@ -51,7 +51,9 @@ class Schema:
         """The rows of one slice, converted to the declared types."""
         columns: Table = {name: as_integers(flat[name][part]) for name in self.integers}
         columns |= {name: as_floats(flat[name][part]).astype(np.float64) for name in self.floats}
-        return columns | {name: as_floats(flat[name][part]).astype(np.float32, copy=False) for name in self.vectors}
+        with np.errstate(over="ignore"):  # beyond fp32 a number is infinite
+            vectors: Table = {name: as_floats(flat[name][part]).astype(np.float32, copy=False) for name in self.vectors}
+        return columns | vectors
 
     def _flat_vectors(self, name: str, values: Any) -> Flat:
         """One vector per row, [rows, width]."""
