@@ -15,15 +15,17 @@ from tests.audit.checkpoint.straight import load_fp64
 from tests.tiny_models import save_model
 from zloss.errors import CheckpointError
 from zloss.measure import body_gradients as engine
-from zloss.measure import parameter_sums
+from zloss.measure import graph_room, parameter_sums
 from zloss.measure.body_gradients import all_parameters_on, body_gradients
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.gradient_engine import objective_gradients
+from zloss.measure.graph_room import GraphRoom, SavedBytes
 from zloss.measure.layer_cuts import cut_forward
 from zloss.measure.measurement import measurement_of
 from zloss.measure.parameter_sums import BodyGradients
 from zloss.measure.recomputed_layers import decoder_layers
 from zloss.models.checkpoint import Checkpoint
+from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
 from zloss.source.objectives.centered import CenteredZLoss
 from zloss.source.objectives.standard import StandardZLoss
@@ -89,11 +91,11 @@ def ids_and_seeds() -> tuple[list[Tensor], dict[str, Tensor]]:
     return ids, seeds
 
 
-def measured(model: Toy, head: OutputHead) -> tuple[BodyGradients, list[int]]:
+def measured(model: Toy, head: OutputHead, room: GraphRoom | None = None) -> tuple[BodyGradients, list[int]]:
     """(the numbers, calls of layers in every forward pass)."""
     ids, seeds = ids_and_seeds()
     with all_parameters_on(model):
-        cuts = [cut_forward(model, model, part) for part in ids]
+        cuts = [cut_forward(model, model, part, room) for part in ids]
         calls = [len(cut.calls) for cut in cuts]
         with torch.enable_grad():
             forwards = [(cut, cut.hidden_BND.reshape(-1, WIDTH)) for cut in cuts]
@@ -134,6 +136,41 @@ def test_a_stack_with_shared_tensors_and_layers() -> None:
     assert agrees(found, model)
     assert all("forward" not in vars(module) for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("left", [1, 10_000, 2**30])
+def test_graphs_that_are_kept_give_the_same_numbers(left: int) -> None:
+    model, head = toy()
+    room = GraphRoom(left)
+    found, calls = measured(model, head, room)
+    assert calls == [3, 3]
+    plain, _ = measured(model, head)
+    assert (found.squares, found.dots) == (plain.squares, plain.dots)
+    assert all(torch.equal(found.table_UD[name], plain.table_UD[name]) for name in plain.table_UD)
+    assert (room.left < left) == (left > 1)
+
+
+def test_the_size_of_a_graph_is_what_autograd_keeps() -> None:
+    x, layer = torch.randn(50, 10, requires_grad=True), nn.Linear(10, 10)
+    saved = SavedBytes(layer)
+    with saved:
+        torch.tanh(layer(x))
+    assert saved.total == 2 * 50 * 10 * 4  # the input of the product and the result of tanh, not the weight
+
+
+def test_the_room_is_a_quarter_of_the_free_memory(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    assert graph_room._available(tmp_path / "meminfo") == 4096 * 1024
+    assert graph_room._available(tmp_path / "missing") == 0
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert graph_room._below_limit(tmp_path) == 2000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert graph_room._below_limit(tmp_path) > 2**50
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_room, "free_bytes", lambda device: 4000)
+        assert GraphRoom.of_device(torch.device("cpu")).left == 1000
+    assert graph_room.free_bytes(torch.device("meta")) == 0
 
 
 def test_layers_that_share_a_dict_are_not_cut() -> None:
@@ -236,6 +273,10 @@ def test_every_number_of_a_model_equals_autograd(tmp_path: Path, kind: str, coef
     batch = DiagnosticBatch(ids, target, forward_blocks=2)
     found = objective_gradients(checkpoint, measurement, batch, objectives, whole_model=("z",))
     assert not any(parameter.requires_grad for parameter in model.parameters())
+    with hidden_states(checkpoint, head) as hidden_of, all_parameters_on(model):
+        batch.made[0] = cut_forward(model, hidden_of, ids[:2])
+    assert objective_gradients(checkpoint, measurement, batch, objectives, whole_model=("z",)) == found
+    assert batch.made == {}  # a pass is used up
 
     names, parameters = zip(*model.requires_grad_(True).named_parameters(), strict=True)
     logits = model(input_ids=ids, use_cache=False).logits.flatten(0, 1)

@@ -2,9 +2,9 @@
 
 From the last layer to the first, one recomputation builds the graph of a layer, and every seed goes back through it. Then
 all gradients of the layer exist at the same time: their squares and inner products are taken, and they are dropped.
-Cost, in forward passes of the body: 1 for the recomputation, 2 for a seed with parameter gradients, 1 for a seed that is
-needed at the input embedding only. An audit of a tied head has CE and Z with parameters and centered Z without:
-1 + 2·2 + 1 = 6. The forward pass before it, which keeps the outputs of the layers, is that of the pass over the text.
+Cost, in forward passes of the body: 1 for the recomputation (0 where the graph of the layer was kept), 2 for a seed with
+parameter gradients, 1 for a seed that is needed at the input embedding only. An audit of a tied head has CE and Z with
+parameters and centered Z without: 1 + 2·2 + 1 = 6. The forward pass before it is that of the pass over the text.
 
 Axes: T tokens of all forward passes, U rows of a tied table that the batch reads, D width.
 """
@@ -71,7 +71,7 @@ class _Backward:
         """Calls that are still to add to the adjoint of a tensor."""
 
     def through_layer(self, call: LayerCall) -> None:
-        """One recomputation of a layer, and every seed back through it."""
+        """Every seed back through one layer, which is recomputed once at most."""
         inputs = call.inputs
         arrived = [self._waiting.pop(id(output), None) for output in call.outputs]
         if any(arrived):

@@ -5,7 +5,7 @@ Axes: B blocks, N positions, T counted predictions, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -25,8 +25,8 @@ class DiagnosticBatch:
     """Drops the positions whose prediction is not counted."""
     forward_blocks: int | None = None
     """Blocks per forward pass; None: all of them. The numbers depend on it by rounding only."""
-    made: Mapping[int, CutForward] = field(default_factory=dict)
-    """Forward passes of `forward_blocks` blocks that were made already, by their first block."""
+    made: dict[int, CutForward] = field(default_factory=dict)
+    """Forward passes of `forward_blocks` blocks that were made already, by their first block; each is used once."""
 
     @classmethod
     def of_blocks(
@@ -35,18 +35,18 @@ class DiagnosticBatch:
         count: int,
         device: torch.device,
         forward_blocks: int | None = None,
-        made: Mapping[int, CutForward] | None = None,
+        made: dict[int, CutForward] | None = None,
     ) -> DiagnosticBatch:
         """The first `count` blocks."""
         inputs_BN, targets_T = blocks.inputs(0, count).to(device), blocks.targets(0, count).reshape(-1).to(device)
-        return cls(inputs_BN, targets_T, blocks.counted, forward_blocks, made or {})
+        return cls(inputs_BN, targets_T, blocks.counted, forward_blocks, {} if made is None else made)
 
     def forwards(self) -> Iterator[tuple[Tensor, CutForward | None]]:
-        """(token ids, the pass if it was made already) of every forward pass."""
+        """(token ids, the pass if it was made already) of every forward pass; a pass is taken out of `made`."""
         total = self.inputs_BN.shape[0]
         step = self.forward_blocks or max(1, total)
         for start in range(0, total, step):
-            yield self.inputs_BN[start : start + step], self.made.get(start)
+            yield self.inputs_BN[start : start + step], self.made.pop(start, None)
 
     def flat(self, hidden_BND: Tensor) -> Tensor:
         """Hidden states of the counted predictions, [T, D]."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from zloss.measure.block_values import BlockValues
 from zloss.measure.body_gradients import all_parameters_on
+from zloss.measure.graph_room import GraphRoom
 from zloss.measure.layer_cuts import CutForward, cut_forward
 from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
@@ -30,13 +31,15 @@ class KeptForwards:
 
     model: nn.Module
     blocks: int
+    room: GraphRoom
+    """Memory for graphs of layers, which then need no recomputation."""
     made: dict[int, CutForward] = field(default_factory=dict)
     """By their first block."""
 
     def hidden(self, hidden_of: HiddenStates, inputs_BN: Tensor, start: int) -> Tensor:
         """The hidden states of the blocks from `start` on; the pass that gives them is kept."""
         with all_parameters_on(self.model):
-            self.made[start] = cut_forward(self.model, hidden_of, inputs_BN)
+            self.made[start] = cut_forward(self.model, hidden_of, inputs_BN, self.room)
         return self.made[start].hidden_BND.detach()
 
 

@@ -15,6 +15,7 @@ from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
+from zloss.measure.graph_room import GraphRoom
 from zloss.measure.measurement import measurement_of
 from zloss.measure.token_pass import KeptForwards
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
@@ -68,7 +69,7 @@ def run_audit(
     _check_token_ids(blocks, measurement.vocab)
 
     count = min(config.gradient_blocks, blocks.count)
-    kept = KeptForwards(checkpoint.model, count)
+    kept = KeptForwards(checkpoint.model, count, GraphRoom.of_device(head.weight_VD.device))
     tails, finished = text_pass(
         config, checkpoint, measurement, blocks, kept, folder=folder, resume=resume, progress=progress, clock=clock
     )
