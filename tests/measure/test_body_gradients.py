@@ -17,7 +17,7 @@ from zloss.errors import CheckpointError
 from zloss.measure import body_gradients as engine
 from zloss.measure import graph_room, parameter_sums
 from zloss.measure.body_gradients import all_parameters_on, body_gradients
-from zloss.measure.diagnostic_batch import DiagnosticBatch
+from zloss.measure.diagnostic_batch import DiagnosticBatch, MadeForward
 from zloss.measure.gradient_engine import objective_gradients
 from zloss.measure.graph_room import GraphRoom, SavedBytes
 from zloss.measure.layer_cuts import cut_forward
@@ -274,7 +274,7 @@ def test_every_number_of_a_model_equals_autograd(tmp_path: Path, kind: str, coef
     found = objective_gradients(checkpoint, measurement, batch, objectives, whole_model=("z",))
     assert not any(parameter.requires_grad for parameter in model.parameters())
     with hidden_states(checkpoint, head) as hidden_of, all_parameters_on(model):
-        batch.made[0] = cut_forward(model, hidden_of, ids[:2])
+        batch.made[0] = MadeForward(cut_forward(model, hidden_of, ids[:2]))
     assert objective_gradients(checkpoint, measurement, batch, objectives, whole_model=("z",)) == found
     assert batch.made == {}  # a pass is used up
 

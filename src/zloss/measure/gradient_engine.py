@@ -11,16 +11,18 @@ Axes: T tokens of the batch, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 
 import torch
 from torch import nn
 
 from zloss.console.progress import Progress, Silent
 from zloss.measure.body_gradients import all_parameters_on, body_gradients
-from zloss.measure.diagnostic_batch import DiagnosticBatch
+from zloss.measure.diagnostic_batch import DiagnosticBatch, MadeForward
 from zloss.measure.gradient_products import AgainstCe, ObjectiveGradient
 from zloss.measure.gradient_seeds import CE, gradient_seeds
 from zloss.measure.head_products import InputPath, head_products
+from zloss.measure.hidden_source import shaped_tokens
 from zloss.measure.layer_cuts import cut_forward
 from zloss.measure.measurement import Measurement
 from zloss.measure.recomputed_layers import decoder_layers
@@ -49,10 +51,13 @@ def objective_gradients(
         all_parameters_on(model),
     ):
         with torch.enable_grad(), hidden_states(checkpoint, head) as hidden_of:
-            cuts = [made or cut_forward(model, hidden_of, inputs_BN) for inputs_BN, made in batch.forwards()]
-            forwards = [(cut, batch.flat(cut.hidden_BND)) for cut in cuts]
+            made = [made or MadeForward(cut_forward(model, hidden_of, ids_BN)) for ids_BN, made in batch.forwards()]
+            forwards = [(each.cut, batch.flat(each.cut.hidden_BND)) for each in made]
         problem = measurement.problem(torch.cat([hidden_TD.detach() for _, hidden_TD in forwards]), batch.targets_T)
-        seeds, log_z_T = gradient_seeds(measurement, problem, objectives)
+        # Chunk by chunk of each forward pass, as the pass over the text has them, so that a resumed audit has equal bits.
+        parts = [measurement.problem(*part) for part in batch.parts([hidden_TD.detach() for _, hidden_TD in forwards])]
+        tokens = [each.tokens or shaped_tokens(part) for each, part in zip(made, parts, strict=True)]
+        seeds, log_z_T = gradient_seeds(measurement, problem, chain.from_iterable(tokens), objectives)
         body = body_gradients(
             model,
             head,

@@ -83,7 +83,7 @@ class Tails:
                 self._all[f"{coordinate}/{name}/top"].update(score(tokens), position=position, **known)
             sampled = {name: values(tokens) for name, values in SAMPLE.items()}
             if self._plane and coordinate == "raw":
-                sampled[SHAPE] = table.shape_CD
+                sampled[SHAPE] = table.shaped.shape_CD
             self._all[f"{coordinate}/sample"].update(position, **sampled)
 
     @property

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from zloss.measure.block_values import BlockValues
 from zloss.measure.body_gradients import all_parameters_on
+from zloss.measure.diagnostic_batch import MadeForward
 from zloss.measure.graph_room import GraphRoom
-from zloss.measure.layer_cuts import CutForward, cut_forward
+from zloss.measure.hidden_source import ShapedTokens
+from zloss.measure.layer_cuts import cut_forward
 from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
 from zloss.measure.token_table import token_tables
@@ -33,14 +35,20 @@ class KeptForwards:
     blocks: int
     room: GraphRoom
     """Memory for graphs of layers, which then need no recomputation."""
-    made: dict[int, CutForward] = field(default_factory=dict)
+    made: dict[int, MadeForward] = field(default_factory=dict)
     """By their first block."""
 
     def hidden(self, hidden_of: HiddenStates, inputs_BN: Tensor, start: int) -> Tensor:
         """The hidden states of the blocks from `start` on; the pass that gives them is kept."""
         with all_parameters_on(self.model):
-            self.made[start] = cut_forward(self.model, hidden_of, inputs_BN, self.room)
-        return self.made[start].hidden_BND.detach()
+            cut = cut_forward(self.model, hidden_of, inputs_BN, self.room)
+        self.made[start] = MadeForward(cut)
+        return cut.hidden_BND.detach()
+
+    def take(self, start: int, tokens: ShapedTokens) -> None:
+        """Keep what the head made of tokens of the pass that begins at block `start`, if that pass is kept."""
+        if start in self.made:
+            self.made[start].tokens.append(tokens)
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,8 @@ class TokenPass:
             for table in token_tables(self.measurement, hidden_TD, target_T):
                 first = start * self.blocks.size + table.tokens.start
                 tails.update(table, first)
+                if self.kept is not None:
+                    self.kept.take(start, table.shaped)
                 if by_block is not None:
                     by_block.update(table, first)
             finished = stop

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.measure.hidden_source import shaped_chunks
+from zloss.measure.hidden_source import ShapedTokens, shaped_chunks
 from zloss.measure.measurement import Measurement
 from zloss.source.objective import Coordinate
 from zloss.source.statistics import TokenStats
@@ -55,8 +55,8 @@ class TokenTable:
     raw: TokensInCoordinate
     centered: TokensInCoordinate | None
     """None where μ does not exist."""
-    shape_CD: Tensor
-    """Wᵀp of the raw head."""
+    shaped: ShapedTokens
+    """Statistics and Wᵀp of the raw head."""
 
     def tokens_in(self, coordinate: Coordinate) -> TokensInCoordinate | None:
         """The quantities in one coordinate."""
@@ -73,7 +73,7 @@ def token_tables(measurement: Measurement, hidden_TD: Tensor, target_T: Tensor) 
             chunk.injection.cross_entropy,
             _raw(measurement, chunk.stats, shape_CD),
             _centered(measurement, chunk.stats, shape_CD),
-            shape_CD,
+            ShapedTokens.of_chunk(chunk, shape_CD),
         )
 
 
