@@ -18,8 +18,7 @@ from zloss.decide.thresholds import Thresholds
 class AuditImplementation:
     """Follow the Z source of a model from stored logits to the optimizer, on its own hidden states and logits: the error of
     logits stored in 16 bits and of every installed loss against fp64, the error that reaches parameter gradients and the
-    first Adam direction, and how much static fp16 loss scale full-model gradients leave. About two minutes for SmolLM2 on
-    two CPU cores.
+    first Adam direction, and how much static fp16 loss scale full-model gradients leave.
 
     Example: zloss audit-implementation smollm2 --text valid.txt --precision bf16 --out implementation
     """
