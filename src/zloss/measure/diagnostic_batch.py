@@ -60,7 +60,7 @@ class DiagnosticBatch:
 
     def parts(self, hidden: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """(hidden states [T, D], targets [T]) of every forward pass, from its hidden states."""
-        yield from zip(hidden, self.targets_T.split([len(hidden_TD) for hidden_TD in hidden]), strict=True)
+        yield from zip(hidden, torch.split(self.targets_T, [len(hidden_TD) for hidden_TD in hidden]), strict=True)
 
     def flat(self, hidden_BND: Tensor) -> Tensor:
         """Hidden states of the counted predictions, [T, D]."""

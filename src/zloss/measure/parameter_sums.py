@@ -116,5 +116,5 @@ def _only_layer(model: nn.Module) -> dict[int, int]:
 
 def _dot(a: Tensor, b: Tensor) -> float:
     """⟨a, b⟩ in fp64."""
-    slices = zip(a.flatten().split(SLICE), b.flatten().split(SLICE), strict=True)
+    slices = zip(torch.split(a.flatten(), SLICE), torch.split(b.flatten(), SLICE), strict=True)
     return float(sum(torch.dot(x.double(), y.double()) for x, y in slices))
