@@ -42,6 +42,10 @@ class OpenStep:
         """Further numbers of this step, for its record."""
         self.lr: float | None = None
         self.seconds: float | None = None
+        self.index = 0
+        self.losses: list[float] = []
+        """Loss, cross-entropy and auxiliary of every micro-batch, one after the other."""
+        self.param_norm = math.nan
 
     @property
     def gradient(self) -> GradientState:
@@ -99,6 +103,16 @@ class Recorder:
     @contextmanager
     def step(self, index: int) -> Iterator[OpenStep]:
         """Enter after the last backward pass, leave after the optimizer's step."""
+        opened = self.begin(index)
+        yield opened
+        self.end(opened)
+
+    def begin(self, index: int, *, clipped_by: float | None = None) -> OpenStep:
+        """Read the gradients of step `index`, before the optimizer's step.
+
+        `clipped_by`: the factor by which the loop has multiplied them already (1 where it clipped nothing); the norms before
+        clipping are those that are read, divided by it. None: they are not clipped yet.
+        """
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         micro = torch.stack(self._micro).double() if self._micro else torch.zeros(0, 3, dtype=torch.float64)
         self._micro = []
@@ -108,33 +122,41 @@ class Recorder:
             device = before.l2.device
             flat = torch.cat([torch.stack([before.l2, before.inf, theta.to(device)]), micro.to(device).flatten()])
         norm, inf, param_norm, *losses = flat.tolist()
-        opened = OpenStep(gradients, norm, inf, self._clip)
-        yield opened
+        # A factor of 0 or NaN belongs to a gradient that is not finite: what is left of it is read as it is.
+        factor = clipped_by if clipped_by is not None and math.isfinite(clipped_by) and clipped_by > 0 else 1.0
+        opened = OpenStep(gradients, norm / factor, inf / factor, self._clip)
+        if clipped_by is not None:
+            opened.postclip = (norm, inf)
+        opened.index, opened.losses, opened.param_norm = index, losses, param_norm
+        return opened
+
+    def end(self, opened: OpenStep) -> StepRecord:
+        """Complete the record of a step, after the optimizer's step."""
         if opened.postclip is None:
             opened.postclip = self._read_again()
-        totals = losses[0::3]
-        self.records.append(
-            StepRecord(
-                step=index,
-                loss=sum(totals),
-                cross_entropy=sum(losses[1::3]),
-                auxiliary=sum(losses[2::3]),
-                grad_norm=norm,
-                grad_inf=inf,
-                param_norm=param_norm,
-                postclip_norm=opened.postclip[0],
-                postclip_inf=opened.postclip[1],
-                micro_batches=len(totals),
-                micro_nan=sum(map(math.isnan, totals)),
-                micro_inf=sum(map(math.isinf, totals)),
-                gradient=opened.gradient,
-                updated=opened.updated,
-                lr=opened.lr,
-                seconds=opened.seconds,
-                telemetry=opened.telemetry,
-                adam=self._sample(index),
-            )
+        totals = opened.losses[0::3]
+        record = StepRecord(
+            step=opened.index,
+            loss=sum(totals),
+            cross_entropy=sum(opened.losses[1::3]),
+            auxiliary=sum(opened.losses[2::3]),
+            grad_norm=opened.norm,
+            grad_inf=opened.inf,
+            param_norm=opened.param_norm,
+            postclip_norm=opened.postclip[0],
+            postclip_inf=opened.postclip[1],
+            micro_batches=len(totals),
+            micro_nan=sum(map(math.isnan, totals)),
+            micro_inf=sum(map(math.isinf, totals)),
+            gradient=opened.gradient,
+            updated=opened.updated,
+            lr=opened.lr,
+            seconds=opened.seconds,
+            telemetry=opened.telemetry,
+            adam=self._sample(opened.index),
         )
+        self.records.append(record)
+        return record
 
     def _read_again(self) -> tuple[float, float]:
         """The norms after a clipping that was not `clip_`, from the gradients that the optimizer was given."""
