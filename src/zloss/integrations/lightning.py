@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError
+from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError, require_version
 from zloss.integrations.transformers.apply import apply
 from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.source.objective import Objective
@@ -18,10 +18,12 @@ from zloss.telemetry.alert_action import OnAlert, alert_action
 from zloss.telemetry.alerts import AlertMonitor
 from zloss.telemetry.window import StepWindow
 
+LEAST_LIGHTNING = "2.2"
 try:
     from lightning.pytorch import Callback
 except ImportError as error:
-    raise MissingDependencyError("lightning>=2.2", "ZLossCallback", "lightning") from error
+    raise MissingDependencyError(f"lightning>={LEAST_LIGHTNING}", "ZLossCallback", "lightning") from error
+require_version("lightning", LEAST_LIGHTNING, "ZLossCallback", "lightning")
 
 PREFIX = "zloss/"
 

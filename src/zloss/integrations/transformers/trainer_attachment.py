@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
-from transformers import TrainerCallback
 
-from zloss.errors import InputError, UnsupportedModelError
+from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError
 from zloss.integrations.moe import RouterZLoss
-from zloss.integrations.transformers.apply import apply
+from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, apply
 from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.integrations.transformers.trainer_checks import refuse_bypasses
 from zloss.integrations.transformers.trainer_settings import experiment_settings, training_data
@@ -30,6 +29,11 @@ from zloss.text.blocks import Blocks
 from zloss.train.record.recorded_config import RecordOptions
 from zloss.train.record.run_recorder import RunRecorder, record_run
 from zloss.transport.backends.choice import Backend
+
+try:
+    from transformers import TrainerCallback
+except ImportError as missing:
+    raise MissingDependencyError(f"transformers>={LEAST_TRANSFORMERS}", "`attach`", "audit") from missing
 
 PREFIX = "zloss/"
 DEFAULT_WINDOW = 50
