@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from zloss.source.router.scale import match_coefficient as match_coefficient
     from zloss.source.router.scale import router_scale as router_scale
     from zloss.source.statistics import TokenStats as TokenStats
+    from zloss.train.record.record_run import record_run as record_run
     from zloss.train.record.recorded_config import RecordOptions as RecordOptions
-    from zloss.train.record.run_recorder import RunRecorder as RunRecorder
-    from zloss.train.record.run_recorder import record_run as record_run
     from zloss.train.record.validation import validation_blocks as validation_blocks
     from zloss.transport.head_loss import HeadLoss as HeadLoss
     from zloss.transport.head_loss import HeadLossOutput as HeadLossOutput
@@ -77,8 +76,7 @@ _HOME = {
     "StandardZLoss": "source.objectives.standard",
     "TokenStats": "source.statistics",
     "RecordOptions": "train.record.recorded_config",
-    "RunRecorder": "train.record.run_recorder",
-    "record_run": "train.record.run_recorder",
+    "record_run": "train.record.record_run",
     "validation_blocks": "train.record.validation",
     "HeadLoss": "transport.head_loss",
     "HeadLossOutput": "transport.head_loss",

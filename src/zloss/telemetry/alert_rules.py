@@ -46,7 +46,7 @@ RULES = (
     AlertRule("p_z_999_raw", "the tail of |log Z − log V| (raw)", 3.0),
     AlertRule("p_z_999_centered", "the tail of |log Z̃ − log V| (centered)", 2.0),
     AlertRule("gain_mean", "the gain (raw)", 1.25),
-    AlertRule("gain_p99", "the tail of the gain (raw)", 2.0),
+    AlertRule("gain_p99", "the tail of the gain (raw)", 2.5),
     AlertRule("gain_centered_p99", "the tail of the gain (centered)", 2.0),
     AlertRule("grad_norm_preclip", "the gradient norm before clipping", 2.5),
     AlertRule("adam_v_max", "the largest second moment of Adam", 10.0),

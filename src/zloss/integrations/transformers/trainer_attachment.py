@@ -26,8 +26,9 @@ from zloss.telemetry.alerts import Alert, AlertMonitor
 from zloss.telemetry.levels import exceeded_levels
 from zloss.telemetry.window import StepWindow
 from zloss.text.blocks import Blocks
+from zloss.train.record.record_run import record_run
 from zloss.train.record.recorded_config import RecordOptions
-from zloss.train.record.run_recorder import RunRecorder, record_run
+from zloss.train.record.run_recorder import RunRecorder
 from zloss.transport.backends.choice import Backend
 
 try:

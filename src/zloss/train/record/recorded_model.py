@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint
@@ -37,7 +36,7 @@ class RecordedModel:
 
     def refuse_shards(self) -> None:
         """An error where no process holds the whole model."""
-        if any(isinstance(parameter, DTensor) for parameter in self.module.parameters()):
+        if any(type(parameter.data).__name__ == "DTensor" for parameter in self.module.parameters()):
             raise InputError(
                 "the validation of a recorded run is measured by one process, but this model's parameters are sharded "
                 "(FSDP2): record runs under DDP or in one process."

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError
-from zloss.measure.measurement import measurement_of
 from zloss.models.weight_fingerprint import weight_fingerprint
 from zloss.optimizer.adam_state import StatefulOptimizer
 from zloss.optimizer.recorder import OpenStep, Recorder
@@ -47,7 +46,6 @@ from zloss.telemetry.across_ranks import first_rank, world_size
 from zloss.telemetry.micro_batch import LossParts, MicroBatch, micro_batch
 from zloss.telemetry.window import StepWindow
 from zloss.text.blocks import Blocks
-from zloss.train.folder.measured_run import MeasuredRun, assembled_metrics, no_gradients, run_gradients, validate
 from zloss.train.folder.provenance import run_provenance
 from zloss.train.folder.step_log import STEPS_FILE, StepLog, read_steps
 from zloss.train.record.recorded_config import RecordOptions, method_numbers, plain_settings
@@ -217,6 +215,16 @@ class RunRecorder:
         return self.metrics
 
     def _measure(self, progress: Progress) -> RunMetrics:
+        # The measurement is the heavier half of these imports, and `import zloss` has to stay light.
+        from zloss.measure.measurement import measurement_of
+        from zloss.train.folder.measured_run import (
+            MeasuredRun,
+            assembled_metrics,
+            no_gradients,
+            run_gradients,
+            validate,
+        )
+
         config, options, blocks = self.config, self._options, self._blocks
         if not self.records:
             raise InputError("a run without a step has no metrics: record at least one step.")
@@ -261,7 +269,7 @@ class RunRecorder:
             self.close()
 
 
-def record_run(
+def run_recorder(
     directory: str | os.PathLike[str],
     model: nn.Module,
     objective: Objective,
@@ -277,18 +285,7 @@ def record_run(
     hidden_of: Callable[[Tensor], Tensor] | None = None,
     options: RecordOptions | None = None,
 ) -> RunRecorder:
-    """A recorder that writes `directory/<method>-<λ>-s<seed>/`, which `zloss compare directory` and `zloss report` read.
-
-    `model`: a causal language model of transformers, bare or inside DDP, PEFT or torch.compile; for any other model pass
-    `head`, its output layer (weight [V, D]), and `hidden_of`, a function from token ids [B, N] to the hidden states
-    [B, N, D] that the head receives. `seed`: runs of different methods are paired by it, so it must stand for the same
-    data order and the same initial weights (the latter are checked by their checksum when runs are compared).
-    `validation`: `zloss.validation_blocks(file, tokenizer)`, or rows [B, N + 1] of token ids; measured once, at the end.
-    `optimizer`: for the learning rate and samples of Adam's state. `clip`: the threshold at which the loop clips.
-    `settings`: everything else that defines the experiment, as JSON values; runs that differ in one are refused as a pair.
-
-    Scaling: losses of a step are per valid token of all its micro-batches, whatever divisor the loop uses.
-    """
+    """The recorder of `zloss.record_run`, whose arguments these are."""
     chosen, numbers, blocks = options or RecordOptions(), method_numbers(objective), as_blocks(validation)
     found = recorded_model(model, head, hidden_of)
     found.check(blocks)
