@@ -92,8 +92,7 @@ class AlertMonitor:
         reference, recent = rule_values(rule, before), rule_values(rule, after)
         if not recent or not reference:
             return None
-        middle = fmean if rule.kind == "events" else median
-        now, base = middle(recent), middle(reference)
+        now, base = middle_of(rule, recent), middle_of(rule, reference)
         if rule.quantity in self._active:
             if has_come_back(rule, now, self._active[rule.quantity]):
                 del self._active[rule.quantity]
@@ -141,6 +140,11 @@ def rule_values(rule: AlertRule, rows: Rows) -> list[float]:
     if rule.kind == "events":
         return [float(value > rule.threshold) for value in column(GRADIENT_NORM, rows)]
     return column(rule.quantity, rows)
+
+
+def middle_of(rule: AlertRule, values: Sequence[float]) -> float:
+    """The median; events: the share."""
+    return fmean(values) if rule.kind == "events" else median(values)
 
 
 def has_grown(reference: Sequence[float], recent: Sequence[float]) -> bool:
