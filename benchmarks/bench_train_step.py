@@ -24,8 +24,9 @@ from interleaved import Timing, measure, measure_quietly
 import zloss
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
+from zloss.telemetry.micro_batch import micro_batch
 from zloss.train.step.loss_model import LossModel
-from zloss.train.step.telemetry import transport_tails
+from zloss.train.step.telemetry import step_tails, step_window
 
 VOCAB, BLOCKS, SIZE, COEF, CLIP = 16384, 4, 256, 1e-4, 1.0
 PLAIN, RECORDED, EAGER = "head_loss, light statistics", "head_loss, recorded with telemetry", "eager CE+Z"
@@ -80,13 +81,16 @@ class Step:
     def recorded(self) -> Callable[[], None]:
         """The step of `zloss train`."""
         recorder = Recorder(self.model.parameters(), self.optimizer, clip=CLIP)
+        window = step_window(self.objective)
 
         def run() -> None:
             out = self.loss_model(self.ids, self.target, self.target.numel())
             out.loss.backward()
             recorder.micro_batch(out.loss, out.cross_entropy, out.auxiliary)
             with recorder.step(len(recorder.records) + 1) as step:
-                step.telemetry = transport_tails([out.stats], self.objective)
+                window.add(micro_batch(out, "mean"))
+                window.end_step(step.norm, CLIP)
+                step.telemetry = step_tails(window)
                 step.clip_()
                 self.optimizer.step()
             self.optimizer.zero_grad()

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from zloss.source.router.scale import match_coefficient as match_coefficient
     from zloss.source.router.scale import router_scale as router_scale
     from zloss.source.statistics import TokenStats as TokenStats
+    from zloss.train.record.record_run import record_run as record_run
+    from zloss.train.record.recorded_config import RecordOptions as RecordOptions
+    from zloss.train.record.validation import validation_blocks as validation_blocks
     from zloss.transport.head_loss import HeadLoss as HeadLoss
     from zloss.transport.head_loss import HeadLossOutput as HeadLossOutput
     from zloss.transport.head_loss import head_loss as head_loss
@@ -74,6 +77,9 @@ _HOME = {
     "router_scale": "source.router.scale",
     "StandardZLoss": "source.objectives.standard",
     "TokenStats": "source.statistics",
+    "RecordOptions": "train.record.recorded_config",
+    "record_run": "train.record.record_run",
+    "validation_blocks": "train.record.validation",
     "HeadLoss": "transport.head_loss",
     "HeadLossOutput": "transport.head_loss",
     "head_loss": "transport.head_loss",

@@ -6,7 +6,9 @@ Everything a user can cause is a `ZlossError`; the command line prints its one m
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
+from importlib import metadata
 
 
 class ZlossError(Exception):
@@ -97,6 +99,42 @@ class MissingDependencyError(ZlossError, ImportError):
         super().__init__(
             f"{purpose} needs the package {package!r}, which is not installed: pip install 'zloss[{extra}]'."
         )
+
+
+class OutdatedDependencyError(MissingDependencyError):
+    """An optional package is installed in a version that is too old; the message names both versions."""
+
+    def __init__(self, package: str, installed: str, least: str, purpose: str, extra: str) -> None:
+        self.installed = installed
+        ImportError.__init__(
+            self,
+            f"{purpose} needs {package} ≥ {least}, but {package} {installed} is installed: "
+            f"pip install --upgrade 'zloss[{extra}]'.",
+        )
+
+
+def require_version(package: str, least: str, purpose: str, extra: str, *, also: str | None = None) -> None:
+    """An error of one sentence where `package` is missing or older than `least`.
+
+    `also`: another distribution of the same library.
+    """
+    for name in (package, also):
+        if name is None:
+            continue
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if _release(installed) < _release(least):
+            raise OutdatedDependencyError(name, installed, least, purpose, extra)
+        return
+    raise MissingDependencyError(f"{package}>={least}", purpose, extra)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version; what is no number counts as 0."""
+    parts = [*version.split("."), "0", "0"][:2]
+    return tuple(int("".join(itertools.takewhile(str.isdigit, part)) or 0) for part in parts)
 
 
 def first_line(error: BaseException) -> str:

@@ -13,7 +13,10 @@ from zloss.telemetry.alert_action import alert_action
 from zloss.telemetry.alerts import Alert, AlertMonitor
 from zloss.telemetry.levels import exceeded_levels
 
-NAMES = ("mu_abs_p99", "p_z_999_raw", "p_z_999_centered", "gain_p99", "gain_centered_p99", "grad_norm_preclip")
+NAMES = (
+    *("mu_abs_p99", "p_z_999_raw", "p_z_999_centered", "gain_p99", "gain_centered_p99", "grad_norm_preclip"),
+    *("adam_v_max", "fp16_margin"),
+)
 
 
 def run(
@@ -57,6 +60,65 @@ def test_a_shift_that_ce_sees_is_not_called_invisible() -> None:
     (alert,) = run(AlertMonitor(), range(1, 1500), shift=grown, ce=lambda step: 3.0 if step < 1000 else 5.0)
     assert not alert.ce_invisible
     assert "cannot see" not in str(alert)
+
+
+def drift(monitor: AlertMonitor, steps: int, **changes: object) -> list[Alert]:
+    """Steady numbers with noise; each change is a function of the step that gives one of them."""
+    noise, found = random.Random(1), []
+    for step in range(1, steps):
+        numbers = {"ce": 3.0, "log_z_mean": 6.0, "p_z_mean_raw": 0.5, "gain_mean": 1.4, "grad_norm_preclip": 1.0}
+        numbers |= {"fp16_margin": 4000.0, "adam_v_max": 1e-4}
+        numbers |= {name: of(step) for name, of in changes.items()}  # type: ignore[operator]
+        found += monitor.observe(step, {name: value * noise.gauss(1, 0.02) for name, value in numbers.items()})
+    return found
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.02, -0.02, 0.1])
+def test_a_growing_common_shift_is_dated_within_a_window(rate: float) -> None:
+    """Mean log Z grows or falls by some nats a step from step 700 on; nothing else moves."""
+    monitor = AlertMonitor()
+    found = drift(monitor, 900, log_z_mean=lambda step: 6 + rate * max(0, step - 700))
+    assert [alert.quantity for alert in found] == ["log_z_mean"]
+    (alert,) = found
+    assert 700 < alert.step <= 700 + 2 * monitor.window
+    assert abs(alert.began - 700) <= monitor.window
+    assert alert.ce_invisible
+    assert ("above" if rate > 0 else "below") in str(alert)
+    assert "common shift" in str(alert)
+
+
+def test_a_pull_towards_the_target_is_no_alert_and_one_away_from_it_is() -> None:
+    moves = {"log_z_mean": lambda step: 6 - 0.02 * max(0, step - 700)}
+    towards = {"p_z_mean_raw": lambda step: 5 - 0.02 * max(0, step - 700)}
+    away = {"p_z_mean_raw": lambda step: 5 + 0.02 * max(0, step - 700)}
+    assert drift(AlertMonitor(pulled=True), 850, **moves, **towards) == []
+    assert [alert.quantity for alert in drift(AlertMonitor(pulled=True), 850, **moves, **away)] == ["log_z_mean"]
+    assert [alert.quantity for alert in drift(AlertMonitor(), 850, **moves, **towards)] == ["log_z_mean"]
+
+
+def test_gradient_events_are_counted_not_averaged() -> None:
+    """Every third step above 10 leaves the median where it was."""
+    found = drift(AlertMonitor(), 900, grad_norm_preclip=lambda step: 30.0 if step >= 700 and step % 3 == 0 else 1.0)
+    assert [alert.quantity for alert in found] == ["phi_10"]
+    assert found[0].began == 702
+    assert "share of steps" in str(found[0])
+    rare = drift(AlertMonitor(), 900, grad_norm_preclip=lambda step: 30.0 if step % 20 == 0 else 1.0)
+    assert rare == []
+    always = drift(AlertMonitor(), 900, grad_norm_preclip=lambda step: 30.0 if step % 3 == 0 else 1.0)
+    assert always == []
+
+
+def test_second_moments_and_the_fp16_margin() -> None:
+    """Sampled every tenth step, and falling."""
+    monitor = AlertMonitor()
+    found = []
+    for step in range(1, 900):
+        numbers = {"fp16_margin": 4000.0 if step < 700 else 500.0}
+        if step % 10 == 0:
+            numbers["adam_v_max"] = 1e-4 if step < 700 else 2e-3
+        found += monitor.observe(step, numbers)
+    assert sorted(alert.quantity for alert in found) == ["adam_v_max", "fp16_margin"]
+    assert all(700 <= alert.began <= alert.step <= 800 for alert in found)
 
 
 def test_after_it_came_back_a_second_change_is_reported_again() -> None:

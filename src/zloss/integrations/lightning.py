@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError
+from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError, require_version
 from zloss.integrations.transformers.apply import apply
 from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.source.objective import Objective
@@ -18,10 +18,12 @@ from zloss.telemetry.alert_action import OnAlert, alert_action
 from zloss.telemetry.alerts import AlertMonitor
 from zloss.telemetry.window import StepWindow
 
+LEAST_LIGHTNING = "2.2"
 try:
     from lightning.pytorch import Callback
 except ImportError as error:
-    raise MissingDependencyError("lightning>=2.2", "ZLossCallback", "lightning") from error
+    raise MissingDependencyError(f"lightning>={LEAST_LIGHTNING}", "ZLossCallback", "lightning") from error
+require_version("lightning", LEAST_LIGHTNING, "ZLossCallback", "lightning")
 
 PREFIX = "zloss/"
 
@@ -44,8 +46,8 @@ class ZLossCallback(Callback):
         on_alert: OnAlert = "log",
     ) -> None:
         self.objective, self.model, self.label_smoothing = objective, model, label_smoothing
-        self.window = StepWindow(window, objective.coordinate)
-        self.monitor = AlertMonitor()
+        self.window = StepWindow(window, objective.coordinate, across_ranks=True)
+        self.monitor = AlertMonitor(pulled=objective.active)
         self.handle: ZLossHandle | None = None
         self._act = alert_action(on_alert)
 
@@ -79,9 +81,9 @@ class ZLossCallback(Callback):
         self.window.end_step(norm, trainer.gradient_clip_val or None)
         if (trainer.global_step + 1) % max(1, trainer.log_every_n_steps):
             return
-        found = {f"{PREFIX}{name}": value for name, value in self.window.scalars().items() if math.isfinite(value)}
-        pl_module.log_dict(found)
-        for alert in self.monitor.observe(trainer.global_step + 1, self.window.last_step()):
+        found, last = self.window.both()
+        pl_module.log_dict({f"{PREFIX}{name}": value for name, value in found.items() if math.isfinite(value)})
+        for alert in self.monitor.observe(trainer.global_step + 1, last):
             self._act(alert)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -17,7 +17,7 @@ CHECK_TOKENS = 64
 """Tokens that are compared; few, because the model forms all their logits at once (V can be 262,144)."""
 AGREEMENT = 1e-3
 """Largest relative difference between our logits and the model's own."""
-FORESIGHT = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2}
+FORESIGHT = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Largest relative change of earlier hidden states when a later token changes: what rounding explains."""
 
 

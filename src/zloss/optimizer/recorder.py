@@ -37,7 +37,7 @@ from zloss.results.step_record import AdamSample, GradientState, StepRecord
 
 
 @dataclass(frozen=True)
-class _StepReading:
+class StepReading:
     """What is read of a step before its update."""
 
     norm: float
@@ -48,14 +48,19 @@ class _StepReading:
     auxiliary: float
     micro_nan: int
     micro_inf: int
+    micro_batches: int
+    """Those of this rank."""
 
 
 class OpenStep:
     """A step between its backward passes and its update."""
 
-    def __init__(self, gradients: Sequence[Tensor], norm: float, inf: float, clip: float | None) -> None:
+    def __init__(
+        self, index: int, gradients: Sequence[Tensor], read: StepReading, clip: float | None, clipped_by: float
+    ) -> None:
         self._gradients, self._clip = gradients, clip
-        self.norm, self.inf = norm, inf
+        self.index, self.read = index, read
+        self.norm, self.inf = read.norm / clipped_by, read.inf / clipped_by
         """‖g‖₂ and ‖g‖∞ before clipping."""
         self.postclip: tuple[float, float] | None = None
         self.updated = True
@@ -126,41 +131,60 @@ class Recorder:
     @contextmanager
     def step(self, index: int) -> Iterator[OpenStep]:
         """Enter after the last backward pass, leave after the optimizer's step."""
+opened = self.begin(index)
+        yield opened
+        self.end(opened)
+
+    def begin(self, index: int, *, clipped_by: float | None = None) -> OpenStep:
+        """Read the gradients of step `index`, before the optimizer's step.
+
+        `clipped_by`: the factor by which the loop has multiplied them already (1 where it clipped nothing); the norms before
+        clipping are those that are read, divided by it. None: they are not clipped yet.
+        """
         micro = torch.stack(self._micro).double() if self._micro else torch.zeros(0, 3, dtype=torch.float64)
         self._micro = []
         read = self._read(micro)
-        opened = OpenStep([own_part(gradient) for gradient in self._gradients()], read.norm, read.inf, self._clip)
-        yield opened
+        # A factor of 0 or NaN belongs to a gradient that is not finite: what is left of it is read as it is.
+        factor = clipped_by if clipped_by is not None and math.isfinite(clipped_by) and clipped_by > 0 else 1.0
+        gradients = [own_part(gradient) for gradient in self._gradients()]
+        opened = OpenStep(index, gradients, read, self._clip, factor)
+        if clipped_by is not None:
+            opened.postclip = (read.norm, read.inf)
+        return opened
+
+    def end(self, opened: OpenStep) -> StepRecord:
+        """Complete the record of a step, after the optimizer's step."""
         if opened.postclip is None:
             opened.postclip = self._read_again()
-        self.records.append(
-            StepRecord(
-                step=index,
-                loss=read.loss,
-                cross_entropy=read.cross_entropy,
-                auxiliary=read.auxiliary,
-                grad_norm=read.norm,
-                grad_inf=read.inf,
-                param_norm=read.param_norm,
-                postclip_norm=opened.postclip[0],
-                postclip_inf=opened.postclip[1],
-                micro_batches=len(micro),
-                micro_nan=read.micro_nan,
-                micro_inf=read.micro_inf,
-                gradient=opened.gradient,
-                updated=opened.updated,
-                lr=opened.lr,
-                seconds=opened.seconds,
-                telemetry=opened.telemetry,
-                adam=self._sample(index),
-            )
+        read = opened.read
+        record = StepRecord(
+            step=opened.index,
+            loss=read.loss,
+            cross_entropy=read.cross_entropy,
+            auxiliary=read.auxiliary,
+            grad_norm=opened.norm,
+            grad_inf=opened.inf,
+            param_norm=read.param_norm,
+            postclip_norm=opened.postclip[0],
+            postclip_inf=opened.postclip[1],
+            micro_batches=read.micro_batches,
+            micro_nan=read.micro_nan,
+            micro_inf=read.micro_inf,
+            gradient=opened.gradient,
+            updated=opened.updated,
+            lr=opened.lr,
+            seconds=opened.seconds,
+            telemetry=opened.telemetry,
+            adam=self._sample(opened.index),
         )
+        self.records.append(record)
+        return record
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     @torch.no_grad()
-    def _read(self, micro: Tensor) -> _StepReading:
+    def _read(self, micro: Tensor) -> StepReading:
         """Norms and losses of the step over all ranks: one all-gather where there are several, one transfer."""
         before = own_norms(by_share(self._gradients(), self._ranks))
         device = before.device
@@ -173,7 +197,7 @@ class Recorder:
         param_norm = whole_l2(everyone[:, 2])
         losses, worst = everyone[:, 3:6].mean(dim=0), everyone[:, 6:].amax(dim=0)
         numbers = torch.cat([torch.stack([norm, inf, param_norm]), losses, worst]).tolist()
-        return _StepReading(*numbers[:6], *map(int, numbers[6:]))
+        return StepReading(*numbers[:6], *map(int, numbers[6:]), len(micro))
 
     @torch.no_grad()
     def _read_again(self) -> tuple[float, float]:

@@ -52,8 +52,8 @@ class AuditProvenance(Provenance):
 class RunProvenance(Provenance):
     """provenance.json of a training run."""
 
-    accelerate: str
-    """Version of accelerate."""
+    accelerate: str | None
+    """Version of accelerate; None where it is not installed."""
     train_seconds: float
     """Wall-clock time of all optimizer steps, in seconds, those before an interruption included."""
     threads: int
@@ -75,12 +75,20 @@ class ReproductionProvenance(Provenance):
     """Threads of PyTorch."""
 
 
+def installed_version(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def shared_keys(command: str, started: datetime, seconds: float) -> dict[str, Any]:
     """The keys of `Provenance` for work that began at `started` in this environment."""
     return {
         "zloss": __version__,
         "torch": metadata.version("torch"),
-        "transformers": metadata.version("transformers"),
+        "transformers": installed_version("transformers"),
         "command": command,
         "started": started.astimezone(UTC).isoformat(timespec="seconds"),
         "seconds": seconds,

@@ -97,10 +97,10 @@ class RunMetrics:
     """Gradients of the trained model."""
     tokens_consumed: int
     """Token instances that the steps processed: steps times tokens per step."""
-    tokens_available: int
-    """Tokens in the training blocks."""
-    reuse: float
-    """tokens_consumed / tokens_available."""
+    tokens_available: int | None
+    """Tokens in the training blocks; None where the loop did not say it."""
+    reuse: float | None
+    """tokens_consumed / tokens_available; None where the latter is."""
     valid_predictions: int
     """Validation tokens that were scored, each exactly once."""
     valid_nonfinite: Nonfinite

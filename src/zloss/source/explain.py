@@ -13,11 +13,25 @@ from zloss.source.objective import Objective
 from zloss.source.objectives.standard import StandardZLoss
 
 FRAMEWORKS: dict[str, tuple[str | None, str]] = {
-    "Liger": ("lse_square_scale", "CE and Z over the valid tokens; log Z is taken of logits in the dtype of the model"),
-    "flash-attn": ("lse_square_scale", "per token; the mean over valid tokens is the caller's"),
-    "OLMo-core": ("z_loss_multiplier", "CE and Z summed over valid tokens, both over one divisor of the batch"),
-    "t5x / MaxText": ("z_loss", "summed over weighted tokens, over the loss normalising factor"),
-    "levanter": ("logsumexp_weight", "the reduction of the loss function, which the mask weights"),
+    "Liger": (
+        "lse_square_scale",
+        'reduction="mean": CE and Z over the count of valid tokens; "sum": neither is divided; with class weights CE is over '
+        "their sum and Z stays over the count. Log Z is taken of logits in the dtype of the model",
+    ),
+    "flash-attn": (
+        "lse_square_scale",
+        "per token, CE + Z in one number, 0 at ignored tokens; the divisor is the caller's, the same for both",
+    ),
+    "OLMo-core": (
+        "z_loss_multiplier",
+        "CE and Z summed over valid tokens, both over one divisor, the valid tokens of the whole batch",
+    ),
+    "t5x / MaxText": (
+        "z_loss",
+        "t5x: CE and Z summed with the token weights, over `loss_normalizing_factor`, or not divided where that is None. "
+        "MaxText names it `z_loss_multiplier` and divides both by the count of tokens that are not padding",
+    ),
+    "levanter": ("logsumexp_weight", "CE + Z per token, Σ w(CE + Z) / Σ w with the loss weights w"),
     "Megatron-LM": (None, "it has a Z-loss of routers only (`--moe-z-loss-coeff`)"),
     "xtuner": (None, "it has a Z-loss of routers only (`ZLossConfig(z_loss_alpha=...)`)"),
 }

@@ -76,19 +76,20 @@ def joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def summarize_values(values: dict[str, Tensor], tokens: Tensor) -> dict[str, float]:
-    """The table above of values [T] that are NaN beyond `tokens` of them."""
-    numbers: dict[str, Tensor] = {"tokens": tokens}
-    for name, value_T in values.items():
-        if name in MEANS:
-            numbers[name] = _mean(value_T, tokens)
-            continue
-        numbers[entry_name(name, "mean")] = _mean(value_T, tokens)
-        # Ignored tokens are NaN and NaN is sorted last: the first `tokens` are the valid ones, nonfinite ones included.
-        ordered_T = value_T.sort().values
-        for level, q in LEVELS.items():
-            numbers[entry_name(name, level)] = _quantile(ordered_T, tokens, q)
-    found = torch.stack([number.double() for number in numbers.values()]).tolist()
-    return {name: number for name, number in zip(numbers, found, strict=True) if found[0] or name == "tokens"}
+    """The table above of values [T] that are NaN beyond `tokens` of them. All quantities go through the same operations."""
+    if not values:
+        return {"tokens": float(tokens)}
+    means_Q = torch.stack(list(values.values())).double().nansum(dim=1) / tokens
+    tails = [name for name in values if name not in MEANS]
+    numbers = [tokens.double().reshape(1), means_Q]
+    if tails:
+        numbers.append(
+            quantiles(torch.stack([values[name] for name in tails]), tokens, tuple(LEVELS.values())).flatten()
+        )
+    names = ["tokens", *(name if name in MEANS else entry_name(name, "mean") for name in values)]
+    names += [entry_name(name, level) for name in tails for level in LEVELS]
+    found = dict(zip(names, torch.cat(numbers).tolist(), strict=True))
+    return found if found["tokens"] else {"tokens": 0.0}
 
 
 def entry_name(quantity: str, level: str) -> str:
@@ -98,16 +99,24 @@ def entry_name(quantity: str, level: str) -> str:
     return f"{quantity}_p{level}" if level.isdigit() else f"{quantity}_{level}"
 
 
-def _mean(value_T: Tensor, tokens: Tensor) -> Tensor:
-    return value_T.double().nansum() / tokens
+def quantiles(values_QT: Tensor, tokens: Tensor, levels: Sequence[float]) -> Tensor:
+    """Quantiles [Q, L] in fp64 over the first `tokens` of the sorted values, linear between order statistics.
+
+    Ignored tokens are NaN and NaN is sorted last, so the first `tokens` are the valid ones, nonfinite ones included. The
+    count stays on the device. NaN where there is no token.
+    """
+    if not values_QT.shape[-1]:
+        return values_QT.new_full((len(values_QT), len(levels)), math.nan, dtype=torch.float64)
+    ordered_QT = values_QT.sort(dim=-1).values
+    last = (tokens - 1).clamp_min(0)
+    rank_L = torch.tensor(levels, dtype=torch.float64, device=values_QT.device) * last
+    low_L = rank_L.floor().long()
+    below_QL = ordered_QT[:, low_L].double()
+    above_QL = ordered_QT[:, torch.minimum(low_L + 1, last)].double()
+    return torch.where(rank_L == low_L, below_QL, torch.lerp(below_QL, above_QL, rank_L - low_L))
 
 
-def _quantile(ordered_T: Tensor, tokens: Tensor, q: float) -> Tensor:
-    """Linear interpolation at rank q·(tokens − 1), on the device; the count need not reach the host first."""
-    if not ordered_T.numel():
-        return ordered_T.new_tensor(math.nan)
-    rank = q * (tokens.double() - 1).clamp_min(0)
-    low = rank.floor().long()
-    high = torch.minimum(low + 1, (tokens - 1).clamp_min(0))
-    below, above = ordered_T.gather(0, torch.stack([low, high])).double()
-    return torch.where(rank == low, below, torch.lerp(below, above, rank - low))
+def exact_quantile(values: Tensor, q: float) -> Tensor:
+    """The q-quantile of all values, 0-d in fp64; NaN of nothing. `torch.quantile` refuses more than 2²⁴ values."""
+    flat = values.reshape(1, -1)
+    return quantiles(flat, torch.tensor(flat.shape[1], device=values.device), (q,))[0, 0]

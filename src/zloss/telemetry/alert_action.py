@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from zloss.errors import InputError, TrainingAlertError
-from zloss.telemetry.alerts import Alert
+from zloss.telemetry.across_ranks import first_rank
+from zloss.telemetry.alert_rules import Alert
 
 OnAlert = Literal["log", "raise"] | Callable[[Alert], None]
 """`on_alert`: what to do with an alert."""
@@ -20,10 +21,15 @@ def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
     if callable(on_alert):
         return on_alert
     if on_alert == "log":
-        return lambda alert: logger.warning("%s", alert)
+        return _warn
     if on_alert == "raise":
         return _raise
     raise InputError(f"`on_alert` is expected to be 'log', 'raise' or a function of an alert, but got {on_alert!r}.")
+
+
+def _warn(alert: Alert) -> None:
+    if first_rank():  # every process sees the same numbers
+        logger.warning("%s", alert)
 
 
 def _raise(alert: Alert) -> None:

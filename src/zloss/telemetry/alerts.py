@@ -1,9 +1,9 @@
-"""Alerts while training: a change of a tail against the run's own recent past, not a level.
+"""Alerts while training: a change of a number against the run's own recent past, not a level.
 
 Per quantity, the median of the last W observations is compared with the median of the W observations that lie `lag`
-before them. It is a change where it exceeds the reference by a ratio *and* by a number of the reference's median absolute
-deviations. While an alert is on, its reference stays where it was; the alert ends once the median has come back half of
-the way. So one change is reported once, and a slow development of a healthy run moves the reference along.
+before them, by the rules of `zloss.telemetry.alert_rules`. While an alert is on, its reference stays where it was; the
+alert ends once the median has come back half of the way. So one change is reported once, and a slow development of a
+healthy run moves the reference along.
 
 The first `warmup` observations are not used: a learning-rate warm-up changes everything.
 """
@@ -12,85 +12,48 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from statistics import median
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
 from typing import Any
 
 from zloss.errors import InputError
+from zloss.telemetry.alert_rules import GRADIENT_NORM, LOG_Z, RULES, Alert, AlertRule, as_dict
+
+__all__ = ["RULES", "Alert", "AlertMonitor", "AlertRule", "as_dict"]
 
 NORMAL = 1.4826
 """Standard deviation of a normal distribution in its median absolute deviations."""
-
-
-@dataclass(frozen=True)
-class AlertRule:
-    """What counts as a change of one quantity."""
-
-    quantity: str
-    """Name of a scalar."""
-    meaning: str
-    """What grew, in words."""
-    ratio: float
-    """How many times its reference the median must be."""
-    deviations: float = 3.0
-    """By how many (normalised) median absolute deviations of the reference it must exceed it."""
-
-
-RULES = (
-    AlertRule("mu_abs_p99", "the common shift of the logits", 1.5),
-    AlertRule("p_z_999_raw", "the tail of |log Z − log V| (raw)", 2.0),
-    AlertRule("p_z_999_centered", "the tail of |log Z̃ − log V| (centered)", 1.75),
-    AlertRule("gain_p99", "the tail of the gain (raw)", 1.3),
-    AlertRule("gain_centered_p99", "the tail of the gain (centered)", 1.4),
-    AlertRule("grad_norm_preclip", "the gradient norm before clipping", 2.5),
-)
-"""Each ratio lies above the largest that clean runs showed (docs/integrations.md has them): the raw gain is the steadiest
-quantity of a healthy run and the first to move when a common shift grows."""
-
-
-@dataclass(frozen=True)
-class Alert:
-    """A change that began at a step."""
-
-    quantity: str
-    meaning: str
-    step: int
-    """The step at which it was reported."""
-    began: int
-    """The first step from which on every observation was above the limit."""
-    value: float
-    """Median of the last observations."""
-    reference: float
-    """Median of the reference."""
-    ce_invisible: bool
-    """Whether cross-entropy stayed within three of its own deviations meanwhile."""
-
-    def __str__(self) -> str:
-        hidden = " Cross-entropy stayed within its own noise: it cannot see this." if self.ce_invisible else ""
-        if self.quantity == "nonfinite":
-            return f"step {self.step}: {self.meaning}."
-        return (
-            f"step {self.step}: {self.meaning} ({self.quantity}) is {self.value:.4g}, {self.value / self.reference:.3g} times "
-            f"its reference {self.reference:.4g}, since step {self.began}.{hidden}"
-        )
+RUNNING = 9
+"""Observations of the running median that dates a change."""
+VIOLATION = "p_z_mean_raw"
+Rows = Sequence[Mapping[str, float]]
+"""Observations, each by name."""
 
 
 class AlertMonitor:
     """Observations in, changes out. Its whole state is plain numbers: `state_dict` goes into a checkpoint.
 
     `window`: W observations; `lag`: how far before them the reference lies; `warmup`: observations left out first.
+    `pulled`: the objective pulls log Z to a target; then a change of mean log Z is one only where the mean distance to
+    log V has grown.
     """
 
     def __init__(
-        self, window: int = 50, lag: int = 200, warmup: int = 200, rules: tuple[AlertRule, ...] = RULES
+        self,
+        window: int = 50,
+        lag: int = 100,
+        warmup: int = 200,
+        rules: tuple[AlertRule, ...] = RULES,
+        *,
+        pulled: bool = False,
     ) -> None:
         if window < 3 or lag < window or warmup < 0:
             raise InputError(
                 f"alerts need window ≥ 3, lag ≥ window and warmup ≥ 0 observations, but got {window}, {lag}, {warmup}."
             )
-        self.window, self.lag, self.warmup, self.rules = window, lag, warmup, rules
+        self.window, self.lag, self.warmup, self.rules, self.pulled = window, lag, warmup, rules, pulled
         self.seen = 0
+        self._names = {rule.quantity for rule in rules} | {"ce", VIOLATION, GRADIENT_NORM}
         self._history: deque[dict[str, float]] = deque(maxlen=window + lag)
         self._active: dict[str, float] = {}
         """Quantity → the reference that its alert is held against."""
@@ -106,12 +69,14 @@ class AlertMonitor:
         self.seen += 1
         if self.seen <= self.warmup:
             return found
-        names = {rule.quantity for rule in self.rules} | {"ce"}
-        kept = {name: float(scalars[name]) for name in names if name in scalars and math.isfinite(scalars[name])}
+        kept = {name: float(scalars[name]) for name in self._names if math.isfinite(scalars.get(name, math.nan))}
         self._history.append({"step": float(step)} | kept)
         if len(self._history) < self.window + self.lag:
             return found
-        return found + [alert for rule in self.rules if (alert := self._judge(step, rule)) is not None]
+        rows = list(self._history)
+        reference, recent = rows[: self.window], rows[self.lag :]
+        judged = (self._judge(step, rule, reference, recent) for rule in self.rules)
+        return found + [alert for alert in judged if alert is not None]
 
     def _nonfinite(self, step: int, scalars: Mapping[str, float]) -> list[Alert]:
         wrong = sorted(name for name, value in scalars.items() if not math.isfinite(value))
@@ -123,39 +88,35 @@ class AlertMonitor:
         self._active["nonfinite"] = 0.0
         return [Alert("nonfinite", f"not finite: {', '.join(wrong)}", step, step, math.nan, 0.0, False)]
 
-    def _judge(self, step: int, rule: AlertRule) -> Alert | None:
-        recent = self._values(rule.quantity, self.lag, None)
-        reference = self._values(rule.quantity, 0, self.window)
+    def _judge(self, step: int, rule: AlertRule, before: Rows, after: Rows) -> Alert | None:
+        reference, recent = rule_values(rule, before), rule_values(rule, after)
         if not recent or not reference:
             return None
-        now, base = median(recent), median(reference)
+        now, base = middle_of(rule, recent), middle_of(rule, reference)
         if rule.quantity in self._active:
-            base = self._active[rule.quantity]
-            if now < base * (1 + rule.ratio) / 2:
+            if has_come_back(rule, now, self._active[rule.quantity]):
                 del self._active[rule.quantity]
             return None
-        limit = max(rule.ratio * base, base + rule.deviations * deviation(reference))
-        if not now > limit:
+        if not is_large(rule, now, base, len(recent)):
+            return None
+        spread = deviation(reference)
+        if abs(now - base) <= rule.deviations * spread:
+            return None
+        if (
+            rule.quantity == LOG_Z
+            and self.pulled
+            and not has_grown(column(VIOLATION, before), column(VIOLATION, after))
+        ):
             return None
         self._active[rule.quantity] = base
-        return Alert(rule.quantity, rule.meaning, step, self._began(rule, limit), now, base, self._ce_is_still())
-
-    def _values(self, name: str, start: int, stop: int | None) -> list[float]:
-        return [row[name] for row in list(self._history)[start:stop] if name in row]
-
-    def _began(self, rule: AlertRule, limit: float) -> int:
-        began = int(self._history[-1]["step"])
-        for row in reversed(self._history):
-            if row.get(rule.quantity, math.inf) <= limit:
-                break
-            began = int(row["step"])
-        return began
-
-    def _ce_is_still(self) -> bool:
-        recent, reference = self._values("ce", self.lag, None), self._values("ce", 0, self.window)
-        if not recent or not reference:
-            return False
-        return abs(median(recent) - median(reference)) <= 3 * deviation(reference)
+        if rule.kind == "events":
+            began = next(int(row["step"]) for row in after if row.get(GRADIENT_NORM, 0.0) > rule.threshold)
+        else:
+            rows = [row for row in self._history if rule.quantity in row]
+            steps = [int(row["step"]) for row in rows]
+            began = change_began(steps, column(rule.quantity, rows), base, 2 * spread, rising=now > base)
+        still = is_still(column("ce", before), column("ce", after))
+        return Alert(rule.quantity, rule.meaning, step, began, now, base, still, rule.kind)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, as JSON values."""
@@ -169,12 +130,70 @@ class AlertMonitor:
         self._active = dict(state["active"])
 
 
-def deviation(values: list[float]) -> float:
+def column(name: str, rows: Rows) -> list[float]:
+    """One number of all observations that have it."""
+    return [row[name] for row in rows if name in row]
+
+
+def rule_values(rule: AlertRule, rows: Rows) -> list[float]:
+    """What a rule takes the median of; events: 1 for a step that is one, 0 for another."""
+    if rule.kind == "events":
+        return [float(value > rule.threshold) for value in column(GRADIENT_NORM, rows)]
+    return column(rule.quantity, rows)
+
+
+def middle_of(rule: AlertRule, values: Sequence[float]) -> float:
+    """The median; events: the share."""
+    return fmean(values) if rule.kind == "events" else median(values)
+
+
+def has_grown(reference: Sequence[float], recent: Sequence[float]) -> bool:
+    """Whether the median has; True where it is not known."""
+    return not recent or not reference or median(recent) > median(reference)
+
+
+def is_still(reference: Sequence[float], recent: Sequence[float]) -> bool:
+    """Whether the median stayed within three deviations of the reference; False where it is not known."""
+    if not recent or not reference:
+        return False
+    return abs(median(recent) - median(reference)) <= 3 * deviation(reference)
+
+
+def is_large(rule: AlertRule, now: float, base: float, count: int) -> bool:
+    """Whether `now` differs from the reference by the rule's ratio; events: by its share, and by their noise."""
+    if rule.kind == "events":
+        return now - base > max(rule.ratio, 3 * math.sqrt(base * (1 - base) / count))
+    if rule.kind == "factor":
+        return abs(now - base) > math.log(rule.ratio)
+    return now * rule.ratio < base if rule.kind == "fall" else now > rule.ratio * base
+
+
+def has_come_back(rule: AlertRule, now: float, base: float) -> bool:
+    """Whether less than half of what made a change is left."""
+    if rule.kind == "events":
+        return now - base < rule.ratio / 2
+    if rule.kind == "factor":
+        return abs(now - base) < math.log(rule.ratio) / 2
+    half = (1 + rule.ratio) / 2
+    return now * half > base if rule.kind == "fall" else now < base * half
+
+
+def change_began(steps: Sequence[int], values: Sequence[float], base: float, band: float, *, rising: bool) -> int:
+    """The first step beyond `band` of the reference after the running median was last within it.
+
+    The running median is over at most 9 observations, centered; it is the first step where it was never within.
+    """
+    beyond = [(value - base if rising else base - value) - band for value in values]
+    reach = min(RUNNING, len(values)) // 2
+    start = 0
+    for place in range(len(values) - 1, -1, -1):
+        if median(beyond[max(0, place - reach) : place + reach + 1]) <= 0:
+            start = place + 1
+            break
+    return next((step for step, above in zip(steps[start:], beyond[start:], strict=True) if above > 0), steps[-1])
+
+
+def deviation(values: Sequence[float]) -> float:
     """The median absolute deviation, in units of a standard deviation."""
     middle = median(values)
     return NORMAL * median(abs(value - middle) for value in values)
-
-
-def as_dict(alert: Alert) -> dict[str, Any]:
-    """An alert as JSON values."""
-    return asdict(alert) | {"sentence": str(alert)}

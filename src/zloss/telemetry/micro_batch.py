@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 from zloss.source.reduction import Reduction
 from zloss.source.statistics import TokenStats
-from zloss.transport.head_loss import HeadLossOutput
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,25 @@ class MicroBatch:
     """Σ_t of the penalty, its coefficient included; 0-d."""
 
 
-def micro_batch(output: HeadLossOutput, reduction: Reduction) -> MicroBatch:
-    """A loss of `head_loss` or `logits_loss` without token weights and without a normalizer of the caller's."""
-    tokens = output.stats.valid.sum()
+class LossParts(Protocol):
+    """An output of `head_loss`, `logits_loss` or a loss that contains one."""
+
+    @property
+    def stats(self) -> TokenStats: ...
+
+    @property
+    def cross_entropy(self) -> Tensor: ...
+
+    @property
+    def auxiliary(self) -> Tensor: ...
+
+
+def micro_batch(
+    output: LossParts, reduction: Reduction = "mean", normalizer: float | Tensor | None = None
+) -> MicroBatch:
+    """The sums of a loss without token weights; `reduction` and `normalizer` are those that the loss was called with."""
     parts = output.cross_entropy.detach(), output.auxiliary.detach()
     if reduction == "mean":
-        parts = parts[0] * tokens, parts[1] * tokens
+        divisor = output.stats.valid.sum() if normalizer is None else normalizer
+        parts = parts[0] * divisor, parts[1] * divisor
     return MicroBatch(output.stats, parts[0].sum(), parts[1].sum())

@@ -15,6 +15,7 @@ from zloss.optimizer.recorder import Recorder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_metrics import RunMetrics, write_metrics
 from zloss.results.train_config import TrainConfig
+from zloss.telemetry.micro_batch import micro_batch
 from zloss.train.data.blocks import TrainData
 from zloss.train.data.micro_batches import micro_batches
 from zloss.train.folder.metrics import run_metrics
@@ -31,7 +32,7 @@ from zloss.train.start.run_start import Start, initial_checkpoint
 from zloss.train.step.live import LiveView, NoView
 from zloss.train.step.loss_model import LossModel
 from zloss.train.step.objective import run_objective
-from zloss.train.step.telemetry import transport_tails
+from zloss.train.step.telemetry import step_tails, step_window
 from zloss.train.step.tracking import tracked
 
 
@@ -68,6 +69,7 @@ def _train(
     checkpoint = initial_checkpoint(start, config)
     loss_model = _loss_model(config, checkpoint, data)
     loss_model, optimizer = accelerator.prepare(loss_model, make_adamw(loss_model, config))
+    window = step_window(objective, deployed=config.head == "paper")
     recorder = Recorder(loss_model.parameters(), optimizer, clip=config.clip, adam_every=config.adam_every)
     saved = SavedState(folder, identity)
     done, recorder.records = saved.load(accelerator)
@@ -88,20 +90,21 @@ def _train(
                 for group in optimizer.param_groups:
                     group["lr"] = lr
 
-                stats, routed = [], []
+                routed = []
                 for batch in micro_batches(config, data, step):
                     torch.manual_seed(batch.seed)
                     inputs, targets = batch.inputs_BT.to(accelerator.device), batch.targets_BT.to(accelerator.device)
                     out = loss_model(inputs, targets, config.tokens_per_step)
                     accelerator.backward(out.loss)
                     recorder.micro_batch(out.loss, out.cross_entropy, out.auxiliary)
-                    stats.append(out.stats)
+                    window.add(micro_batch(out, normalizer=config.tokens_per_step))
                     if config.moe is not None:
                         routed.append(out.router)
 
                 with recorder.step(step) as opened:
                     opened.lr = lr
-                    opened.telemetry = transport_tails(stats, objective, deployed=config.head == "paper")
+                    window.end_step(opened.norm, config.clip)
+                    opened.telemetry = step_tails(window)
                     if config.moe is not None:
                         opened.telemetry |= router_numbers(routed, config.moe, config.tokens_per_step)
                     if opened.finite:

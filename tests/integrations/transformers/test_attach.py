@@ -203,7 +203,7 @@ def test_an_alert_reaches_the_users_function() -> None:
     got: list[Any] = []
     trainer = make_trainer(small(), max_steps=1)
     attached = attach(trainer, OBJECTIVE, on_alert=got.append)
-    attached.window.last_step = lambda: {"ce": float("nan")}
+    attached.window.both = lambda: (attached.window.scalars(), {"ce": float("nan")})
     logs = train(trainer)
     assert [alert.quantity for alert in got] == ["nonfinite"]
     assert "zloss/ce" in logs[0]

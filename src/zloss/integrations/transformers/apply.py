@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
 
 from torch import nn
 
-from zloss.errors import CoordinateError, InputError, UnsupportedModelError
+from zloss.errors import CoordinateError, InputError, OutdatedDependencyError, UnsupportedModelError, require_version
 from zloss.integrations.moe import RouterLossHandle, RouterZLoss
 from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.integrations.transformers.head_operands import output_head
@@ -17,7 +16,8 @@ from zloss.transport.backends.choice import Backend
 from zloss.transport.options import HeadOptions
 from zloss.transport.statistics_plan import Statistics
 
-LEAST_PEFT = (0, 21)
+LEAST_PEFT = "0.21"
+LEAST_TRANSFORMERS = "5.0"
 OWN_Z = ("z_loss_coefficient", "z_loss_coef")
 """Keys of a config under which a model adds a Z-loss of its own (Bamba)."""
 ELSEWHERE = {"ProphetNetForCausalLM": "its loss is computed from log-probabilities of several streams"}
@@ -56,6 +56,7 @@ def apply(
     """
     HeadOptions(objective=objective, label_smoothing=label_smoothing, statistics=statistics)  # checks itself
     inner = language_model(model)
+    require_version("transformers", LEAST_TRANSFORMERS, "`apply`", "audit")
     _refuse_known(inner, objective)
     output_head(inner)
     handle = ZLossHandle(inner, Settings(objective, label_smoothing, statistics, backend))
@@ -98,11 +99,13 @@ def language_model(model: Any) -> Any:
 
 
 def _check_peft() -> None:
-    version = metadata.version("peft")
-    if tuple(int(part) for part in version.split(".")[:2]) < LEAST_PEFT:
+    try:
+        require_version("peft", LEAST_PEFT, "A PEFT model", "peft")
+    except OutdatedDependencyError as error:
         raise UnsupportedModelError(
-            f"peft {version} calls the inner model's `forward` past its hooks, so Z would be left out: install peft ≥ 0.21."
-        )
+            f"peft {error.installed} calls the inner model's `forward` past its hooks, so Z would be left out: install "
+            f"peft ≥ {LEAST_PEFT} (pip install --upgrade 'zloss[peft]')."
+        ) from error
 
 
 def _refuse_known(model: Any, objective: Objective) -> None:

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
-from transformers import TrainerCallback
 
-from zloss.errors import UnsupportedModelError
+from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError
 from zloss.integrations.moe import RouterZLoss
-from zloss.integrations.transformers.apply import apply
+from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, apply
 from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.integrations.transformers.trainer_checks import refuse_bypasses
+from zloss.integrations.transformers.trainer_settings import experiment_settings, training_data
+from zloss.optimizer.fp16_margin import max_safe_scale
 from zloss.source.objective import Objective
 from zloss.telemetry.alert_action import OnAlert, alert_action, logger
 from zloss.telemetry.alerts import Alert, AlertMonitor
 from zloss.telemetry.levels import exceeded_levels
 from zloss.telemetry.window import StepWindow
+from zloss.text.blocks import Blocks
+from zloss.train.record.record_run import record_run
+from zloss.train.record.recorded_config import RecordOptions
+from zloss.train.record.run_recorder import RunRecorder
 from zloss.transport.backends.choice import Backend
+
+try:
+    from transformers import TrainerCallback
+except ImportError as missing:
+    raise MissingDependencyError(f"transformers>={LEAST_TRANSFORMERS}", "`attach`", "audit") from missing
 
 PREFIX = "zloss/"
 DEFAULT_WINDOW = 50
@@ -33,11 +46,19 @@ class TrainerAttachment:
     """A trainer whose model has a Z-loss and whose logs have its telemetry; `remove()` takes everything back.
 
     `handle` is that of the model, `window` holds the last steps, `monitor` the alerts; `levels` are the thresholds of the
-    decision map that the first logged step was above.
+    decision map that the first logged step was above. `recorder` writes the run folder, or is None.
     """
 
-    def __init__(self, trainer: Any, handle: ZLossHandle, window: StepWindow, on_alert: OnAlert) -> None:
-        self.handle, self.window, self.monitor = handle, window, AlertMonitor()
+    def __init__(
+        self,
+        trainer: Any,
+        handle: ZLossHandle,
+        window: StepWindow,
+        on_alert: OnAlert,
+        recorder: RunRecorder | None = None,
+    ) -> None:
+        self.handle, self.window, self.recorder = handle, window, recorder
+        self.monitor = AlertMonitor(pulled=handle.settings.objective.active)
         self.levels: dict[str, tuple[float, float]] | None = None
         self._act = alert_action(on_alert)
         self._trainer = trainer
@@ -49,6 +70,8 @@ class TrainerAttachment:
         trainer.accelerator.clip_grad_norm_ = self._clip
         trainer.add_callback(self._callback)
         handle.observers.append(window.add)
+        if recorder is not None:
+            handle.observers.append(recorder.micro_batch)
 
     def remove(self) -> None:
         """Give the trainer its own functions back and take the hooks off the model."""
@@ -56,6 +79,8 @@ class TrainerAttachment:
         vars(self._trainer.accelerator).pop("clip_grad_norm_", None)
         self._trainer.remove_callback(self._callback)
         self.handle.remove()
+        if self.recorder is not None:
+            self.recorder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -64,8 +89,10 @@ class TrainerAttachment:
         self.remove()
 
     def scalars(self) -> dict[str, float]:
-        """What the next log of a training step gets, by name."""
-        found = self.window.scalars()
+        """What the next log of a training step gets, by name; on several processes all of them have to ask."""
+        return self._named(self.window.scalars())
+
+    def _named(self, found: dict[str, float]) -> dict[str, float]:
         if self.handle.router is not None and self.handle.router.last is not None:
             found["router_z"] = float(self.handle.router.last.loss.detach())
         return {f"{PREFIX}{name}": value for name, value in found.items() if math.isfinite(value)}
@@ -76,6 +103,16 @@ class TrainerAttachment:
         if self.handle.router is not None and self._trainer.model_accepts_loss_kwargs:
             self.handle.router.micro_batches = self._trainer.current_gradient_accumulation_steps
 
+    def before_update(self) -> None:
+        """Called between clipping and the optimizer's step: the recorder reads the gradients."""
+        if self.recorder is None or not self.window.micro_batches:
+            return
+        factor = 1.0
+        if self._grad_norm is not None and self._max_norm is not None:
+            # The factor of torch.nn.utils.clip_grad_norm_.
+            factor = min(1.0, self._max_norm / (float(self._grad_norm) + 1e-6))
+        self.recorder.begin_step(clipped_by=factor)
+
     def end_step(self, step: int) -> None:
         """Called after every optimizer step."""
         if not self.window.micro_batches:
@@ -85,15 +122,29 @@ class TrainerAttachment:
             )
         self.window.end_step(self._grad_norm, self._max_norm)
         self._grad_norm = None
+        if self.recorder is not None:
+            self.recorder.end_step(updated=not self._trainer.accelerator.optimizer_step_was_skipped)
 
     def _log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
         if "loss" not in logs:
             return self._own_log(logs, *args, **kwargs)
-        alerts = self._watch(self.window.last_step())
-        done = self._own_log(logs | self.scalars(), *args, **kwargs)
+        found, last = self.window.both()
+        alerts = self._watch(last | self._recorded_numbers())
+        done = self._own_log(logs | self._named(found), *args, **kwargs)
         for alert in alerts:  # after the log, so that an alert that raises leaves its numbers in the trackers
             self._act(alert)
         return done
+
+    def _recorded_numbers(self) -> dict[str, float]:
+        """What only the recorder measures: Adam's second moments and the fp16 margin of the last step."""
+        if self.recorder is None or not self.recorder.records:
+            return {}
+        record = self.recorder.records[-1]
+        margin = max_safe_scale(record.grad_inf)
+        found = {"fp16_margin": margin} if math.isfinite(margin) else {}  # infinite for a gradient of zeros
+        if record.adam is not None:
+            found["adam_v_max"] = record.adam.v_inf
+        return found
 
     def _watch(self, numbers: dict[str, float]) -> list[Alert]:
         if self.levels is None and self.handle.last is not None:
@@ -129,6 +180,15 @@ class _StepWatch(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step:
             self._attachment.load(_checkpoint(args, state))
+        if self._attachment.recorder is not None:
+            self._attachment.recorder.start(state.global_step, kwargs.get("optimizer"))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._attachment.recorder is not None:
+            self._attachment.recorder.finish()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._attachment.before_update()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
@@ -154,16 +214,23 @@ def attach(
     router: RouterZLoss | None = None,
     window: int = DEFAULT_WINDOW,
     backend: Backend = "auto",
+    record: str | os.PathLike[str] | None = None,
+    validation: Blocks | Tensor | Sequence[Sequence[int]] | None = None,
+    record_options: RecordOptions | None = None,
 ) -> TrainerAttachment:
     """From now on the trainer minimises CE + Z and logs `zloss/…` scalars over its last `window` steps.
 
     `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.15), before `train()`. Every tracker in its
     `report_to` gets the scalars with its other numbers. CE and Z stand apart as zloss/ce and zloss/z, in nats per
-    predicted token; `zloss.source.summary` lists the other names. On several processes they are of the tokens of the
-    process that logs.
+    predicted token; `zloss.source.summary` lists the other names. On several processes they are of the tokens of
+    all of them, joined in one collective per log.
 
     `on_alert`: what is done when a tail changes (`zloss.telemetry.alerts` has the rule, counted in logs): "log" a
     warning, "raise" an error, or a function of the alert.
+
+    `record`: a folder. The run is written into `record/<method>-<λ>-s<seed>/` with its step records and, when training
+    ends, the numbers of the trained model on `validation` (see `zloss.record_run`); `zloss compare record` judges the
+    methods. `record_options`: what is measured beside that.
 
     Refused: settings under which the trainer computes its loss outside the model. A step that bypassed the loss all the
     same raises at its end.
@@ -173,6 +240,11 @@ def attach(
     """
     refuse_bypasses(trainer)
     alert_action(on_alert)  # checks itself
+    if (record is None) != (validation is None):
+        raise InputError(
+            "`record` and `validation` belong together: a recorded run is measured on `validation` when it ends, and "
+            "nothing else needs it."
+        )
     handle = apply(
         trainer.model,
         objective,
@@ -180,4 +252,39 @@ def attach(
         router=router,
         backend=backend,
     )
-    return TrainerAttachment(trainer, handle, StepWindow(window, objective.coordinate), on_alert)
+    try:
+        recorder = None
+        if record is not None and validation is not None:
+            recorder = _recorder(trainer, objective, record, validation, record_options, label_smoothing, router)
+        across = StepWindow(window, objective.coordinate, across_ranks=True)
+        return TrainerAttachment(trainer, handle, across, on_alert, recorder)
+    except BaseException:
+        handle.remove()
+        raise
+
+
+def _recorder(
+    trainer: Any,
+    objective: Objective,
+    record: str | os.PathLike[str],
+    validation: Blocks | Tensor | Sequence[Sequence[int]],
+    options: RecordOptions | None,
+    label_smoothing: float,
+    router: RouterZLoss | None,
+) -> RunRecorder:
+    args = trainer.args
+    settings = experiment_settings(args) | {"label_smoothing": label_smoothing}
+    if router is not None:
+        settings["router"] = {name: str(value) for name, value in asdict(router).items()}
+    return record_run(
+        record,
+        trainer.model,
+        objective,
+        seed=args.seed,
+        validation=validation,
+        clip=args.max_grad_norm or None,
+        settings=settings,
+        training_data=training_data(trainer.train_dataset),
+        loop=type(trainer).__name__,
+        options=options,
+    )

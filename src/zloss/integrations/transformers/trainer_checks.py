@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from zloss.errors import InputError
+from zloss.errors import InputError, require_version
+from zloss.telemetry.trackers import LEAST, require_tracker
+
+LEAST_TRL = "1.15"
 
 
 def refuse_bypasses(trainer: Any) -> None:
     """Raise for settings under which the model's own loss is not what the trainer minimises."""
     args = trainer.args
+    if any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__):
+        require_version("trl", LEAST_TRL, f"`attach` to a {type(trainer).__name__} of TRL", "trl")
+    chosen_trackers = getattr(args, "report_to", None) or ()
+    for name in chosen_trackers if isinstance(chosen_trackers, (list, tuple)) else (chosen_trackers,):
+        if name in LEAST:
+            require_tracker(name)
     if getattr(trainer, "label_smoother", None) is not None:
         raise InputError(
             "the trainer's label smoother computes the loss from logits, outside the model, so Z would be left out: set "

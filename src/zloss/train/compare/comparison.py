@@ -61,7 +61,7 @@ def compare_runs(
             if stated
             else f"{100 * limits.quality_tolerance:.3g}% of the baseline's PPL, as none was stated",
             diagnosed=diagnosed or DIAGNOSED,
-            seed_varies=_seed_varies(base[0]),
+            seed_varies=_seed_varies(base),
         ),
         router=router_section(pairings, base[0].method) if routed else None,
         tokens=TokenBudget(
@@ -90,9 +90,11 @@ def compare_runs(
     return replace(comparison, quality=replace(comparison.quality, methods=tuple(verdicts)))
 
 
-def _seed_varies(run: FinishedRun) -> str:
+def _seed_varies(base: Sequence[FinishedRun]) -> str:
     """What two seeds of this experiment differ in."""
-    if run.config.get("from_config") is None and run.moe is None:
+    run = base[0]
+    pretrained = run.config.get("from_config") is None and run.moe is None
+    if pretrained and len({other.config.get("initial_weights") for other in base}) == 1:
         return "the order of the data and dropout, not the initial weights"
     return "the initial weights, the order of the data and dropout"
 

@@ -11,12 +11,13 @@ from zloss.errors import InputError
 from zloss.results.moe_config import FREE_MOE
 from zloss.results.provenance import RunProvenance, read_run_provenance
 from zloss.results.reading import read_object
+from zloss.results.recorded_run import FREE_RECORDED, RecordedRun
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import FREE
 from zloss.train.folder.step_log import STEPS_FILE, read_steps
 
-CONFIG_FILE = "config.json"
+CONFIG_FILE, START = "config.json", "initial_weights"
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,14 @@ class FinishedRun:
         """(method, coefficient): runs that share it differ in their seed alone."""
         return self.method, self.coef
 
+    @property
+    def recorded(self) -> bool:
+        """Whether another loop made the run."""
+        return self.config.get("schema") == RecordedRun.SCHEMA
+
     def experiment(self) -> dict[str, Any]:
         """Every field that must agree between compared runs, flat; runs are paired by their seed."""
-        flat, free = _flat(self.config).items(), (*FREE, "seed")
+        flat, free = _flat(self.config).items(), (*FREE, "seed", *(FREE_RECORDED if self.recorded else ()))
         return {key: value for key, value in flat if key.split(".")[0] not in free and key not in FREE_MOE}
 
 
@@ -98,24 +104,27 @@ def read_run(folder: Path) -> FinishedRun:
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
     """(finished runs in a folder of runs, names of unfinished ones), in the order of their names."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}: pass the output folder of `zloss train`.")
+        raise InputError(f"there is no folder {folder}: pass the output folder of `zloss train` or of recorded runs.")
     runs, unfinished = [], []
     for place in sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}")):
         if not {"method", "coef", "seed"} <= read_object(place / CONFIG_FILE, advice=RUN_AGAIN).keys():
-            continue  # not a run of `zloss train`
+            continue  # not a run
         if (place / METRICS_FILE).is_file():
             runs.append(read_run(place))
             _ = runs[-1].steps  # refused here, before anything is compared
         else:
             unfinished.append(place.name)
     if not runs:
-        raise InputError(f"{folder} holds no finished run of `zloss train`: expected folders with a {METRICS_FILE}.")
+        raise InputError(f"{folder} holds no finished run: expected folders with a {METRICS_FILE}.")
     return runs, unfinished
 
 
 def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
     """Refuse a pair that differs in anything but the method, naming the first fields that differ."""
     mine, theirs = run.experiment(), baseline.experiment()
+    if run.seed == baseline.seed:
+        # Weights of a model from scratch follow the seed: they have to agree between the runs of one seed.
+        mine, theirs = (one | {START: other.config.get(START)} for one, other in ((mine, run), (theirs, baseline)))
     differing = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
     if differing:
         shown = ", ".join(f"{key} ({theirs.get(key)!r} → {mine.get(key)!r})" for key in differing[:3])

@@ -40,6 +40,8 @@ def pair_runs(runs: Sequence[FinishedRun], base: Sequence[FinishedRun]) -> list[
     for run in runs:
         # Means over seeds are of one experiment, also where a run has no partner.
         check_pair(base[0], run)
+        if run.seed in by_seed:
+            check_pair(by_seed[run.seed], run)
         same = next((other for other in groups.get(run.key, ()) if other.seed == run.seed), None)
         if same is not None:
             raise InputError(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 
 import torch
 
-from zloss.results.provenance import RunProvenance, shared_keys
+from zloss.results.provenance import RunProvenance, installed_version, shared_keys
 from zloss.results.step_record import StepRecord
 from zloss.transport.backends.native.rows import row_pass_name
 
@@ -18,7 +17,7 @@ def run_provenance(command: str, began: float, records: Sequence[StepRecord]) ->
     """The provenance of a run that (last) began at `began`, in seconds since the epoch, and has just ended."""
     return RunProvenance(
         **shared_keys(command, datetime.fromtimestamp(began, UTC), time.time() - began),
-        accelerate=metadata.version("accelerate"),
+        accelerate=installed_version("accelerate"),
         train_seconds=sum(record.seconds or 0.0 for record in records),
         threads=torch.get_num_threads(),
         row_pass=row_pass_name(),

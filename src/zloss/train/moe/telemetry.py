@@ -17,11 +17,11 @@ from torch import Tensor
 from zloss.results.moe_config import MoeRun
 from zloss.results.routing_metrics import RouterLayers, RoutingMetrics
 from zloss.source.router.loss import RouterLoss
+from zloss.source.summary import exact_quantile
 from zloss.streaming import Quantiles
 from zloss.train.moe.loss import RouterTerms
 from zloss.train.moe.router_variant import absolute_coef, applied_coef, relative_scale
 from zloss.train.moe.routing import Routing
-from zloss.train.step.telemetry import exact_quantile
 
 TAILS = {"router_log_z_p99": 0.99, "router_log_z_p999": 0.999, "router_log_z_max": 1.0}
 

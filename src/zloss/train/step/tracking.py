@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from zloss.errors import MissingDependencyError, UnknownNameError
 from zloss.results.step_record import StepRecord
+from zloss.telemetry.trackers import require_tracker
 
 DEFAULT = "tensorboard"
 SCALARS = ("loss", "cross_entropy", "auxiliary", "grad_norm", "grad_inf", "param_norm", "lr")
@@ -25,10 +26,10 @@ def usable_trackers(names: Sequence[str]) -> tuple[str, ...]:
     for name in wanted:
         if name not in known:
             raise UnknownNameError("tracker", name, [*known, "none"])
-    if DEFAULT in wanted and importlib.util.find_spec("tensorboard") is None:
-        if tuple(names) != (DEFAULT,):
-            raise MissingDependencyError("tensorboard", "That tracker", "train")
+    if tuple(names) == (DEFAULT,) and importlib.util.find_spec("tensorboard") is None:
         wanted.remove(DEFAULT)
+    for name in wanted:
+        require_tracker(name)  # accelerate leaves out what is not installed without a word
     return tuple(wanted)
 
 

@@ -1,0 +1,230 @@
+"""What `apply` and its telemetry cost in a training step, in ratios measured in one run.
+
+    python benchmarks/bench_integrations.py [--quick] [--layers 2] [--rounds 5]
+
+1. Telemetry: a step of SmolLM2 on 256 tokens (forward, backward, clipping, AdamW) with full statistics, a window of 50
+   steps and a log with alerts at every step, against the same step with light statistics and no telemetry. Bar: 1.03.
+2. Memory over 500 steps of a tiny model with telemetry: resident memory after the last step against that after 100 steps.
+   Bar: 5 MB.
+3. `apply` against the untouched model at V = 49,152 and T = 2,048: SmolLM2's head and width with `--layers` layers, the
+   loss of the model itself against CE + Z with all statistics. Bar: 0.85 of the time, a third of the peak memory beyond the
+   model. Without `--quick` the time ratio of the whole SmolLM2 (30 layers) is printed as well; it has no bar, because its
+   layers are the larger part of the step.
+
+About 8 minutes on two cores; `--quick` takes 3 rounds and leaves out the whole SmolLM2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from interleaved import Timing, measure, measure_quietly
+
+import zloss
+from zloss.integrations.transformers import apply
+from zloss.telemetry.alerts import AlertMonitor
+from zloss.telemetry.window import StepWindow
+
+VOCAB, TOKENS, TELEMETRY_TOKENS, WINDOW = 49_152, 2048, 256, 50
+OBJECTIVE = zloss.CenteredZLoss(1e-4)
+
+
+def smollm2_like(layers: int) -> Any:
+    """SmolLM2's shape with some layers, weights from a seed: time and memory do not depend on the weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    maker: Any = LlamaForCausalLM
+    return maker(config).train()
+
+
+def tiny() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    maker: Any = LlamaForCausalLM
+    return maker(config).train()
+
+
+class Step:
+    """One training step of a model on random tokens."""
+
+    def __init__(self, model: Any, tokens: int) -> None:
+        self.model = model
+        self.ids = torch.randint(model.config.vocab_size, (1, tokens + 1))
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def loss_and_update(self) -> torch.Tensor:
+        self.model(input_ids=self.ids, labels=self.ids).loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def forward_backward(self) -> None:
+        """Without the optimizer, which is the same for both sides."""
+        self.model(input_ids=self.ids, labels=self.ids).loss.backward()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+
+def with_telemetry(step: Step) -> Callable[[], None]:
+    """The step with a window and a log at its end; the hooks are on the model only while it runs."""
+    window, monitor = StepWindow(WINDOW, OBJECTIVE.coordinate), AlertMonitor(window=5, lag=5, warmup=0)
+    count = 0
+
+    def run() -> None:
+        nonlocal count
+        with apply(step.model, OBJECTIVE) as handle:
+            handle.observers.append(window.add)
+            norm = step.loss_and_update()
+            window.end_step(norm, 1.0)
+            scalars, last = window.both()
+            count += 1
+            monitor.observe(count, last)
+            assert scalars
+
+    return run
+
+
+def without_telemetry(step: Step) -> Callable[[], None]:
+    def run() -> None:
+        with apply(step.model, OBJECTIVE, statistics="light"):
+            step.loss_and_update()
+
+    return run
+
+
+def applied(step: Step) -> Callable[[], None]:
+    def run() -> None:
+        with apply(step.model, OBJECTIVE):
+            step.forward_backward()
+
+    return run
+
+
+def timed(contenders: dict[str, Callable[[], object]], reference: str, rounds: int, quick: bool) -> dict[str, Timing]:
+    if quick:
+        return measure(contenders, rounds=rounds)
+    return measure_quietly(contenders, reference=reference, rounds=rounds)
+
+
+def shown(name: str, figure: float, bar: float | None) -> bool:
+    verdict = "" if bar is None else f"   (bar {bar:.3g}: {'met' if figure <= bar else 'MISSED'})"
+    print(f"{name:<64} {figure:7.3f}{verdict}", flush=True)
+    return bar is None or figure <= bar
+
+
+def telemetry_cost(rounds: int, quick: bool) -> bool:
+    step = Step(smollm2_like(30), TELEMETRY_TOKENS)
+    plain, full = without_telemetry(step), with_telemetry(step)
+    times = timed({"plain": plain, "telemetry": full}, "plain", rounds, quick)
+    ratio = times["telemetry"].best / times["plain"].best
+    print(
+        f"SmolLM2, {TELEMETRY_TOKENS} tokens: {times['plain'].best:.2f} s a step, max/min {times['plain'].spread:.2f}"
+    )
+    return shown("step with telemetry and a log / step without", ratio, 1.03)
+
+
+def memory_over_steps(steps: int = 500, settle: int = 100) -> bool:
+    run = with_telemetry(Step(tiny(), 64))
+    before = 0.0
+    for number in range(1, steps + 1):
+        run()
+        if number == settle:
+            before = resident_mb()
+    return shown(f"growth of memory from step {settle} to step {steps}, MB", resident_mb() - before, 5.0)
+
+
+def apply_cost(layers: int, rounds: int, quick: bool, *, bar: float | None) -> bool:
+    step = Step(smollm2_like(layers), TOKENS)
+    times = timed({"untouched": step.forward_backward, "applied": applied(step)}, "untouched", rounds, quick)
+    ratio = times["applied"].best / times["untouched"].best
+    print(f"V = {VOCAB:,}, T = {TOKENS:,}, {layers} layers: untouched {times['untouched'].best:.2f} s, "
+          f"max/min {times['untouched'].spread:.2f}")  # fmt: skip
+    return shown(f"step with apply / untouched, {layers} layers", ratio, bar)
+
+
+def apply_memory(layers: int) -> bool:
+    """Peak memory of one step beyond model and gradients, each side in a process of its own."""
+    extra = {}
+    for kind in ("untouched", "applied"):
+        words = [sys.executable, __file__, "--child", kind, "--layers", str(layers)]
+        extra[kind] = float(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1])
+        print(f"peak memory of a step beyond the model, {kind}, {layers} layers: {extra[kind]:.0f} MB", flush=True)
+    return shown("peak memory with apply / untouched", extra["applied"] / extra["untouched"], 1 / 3)
+
+
+def child(kind: str, layers: int) -> None:
+    step = Step(smollm2_like(layers), TOKENS)
+    run = step.forward_backward if kind == "untouched" else applied(step)
+    whole, step.ids = step.ids, step.ids[:, :9]
+    run()  # gradients and kernels are there before the peak is read
+    before = status_mb("VmHWM")
+    step.ids = whole
+    run()
+    print(status_mb("VmHWM") - before)
+
+
+def status_mb(key: str) -> float:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return float(line.split()[1]) / 1024
+
+
+def resident_mb() -> float:
+    gc.collect()
+    return status_mb("VmRSS")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved repetitions")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the model of the third part")
+    parser.add_argument("--quick", action="store_true", help="3 rounds, without the whole SmolLM2 in the third part")
+    parser.add_argument("--only", choices=("telemetry", "memory", "apply"), help="one part alone")
+    parser.add_argument("--child", metavar="KIND", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        child(given.child, given.layers)
+        return 0
+    rounds = 3 if given.quick else given.rounds
+    met = []
+    if given.only in (None, "telemetry"):
+        met.append(telemetry_cost(rounds, given.quick))
+    if given.only in (None, "memory"):
+        met.append(memory_over_steps())
+    if given.only in (None, "apply"):
+        met += [apply_cost(given.layers, rounds, given.quick, bar=0.85), apply_memory(given.layers)]
+        if not given.quick:
+            apply_cost(30, min(rounds, 3), True, bar=None)
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Runs of other people's loops, recorded into the folder that `zloss compare` reads."""

@@ -1,0 +1,64 @@
+"""`zloss.record_run`: the entry, apart from its parts, which load on the first call so that `import zloss` stays light."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from zloss.source.objective import Objective
+
+if TYPE_CHECKING:
+    from zloss.optimizer.adam_state import StatefulOptimizer
+    from zloss.text.blocks import Blocks
+    from zloss.train.record.recorded_config import RecordOptions
+    from zloss.train.record.run_recorder import RunRecorder
+
+
+def record_run(
+    directory: str | os.PathLike[str],
+    model: nn.Module,
+    objective: Objective,
+    *,
+    seed: int,
+    validation: Blocks | Tensor | Sequence[Sequence[int]],
+    optimizer: StatefulOptimizer | None = None,
+    clip: float | None = None,
+    settings: dict[str, Any] | None = None,
+    training_data: dict[str, Any] | None = None,
+    loop: str = "plain loop",
+    head: nn.Module | None = None,
+    hidden_of: Callable[[Tensor], Tensor] | None = None,
+    options: RecordOptions | None = None,
+) -> RunRecorder:
+    """A recorder that writes `directory/<method>-<λ>-s<seed>/`, which `zloss compare directory` and `zloss report` read.
+
+    `model`: a causal language model of transformers, bare or inside DDP, PEFT or torch.compile; for any other model pass
+    `head`, its output layer (weight [V, D]), and `hidden_of`, a function from token ids [B, N] to the hidden states
+    [B, N, D] that the head receives. `seed`: runs of different methods are paired by it, so it must stand for the same
+    data order and the same initial weights (the latter are checked by their checksum when runs are compared).
+    `validation`: `zloss.validation_blocks(file, tokenizer)`, or rows [B, N + 1] of token ids; measured once, at the end.
+    `optimizer`: for the learning rate and samples of Adam's state. `clip`: the threshold at which the loop clips.
+    `settings`: everything else that defines the experiment, as JSON values; runs that differ in one are refused as a pair.
+
+    Scaling: losses of a step are per valid token of all its micro-batches, whatever divisor the loop uses.
+    """
+    from zloss.train.record.run_recorder import run_recorder
+
+    return run_recorder(
+        directory,
+        model,
+        objective,
+        seed=seed,
+        validation=validation,
+        optimizer=optimizer,
+        clip=clip,
+        settings=settings,
+        training_data=training_data,
+        loop=loop,
+        head=head,
+        hidden_of=hidden_of,
+        options=options,
+    )

@@ -1,0 +1,127 @@
+"""A library that is missing or too old: one sentence with the extra and the version."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from tests.integrations.transformers.small_models import OBJECTIVE, small
+from tests.integrations.transformers.trainers import make_trainer
+from zloss.errors import MissingDependencyError, OutdatedDependencyError, require_version
+from zloss.integrations.transformers import apply, attach
+from zloss.telemetry.trackers import LEAST, require_tracker
+from zloss.train.step.tracking import usable_trackers
+
+
+def versions(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
+    """Other versions of some packages; None: not installed."""
+    own = metadata.version
+
+    def version(name: str) -> str:
+        if name.replace("-", "_") not in changes:
+            return own(name)
+        found = changes[name.replace("-", "_")]
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+
+
+def one_sentence(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+    text = str(error.value)
+    assert "\n" not in text
+    assert text.count("pip install") == 1
+    for part in parts:
+        assert part in text
+
+
+def test_versions_are_compared_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions(monkeypatch, one="2.10.0", two="2.9", three="3.0rc1", four=None, five="4.1")
+    require_version("one", "2.9", "This", "x")
+    require_version("three", "3.0", "This", "x")
+    require_version("four", "4.0", "This", "x", also="five")
+    with pytest.raises(OutdatedDependencyError) as old:
+        require_version("two", "2.10", "This", "x")
+    one_sentence(old, "This needs two ≥ 2.10", "two 2.9", "zloss[x]")
+    with pytest.raises(MissingDependencyError) as missing:
+        require_version("four", "4.0", "This", "x")
+    one_sentence(missing, "four>=4.0", "not installed", "zloss[x]")
+
+
+def test_an_old_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small()
+    versions(monkeypatch, transformers="4.57.1")
+    with pytest.raises(OutdatedDependencyError) as old:
+        apply(model, OBJECTIVE)
+    one_sentence(old, "transformers ≥ 5.0", "4.57.1", "zloss[audit]")
+
+
+def test_an_old_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(small())
+    trainer.__class__ = type("SFTTrainer", (type(trainer),), {"__module__": "trl.trainer.sft_trainer"})
+    versions(monkeypatch, trl="1.2.0")
+    with pytest.raises(OutdatedDependencyError) as old:
+        attach(trainer, OBJECTIVE)
+    one_sentence(old, "trl ≥ 1.15", "trl 1.2.0", "zloss[trl]")
+    versions(monkeypatch, trl=None)
+    with pytest.raises(MissingDependencyError) as missing:
+        attach(trainer, OBJECTIVE)
+    one_sentence(missing, "trl>=1.15", "zloss[trl]")
+
+
+def test_an_old_tracker_of_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(small())
+    trainer.args.report_to = ["wandb"]
+    versions(monkeypatch, wandb="0.15.0")
+    with pytest.raises(OutdatedDependencyError) as old:
+        attach(trainer, OBJECTIVE)
+    one_sentence(old, "wandb ≥ 0.20", "0.15.0", "zloss[trackers]")
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    versions(monkeypatch, **{name: None}, mlflow_skinny=None)
+    with pytest.raises(MissingDependencyError) as missing:
+        require_tracker(name)
+    one_sentence(missing, f"{name}>={LEAST[name]}", "zloss[trackers]")
+    with pytest.raises(MissingDependencyError):
+        usable_trackers([name, "none"])
+
+
+def test_a_tracker_of_accelerate_that_is_not_installed_is_not_left_out_in_silence() -> None:
+    if importlib.util.find_spec("aim") is not None:
+        pytest.skip("aim is installed")
+    with pytest.raises(MissingDependencyError) as missing:
+        usable_trackers(["aim"])
+    one_sentence(missing, "aim", "zloss[trackers]")
+
+
+def test_an_old_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lightning")
+    versions(monkeypatch, lightning="2.0.9")
+    sys.modules.pop("zloss.integrations.lightning", None)
+    with pytest.raises(OutdatedDependencyError) as old:
+        importlib.import_module("zloss.integrations.lightning")
+    one_sentence(old, "lightning ≥ 2.2", "2.0.9", "zloss[lightning]")
+
+
+@pytest.mark.parametrize(
+    ("package", "statement", "extra"),
+    [
+        ("transformers", "from zloss.integrations.transformers import attach", "zloss[audit]"),
+        ("lightning", "import zloss.integrations.lightning", "zloss[lightning]"),
+    ],
+)
+def test_a_missing_library(package: str, statement: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None\ntry: {statement}\nexcept ImportError as error: print(error)"
+    done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = done.stdout.strip().splitlines()
+    assert f"{package}>=" in line
+    assert extra in line
