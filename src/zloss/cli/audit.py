@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -31,9 +32,10 @@ class Audit:
     thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
 
     def run(self) -> int:
-        from zloss.audit.checkpoint.run import run_audit
+        from zloss.audit.checkpoint.run import run_audit_of
         from zloss.console.progress import choose_progress
         from zloss.decide.decision_map import with_decisions
+        from zloss.ranks.job import open_job
         from zloss.report.files import write_audit
         from zloss.report.terminal.audit import print_audit
         from zloss.results.folder import check_folder
@@ -41,14 +43,17 @@ class Audit:
 
         folder = Path(self.out)
         check_folder(folder)
-        with locked_folder(folder):
-            report = run_audit(
+        with open_job() as job, locked_folder(folder) if job.first else nullcontext():
+            report = run_audit_of(
+                job,
                 self.config,
                 folder=folder,
                 resume=self.resume,
-                progress=choose_progress(self.quiet),
+                progress=choose_progress(self.quiet or not job.first),
                 command=command_line(),
             )
+            if report is None:
+                return 0
             report = with_decisions(report, thresholds=self.thresholds)
             written = write_audit(folder, report, figures=self.figures)
         if not self.quiet:

@@ -6,6 +6,7 @@ Nothing here imports torch, so that help answers at once.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -51,6 +52,10 @@ COMMANDS = {
 }
 
 
+ON_RANKS = ("audit",)
+"""Commands that divide their work over the processes of a launcher."""
+
+
 def usage() -> str:
     """The top-level help."""
     width = max(map(len, COMMANDS))
@@ -76,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         return DONE
     name, *options = words
     try:
+        _refuse_several_processes(name)
         return _run(name, options)
     except ZlossError as error:
         print(f"zloss {name}: {error}", file=sys.stderr)
@@ -83,6 +89,16 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"zloss {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _refuse_several_processes(name: str) -> None:
+    """A command that knows nothing of ranks would do the same work in each of them, in one folder."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1 and name not in ON_RANKS:
+        raise ZlossError(
+            f"runs on one process, but a launcher started {ranks}: run it without torchrun. "
+            f"On several processes: {', '.join(ON_RANKS)}."
+        )
 
 
 def _run(name: str, words: list[str]) -> int:

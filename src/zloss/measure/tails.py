@@ -65,6 +65,11 @@ class Tails:
         """Go on from a state of the same layout."""
         self._all = unpack(state)
 
+    def merge(self, state: dict[str, Any]) -> None:
+        """Take in what another pass over other tokens has seen; its state has the same layout."""
+        for name, other in unpack(state).items():
+            self._all[name] = self._all[name].merge(other)
+
     def update(self, table: TokenTable, first_position: int) -> None:
         """Take a chunk whose first token has this index in the whole text."""
         position = np.arange(first_position, first_position + len(table.ce))

@@ -82,15 +82,17 @@ class TokenPass:
         go_on: Callable[[int], bool],
         *,
         finished: int = 0,
+        end: int | None = None,
         by_block: BlockValues | None = None,
     ) -> int:
-        """Take every block after the first `finished` ones into `tails`; the number of blocks finished at the end.
+        """Take every block from `finished` on into `tails`, up to `end`; where the pass stopped.
 
         `by_block` takes the same tokens, block by block.
         `go_on` is called after each batch with the number of blocks finished so far; False ends the pass there.
         """
-        while finished < self.blocks.count:
-            start, stop = finished, self._end_of_batch(finished)
+        end = self.blocks.count if end is None else end
+        while finished < end:
+            start, stop = finished, min(self._end_of_batch(finished), end)
             hidden_TD, target_T = self.states(start, stop)
             for table in token_tables(self.measurement, hidden_TD, target_T):
                 first = start * self.blocks.size + table.tokens.start

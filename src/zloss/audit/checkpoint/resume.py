@@ -13,12 +13,26 @@ from typing import Any
 import numpy as np
 
 from zloss.errors import InputError
+from zloss.ranks.job import Job
 from zloss.results.writing import write_bytes
 from zloss.streaming.accumulator import State
 
 STATE_FILE = "audit-state.npz"
 SAVE_EVERY_SECONDS = 15.0
 """Seconds between two saves, so a killed audit loses no more work; $ZLOSS_SAVE_EVERY sets another number."""
+
+
+def to_bytes(arrays: dict[str, Any]) -> bytes:
+    """Arrays, numbers and strings as one file."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes) -> dict[str, Any]:
+    """What `to_bytes` was given."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return dict(archive)
 
 
 class SavedPass:
@@ -28,8 +42,14 @@ class SavedPass:
     the model takes seconds, so it is taken only where a state is read or written.
     """
 
-    def __init__(self, folder: Path | None, fingerprint: str, model: Callable[[], str]) -> None:
-        self._path = None if folder is None else folder / STATE_FILE
+    def __init__(
+        self, folder: Path | None, fingerprint: str, model: Callable[[], str], *, job: Job | None = None
+    ) -> None:
+        name = STATE_FILE
+        if job is not None and job.ranks > 1:
+            # The blocks of a rank depend on the number of ranks, so a state of another number is none of ours.
+            name = f"audit-state-{job.rank}-of-{job.ranks}.npz"
+        self._path = None if folder is None else folder / name
         self._fingerprint = fingerprint
         self._model = functools.cache(model)
         self._interval = float(os.environ.get("ZLOSS_SAVE_EVERY", SAVE_EVERY_SECONDS))
@@ -40,8 +60,7 @@ class SavedPass:
         if self._path is None or not self._path.is_file():
             return None
         try:
-            with np.load(self._path, allow_pickle=False) as archive:
-                state = dict(archive)
+            state = from_bytes(self._path.read_bytes())
             fingerprint, finished = str(state.pop("fingerprint")), int(state.pop("finished_blocks"))
             model = str(state.pop("model", "unknown"))
         except Exception as error:
@@ -62,11 +81,8 @@ class SavedPass:
         """Write the state if the last save is older than the interval, or if `now`."""
         if self._path is None or (not now and time.monotonic() - self._saved_at < self._interval):
             return
-        buffer = io.BytesIO()
         head = {"fingerprint": self._fingerprint, "model": self._model(), "finished_blocks": finished_blocks}
-        arrays: dict[str, Any] = {**head, **state()}
-        np.savez(buffer, **arrays)
-        write_bytes(self._path, buffer.getvalue())
+        write_bytes(self._path, to_bytes({**head, **state()}))
         self._saved_at = time.monotonic()
 
     def clear(self) -> None:

@@ -21,6 +21,7 @@ from zloss.measure.token_pass import KeptForwards
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
+from zloss.ranks.job import Job
 from zloss.results.audit import AuditReport
 from zloss.results.router import RouterFindings
 from zloss.text.blocks import Blocks, make_blocks
@@ -40,6 +41,24 @@ def run_audit(
 
     `folder` is where the state of an unfinished pass is kept; `checkpoint` is a model that is already loaded.
     """
+    report = run_audit_of(
+        Job(), config, folder=folder, resume=resume, progress=progress, command=command, checkpoint=checkpoint
+    )
+    assert report is not None
+    return report
+
+
+def run_audit_of(
+    job: Job,
+    config: AuditConfig,
+    *,
+    folder: Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    command: str = "zloss.audit.checkpoint.run.run_audit",
+    checkpoint: Checkpoint | None = None,
+) -> AuditReport | None:
+    """`run_audit` by the processes of a job, each with its own blocks: the first returns the report, the others None."""
     progress = progress or Silent()
     clock, started = Clock(), datetime.now(UTC)
     if checkpoint is None:
@@ -71,8 +90,19 @@ def run_audit(
     count = min(config.gradient_blocks, blocks.count)
     kept = KeptForwards(checkpoint.model, count, GraphRoom.of_device(head.weight_VD.device))
     tails, finished = text_pass(
-        config, checkpoint, measurement, blocks, kept, folder=folder, resume=resume, progress=progress, clock=clock
+        config,
+        checkpoint,
+        measurement,
+        blocks,
+        kept,
+        folder=folder,
+        resume=resume,
+        progress=progress,
+        clock=clock,
+        job=job,
     )
+    if not job.first:
+        return None
     complete = finished == blocks.count
     gradient: DiagnosticGradients | None = None
     router: RouterFindings | None = None

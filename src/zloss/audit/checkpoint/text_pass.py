@@ -6,7 +6,7 @@ from pathlib import Path
 
 from zloss.audit.checkpoint.clock import Clock
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.checkpoint.resume import SavedPass
+from zloss.audit.checkpoint.resume import SavedPass, from_bytes, to_bytes
 from zloss.console.interrupt import held_interrupts
 from zloss.console.progress import Progress
 from zloss.measure.geometry_plane import has_plane
@@ -16,6 +16,7 @@ from zloss.measure.token_pass import KeptForwards, TokenPass
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.weight_fingerprint import model_fingerprint
+from zloss.ranks.job import Job
 from zloss.text.blocks import Blocks
 
 
@@ -30,8 +31,11 @@ def text_pass(
     resume: bool,
     progress: Progress,
     clock: Clock,
+    job: Job,
 ) -> tuple[Tails, int]:
     """(accumulators, finished blocks); fewer blocks than there are after Ctrl-C.
+
+    Of several processes each passes over its own blocks; the first one has the accumulators of all at the end.
 
     The first Ctrl-C takes effect between two batches, and what is finished is saved. A second one ends the pass at once:
     then the last saved state stands, because the accumulators may hold half a batch.
@@ -39,18 +43,20 @@ def text_pass(
     with hidden_states(checkpoint, measurement.head) as hidden_of:
         token_pass = TokenPass(measurement, blocks, hidden_of, config.batch_blocks, kept)
         tails = Tails(measurement, plane=has_plane(measurement), seed=config.seed)
+        own = job.own_range(blocks.count, config.batch_blocks)
         saved = SavedPass(
             folder,
             f"{config.fingerprint(blocks.fingerprint())}-{tails.layout()}",
             lambda: model_fingerprint(checkpoint),
+            job=job,
         )
-        finished = 0
+        finished = own.start
         if resume and (earlier := saved.load()) is not None:
             finished, state = earlier
             tails.restore(state)
-        with clock("pass"), progress.step("audit", blocks.predictions) as step, held_interrupts() as release:
+        with clock("pass"), progress.step("audit", len(own) * blocks.size) as step, held_interrupts() as release:
             shown = finished
-            step.advance(shown * blocks.size)
+            step.advance((shown - own.start) * blocks.size)
 
             def go_on(finished: int) -> bool:
                 nonlocal shown
@@ -64,7 +70,23 @@ def text_pass(
                     return False
                 return True
 
-            finished = token_pass.run(tails, go_on, finished=finished)
-    if finished == blocks.count:
+            finished = token_pass.run(tails, go_on, finished=finished, end=own.stop)
+    if job.ranks > 1:
+        saved.save(finished, tails.state, now=True)  # another rank may still be lost
+    total = _joined(tails, finished - own.start, job)
+    if finished == own.stop:
         saved.clear()
-    return tails, finished
+    return tails, total
+
+
+def _joined(tails: Tails, finished: int, job: Job) -> int:
+    """Merge the accumulators of all ranks into those of the first, in rank order; the blocks that all have finished."""
+    if job.ranks == 1:
+        return finished
+    for rank, payload in enumerate(job.gather(to_bytes({"finished_blocks": finished, **tails.state()}))):
+        if rank == job.rank:
+            continue
+        state = from_bytes(payload)
+        finished += int(state.pop("finished_blocks"))
+        tails.merge(state)
+    return finished
