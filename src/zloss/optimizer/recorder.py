@@ -131,7 +131,7 @@ class Recorder:
     @contextmanager
     def step(self, index: int) -> Iterator[OpenStep]:
         """Enter after the last backward pass, leave after the optimizer's step."""
-opened = self.begin(index)
+        opened = self.begin(index)
         yield opened
         self.end(opened)
 
