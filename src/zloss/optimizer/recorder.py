@@ -197,8 +197,8 @@ class Recorder:
         param_norm = whole_l2(everyone[:, 2])
         losses, worst = everyone[:, 3:6].mean(dim=0), everyone[:, 6:].amax(dim=0)
         numbers = torch.cat([torch.stack([norm, inf, param_norm]), losses, worst]).tolist()
-        micro_nan, micro_inf = map(int, numbers[6:])
-        return StepReading(*numbers[:6], micro_nan=micro_nan, micro_inf=micro_inf, micro_batches=len(micro))
+        l2, largest, theta_l2, loss, cross_entropy, auxiliary, nan, infinite = numbers
+        return StepReading(l2, largest, theta_l2, loss, cross_entropy, auxiliary, int(nan), int(infinite), len(micro))
 
     @torch.no_grad()
     def _read_again(self) -> tuple[float, float]:
