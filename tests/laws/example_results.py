@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tests import straight_audit
+from tests.decide.drift.made_up_run import made_up_drift, made_up_run
 from zloss.decide.decided_results import decide_results
 from zloss.decide.decision_map import with_decisions
 from zloss.results.audit import AuditReport, QuantileBound
@@ -78,4 +79,9 @@ def example_results() -> dict[str, ResultRecord]:
     )
     maps = DecisionMaps(("a/report.json",), decide_results((audit,), (loss,), (compared,)).maps)
     scales: RouterScaleTable = router_scale_table(1e-3, "megatron", layers=16, top_k=8, tokens=4096)
-    return {record.SCHEMA: record for record in (audit, loss, compared, maps, scales)}
+    drift = made_up_drift([2.0, 2.0, 9.0])
+    kept = made_up_run([2.0])[0]
+    blocks = replace(kept.blocks, tails={"shift.raw": ((2.0, 1.0),)})
+    return {
+        record.SCHEMA: record for record in (audit, loss, compared, maps, scales, drift, replace(kept, blocks=blocks))
+    }

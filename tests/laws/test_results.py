@@ -21,7 +21,15 @@ from zloss.errors import InputError
 from zloss.results.comparison import Comparison
 from zloss.results.files import RECORDS, load_results, read_record, write_record
 
-SCHEMAS = ("zloss.audit/1", "zloss.loss-audit/1", "zloss.comparison/1", "zloss.decisions/1", "zloss.router-scale/1")
+SCHEMAS = (
+    "zloss.audit/1",
+    "zloss.loss-audit/1",
+    "zloss.comparison/1",
+    "zloss.decisions/1",
+    "zloss.router-scale/1",
+    "zloss.drift/1",
+    "zloss.drift-checkpoint/1",
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -170,7 +178,7 @@ def test_the_committed_results_open() -> None:
         assert result.record.to_dict() == json.loads(result.path.read_text(encoding="utf-8"))
 
 
-RECORD_FILES = ("audit", "comparison", "decision", "figure_data", "router", "router_scale")
+RECORD_FILES = ("audit", "comparison", "decision", "drift", "figure_data", "router", "router_scale")
 
 
 @pytest.mark.parametrize("name", RECORD_FILES)

@@ -14,11 +14,12 @@ from zloss.decide.thresholds import Thresholds
 
 @dataclass(frozen=True)
 class Report:
-    """Rebuild the page of an audit, set several audits side by side, or join audits, loss audits and comparisons into
+    """Rebuild the page of an audit, set several audits side by side, or join audits, loss audits, comparisons and drifts into
     one page with one decision map of eight stages."""
 
     results: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RESULT...")]
-    """Folders or JSON files that `zloss audit`, `zloss audit-loss` and `zloss compare` have written."""
+    """Folders or JSON files that `zloss audit`, `zloss audit-loss`, `zloss compare` and `zloss drift` have
+    written."""
     out: str = ""
     """Folder to write to; by default the folder of a single result, otherwise `zloss-report`."""
     figures: bool = False
@@ -33,12 +34,12 @@ class Report:
         from zloss.decide.decided_results import decide_results
         from zloss.report.files import write_joined
         from zloss.report.terminal.results import print_results
-        from zloss.results.files import load_results, split_results
+        from zloss.results.files import drifts_of, load_results, split_results
 
         # With default thresholds every audit keeps those it was decided with.
         thresholds = None if self.thresholds == Thresholds() else self.thresholds
         loaded = load_results(Path(name) for name in self.results)
-        results = decide_results(*split_results(loaded), thresholds)
+        results = decide_results(*split_results(loaded), thresholds, drifts=drifts_of(loaded))
         # Files are written before printing, so a closed pipe on the terminal does not lose them.
         written = write_joined(self._folder(), results, loaded, figures=self.figures, formats=self.formats)
         if not self.quiet:

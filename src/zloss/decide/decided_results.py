@@ -13,19 +13,22 @@ from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision, DecisionMap
+from zloss.results.drift import Drift
 from zloss.results.loss_audit import LossAudit
 
 
 @dataclass(frozen=True)
 class DecidedResults:
-    """Audits, audits of losses and comparisons, decided together."""
+    """Audits, audits of losses, comparisons and drifts, decided together."""
 
     audits: tuple[AuditReport, ...] = ()
     """Each with its own decision map, which the other results fill too."""
     loss_audits: tuple[LossAudit, ...] = ()
     comparisons: tuple[JudgedComparison, ...] = ()
     shared: DecisionMap | None = None
-    """The one map where there is no audit."""
+    """The one map where there is no audit; None where there are only drifts, which evaluate no stage."""
+    drifts: tuple[Drift, ...] = ()
+    """Each with its own judgement, made when it was measured."""
 
     def __post_init__(self) -> None:
         if any(not audit.decisions for audit in self.audits):
@@ -47,11 +50,13 @@ def decide_results(
     loss_audits: Sequence[LossAudit] = (),
     comparisons: Sequence[Comparison] = (),
     thresholds: Thresholds | None = None,
+    *,
+    drifts: Sequence[Drift] = (),
 ) -> DecidedResults:
     """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
     limits = thresholds or Thresholds()
     shared = None
-    if not audits:
+    if not audits and (loss_audits or comparisons or not drifts):
         decisions = decide(None, loss_audits=loss_audits, comparisons=comparisons, thresholds=limits)
         shared = _map(None, limits.to_dict(), decisions)
     return DecidedResults(
@@ -64,6 +69,7 @@ def decide_results(
             judge_quality(comparison, limits, stated_thresholds=thresholds is not None) for comparison in comparisons
         ),
         shared=shared,
+        drifts=tuple(drifts),
     )
 
 

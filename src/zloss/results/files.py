@@ -11,15 +11,16 @@ from typing import Any, Literal, TypeVar
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
+from zloss.results.drift import Drift
 from zloss.results.loss_audit import LossAudit
 from zloss.results.schema import ResultRecord
 from zloss.results.unversioned_comparison import is_unversioned
 from zloss.results.writing import write_json
 
-Kind = Literal["audit", "loss-audit", "comparison"]
-Reported = AuditReport | LossAudit | Comparison
+Kind = Literal["audit", "loss-audit", "comparison", "drift"]
+Reported = AuditReport | LossAudit | Comparison | Drift
 """What `zloss report` joins."""
-RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in (AuditReport, LossAudit, Comparison)}
+RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in (AuditReport, LossAudit, Comparison, Drift)}
 """Schema → record."""
 Read = TypeVar("Read", bound=ResultRecord)
 
@@ -36,6 +37,8 @@ class Result:
         """The kind of result, as its schema names it."""
         if isinstance(self.record, AuditReport):
             return "audit"
+        if isinstance(self.record, Drift):
+            return "drift"
         return "comparison" if isinstance(self.record, Comparison) else "loss-audit"
 
 
@@ -47,7 +50,7 @@ def load_results(paths: Iterable[Path]) -> list[Result]:
 def split_results(
     results: Iterable[Result],
 ) -> tuple[tuple[AuditReport, ...], tuple[LossAudit, ...], tuple[Comparison, ...]]:
-    """(audits, audits of losses, comparisons), each in the given order."""
+    """(audits, audits of losses, comparisons), each in the given order; `drifts_of` has the drifts."""
     records = [result.record for result in results]
     if not records:
         raise InputError("no result was given: pass a folder that `zloss audit` has written.")
@@ -56,6 +59,11 @@ def split_results(
         tuple(record for record in records if isinstance(record, LossAudit)),
         tuple(record for record in records if isinstance(record, Comparison)),
     )
+
+
+def drifts_of(results: Iterable[Result]) -> tuple[Drift, ...]:
+    """The drifts among results, in the given order."""
+    return tuple(result.record for result in results if isinstance(result.record, Drift))
 
 
 def read_record(path: Path, record_type: type[Read]) -> Read:
@@ -85,7 +93,8 @@ def _load(path: Path) -> list[Result]:
         found = [result for file in sorted(path.glob("*.json")) if (result := _result(file)) is not None]
         if not found:
             raise InputError(
-                f"{path} holds no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`."
+                f"{path} holds no result: expected a report.json of `zloss audit`, a comparison.json of `zloss compare` "
+                "or a drift.json of `zloss drift`."
             )
         return found
     if not path.exists():

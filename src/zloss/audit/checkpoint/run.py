@@ -13,6 +13,7 @@ from zloss.audit.checkpoint.router_section import router_section
 from zloss.audit.checkpoint.text_pass import text_pass
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError
+from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
 from zloss.measure.measurement import measurement_of
@@ -33,10 +34,12 @@ def run_audit(
     progress: Progress | None = None,
     command: str = "zloss.audit.checkpoint.run.run_audit",
     checkpoint: Checkpoint | None = None,
+    by_block: BlockValues | None = None,
 ) -> AuditReport:
     """The report of one audit, without its decisions; Ctrl-C during the pass gives a partial report.
 
-    `folder` is where the state of an unfinished pass is kept; `checkpoint` is a model that is already loaded.
+    `folder` is where the state of an unfinished pass is kept; `checkpoint` is a model that is already loaded;
+    `by_block` takes the tokens of the pass block by block, and such an audit cannot be resumed.
     """
     progress = progress or Silent()
     clock, started = Clock(), datetime.now(UTC)
@@ -67,7 +70,15 @@ def run_audit(
     _check_token_ids(blocks, measurement.vocab)
 
     tails, finished = text_pass(
-        config, checkpoint, measurement, blocks, folder=folder, resume=resume, progress=progress, clock=clock
+        config,
+        checkpoint,
+        measurement,
+        blocks,
+        folder=folder,
+        resume=resume,
+        progress=progress,
+        clock=clock,
+        by_block=by_block,
     )
     complete = finished == blocks.count
     gradient: DiagnosticGradients | None = None

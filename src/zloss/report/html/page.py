@@ -10,9 +10,11 @@ from pathlib import Path
 
 from zloss.decide.bottom_line import bottom_line
 from zloss.decide.decided_results import DecidedResults, audit_names
+from zloss.decide.drift.limits import DriftLimits
 from zloss.decide.quality import JudgedComparison, QualityJudgement
 from zloss.errors import MissingDependencyError
 from zloss.report.charts.audits_compared import compared_panels
+from zloss.report.charts.drift import source_panels, transport_panels
 from zloss.report.charts.geometry import geometry_panels
 from zloss.report.charts.panel import legend
 from zloss.report.charts.spectrum import spectrum_panels
@@ -23,6 +25,7 @@ from zloss.report.html.cards import Card, cards
 from zloss.report.html.thinning import thin
 from zloss.report.html.visible import visible_text
 from zloss.report.tables.comparison import ShownTable, paired_table, router_table
+from zloss.report.tables.drift import STATES, DriftLine, drift_lines, drift_titles, movement_name
 from zloss.report.tables.head import HeadLine, head_lines
 from zloss.report.tables.method_verdicts import VerdictLine, verdict_line, verdict_notes
 from zloss.report.tables.plain import flat_lines
@@ -31,6 +34,7 @@ from zloss.report.text import numbers, symbols
 from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
+from zloss.results.drift import Drift, Movement
 from zloss.results.figure_data import ExtremeTable
 from zloss.results.loss_audit import Finding, LossAudit
 from zloss.results.quantities import BY_KEY, HEADLINE, define, symbol
@@ -103,6 +107,22 @@ class ComparisonView:
     lines: Lines
 
 
+@dataclass(frozen=True)
+class DriftView:
+    """What the template shows of the drift over a run."""
+
+    drift: Drift
+    rule: str
+    source: list[Drawing]
+    transport: list[Drawing]
+    movements: list[tuple[str, str, Movement]]
+    """(name, verdict in words, movement)."""
+    titles: list[str]
+    lines: list[DriftLine]
+    limits: Lines
+    provenance: Lines
+
+
 def write_page(path: Path, results: DecidedResults) -> None:
     """Render the page and put it at `path` atomically."""
     write_text(path, render_page(results))
@@ -165,6 +185,7 @@ def _render(results: DecidedResults) -> str:
         shared_tally=tally(shared) if shared else "",
         loss_audits=[_loss_audit_view(audit) for audit in results.loss_audits],
         comparisons=[_comparison_view(judged, f"c{i}") for i, judged in enumerate(results.comparisons)],
+        drifts=[_drift_view(drift, f"d{i}") for i, drift in enumerate(results.drifts)],
         status=status,
         words=WORDS,
     )
@@ -173,6 +194,8 @@ def _render(results: DecidedResults) -> str:
 def _title(names: Sequence[str], results: DecidedResults) -> str:
     if names:
         return " vs ".join(names)
+    if results.drifts and not results.comparisons and not results.loss_audits:
+        return "Drift of " + ", ".join(drift.model for drift in results.drifts)
     return "Comparison of training runs" if results.comparisons else "Audit of a loss"
 
 
@@ -227,4 +250,20 @@ def _comparison_view(judged: JudgedComparison, key: str) -> ComparisonView:
         figures=drawings(panels, key),
         legend=legend(panels),
         lines=flat_lines(comparison.to_dict(), skip=("schema", "methods", "quality", "router", "curves")),
+    )
+
+
+def _drift_view(drift: Drift, key: str) -> DriftView:
+    tolerance = drift.limits.get("ppl_tolerance", DriftLimits.ppl_tolerance)
+    return DriftView(
+        drift=drift,
+        rule="A number moved where its change, less the noise of the text, exceeds the limits below. CE stood still where the "
+        f"95 % interval of its paired change lies within {numbers.number(100 * tolerance)} % of PPL.",
+        source=drawings(source_panels(drift), key),
+        transport=drawings(transport_panels(drift), key),
+        movements=[(movement_name(movement), STATES[movement.state], movement) for movement in drift.movements],
+        titles=drift_titles(),
+        lines=drift_lines(drift),
+        limits=flat_lines(drift.limits),
+        provenance=flat_lines(to_plain(drift.provenance)),
     )
