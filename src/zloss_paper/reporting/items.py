@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["audit", "loss-audit", "comparison", "metrics"]
+Kind = Literal["audit", "loss-audit", "comparison", "drift", "metrics"]
 Place = tuple[Kind, str]
 """A kind of result and a dotted path in it; `*` stands for every member of a list."""
 Scope = Literal["every model", "tied head", "router"]
