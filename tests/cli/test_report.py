@@ -72,6 +72,25 @@ def test_three_kinds_of_results_fill_all_eight_stages(results: Path, tmp_path: P
     assert record["results"] == ["a/report.json", "loss/report.json", "runs/comparison.json"]
 
 
+def test_joined_comparisons_keep_their_own_baselines(tmp_path: Path) -> None:
+    """A comparison of experts at 60.55 → 61.44 was printed as 397.5 → 398.4, on the baseline of the other one."""
+    for name, base, run in (("dense", 397.5, 390.0), ("experts", 60.55, 61.44)):
+        methods = [{"method": "ce", "ppl": base}, {"method": "standard", "coef": 1e-3, "ppl": run}]
+        quality = {"methods": [{"method": "standard", "coef": 1e-3, "delta_ppl": run - base}]}
+        write_json(tmp_path / f"{name}.json", {"baseline": "ce", "methods": methods, "quality": quality})
+    names = [str(tmp_path / f"{name}.json") for name in ("dense", "experts")]
+    assert main(["report", *names, "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    (only,) = json.loads((tmp_path / "out" / "decisions.json").read_text())["maps"]
+    gate = only["decisions"][-1]
+    shown = [
+        (effect["before"], round(effect["after"], 2)) for effect in gate["measured"] if effect["quantity"] == "PPL"
+    ]
+    assert shown == [(397.5, 390.0), (60.55, 61.44)]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "61.44" in page
+    assert "398.4" not in page
+
+
 def test_each_map_is_decided_once(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the page is rendered several times, with fewer tokens each, until it is small enough."""
     decided = []

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tyro
 
+from zloss.cli.main import main
 from zloss.cli.router_scale import RouterScale
 from zloss.errors import InputError, UnknownNameError
+from zloss.results.files import read_record
+from zloss.results.router_scale import RouterScaleTable
 from zloss.source.router.catalog import router_conventions
 
 
@@ -61,3 +66,47 @@ def test_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_the_output_fits_eighty_columns_with_a_legend(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was ninety lines by default, with paths broken inside words and no word on s_rel."""
+    monkeypatch.setenv("COLUMNS", "80")
+    run("--layers", "8", "--encoder-layers", "3", "--to", "olmoe")
+    brief = capsys.readouterr().out.splitlines()
+    run("--layers", "8", "--encoder-layers", "3", "--to", "olmoe", "--verbose")
+    full = capsys.readouterr().out.splitlines()
+    assert len(brief) < 40
+    assert max(len(line) for line in (*brief, *full)) <= 80
+    assert any(line.startswith("s_rel: scale of the router Z-loss relative to the token-layer mean") for line in brief)
+    assert any(line.startswith("(mean): layers have different scales") for line in brief)
+    words = " ".join(full).split()
+    for convention in router_conventions():
+        assert all(word in words for word in convention.cited.split())
+    assert not any("Megatron-LM" in line for line in brief)
+
+
+def test_the_result_is_written_and_evaluates_the_router_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--coef", "1e-2", "--from", "megatron", "--layers", "4", "--top-k", "2", "--out")
+    assert run(*arguments, str(tmp_path / "folder")) == 0
+    assert str(tmp_path / "folder" / "router_scale.json") in capsys.readouterr().out
+    assert run(*arguments, str(tmp_path / "named.json")) == 0
+    table = read_record(tmp_path / "named.json", RouterScaleTable)
+    assert (table.coef, table.source, table.scale("megatron").relative) == (1e-2, "megatron", 4.0)
+    assert read_record(tmp_path / "folder" / "router_scale.json", RouterScaleTable) == table
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "folder")]) == 0
+    printed = capsys.readouterr().out
+    assert "s_rel = 4 under megatron" in printed
+    assert "s_rel: scale of the router Z-loss" in printed
+    page = (tmp_path / "folder" / "report.html").read_text(encoding="utf-8")
+    assert "Scale of a router Z-loss" in page
+    assert "NVIDIA/Megatron-LM" in page
+    (only,) = json.loads((tmp_path / "folder" / "decisions.json").read_text())["maps"]
+    stage = next(decision for decision in only["decisions"] if decision["stage"] == "Router reduction")
+    assert stage["fired"] is True
+    assert stage["value"] == 4.0
+    assert [effect["after"] for effect in stage["measured"]] == [2.5e-3]

@@ -57,6 +57,8 @@ def test_variants_are_compared_with_the_token_layer_mean(runs: Path, capsys: pyt
     data = json.loads((runs / "comparison.json").read_text())
     assert (data["baseline"], data["baseline_coef"]) == ("token_layer_mean", 0.1)
     assert len(data["methods"]) == 5
+    # N_tl of a step: 2 layers of 2 blocks of 24 tokens.
+    assert (data["router"]["top_k"], data["router"]["decisions"]) == (2, 2 * 2 * 24)
     by_name = {record["convention"]: record for record in (*data["router"]["conventions"], *data["router"]["off"])}
     assert {name: record["s_rel"] for name, record in by_name.items()} == {
         "none": 0.0, "token_layer_mean": 1.0, "active_route_mean": 0.5, "active_route_sum": 2.0,

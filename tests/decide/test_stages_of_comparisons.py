@@ -17,7 +17,7 @@ from zloss.decide.thresholds import Thresholds
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision
-from zloss.results.loss_audit import Finding, LossAudit
+from zloss.results.loss_audit import Finding, LossAudit, SourceError
 from zloss.results.update_error import UpdateError
 
 
@@ -95,6 +95,24 @@ def test_every_finding_of_a_loss_audit_has_a_remedy() -> None:
     names = {module.ID for module in vars(findings).values() if hasattr(module, "ID")}
     assert len(names) > 15
     assert names <= REMEDIES.keys()
+
+
+def test_only_errors_of_a_loss_audit_fire_the_implementation_stage() -> None:
+    """A warning that is no fault of the trained gradient used to fire it."""
+    mild = (
+        Finding("all_ignored_nonfinite", "finding", "seen", None, "warning"),
+        Finding("returned_values", "finding", "seen", None, "note"),
+    )
+    quiet = stage(decide(None, loss_audits=[replace(audit_with(), findings=mild)]), "Implementation")
+    assert quiet.fired is False
+    assert "no errors; warnings and notes: all_ignored_nonfinite, returned_values" in quiet.reason
+    grave = Finding("counted_twice", "finding", "seen", None, "error")
+    fired = stage(decide(None, loss_audits=[replace(audit_with(), findings=(*mild, grave))]), "Implementation")
+    assert fired.fired is True
+    assert "errors: counted_twice; warnings and notes: all_ignored" in fired.reason
+    assert fired.action == remedies_for(["counted_twice"])
+    unread = replace(audit_with(), findings=mild, source=SourceError(None, None, None, reason="not repeatable"))
+    assert stage(decide(None, loss_audits=[unread]), "Implementation").fired is None
 
 
 def test_implementation_reads_the_error_of_the_update() -> None:

@@ -16,7 +16,9 @@ from zloss.results.audit import AuditReport, QuantileBound
 from zloss.results.comparison import Comparison, HeadSummaries, RouterVariant, RouterVariants
 from zloss.results.decision import DecisionMaps
 from zloss.results.files import read_record
-from zloss.results.loss_audit import LossAudit
+from zloss.results.implementation_audit import AppliedLoss, Fp16Room, ImplementationAudit, StoredLogits, UpdateErrors
+from zloss.results.loss_audit import LossAudit, TargetModelSource
+from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.results.router_scale import RouterScaleTable
 from zloss.results.schema import ResultRecord
@@ -35,6 +37,27 @@ VARIANT = RouterVariant(
     entropy=(1.2, 1.3), load_cv=(0.3, 0.4), load_balance=(2.0, 2.1), max_loss_difference=(1e-3, None),
     first_difference=(1, None),
 )  # fmt: skip
+
+
+def implementation_example(audit: AuditReport) -> ImplementationAudit:
+    """A line in every section, on the model and text of `audit`."""
+    return ImplementationAudit(
+        model=audit.model,
+        corpus=audit.corpus,
+        coef=1e-4,
+        target=4.0,
+        source=(StoredLogits("bf16", 1.0, 96, 2e-4, 0.02, 0.05, 0.1, 0.9998),),
+        implementations=(
+            AppliedLoss("dense", "zloss, dense", "logits", "bf16", 16, False, 4.0, 1e-5, 0.01, 0.9999, 0.02, 0.999, 2e-3, 0.1),
+        ),
+        updates=(UpdateErrors("bf16", 1.0, "z", "all", 96, 5e-3, 0.9999, 0.08, 0.99),),
+        overflow=(Fp16Room("ce", 0.0, 2, 1.5, 8.0, 8188.0, {"psi_65536": 1.0}), Fp16Room("standard", 1e-4, 2, 1.6, 9.0, 7278.0)),
+        provenance=audit.provenance,
+        autocast="bf16",
+        timings={"source": 1.5},
+        reasons={"updates": "a reason"},
+        notes=("Liger cross-entropy: not installed",),
+    )  # fmt: skip
 
 
 @cache
@@ -58,7 +81,10 @@ def example_results() -> dict[str, ResultRecord]:
         )
     )
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
-    loss: LossAudit = straight_audit.loss_audit(tokens, torch.bfloat16)
+    on_model = TargetModelSource(
+        "tiny", "a text", 96, 2, "float32", 512, "logits", "z", 1e-8, 1e-6, reason="an example"
+    )
+    loss: LossAudit = replace(straight_audit.loss_audit(tokens, torch.bfloat16), target_model=on_model)
     compared = read_record(DOCUMENTED / "matched_smollm2.json", Comparison)
     # The second method has everything: differences, trajectories, a verdict. One quantity stands for all.
     method = compared.methods[1]
@@ -72,16 +98,16 @@ def example_results() -> dict[str, ResultRecord]:
     compared = replace(
         compared,
         methods=(method,),
-        router=RouterVariants("token_layer_mean", (VARIANT,), (VARIANT,)),
+        router=RouterVariants("token_layer_mean", (VARIANT,), (VARIANT,), top_k=2, decisions=96),
         unpaired=("standard-0.3-s3",),
         unfinished=("standard-0.3-s4",),
         curves=compared.curves[:1],
     )
     maps = DecisionMaps(("a/report.json",), decide_results((audit,), (loss,), (compared,)).maps)
     scales: RouterScaleTable = router_scale_table(1e-3, "megatron", layers=16, top_k=8, tokens=4096)
-    drift = made_up_drift([2.0, 2.0, 9.0])
-    kept = made_up_run([2.0])[0]
-    blocks = replace(kept.blocks, tails={"shift.raw": ((2.0, 1.0),)})
-    return {
-        record.SCHEMA: record for record in (audit, loss, compared, maps, scales, drift, replace(kept, blocks=blocks))
-    }
+    measured = MeasuredScale(1e-3, 0.0, (1e-5,), 2.0, 2.0, (2.0,), 0.0, 1e-7, name="a trainer")
+    reproduced = read_record(DOCUMENTED / "tab_pretrained.json", ReproductionRecord)
+    drift, kept = made_up_drift([2.0, 2.0, 9.0]), made_up_run([2.0])[0]
+    kept = replace(kept, blocks=replace(kept.blocks, tails={"shift.raw": ((2.0, 1.0),)}))
+    records = (audit, loss, compared, maps, scales, measured, reproduced, implementation_example(audit), drift, kept)
+    return {record.SCHEMA: record for record in records}

@@ -107,7 +107,8 @@ def feed_tokens(accumulator: Any, x: np.ndarray, part: slice) -> None:
 
 def feed_items(accumulator: Any, x: np.ndarray, part: slice) -> None:
     position = np.arange(x.size)
-    accumulator.update(position[part], x=x[part], y=second(x)[part], target=(position * 31 % 17)[part])
+    columns = {"x": x[part], "y": second(x)[part], "target": (position * 31 % 17)[part]}
+    accumulator.update(position[part], **columns, place=np.stack([np.sign(x), position], axis=1)[part])
 
 
 def same_bits(a: Accumulator, b: Accumulator, x: np.ndarray) -> None:
@@ -159,7 +160,9 @@ CASES = {
     "Quantiles": Case(Quantiles, feed_values, same_bits),
     "Histogram": Case(lambda: Histogram(16), feed_values, same_bits),
     "TopTokens": Case(lambda: TopTokens(7, integers=["target"], floats=["log_z"]), feed_tokens, same_bits),
-    "HashSample": Case(lambda: HashSample(7, floats=["x", "y"], integers=["target"]), feed_items, same_bits),
+    "HashSample": Case(
+        lambda: HashSample(7, floats=["x", "y"], integers=["target"], vectors={"place": 2}), feed_items, same_bits
+    ),
 }
 SKETCHING = Case(lambda: Quantiles(exact_limit=50, k=12), feed_values, same_bits)
 
@@ -308,6 +311,7 @@ def test_another_kind_is_refused(case):
         (TopTokens(3), TopTokens(4)),
         (TopTokens(3, floats=["a"]), TopTokens(3, floats=["b"])),
         (HashSample(3, floats=["a"]), HashSample(3, floats=["a"], seed=1)),
+        (HashSample(3, floats=["a"], vectors={"b": 2}), HashSample(3, floats=["a"], vectors={"b": 3})),
     ],
 )
 def test_other_settings_are_refused(a, b):
@@ -331,7 +335,7 @@ def broken(law, kind, *options, x=STREAM, split=TWO, feed=feed_values, same=same
 
 
 TOKENS = {"integers": ["target"], "floats": ["log_z"]}
-ITEMS = {"integers": ["target"], "floats": ["x", "y"]}
+ITEMS = {"integers": ["target"], "floats": ["x", "y"], "vectors": {"place": 2}}
 BROKEN = [
     broken(check_split_and_merge, MeanOfMeans, same=same_numbers),
     broken(check_split_and_merge, AddedVariances, same=same_numbers),

@@ -33,7 +33,16 @@ def test_kinds_are_told_apart_and_foreign_json_is_passed_over(
 
 
 def test_every_reported_schema_has_one_record() -> None:
-    assert set(RECORDS) == {"zloss.audit/1", "zloss.loss-audit/1", "zloss.comparison/1"}
+    assert set(RECORDS) == {
+        "zloss.audit/1",
+        "zloss.loss-audit/1",
+        "zloss.comparison/1",
+        "zloss.router-scale/1",
+        "zloss.measured-router-scale/1",
+        "zloss.reproduction/1",
+        "zloss.implementation-audit/1",
+        "zloss.drift/1",
+    }
     assert all(schema == record.SCHEMA for schema, record in RECORDS.items())
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tests.laws.example_results import implementation_example
 from tests.train.moe.tiny_moe import run_variants, tiny_moe_config
 from tests.train.tiny_run import tiny_config
 from zloss.results.audit import AuditReport
@@ -59,6 +60,12 @@ def test_every_number_of_an_audit_has_an_entry(report: AuditReport) -> None:
     data = report.to_dict()
     found = set(numbers(data)) - SECTIONS
     assert len(found) > 50
+    assert not [path for path in sorted(found) if define(path) is None]
+
+
+def test_every_number_of_an_implementation_audit_has_an_entry(report: AuditReport) -> None:
+    found = set(numbers(implementation_example(report).to_dict()))
+    assert len(found) > 30
     assert not [path for path in sorted(found) if define(path) is None]
 
 

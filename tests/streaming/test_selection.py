@@ -119,3 +119,21 @@ def test_items_with_a_nonfinite_column_are_left_out():
     sample.update([0, 1, 2, 3], x=[1.0, nan, -inf, 2.0], y=[1.0, inf, 3.0, 4.0])
     assert sample.table()["index"].tolist() == [0, 3]
     assert sample.counts.to_array().tolist() == [2, 1, 0, 1]
+
+
+def test_a_sample_keeps_a_vector_per_item():
+    sample = HashSample(100, floats=["x"], vectors={"v": 3})
+    index = np.arange(1000)
+    vectors = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
+    vectors[:10, 1] = torch.inf
+    vectors[10:20, :2] = torch.tensor([torch.nan, -torch.inf])
+    vectors[20:25, 2] = -torch.inf
+    for part in np.split(index, [1, 400]):
+        sample.update(part, x=part * 0.5, v=vectors[part])
+    table = sample.table()
+    assert table["v"].shape == (100, 3)
+    assert np.array_equal(table["v"], vectors.numpy()[table["index"]])
+    assert sample.counts.to_array().tolist() == [975, 10, 10, 5]
+    assert table["index"].min() >= 25
+    with pytest.raises(ShapeError, match=r"\[\.\.\., 3\]"):
+        sample.update([0], x=[1.0], v=[[1.0, 2.0]])

@@ -30,6 +30,23 @@ def test_centering_keeps_softmax_and_removes_the_mean(bias: bool) -> None:
     assert relative_error(after, before - before.mean(-1, keepdim=True)) < 1e-13
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_padding_rows_are_outside_the_mean_and_keep_every_softmax(bias: bool) -> None:
+    hidden, valid = torch.randn(13, 8, dtype=torch.float64), 23
+    linear, wrapped = head(bias), head(bias)
+    before = linear(hidden)
+    deployed = zloss.CenteredHeadWrapper(wrapped, valid_vocab=valid)(hidden)
+    after = zloss.center_head_(linear, valid_vocab=valid)(hidden)
+    for centered in (after, deployed):
+        assert centered[:, :valid].mean(-1).abs().max() < 1e-13
+        assert relative_error(centered.softmax(-1), before.softmax(-1)) < 1e-13
+        assert relative_error(centered[:, :valid].softmax(-1), before[:, :valid].softmax(-1)) < 1e-13
+    shifted = zloss.shift_head_(linear, torch.ones(8).double(), valid_vocab=valid)(hidden)
+    assert relative_error(shifted.softmax(-1), before.softmax(-1)) < 1e-13
+    with pytest.raises(errors.InputError, match="valid_vocab"):
+        zloss.center_head_(linear, valid_vocab=30)
+
+
 def test_shifting_moves_mu_by_a_known_amount_and_not_ce() -> None:
     hidden, target, shift = torch.randn(13, 8).double(), torch.randint(29, (13,)), torch.randn(8).double() * 50
     linear = head()

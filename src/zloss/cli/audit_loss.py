@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from zloss.results.choices import DtypeName
+from zloss.results.option import Option
+
 if TYPE_CHECKING:
+    from zloss.audit.loss.model_tokens import ModelTokens
+    from zloss.console.progress import Progress
     from zloss.results.loss_audit import LossAudit
 
 
@@ -37,6 +42,17 @@ class AuditLoss:
     """Also try many tokens and a large vocabulary at once, and every size however long it takes."""
     strict: bool = False
     """Exit code 1 on warnings and notes as well."""
+    model: str = ""
+    """Also audit on this model's own logits (hidden states and head weight with --linear): `smollm2`, a Hugging Face id or
+    folder, or a GGUF file."""
+    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    """Text for --model: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
+    blocks: int = 4
+    """Blocks of the text for --model."""
+    block_size: int | None = None
+    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
+    dtype: DtypeName = "fp32"
+    """Precision of --model, and with it of the logits that the loss is given."""
     seed: int = 0
     """Seed of the probes."""
     out: str = ""
@@ -52,13 +68,16 @@ class AuditLoss:
         from zloss.report.terminal.loss_audit import print_loss_audit
 
         expect: dict[str, Any] = {}
+        progress = choose_progress(self.quiet)
         if self.coef is not None:
             expect["coef"] = self.coef
         if self.target is not None:
             expect["target"] = self.target
+        function = load_function(self.function)
+        tokens = self._model_tokens(progress)
         try:
             audit = audit_loss(
-                load_function(self.function),
+                function,
                 off=load_function(self.off) if self.off else None,
                 per_token=load_function(self.per_token) if self.per_token else None,
                 expect=expect,
@@ -68,7 +87,8 @@ class AuditLoss:
                 thorough=self.thorough,
                 seed=self.seed,
                 name=self.function,
-                progress=choose_progress(self.quiet),
+                model_tokens=tokens,
+                progress=progress,
             )
         except LossCallError as error:
             raise LossCallError(_with_flags(str(error))) from error
@@ -78,6 +98,24 @@ class AuditLoss:
             for path in written:
                 print(path)
         return 1 if (audit.found if self.strict else audit.errors) else 0
+
+    def _model_tokens(self, progress: Progress) -> ModelTokens | None:
+        """The model's tokens, opened before the probes run, so that a wrong name is refused at once."""
+        from zloss.audit.loss.model_tokens import open_model_tokens
+        from zloss.errors import InputError
+
+        if not self.model:
+            if self.texts:
+                raise InputError("`texts` was given without `model`: there are no logits of a model to audit on.")
+            return None
+        return open_model_tokens(
+            self.model,
+            texts=self.texts,
+            blocks=self.blocks,
+            block_size=self.block_size,
+            dtype=self.dtype,
+            progress=progress,
+        )
 
 
 def _with_flags(sentence: str) -> str:

@@ -22,7 +22,7 @@ class Drift:
 
     config: Annotated[DriftConfig, tyro.conf.arg(name="")] = field(default_factory=DriftConfig)
     out: str = "zloss-drift"
-    """Folder for drift.json, report.html, the figures, and the kept audits in `checkpoints`."""
+    """Folder for drift.json, report.html and the figures; the kept audits stand in checkpoints/ inside it."""
     figures: bool = True
     """Also write the figures as SVG and PNG files."""
     quiet: bool = False

@@ -36,6 +36,11 @@ class Entry:
 COMMANDS = {
     "audit": Entry("audit", "Audit", "What Z-loss would do to a checkpoint: the main job."),
     "audit-loss": Entry("audit_loss", "AuditLoss", "What a loss really injects: λ, c, coordinate, denominators."),
+    "audit-implementation": Entry(
+        "audit_implementation",
+        "AuditImplementation",
+        "What 16-bit logits, kernels and fp16 do to CE + Z on a model.",
+    ),
     "router-scale": Entry("router_scale", "RouterScale", "What a router coefficient means under every convention."),
     "train": Entry("train", "Train", "The same training under several methods, everything else equal."),
     "compare": Entry("compare", "Compare", "Matched runs side by side: paired differences, accepted or rejected."),

@@ -14,12 +14,13 @@ from zloss.decide.thresholds import Thresholds
 
 @dataclass(frozen=True)
 class Report:
-    """Rebuild the page of an audit, set several audits side by side, or join audits, loss audits, comparisons and drifts into
-    one page with one decision map of eight stages."""
+    """Rebuild the page of an audit, set several audits side by side, or join audits, loss audits, implementation audits,
+    comparisons and router scales into one page with one decision map of eight stages. Drifts and reproductions are shown
+    with their own verdicts."""
 
     results: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RESULT...")]
-    """Folders or JSON files that `zloss audit`, `zloss audit-loss`, `zloss compare` and `zloss drift` have
-    written."""
+    """Folders or JSON files that `zloss audit`, `audit-loss`, `audit-implementation`, `compare`, `drift`, `router-scale` and
+    `reproduce` have written."""
     out: str = ""
     """Folder to write to; by default the folder of a single result, otherwise `zloss-report`."""
     figures: bool = False
@@ -34,12 +35,25 @@ class Report:
         from zloss.decide.decided_results import decide_results
         from zloss.report.files import write_joined
         from zloss.report.terminal.results import print_results
-        from zloss.results.files import drifts_of, load_results, split_results
+        from zloss.results.drift import Drift
+        from zloss.results.files import load_results, records_of, split_results
+        from zloss.results.implementation_audit import ImplementationAudit
+        from zloss.results.reproduction import ReproductionRecord
+        from zloss.results.router import MeasuredScale
+        from zloss.results.router_scale import RouterScaleTable
 
         # With default thresholds every audit keeps those it was decided with.
         thresholds = None if self.thresholds == Thresholds() else self.thresholds
         loaded = load_results(Path(name) for name in self.results)
-        results = decide_results(*split_results(loaded), thresholds, drifts=drifts_of(loaded))
+        results = decide_results(
+            *split_results(loaded),
+            thresholds,
+            router_scales=records_of(loaded, RouterScaleTable),
+            measured_routers=records_of(loaded, MeasuredScale),
+            reproductions=records_of(loaded, ReproductionRecord),
+            implementation_audits=records_of(loaded, ImplementationAudit),
+            drifts=records_of(loaded, Drift),
+        )
         # Files are written before printing, so a closed pipe on the terminal does not lose them.
         written = write_joined(self._folder(), results, loaded, figures=self.figures, formats=self.formats)
         if not self.quiet:

@@ -32,6 +32,10 @@ class RouterScale:
     """Tokens with a label, of --tokens; default: all."""
     micro_batches: int = 1
     """Micro-batches per step."""
+    out: str = ""
+    """File NAME.json, or folder for router_scale.json, to write the result to; `zloss report` reads it."""
+    verbose: bool = False
+    """Also print where each convention was read."""
 
     def run(self) -> int:
         from zloss.report.terminal.router_scale import print_match, print_router_scale
@@ -51,8 +55,14 @@ class RouterScale:
         source = find_convention(self.from_).name
         chosen = None if self.to is None else find_convention(self.to).name
         scales = router_scale_table(self.coef, source, **context)
-        print_router_scale(scales, bold=(source,) if chosen is None else (source, chosen))
+        # Before printing, so that a closed pipe does not lose the file.
+        written = scales.write(self.out) if self.out else None
+        print_router_scale(scales, bold=(source,) if chosen is None else (source, chosen), cited=self.verbose)
+        if not self.verbose:
+            print("--verbose prints where each convention was read.")
         if chosen is not None:
             # Computed apart: a convention that applies nothing has no entry in the table, and this names the reason.
             print_match(self.coef, source, match_coefficient(self.coef, source, chosen, **context), chosen)
+        if written is not None:
+            print(written)
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from zloss.decide.bottom_line import bottom_line, ordered_actions
 from zloss.decide.decision_map import decide, with_decisions
@@ -14,21 +15,31 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision, DecisionMap
 from zloss.results.drift import Drift
+from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
+from zloss.results.reproduction import ReproductionRecord
+from zloss.results.router import MeasuredScale
+from zloss.results.router_scale import RouterScaleTable
 
 
 @dataclass(frozen=True)
 class DecidedResults:
-    """Audits, audits of losses, comparisons and drifts, decided together."""
+    """Audits, audits of losses and implementations, comparisons and router scales, decided together; reproductions and
+    drifts beside them."""
 
     audits: tuple[AuditReport, ...] = ()
     """Each with its own decision map, which the other results fill too."""
     loss_audits: tuple[LossAudit, ...] = ()
     comparisons: tuple[JudgedComparison, ...] = ()
     shared: DecisionMap | None = None
-    """The one map where there is no audit; None where there are only drifts, which evaluate no stage."""
+    """The one map where there is no audit; None beside it means that nothing was given that a map is made of."""
+    router_scales: tuple[RouterScaleTable, ...] = ()
+    measured_routers: tuple[MeasuredScale, ...] = ()
+    reproductions: tuple[ReproductionRecord, ...] = ()
+    """Shown with their own claims and verdicts; no stage reads them."""
+    implementation_audits: tuple[ImplementationAudit, ...] = ()
     drifts: tuple[Drift, ...] = ()
-    """Each with its own judgement, made when it was measured."""
+    """Each with its own judgement, made when it was measured; no stage reads them."""
 
     def __post_init__(self) -> None:
         if any(not audit.decisions for audit in self.audits):
@@ -51,24 +62,35 @@ def decide_results(
     comparisons: Sequence[Comparison] = (),
     thresholds: Thresholds | None = None,
     *,
+    router_scales: Sequence[RouterScaleTable] = (),
+    measured_routers: Sequence[MeasuredScale] = (),
+    reproductions: Sequence[ReproductionRecord] = (),
+    implementation_audits: Sequence[ImplementationAudit] = (),
     drifts: Sequence[Drift] = (),
 ) -> DecidedResults:
     """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
     limits = thresholds or Thresholds()
     shared = None
-    if not audits and (loss_audits or comparisons or not drifts):
-        decisions = decide(None, loss_audits=loss_audits, comparisons=comparisons, thresholds=limits)
-        shared = _map(None, limits.to_dict(), decisions)
+    routers: list[MeasuredScale | RouterScaleTable] = [*measured_routers, *router_scales]
+    given: dict[str, Any] = {
+        "loss_audits": loss_audits,
+        "comparisons": comparisons,
+        "implementation_audits": implementation_audits,
+        "routers": routers,
+    }
+    if not audits and (any(given.values()) or not (reproductions or drifts)):
+        shared = _map(None, limits.to_dict(), decide(None, **given, thresholds=limits))
     return DecidedResults(
-        audits=tuple(
-            with_decisions(audit, loss_audits=loss_audits, comparisons=comparisons, thresholds=thresholds)
-            for audit in audits
-        ),
+        audits=tuple(with_decisions(audit, **given, thresholds=thresholds) for audit in audits),
         loss_audits=tuple(loss_audits),
         comparisons=tuple(
             judge_quality(comparison, limits, stated_thresholds=thresholds is not None) for comparison in comparisons
         ),
         shared=shared,
+        router_scales=tuple(router_scales),
+        measured_routers=tuple(measured_routers),
+        reproductions=tuple(reproductions),
+        implementation_audits=tuple(implementation_audits),
         drifts=tuple(drifts),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zloss.decide.stages import Stage
@@ -28,6 +29,12 @@ def unevaluated(stage: Stage, why: str = "") -> StageOutcome:
     because = f"{why[0].upper()}{why[1:]}. " if why else ""
     commands = ", then ".join(f"`{command}`" for command in stage.commands)
     return StageOutcome(None, None, None, f"{because}To evaluate this stage: {commands}.")
+
+
+def joined_sentence(parts: Sequence[str]) -> str:
+    """Phrases as one sentence."""
+    text = "; ".join(parts) + "."
+    return text[0].upper() + text[1:]
 
 
 def decision(stage: Stage, outcome: StageOutcome) -> Decision:

@@ -75,7 +75,7 @@ IMPLEMENTATION = Stage(
     not_guaranteed="fp32 fidelity once logits were stored in fewer bits",
     evidence="tab:source_audit, tab:triton_fused, tab:update_audit",
     threshold_name="delta_src",
-    commands=("zloss audit-loss MODULE:FUNCTION",),
+    commands=("zloss audit-loss MODULE:FUNCTION --out DIR", "zloss audit-implementation MODEL --out DIR"),
 )
 ROUTER = Stage(
     name="Router reduction",
@@ -86,7 +86,7 @@ ROUTER = Stage(
     not_guaranteed="Better validation quality or load balance",
     evidence="tab:router, tab:moe",
     threshold_name="router_scale_tolerance",
-    commands=("zloss router-scale",),
+    commands=("zloss router-scale --out DIR",),
 )
 OPTIMIZER = Stage(
     name="Optimizer consequence",

@@ -1,20 +1,20 @@
-"""Stages that need more than a checkpoint: implementation, router reduction, optimizer consequence, quality gate."""
+"""Stages that read compared runs: router reduction, optimizer consequence, quality gate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zloss.decide.fp16_margins import judged_margins
 from zloss.decide.quality import QualityJudgement, judge_quality
-from zloss.decide.remedies import remedies_for
-from zloss.decide.stage_outcome import StageOutcome, unevaluated
-from zloss.decide.stages import IMPLEMENTATION, OPTIMIZER, QUALITY, ROUTER
+from zloss.decide.stage_outcome import StageOutcome, joined_sentence, unevaluated
+from zloss.decide.stages import OPTIMIZER, QUALITY, ROUTER
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdicts.optimizer import endpoint_limits
 from zloss.results.comparison import ComparedMethod, Comparison
 from zloss.results.decision import Effect
-from zloss.results.loss_audit import LossAudit
-from zloss.results.router import RouterFindings
-from zloss.results.update_error import UpdateError
+from zloss.results.implementation_audit import ImplementationAudit
+from zloss.results.router import MeasuredScale, RouterFindings
+from zloss.results.router_scale import RouterScaleTable
 
 NONFINITE = ("nonfinite_gradient", "nonfinite_microbatch")
 TAILS = (
@@ -33,62 +33,31 @@ TAILS = (
 )
 NO_COMPARISON = "no comparison of training runs was given"
 OWN_ROUTER_LOSS = "the model's own router loss (measured)"
-
-
-def implementation(
-    loss_audits: Sequence[LossAudit], thresholds: Thresholds, update_errors: Sequence[UpdateError] = ()
-) -> StageOutcome:
-    """The largest Δ_src and Δ_θ of the audited losses, and the findings of their audits.
-
-    Δ_θ is that of `update_errors`, and of a linear loss the error of dW on bf16 operands.
-    """
-    if not loss_audits and not update_errors:
-        return unevaluated(IMPLEMENTATION, "no audit of a loss was given")
-    sources = [audit.source for audit in loss_audits]
-    delta_src = max((source.delta_src for source in sources if source.delta_src is not None), default=None)
-    updates = [*update_errors, *(UpdateError("dW", s.bf16_inputs) for s in sources if s.bf16_inputs is not None)]
-    worst = max(updates, key=lambda update: update.delta_theta, default=None)
-    found = [finding.id for audit in loss_audits for finding in audit.found]
-    if delta_src is None and worst is None and not found:
-        return unevaluated(IMPLEMENTATION, "the audit of the loss holds neither Δ_src nor Δ_θ")
-    parts, far = [], []
-    if delta_src is not None:
-        far.append(delta_src > thresholds.delta_src)
-        parts.append(f"Δ_src = {delta_src:.3g} {'exceeds' if far[-1] else 'stays within'} {thresholds.delta_src:g}")
-    if worst is not None:
-        far.append(worst.delta_theta > thresholds.delta_theta)
-        verb = "exceeds" if far[-1] else "stays within"
-        parts.append(f"Δ_θ = {worst.delta_theta:.3g} ({worst.name}) {verb} {thresholds.delta_theta:g}")
-    parts.append("findings: " + ", ".join(found) if found else "no findings")
-    effects = tuple(
-        Effect("Relative error: forward value → backward source", source.forward_rel_error, source.delta_src)
-        for source in sources
-        if source.forward_rel_error is not None
-        and source.delta_src is not None
-        # Beside another finding the two errors are no before and after: its remedy changes neither.
-        and source.delta_src > thresholds.delta_src
-    )
-    # Errors beyond a limit without a finding are those of stored precision.
-    causes = found if found else ["low_precision_source"]
-    return StageOutcome(
-        delta_src if delta_src is not None or worst is None else worst.delta_theta,
-        thresholds.delta_src if delta_src is not None or worst is None else thresholds.delta_theta,
-        any(far) or bool(found),
-        _sentence(parts),
-        effects,
-        action=remedies_for(causes),
-    )
+GIVEN_ROUTER_LOSS = "the measured router loss"
+REPLACE_ROUTER_LOSS = "Replace the penalty by λ_R·α·(log Z_R − c_R)², then measure its scale again"
 
 
 def router_reduction(
-    router: RouterFindings | None, comparisons: Sequence[Comparison], thresholds: Thresholds
+    router: RouterFindings | None,
+    comparisons: Sequence[Comparison],
+    thresholds: Thresholds,
+    routers: Sequence[MeasuredScale | RouterScaleTable] = (),
 ) -> StageOutcome:
-    """The s_rel farthest from 1: measured from the audited model's own router loss, or applied in compared runs."""
+    """The s_rel farthest from 1: measured from a router loss, applied in compared runs, or that of a stated convention.
+
+    A measured gradient that no squared log-normalizer explains has no s_rel, and fires by itself.
+    """
     tolerance = thresholds.router_scale_tolerance
     scales: list[tuple[str, float, float | None]] = []
     # The diagnostic convention of an audit is ours, so only a measured scale is the model's.
-    if router is not None and router.applied is not None:
-        scales.append((OWN_ROUTER_LOSS, router.applied.relative, router.applied.coef))
+    own = () if router is None or router.applied is None else ((OWN_ROUTER_LOSS, router.applied),)
+    given = ((one.name or GIVEN_ROUTER_LOSS, one) for one in routers if isinstance(one, MeasuredScale))
+    for where, measured in (*own, *given):
+        if measured.verdict in ("not_squared", "unexplained"):
+            return StageOutcome(None, tolerance, True, f"{where}: {measured.sentence}", action=REPLACE_ROUTER_LOSS)
+        scales.append((where, measured.relative, measured.coef))
+    stated = (one for one in routers if isinstance(one, RouterScaleTable))
+    scales += [(f"{one.source} (stated)", one.scale(one.source).relative, one.coef) for one in stated]
     variants = (variant for c in comparisons if c.router is not None for variant in c.router.conventions)
     scales += [(variant.convention, variant.s_rel, variant.coef) for variant in variants if variant.s_rel is not None]
     if not scales:
@@ -107,12 +76,21 @@ def router_reduction(
     return StageOutcome(scale, tolerance, fired, reason, effects)
 
 
-def optimizer_consequence(comparisons: Sequence[Comparison], thresholds: Thresholds) -> StageOutcome:
-    """Every optimizer-facing endpoint beyond its limit, on means over seeds; the value is the worst gradient tail."""
+def optimizer_consequence(
+    comparisons: Sequence[Comparison],
+    thresholds: Thresholds,
+    implementation_audits: Sequence[ImplementationAudit] = (),
+) -> StageOutcome:
+    """Every optimizer-facing endpoint beyond its limit, on means over seeds; the value is the worst gradient tail.
+
+    The fp16 margin of an implementation audit can fire the stage. Alone it cannot make it quiet: it says nothing about the
+    gradients of a training run.
+    """
     limit = thresholds.grad_tail_ratio
     worst: tuple[float, str, ComparedMethod, ComparedMethod] | None = None
+    margins = judged_margins(implementation_audits, thresholds)
     alarms: list[str] = []
-    alarmed: tuple[ComparedMethod, ComparedMethod] | None = None
+    effects: tuple[Effect, ...] = ()
     for comparison in comparisons:
         base = comparison.baseline_method
         for method in comparison.methods:
@@ -123,20 +101,28 @@ def optimizer_consequence(comparisons: Sequence[Comparison], thresholds: Thresho
             tail, base_tail = (side.mean(f"grad_norm_{quantile}") for side in (method, base))
             if tail is not None and base_tail and (worst is None or tail / base_tail > worst[0]):
                 worst = (tail / base_tail, quantile, method, base)
-            found = _alarms(comparison, base, method, thresholds)
-            alarmed = alarmed or ((base, method) if found else None)
-            alarms += found
+            if found := _alarms(comparison, base, method, thresholds):
+                effects = effects or _tail_effects(base, method)
+                alarms += found
+    smallest = max(margins, key=lambda margin: margin.fall, default=None)
+    alarms += [margin.sentence for margin in margins if margin.passed]
+    lost = tuple(margin.effect for margin in margins if margin.passed)
     if worst is None and not alarms:
         why = "the comparison holds no gradient tails" if comparisons else NO_COMPARISON
-        return unevaluated(OPTIMIZER, why)
+        held = "" if smallest is None else f"the fp16 margin stays within its limit ({smallest.sentence}), but "
+        return unevaluated(OPTIMIZER, held + why)
     if worst is None:
-        return StageOutcome(None, limit, True, _sentence(alarms), _tail_effects(*alarmed) if alarmed else ())
+        if smallest is not None and smallest.passed and not comparisons:
+            at = thresholds.fp16_margin_ratio
+            return StageOutcome(smallest.fall, at, True, joined_sentence(alarms), effects + lost)
+        return StageOutcome(None, limit, True, joined_sentence(alarms), effects + lost)
     value, quantile, method, base = worst
     limit = thresholds.grad_max_ratio if quantile == "max" else limit
     tails = f"worst {quantile} gradient norm is {value:.3g} × the baseline's ({method.label}; limit {limit:g} ×)"
+    quiet = [smallest.sentence] if smallest is not None and not smallest.passed else []
+    shown = effects if effects and value <= limit else _tail_effects(base, method) if value > limit else ()
     fired = bool(alarms) or value > limit
-    shown = (base, method) if value > limit or alarmed is None else alarmed
-    return StageOutcome(value, limit, fired, _sentence([tails, *alarms]), _tail_effects(*shown))
+    return StageOutcome(value, limit, fired, joined_sentence([tails, *alarms, *quiet]), shown + lost)
 
 
 def _alarms(comparison: Comparison, base: ComparedMethod, method: ComparedMethod, thresholds: Thresholds) -> list[str]:
@@ -192,7 +178,7 @@ def quality_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) -> S
     if rejected and accepted:
         parts.append(f"within the tolerance: {', '.join(accepted)}")
     effects = tuple(effect for comparison, item in judged for effect in _quality_effects(comparison, item))
-    return StageOutcome(rise, worst.tolerance, bool(rejected), _sentence(parts), effects)
+    return StageOutcome(rise, worst.tolerance, bool(rejected), joined_sentence(parts), effects)
 
 
 def _rise(comparison: Comparison, item: QualityJudgement) -> float:
@@ -225,8 +211,3 @@ def _quality_effects(comparison: Comparison, item: QualityJudgement) -> tuple[Ef
     if before is not None and after is not None:
         effects.append(Effect("CE", before, after, unit="nats", note=note))
     return tuple(effects)
-
-
-def _sentence(parts: Sequence[str]) -> str:
-    text = "; ".join(parts) + "."
-    return text[0].upper() + text[1:]

@@ -11,18 +11,21 @@ Axes: T tokens of the batch, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 
 import torch
 from torch import nn
 
 from zloss.console.progress import Progress, Silent
 from zloss.measure.body_gradients import all_parameters_on, body_gradients
-from zloss.measure.diagnostic_batch import DiagnosticBatch
+from zloss.measure.diagnostic_batch import DiagnosticBatch, MadeForward
 from zloss.measure.gradient_products import AgainstCe, ObjectiveGradient
 from zloss.measure.gradient_seeds import CE, gradient_seeds
 from zloss.measure.head_products import InputPath, head_products
+from zloss.measure.hidden_source import shaped_tokens
+from zloss.measure.layer_cuts import cut_forward
 from zloss.measure.measurement import Measurement
-from zloss.measure.recomputed_layers import recomputed_layers
+from zloss.measure.recomputed_layers import decoder_layers
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.source.objective import Objective
@@ -40,26 +43,29 @@ def objective_gradients(
     """The gradient of every objective by name; of those in `whole_model` also over all parameters."""
     head, model = measurement.head, checkpoint.model
     used_rows_U = torch.unique(batch.inputs_BN)
-    # Below an untied head only the whole-model numbers need a backward pass.
+    # Below an untied head only the whole-model numbers need a way back.
     below = (CE, *objectives) if head.tied else (CE, *whole_model) if whole_model else ()
     pairs = [(CE, name) for name in whole_model]
     with (
-        (progress or Silent()).step("gradients", len(below) + len(pairs) + 1, "passes") as step,
+        (progress or Silent()).step("gradients", len(decoder_layers(model)) + 1, "layers") as step,
         all_parameters_on(model),
-        recomputed_layers(model),
     ):
         with torch.enable_grad(), hidden_states(checkpoint, head) as hidden_of:
-            hidden_TD = batch.flat(hidden_of(batch.inputs_BN))
-        problem = measurement.problem(hidden_TD.detach(), batch.targets_T)
-        seeds, log_z_T = gradient_seeds(measurement, problem, objectives)
+            made = [made or MadeForward(cut_forward(model, hidden_of, ids_BN)) for ids_BN, made in batch.forwards()]
+            forwards = [(each.cut, batch.flat(each.cut.hidden_BND)) for each in made]
+        problem = measurement.problem(torch.cat([hidden_TD.detach() for _, hidden_TD in forwards]), batch.targets_T)
+        # Chunk by chunk of each forward pass, as the pass over the text has them, so that a resumed audit has equal bits.
+        parts = [measurement.problem(*part) for part in batch.parts([hidden_TD.detach() for _, hidden_TD in forwards])]
+        tokens = [each.tokens or shaped_tokens(part) for each, part in zip(made, parts, strict=True)]
+        seeds, log_z_T = gradient_seeds(measurement, problem, chain.from_iterable(tokens), objectives)
         body = body_gradients(
             model,
             head,
-            hidden_TD,
+            forwards if below else (),
             {name: seeds[name].grad_hidden_TD for name in below},
             pairs,
             used_rows_U,
-            after_pass=lambda: step.advance(1),
+            after_layer=lambda: step.advance(1),
         )
         entering = InputPath(used_rows_U, body.table_UD) if head.tied else None
         products = head_products(problem, log_z_T, seeds, entering)

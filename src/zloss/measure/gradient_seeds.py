@@ -1,4 +1,4 @@
-"""The gradients of several losses at the hidden states, from one pass over the head.
+"""The gradients of several losses at the hidden states, from the statistics and Wᵀp of the tokens.
 
 CE has δ = w·(p − onehot(y)); an objective has δ = w·(along_p·p − along_uniform/V) with the coefficients of
 `Objective.source`. The seed of a loss is Wᵀδ; with it a backward pass below the head starts.
@@ -8,13 +8,13 @@ Axes: T tokens of the batch, C tokens of a chunk, D width. Scaling: w = 1/T, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from zloss.measure.hidden_source import shaped_chunks
+from zloss.measure.hidden_source import ShapedTokens
 from zloss.measure.measurement import Measurement
 from zloss.source.objective import Objective
 from zloss.transport.backends.head_products import HeadProducts
@@ -35,14 +35,15 @@ class Seed:
 
 @torch.no_grad()
 def gradient_seeds(
-    measurement: Measurement, problem: HeadProblem, objectives: Mapping[str, Objective]
+    measurement: Measurement, problem: HeadProblem, tokens: Iterable[ShapedTokens], objectives: Mapping[str, Objective]
 ) -> tuple[dict[str, Seed], Tensor]:
-    """(seeds of CE and of every objective by name, log Z [T])."""
+    """(seeds of CE and of every objective by name, log Z [T]); `tokens` are those of `problem`, in order."""
     scale, weight = measurement.head.logit_scale, 1.0 / max(1, problem.hidden_TD.shape[0])
     head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding)
     chunks: dict[str, list[Seed]] = {name: [] for name in (CE, *objectives)}
     log_z: list[Tensor] = []
-    for chunk, shape_CD in shaped_chunks(problem):
+    for chunk in tokens:
+        shape_CD = chunk.shape_CD
         log_z.append(chunk.stats.log_z)
         one_C = torch.full_like(chunk.stats.log_s, weight)
         target_C = one_C if chunk.target_slope_C is None else one_C * chunk.target_slope_C

@@ -1,22 +1,32 @@
-"""Recompute a model's layers in the backward pass, so that a batch needs little more than one layer's activations.
+"""Recompute a model's layers in every backward pass, so that a batch needs little more than one layer's activations.
 
 Hugging Face's own switch works only in training mode, where dropout would disturb the measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The longest list of modules of a model: its stack of layers; empty where there is none."""
-    stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(stacks, key=len, default=[])
+    """The list of modules with the most parameters, each module once: the stack of layers, of which a list of experts is a part.
+
+    Empty where a model has no list of at least two modules.
+    """
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
+    stacks = [list(dict.fromkeys(modules)) for modules in lists]
+    return max(stacks, key=_parameters, default=[])
+
+
+def _parameters(stack: list[nn.Module]) -> int:
+    return sum(parameter.numel() for layer in stack for parameter in layer.parameters())
 
 
 @contextmanager
@@ -24,9 +34,31 @@ def recomputed_layers(model: nn.Module) -> Iterator[None]:
     """Inside, every layer of the stack keeps only its input for the backward pass."""
     layers = decoder_layers(model)
     for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = _recomputed(layer.forward)
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward  # the class's own method shows again
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function; in the backward pass it is called again with its containers as they were before the first call."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before, begun = _snapshot((args, kwargs)), False
+
+        def call() -> Any:
+            nonlocal begun
+            again_args, again_kwargs = _snapshot(before) if begun else (args, kwargs)
+            begun = True
+            return forward(*again_args, **again_kwargs)
+
+        return checkpoint(call, use_reentrant=False)
+
+    return run
+
+
+def _snapshot(arguments: Any) -> Any:
+    """The same tensors in containers of their own."""
+    return tree_map(lambda x: x if isinstance(x, Tensor) else copy.copy(x), arguments)

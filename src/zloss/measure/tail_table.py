@@ -118,4 +118,4 @@ SAMPLE: dict[str, Callable[[TokensInCoordinate], Tensor]] = {
     "delta_z": lambda t: t.delta_z,
     "delta_u": _delta_u,
 }
-"""Columns of the token sample; x and y, the place in the plane of the figure, are added where there is a plane."""
+"""Columns of the token sample; Wᵀp is added where the figure has a plane, to give x and y."""

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zloss.measure.geometry_plane import places_in_plane
 from zloss.measure.measurement import Measurement
 from zloss.measure.tail_table import EXTREMES, HEAD_NUMBERS, HISTOGRAMS, SAMPLE
-from zloss.measure.token_table import TokensInCoordinate, TokenTable
+from zloss.measure.token_table import TokenTable
 from zloss.results.audit import HeadNumbers, Nonfinite, QuantileBound
 from zloss.results.figure_data import MAX_SAMPLE, DrawnHistogram, GeometrySample, Quantity
 from zloss.source.objective import Coordinate
@@ -26,20 +27,20 @@ from zloss.streaming.accumulator import Accumulator, State
 A = TypeVar("A", bound=Accumulator)
 TOP_K = 20
 TOP_FLOATS = ("log_z", "log_z_centered", "mu", "gain", "gain_centered", "ce")
-PLANE = ("x", "y")
+SHAPE = "shape"
+"""Wᵀp of the sampled tokens."""
 
 
 class Tails:
     """Streaming statistics of all tokens seen, in raw and (where it exists) centered coordinates.
 
-    `plane` says whether the tokens come with their place in the plane of the gradient-geometry figure; `seed` chooses
-    the sample of tokens.
+    `plane` says whether the sampled tokens keep Wᵀp, from which the plane of the gradient-geometry figure is found; `seed`
+    chooses the sample of tokens.
     """
 
     def __init__(self, measurement: Measurement, *, plane: bool = False, seed: int = 0) -> None:
         self.coordinates = measurement.coordinates
         self._measurement, self._plane = measurement, plane
-        columns = (*SAMPLE, *PLANE) if plane else tuple(SAMPLE)
         self._all: dict[str, Accumulator] = {"ce": Moments(), "finite": Count()}
         for coordinate in self.coordinates:
             for number in HEAD_NUMBERS:
@@ -48,11 +49,12 @@ class Tails:
                 self._all[f"{coordinate}/{name}/histogram"] = StreamHistogram(256)
             for name in EXTREMES:
                 self._all[f"{coordinate}/{name}/top"] = TopTokens(TOP_K, floats=TOP_FLOATS)
-            self._all[f"{coordinate}/sample"] = HashSample(MAX_SAMPLE, floats=columns, seed=seed)
+            vectors = {SHAPE: measurement.head.width} if plane and coordinate == "raw" else {}
+            self._all[f"{coordinate}/sample"] = HashSample(MAX_SAMPLE, floats=tuple(SAMPLE), vectors=vectors, seed=seed)
 
     def layout(self) -> str:
-        """Identity of the accumulators by name and kind: a saved state of another layout cannot be restored."""
-        names = sorted(f"{name}:{type(each).__name__}" for name, each in self._all.items())
+        """Identity of the accumulators by name, kind and columns: a saved state of another layout cannot be restored."""
+        names = sorted(f"{name}:{type(each).__name__}:{_columns(each)}" for name, each in self._all.items())
         return hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
 
     def state(self) -> State:
@@ -79,13 +81,10 @@ class Tails:
                     self._all[f"{coordinate}/{name}/histogram"].update(column)
             for name, score in EXTREMES.items():
                 self._all[f"{coordinate}/{name}/top"].update(score(tokens), position=position, **known)
-            self._all[f"{coordinate}/sample"].update(position, **self._sampled(tokens))
-
-    def _sampled(self, tokens: TokensInCoordinate) -> dict[str, Tensor]:
-        columns = {name: values(tokens) for name, values in SAMPLE.items()}
-        if self._plane and tokens.plane is not None:
-            columns |= {name: tokens.plane[:, axis] for axis, name in enumerate(PLANE)}
-        return columns
+            sampled = {name: values(tokens) for name, values in SAMPLE.items()}
+            if self._plane and coordinate == "raw":
+                sampled[SHAPE] = table.shaped.shape_CD
+            self._all[f"{coordinate}/sample"].update(position, **sampled)
 
     @property
     def count(self) -> int:
@@ -143,8 +142,9 @@ class Tails:
                     found.append(DrawnHistogram(name, coordinate, tuple(edges.tolist()), tuple(counts.tolist())))
         return tuple(found)
 
-    def sample(self, mean_row_norm: float) -> GeometrySample:
+    def sample(self) -> GeometrySample:
         """The token sample of the gradient-geometry figure; both coordinates hold the same tokens."""
+        mean_row_D = self._measurement.mean_row_D
         columns: dict[str, tuple[float, ...]] = {}
         drawn_from = 0
         for coordinate in self.coordinates:
@@ -152,9 +152,11 @@ class Tails:
             drawn_from = sample.counts.finite
             table = sample.table()
             columns |= {f"{name}_{coordinate}": tuple(table[name].tolist()) for name in sample.floats}
+            if SHAPE in table:
+                columns |= places_in_plane(torch.from_numpy(table[SHAPE]), mean_row_D, self.coordinates)
         return GeometrySample(
             **columns,
-            mean_row_norm=mean_row_norm,
+            mean_row_norm=float(mean_row_D.norm()),
             drawn_from=drawn_from,
             note=f"at most {MAX_SAMPLE} tokens, chosen by a hash of their position in the text",
         )
@@ -167,6 +169,11 @@ class Tails:
         accumulator = self._all[name]
         assert isinstance(accumulator, kind)
         return accumulator
+
+
+def _columns(accumulator: Accumulator) -> str:
+    """The columns of a sample; empty for other accumulators."""
+    return repr((accumulator.floats, accumulator.vectors)) if isinstance(accumulator, HashSample) else ""
 
 
 def _known(table: TokenTable) -> dict[str, Tensor]:

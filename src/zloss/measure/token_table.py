@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.measure.hidden_source import shaped_chunks
+from zloss.measure.hidden_source import ShapedTokens, shaped_chunks
 from zloss.measure.measurement import Measurement
 from zloss.source.objective import Coordinate
 from zloss.source.statistics import TokenStats
@@ -42,8 +42,6 @@ class TokensInCoordinate:
     """‖δ_u‖ / (1 + β·A_p²)."""
     leading: Tensor
     """The part of A_p² in the 16 leading directions of the head."""
-    plane: Tensor | None
-    """[C, 2]: Wᵀp in the plane of the gradient-geometry figure."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,8 @@ class TokenTable:
     raw: TokensInCoordinate
     centered: TokensInCoordinate | None
     """None where μ does not exist."""
+    shaped: ShapedTokens
+    """Statistics and Wᵀp of the raw head."""
 
     def tokens_in(self, coordinate: Coordinate) -> TokensInCoordinate | None:
         """The quantities in one coordinate."""
@@ -64,36 +64,33 @@ class TokenTable:
 
 
 @torch.no_grad()
-def token_tables(
-    measurement: Measurement, hidden_TD: Tensor, target_T: Tensor, plane_2D: Tensor | None
-) -> Iterator[TokenTable]:
+def token_tables(measurement: Measurement, hidden_TD: Tensor, target_T: Tensor) -> Iterator[TokenTable]:
     """Token quantities chunk by chunk; both coordinates are read from the same two products with the head."""
     problem = measurement.problem(hidden_TD, target_T)
     for chunk, shape_CD in shaped_chunks(problem):
         yield TokenTable(
             chunk.tokens,
             chunk.injection.cross_entropy,
-            _raw(measurement, chunk.stats, shape_CD, plane_2D),
-            _centered(measurement, chunk.stats, shape_CD, plane_2D),
+            _raw(measurement, chunk.stats, shape_CD),
+            _centered(measurement, chunk.stats, shape_CD),
+            ShapedTokens.of_chunk(chunk, shape_CD),
         )
 
 
-def _raw(measurement: Measurement, stats: TokenStats, shape_CD: Tensor, plane_2D: Tensor | None) -> TokensInCoordinate:
+def _raw(measurement: Measurement, stats: TokenStats, shape_CD: Tensor) -> TokensInCoordinate:
     assert stats.gain is not None
     return _tokens(
-        measurement, "raw", shape_CD, plane_2D, p_norm=stats.p_norm, log_z=stats.log_z, gain=stats.gain,
+        measurement, "raw", shape_CD, p_norm=stats.p_norm, log_z=stats.log_z, gain=stats.gain,
         row_max=stats.row_max, mu=stats.mu,
     )  # fmt: skip
 
 
-def _centered(
-    measurement: Measurement, stats: TokenStats, shape_CD: Tensor, plane_2D: Tensor | None
-) -> TokensInCoordinate | None:
+def _centered(measurement: Measurement, stats: TokenStats, shape_CD: Tensor) -> TokensInCoordinate | None:
     if stats.mu is None or stats.gain_centered is None or stats.log_z_centered is None:
         return None
     shape_CD = shape_CD - measurement.mean_row_D.to(shape_CD)
     return _tokens(
-        measurement, "centered", shape_CD, plane_2D, p_norm=stats.p_norm, log_z=stats.log_z_centered,
+        measurement, "centered", shape_CD, p_norm=stats.p_norm, log_z=stats.log_z_centered,
         gain=stats.gain_centered, row_max=stats.row_max - stats.mu, mu=stats.mu_residual,
     )  # fmt: skip
 
@@ -102,7 +99,6 @@ def _tokens(
     measurement: Measurement,
     coordinate: Coordinate,
     shape_CD: Tensor,
-    plane_2D: Tensor | None,
     *,
     p_norm: Tensor | None,
     log_z: Tensor,
@@ -124,5 +120,4 @@ def _tokens(
         delta_u=delta_u,
         delta_u_gain_aware=delta_u / (1 + measurement.gain_beta * gain**2),
         leading=leading_part(shape_CD, p_norm, measurement.spectrum(coordinate)),
-        plane=None if plane_2D is None else shape_CD @ plane_2D.to(shape_CD).T,
     )

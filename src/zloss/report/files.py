@@ -57,6 +57,14 @@ def write_drift_figures(folder: Path, drift: Drift, *, formats: Sequence[str] = 
     return written
 
 
+def write_implementation_audit(folder: Path, results: DecidedResults) -> list[Path]:
+    """implementation_audit.json and report.html of the one implementation audit in `results`."""
+    (audit,) = results.implementation_audits
+    record = audit.write(folder)
+    write_page(folder / "report.html", results)
+    return [record, folder / "report.html"]
+
+
 def write_joined(
     folder: Path,
     results: DecidedResults,
@@ -65,13 +73,18 @@ def write_joined(
     figures: bool = False,
     formats: Sequence[str] = FORMATS,
 ) -> list[Path]:
-    """report.html, decisions.json, and with `figures` the figure files; `sources` are the joined results."""
+    """report.html, decisions.json, and with `figures` the figure files; `sources` are the joined results.
+
+    Reproductions alone have no decision map, and no decisions.json.
+    """
     page, decisions = folder / "report.html", folder / "decisions.json"
     write_page(page, results)
     # The last two parts name a result; a whole path would show the folders of someone's machine.
     names = tuple("/".join(result.path.absolute().parts[-2:]) for result in sources)
-    write_record(decisions, DecisionMaps(names, results.maps))
-    written = [page, decisions]
+    written = [page]
+    if results.maps:
+        write_record(decisions, DecisionMaps(names, results.maps))
+        written.append(decisions)
     if figures:
         for name, audit in zip(audit_names(results.audits), results.audits, strict=True):
             place = folder / "figures" / _file_name(name) if len(results.audits) > 1 else folder / "figures"

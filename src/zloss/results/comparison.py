@@ -231,6 +231,10 @@ class RouterVariants:
     """Variants with a router Z-loss."""
     off: tuple[RouterVariant, ...] = ()
     """The variant without one."""
+    top_k: int | None = field(default=None, metadata=written_with("top_k"))
+    """Experts k per token in every run; absent from files before it was kept."""
+    decisions: int | None = field(default=None, metadata=written_with("decisions"))
+    """N_tl: routing decisions of a training step, tokens times layers; absent from files before it was kept."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class GeometrySample:
     """Columns over at most `MAX_SAMPLE` tokens for the three panels of paper fig:gradient_geometry.
 
     With q_t = Wᵀp_t: panel a draws (x, y) = (q·e₁, q·e₂) raw and (q − w̄)·e₁, (q − w̄)·e₂ centered, e₁ = w̄/‖w̄‖ and e₂
-    the leading principal direction of the centered cloud {q − w̄} after e₁ is projected out. Panel b draws
+    the leading principal direction of the centered cloud {q − w̄} of these tokens after e₁ is projected out. Panel b draws
     ‖V₁₆ᵀq‖²/‖p‖² against a² = ‖q‖²/‖p‖² (centered: q − w̄ with the centered V₁₆). Panel c draws ‖δ_u‖ = a·‖δ_z‖
     against ‖δ_z‖ = 2λ_diag·|log Z − c|·‖p‖. A column that does not exist for the model is empty.
     """

@@ -12,17 +12,50 @@ from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.drift import Drift
+from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
+from zloss.results.reproduction import ReproductionRecord
+from zloss.results.router import MeasuredScale
+from zloss.results.router_scale import RouterScaleTable
 from zloss.results.schema import ResultRecord
 from zloss.results.unversioned_comparison import is_unversioned
 from zloss.results.writing import write_json
 
-Kind = Literal["audit", "loss-audit", "comparison", "drift"]
-Reported = AuditReport | LossAudit | Comparison | Drift
+Kind = Literal[
+    "audit",
+    "loss-audit",
+    "comparison",
+    "router-scale",
+    "measured-router-scale",
+    "reproduction",
+    "implementation-audit",
+    "drift",
+]
+Reported = (
+    AuditReport
+    | LossAudit
+    | Comparison
+    | RouterScaleTable
+    | MeasuredScale
+    | ReproductionRecord
+    | ImplementationAudit
+    | Drift
+)
 """What `zloss report` joins."""
-RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in (AuditReport, LossAudit, Comparison, Drift)}
+KINDS: dict[type[Reported], Kind] = {
+    AuditReport: "audit",
+    LossAudit: "loss-audit",
+    Comparison: "comparison",
+    RouterScaleTable: "router-scale",
+    MeasuredScale: "measured-router-scale",
+    ReproductionRecord: "reproduction",
+    ImplementationAudit: "implementation-audit",
+    Drift: "drift",
+}
+RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in KINDS}
 """Schema → record."""
 Read = TypeVar("Read", bound=ResultRecord)
+Joined = TypeVar("Joined", bound=Reported)
 
 
 @dataclass(frozen=True)
@@ -35,11 +68,7 @@ class Result:
     @property
     def kind(self) -> Kind:
         """The kind of result, as its schema names it."""
-        if isinstance(self.record, AuditReport):
-            return "audit"
-        if isinstance(self.record, Drift):
-            return "drift"
-        return "comparison" if isinstance(self.record, Comparison) else "loss-audit"
+        return KINDS[type(self.record)]
 
 
 def load_results(paths: Iterable[Path]) -> list[Result]:
@@ -50,7 +79,7 @@ def load_results(paths: Iterable[Path]) -> list[Result]:
 def split_results(
     results: Iterable[Result],
 ) -> tuple[tuple[AuditReport, ...], tuple[LossAudit, ...], tuple[Comparison, ...]]:
-    """(audits, audits of losses, comparisons), each in the given order; `drifts_of` has the drifts."""
+    """(audits, audits of losses, comparisons), each in the given order."""
     records = [result.record for result in results]
     if not records:
         raise InputError("no result was given: pass a folder that `zloss audit` has written.")
@@ -61,9 +90,9 @@ def split_results(
     )
 
 
-def drifts_of(results: Iterable[Result]) -> tuple[Drift, ...]:
-    """The drifts among results, in the given order."""
-    return tuple(result.record for result in results if isinstance(result.record, Drift))
+def records_of(results: Iterable[Result], record_type: type[Joined]) -> tuple[Joined, ...]:
+    """The records of one kind, in the given order."""
+    return tuple(result.record for result in results if isinstance(result.record, record_type))
 
 
 def read_record(path: Path, record_type: type[Read]) -> Read:
@@ -93,8 +122,8 @@ def _load(path: Path) -> list[Result]:
         found = [result for file in sorted(path.glob("*.json")) if (result := _result(file)) is not None]
         if not found:
             raise InputError(
-                f"{path} holds no result: expected a report.json of `zloss audit`, a comparison.json of `zloss compare` "
-                "or a drift.json of `zloss drift`."
+                f"{path} holds no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`, "
+                "or another JSON file that zloss has written."
             )
         return found
     if not path.exists():

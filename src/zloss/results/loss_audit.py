@@ -99,6 +99,61 @@ class SourceError:
 
 
 @dataclass(frozen=True)
+class TargetModelSource:
+    """The applied source on the logits of the model that is to be trained, against fp64 of what was identified.
+
+    Scaling: Δ are ratios of norms over all tokens; per-token errors are ratios of one token's norms. A loss of
+    (hidden, weight, target) is compared at the hidden states, any other at the logits.
+    """
+
+    model: str
+    """The model whose logits were used."""
+    text: str
+    """Name of the text."""
+    tokens: int
+    """Predictions that were compared."""
+    calls: int
+    """Calls of the loss; each has its own denominators."""
+    dtype: str
+    """Precision of the model, and of what the loss was given."""
+    vocab: int
+    """Rows of the head."""
+    at: Literal["logits", "hidden"]
+    """Where the source was compared."""
+    of: Literal["z", "total"] = "total"
+    """Which source: that of Z where the loss has one, else the whole gradient."""
+    forward_rel_error: float | None = None
+    """Relative error of the value, the largest over calls."""
+    delta_src: float | None = None
+    """‖applied − fp64‖ / ‖fp64‖ of the source named by `of`."""
+    delta_total: float | None = None
+    """The same of the whole gradient."""
+    cosine: float | None = None
+    """Cosine of the source named by `of` to fp64."""
+    total_cosine: float | None = None
+    """Cosine of the whole gradient to fp64."""
+    token_mean: float | None = None
+    """Mean over tokens of the relative error of a token's source."""
+    token_p99: float | None = None
+    """Its 99 % quantile."""
+    token_max: float | None = None
+    """Its largest value."""
+    delta_weight: float | None = None
+    """Losses of (hidden, weight, target): the error of dW relative to the part of dW that `of` names."""
+    rounding_floor: float | None = None
+    """The `delta_src` that rounding of the whole gradient in `dtype` alone can cause."""
+    assumed: str | None = None
+    """λ and c that the fp64 source was made with, where the loss's own rounding blurs the identified ones."""
+    reason: str | None = None
+    """Why figures are missing."""
+
+    @property
+    def beyond_rounding(self) -> bool:
+        """Whether `delta_src` is more than rounding of the whole gradient explains."""
+        return self.delta_src is not None and (self.rounding_floor is None or self.delta_src > self.rounding_floor)
+
+
+@dataclass(frozen=True)
 class LossAudit:
     """Everything `zloss.audit_loss` found out."""
 
@@ -109,6 +164,8 @@ class LossAudit:
     source: SourceError
     provenance: dict[str, Any]
     schema: str = SCHEMA
+    target_model: TargetModelSource | None = None
+    """The source on a model's own logits; None where no model was given."""
 
     @property
     def found(self) -> tuple[Finding, ...]:
@@ -117,8 +174,11 @@ class LossAudit:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """The findings that are errors: what sets the exit code of the command."""
-        return tuple(finding for finding in self.found if finding.severity == "error")
+        """The findings that are errors: what sets the exit code of the command, and what fires the decision map.
+
+        A finding written before severities existed counts as an error.
+        """
+        return tuple(finding for finding in self.found if finding.severity in ("error", None))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: no tuples, no NaN."""

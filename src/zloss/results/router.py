@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from zloss.results.record import from_plain, to_plain
+from zloss.results.schema import without_schema
+from zloss.results.writing import result_file, write_json
 
 Scoring = Literal["softmax", "sigmoid", "unknown"]
+CoefOrigin = Literal["hypothetical", "configuration", "given"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,12 @@ ScaleVerdict = Literal["explained", "not_squared", "unexplained", "nothing_appli
 
 @dataclass(frozen=True)
 class MeasuredScale:
-    """The reduction a running loss applies. Scaling: per routing decision; `relative` is 1 for the token-layer mean."""
+    """The reduction a running loss applies. Scaling: per routing decision; `relative` is 1 for the token-layer mean.
+
+    It is a section of an audit, and a result file of its own where `write` was called.
+    """
+
+    SCHEMA: ClassVar[str] = "zloss.measured-router-scale/1"
 
     coef: float
     """The nominal λ_R whose effect was measured."""
@@ -65,6 +76,8 @@ class MeasuredScale:
     verdict: ScaleVerdict = "explained"
     """ "explained": the figures hold. "not_squared": λ_R·α is that of λ_R·log Z without a square, and there is no c.
     "unexplained": the gradient is something else, and the figures are those of the nearest squared log-normalizer."""
+    name: str = ""
+    """What was measured, in the words of whoever measured it."""
 
     @property
     def sentence(self) -> str:
@@ -88,6 +101,21 @@ class MeasuredScale:
         """λ_R·α, mean over layers."""
         return sum(self.absolute_per_layer) / len(self.absolute_per_layer)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values of the file."""
+        return {"schema": self.SCHEMA, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> MeasuredScale:
+        """The measurement of a parsed file."""
+        return from_plain(cls, without_schema(data, cls.SCHEMA))
+
+    def write(self, out: str | Path) -> Path:
+        """Write the file `out`, or `measured_router_scale.json` in the folder `out`, and return its path."""
+        path = result_file(out, "measured_router_scale.json")
+        write_json(path, self.to_dict())
+        return path
+
 
 @dataclass(frozen=True)
 class RouterFindings:
@@ -110,7 +138,7 @@ class RouterFindings:
     nonfinite: int
     """Decisions with a nonfinite log Z_R, left out of every number."""
     coef: float
-    """λ_R of the diagnostic reduction."""
+    """λ_R of the diagnostic reduction; `coef_origin` says whose it is."""
     convention: str
     """Name of the diagnostic reduction."""
     target: float | None
@@ -135,3 +163,17 @@ class RouterFindings:
     """What the model's own router Z-loss applies, measured from gradients."""
     reasons: tuple[str, ...]
     """Why numbers are missing."""
+    coef_origin: CoefOrigin = "hypothetical"
+    """Whose coefficient `coef` is. "hypothetical": neither the model nor the caller states one, and every number that
+    depends on it (`absolute`, `correction_norm`) tells what that coefficient would do."""
+    coef_key: str | None = None
+    """Key of the model's configuration that `coef` was read from."""
+
+    @property
+    def projection(self) -> str:
+        """Under which assumptions the numbers that depend on λ_R hold, in words."""
+        if self.coef_origin == "configuration":
+            return f"at the model's {self.coef_key} = {self.coef:g}, if it is reduced by {self.convention}"
+        if self.coef_origin == "given":
+            return f"at the given coefficient {self.coef:g} under {self.convention}"
+        return f"hypothetical, at coefficient {self.coef:g} under {self.convention}"

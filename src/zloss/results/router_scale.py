@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+from zloss.errors import InputError
 from zloss.results.record import from_plain, to_plain
 from zloss.results.schema import without_schema
+from zloss.results.writing import result_file, write_json
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,10 @@ class RouterScaleTable:
     micro_batches: int = 1
     """Micro-batches per step."""
 
+    def __post_init__(self) -> None:
+        if self.source not in {scale.convention for scale in self.conventions}:
+            raise InputError(f"`source` is {self.source!r}, which is none of `conventions`.")
+
     def scale(self, convention: str) -> ConventionScale:
         """That of one convention."""
         return next(scale for scale in self.conventions if scale.convention == convention)
@@ -66,3 +73,9 @@ class RouterScaleTable:
     def from_dict(cls, data: Any) -> RouterScaleTable:
         """The table of a parsed file."""
         return from_plain(cls, without_schema(data, cls.SCHEMA))
+
+    def write(self, out: str | Path) -> Path:
+        """Write the file `out`, or `router_scale.json` in the folder `out`, and return its path."""
+        path = result_file(out, "router_scale.json")
+        write_json(path, self.to_dict())
+        return path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from zloss.results.record import written_with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,10 @@ class RouterLayers:
     """Population standard deviation over mean of the routes per expert, for each layer [L]."""
     load: tuple[tuple[float, ...], ...]
     """Routes that each expert received on the validation blocks [L, E]."""
+    top_k: int | None = field(default=None, metadata=written_with("top_k"))
+    """Experts k per token; absent from files before it was kept."""
+    decisions: int | None = field(default=None, metadata=written_with("decisions"))
+    """N_tl: routing decisions of a training step, tokens times layers; absent from files before it was kept."""
 
 
 @dataclass(frozen=True, kw_only=True)

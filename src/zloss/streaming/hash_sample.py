@@ -31,14 +31,24 @@ def hash_index(index_T: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
 class HashSample(Accumulator):
     """At most `limit` items with their columns; `index` is the item's place in the whole stream, distinct for every item.
 
-    Items with a nonfinite float column are counted and left out: they have no place in a plot.
+    `vectors` are names and widths of columns that hold a vector per item, in fp32: limit·width·4 bytes each.
+    Items with a nonfinite float or vector are counted and left out: they have no place in a plot.
     """
 
-    def __init__(self, limit: int, *, floats: Sequence[str], integers: Sequence[str] = (), seed: int = 0) -> None:
+    def __init__(
+        self,
+        limit: int,
+        *,
+        floats: Sequence[str],
+        integers: Sequence[str] = (),
+        vectors: Mapping[str, int] | None = None,
+        seed: int = 0,
+    ) -> None:
         self.limit = check_size("limit", limit, 1)
         self.seed = int(seed)
         self.integers, self.floats = tuple(integers), tuple(floats)
-        self._schema = Schema(integers, floats, reserved=("index",))
+        self._schema = Schema(integers, floats, reserved=("index",), vectors=vectors)
+        self.vectors = self._schema.vectors
         self.counts = Count()
         self._table: Table = {"index": np.empty(0, dtype=np.int64)} | self._schema.empty()
         self._last_key: np.uint64 | None = None
@@ -48,7 +58,9 @@ class HashSample(Accumulator):
         index_flat, flat = flatten_integers(index, "index"), self._schema.flatten(columns)
         for part in slices(length(index=index_flat, **flat)):
             rows: Table = {"index": as_integers(index_flat[part])} | self._schema.rows(flat, part)
-            keep_T = self.counts.filter(rows["index"], *(rows[name] for name in self.floats))
+            # The largest and the smallest entry of a vector tell of every nonfinite one.
+            ends = [end for name in self.vectors for end in (rows[name].max(axis=1), rows[name].min(axis=1))]
+            keep_T = self.counts.filter(rows["index"], *(rows[name] for name in self.floats), *ends)
             if self._last_key is not None:
                 low_T = hash_index(rows["index"], self.seed) < self._last_key
                 keep_T = low_T if keep_T is None else low_T & keep_T
@@ -65,7 +77,7 @@ class HashSample(Accumulator):
 
     def merge(self, other: Self) -> Self:
         """Add the items of `other`."""
-        self._check_mergeable(other, "limit", "seed", "integers", "floats")
+        self._check_mergeable(other, "limit", "seed", "integers", "floats", "vectors")
         self.counts.merge(other.counts)
         self._add(other._table)
         return self
@@ -85,6 +97,8 @@ class HashSample(Accumulator):
             "seed": self.seed,
             "integers": np.array(self.integers, dtype=np.str_),
             "floats": np.array(self.floats, dtype=np.str_),
+            "vectors": np.array(list(self.vectors), dtype=np.str_),
+            "widths": np.array(list(self.vectors.values()), dtype=np.int64),
             "counts": self.counts.to_array(),
         }
         return state | {f"column.{name}": column for name, column in self.table().items()}
@@ -93,7 +107,9 @@ class HashSample(Accumulator):
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
         cls._check_kind(state)
         integers, floats = [str(x) for x in state["integers"]], [str(x) for x in state["floats"]]
-        sample = cls(int(state["limit"]), floats=floats, integers=integers, seed=int(state["seed"]))
+        vectors = {str(name): int(width) for name, width in zip(state["vectors"], state["widths"], strict=True)}
+        seed = int(state["seed"])
+        sample = cls(int(state["limit"]), floats=floats, integers=integers, vectors=vectors, seed=seed)
         sample.counts = Count.from_array(state["counts"])
         sample._add({name: np.array(state[f"column.{name}"]) for name in sample._table})
         return sample

@@ -8,38 +8,59 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zloss.errors import InputError
+from zloss.errors import InputError, ShapeError
 from zloss.streaming.batch import Flat, as_floats, as_integers, flatten, flatten_integers
 
 Table = dict[str, NDArray[Any]]
 
 
 class Schema:
-    """Names of the integer columns (int64) and float columns (fp64) of a table."""
+    """Names of the integer columns (int64) and float columns (fp64) of a table.
 
-    def __init__(self, integers: Sequence[str], floats: Sequence[str], reserved: Sequence[str] = ()) -> None:
-        self.integers, self.floats = tuple(integers), tuple(floats)
-        names = [*reserved, *self.integers, *self.floats]
+    `vectors` are names and widths of columns that hold a vector (fp32) per row.
+    """
+
+    def __init__(
+        self,
+        integers: Sequence[str],
+        floats: Sequence[str],
+        reserved: Sequence[str] = (),
+        vectors: Mapping[str, int] | None = None,
+    ) -> None:
+        self.integers, self.floats, self.vectors = tuple(integers), tuple(floats), dict(vectors or {})
+        names = [*reserved, *self.integers, *self.floats, *self.vectors]
         if len(set(names)) != len(names):
             raise InputError(f"column names are expected to differ, also from {list(reserved)}, but got {names}.")
 
     def empty(self) -> Table:
         """The table without rows."""
         columns: Table = {name: np.empty(0, dtype=np.int64) for name in self.integers}
-        return columns | {name: np.empty(0, dtype=np.float64) for name in self.floats}
+        columns |= {name: np.empty(0, dtype=np.float64) for name in self.floats}
+        return columns | {name: np.empty((0, width), dtype=np.float32) for name, width in self.vectors.items()}
 
     def flatten(self, columns: Mapping[str, Any]) -> dict[str, Flat]:
         """The given columns as flat batches in the declared order; missing or further ones are refused."""
-        expected = [*self.integers, *self.floats]
+        expected = [*self.integers, *self.floats, *self.vectors]
         if set(columns) != set(expected):
             raise InputError(f"the columns are expected to be {expected}, but got {list(columns)}.")
         integers = {name: flatten_integers(columns[name], name) for name in self.integers}
-        return integers | {name: flatten(columns[name], name) for name in self.floats}
+        floats = {name: flatten(columns[name], name) for name in self.floats}
+        return integers | floats | {name: self._flat_vectors(name, columns[name]) for name in self.vectors}
 
     def rows(self, flat: Mapping[str, Flat], part: slice) -> Table:
         """The rows of one slice, converted to the declared types."""
         columns: Table = {name: as_integers(flat[name][part]) for name in self.integers}
-        return columns | {name: as_floats(flat[name][part]).astype(np.float64) for name in self.floats}
+        columns |= {name: as_floats(flat[name][part]).astype(np.float64) for name in self.floats}
+        with np.errstate(over="ignore"):  # beyond fp32 a number is infinite
+            vectors: Table = {name: as_floats(flat[name][part]).astype(np.float32, copy=False) for name in self.vectors}
+        return columns | vectors
+
+    def _flat_vectors(self, name: str, values: Any) -> Flat:
+        """One vector per row, [rows, width]."""
+        width, shape = self.vectors[name], tuple(np.shape(values))
+        if not shape or shape[-1] != width:
+            raise ShapeError(f"`{name}` is expected to be [..., {width}], but got {list(shape)}.")
+        return flatten(values, name).reshape(-1, width)
 
 
 def take(table: Table, index: NDArray[Any]) -> Table:

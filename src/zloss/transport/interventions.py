@@ -7,37 +7,46 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError, ShapeError, TiedHeadError
 from zloss.source.listing import centered_logits_from_raw
+from zloss.transport.options import check_vocab
 
 
 @torch.no_grad()
-def center_head_(linear: nn.Linear, *, model: nn.Module | Tensor | None = None) -> nn.Linear:
+def center_head_(
+    linear: nn.Linear, *, model: nn.Module | Tensor | None = None, valid_vocab: int | None = None
+) -> nn.Linear:
     """Write W − 1w̄ (and b − b̄) into an untied head: softmax and cross-entropy stay, μ becomes 0 (paper eq:centered_head).
 
     Pass `model`, the model that holds the head, or its input embedding (module or table): a head whose weight another
     module of it holds is tied and is refused, because writing would also change every input embedding. Without `model`
     only the `nn.Linear` itself is seen, and it does not know who shares its weight: leave `model` out only for a head
-    that is known to be untied.
+    that is known to be untied. Rows from `valid_vocab` on are padding: they are
+    outside the mean, and it is subtracted from them too, so that a softmax over all rows stays as well.
     """
     _refuse_tied(linear, model, "center_head_")
+    vocab = check_vocab(valid_vocab, linear.out_features)
     weight = linear.weight.double()
-    linear.weight.copy_(weight - weight.mean(dim=0))
+    linear.weight.copy_(weight - weight[:vocab].mean(dim=0))
     if linear.bias is not None:
         bias = linear.bias.double()
-        linear.bias.copy_(bias - bias.mean())
+        linear.bias.copy_(bias - bias[:vocab].mean())
     return linear
 
 
 @torch.no_grad()
-def shift_head_(linear: nn.Linear, shift: Tensor, *, model: nn.Module | Tensor | None = None) -> nn.Linear:
+def shift_head_(
+    linear: nn.Linear, shift: Tensor, *, model: nn.Module | Tensor | None = None, valid_vocab: int | None = None
+) -> nn.Linear:
     """Add one vector [D] to every row of an untied head: cross-entropy stays, μ moves by shift·u. A controlled probe.
 
-    `model` is that of `center_head_`: with it a tied head is refused, without it a tie is not seen.
+    `model` is that of `center_head_`: with it a tied head is refused, without it a tie is not seen. Padding rows
+    move with the others, so that a softmax over all rows stays as well; `valid_vocab` is checked and changes nothing.
     """
     _refuse_tied(linear, model, "shift_head_")
     if not isinstance(shift, Tensor):
         raise InputError(f"`shift` is expected to be a tensor [D], but got {type(shift).__name__}.")
     if shift.shape != (linear.in_features,):
         raise ShapeError(f"`shift` is expected to be [D] = [{linear.in_features}], but got {list(shift.shape)}.")
+    check_vocab(valid_vocab, linear.out_features)
     linear.weight.copy_(linear.weight.double() + shift.to(linear.weight.device).double())
     return linear
 
@@ -75,16 +84,19 @@ class CenteredHeadWrapper(nn.Module):
     """Deploy a head, tied or not, with centered logits: the raw projection minus its fp32 common shift.
 
     z̃ = z_raw − μ_head·1 (paper eq:centered_raw). The raw projection runs as the wrapped head does (16 bits included), so
-    the realized softmax is unchanged; the weights are not touched. The output is fp32.
+    the realized softmax is unchanged; the weights are not touched. The output is fp32. Rows from `valid_vocab` on are
+    padding: they are outside the mean, and their logits move with the others, so that a softmax over all rows stays.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, *, valid_vocab: int | None = None) -> None:
         super().__init__()
         self.linear = linear
+        self._vocab = check_vocab(valid_vocab, linear.out_features)
 
     @property
     def weight(self) -> Tensor:
         return self.linear.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return centered_logits_from_raw(self.linear(hidden), hidden, self.linear.weight, self.linear.bias)
+        bias = None if self.linear.bias is None else self.linear.bias[: self._vocab]
+        return centered_logits_from_raw(self.linear(hidden), hidden, self.linear.weight[: self._vocab], bias)

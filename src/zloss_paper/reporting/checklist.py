@@ -67,7 +67,7 @@ def _status(item: Item, given: Sequence[Given]) -> ItemStatus:
                 return ItemStatus(item, "covered", f"{result.name}: {path}")
     if (why := _outside(item.scope, given)) is not None:
         return ItemStatus(item, "does not apply", why)
-    return ItemStatus(item, "not covered", f"`{item.command}`" if item.command else "no result of zloss carries it yet")
+    return ItemStatus(item, "not covered", f"`{item.command}`")
 
 
 def _outside(scope: Scope, given: Sequence[Given]) -> str | None:
@@ -94,7 +94,7 @@ def _lookup(data: Any, path: Sequence[str]) -> Iterator[Any]:
 
 
 def read_results(paths: Sequence[str]) -> tuple[Given, ...]:
-    """Audits, loss audits, comparisons, and the metrics.json of single runs."""
+    """Audits, loss and implementation audits, comparisons, and the metrics.json of single runs."""
     found: list[Given] = []
     for name in paths:
         path = Path(name)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["audit", "loss-audit", "comparison", "drift", "metrics"]
+from zloss.results.files import Kind as ResultKind
+
+Kind = ResultKind | Literal["metrics"]
+"""A kind of result, or the metrics.json of one run."""
 Place = tuple[Kind, str]
 """A kind of result and a dotted path in it; `*` stands for every member of a list."""
 Scope = Literal["every model", "tied head", "router"]
@@ -24,11 +27,12 @@ class Item:
     text: str
     places: tuple[Place, ...]
     command: str
-    """What to run where it is missing; empty: no result of zloss carries it yet."""
+    """What to run where it is missing."""
     scope: Scope = "every model"
 
 
 AUDIT, LOSS, TRAIN, MOE = "zloss audit", "zloss audit-loss", "zloss compare", "zloss train --moe"
+IMPLEMENTATION = "zloss audit-implementation"
 DENSE, SOURCE, OPTIMIZER, ROUTER = "dense output head", "backward source", "optimizer and events", "router"
 
 
@@ -53,9 +57,18 @@ def _loss(*paths: str) -> tuple[Place, ...]:
     return tuple(("loss-audit", path) for path in paths)
 
 
+def _implementation(*paths: str) -> tuple[Place, ...]:
+    return tuple(("implementation-audit", path) for path in paths)
+
+
 def _router(name: str) -> tuple[Place, ...]:
     """A setting of the router loss that a run trained with, alone or inside a comparison."""
     return (("metrics", f"router.{name}"), ("comparison", f"router.conventions.*.{name}"))
+
+
+def _routed(name: str) -> tuple[Place, ...]:
+    """A setting that all router losses of a comparison share."""
+    return (("metrics", f"router.{name}"), ("comparison", f"router.{name}"))
 
 
 ITEMS = (
@@ -95,19 +108,73 @@ ITEMS = (
         AUDIT,
         "tied head",
     ),
-    Item("forward_error", SOURCE, "forward error against high precision", _loss("source.forward_rel_error"), LOSS),
-    Item("total_error", SOURCE, "relative error of the total CE+Z logit gradient", _loss("source.delta_total"), LOSS),
-    Item("source_error", SOURCE, "relative error of the Z-loss source", _loss("source.delta_src"), LOSS),
-    Item("source_cosine", SOURCE, "cosine to the high-precision source", _loss("source.cosine"), LOSS),
-    Item("total_cosine", SOURCE, "cosine of the total CE+Z gradient to the high-precision one", (), ""),
-    Item("corpus_logits", SOURCE, "the source audited on target-model logits from the relevant text", (), ""),
-    Item("update_error", SOURCE, "an optimizer-facing check: parameter-gradient and Adam-direction error", (), ""),
+    Item(
+        "forward_error",
+        SOURCE,
+        "forward error against high precision",
+        _loss("source.forward_rel_error") + _implementation("source.*.forward_rel_error"),
+        LOSS,
+    ),
+    Item(
+        "total_error",
+        SOURCE,
+        "relative error of the total CE+Z logit gradient",
+        _loss("source.delta_total") + _implementation("implementations.*.delta_total"),
+        LOSS,
+    ),
+    Item(
+        "source_error",
+        SOURCE,
+        "relative error of the Z-loss source",
+        _loss("source.delta_src") + _implementation("source.*.delta_src"),
+        LOSS,
+    ),
+    Item(
+        "source_cosine",
+        SOURCE,
+        "cosine to the high-precision source",
+        _loss("source.cosine") + _implementation("source.*.backward_cosine"),
+        LOSS,
+    ),
+    Item(
+        "total_cosine",
+        SOURCE,
+        "cosine of the total CE+Z gradient to the high-precision one",
+        _loss("target_model.total_cosine") + _implementation("implementations.*.total_cosine"),
+        IMPLEMENTATION,
+    ),
+    Item(
+        "corpus_logits",
+        SOURCE,
+        "the source audited on target-model logits from the relevant text",
+        _loss("target_model.delta_src") + _implementation("source.*.delta_src"),
+        IMPLEMENTATION,
+    ),
+    Item(
+        "update_error",
+        SOURCE,
+        "an optimizer-facing check: parameter-gradient and Adam-direction error",
+        _implementation("updates.*.adam_dir_rel_error"),
+        IMPLEMENTATION,
+    ),
     Item("nonfinite_microbatch", OPTIMIZER, "nonfinite-microbatch rate", _metric("nonfinite_microbatch"), TRAIN),
     Item("nonfinite_gradient", OPTIMIZER, "nonfinite-gradient rate", _metric("nonfinite_gradient"), TRAIN),
-    Item("nan_and_inf", OPTIMIZER, "NaN and Inf counted apart", _audit("nonfinite.nan"), AUDIT),
+    Item(
+        "nan_and_inf",
+        OPTIMIZER,
+        "NaN and Inf counted apart",
+        _audit("nonfinite.nan") + _metric("nonfinite_gradient_nan"),
+        AUDIT,
+    ),
     Item("event_rates", OPTIMIZER, "thresholded gradient-event rates", _metric("phi_10", "phi_50", "phi_100"), TRAIN),
     Item("grad_tails", OPTIMIZER, "finite-only gradient tails, up to the maximum", _metric("grad_norm_max"), TRAIN),
-    Item("fp16_margin", OPTIMIZER, "static fp16 loss-scale margin", _metric("fp16_margin"), ""),
+    Item(
+        "fp16_margin",
+        OPTIMIZER,
+        "static fp16 loss-scale margin",
+        _implementation("overflow.*.kappa_min") + _metric("kappa_min"),
+        IMPLEMENTATION,
+    ),
     Item("adam_v", OPTIMIZER, "Adam second-moment tails", _metric("adam_v_max", "adam_v_p99"), TRAIN),
     Item("adam_d", OPTIMIZER, "Adam update-state tails", _metric("adam_d_inf_p99", "adam_d_ratio_p99"), TRAIN),
     Item("loss_tail", OPTIMIZER, "loss spikes or training-loss tail", _metric("spike_rate", "loss_p99"), TRAIN),
@@ -115,8 +182,15 @@ ITEMS = (
     # audit only the scale measured from the model's own loss counts.
     Item("lambda_r", ROUTER, "nominal λ_R", _audit("router.applied.coef") + _router("coef"), MOE, "router"),
     Item("reduction", ROUTER, "reduction convention", _router("convention"), MOE, "router"),
-    Item("top_k", ROUTER, "top-k", _audit("router.top_k"), AUDIT, "router"),
-    Item("denominator", ROUTER, "token-layer denominator", _audit("router.decisions"), AUDIT, "router"),
+    Item("top_k", ROUTER, "top-k", _audit("router.top_k") + _routed("top_k"), MOE, "router"),
+    Item(
+        "denominator",
+        ROUTER,
+        "token-layer denominator",
+        _audit("router.decisions") + _routed("decisions"),
+        MOE,
+        "router",
+    ),
     Item(
         "absolute",
         ROUTER,

@@ -179,8 +179,39 @@ def test_an_interrupted_audit_reports_what_it_has_and_goes_on(
     assert resumed.status == "complete"
     assert resumed.heads == whole.heads
     assert resumed.figures == whole.figures
+    assert resumed.gradient == whole.gradient  # the forward passes that the first part made are made again
+    assert resumed.tied_paths == whole.tied_paths
     assert resumed.extreme_tokens == whole.extreme_tokens
     assert not list(tmp_path.glob("audit-state*"))
+
+
+@pytest.mark.parametrize("room", [0, 2**30])
+def test_a_block_goes_through_a_layer_once_and_a_diagnostic_block_twice(
+    folders: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    from zloss.measure.graph_room import GraphRoom
+    from zloss.models.checkpoint import load_checkpoint
+    from zloss.models.head_check import CHECK_TOKENS
+
+    monkeypatch.setattr(GraphRoom, "of_device", lambda device: GraphRoom(room))
+    checkpoint = load_checkpoint(str(folders["gpt2"]))
+    seen: dict[str, int] = {}
+
+    def count(name: str) -> Any:
+        return lambda module, inputs: seen.update({name: seen.get(name, 0) + inputs[0].shape[:-1].numel()})
+
+    hooks = [
+        module.register_forward_pre_hook(count(name))
+        for name, module in checkpoint.model.named_modules()
+        if name.endswith(".mlp")
+    ]
+    run_audit(dataclasses.replace(CONFIG, texts=(str(text),)), checkpoint=checkpoint)
+    for hook in hooks:
+        hook.remove()
+    once = BLOCKS * SIZE + 3 * min(CHECK_TOKENS, SIZE)
+    again = CONFIG.gradient_blocks * SIZE
+    # With room for graphs the first layer is run once more to know their size, and no other layer is recomputed.
+    assert list(seen.values()) == ([once + 2 * again, once] if room else [once + again, once + again])
 
 
 def test_a_saved_pass_of_another_audit_is_refused(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:

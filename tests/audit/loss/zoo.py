@@ -513,6 +513,52 @@ def chunked(size: int) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+def bf16_then_fp32(z: Tensor, y: Tensor) -> Tensor:
+    """Logits stored in bf16, then everything in fp32."""
+    return plain(z.bfloat16().float(), y)
+
+
+def smoothing_and_log_v(z: Tensor, y: Tensor) -> Tensor:
+    return ce(z, y, label_smoothing=0.1) + zl(z, y, c=math.log(z.shape[-1]))
+
+
+def four_chunks(z: Tensor, y: Tensor) -> Tensor:
+    """A mean of means over a fixed number of chunks, whatever their size."""
+    parts = [plain(rows, targets) for rows, targets in zip(z.chunk(4), y.chunk(4), strict=True)]
+    return torch.stack(parts).mean()
+
+
+def ce_over_all_z_over_valid(z: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(z, y, reduction="sum", ignore_index=IGNORE) / y.numel() + zl(z, y)
+
+
+def z_of_detached_logits(z: Tensor, y: Tensor) -> Tensor:
+    return ce(z, y) + zl(z.detach(), y)
+
+
+def wrong_sign(z: Tensor, y: Tensor) -> Tensor:
+    return ce(z, y) - zl(z, y)
+
+
+def temperature_in_ce_only(z: Tensor, y: Tensor) -> Tensor:
+    return ce(z / 2.0, y) + zl(z, y)
+
+
+def z_without_the_target(z: Tensor, y: Tensor) -> Tensor:
+    """The penalty is on the log-sum-exp of the other classes: nearly log Z wherever the target is unlikely."""
+    keep = valid_of(y)
+    others = torch.where(keep.unsqueeze(-1) & (torch.arange(z.shape[-1]) == y.unsqueeze(-1)), -torch.inf, z)
+    return ce(z, y) + LAMBDA * mean(lse(others).square(), y)
+
+
+def shifted_by_the_maximum(z: Tensor, y: Tensor) -> Tensor:
+    return plain(z - z.amax(-1, keepdim=True), y)
+
+
+def shifted_by_a_detached_maximum(z: Tensor, y: Tensor) -> Tensor:
+    return plain(z - z.amax(-1, keepdim=True).detach(), y)
+
+
 def fp32(loss: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor], Any]:
     """The same loss on logits cast to fp32, as most code has it."""
     return lambda z, y: loss(z.float(), y)
@@ -705,4 +751,28 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "slow schedule": (Schedule(1e-4), {}, Answer(None, ids=frozenset({"not_repeatable"}))),
     "gradient scaled by a hook": (scaled_by_a_hook, {}, found("forward_backward_mismatch")),
     "in place": (in_place, {}, found("overwrites_input")),
+    # variants people write
+    "fp32 of bf16 logits": (bf16_then_fp32, {}, found("low_precision_source", coordinate="raw")),
+    "fp32 of the given logits": (fp32(plain), {}, exact()),
+    "label smoothing, c = log V": (
+        smoothing_and_log_v,
+        {},
+        exact(target=LOG_V, target_rule="log_v", label_smoothing=0.1),
+    ),
+    "mean of four chunks": (four_chunks, {}, exact(ce_weights="groups", z_weights="shared")),
+    "CE over all, Z over valid": (ce_over_all_z_over_valid, {}, found("denominator_mismatch", coef=LAMBDA)),
+    "Z of detached logits": (
+        z_of_detached_logits,
+        {},
+        found("zero_gradient_z", "forward_backward_mismatch", has_z=False),
+    ),
+    "wrong sign": (wrong_sign, {}, found("negative_coefficient", coef=-LAMBDA, target_rule="constant")),
+    "Z of the other classes": (z_without_the_target, {}, cannot_tell("depends on the target")),
+    "temperature in CE only": (temperature_in_ce_only, {}, cannot_tell()),
+    "shifted by the maximum": (shifted_by_the_maximum, {}, found("max_shifted", coef=LAMBDA)),
+    "shifted by a detached maximum": (
+        shifted_by_a_detached_maximum,
+        {},
+        found("max_shifted", "forward_backward_mismatch", coef=LAMBDA),
+    ),
 }

@@ -145,3 +145,21 @@ def test_bad_input() -> None:
         audit_router(model, [{**batch(), "attention_mask": torch.ones(3, 1, 10, 10)}])
     with pytest.raises(InputError, match="has no attribute 'router_z_loss_coef'"):
         measure_model_router_scale(model, batch())
+
+
+def test_the_coefficient_is_the_model_s_own_or_called_hypothetical() -> None:
+    """A default λ_R of 1e-3 used to stand in the report as if it were the model's."""
+    model = seeded(SOFTMAX["olmoe"]).eval()
+    bare = audit_router(model, [batch()])
+    assert (bare.coef, bare.coef_origin, bare.coef_key) == (1e-3, "hypothetical", None)
+    assert bare.projection.startswith("hypothetical, at coefficient 0.001")
+    model.config.moe_zloss_weight = 0.05
+    own = audit_router(model, [batch()])
+    assert (own.coef, own.coef_origin, own.coef_key) == (0.05, "configuration", "moe_zloss_weight")
+    assert own.correction_norm == pytest.approx(50 * (bare.correction_norm or 0), rel=1e-6)
+    given = audit_router(model, [batch()], coef=1e-2)
+    assert (given.coef, given.coef_origin) == (1e-2, "given")
+    model.config.moe_zloss_weight = 0
+    off = audit_router(model, [batch()])
+    assert off.coef_origin == "hypothetical"
+    assert any("moe_zloss_weight = 0" in reason for reason in off.reasons)

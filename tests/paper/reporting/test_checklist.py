@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.laws.example_results import implementation_example
+from zloss.cli.main import COMMANDS
 from zloss.errors import InputError
+from zloss.results.audit import AuditReport
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.workbench import Workbench
@@ -83,6 +87,38 @@ def test_a_run_with_experts_covers_its_router_loss(audits: dict[str, dict[str, A
     found = status(Given("metrics.json", "metrics", run))
     router = {item.id for item in ITEMS if item.scope == "router"}
     assert {name for name in router if found[name] != "covered"} == {"top_k", "denominator"}
+    stated = {**run, "router": {"coef": 1e-3, "convention": "megatron", "top_k": 2, "decisions": 512}}
+    found = status(Given("metrics.json", "metrics", stated))
+    assert {found[name] for name in router} == {"covered"}
+    compared = {"router": {"conventions": [], "top_k": 2, "decisions": 512}, "methods": []}
+    found = status(Given("comparison.json", "comparison", compared))
+    assert found["top_k"] == found["denominator"] == "covered"
+
+
+def test_an_implementation_audit_covers_the_backward_source(report: AuditReport) -> None:
+    audit = implementation_example(report)
+    found = status(Given("implementation_audit.json", "implementation-audit", audit.to_dict()))
+    assert {item.id for item in ITEMS if found[item.id] == "covered"} == {
+        "forward_error",
+        "total_error",
+        "source_error",
+        "source_cosine",
+        "total_cosine",
+        "corpus_logits",
+        "update_error",
+        "fp16_margin",
+    }
+    # A section that was not measured covers nothing.
+    bare = replace(audit, updates=(), overflow=(), implementations=())
+    found = status(Given("implementation_audit.json", "implementation-audit", bare.to_dict()))
+    assert {found[name] for name in ("update_error", "fp16_margin", "total_cosine")} == {"not covered"}
+    assert found["corpus_logits"] == "covered"
+
+
+def test_every_item_can_be_covered_by_a_command_that_exists() -> None:
+    for item in ITEMS:
+        assert item.places, item.id
+        assert item.command.split()[1] in COMMANDS
 
 
 def test_results_are_read_from_disk(audits: dict[str, dict[str, Any]], tmp_path: Path) -> None:

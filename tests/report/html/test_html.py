@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -20,7 +21,11 @@ from zloss.report.html.page import render_page
 from zloss.results.audit import AuditReport, HeadNumbers, Heads, Nonfinite, QuantileBound
 from zloss.results.comparison import Comparison
 from zloss.results.figure_data import DrawnHistogram, ExtremeTable, ExtremeToken, Figures
-from zloss.results.loss_audit import LossAudit
+from zloss.results.loss_audit import Finding, LossAudit
+from zloss.results.reproduction import Choice, ReproductionRecord, read_reproduction_record
+from zloss.results.router import MeasuredScale
+from zloss.source.router.convention import RouterConvention
+from zloss.source.router.scale_table import router_scale_table
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
 
@@ -36,13 +41,29 @@ def hostile(report: AuditReport) -> AuditReport:
     )
 
 
+def hostile_reproduction() -> ReproductionRecord:
+    file = Path(__file__).parents[3] / "docs/results/tab_pretrained.json"
+    record = read_reproduction_record(file)
+    claim = replace(record.claims[0], statement=HOSTILE, evidence=HOSTILE, reading=HOSTILE)
+    line = replace(record.rows[0], extra={**record.rows[0].extra, "model": HOSTILE}, deviations=(HOSTILE,))
+    choices = (Choice(setting=HOSTILE, ours=HOSTILE),)
+    return replace(
+        record, label=HOSTILE, title=HOSTILE, claims=(claim,), rows=(line,), notes=(HOSTILE,),
+        not_stated_by_the_paper=choices,
+    )  # fmt: skip
+
+
 def test_text_from_outside_is_escaped_everywhere(report: AuditReport, loss_audit: LossAudit) -> None:
+    mine = RouterConvention(HOSTILE, token_count="layer_tokens", layer_divisor="none", cited=HOSTILE)
     verdict = {"method": HOSTILE, "accepted": False, "reason": HOSTILE}
     text = render_page(
         decide_results(
             audits=(hostile(report), hostile(report)),
             loss_audits=(replace(loss_audit, provenance={"loss": HOSTILE, HOSTILE: HOSTILE}),),
             comparisons=(Comparison.from_dict({"quality": {"methods": [verdict]}, HOSTILE: HOSTILE}),),
+            router_scales=(router_scale_table(1.0, mine, layers=2, top_k=1, tokens=8),),
+            measured_routers=(MeasuredScale(1.0, 0.0, (1.0,), 1.0, 1.0, (1.0,), None, 0.0, name=HOSTILE),),
+            reproductions=(hostile_reproduction(),),
         )
     )
     assert "<script>alert" not in text
@@ -195,6 +216,15 @@ def test_a_page_without_an_audit_shows_the_map_and_the_findings(loss_audit: Loss
     assert "low_precision_source" in text
     assert "heavy, λ 1" in text
     assert text.count('<details class="decision') == 8
+
+
+def test_a_loss_audit_shows_the_severity_of_its_findings(loss_audit: LossAudit) -> None:
+    mild = Finding("all_ignored_nonfinite", "finding", "a batch without targets is NaN", None, "warning")
+    grave = Finding("counted_twice", "finding", "Z is added twice", None, "error")
+    good = Finding("overflow", "pass", "large logits are finite")
+    text = render_page(decide_results(loss_audits=(replace(loss_audit, findings=(good, mild, grave)),)))
+    found = re.findall(r'<td class="verdict-\w+"(?: data-severity="\w+")?>([\w ]+)</td>', text)
+    assert found == ["error", "warning", "pass"]
 
 
 def test_audits_of_one_model_are_told_apart(report: AuditReport, other: AuditReport) -> None:

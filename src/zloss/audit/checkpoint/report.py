@@ -38,6 +38,8 @@ def audit_report(audit: AuditMeasurements) -> AuditReport:
     config, measurement, tails = audit.config, audit.measurement, audit.tails
     heads = Heads(tails.numbers("raw"), tails.numbers("centered"))
     gradient = audit.gradient
+    with audit.clock("plane"):
+        geometry = tails.sample()
     return AuditReport(
         model=_model_info(audit),
         corpus=CorpusInfo(
@@ -68,7 +70,7 @@ def audit_report(audit: AuditMeasurements) -> AuditReport:
         figures=Figures(
             histograms=tails.histograms(),
             spectrum=_spectrum(measurement),
-            geometry=tails.sample(float(measurement.mean_row_D.norm())),
+            geometry=geometry,
         ),
         extreme_tokens=extreme_tables(tails, audit.blocks, audit.checkpoint.tokenizer),
     )

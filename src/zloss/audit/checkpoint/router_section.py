@@ -17,4 +17,9 @@ def router_section(checkpoint: Checkpoint, blocks: Blocks, count: int) -> Router
     except ZlossError:
         return None
     # One batch, so that α = 1/N_tl counts exactly the decisions that are reported.
-    return audit_router(checkpoint.model, [{"input_ids": blocks.inputs(0, count)}])
+    ids = blocks.inputs(0, count)
+    batch = {"input_ids": ids}
+    if hasattr(checkpoint.model, "router_z_loss_coef"):
+        # With labels the model computes its own loss, and what its router Z-loss applies is measured from gradients.
+        batch["labels"] = ids
+    return audit_router(checkpoint.model, [batch])

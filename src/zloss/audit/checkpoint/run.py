@@ -16,7 +16,9 @@ from zloss.errors import InputError
 from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
+from zloss.measure.graph_room import GraphRoom
 from zloss.measure.measurement import measurement_of
+from zloss.measure.token_pass import KeptForwards
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
@@ -69,11 +71,14 @@ def run_audit(
         )
     _check_token_ids(blocks, measurement.vocab)
 
+    count = min(config.gradient_blocks, blocks.count)
+    kept = KeptForwards(checkpoint.model, count, GraphRoom.of_device(head.weight_VD.device))
     tails, finished = text_pass(
         config,
         checkpoint,
         measurement,
         blocks,
+        kept,
         folder=folder,
         resume=resume,
         progress=progress,
@@ -83,9 +88,8 @@ def run_audit(
     complete = finished == blocks.count
     gradient: DiagnosticGradients | None = None
     router: RouterFindings | None = None
-    count = min(config.gradient_blocks, blocks.count)
     if complete and count:
-        batch = DiagnosticBatch.of_blocks(blocks, count, head.weight_VD.device)
+        batch = DiagnosticBatch.of_blocks(blocks, count, head.weight_VD.device, config.batch_blocks, kept.made)
         try:
             with clock("gradient"):
                 gradient = diagnostic_gradients(checkpoint, measurement, batch, progress)

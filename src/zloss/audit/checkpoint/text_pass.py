@@ -11,10 +11,10 @@ from zloss.console.interrupt import held_interrupts
 from zloss.console.progress import Progress
 from zloss.errors import InputError
 from zloss.measure.block_values import BlockValues
-from zloss.measure.geometry_plane import geometry_plane
+from zloss.measure.geometry_plane import has_plane
 from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
-from zloss.measure.token_pass import TokenPass
+from zloss.measure.token_pass import KeptForwards, TokenPass
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.weight_fingerprint import model_fingerprint
@@ -26,6 +26,7 @@ def text_pass(
     checkpoint: Checkpoint,
     measurement: Measurement,
     blocks: Blocks,
+    kept: KeptForwards,
     *,
     folder: Path | None,
     resume: bool,
@@ -43,12 +44,8 @@ def text_pass(
     if by_block is not None and resume:
         raise InputError("a pass with `by_block` cannot be resumed: turn `resume` off.")
     with hidden_states(checkpoint, measurement.head) as hidden_of:
-        token_pass = TokenPass(measurement, blocks, hidden_of, config.batch_blocks)
-        with clock("plane"):
-            # From the first batch alone, so that a resumed audit draws the same plane.
-            first = token_pass.states(0, min(config.batch_blocks, blocks.count))
-            plane_2D = geometry_plane(measurement, *first)
-        tails = Tails(measurement, plane=plane_2D is not None, seed=config.seed)
+        token_pass = TokenPass(measurement, blocks, hidden_of, config.batch_blocks, kept)
+        tails = Tails(measurement, plane=has_plane(measurement), seed=config.seed)
         saved = SavedPass(
             folder,
             f"{config.fingerprint(blocks.fingerprint())}-{tails.layout()}",
@@ -74,7 +71,7 @@ def text_pass(
                     return False
                 return True
 
-            finished = token_pass.run(tails, go_on, finished=finished, plane_2D=plane_2D, by_block=by_block)
+            finished = token_pass.run(tails, go_on, finished=finished, by_block=by_block)
     if finished == blocks.count:
         saved.clear()
     return tails, finished

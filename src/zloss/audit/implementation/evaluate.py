@@ -35,7 +35,10 @@ class Evaluation:
 def evaluate(
     implementation: Implementation, inputs: Sequence[Tensor], label_T: Tensor, coefs: Sequence[float], target: float
 ) -> list[Evaluation]:
-    """One evaluation per λ, where the implementation can run: here, on the GPU, or interpreted."""
+    """One evaluation per λ, where the implementation can run: here, on the GPU, or interpreted.
+
+    Gradients come back on the device of the inputs.
+    """
     implementation.require()
     if not implementation.kernel or _interpreted_here():
         return call(implementation, inputs, label_T, coefs, target)
@@ -43,7 +46,8 @@ def evaluate(
         moved = [tensor.cuda() for tensor in inputs]
         evaluations = call(implementation, moved, label_T.cuda(), coefs, target)
         return [
-            Evaluation(evaluation.value, tuple(grad.cpu() for grad in evaluation.grads)) for evaluation in evaluations
+            Evaluation(evaluation.value, tuple(grad.to(inputs[0].device) for grad in evaluation.grads))
+            for evaluation in evaluations
         ]
     return _in_child(implementation, inputs, label_T, coefs, target)
 

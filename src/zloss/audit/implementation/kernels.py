@@ -64,11 +64,18 @@ class VectorTally:
     cosine: TailTally = field(default_factory=TailTally)
     error2: float = 0.0
     want2: float = 0.0
+    got2: float = 0.0
+    dot: float = 0.0
 
     @property
     def whole(self) -> float:
         """Relative error of all tokens' vectors as one: Frobenius norms."""
         return math.sqrt(self.error2 / max(self.want2, TINY))
+
+    @property
+    def whole_cosine(self) -> float:
+        """Cosine of all tokens' vectors as one."""
+        return self.dot / max(math.sqrt(self.want2 * self.got2), TINY)
 
     def update(self, got_CX: Tensor, want_CX: Tensor) -> None:
         got_CX, want_CX = got_CX.double(), want_CX.double()
@@ -76,8 +83,11 @@ class VectorTally:
         error_C = (got_CX - want_CX).norm(dim=-1)
         self.error2 += float(error_C.square().sum())
         self.want2 += float(norm_C.square().sum())
+        self.got2 += float(norm_got_C.square().sum())
+        dot_C = (got_CX * want_CX).sum(dim=-1)
+        self.dot += float(dot_C.sum())
         self.delta.update(error_C / norm_C.clamp_min(TINY))
-        self.cosine.update((got_CX * want_CX).sum(dim=-1) / (norm_C * norm_got_C).clamp_min(TINY))
+        self.cosine.update(dot_C / (norm_C * norm_got_C).clamp_min(TINY))
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,8 @@ class KernelLine:
     kernel_delta_total: float
     """Against the stored logits in fp64: the part that is the kernel's own."""
     kernel_delta_z: float | None
+    total_cosine: float
+    """Cosine of the whole [T, V] gradient with that of the logits before storage."""
 
 
 def kernel_line(
@@ -149,6 +161,7 @@ def kernel_line(
         token_z=meant.z.delta.tail() if has_z else None,
         kernel_delta_total=kernel.total.whole,
         kernel_delta_z=kernel.z.whole if has_z else None,
+        total_cosine=meant.total.whole_cosine,
     )
 
 

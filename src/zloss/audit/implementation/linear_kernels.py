@@ -50,6 +50,10 @@ class LinearLine:
     """Ours: per token, of the logit source as the backend applies it."""
     source_cosine: float | None = None
     """Mean over tokens of the cosine of that source."""
+    total_cosine: float | None = None
+    """Cosine of the gradient at all hidden states."""
+    z_cosine: float | None = None
+    """Mean over tokens of the cosine of its Z part at the hidden states."""
 
 
 def linear_inputs(head: OutputHead, hidden_TD: Tensor, dtype: torch.dtype, logit_scale: float) -> tuple[Tensor, Tensor]:
@@ -108,6 +112,8 @@ def linear_line(
         weight_z=weight_error.get("z"),
         delta_src=None if source is None else source.delta.tail(),
         source_cosine=None if source is None else source.cosine.tail().mean,
+        total_cosine=tallies["total"].whole_cosine,
+        z_cosine=None if z is None else tallies["z"].cosine.tail().mean,
     )
 
 

@@ -10,7 +10,7 @@ Gradients are mean-reduced over all predictions of the batch. Axes: T tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -29,6 +29,7 @@ from zloss.text.blocks import Blocks
 Part = Literal["total", "z"]
 Scope = Literal["head", "all"]
 PARTS: tuple[Part, ...] = ("total", "z")
+SCOPES: tuple[Scope, ...] = ("head", "all")
 REFERENCE = "reference"
 
 
@@ -77,30 +78,37 @@ def update_audit(
     """Rows for every storage, multiplier, part and scope; `advance` is told the tokens of each block and multiplier."""
     rows: list[UpdateLine] = []
     with trainable(checkpoint.model) as parameters:
-        scopes: dict[Scope, Sequence[int]] = {
-            "head": [i for i, parameter in enumerate(parameters) if _of_head(parameter, head)],
-            "all": range(len(parameters)),
-        }
+        of_head = [_of_head(parameter, head) for parameter in parameters]
         for scale in logit_scales:
-            grads = _gradients(checkpoint, head, blocks, parameters, storages, scale, coef, target, advance)
+            found: dict[tuple[str, Part, Scope], tuple[float, ...]] = {}
+            # One part after the other, because each storage needs a copy of the model's gradients.
+            for part in PARTS:
+                last = advance if part == PARTS[-1] else lambda tokens: None
+                grads = _gradients(checkpoint, head, blocks, parameters, storages, scale, part, coef, target, last)
+                for storage in storages:
+                    for scope, errors in _errors(grads[REFERENCE], grads[storage], of_head).items():
+                        found[storage, part, scope] = errors
+                grads.clear()
             rows += [
-                UpdateLine(storage, scale, part, scope, blocks.predictions, coef, target, *errors)
-                for storage, part, scope, errors in _errors(grads, storages, scopes)
+                UpdateLine(storage, scale, part, scope, blocks.predictions, coef, target, *found[storage, part, scope])
+                for storage in storages
+                for part in PARTS
+                for scope in SCOPES
             ]
-            grads.clear()  # the next multiplier needs the room
     return tuple(rows)
 
 
 def _errors(
-    grads: Mapping[tuple[str, Part], list[Tensor]], storages: Sequence[Storage], scopes: Mapping[Scope, Sequence[int]]
-) -> Iterator[tuple[Storage, Part, Scope, tuple[float, ...]]]:
-    """Relative error and cosine of gradient and Adam direction for every storage, part and scope."""
-    for storage in storages:
-        for part in PARTS:
-            want, got = grads[REFERENCE, part], grads[storage, part]
-            for scope, chosen in scopes.items():
-                pairs = [(want[i], got[i]) for i in chosen]
-                yield storage, part, scope, (*_compare(pairs), *_compare(pairs, first_direction))
+    want: Sequence[Tensor], got: Sequence[Tensor], of_head: Sequence[bool]
+) -> dict[Scope, tuple[float, float, float, float]]:
+    """By scope: relative error and cosine of the gradient, then of the Adam direction."""
+    sums = {scope: (_Products(), _Products()) for scope in SCOPES}
+    for a, b, inside in zip(want, got, of_head, strict=True):
+        gradient, direction = _products(a, b), _products(first_direction(a), first_direction(b))
+        for scope in SCOPES if inside else SCOPES[1:]:
+            before = sums[scope]
+            sums[scope] = (before[0] + gradient, before[1] + direction)
+    return {scope: (*gradient.compared, *direction.compared) for scope, (gradient, direction) in sums.items()}
 
 
 def _gradients(
@@ -110,13 +118,14 @@ def _gradients(
     parameters: Sequence[Tensor],
     storages: Sequence[Storage],
     scale: float,
+    part: Part,
     coef: float,
     target: float,
     advance: Callable[[int], None],
-) -> dict[tuple[str, Part], list[Tensor]]:
-    """Mean-reduced parameter gradients by (storage or reference, part), summed block by block."""
-    sums: dict[tuple[str, Part], list[Tensor]] = {
-        (name, part): [torch.zeros_like(p) for p in parameters] for name in (REFERENCE, *storages) for part in PARTS
+) -> dict[str, list[Tensor]]:
+    """Mean-reduced parameter gradients of one part by storage, or reference, summed block by block."""
+    sums: dict[str, list[Tensor]] = {
+        name: [torch.zeros_like(parameter) for parameter in parameters] for name in (REFERENCE, *storages)
     }
     with hidden_states(checkpoint, head) as hidden_of:
         for block in range(blocks.count):
@@ -126,19 +135,16 @@ def _gradients(
                 logits_TV = head.logits(hidden.flatten(0, 1)) * scale
             z_TV = logits_TV.detach()
             truth = truth_of(z_TV, label_T, coef, target)
-            seeds: dict[tuple[str, Part], Tensor] = {
-                (REFERENCE, "total"): truth.total_CV.to(z_TV.dtype),
-                (REFERENCE, "z"): truth.z_CV.to(z_TV.dtype),
-            }
+            seeds = {REFERENCE: (truth.total_CV if part == "total" else truth.z_CV).to(z_TV.dtype)}
+            del truth
             for storage in storages:
-                sources = read_back(z_TV.to(storage_dtype(storage)), label_T, coef, target)
-                seeds |= {(storage, part): sources[part].to(z_TV.dtype) for part in PARTS}
+                seeds[storage] = read_back(z_TV.to(storage_dtype(storage)), label_T, coef, target)[part].to(z_TV.dtype)
             last = next(reversed(seeds))
-            for key, seed_TV in seeds.items():
+            for name, seed_TV in seeds.items():
                 found = torch.autograd.grad(
-                    logits_TV, parameters, seed_TV / blocks.predictions, retain_graph=key != last, allow_unused=True
+                    logits_TV, parameters, seed_TV / blocks.predictions, retain_graph=name != last, allow_unused=True
                 )
-                for total, grad in zip(sums[key], found, strict=True):
+                for total, grad in zip(sums[name], found, strict=True):
                     if grad is not None:
                         total += grad
             advance(len(label_T))
@@ -164,15 +170,30 @@ def _of_head(parameter: Tensor, head: OutputHead) -> bool:
     return any(parameter.data_ptr() == tensor.data_ptr() for tensor in own)
 
 
-def _compare(
-    pairs: Sequence[tuple[Tensor, Tensor]], transform: Callable[[Tensor], Tensor] = lambda grad: grad
-) -> tuple[float, float]:
-    """(relative error, cosine) of two lists of tensors taken as one vector each, in fp64."""
-    error2 = want2 = got2 = dot = 0.0
-    for want, got in pairs:
-        a, b = transform(want).double(), transform(got).double()
-        error2 += float((b - a).square().sum())
-        want2 += float(a.square().sum())
-        got2 += float(b.square().sum())
-        dot += float((a * b).sum())
-    return (error2 / max(want2, TINY)) ** 0.5, dot / max((want2 * got2) ** 0.5, TINY)
+@dataclass(frozen=True)
+class _Products:
+    """‖got − want‖², ‖want‖², ‖got‖² and ⟨want, got⟩ of some parameters; those of disjoint sets add."""
+
+    error2: float = 0.0
+    want2: float = 0.0
+    got2: float = 0.0
+    dot: float = 0.0
+
+    def __add__(self, other: _Products) -> _Products:
+        return _Products(
+            self.error2 + other.error2, self.want2 + other.want2, self.got2 + other.got2, self.dot + other.dot
+        )
+
+    @property
+    def compared(self) -> tuple[float, float]:
+        """(relative error, cosine)."""
+        error = (self.error2 / max(self.want2, TINY)) ** 0.5
+        return error, self.dot / max((self.want2 * self.got2) ** 0.5, TINY)
+
+
+def _products(want: Tensor, got: Tensor) -> _Products:
+    """Of one parameter, in fp64."""
+    a, b = want.double().flatten(), got.double().flatten()
+    dot, want2, got2 = float(a @ b), float(a @ a), float(b @ b)
+    error = b.sub_(a)
+    return _Products(float(error @ error), want2, got2, dot)

@@ -148,6 +148,23 @@ class BlackBox:
         _, arguments = self._arguments(logits_TV, dtype)
         return float(self._summed(self._call(arguments, self._target(target_T), None)).detach().double().sum())
 
+    def on_head(
+        self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, *, dtype: torch.dtype
+    ) -> tuple[float, Tensor, Tensor]:
+        """(value, ∂/∂hidden, ∂/∂weight) of a linear loss on a real head, targets moved; gradients in fp64, NaN if none."""
+        tokens = len(target_T)
+        hidden_TD, target_T = self._moved(hidden_TD, target_T)
+        leaves = [x.detach().to(self.device, dtype).requires_grad_() for x in (hidden_TD, weight_VD)]
+        arguments, target = [leaf.clone() for leaf in leaves], self._target(target_T)
+        loss = self._summed(self._call(arguments, target, None))
+        if loss.numel() != 1:
+            raise LossCallError(f"{self.name} returned a tensor of shape {list(loss.shape)}, but a scalar is expected.")
+        if loss.requires_grad:
+            self._guarded(lambda: loss.sum().backward(), arguments, target)  # type: ignore[no-untyped-call]
+        grads = [torch.full_like(leaf, torch.nan) if leaf.grad is None else leaf.grad for leaf in leaves]
+        hidden, weight = (grad.detach().to("cpu", torch.float64) for grad in grads)
+        return float(loss.detach().double().sum()), hidden[:tokens], weight
+
     def weight_gradient(self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, *, dtype: torch.dtype) -> Tensor:
         """∂loss/∂weight of a linear loss on a hidden of one's own, in fp64."""
         leaves = [x.to(self.device, dtype).requires_grad_() for x in (hidden_TD, weight_VD)]

@@ -25,7 +25,7 @@ from zloss.audit.loss.probes import Probe, Space
 from zloss.audit.loss.reference import Reference
 from zloss.audit.loss.select import COARSE, Selection, misfit, nearest, select
 from zloss.audit.loss.warp import NO_WARP, Warp, find_warps
-from zloss.audit.loss.weights import Weighted, find_weighted
+from zloss.audit.loss.weights import Weighted, depends_on_target, find_weighted
 from zloss.results.loss_audit import Identified
 
 SECOND_VOCAB = 1000
@@ -224,7 +224,17 @@ def _token_by_token(
     if not all(answer.finite for answer in answers):
         return None, alone
     data = measure([(probe, answer.grad_TV) for probe, answer in zip(alone, answers, strict=True)], eps)
-    return find_weighted(data), alone
+    found = find_weighted(data)
+    if found is None or found.selection is None or found.has_z is False:
+        return found, alone
+    unlikely, likely = probes.apart(made["mixed"], box.avoid), probes.likely(made["mixed"], box.avoid)
+    both = [(probe, box(probe.logits_TV, probe.target_T, dtype=dtype)) for probe in (unlikely, likely)]
+    if all(answer.finite for _, answer in both):
+        first, second = (measure([(probe, answer.grad_TV)], eps) for probe, answer in both)
+        if depends_on_target(first, second, found):
+            seen = "a source along p that depends on the target, as no penalty on log Z does"
+            return replace(found, selection=None, seen=seen, has_z=None), alone
+    return found, alone
 
 
 def _clamped(

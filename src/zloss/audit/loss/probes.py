@@ -224,5 +224,12 @@ def apart(probe: Probe, avoid: frozenset[int]) -> Probe:
     return Probe(probe.name, Reference(r.logits_TV, target, r.lanes), probe.saturated_T)
 
 
+def likely(probe: Probe, avoid: frozenset[int]) -> Probe:
+    """The same logits with the most likely class as every target."""
+    r = probe.reference
+    target = allowed(r.inside_TV.argmax(-1), r.lanes, avoid)
+    return Probe(probe.name, Reference(r.logits_TV, target, r.lanes), probe.saturated_T)
+
+
 def _integer(generator: torch.Generator, low: int, high: int) -> int:
     return int(torch.randint(low, high, (), generator=generator))

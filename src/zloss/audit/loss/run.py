@@ -20,6 +20,8 @@ from zloss.audit.loss.describe import cannot_tell
 from zloss.audit.loss.evidence import Evidence
 from zloss.audit.loss.findings import CHECKS
 from zloss.audit.loss.identify import Identification, identify
+from zloss.audit.loss.model_tokens import ModelTokens
+from zloss.audit.loss.on_model import source_on_model
 from zloss.audit.loss.probes import Space
 from zloss.audit.loss.reach import try_sizes
 from zloss.audit.loss.settle import settle
@@ -53,6 +55,7 @@ def audit_loss(
     seed: int = 0,
     name: str | None = None,
     thorough: bool = False,
+    model_tokens: ModelTokens | None = None,
     progress: Progress | None = None,
 ) -> LossAudit:
     """Identify λ, c, coordinate and denominators of `fn` from its gradients, and put every question of the audit to it.
@@ -61,7 +64,8 @@ def audit_loss(
     the loss, or an object with `.loss`; a second item, `.z_loss` or `.auxiliary` is the Z it reports. `off` is the same
     loss with its Z switched off, `per_token` its reduction="none" variant, `expect` what the user believes
     (`coef`, `target`, `coordinate`, `denominator`, ...). `logits` and `target` are where Δ_src is measured;
-    `name` is what the report calls the loss; `thorough` also tries many tokens and a large vocabulary at once.
+    `name` is what the report calls the loss; `thorough` also tries many tokens and a large vocabulary at once;
+    `model_tokens` (`open_model_tokens`) are tokens of a model on a text, on whose own logits Δ_src is measured too.
 
     >>> import torch.nn.functional as F
     >>> audit_loss(lambda z, y: F.cross_entropy(z, y) + 1e-3 * z.logsumexp(-1).square().mean()).identified.coordinate
@@ -94,6 +98,9 @@ def audit_loss(
         source = SourceError(None, None, None, reason="the loss is not repeatable")
         evidence = replace(evidence, ident=ident, source=source, reach=(), stable=False)
         findings = tuple(drifted if f.id == drifted.id else f for f in (check(evidence) for check in CHECKS))
+    on_model = None
+    if model_tokens is not None:
+        on_model = source_on_model(box, off_box, ident, model_tokens, progress or Silent())
     provenance = {
         "loss": box.name,
         "linear": linear,
@@ -110,7 +117,7 @@ def audit_loss(
         "python": platform.python_version(),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return LossAudit(ident.identified, findings, source, provenance)
+    return LossAudit(ident.identified, findings, source, provenance, target_model=on_model)
 
 
 def _at_vocabulary(ident: Identification, lanes: int) -> Identification:

@@ -52,6 +52,27 @@ def find_weighted(data: Measured) -> Weighted | None:
     return None
 
 
+def depends_on_target(unlikely: Measured, likely: Measured, found: Weighted) -> bool:
+    """Whether the Z source of the same logits changes with the target, beyond the weight that it shares with CE.
+
+    `unlikely` and `likely` hold the same batch with targets of small and of large probability. A penalty on log Z, or on
+    log Z − μ, does not know the target; one on the log-sum-exp of the other classes does.
+    """
+    first, second = decompose(unlikely), decompose(likely)
+    assert found.selection is not None
+    centered = any(candidate.name == CENTERED.name for candidate in found.selection.fit.candidates)
+    sources, slacks = [], []
+    for rows in (first, second):
+        w_T = rows.b_T if centered else rows.b_T + rows.u_T
+        s_T = rows.u_T if centered else rows.a_T - rows.b_T - rows.u_T
+        scale_T = w_T if found.z_weights == "shared" else torch.ones_like(w_T)
+        loud = scale_T.abs() > 10 * rows.tolerance_T
+        sources.append(torch.where(loud & rows.solved_T, s_T / scale_T, torch.full_like(s_T, torch.nan)))
+        slacks.append(4 * rows.tolerance_T / scale_T.abs())
+    limit_T = slacks[0] + slacks[1] + 1e-3 * sources[0].abs()
+    return bool(((sources[0] - sources[1]).abs() > limit_T).any())
+
+
 def _one_smoothing(rows: Rows, w_T: Tensor) -> bool:
     """Whether u/w is one ε for all tokens that have a weight."""
     loud = w_T.abs() > 10 * rows.tolerance_T

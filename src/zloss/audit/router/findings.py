@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from zloss.audit.router.measure import measure_model_router_scale
 from zloss.errors import InputError
 from zloss.models.routers import ModelRouters, find_routers
-from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterTail
+from zloss.results.router import CoefOrigin, MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.source.router.convention import RouterConvention
 from zloss.source.router.loss import RouterLoss, router_loss
 from zloss.streaming.moments import Moments
@@ -24,6 +25,19 @@ UNKNOWN_REASON = (
     "neither the configuration nor the router's code tells softmax from sigmoid: log Z_R is that of the logits, and may "
     "not be a normalizer the model uses"
 )
+HYPOTHETICAL_COEF = 1e-3
+"""λ_R where neither the caller nor the model's configuration states one."""
+COEF_KEYS = (
+    "router_z_loss_coef",
+    "router_z_loss_coeff",
+    "router_z_loss_weight",
+    "moe_router_z_loss_coef",
+    "moe_z_loss_coef",
+    "moe_z_loss_coeff",
+    "moe_z_loss_weight",
+    "moe_zloss_weight",
+)
+"""Where configurations keep λ_R: Switch and NLLB-MoE, Megatron's export, the OLMoE fork, and spellings of them."""
 NO_OWN_LOSS_REASON = "the model's own loss has no router Z-loss to measure"
 
 
@@ -31,7 +45,7 @@ def audit_router(
     model: nn.Module,
     batches: Iterable[Mapping[str, Tensor]],
     *,
-    coef: float = 1e-3,
+    coef: float | None = None,
     convention: str | RouterConvention = "token_layer_mean",
     target: float | None = None,
     top_k: int | None = None,
@@ -39,11 +53,14 @@ def audit_router(
 ) -> RouterFindings:
     """Run `model` on `batches` (its keyword inputs) and describe its routers.
 
+    `coef` is the λ_R that the injected correction is stated for: by default that of the model's configuration, and where
+    it has none a hypothetical 1e-3, which the findings say.
     An `attention_mask` in a batch takes padding out. If the model has a router Z-loss of its own and the first batch
     has labels, what it applies is measured from gradients on that batch.
     """
     routers = find_routers(model)
     k = routers.require_top_k(top_k)
+    stated = _coefficient(model, coef)
     tally = _Tally(len(routers.modules))
     experts, first = 0, None
     for batch in batches:
@@ -58,7 +75,7 @@ def audit_router(
         tally.add(
             router_loss(
                 layers,
-                coef=coef,
+                coef=stated.coef,
                 convention=convention,
                 top_k=k,
                 target=target,
@@ -70,7 +87,36 @@ def audit_router(
     if first is None:
         raise InputError("`batches` is empty: nothing to audit.")
     applied, reason = _own_loss(model, first) if measure_own else (None, "not asked for")
-    return tally.findings(routers, experts, k, coef, convention, applied, reason)
+    return tally.findings(routers, experts, k, stated, convention, applied, reason)
+
+
+@dataclass(frozen=True)
+class _Coefficient:
+    """λ_R and where it comes from."""
+
+    coef: float
+    origin: CoefOrigin
+    key: str | None = None
+    reason: str | None = None
+
+
+def _coefficient(model: nn.Module, given: float | None) -> _Coefficient:
+    if given is not None:
+        return _Coefficient(given, "given")
+    config = getattr(model, "config", None)
+    for key in COEF_KEYS:
+        value = getattr(config, key, None)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if value > 0:
+            return _Coefficient(float(value), "configuration", key)
+        return _Coefficient(
+            HYPOTHETICAL_COEF,
+            "hypothetical",
+            None,
+            f"the configuration switches the router Z-loss off ({key} = {value:g})",
+        )
+    return _Coefficient(HYPOTHETICAL_COEF, "hypothetical")
 
 
 def _own_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[MeasuredScale | None, str | None]:
@@ -119,14 +165,14 @@ class _Tally:
         routers: ModelRouters,
         experts: int,
         top_k: int,
-        coef: float,
+        stated: _Coefficient,
         convention: str | RouterConvention,
         applied: MeasuredScale | None,
         own_reason: str | None,
     ) -> RouterFindings:
         sigmoid = routers.scoring == "sigmoid"
         scoring_reason = {"sigmoid": SIGMOID_REASON, "unknown": UNKNOWN_REASON}.get(routers.scoring)
-        reasons = [reason for reason in (scoring_reason, own_reason) if reason]
+        reasons = [reason for reason in (scoring_reason, stated.reason, own_reason) if reason]
         if not sigmoid and not self.correction.count:
             reasons.append("no router weight [E, D] was found, so the correction norm is unknown")
         out = self.first
@@ -141,7 +187,7 @@ class _Tally:
             top_k=top_k,
             decisions=self.decisions,
             nonfinite=self.nonfinite,
-            coef=coef,
+            coef=stated.coef,
             convention=name if out is None else out.convention.name,
             target=None if out is None else out.target,
             absolute=None if out is None else out.absolute,
@@ -154,6 +200,8 @@ class _Tally:
             per_layer=() if cv_L is None else self._layers(routers, cv_L),
             applied=applied,
             reasons=tuple(reasons),
+            coef_origin=stated.origin,
+            coef_key=stated.key,
         )
 
     def _layers(self, routers: ModelRouters, cv_L: Tensor) -> tuple[RouterLayer, ...]:

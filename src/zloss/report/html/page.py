@@ -22,13 +22,16 @@ from zloss.report.charts.svg import Drawing, drawings
 from zloss.report.charts.tails import tail_panels
 from zloss.report.charts.training import training_panels
 from zloss.report.html.cards import Card, cards
+from zloss.report.html.further_views import measured_view, reproduction_view, router_scale_view
 from zloss.report.html.thinning import thin
 from zloss.report.html.visible import visible_text
 from zloss.report.tables.comparison import ShownTable, paired_table, router_table
 from zloss.report.tables.drift import STATES, DriftLine, drift_lines, drift_titles, movement_name
 from zloss.report.tables.head import HeadLine, head_lines
+from zloss.report.tables.implementation_audit import TitledTable, implementation_tables
 from zloss.report.tables.method_verdicts import VerdictLine, verdict_line, verdict_notes
 from zloss.report.tables.plain import flat_lines
+from zloss.report.tables.router import RouterView, router_view
 from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
 from zloss.report.text import numbers, symbols
 from zloss.report.text.summary import summarize
@@ -36,6 +39,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.drift import Drift, Movement
 from zloss.results.figure_data import ExtremeTable
+from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import Finding, LossAudit
 from zloss.results.quantities import BY_KEY, HEADLINE, define, symbol
 from zloss.results.record import to_plain
@@ -76,7 +80,7 @@ class AuditView:
     model_lines: Lines
     corpus_lines: Lines
     provenance_lines: Lines
-    router_lines: Lines
+    router: RouterView | None
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,18 @@ class LossAuditView:
     findings: list[Finding]
     blocks: list[tuple[str, Lines]]
     """(title, lines) of every section."""
+
+
+@dataclass(frozen=True)
+class ImplementationAuditView:
+    """What the template shows of an audit of the implementation."""
+
+    lead: str
+    """Model, text and setting in one sentence."""
+    sections: tuple[TitledTable, ...]
+    notes: tuple[str, ...]
+    blocks: list[tuple[str, Lines]]
+    """(title, lines) of model, text and provenance."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +200,12 @@ def _render(results: DecidedResults) -> str:
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
         loss_audits=[_loss_audit_view(audit) for audit in results.loss_audits],
+        implementation_audits=[_implementation_view(audit) for audit in results.implementation_audits],
         comparisons=[_comparison_view(judged, f"c{i}") for i, judged in enumerate(results.comparisons)],
         drifts=[_drift_view(drift, f"d{i}") for i, drift in enumerate(results.drifts)],
+        router_scales=[router_scale_view(table) for table in results.router_scales],
+        measured_routers=[measured_view(scale) for scale in results.measured_routers],
+        reproductions=[reproduction_view(record) for record in results.reproductions],
         status=status,
         words=WORDS,
     )
@@ -194,9 +214,18 @@ def _render(results: DecidedResults) -> str:
 def _title(names: Sequence[str], results: DecidedResults) -> str:
     if names:
         return " vs ".join(names)
-    if results.drifts and not results.comparisons and not results.loss_audits:
+    if results.comparisons:
+        return "Comparison of training runs"
+    if results.loss_audits:
+        return "Audit of a loss"
+    if results.implementation_audits:
+        return "Audit of the implementation"
+    if results.router_scales or results.measured_routers:
+        return "Scale of a router Z-loss"
+    if results.drifts:
         return "Drift of " + ", ".join(drift.model for drift in results.drifts)
-    return "Comparison of training runs" if results.comparisons else "Audit of a loss"
+    labels = [record.label for record in results.reproductions]
+    return f"Reproduction of {labels[0]}" if len(labels) == 1 else "Reproductions of the paper"
 
 
 def _audit_view(report: AuditReport, name: str, key: str) -> AuditView:
@@ -215,7 +244,7 @@ def _audit_view(report: AuditReport, name: str, key: str) -> AuditView:
         model_lines=flat_lines(to_plain(report.model)),
         corpus_lines=flat_lines(to_plain(report.corpus)),
         provenance_lines=flat_lines(to_plain(report.provenance)),
-        router_lines=[] if report.router is None else flat_lines(to_plain(report.router)),
+        router=None if report.router is None else router_view(report.router),
     )
 
 
@@ -224,14 +253,34 @@ def _extreme_title(table: ExtremeTable) -> str:
 
 
 def _loss_audit_view(audit: LossAudit) -> LossAuditView:
-    order = {"finding": 0, "pass": 1, "not_applicable": 2}
+    order = {"error": 0, "finding": 0, "warning": 1, "note": 2, "pass": 3, "not_applicable": 4}
     plain = audit.to_dict()
-    titles = {"identified": "Identified", "source": "Source against fp64", "provenance": "Provenance"}
-    blocks = [(title, flat_lines(plain[key])) for key, title in titles.items()]
+    titles = {
+        "identified": "Identified",
+        "source": "Source against fp64",
+        "target_model": "Source on the model's own logits",
+        "provenance": "Provenance",
+    }
+    blocks = [(title, flat_lines(plain[key])) for key, title in titles.items() if plain[key] is not None]
     rest = flat_lines(plain, skip=("schema", "findings", *titles))
     return LossAuditView(
-        findings=sorted(audit.findings, key=lambda finding: order[finding.verdict]),
+        findings=sorted(audit.findings, key=lambda finding: order[finding.severity or finding.verdict]),
         blocks=[*blocks, *([("Further", rest)] if rest else [])],
+    )
+
+
+def _implementation_view(audit: ImplementationAudit) -> ImplementationAuditView:
+    status = " It was interrupted." if audit.status == "partial" else ""
+    stars = any(line.interpreted for line in audit.implementations)
+    starred = ("* on Triton's interpreter, which cuts bf16 off where a GPU rounds",) if stars else ()
+    plain = audit.to_dict()
+    titles = {"model": "Model", "corpus": "Text", "provenance": "Provenance", "timings": "Seconds"}
+    return ImplementationAuditView(
+        lead=f"{audit.model.name} on {numbers.number(audit.corpus.predictions)} tokens of {audit.corpus.name}, "
+        f"λ {audit.coef:g}, c {numbers.number(audit.target)}.{status}",
+        sections=implementation_tables(audit),
+        notes=starred + audit.notes,
+        blocks=[(title, flat_lines(plain[key])) for key, title in titles.items()],
     )
 
 

@@ -9,6 +9,7 @@ from zloss.decide.bottom_line import bottom_line
 from zloss.decide.next_command import NextCommand
 from zloss.report.tables.head import head_lines
 from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
+from zloss.report.terminal.router import print_router
 from zloss.report.terminal.whole import print_whole
 from zloss.report.text.numbers import factor, number
 from zloss.report.text.summary import summarize
@@ -40,6 +41,8 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
     for sentence in summarize(report):
         console.print(Text(sentence))
     console.print(numbers_table(report))
+    if report.router is not None:
+        print_router(report.router, console)
     if report.decisions:
         print_decisions(report.decisions, console)
 

@@ -31,6 +31,8 @@ def print_loss_audit(audit: LossAudit, console: Console | None = None) -> None:
     console.print(Text(str(audit.provenance.get("loss", "loss")), style="bold"))
     console.print(Text(headline(audit)))
     console.print(Text(source_line(audit), style="dim"))
+    for sentence in target_model_lines(audit):
+        console.print(Text(sentence, style="dim"))
     console.print(verdict_table(audit))
     text, style = bottom_line(audit)
     console.print(Text(text, style=style))
@@ -111,6 +113,31 @@ def source_line(audit: LossAudit) -> str:
         f"forward {_number(source.forward_rel_error)}, {what} Δ_src {_number(source.delta_src)}, "
         f"1 − cosine {_number(_one_minus(source.cosine))}."
     )
+
+
+def target_model_lines(audit: LossAudit) -> list[str]:
+    """The source on a model's own logits; nothing where no model was given."""
+    found = audit.target_model
+    if found is None:
+        return []
+    if found.delta_src is None:
+        return [f"On the logits of {found.model}: not measured ({found.reason})."]
+    what = "Z source" if found.of == "z" else "total gradient"
+    where = f"On {found.tokens} {found.dtype} tokens of {found.model} ({found.text}), at the {_place(found.at)}: "
+    floor = "" if found.beyond_rounding else f" (rounding alone can cause {_number(found.rounding_floor)})"
+    weight = "" if found.delta_weight is None else f", dW {_number(found.delta_weight)}"
+    assumed = [] if found.assumed is None else [f"The fp64 source there is that of {found.assumed}."]
+    return [
+        f"{where}forward {_number(found.forward_rel_error)}, {what} Δ_src {_number(found.delta_src)}{floor}{weight}, "
+        f"1 − cosine {_number(_one_minus(found.cosine))}.",
+        f"Relative error of a token's source: mean {_number(found.token_mean)}, p99 {_number(found.token_p99)}, "
+        f"max {_number(found.token_max)}.",
+        *assumed,
+    ]
+
+
+def _place(at: str) -> str:
+    return "hidden states" if at == "hidden" else "logits"
 
 
 def verdict_table(audit: LossAudit) -> Table:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from zloss.decide.decided_results import DecidedResults, audit_names
 from zloss.report.terminal.audit import print_audit, print_decisions, print_side_by_side
 from zloss.report.terminal.drift import print_drift
+from zloss.report.terminal.implementation_audit import print_implementation_audit
+from zloss.report.terminal.reproduction import print_reproduction_record
+from zloss.report.terminal.router import print_measured_scale
+from zloss.report.terminal.router_scale import print_router_scale
 
 
 def print_results(results: DecidedResults) -> None:
-    """One audit in full, several side by side, or the decision map alone; then every drift."""
+    """Implementation audits; one audit in full, several side by side, or the decision map alone; then drifts, router scales
+    and reproductions."""
     audits = results.audits
+    for audit in results.implementation_audits:
+        print_implementation_audit(audit)
     if len(audits) == 1:
         print_audit(audits[0])
     elif audits:
@@ -19,3 +26,9 @@ def print_results(results: DecidedResults) -> None:
             print_decisions(decision_map.decisions)
     for drift in results.drifts:
         print_drift(drift)
+    for scale in results.measured_routers:
+        print_measured_scale(scale)
+    for table in results.router_scales:
+        print_router_scale(table, bold=(table.source,))
+    for record in results.reproductions:
+        print_reproduction_record(record)

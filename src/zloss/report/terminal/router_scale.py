@@ -1,34 +1,49 @@
-"""The scale of a router coefficient under every convention, as a table."""
+"""A router coefficient under every convention, as a table on the terminal."""
 
 from __future__ import annotations
 
+import textwrap
+from typing import TYPE_CHECKING
+
+from zloss.report.tables.router_scale import router_scale_legend
 from zloss.results.router_scale import RouterScaleTable
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def print_router_scale(scales: RouterScaleTable, *, bold: tuple[str, ...] = ()) -> None:
-    """One line per convention; those named in `bold` are printed bold."""
+
+def print_router_scale(
+    scales: RouterScaleTable, *, bold: tuple[str, ...] = (), cited: bool = False, console: Console | None = None
+) -> None:
+    """One line per convention, then the legend; those named in `bold` are printed bold.
+
+    With `cited` the place where each convention was read follows.
+    """
     from rich.console import Console
     from rich.table import Table
 
+    console = console or Console()
     table = Table(
-        title=f"router Z-loss, λ = {scales.coef:g}, L = {scales.layers}, k = {scales.top_k}, T = {scales.tokens}",
-        caption=f"equal: the coefficient that applies what {scales.coef:g} applies under {scales.source}",
+        title=f"router Z-loss, λ_R = {scales.coef:g}, L = {scales.layers}, k = {scales.top_k}, T = {scales.tokens}",
     )
     table.add_column("convention", no_wrap=True)
-    table.add_column("s_rel", justify="right", no_wrap=True)
-    table.add_column("λα per decision", justify="right", no_wrap=True)
-    table.add_column("equal", justify="right", no_wrap=True)
-    table.add_column("read from", overflow="fold")
+    for name in ("s_rel", "λα", "equal λ_R"):
+        table.add_column(name, justify="right", no_wrap=True)
     for scale in scales.conventions:
         table.add_row(
             scale.convention,
             f"{scale.relative:.6g}{'' if scale.uniform else ' (mean)'}",
             f"{scale.absolute:.4g}",
             "none" if scale.equal_coef is None else f"{scale.equal_coef:.6g}",
-            scale.cited,
             style="bold" if scale.convention in bold else None,
         )
-    Console().print(table)
+    console.print(table)
+    for name, meaning in router_scale_legend(scales):
+        _print_wrapped(meaning, f"{name}: ", console)
+    if cited:
+        console.print("read from:", markup=False)
+        for scale in scales.conventions:
+            _print_wrapped(scale.cited, f"  {scale.convention}: ", console)
 
 
 def print_match(coef: float, source: str, matched: float, target: str) -> None:
@@ -36,3 +51,16 @@ def print_match(coef: float, source: str, matched: float, target: str) -> None:
     from rich.console import Console
 
     Console().print(f"{coef:g} under {source} = {matched:.6g} under {target}", highlight=False, soft_wrap=True)
+
+
+def _print_wrapped(text: str, first: str, console: Console) -> None:
+    """Broken between words only: a path stays whole."""
+    lines = textwrap.wrap(
+        text,
+        console.width,
+        initial_indent=first,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

@@ -42,9 +42,16 @@ SOURCE = (
     _cosine("source.cosine", "cosine", "cosine of the applied source with the fp64 source", DELTAS),
     _cosine("backward_cosine", "cosine", "cosine of the applied source with the reference source", "tab:source_audit"),
     _cosine("z_cosine", "Z cosine", "cosine of the Z part of the source with the reference", FUSED),
+    _cosine("total_cosine", "total cosine", "cosine of the total CE+Z gradient with the reference", FUSED),
+    Definition(
+        "source.logit_scale", "logit ×", "factor on the logits before they are stored", "", "", "tab:source_audit"
+    ),
+    Definition("source.nonfinite", "nonfinite", "tokens whose error is not finite", "tokens", "count", "", "lower"),
+    Definition("tokens", "tokens", "tokens that were audited", "tokens"),
 )
 
 UPDATES = (
+    Definition("updates.logit_scale", "logit ×", "factor on the logits before they are stored", "", "", UPDATE),
     _error("grad_rel_error", "gradient error", "relative error of the parameter gradient", "", UPDATE),
     _error("grad_rel_error_min", "least error", "smallest relative error of a parameter gradient", "", UPDATE),
     _error("grad_rel_error_max", "largest error", "largest relative error of a parameter gradient", "", UPDATE),
@@ -53,10 +60,17 @@ UPDATES = (
     ),
     _error("z_grad_rel_error", "Δ_θ of Z", "relative error of the Z part of the parameter gradient"),
     _error("adam_dir_rel_error", "Adam direction error", "relative error of the first Adam direction", "", UPDATE),
+    _cosine(
+        "adam_dir_cosine", "Adam direction cosine", "cosine of the first Adam direction with the reference", UPDATE
+    ),
     _cosine("grad_cosine", "gradient cosine", "cosine of the parameter gradient with the reference", UPDATE),
 )
 
 OVERFLOWS = (
+    Definition("batches", "batches", "batches whose gradient was audited", "batches"),
+    Definition(
+        "overflow.nonfinite", "nonfinite", "batches whose gradient is not finite", "batches", "count", "", "lower"
+    ),
     Definition(
         "grad_norm_mean",
         "mean ‖g‖₂",

@@ -82,6 +82,7 @@ ROUTER = (
         "",
         "lower",
     ),
+    Definition("router.top_k", "k", "experts that every token is sent to", "experts", "", "eq:router_loss"),
     Definition("router.coef", "λ_R", "coefficient of the router Z-loss as stated", "", "", "eq:router_loss"),
     Definition("applied_coef", "λ_R applied", "coefficient of the router Z-loss after matching", "", "", SCALE),
     Definition("load_balance_coef", "load-balancing coefficient", "coefficient of the load-balancing term"),

@@ -22,7 +22,10 @@ def router_scale_table(
     valid_tokens: int | None = None,
     micro_batches: int = 1,
 ) -> RouterScaleTable:
-    """The scale of `coef` under every convention, and the coefficient there that equals `coef` under `source`."""
+    """The scale of `coef` under every convention, and the coefficient there that equals `coef` under `source`.
+
+    A `source` of one's own stands behind those of the catalog.
+    """
     context: dict[str, Any] = {
         "layers": layers,
         "top_k": top_k,
@@ -34,7 +37,8 @@ def router_scale_table(
     }
     meant = find_convention(source)
     scales = []
-    for convention in router_conventions():
+    catalog = router_conventions()
+    for convention in catalog if meant in catalog else (*catalog, meant):
         scale = router_scale(convention, coef=coef, **context)
         scales.append(
             ConventionScale(

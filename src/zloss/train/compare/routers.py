@@ -12,10 +12,14 @@ from zloss.train.compare.trajectory import trajectory
 
 def router_section(pairings: Sequence[Pairing], baseline: str) -> RouterVariants:
     """Every router variant; `baseline` is the name of the one they are compared with."""
+    # Matched runs share everything but the router loss, so the first run speaks for all.
+    shared = pairings[0].runs[0].metrics.get("router", {})
     return RouterVariants(
         baseline=baseline,
         conventions=tuple(_router_variant(pairing) for pairing in pairings if pairing.method != OFF),
         off=tuple(_router_variant(pairing) for pairing in pairings if pairing.method == OFF),
+        top_k=shared.get("top_k"),
+        decisions=shared.get("decisions"),
     )
 
 

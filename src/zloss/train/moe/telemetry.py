@@ -118,6 +118,8 @@ class ValidationRouting:
                 entropy_per_layer=tuple(entropy_L.tolist()),
                 load_cv_per_layer=tuple(cv_L.tolist()),
                 load=tuple(tuple(load_E) for load_E in self._load_LE.tolist()),
+                top_k=moe.top_k,
+                decisions=moe.layers * step_tokens,
             ),
         )
 

@@ -1,0 +1,72 @@
+"""`zloss audit-implementation`: what precision and kernels do to CE + Z on a model's own logits."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from zloss.audit.implementation.config import ImplementationAuditConfig
+from zloss.cli.command_line import command_line
+from zloss.decide.thresholds import Thresholds
+
+
+@dataclass(frozen=True)
+class AuditImplementation:
+    """Follow the Z source of a model from stored logits to the optimizer, on its own hidden states and logits: the error of
+    logits stored in 16 bits and of every installed loss against fp64, the error that reaches parameter gradients and the
+    first Adam direction, and how much static fp16 loss scale full-model gradients leave.
+
+    Example: zloss audit-implementation smollm2 --text valid.txt --precision bf16 --out implementation
+    """
+
+    config: Annotated[ImplementationAuditConfig, tyro.conf.arg(name="")] = field(
+        default_factory=ImplementationAuditConfig
+    )
+    out: str = "zloss-implementation"
+    """Folder for implementation_audit.json and report.html."""
+    quiet: bool = False
+    """No progress and no table."""
+    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+
+    def run(self) -> int:
+        if self.config.precision in ("bf16", "both") or self.config.autocast == "bf16":
+            self._make_bf16_safe()
+
+        from zloss.audit.implementation.run import run_implementation_audit
+        from zloss.console.progress import choose_progress
+        from zloss.decide.decided_results import decide_results
+        from zloss.decide.stages import IMPLEMENTATION, OPTIMIZER
+        from zloss.report.files import write_implementation_audit
+        from zloss.report.terminal.implementation_audit import print_implementation_audit
+        from zloss.results.folder import check_folder
+        from zloss.results.folder_lock import locked_folder
+
+        folder = Path(self.out)
+        check_folder(folder)
+        with locked_folder(folder):
+            audit = run_implementation_audit(self.config, progress=choose_progress(self.quiet), command=command_line())
+            results = decide_results(implementation_audits=(audit,), thresholds=self.thresholds)
+            written = write_implementation_audit(folder, results)
+        if not self.quiet:
+            (decided,) = results.maps
+            own = (IMPLEMENTATION.name, OPTIMIZER.name)
+            print_implementation_audit(audit, [found for found in decided.decisions if found.stage in own])
+            print("\n".join(str(path) for path in written))
+        if audit.status == "partial":
+            print("interrupted: the record holds the sections that were finished.", file=sys.stderr)
+            return 130
+        return 0
+
+    def _make_bf16_safe(self) -> None:
+        """Limit oneDNN before torch is loaded; where torch is loaded already, the products run without oneDNN."""
+        if "torch" in sys.modules:
+            return
+        from zloss.measure.bf16_products import make_bf16_safe
+
+        note = make_bf16_safe()
+        if note and not self.quiet:
+            print(note, file=sys.stderr)

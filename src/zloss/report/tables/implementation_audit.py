@@ -1,0 +1,139 @@
+"""Tables of an implementation audit: stored logits, implementations, updates, fp16 margin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zloss.report.tables.comparison import Cell, ShownTable
+from zloss.report.text.numbers import MISSING, number
+from zloss.results.implementation_audit import ImplementationAudit
+
+PARTS = {"total": "CE+Z", "z": "Z"}
+SCOPES = {"head": "head", "all": "all"}
+
+
+@dataclass(frozen=True)
+class TitledTable:
+    """One section with what stands above it."""
+
+    title: str
+    first: str
+    """Title of the first column."""
+    table: ShownTable
+    missing: str
+    """Why there is no line; empty where there are some."""
+
+
+def implementation_tables(audit: ImplementationAudit, *, narrow: bool = False) -> tuple[TitledTable, ...]:
+    """The four sections; `narrow` ones have two digits and the short names of implementations, and fit 80 columns."""
+    show = _Show(2 if narrow else 3)
+    return (
+        TitledTable("Stored logits: the Z source against fp64", "logits", _stored(audit, show), _why(audit, "source")),
+        TitledTable(
+            "Implementations: the gradient they return, against fp64",
+            "loss",
+            _applied(audit, show, titles=not narrow),
+            _why(audit, "implementations"),
+        ),
+        TitledTable(
+            "Update: gradient and first Adam direction", "logits", _updates(audit, show), _why(audit, "updates")
+        ),
+        TitledTable(
+            "fp16: full-model gradients before clipping", "method", _rooms(audit, show), _why(audit, "overflow")
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Show:
+    """Numbers as cells."""
+
+    digits: int
+
+    def cell(self, value: float | None) -> Cell:
+        return number(value, self.digits), value
+
+    def distance(self, cosine: float | None) -> Cell:
+        """1 − cosine, which rounding may make a little negative."""
+        return (MISSING, None) if cosine is None else self.cell(max(1 - cosine, 0.0))
+
+
+def _why(audit: ImplementationAudit, section: str) -> str:
+    return "" if getattr(audit, section) else audit.reasons.get(section, "not measured")
+
+
+def _stored(audit: ImplementationAudit, show: _Show) -> ShownTable:
+    lines = tuple(
+        (
+            _scaled(line.storage, line.logit_scale),
+            (
+                show.cell(line.forward_rel_error),
+                show.cell(line.delta_src),
+                show.cell(line.delta_src_p99),
+                show.cell(line.delta_src_max),
+                show.distance(line.backward_cosine),
+                show.cell(line.nonfinite),
+            ),
+        )
+        for line in audit.source
+    )
+    return ShownTable(("forward", "Δ_src", "p99", "max", "1 − cos", "nonfinite"), lines)
+
+
+def _applied(audit: ImplementationAudit, show: _Show, *, titles: bool) -> ShownTable:
+    lines = tuple(
+        (
+            f"{line.title if titles else line.implementation}{' *' if line.interpreted else ''}",
+            (
+                (line.storage, None),
+                show.cell(line.rel_forward_error),
+                show.cell(line.delta_total),
+                show.distance(line.total_cosine),
+                show.cell(line.delta_z),
+                show.cell(line.kernel_delta_z),
+            ),
+        )
+        for line in audit.implementations
+    )
+    return ShownTable(("dtype", "forward", "Δ_tot", "1 − cos", "Δ_Z", "own Δ_Z"), lines)
+
+
+def _updates(audit: ImplementationAudit, show: _Show) -> ShownTable:
+    lines = tuple(
+        (
+            _scaled(line.storage, line.logit_scale),
+            (
+                (PARTS[line.part], None),
+                (SCOPES[line.scope], None),
+                show.cell(line.grad_rel_error),
+                show.distance(line.grad_cosine),
+                show.cell(line.adam_dir_rel_error),
+                show.distance(line.adam_dir_cosine),
+            ),
+        )
+        for line in audit.updates
+    )
+    return ShownTable(("gradient", "of", "Δ_θ", "1 − cos", "Adam error", "1 − cos"), lines)
+
+
+def _rooms(audit: ImplementationAudit, show: _Show) -> ShownTable:
+    scales = [key for line in audit.overflow for key in line.psi]
+    largest = max((int(key.removeprefix("psi_")) for key in scales), default=65536)
+    lines = tuple(
+        (
+            f"{line.method}, λ {line.coef:g}" if line.coef else line.method,
+            (
+                show.cell(line.batches),
+                show.cell(line.grad_norm_mean),
+                show.cell(line.grad_inf_mean),
+                show.cell(line.kappa_min),
+                show.cell(line.psi.get(f"psi_{largest}")),
+            ),
+        )
+        for line in audit.overflow
+    )
+    return ShownTable(("batches", "mean ‖g‖₂", "mean ‖g‖∞", "κ_min", f"Ψ_{largest}"), lines)
+
+
+def _scaled(storage: str, scale: float) -> str:
+    return storage if scale == 1 else f"{storage} × {scale:g}"

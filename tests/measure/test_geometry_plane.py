@@ -1,0 +1,101 @@
+"""The plane of the gradient-geometry figure against its definition over all tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tiny_models import save_model
+from zloss.measure.geometry_plane import geometry_plane, has_plane
+from zloss.measure.measurement import Measurement, measurement_of
+from zloss.measure.tails import Tails
+from zloss.measure.token_pass import TokenPass
+from zloss.models.checkpoint import Checkpoint, load_checkpoint
+from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import find_head
+from zloss.results.figure_data import GeometrySample
+from zloss.text.blocks import Blocks
+
+SIZE, COUNT = 16, 7
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return load_checkpoint(str(save_model("gpt2", tmp_path_factory.mktemp("model"))), dtype="fp64")
+
+
+@pytest.fixture(scope="module")
+def measurement(checkpoint: Checkpoint) -> Measurement:
+    return measurement_of(find_head(checkpoint), coef=1e-4)
+
+
+@pytest.fixture(scope="module")
+def blocks() -> Blocks:
+    stream = torch.randint(512, (COUNT * SIZE + 1,), generator=torch.Generator().manual_seed(5))
+    return Blocks(stream, SIZE, COUNT, None, 0)
+
+
+def sampled(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, batch: int) -> GeometrySample:
+    tails = Tails(measurement, plane=True)
+    with hidden_states(checkpoint, measurement.head) as hidden_of:
+        TokenPass(measurement, blocks, hidden_of, batch).run(tails, lambda finished: True)
+    return tails.sample()
+
+
+@torch.no_grad()
+def straight_cloud(checkpoint: Checkpoint, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    """(Wᵀp of every token, w̄) from the model's own logits."""
+    logits = checkpoint.model(input_ids=blocks.inputs(0, COUNT)).logits.flatten(0, 1)
+    weight = find_head(checkpoint).weight_VD
+    return logits.softmax(-1) @ weight, weight.mean(0)
+
+
+def straight_place(cloud_TD: Tensor, mean_D: Tensor, base_TD: Tensor) -> tuple[Tensor, Tensor]:
+    """x and y of `cloud_TD` in the plane of `base_TD`, by singular vectors."""
+    first = mean_D / mean_D.norm()
+    rest = base_TD - torch.outer(base_TD @ first, first)
+    second = torch.linalg.svd(rest - rest.mean(0), full_matrices=False)[2][0]
+    return cloud_TD @ first, cloud_TD @ (second * second[second.abs().argmax()].sign())
+
+
+def test_the_plane_is_that_of_all_tokens(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks) -> None:
+    sample = sampled(checkpoint, measurement, blocks, 3)
+    cloud_TD, mean_D = straight_cloud(checkpoint, blocks)
+    x, y = straight_place(cloud_TD, mean_D, cloud_TD)
+    assert sample.x_raw == pytest.approx(x.tolist(), rel=1e-5, abs=1e-5)
+    assert sample.y_raw == pytest.approx(y.tolist(), rel=1e-4, abs=1e-4)
+    assert sample.y_centered == pytest.approx(sample.y_raw, abs=1e-9)
+    assert sample.mean_row_norm == pytest.approx(float(mean_D.norm()))
+    moved = [raw - centered for raw, centered in zip(sample.x_raw, sample.x_centered, strict=True)]
+    assert moved == pytest.approx([float(mean_D.norm())] * len(moved), rel=1e-9)
+    # The plane of the first batch alone is another one, which the comparison above would notice.
+    _, first_y = straight_place(cloud_TD, mean_D, cloud_TD[: 3 * SIZE])
+    assert sample.y_raw != pytest.approx(first_y.tolist(), rel=1e-2, abs=1e-2)
+
+
+def test_batches_do_not_change_the_plane(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks) -> None:
+    one, four = (sampled(checkpoint, measurement, blocks, batch) for batch in (1, 4))
+    assert one.y_raw == pytest.approx(four.y_raw, rel=1e-6, abs=1e-6)
+    assert len(one) == COUNT * SIZE
+
+
+def test_a_head_without_a_plane_keeps_no_vectors(
+    checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks
+) -> None:
+    capped = replace(measurement, head=replace(measurement.head, softcap=30.0))
+    flat = replace(measurement, mean_row_D=torch.zeros_like(measurement.mean_row_D))
+    assert [has_plane(each) for each in (measurement, capped, flat)] == [True, False, False]
+    assert Tails(measurement, plane=False).sample().x_raw == ()
+    assert Tails(measurement, plane=False).layout() != Tails(measurement, plane=True).layout()
+    assert Tails(measurement, plane=True).sample().x_raw == ()  # no tokens yet
+
+
+def test_the_axes_are_orthonormal() -> None:
+    generator = torch.Generator().manual_seed(0)
+    cloud_TD, mean_D = torch.randn(40, 6, generator=generator), torch.randn(6, generator=generator)
+    plane_2D = geometry_plane(cloud_TD, mean_D)
+    assert plane_2D.dtype == torch.float64
+    assert torch.allclose(plane_2D @ plane_2D.T, torch.eye(2, dtype=torch.float64), atol=1e-12)

@@ -1,0 +1,94 @@
+"""The committed full set: every stage of the decision map and every item of the checklist is evaluated from its files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from zloss.cli.main import COMMANDS, main
+from zloss.decide.decided_results import DecidedResults, decide_results
+from zloss.decide.stages import STAGES
+from zloss.results.decision import DecisionMaps
+from zloss.results.files import load_results, read_record, records_of, split_results
+from zloss.results.implementation_audit import ImplementationAudit
+from zloss.results.router_scale import RouterScaleTable
+from zloss_paper.reporting.checklist import checklist, read_results
+from zloss_paper.reporting.items import ITEMS
+
+ROOT = Path(__file__).parents[3]
+FULL_SET = ROOT / "docs/results/full_set"
+RESULTS = [
+    FULL_SET / name
+    for name in (
+        "audit/report.json",
+        "implementation/implementation_audit.json",
+        "loss/report.json",
+        "router_scale.json",
+        "dense/comparison.json",
+        "moe/comparison.json",
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def decided() -> DecidedResults:
+    loaded = load_results(RESULTS)
+    return decide_results(
+        *split_results(loaded),
+        implementation_audits=records_of(loaded, ImplementationAudit),
+        router_scales=records_of(loaded, RouterScaleTable),
+    )
+
+
+def test_all_eight_stages_are_evaluated(decided: DecidedResults) -> None:
+    (only,) = decided.maps
+    assert [decision.stage for decision in only.decisions] == [stage.name for stage in STAGES]
+    assert {decision.stage: decision.fired for decision in only.decisions if decision.fired is None} == {}
+    written = read_record(FULL_SET / "decisions.json", DecisionMaps)
+    assert [d.fired for d in written.maps[0].decisions] == [d.fired for d in only.decisions]
+
+
+def test_every_result_is_read_by_the_stage_it_is_for(decided: DecidedResults) -> None:
+    reasons = {decision.stage: decision.reason for decision in decided.maps[0].decisions}
+    assert "stored in bf16" in reasons["Implementation"]
+    assert "Δ_θ" in reasons["Implementation"]
+    assert "κ" in reasons["Optimizer consequence"]
+    assert "s_rel" in reasons["Router reduction"]
+
+
+def test_both_comparisons_stand_beside_their_own_baselines(decided: DecidedResults) -> None:
+    bases = [judged.comparison.baseline_method for judged in decided.comparisons]
+    known = {base.mean("ppl") for base in bases if base is not None}
+    assert len(known) == 2
+    gate = decided.maps[0].decisions[-1]
+    assert {effect.before for effect in gate.measured if effect.quantity == "PPL"} <= known
+
+
+def test_every_item_of_the_checklist_is_covered() -> None:
+    found = checklist(read_results([str(path) for path in RESULTS]))
+    assert len(found) == len(ITEMS)
+    assert {one.item.id: one.where for one in found if one.status != "covered"} == {}
+    # Without the implementation audit, or the runs with experts, items are missing: the set has nothing to spare.
+    for left_out in ("implementation", "moe"):
+        fewer = [str(path) for path in RESULTS if left_out not in path.parts]
+        assert any(one.status != "covered" for one in checklist(read_results(fewer)))
+
+
+def test_the_page_shows_the_commands_of_the_script() -> None:
+    script = (ROOT / "tools/full_set.sh").read_text(encoding="utf-8")
+    page = (ROOT / "docs/results/full_set.md").read_text(encoding="utf-8")
+    used = re.findall(r"^\$zloss ([\w-]+)", script, flags=re.MULTILINE)
+    assert set(used) <= set(COMMANDS)
+    assert re.findall(r"^zloss ([\w-]+)", page, flags=re.MULTILINE) == used
+    assert all(item.name in page for item in STAGES)
+
+
+def test_the_command_joins_them(tmp_path: Path) -> None:
+    assert main(["report", *map(str, RESULTS), "--out", str(tmp_path), "--quiet"]) == 0
+    (only,) = json.loads((tmp_path / "decisions.json").read_text(encoding="utf-8"))["maps"]
+    assert all(decision["fired"] is not None for decision in only["decisions"])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Audit of the implementation" in page
