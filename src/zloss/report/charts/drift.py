@@ -46,7 +46,7 @@ def _panel(drift: Drift, key: str, title: str) -> Panel | None:
     if not curves:
         return None
     x = Axis("step", linear_scale([float(each.step) for each in drift.checkpoints]))
-    y = Axis.of(key, linear_scale(*(curve.ys for curve in curves), margin=0.08))
+    y = Axis.of(key, linear_scale(*(curve.ys for curve in curves), _tolerance_band(drift, key, curves), margin=0.08))
     layers: list[Layer] = []
     captions = []
     for movement in drift.invisible:
@@ -59,6 +59,15 @@ def _panel(drift: Drift, key: str, title: str) -> Panel | None:
     for curve in curves:
         layers += [curve, Series("spots", curve.xs, curve.ys, curve.name, curve.tone)]
     return Panel(key, title, x, y, tuple(layers), " ".join(captions))
+
+
+def _tolerance_band(drift: Drift, key: str, curves: list[Series]) -> list[float]:
+    """PPL within its tolerance must look still: the axis spans at least the tolerance on both sides."""
+    if key != "ppl":
+        return []
+    share = drift.limits.get("ppl_tolerance", 0.0)
+    values = [value for curve in curves for value in curve.ys]
+    return [min(values) * (1 - share), max(values) * (1 + share)]
 
 
 def _curves(drift: Drift, key: str) -> list[Series]:

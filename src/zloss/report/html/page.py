@@ -14,7 +14,7 @@ from zloss.decide.drift.limits import DriftLimits
 from zloss.decide.quality import JudgedComparison, QualityJudgement
 from zloss.errors import MissingDependencyError
 from zloss.report.charts.audits_compared import compared_panels
-from zloss.report.charts.drift import source_panels, transport_panels
+from zloss.report.charts.drift import drift_panels
 from zloss.report.charts.geometry import geometry_panels
 from zloss.report.charts.panel import legend
 from zloss.report.charts.spectrum import spectrum_panels
@@ -129,8 +129,7 @@ class DriftView:
 
     drift: Drift
     rule: str
-    source: list[Drawing]
-    transport: list[Drawing]
+    figures: list[Drawing]
     movements: list[tuple[str, str, Movement]]
     """(name, verdict in words, movement)."""
     titles: list[str]
@@ -308,8 +307,7 @@ def _drift_view(drift: Drift, key: str) -> DriftView:
         drift=drift,
         rule="A number moved where its change, less the noise of the text, exceeds the limits below. CE stood still where the "
         f"95 % interval of its paired change lies within {numbers.number(100 * tolerance)} % of PPL.",
-        source=drawings(source_panels(drift), key),
-        transport=drawings(transport_panels(drift), key),
+        figures=drawings(drift_panels(drift), key),
         movements=[(movement_name(movement), STATES[movement.state], movement) for movement in drift.movements],
         titles=drift_titles(),
         lines=drift_lines(drift),
