@@ -12,6 +12,7 @@ import pytest
 from tests.protocol.drift.tiny_run import STEPS, save_run, tiny_drift
 from zloss.errors import CheckpointError, CorpusError, InputError, OutputError
 from zloss.protocol.drift import measure_checkpoint as measuring
+from zloss.protocol.drift import run as running
 from zloss.protocol.drift.run import run_drift
 from zloss.results.drift import Drift, KeptCheckpoint
 from zloss.results.files import read_record, write_record
@@ -158,6 +159,23 @@ def test_a_checkpoint_with_another_tokenizer_is_refused(run: Path, kept: Path, t
     save_tokenizer(other, bos=True)
     with pytest.raises(InputError, match="checkpoint-200 reads the text as other tokens than checkpoint-100"):
         run_drift(tiny_drift(run / "checkpoint-100", other), kept)
+
+
+def test_revisions_of_a_hub_model_are_loaded_by_name(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, asked = measuring.load_checkpoint, []
+
+    def from_hub(name: str, *, revision: str, **options: Any) -> Any:
+        asked.append((name, revision))
+        return load(str(run / revision), **options)
+
+    monkeypatch.setattr(measuring, "load_checkpoint", from_hub)
+    monkeypatch.setattr(running, "check_one_run", lambda places, config: None)  # it would ask the hub for configs
+    wanted = replace(tiny_drift(), checkpoints=("owner/name",), revisions=("checkpoint-1000", "checkpoint-500"))
+    drift = run_drift(wanted, tmp_path)
+    assert asked == [("owner/name", "checkpoint-500"), ("owner/name", "checkpoint-1000")]
+    assert (drift.model, drift.began) == ("owner/name", BEGAN)
 
 
 def test_bad_input_is_one_sentence_before_anything_is_audited(

@@ -40,6 +40,7 @@ def _shape(place: Place, config: DriftConfig) -> dict[str, Any]:
             place.model, revision=place.revision or "main", trust_remote_code=config.trust_remote_code
         )
     except Exception as error:
-        raise CheckpointError(f"the config of {place.name} cannot be read: {first_line(error)}.") from error
+        where = place.name if place.revision is None else f"{place.model} at revision {place.revision}"
+        raise CheckpointError(f"the config of {where} cannot be read: {first_line(error)}.") from error
     text = found.get_text_config()
     return {key: getattr(text, key, None) for key in SHAPE}
