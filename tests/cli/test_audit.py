@@ -39,6 +39,9 @@ def test_an_audit_writes_its_report_and_prints_its_table(
     printed = capsys.readouterr().out
     assert "P_Z^99.9" in printed
     assert "Decision map" in printed
+    last = printed.splitlines()[-1].strip()
+    assert last.startswith("zloss ")
+    assert str(model) in last
     report = json.loads((out / "report.json").read_text())
     assert report["schema"] == "zloss.audit/1"
     assert report["corpus"]["predictions"] == 6 * 32

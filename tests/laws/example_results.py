@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tests import straight_audit
+from tests.decide.drift.made_up_run import made_up_drift, made_up_run
 from zloss.decide.decided_results import decide_results
 from zloss.decide.decision_map import with_decisions
 from zloss.results.audit import AuditReport, QuantileBound
@@ -106,5 +107,7 @@ def example_results() -> dict[str, ResultRecord]:
     scales: RouterScaleTable = router_scale_table(1e-3, "megatron", layers=16, top_k=8, tokens=4096)
     measured = MeasuredScale(1e-3, 0.0, (1e-5,), 2.0, 2.0, (2.0,), 0.0, 1e-7, name="a trainer")
     reproduced = read_record(DOCUMENTED / "tab_pretrained.json", ReproductionRecord)
-    records = (audit, loss, compared, maps, scales, measured, reproduced, implementation_example(audit))
+    drift, kept = made_up_drift([2.0, 2.0, 9.0]), made_up_run([2.0])[0]
+    kept = replace(kept, blocks=replace(kept.blocks, tails={"shift.raw": ((2.0, 1.0),)}))
+    records = (audit, loss, compared, maps, scales, measured, reproduced, implementation_example(audit), drift, kept)
     return {record.SCHEMA: record for record in records}

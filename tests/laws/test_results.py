@@ -27,6 +27,8 @@ SCHEMAS = (
     "zloss.comparison/1",
     "zloss.decisions/1",
     "zloss.router-scale/1",
+    "zloss.drift/1",
+    "zloss.drift-checkpoint/1",
     "zloss.implementation-audit/1",
     "zloss.measured-router-scale/1",
     "zloss.reproduction/1",
@@ -179,7 +181,16 @@ def test_the_committed_results_open() -> None:
         assert result.record.to_dict() == json.loads(result.path.read_text(encoding="utf-8"))
 
 
-RECORD_FILES = ("audit", "comparison", "decision", "figure_data", "implementation_audit", "router", "router_scale")
+RECORD_FILES = (
+    "audit",
+    "comparison",
+    "decision",
+    "drift",
+    "figure_data",
+    "implementation_audit",
+    "router",
+    "router_scale",
+)
 
 
 @pytest.mark.parametrize("name", RECORD_FILES)

@@ -41,6 +41,7 @@ def test_every_reported_schema_has_one_record() -> None:
         "zloss.measured-router-scale/1",
         "zloss.reproduction/1",
         "zloss.implementation-audit/1",
+        "zloss.drift/1",
     }
     assert all(schema == record.SCHEMA for schema, record in RECORDS.items())
 

@@ -12,6 +12,7 @@ import tyro
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.cli.command_line import command_line
+from zloss.decide.next_command import AuditedInput, next_command
 from zloss.decide.thresholds import Thresholds
 
 
@@ -37,7 +38,7 @@ class Audit:
         from zloss.decide.decision_map import with_decisions
         from zloss.ranks.job import open_job
         from zloss.report.files import write_audit
-        from zloss.report.terminal.audit import print_audit
+        from zloss.report.terminal.audit import print_audit, print_next_command
         from zloss.results.folder import check_folder
         from zloss.results.folder_lock import locked_folder
 
@@ -59,7 +60,19 @@ class Audit:
         if not self.quiet:
             print_audit(report)
             print("\n".join(str(path) for path in written[:2]))
+            print_next_command(next_command(report, self._given()))
         if report.status == "partial":
             print("interrupted: the report covers what was finished; `--resume` goes on from there.", file=sys.stderr)
             return 130
         return 0
+
+    def _given(self) -> AuditedInput:
+        config, words = self.config, tuple(sys.argv[1:])
+        return AuditedInput(
+            model=config.model,
+            texts=config.texts,
+            corpus=config.corpus,
+            valid_vocab=config.valid_vocab,
+            dtype=config.dtype,
+            words=words if words[:1] == ("audit",) else (),
+        )

@@ -46,6 +46,7 @@ COMMANDS = {
     "train": Entry("train", "Train", "The same training under several methods, everything else equal."),
     "compare": Entry("compare", "Compare", "Matched runs side by side: paired differences, accepted or rejected."),
     "center": Entry("center", "Center", "The row-centered head as a checkpoint that anyone can load."),
+    "drift": Entry("drift", "Drift", "Checkpoints of one run: what moved while cross-entropy did not."),
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
     "reproduce": Entry("reproduce", "Reproduce", "A table of the paper: ours beside its own, its claims judged."),
     "demo": Entry("demo", "Demo", "A short demonstration of the head loss."),

@@ -15,11 +15,11 @@ from zloss.decide.thresholds import Thresholds
 @dataclass(frozen=True)
 class Report:
     """Rebuild the page of an audit, set several audits side by side, or join audits, loss audits, implementation audits,
-    comparisons and router scales into one page with one decision map of eight stages. Reproductions are shown with their
-    claims."""
+    comparisons and router scales into one page with one decision map of eight stages. Drifts and reproductions are shown
+    with their own verdicts."""
 
     results: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RESULT...")]
-    """Folders or JSON files that `zloss audit`, `audit-loss`, `audit-implementation`, `compare`, `router-scale` and
+    """Folders or JSON files that `zloss audit`, `audit-loss`, `audit-implementation`, `compare`, `drift`, `router-scale` and
     `reproduce` have written."""
     out: str = ""
     """Folder to write to; by default the folder of a single result, otherwise `zloss-report`."""
@@ -35,6 +35,7 @@ class Report:
         from zloss.decide.decided_results import decide_results
         from zloss.report.files import write_joined
         from zloss.report.terminal.results import print_results
+        from zloss.results.drift import Drift
         from zloss.results.files import load_results, records_of, split_results
         from zloss.results.implementation_audit import ImplementationAudit
         from zloss.results.reproduction import ReproductionRecord
@@ -51,6 +52,7 @@ class Report:
             measured_routers=records_of(loaded, MeasuredScale),
             reproductions=records_of(loaded, ReproductionRecord),
             implementation_audits=records_of(loaded, ImplementationAudit),
+            drifts=records_of(loaded, Drift),
         )
         # Files are written before printing, so a closed pipe on the terminal does not lose them.
         written = write_joined(self._folder(), results, loaded, figures=self.figures, formats=self.formats)

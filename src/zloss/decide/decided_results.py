@@ -14,6 +14,7 @@ from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision, DecisionMap
+from zloss.results.drift import Drift
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 from zloss.results.reproduction import ReproductionRecord
@@ -23,8 +24,8 @@ from zloss.results.router_scale import RouterScaleTable
 
 @dataclass(frozen=True)
 class DecidedResults:
-    """Audits, audits of losses and implementations, comparisons and router scales, decided together; reproductions beside
-    them."""
+    """Audits, audits of losses and implementations, comparisons and router scales, decided together; reproductions and
+    drifts beside them."""
 
     audits: tuple[AuditReport, ...] = ()
     """Each with its own decision map, which the other results fill too."""
@@ -37,6 +38,8 @@ class DecidedResults:
     reproductions: tuple[ReproductionRecord, ...] = ()
     """Shown with their own claims and verdicts; no stage reads them."""
     implementation_audits: tuple[ImplementationAudit, ...] = ()
+    drifts: tuple[Drift, ...] = ()
+    """Each with its own judgement, made when it was measured; no stage reads them."""
 
     def __post_init__(self) -> None:
         if any(not audit.decisions for audit in self.audits):
@@ -63,6 +66,7 @@ def decide_results(
     measured_routers: Sequence[MeasuredScale] = (),
     reproductions: Sequence[ReproductionRecord] = (),
     implementation_audits: Sequence[ImplementationAudit] = (),
+    drifts: Sequence[Drift] = (),
 ) -> DecidedResults:
     """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
     limits = thresholds or Thresholds()
@@ -74,7 +78,7 @@ def decide_results(
         "implementation_audits": implementation_audits,
         "routers": routers,
     }
-    if not audits and (any(given.values()) or not reproductions):
+    if not audits and (any(given.values()) or not (reproductions or drifts)):
         shared = _map(None, limits.to_dict(), decide(None, **given, thresholds=limits))
     return DecidedResults(
         audits=tuple(with_decisions(audit, **given, thresholds=thresholds) for audit in audits),
@@ -87,6 +91,7 @@ def decide_results(
         measured_routers=tuple(measured_routers),
         reproductions=tuple(reproductions),
         implementation_audits=tuple(implementation_audits),
+        drifts=tuple(drifts),
     )
 
 

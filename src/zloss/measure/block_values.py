@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from zloss.measure.token_table import TokensInCoordinate, TokenTable
 from zloss.results.validation_blocks import (
     DELTA_U,
     DELTA_U_GAIN_AWARE,
+    GAIN,
     SHIFT,
     SHIFT_SQUARED,
     VIOLATION,
@@ -29,6 +30,12 @@ TAILS: dict[str, Read] = {
     DELTA_U: lambda tokens: tokens.delta_u,
     DELTA_U_GAIN_AWARE: lambda tokens: tokens.delta_u_gain_aware,
 }
+DRIFT_TAILS: dict[str, Read] = {
+    VIOLATION: TAILS[VIOLATION],
+    SHIFT: TAILS[SHIFT],
+    GAIN: lambda tokens: tokens.gain,
+}
+"""What checkpoints of one run are compared by."""
 MEANS: dict[str, Read] = {
     SHIFT_SQUARED: lambda tokens: None if tokens.mu is None else tokens.mu.double() ** 2,
     VIOLATION_SQUARED: lambda tokens: tokens.violation.double() ** 2,
@@ -38,10 +45,11 @@ DIGITS = 7
 
 
 class BlockValues:
-    """Sums and largest values of the tokens seen, by block of `size` tokens."""
+    """Sums and largest values of the tokens seen, by block of `size` tokens; `tails` are the quantities whose largest
+    values are kept."""
 
-    def __init__(self, blocks: int, size: int) -> None:
-        self.blocks, self.size = blocks, size
+    def __init__(self, blocks: int, size: int, tails: Mapping[str, Read] = TAILS) -> None:
+        self.blocks, self.size, self.tails = blocks, size, tails
         self._kept = kept_values(blocks * size)
         self._tokens = np.zeros(blocks, dtype=np.int64)
         self._ce = np.zeros(blocks)
@@ -65,7 +73,7 @@ class BlockValues:
                 if (name, coordinate) != (SHIFT_SQUARED, "centered") and (column := read(tokens)) is not None:
                     sums = self._sums.setdefault(f"{name}.{coordinate}", np.zeros(self.blocks))
                     sums += self._by_block(column, block_T)
-            for name, read in TAILS.items():
+            for name, read in self.tails.items():
                 if (column := read(tokens)) is not None:
                     largest = self._largest.setdefault(f"{name}.{coordinate}", _Largest(self._kept))
                     largest.update(_numbers(column), block_T)

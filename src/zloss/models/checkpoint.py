@@ -56,8 +56,12 @@ def load_checkpoint(
     dtype: DtypeName = "fp32",
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
+    revision: str | None = None,
 ) -> Checkpoint:
-    """Model and tokenizer by name; a model that cannot be loaded is a `CheckpointError` of one sentence."""
+    """Model and tokenizer by name; a model that cannot be loaded is a `CheckpointError` of one sentence.
+
+    `revision` is a branch, tag or commit of a model on the hub.
+    """
     _require_transformers()
     if name == SMOLLM2 and (embedded := embedded_smollm2()) is not None:
         gguf = embedded
@@ -66,7 +70,7 @@ def load_checkpoint(
         if not gguf.is_file():
             raise CheckpointError(f"there is no GGUF file {name}.")
     else:
-        return _load_pretrained(name, dtype, trust_remote_code, allow_pickle)
+        return _load_pretrained(name, dtype, trust_remote_code, allow_pickle, revision)
     with converted_gguf(gguf) as (folder, wants_bos):
         loaded = _load_pretrained(str(folder), dtype, False, False)
     return Checkpoint(name, f"gguf:{gguf.name}", loaded.model, loaded.tokenizer, wants_bos)
@@ -80,18 +84,22 @@ def embedded_smollm2() -> Path | None:
     return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
 
 
-def _load_pretrained(name: str, dtype: DtypeName, trust_remote_code: bool, allow_pickle: bool) -> Checkpoint:
+def _load_pretrained(
+    name: str, dtype: DtypeName, trust_remote_code: bool, allow_pickle: bool, revision: str | None = None
+) -> Checkpoint:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     identifier = SMOLLM2_HUB if name == SMOLLM2 else name
+    # "main" is the default of transformers.
+    place: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(identifier, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(identifier, **place)
     except Exception as error:
         raise CheckpointError(_not_found(name, identifier, error)) from error
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(f"{name} is an encoder-decoder model; an audit needs a causal language model.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(identifier, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(identifier, **place)
     except Exception as error:
         raise CheckpointError(
             f"{name} has no tokenizer that can be loaded ({first_line(error)}): put its tokenizer files beside the weights."
@@ -103,7 +111,7 @@ def _load_pretrained(name: str, dtype: DtypeName, trust_remote_code: bool, allow
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             identifier,
             dtype=DTYPES[dtype],
-            trust_remote_code=trust_remote_code,
+            **place,
             use_safetensors=None if allow_pickle else True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name

@@ -7,13 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zloss.decide.decided_results import DecidedResults, audit_names
-from zloss.report.charts.matplotlib_files import FORMATS, write_figures
+from zloss.report.charts.drift import source_panels, transport_panels
+from zloss.report.charts.matplotlib_files import FORMATS, write_figures, write_panels
 from zloss.report.html.page import write_page
 from zloss.report.tables.comparison_markdown import comparison_markdown
 from zloss.results.audit import AuditReport
 from zloss.results.decision import DecisionMaps
+from zloss.results.drift import FILE as DRIFT_FILE
+from zloss.results.drift import Drift
 from zloss.results.files import Result, write_record
 from zloss.results.writing import write_text
+
+DRIFT_INCHES = (3.6, 2.9)
+"""Size of a panel of curves over checkpoints."""
 
 
 def write_audit(folder: Path, report: AuditReport, *, figures: bool = True) -> list[Path]:
@@ -32,6 +38,23 @@ def write_comparison(folder: Path, results: DecidedResults) -> list[Path]:
     write_text(text, comparison_markdown(judged.comparison))
     write_page(page, results)
     return [record, text, page]
+
+
+def write_drift(folder: Path, drift: Drift, *, figures: bool = True) -> list[Path]:
+    """drift.json, report.html, then figures; each appears whole or not at all."""
+    record, page = folder / DRIFT_FILE, folder / "report.html"
+    write_record(record, drift)
+    write_page(page, DecidedResults(drifts=(drift,)))
+    return [record, page, *(write_drift_figures(folder / "figures", drift) if figures else [])]
+
+
+def write_drift_figures(folder: Path, drift: Drift, *, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """drift_source and drift_transport in every format; a figure without data is left out."""
+    written = []
+    for name, panels in (("drift_source", source_panels(drift)), ("drift_transport", transport_panels(drift))):
+        if panels:
+            written += write_panels([folder / f"{name}.{suffix}" for suffix in formats], panels, inches=DRIFT_INCHES)
+    return written
 
 
 def write_implementation_audit(folder: Path, results: DecidedResults) -> list[Path]:
@@ -66,6 +89,9 @@ def write_joined(
         for name, audit in zip(audit_names(results.audits), results.audits, strict=True):
             place = folder / "figures" / _file_name(name) if len(results.audits) > 1 else folder / "figures"
             written += write_figures(place, audit, formats=formats)
+        for drift in results.drifts:
+            place = folder / "figures" / _file_name(drift.model) if len(results.drifts) > 1 else folder / "figures"
+            written += write_drift_figures(place, drift, formats=formats)
     return written
 
 

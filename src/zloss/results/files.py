@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
+from zloss.results.drift import Drift
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 from zloss.results.reproduction import ReproductionRecord
@@ -21,10 +22,24 @@ from zloss.results.unversioned_comparison import is_unversioned
 from zloss.results.writing import write_json
 
 Kind = Literal[
-    "audit", "loss-audit", "comparison", "router-scale", "measured-router-scale", "reproduction", "implementation-audit"
+    "audit",
+    "loss-audit",
+    "comparison",
+    "router-scale",
+    "measured-router-scale",
+    "reproduction",
+    "implementation-audit",
+    "drift",
 ]
 Reported = (
-    AuditReport | LossAudit | Comparison | RouterScaleTable | MeasuredScale | ReproductionRecord | ImplementationAudit
+    AuditReport
+    | LossAudit
+    | Comparison
+    | RouterScaleTable
+    | MeasuredScale
+    | ReproductionRecord
+    | ImplementationAudit
+    | Drift
 )
 """What `zloss report` joins."""
 KINDS: dict[type[Reported], Kind] = {
@@ -35,6 +50,7 @@ KINDS: dict[type[Reported], Kind] = {
     MeasuredScale: "measured-router-scale",
     ReproductionRecord: "reproduction",
     ImplementationAudit: "implementation-audit",
+    Drift: "drift",
 }
 RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in KINDS}
 """Schema → record."""

@@ -13,6 +13,7 @@ from zloss.audit.checkpoint.router_section import router_section
 from zloss.audit.checkpoint.text_pass import text_pass
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError
+from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
 from zloss.measure.graph_room import GraphRoom
@@ -36,13 +37,22 @@ def run_audit(
     progress: Progress | None = None,
     command: str = "zloss.audit.checkpoint.run.run_audit",
     checkpoint: Checkpoint | None = None,
+    by_block: BlockValues | None = None,
 ) -> AuditReport:
     """The report of one audit, without its decisions; Ctrl-C during the pass gives a partial report.
 
-    `folder` is where the state of an unfinished pass is kept; `checkpoint` is a model that is already loaded.
+    `folder` is where the state of an unfinished pass is kept; `checkpoint` is a model that is already loaded;
+    `by_block` takes the tokens of the pass block by block, and such an audit cannot be resumed.
     """
     report = run_audit_of(
-        Job(), config, folder=folder, resume=resume, progress=progress, command=command, checkpoint=checkpoint
+        Job(),
+        config,
+        folder=folder,
+        resume=resume,
+        progress=progress,
+        command=command,
+        checkpoint=checkpoint,
+        by_block=by_block,
     )
     assert report is not None
     return report
@@ -57,6 +67,7 @@ def run_audit_of(
     progress: Progress | None = None,
     command: str = "zloss.audit.checkpoint.run.run_audit",
     checkpoint: Checkpoint | None = None,
+    by_block: BlockValues | None = None,
 ) -> AuditReport | None:
     """`run_audit` by the processes of a job, each with its own blocks: the first returns the report, the others None."""
     progress = progress or Silent()
@@ -100,6 +111,7 @@ def run_audit_of(
         progress=progress,
         clock=clock,
         job=job,
+        by_block=by_block,
     )
     if not job.first:
         return None

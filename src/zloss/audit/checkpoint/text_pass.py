@@ -9,6 +9,8 @@ from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.resume import SavedPass, from_bytes, to_bytes
 from zloss.console.interrupt import held_interrupts
 from zloss.console.progress import Progress
+from zloss.errors import InputError
+from zloss.measure.block_values import BlockValues
 from zloss.measure.geometry_plane import has_plane
 from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
@@ -32,14 +34,18 @@ def text_pass(
     progress: Progress,
     clock: Clock,
     job: Job,
+    by_block: BlockValues | None = None,
 ) -> tuple[Tails, int]:
     """(accumulators, finished blocks); fewer blocks than there are after Ctrl-C.
 
     Of several processes each passes over its own blocks; the first one has the accumulators of all at the end.
+    `by_block` takes the same tokens block by block; it is not part of a saved state, so such a pass cannot be resumed.
 
     The first Ctrl-C takes effect between two batches, and what is finished is saved. A second one ends the pass at once:
     then the last saved state stands, because the accumulators may hold half a batch.
     """
+    if by_block is not None and resume:
+        raise InputError("a pass with `by_block` cannot be resumed: turn `resume` off.")
     with hidden_states(checkpoint, measurement.head) as hidden_of:
         token_pass = TokenPass(measurement, blocks, hidden_of, config.batch_blocks, kept)
         tails = Tails(measurement, plane=has_plane(measurement), seed=config.seed)
@@ -70,7 +76,7 @@ def text_pass(
                     return False
                 return True
 
-            finished = token_pass.run(tails, go_on, finished=finished, end=own.stop)
+            finished = token_pass.run(tails, go_on, finished=finished, end=own.stop, by_block=by_block)
     if job.ranks > 1:
         saved.save(finished, tails.state, now=True)  # another rank may still be lost
     total = _joined(tails, finished - own.start, job)

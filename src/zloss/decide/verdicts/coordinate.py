@@ -75,15 +75,13 @@ def effect_interval(
     pairs_S: Sequence[tuple[BlockValues, BlockValues]], level: float | None, seed: int = 0
 ) -> PairedInterval | None:
     """log(q_method / q_baseline) ± h over (baseline, method) pairs; None where q is not positive or cannot be read."""
-    blocks = len(pairs_S[0][0].tokens_B)
-    group_B = contiguous_groups(blocks)
-    groups = int(group_B.max()) + 1
-    drawn_RG = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
+    group_B, drawn_RG = text_resamples(len(pairs_S[0][0].tokens_B), seed)
+    groups = drawn_RG.shape[1]
     once_1G = np.ones((1, groups), dtype=np.int64)
     differences, resampled_SR = [], []
     for baseline, method in pairs_S:
         point, spread = (
-            np.log(_resampled(method, group_B, counts, level)) - np.log(_resampled(baseline, group_B, counts, level))
+            np.log(resampled(method, group_B, counts, level)) - np.log(resampled(baseline, group_B, counts, level))
             for counts in (once_1G, drawn_RG)
         )
         differences.append(float(point[0]))
@@ -95,8 +93,15 @@ def effect_interval(
     return paired_interval(differences, float(np.std(means_R, ddof=1)), groups)
 
 
+def text_resamples(blocks: int, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(group of every block [B], how often each resample draws each group [R, G]); the same for the same text."""
+    group_B = contiguous_groups(blocks)
+    groups = int(group_B.max()) + 1
+    return group_B, np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
+
+
 @np.errstate(divide="ignore", invalid="ignore")
-def _resampled(
+def resampled(
     values: BlockValues, group_B: NDArray[np.int64], counts_RG: NDArray[np.int64], level: float | None
 ) -> NDArray[np.float64]:
     """The mean or quantile of every resample, [R]; `counts_RG` says how often each group was drawn."""

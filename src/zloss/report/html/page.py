@@ -10,9 +10,11 @@ from pathlib import Path
 
 from zloss.decide.bottom_line import bottom_line
 from zloss.decide.decided_results import DecidedResults, audit_names
+from zloss.decide.drift.limits import DriftLimits
 from zloss.decide.quality import JudgedComparison, QualityJudgement
 from zloss.errors import MissingDependencyError
 from zloss.report.charts.audits_compared import compared_panels
+from zloss.report.charts.drift import drift_panels
 from zloss.report.charts.geometry import geometry_panels
 from zloss.report.charts.panel import legend
 from zloss.report.charts.spectrum import spectrum_panels
@@ -24,6 +26,7 @@ from zloss.report.html.further_views import measured_view, reproduction_view, ro
 from zloss.report.html.thinning import thin
 from zloss.report.html.visible import visible_text
 from zloss.report.tables.comparison import ShownTable, paired_table, router_table
+from zloss.report.tables.drift import STATES, DriftLine, drift_lines, drift_titles, movement_name
 from zloss.report.tables.head import HeadLine, head_lines
 from zloss.report.tables.implementation_audit import TitledTable, implementation_tables
 from zloss.report.tables.method_verdicts import VerdictLine, verdict_line, verdict_notes
@@ -34,6 +37,7 @@ from zloss.report.text import numbers, symbols
 from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
+from zloss.results.drift import Drift, Movement
 from zloss.results.figure_data import ExtremeTable
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import Finding, LossAudit
@@ -119,6 +123,21 @@ class ComparisonView:
     lines: Lines
 
 
+@dataclass(frozen=True)
+class DriftView:
+    """What the template shows of the drift over a run."""
+
+    drift: Drift
+    rule: str
+    figures: list[Drawing]
+    movements: list[tuple[str, str, Movement]]
+    """(name, verdict in words, movement)."""
+    titles: list[str]
+    lines: list[DriftLine]
+    limits: Lines
+    provenance: Lines
+
+
 def write_page(path: Path, results: DecidedResults) -> None:
     """Render the page and put it at `path` atomically."""
     write_text(path, render_page(results))
@@ -182,6 +201,7 @@ def _render(results: DecidedResults) -> str:
         loss_audits=[_loss_audit_view(audit) for audit in results.loss_audits],
         implementation_audits=[_implementation_view(audit) for audit in results.implementation_audits],
         comparisons=[_comparison_view(judged, f"c{i}") for i, judged in enumerate(results.comparisons)],
+        drifts=[_drift_view(drift, f"d{i}") for i, drift in enumerate(results.drifts)],
         router_scales=[router_scale_view(table) for table in results.router_scales],
         measured_routers=[measured_view(scale) for scale in results.measured_routers],
         reproductions=[reproduction_view(record) for record in results.reproductions],
@@ -201,6 +221,8 @@ def _title(names: Sequence[str], results: DecidedResults) -> str:
         return "Audit of the implementation"
     if results.router_scales or results.measured_routers:
         return "Scale of a router Z-loss"
+    if results.drifts:
+        return "Drift of " + ", ".join(drift.model for drift in results.drifts)
     labels = [record.label for record in results.reproductions]
     return f"Reproduction of {labels[0]}" if len(labels) == 1 else "Reproductions of the paper"
 
@@ -276,4 +298,19 @@ def _comparison_view(judged: JudgedComparison, key: str) -> ComparisonView:
         figures=drawings(panels, key),
         legend=legend(panels),
         lines=flat_lines(comparison.to_dict(), skip=("schema", "methods", "quality", "router", "curves")),
+    )
+
+
+def _drift_view(drift: Drift, key: str) -> DriftView:
+    tolerance = drift.limits.get("ppl_tolerance", DriftLimits.ppl_tolerance)
+    return DriftView(
+        drift=drift,
+        rule="A number moved where its change, less the noise of the text, exceeds the limits below. CE stood still where the "
+        f"95 % interval of its paired change lies within {numbers.number(100 * tolerance)} % of PPL.",
+        figures=drawings(drift_panels(drift), key),
+        movements=[(movement_name(movement), STATES[movement.state], movement) for movement in drift.movements],
+        titles=drift_titles(),
+        lines=drift_lines(drift),
+        limits=flat_lines(drift.limits),
+        provenance=flat_lines(to_plain(drift.provenance)),
     )

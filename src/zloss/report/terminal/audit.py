@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zloss.decide.bottom_line import bottom_line
+from zloss.decide.next_command import NextCommand
 from zloss.report.tables.head import head_lines
 from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
 from zloss.report.terminal.router import print_router
@@ -87,6 +88,16 @@ def print_decisions(decisions: Sequence[Decision], console: Console | None = Non
         table.add_row(Text(mark, style=style), Text(decision.stage), text)
     console.print(table)
     console.print(Text(bottom_line(decisions), style="bold"))
+
+
+def print_next_command(command: NextCommand, console: Console | None = None) -> None:
+    """The command that would tell most, on a line of its own that can be copied whole."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = console or Console()
+    console.print(Text(f"Next: {command.why}."))
+    console.print(Text(f"  {command.line}", style="bold"), soft_wrap=True)
 
 
 def _effects(decision: Decision) -> list[str]:

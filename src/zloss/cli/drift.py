@@ -1,0 +1,61 @@
+"""`zloss drift`: checkpoints of one run on the same text, and what moved while cross-entropy did not."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from zloss.cli.command_line import command_line
+from zloss.decide.drift.limits import DriftLimits
+from zloss.protocol.drift.config import DriftConfig
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Audit every checkpoint of one run on the same text and say what moved while cross-entropy stood still, and at which
+    step that began. Finished checkpoints are kept in --out and reused, so the same command goes on after an interruption.
+    Example: zloss drift runs/big --text valid.txt --out drift"""
+
+    config: Annotated[DriftConfig, tyro.conf.arg(name="")] = field(default_factory=DriftConfig)
+    out: str = "zloss-drift"
+    """Folder for drift.json, report.html and the figures; the kept audits stand in checkpoints/ inside it."""
+    figures: bool = True
+    """Also write the figures as SVG and PNG files."""
+    quiet: bool = False
+    """No progress and no table."""
+    limits: Annotated[DriftLimits, tyro.conf.arg(name="")] = field(default_factory=DriftLimits)
+
+    def run(self) -> int:
+        from zloss.console.progress import choose_progress
+        from zloss.protocol.drift.run import run_drift
+        from zloss.report.files import write_drift
+        from zloss.report.terminal.drift import print_drift
+        from zloss.results.folder import check_folder
+        from zloss.results.folder_lock import locked_folder
+
+        folder = Path(self.out)
+        check_folder(folder)
+        try:
+            with locked_folder(folder):
+                drift = run_drift(
+                    self.config,
+                    folder,
+                    limits=self.limits,
+                    progress=choose_progress(self.quiet),
+                    say=(lambda text: None) if self.quiet else (lambda text: print(text, file=sys.stderr)),
+                    command=command_line(),
+                )
+                written = write_drift(folder, drift, figures=self.figures)
+        except KeyboardInterrupt:
+            print(
+                "interrupted: finished checkpoints are kept; the same command goes on with the rest.", file=sys.stderr
+            )
+            return 130
+        if not self.quiet:
+            print_drift(drift)
+            print("\n".join(str(path) for path in written[:2]))
+        return 0

@@ -1,0 +1,169 @@
+"""The one command that would tell most after an audit, from its decisions.
+
+An audit evaluates the stages of the checkpoint; implementation, optimizer and quality need other commands. The first rule
+below that applies gives the command:
+
+1. the audit is not complete, has nonfinite numbers in 16 bits, or lacks its gradients: complete it;
+2. a stage fired: the command that measures its action, in the order of the bottom line;
+3. no stage fired: the audit of the loss, which the numbers of a checkpoint cannot replace.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zloss.decide import stages
+from zloss.decide.bottom_line import ordered_actions
+from zloss.decide.budget import USUAL
+from zloss.results.audit import AuditReport
+from zloss.results.decision import Decision
+
+DEFAULT_COEF = 1e-4
+"""λ of the proposed runs where the budget's λ lies outside the usual range: that of the paper's quality-neutral runs."""
+
+
+@dataclass(frozen=True)
+class AuditedInput:
+    """Model and text as the user passed them, for the words of the command."""
+
+    model: str
+    texts: tuple[str, ...] = ()
+    corpus: str | None = None
+    valid_vocab: int | str | None = None
+    dtype: str = "fp32"
+    words: tuple[str, ...] = ()
+    """The command line of the audit behind `zloss`, for a command that repeats it; empty where it is unknown."""
+
+
+@dataclass(frozen=True)
+class NextCommand:
+    """The command and what it tells."""
+
+    words: tuple[str, ...]
+    why: str
+    """What to do and learn with it, in one sentence without a full stop."""
+
+    @property
+    def line(self) -> str:
+        """The command as it is typed."""
+        return " ".join(word if word in PLACEHOLDERS else shlex.quote(word) for word in self.words)
+
+
+PLACEHOLDERS = ("MODULE:FUNCTION",)
+"""Words that the user replaces."""
+
+
+def next_command(report: AuditReport, given: AuditedInput) -> NextCommand:
+    """The command that would tell most about this model; `report` has its decisions."""
+    unfinished = _complete_it(report, given)
+    if unfinished is not None:
+        return unfinished
+    for decision in ordered_actions(report.decisions):
+        follow = _follow(decision, report, given)
+        if follow is not None:
+            return follow
+    if _stage(report.decisions, stages.PATHWAY).fired is None and report.model.tied and report.gradient is None:
+        return NextCommand(
+            _audit(given, "--gradient-blocks", "8"),
+            "measure whether the Z gradient of the tied table also arrives through the input embedding, and R_Z",
+        )
+    return NextCommand(
+        ("zloss", "audit-loss", "MODULE:FUNCTION"),
+        "no stage of the checkpoint fired; check that your training loss applies the λ, c and denominator that you believe",
+    )
+
+
+def _complete_it(report: AuditReport, given: AuditedInput) -> NextCommand | None:
+    if report.status == "partial":
+        return NextCommand(_audit(given, "--resume"), "finish the text, because this audit was interrupted")
+    bad = report.nonfinite.nan + report.nonfinite.inf
+    if bad and given.dtype != "fp32":
+        return NextCommand(
+            _audit(given, "--dtype", "fp32"),
+            f"find out whether the {bad} tokens with nonfinite statistics come from {given.dtype} or from the weights",
+        )
+    return None
+
+
+def _follow(decision: Decision, report: AuditReport, given: AuditedInput) -> NextCommand | None:
+    """The command that measures the action of a fired stage; None for a stage without one."""
+    if decision.stage == stages.ROUTER.name and report.router is not None:
+        return NextCommand(
+            (
+                *("zloss", "router-scale", "--coef", f"{report.router.coef:g}", "--from", report.router.convention),
+                *("--layers", str(report.router.layers), "--top-k", str(report.router.top_k)),
+            ),
+            "see which coefficient has the same strength under every convention of the router loss",
+        )
+    if decision.stage == stages.SOURCE.name:
+        return NextCommand(
+            ("zloss", "center", given.model, *_text(given), *_valid_vocab(given), "--out", "zloss-centered"),
+            "deploy the row-centered head and compare PPL, tails and the error of 16-bit logits before and after",
+        )
+    if decision.stage == stages.DECOMPOSITION.name:
+        return _train(
+            report,
+            given,
+            "factorized",
+            "train matched runs: do separate coefficients for μ and log Z̃ hold both at the same quality",
+        )
+    if decision.stage == stages.TRANSPORT.name:
+        return _train(
+            report,
+            given,
+            "gain-aware",
+            "train matched runs: does weighting by the gain shrink update tails at the same quality",
+        )
+    if decision.stage == stages.PATHWAY.name:
+        return _train(
+            report,
+            given,
+            None,
+            "train matched runs: what reaches the optimizer through both paths of the tied table, and at what quality",
+        )
+    return None
+
+
+def _train(report: AuditReport, given: AuditedInput, method: str | None, why: str) -> NextCommand:
+    methods = ",".join(name for name in ("ce", "standard", method) if name)
+    words = (
+        "zloss",
+        "train",
+        given.model,
+        *_text(given),
+        "--methods",
+        methods,
+        "--coef",
+        _coef(report),
+        "--seeds",
+        "1,2",
+    )
+    return NextCommand(words, why)
+
+
+def _coef(report: AuditReport) -> str:
+    """The λ on the R_Z budget with one digit where it is in the usual range, else the default."""
+    solved = None if report.lambda_budget is None else report.lambda_budget.raw
+    inside = solved is not None and USUAL[0] <= solved <= USUAL[1]
+    return f"{float(f'{solved if inside else DEFAULT_COEF:.0e}'):g}"
+
+
+def _audit(given: AuditedInput, *more: str) -> tuple[str, ...]:
+    """The same audit with further options; of an option given twice the last counts."""
+    repeated = given.words or ("audit", given.model, *_text(given), *_valid_vocab(given))
+    return ("zloss", *repeated, *(more if more[0] not in repeated or len(more) > 1 else ()))
+
+
+def _text(given: AuditedInput) -> tuple[str, ...]:
+    named = () if given.corpus is None else ("--corpus", given.corpus)
+    return (*(word for text in given.texts for word in ("--text", text)), *named)
+
+
+def _valid_vocab(given: AuditedInput) -> tuple[str, ...]:
+    return () if given.valid_vocab is None else ("--valid-vocab", str(given.valid_vocab))
+
+
+def _stage(decisions: Sequence[Decision], stage: stages.Stage) -> Decision:
+    return next(decision for decision in decisions if decision.stage == stage.name)

@@ -1,0 +1,87 @@
+"""Everything that defines a measurement of drift, as one typed value without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from zloss.audit.checkpoint.config import AuditConfig
+from zloss.errors import InputError
+from zloss.results.checks import check_choices, check_counts, check_numbers
+from zloss.results.choices import BosPolicy, CorpusName, DtypeName
+from zloss.results.option import Option
+
+LEAST_BLOCKS, LEAST_TOKENS = 8, 1000
+"""Below them neither the interval of CE nor a 95 % quantile with 50 tokens beyond it exists."""
+
+
+@dataclass(frozen=True)
+class DriftConfig:
+    """Checkpoints of one run, a text, and how to look at them."""
+
+    checkpoints: Annotated[tuple[str, ...], Option(positional=True, metavar="CHECKPOINT...")] = ()
+    """Folders of checkpoints with a step in their names (`checkpoint-500`), a folder that holds them, or one Hugging Face
+    id with `revisions`."""
+    revisions: Annotated[tuple[str, ...], Option(metavar="A,B,...", comma_separated=True)] = ()
+    """Revisions of the Hugging Face id, each with a step in its name, such as step1000,step2000."""
+    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    """Text to measure on: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
+    corpus: CorpusName | None = None
+    """A named corpus instead of `texts`; pydoc is embedded, the others are fetched."""
+    text_field: str = "text"
+    """Field or column that holds the text in .jsonl and .parquet files."""
+    blocks: Annotated[int | None, Option(metavar="INT", zero_is_none=True)] = 64
+    """Number of blocks, at least 8; 0 takes all the text gives."""
+    block_size: int = 256
+    """Predictions per block, in tokens; all blocks together need at least 1000."""
+    offset: int = 0
+    """Blocks to skip at the start of the text."""
+    bos: BosPolicy = "auto"
+    """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
+    valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
+    """Rows of the head inside log Z, μ, w̄ and c: a number, or `tokenizer` for its length. Default: every row."""
+    diag_coef: float = 1e-4
+    """λ_diag of R_Z."""
+    gradient_blocks: int = 8
+    """Blocks of the diagnostic batch of R_Z; 0 leaves it out."""
+    batch_blocks: int = 4
+    """Blocks per forward pass."""
+    dtype: DtypeName = "fp32"
+    """Precision of the model; statistics are fp32 or better in any case."""
+    trust_remote_code: bool = False
+    """Run model code that comes with the checkpoints."""
+    allow_pickle: bool = False
+    """Also read pickled weights."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, ("diag_coef",), positive=True)
+        check_counts(self, ("batch_blocks", "block_size"))
+        check_counts(self, ("gradient_blocks", "offset"), least=0)
+        check_choices(self, {"bos": BosPolicy, "dtype": DtypeName})
+        if self.blocks is not None:
+            check_counts(self, ("blocks",), least=LEAST_BLOCKS)
+            if self.blocks * self.block_size < LEAST_TOKENS:
+                raise InputError(
+                    f"`blocks` times `block_size` is expected to be at least {LEAST_TOKENS} tokens, but is "
+                    f"{self.blocks * self.block_size}: a tail needs 50 tokens beyond its quantile."
+                )
+
+    def audit(self, name: str) -> AuditConfig:
+        """The audit of one checkpoint, under the name that results show."""
+        return AuditConfig(
+            model=name,
+            texts=self.texts,
+            corpus=self.corpus,
+            text_field=self.text_field,
+            blocks=self.blocks,
+            block_size=self.block_size,
+            offset=self.offset,
+            bos=self.bos,
+            valid_vocab=self.valid_vocab,
+            diag_coef=self.diag_coef,
+            gradient_blocks=self.gradient_blocks,
+            batch_blocks=self.batch_blocks,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            allow_pickle=self.allow_pickle,
+        )

@@ -1,0 +1,186 @@
+"""`drift.json` with schema "zloss.drift/1": checkpoints of one run on the same text, and what moved while CE did not.
+
+Beside it `checkpoints/NAME/kept.json` with schema "zloss.drift-checkpoint/1": one finished checkpoint, which is reused as
+long as its weights, the text and the settings are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from zloss.results.coordinate import Coordinate
+from zloss.results.provenance import Provenance
+from zloss.results.record import from_plain, to_plain
+from zloss.results.schema import without_schema
+from zloss.results.validation_blocks import ValidationBlocks
+
+FILE = "drift.json"
+KEPT_FILE = "kept.json"
+MovementState = Literal["invisible", "with_ce", "quiet", "open"]
+"""Moved while CE stood still; moved only where CE moved too; did not move; not measured."""
+
+
+@dataclass(frozen=True)
+class DriftNumbers:
+    """The watched numbers of one checkpoint in one coordinate; quantiles are over tokens."""
+
+    mu_abs_99: float | None = None
+    """p99 of |μ|; centered: the measured fp32 residual."""
+    mu_rms: float | None = None
+    """√(E μ²), in nats."""
+    p_z_999: float | None = None
+    """p99.9 of |log Z − c|."""
+    a_p_99: float | None = None
+    """p99 of the output-to-hidden gain A_p."""
+    sigma_1: float | None = None
+    """Largest singular value of the head."""
+    e_1: float | None = None
+    """Share of ‖W‖_F² in the first singular direction."""
+    r_z: float | None = None
+    """‖g_Z‖/‖g_CE‖ at the head, on the diagnostic batch."""
+
+
+@dataclass(frozen=True)
+class DriftCheckpoint:
+    """One checkpoint of the run."""
+
+    name: str
+    """Name of its folder, or its revision on the hub."""
+    step: int
+    """The step that its name states."""
+    weights: str
+    """Checksum of its weights and config."""
+    vocab: int
+    """V: rows of the head."""
+    width: int
+    """D: width of the hidden state."""
+    ce: float | None
+    """Mean cross-entropy on the text, in nats per token."""
+    ppl: float | None
+    """Perplexity on the text."""
+    raw: DriftNumbers
+    """Logits as the head gives them."""
+    centered: DriftNumbers
+    """Row-centered logits; all None where μ does not exist."""
+
+
+@dataclass(frozen=True)
+class CeChange:
+    """Cross-entropy of one checkpoint minus that of an earlier one, block by block on the same text."""
+
+    from_step: int
+    """Step of the earlier checkpoint."""
+    to_step: int
+    """Step of the later checkpoint."""
+    difference: float | None
+    """Mean difference in nats per token; None where a CE is not finite."""
+    half_width: float | None
+    """Half the width of its 95 % interval over groups of blocks."""
+    still: bool
+    """Whether the whole interval lies within the tolerance: CE did not move."""
+
+
+@dataclass(frozen=True)
+class Movement:
+    """What one number of one coordinate did over the run."""
+
+    quantity: str
+    """Key of the number in `raw` and `centered`."""
+    coordinate: Coordinate
+    """The coordinate it was measured in."""
+    state: MovementState
+    """ "invisible" is drift that CE cannot see."""
+    reason: str
+    """One sentence."""
+    from_step: int | None = None
+    """Step at which the largest movement starts; None where nothing moved."""
+    to_step: int | None = None
+    """Step at which it ends."""
+    before: float | None = None
+    """The number at `from_step`."""
+    after: float | None = None
+    """The number at `to_step`."""
+    last_before: int | None = None
+    """Last step at which the number had not yet moved from `before`."""
+    began: int | None = None
+    """First step at which it had moved."""
+    noise: float | None = None
+    """Half the width of the 95 % interval of the change over the text; None where the number does not depend on tokens."""
+    level: float | None = None
+    """Quantile at which the change was tested: the highest with 50 tokens beyond it; None for what is no quantile."""
+    ce_change: CeChange | None = None
+    """What CE did between the two steps."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Checkpoints of one run in the order of their steps, and the judgement on every watched number."""
+
+    SCHEMA: ClassVar[str] = "zloss.drift/1"
+
+    model: str
+    """The run: the hub id, or the name of the folder that holds the checkpoints."""
+    corpus: str
+    """The text."""
+    blocks: int
+    """Blocks of the text."""
+    block_size: int
+    """Predictions per block."""
+    checkpoints: tuple[DriftCheckpoint, ...]
+    """In the order of their steps."""
+    ce_changes: tuple[CeChange, ...]
+    """CE between neighbouring checkpoints."""
+    movements: tuple[Movement, ...]
+    """One per watched number and coordinate."""
+    finding: str
+    """What matters, in a few sentences."""
+    began: int | None
+    """Step at which the drift that CE cannot see began; None without one."""
+    limits: dict[str, float]
+    """The limits that the judgement used, by name."""
+    provenance: Provenance
+    """What made it."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Keys of a newer version."""
+
+    @property
+    def invisible(self) -> tuple[Movement, ...]:
+        """The movements that CE cannot see."""
+        return tuple(movement for movement in self.movements if movement.state == "invisible")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"schema": self.SCHEMA, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Drift:
+        """The record of a parsed drift.json."""
+        return from_plain(cls, without_schema(data, cls.SCHEMA))
+
+
+@dataclass(frozen=True)
+class KeptCheckpoint:
+    """A finished checkpoint with what the judgement needs of its text."""
+
+    SCHEMA: ClassVar[str] = "zloss.drift-checkpoint/1"
+
+    identity: str
+    """Checksum of weights, config, tokens and settings, and the version of zloss."""
+    tokens: str
+    """Checksum of the tokens of the text and of their blocks."""
+    corpus: str
+    """The text."""
+    checkpoint: DriftCheckpoint
+    """Its numbers."""
+    blocks: ValidationBlocks
+    """CE and tails block by block."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"schema": self.SCHEMA, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> KeptCheckpoint:
+        """The record of a parsed kept.json."""
+        return from_plain(cls, without_schema(data, cls.SCHEMA))

@@ -1,0 +1,100 @@
+"""The command after an audit: one per outcome of its decisions, with the model and text that the user passed."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.laws.example_results import ROUTERS
+from zloss.decide.bottom_line import ORDER
+from zloss.decide.next_command import AuditedInput, next_command
+from zloss.decide.stages import STAGES
+from zloss.results.audit import AuditReport, Nonfinite
+from zloss.results.decision import LambdaBudget
+
+GIVEN = AuditedInput(model="my model", texts=("a.txt", "b.txt"), words=("audit", "my model", "--blocks", "9"))
+TEXT = ["--text", "a.txt", "--text", "b.txt"]
+
+
+def with_fired(report: AuditReport, *fired: str, **changes: Any) -> AuditReport:
+    """The report with exactly these stages fired; the stages of training are not evaluated."""
+    decisions = tuple(
+        replace(
+            decision, fired=decision.stage in fired if decision.fired is not None or decision.stage in fired else None
+        )
+        for decision in report.decisions
+    )
+    return replace(report, decisions=decisions, **changes)
+
+
+def words(report: AuditReport, given: AuditedInput = GIVEN) -> list[str]:
+    return shlex.split(next_command(report, given).line)
+
+
+def test_a_common_shift_is_centered(report: AuditReport) -> None:
+    found = words(with_fired(report, "Source coordinate", "Architectural transport"), replace(GIVEN, valid_vocab=100))
+    assert found == ["zloss", "center", "my model", *TEXT, "--valid-vocab", "100", "--out", "zloss-centered"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "methods"),
+    [
+        ("Objective decomposition", "ce,standard,factorized"),
+        ("Architectural transport", "ce,standard,gain-aware"),
+        ("Shared pathway", "ce,standard"),
+    ],
+)
+def test_other_stages_of_the_checkpoint_are_trained(report: AuditReport, stage: str, methods: str) -> None:
+    found = words(with_fired(report, stage, lambda_budget=LambdaBudget(0.05, raw=2.34e-4)))
+    assert found == ["zloss", "train", "my model", *TEXT, "--methods", methods, "--coef", "0.0002", "--seeds", "1,2"]
+
+
+@pytest.mark.parametrize("raw", [None, 0.5, 1e-8])
+def test_a_budget_outside_the_usual_range_is_not_proposed(report: AuditReport, raw: float | None) -> None:
+    found = words(with_fired(report, "Shared pathway", lambda_budget=LambdaBudget(0.05, raw=raw)))
+    assert found[found.index("--coef") + 1] == "0.0001"
+
+
+def test_a_router_scale_comes_before_the_head(report: AuditReport) -> None:
+    found = words(with_fired(report, "Source coordinate", "Router reduction", router=ROUTERS))
+    assert found[:2] == ["zloss", "router-scale"]
+    assert found[found.index("--top-k") + 1] == "2"
+    assert found[found.index("--from") + 1] == "token_layer_mean"
+
+
+def test_without_a_fired_stage_the_loss_is_audited(report: AuditReport) -> None:
+    assert next_command(with_fired(report), GIVEN).line == "zloss audit-loss MODULE:FUNCTION"
+
+
+def test_an_incomplete_audit_is_completed_first(report: AuditReport) -> None:
+    partial = with_fired(report, "Source coordinate", status="partial")
+    assert words(partial) == ["zloss", "audit", "my model", "--blocks", "9", "--resume"]
+    again = replace(GIVEN, words=(*GIVEN.words, "--resume"))
+    assert words(partial, again) == ["zloss", "audit", "my model", "--blocks", "9", "--resume"]
+    assert words(partial, replace(GIVEN, words=())) == ["zloss", "audit", "my model", *TEXT, "--resume"]
+    broken = with_fired(report, "Source coordinate", nonfinite=Nonfinite(nan=3))
+    assert words(broken, replace(GIVEN, dtype="bf16"))[-2:] == ["--dtype", "fp32"]
+    assert words(broken)[1] == "center"
+
+
+def test_missing_gradients_of_a_tied_head_are_measured_where_nothing_fired(report: AuditReport) -> None:
+    decisions = tuple(
+        replace(
+            decision, fired=None if decision.stage == "Shared pathway" else False if decision.fired else decision.fired
+        )
+        for decision in report.decisions
+    )
+    bare = replace(report, decisions=decisions, gradient=None, model=replace(report.model, tied=True))
+    assert words(bare)[-2:] == ["--gradient-blocks", "8"]
+    assert words(replace(bare, model=replace(report.model, tied=False)))[1] == "audit-loss"
+
+
+def test_every_stage_gives_a_command(report: AuditReport) -> None:
+    assert set(ORDER) == {stage.name for stage in STAGES}
+    for stage in STAGES:
+        command = next_command(with_fired(report, stage.name, router=ROUTERS), GIVEN)
+        assert command.line.startswith("zloss ")
+        assert not command.why.endswith(".")
