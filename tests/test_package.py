@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -35,12 +36,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_import_takes_at_most_a_third_longer_than_torch() -> None:
-    # Processor time, turn by turn, the best of several: other jobs on the machine are not what is measured.
+    # Processor time, turn by turn, the median ratio of neighbours: other jobs on the machine are not what is measured, and
+    # they slow both of a turn.
     timer = "import time; start = time.process_time(); {}; print(time.process_time() - start)"
     statements = {"torch": "import torch", "zloss": "import zloss; [getattr(zloss, n) for n in zloss.__all__]"}
     rounds = [{name: float(run(timer.format(code))) for name, code in statements.items()} for _ in range(8)]
-    best = {name: min(times[name] for times in rounds) for name in statements}
-    assert best["zloss"] <= 1.3 * best["torch"], rounds
+    assert statistics.median(times["zloss"] / times["torch"] for times in rounds) <= 4 / 3, rounds
 
 
 def test_help_answers_without_torch() -> None:

@@ -116,8 +116,11 @@ OPTIONAL = (
     "gradient.whole_model",
     "tied_paths",
     "diagnostic_tied_paths",
+    "router.top_k",
+    "router.decisions",
 )
-"""Below these, and in `reasons`, a missing number is read as None: an audit of another version may not have it."""
+"""These, what is below them, and `reasons`: a missing number is read as None, because a run of another version may not have
+it."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ import torch
 
 import zloss
 from zloss import errors
+from zloss.ranks.vocabulary_shard import whole_vocabulary
 from zloss.transport.backends import head_products
 from zloss.transport.backends.chunked_head import run_head_chunks
 from zloss.transport.backends.product_plan import ProductPlan, Version, plan_products
@@ -82,7 +83,8 @@ def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None =
         targets=prepare_targets(
             target, target.shape, VOCAB, options, torch.float32, token_weight=None, normalizer=None
         ),
-        vocab=VOCAB,
+        shard=whole_vocabulary(VOCAB),
+        masked=False,
         dtype=torch.float32,
         rounding=rounding,
         poisoned_T=None,
