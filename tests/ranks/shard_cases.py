@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zloss
+from tests.ranks.leave import leave
 from zloss.ranks.vocabulary_shard import VocabularyShard
 
 OBJECTIVES = {
@@ -363,7 +364,7 @@ def main() -> None:
     found = {"worst": worst, "collectives": collectives(), "left_out": left_out(), "refusals": refusals()}
     if dist.get_rank() == 0:
         print(json.dumps(found))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -50,6 +50,14 @@ def numbers(value: Any, path: str = "") -> dict[str, float]:
     return {path: value} if isinstance(value, int | float) and not isinstance(value, bool) else {}
 
 
+@pytest.fixture(scope="module")
+def alone(inputs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """The numbers of one process."""
+    out = tmp_path_factory.mktemp("alone")
+    assert audit(1, inputs, out).returncode == 0
+    return numbers(json.loads((out / "report.json").read_text()))
+
+
 @pytest.mark.parametrize("count", [1, 5, 21, 64])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_every_block_is_on_one_rank(count: int, ranks: int) -> None:
@@ -58,9 +66,10 @@ def test_every_block_is_on_one_rank(count: int, ranks: int) -> None:
     assert all(share.start % 4 == 0 or not share for share in shares)
 
 
-def test_ranks_give_the_report_of_one_process(inputs: tuple[Path, Path], tmp_path: Path) -> None:
-    assert audit(1, inputs, tmp_path / "1").returncode == 0
-    want = numbers(json.loads((tmp_path / "1" / "report.json").read_text()))
+def test_ranks_give_the_report_of_one_process(
+    inputs: tuple[Path, Path], alone: dict[str, float], tmp_path: Path
+) -> None:
+    want = alone
     assert len(want) > 200
     for ranks in (2, 3):
         done = audit(ranks, inputs, tmp_path / str(ranks))
@@ -74,7 +83,9 @@ def test_ranks_give_the_report_of_one_process(inputs: tuple[Path, Path], tmp_pat
         assert done.stdout.count("report.html") == 1
 
 
-def test_a_killed_rank_ends_the_job_and_it_goes_on(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_job_and_it_goes_on(
+    inputs: tuple[Path, Path], alone: dict[str, float], tmp_path: Path
+) -> None:
     model, text = inputs
     out = tmp_path / "killed"
     words = [*command(2), "audit", str(model), "--text", str(text), *OPTIONS, "--out", str(out)]
@@ -95,9 +106,8 @@ def test_a_killed_rank_ends_the_job_and_it_goes_on(inputs: tuple[Path, Path], tm
     assert "SIGKILL" in told or "Signal 9" in told
     done = audit(2, inputs, out, "--resume")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert audit(1, inputs, tmp_path / "1").returncode == 0
-    want, got = (numbers(json.loads((tmp_path / name / "report.json").read_text())) for name in ("1", "killed"))
-    assert {name for name in want if got[name] != pytest.approx(want[name], rel=1e-12)} == set()
+    got = numbers(json.loads((out / "report.json").read_text()))
+    assert {name for name in alone if got[name] != pytest.approx(alone[name], rel=1e-12)} == set()
 
 
 def _rank_of(launcher: int, rank: int) -> int | None:
