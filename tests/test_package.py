@@ -41,7 +41,7 @@ def test_import_takes_at_most_a_third_longer_than_torch() -> None:
     timer = "import gc, time; gc.disable(); start = time.process_time(); {}; print(time.process_time() - start)"
     statements = {"torch": "import torch", "zloss": "import zloss; [getattr(zloss, n) for n in zloss.__all__]"}
     rounds = [{name: float(run(timer.format(code))) for name, code in statements.items()} for _ in range(8)]
-    assert statistics.median(times["zloss"] / times["torch"] for times in rounds) <= 4 / 3, rounds
+    assert statistics.median(times["zloss"] / times["torch"] for times in rounds) <= 1.3, rounds
 
 
 def test_help_answers_without_torch() -> None:

@@ -51,7 +51,7 @@ def test_the_command_writes_a_record_a_page_and_a_table(result: tuple[Path, str]
     record = json.loads((folder / "implementation_audit.json").read_text())
     assert record["schema"] == "zloss.implementation-audit/1"
     assert record["corpus"]["predictions"] == 48
-    assert record["provenance"]["command"].startswith("zloss")
+    assert record["provenance"]["command"].startswith("zloss audit-implementation ./")
     assert str(folder.parent) not in json.dumps(record["provenance"])
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "Audit of the implementation" in page

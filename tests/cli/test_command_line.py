@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zloss.cli.command_line import command_line
+from zloss.cli.command_line import command_line, running
 
 
 def test_paths_lose_their_folders_and_ids_stay(tmp_path: Path) -> None:
@@ -17,3 +17,9 @@ def test_paths_lose_their_folders_and_ids_stay(tmp_path: Path) -> None:
         command_line(["audit", "EleutherAI/pythia-70m", "--blocks", "4"])
         == "zloss audit EleutherAI/pythia-70m --blocks 4"
     )
+
+
+def test_the_words_of_the_running_command_are_recorded() -> None:
+    with running(["audit", "--blocks", "4"]):
+        assert command_line() == "zloss audit --blocks 4"
+    assert command_line() != "zloss audit --blocks 4"

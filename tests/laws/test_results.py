@@ -123,7 +123,7 @@ def test_a_record_reads_back_as_it_was_written(schema: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_a_missing_key_is_named_unless_it_has_a_default(schema: str) -> None:
     found = all_keys(schema)
-    assert len(found) >= 10
+    assert {key.path[0] for key in found} == set(plain(schema)) - {"schema"}
     for key in found:
         data = plain(schema)
         del holder(data, key.path)[key.path[-1]]

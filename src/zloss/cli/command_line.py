@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+
+_GIVEN: ContextVar[Sequence[str] | None] = ContextVar("given", default=None)
+"""The words that `zloss.cli.main.main` is running; None outside of it."""
+
+
+@contextmanager
+def running(words: Sequence[str]) -> Iterator[None]:
+    """Let `command_line()` record these words: those a command was given, which are not always those of the process."""
+    token = _GIVEN.set(words)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
 
 
 def command_line(words: Sequence[str] | None = None) -> str:
-    """`zloss` and its words, paths by their last part."""
-    return shlex.join(["zloss", *(_last_part(word) for word in (sys.argv[1:] if words is None else words))])
+    """`zloss` and its words, paths by their last part. Without `words`: those of the command that is running."""
+    if words is None:
+        given = _GIVEN.get()
+        words = sys.argv[1:] if given is None else given
+    return shlex.join(["zloss", *map(_last_part, words)])
 
 
 def _last_part(word: str) -> str:

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from zloss.cli.command_line import running
 from zloss.errors import OutputError, UnknownNameError, ZlossError
 
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -83,7 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     name, *options = words
     try:
         _refuse_several_processes(name)
-        return _run(name, options)
+        with running(words):
+            return _run(name, options)
     except ZlossError as error:
         print(f"zloss {name}: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ from zloss.audit.loss.describe import cannot_tell
 from zloss.audit.loss.evidence import Evidence
 from zloss.audit.loss.findings import CHECKS
 from zloss.audit.loss.identify import Identification, identify
-from zloss.audit.loss.model_tokens import ModelTokens
-from zloss.audit.loss.on_model import source_on_model
 from zloss.audit.loss.probes import Space
 from zloss.audit.loss.reach import try_sizes
 from zloss.audit.loss.settle import settle
@@ -29,6 +27,9 @@ from zloss.audit.loss.source_error import audited_probe, measure_source
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError, UnknownNameError
 from zloss.results.loss_audit import LossAudit, SourceError
+
+if TYPE_CHECKING:
+    from zloss.audit.loss.model_tokens import ModelTokens
 
 EXPECTABLE = (
     "coef",
@@ -100,6 +101,8 @@ def audit_loss(
         findings = tuple(drifted if f.id == drifted.id else f for f in (check(evidence) for check in CHECKS))
     on_model = None
     if model_tokens is not None:
+        from zloss.audit.loss.on_model import source_on_model
+
         on_model = source_on_model(box, off_box, ident, model_tokens, progress or Silent())
     provenance = {
         "loss": box.name,
