@@ -17,10 +17,12 @@ from zloss.audit.loss.decompose import decompose
 from zloss.audit.loss.denominator import Denominators, find_denominators, token_count
 from zloss.audit.loss.describe import COVERAGE, cannot_tell, describe
 from zloss.audit.loss.fit import ROUNDING, Fit, Measured, batch, fit, measure
+from zloss.audit.loss.ignored_class import without_ignored
 from zloss.audit.loss.model import Model, Penalty
 from zloss.audit.loss.moved_targets import Moved, find_moved
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.precision import UNIT, accepted_dtype, computes_in
+from zloss.audit.loss.probe_calls import call_all, crowded_probe, joined_probe, make_probes, seeded
 from zloss.audit.loss.probes import Probe, Space
 from zloss.audit.loss.reference import Reference
 from zloss.audit.loss.select import COARSE, Selection, misfit, nearest, select
@@ -29,8 +31,6 @@ from zloss.audit.loss.weights import Weighted, depends_on_target, find_weighted
 from zloss.results.loss_audit import Identified
 
 SECOND_VOCAB = 1000
-MOST_CLASSES = 4096
-"""Vocabulary up to which every class is tried as a target."""
 WARP_ACCURACY = 1e-8
 ROUGHLY = 0.3
 """The share of the non-CE gradient that low precision may leave unexplained."""
@@ -74,7 +74,7 @@ def identify(box: BlackBox, space: Space, seed: int, progress: Callable[[], None
 
     `box` is left as the loss wants to be called: `targets`, `added` and `avoid` are set on it.
     """
-    space = _without_ignored(box, space)
+    space = without_ignored(box, space)
     progress()
     first = _identify(box, space, seed, warps=False)
     progress()
@@ -97,17 +97,17 @@ def identify(box: BlackBox, space: Space, seed: int, progress: Callable[[], None
 
 
 def _identify(box: BlackBox, space: Space, seed: int, *, warps: bool) -> Identification:
-    made = _make_probes(space, seed)
+    made = make_probes(space, seed)
     dtype = accepted_dtype(box, made["mixed"])
-    outcomes = _call_all(box, made, dtype)
-    precision = computes_in(box, probes.continuous(_generator(seed), **space.sizes()), dtype)
+    outcomes = call_all(box, made, dtype)
+    precision = computes_in(box, probes.continuous(seeded(seed), **space.sizes()), dtype)
     eps = UNIT[precision]
     parts = [(made[name], outcome.grad_TV) for name, outcome in outcomes.items()]
     data = measure(parts, eps)
     gain = torch.cat([made[name].reference.gain_squared_T for name in outcomes]) if box.linear else None
     selection = select(data, gain_squared_T=gain)
     faint: list[Probe] = []
-    if selection.how == "none" and eps < COARSE and (heard := _crowded(box, space, seed, dtype)) is not None:
+    if selection.how == "none" and eps < COARSE and (heard := crowded_probe(box, space, seed, dtype)) is not None:
         # A faint penalty on log Z − max: common shifts do not amplify it.
         more = [*parts, (heard[0], heard[1].grad_TV)]
         again = select(measure(more, eps))
@@ -144,7 +144,7 @@ def _identify(box: BlackBox, space: Space, seed: int, *, warps: bool) -> Identif
     chosen = selection.fit
     denominators = find_denominators(
         box,
-        _join(faint or used),
+        joined_probe(faint or used),
         lambda probe: _unit_sources(chosen, probe.reference, data.warp),
         has_z=selection.has_z,
         dtype=dtype,
@@ -186,7 +186,7 @@ def _other_on_calm_logits(box: BlackBox, ident: Identification, seed: int) -> bo
     """
     if not ident.trusted or ident.coarse or ident.selection.how not in ("none", "explained"):
         return False
-    base = probes.continuous(_generator(seed), **ident.space.sizes())
+    base = probes.continuous(seeded(seed), **ident.space.sizes())
     small = base.with_logits(_calmed(base))
     for probe in (base, small):
         left = []
@@ -319,43 +319,6 @@ def difference(a: Outcome, b: Outcome) -> float:
     return max(grad, abs(a.value - b.value) / max(abs(a.value), 1e-12))
 
 
-def _without_ignored(box: BlackBox, space: Space) -> Space:
-    """Leave out the class that marks ignored tokens, told or found: one whose rows are silent wherever it stands."""
-    avoid = frozenset({box.ignore_index}) if 0 <= box.ignore_index < space.lanes else frozenset()
-    if not avoid and space.lanes <= MOST_CLASSES:
-        avoid = _silent_classes(box, space)
-        if len(avoid) > 1:
-            avoid = frozenset()
-    box.avoid = avoid | ({box.ignore_index} if box.ignore_index >= 0 else set())
-    return replace(space, avoid=box.avoid)
-
-
-def _silent_classes(box: BlackBox, space: Space) -> frozenset[int]:
-    """Classes whose rows have no gradient in two batches with the classes in opposite order."""
-    generator, silent = torch.Generator().manual_seed(1), []
-    row = torch.randn(1, space.lanes, generator=generator, dtype=torch.float64).round()
-    for order in (torch.arange(space.lanes), torch.arange(space.lanes).flip(0)):
-        quiet: set[int] = set()
-        for start in range(0, space.lanes, space.tokens):
-            target = order[start : start + space.tokens]
-            target = torch.cat([target, order[: space.tokens - len(target)]])
-            if len(target) < space.tokens:
-                target = target.repeat(-(-space.tokens // len(target)))[: space.tokens]
-            logits = torch.nn.functional.pad(
-                row.expand(len(target), -1), (0, space.width - space.lanes), value=probes.PADDING
-            )
-            try:
-                outcome = box(logits, target, dtype=torch.float32)
-            except LossCallError:
-                return frozenset()
-            norms = outcome.grad_TV.norm(dim=-1)
-            if not outcome.finite or not bool((norms > 0).any()):
-                return frozenset()
-            quiet |= set(target[norms == 0].tolist())
-        silent.append(quiet)
-    return frozenset(silent[0] & silent[1])
-
-
 def _with_added(box: BlackBox, space: Space, seed: int, plain: Identification) -> Identification:
     """Where the loss is CE alone and a Z with a gradient is returned beside it: what the caller's sum applies."""
     for item in plain.outcomes["mixed"].reported:
@@ -372,38 +335,6 @@ def _with_added(box: BlackBox, space: Space, seed: int, plain: Identification) -
             return both
         box.added = None
     return plain
-
-
-def _make_probes(space: Space, seed: int) -> dict[str, Probe]:
-    generator, sizes = _generator(seed), space.sizes()
-    return {
-        "mixed": probes.mixed(generator, **sizes),
-        "saturated": probes.saturated(generator, wide=False, **sizes),
-        "wide": probes.saturated(generator, wide=True, **sizes),
-    }
-
-
-def _call_all(box: BlackBox, made: dict[str, Probe], dtype: torch.dtype) -> dict[str, Outcome]:
-    outcomes = {name: box(probe.logits_TV, probe.target_T, dtype=dtype) for name, probe in made.items()}
-    ordinary = outcomes["mixed"]
-    if not ordinary.finite:
-        where = "loss" if not math.isfinite(ordinary.value) else "gradient"
-        raise LossCallError(
-            f"{box.name} gave a non-finite {where} on ordinary finite logits with valid targets: "
-            "there is nothing to identify. Check it on `torch.randn(64, 96)` first."
-        )
-    if not ordinary.has_gradient:
-        raise LossCallError(
-            f"{box.name} returned a loss without a gradient (`requires_grad` is False): it cannot train anything. "
-            "Return the loss before `.detach()`, and do not call it under `torch.no_grad()`."
-        )
-    return {name: outcome for name, outcome in outcomes.items() if outcome.finite}
-
-
-def _crowded(box: BlackBox, space: Space, seed: int, dtype: torch.dtype) -> tuple[Probe, Outcome] | None:
-    probe = probes.crowded(_generator(seed), **space.sizes())
-    outcome = box(probe.logits_TV, probe.target_T, dtype=dtype)
-    return (probe, outcome) if outcome.finite else None
 
 
 def _unit_sources(chosen: Fit, given: Reference, warp: Warp = NO_WARP) -> tuple[Tensor, Tensor]:
@@ -450,7 +381,7 @@ def _vocabulary(
     if space.padded or space.lanes >= SECOND_VOCAB:
         return None, model
     other = replace(space, lanes=SECOND_VOCAB, width=SECOND_VOCAB)
-    made = _make_probes(other, seed)
+    made = make_probes(other, seed)
     try:
         outcomes = {name: box(probe.logits_TV, probe.target_T, dtype=dtype) for name, probe in made.items()}
     except LossCallError:
@@ -484,7 +415,7 @@ def _rounded(box: BlackBox, data: Measured, space: Space, seed: int, dtype: torc
     rough = nearest(data)
     if rough.worst > ROUGHLY:
         return None
-    base = probes.continuous(_generator(seed), **space.sizes())
+    base = probes.continuous(seeded(seed), **space.sizes())
     residuals = []
     for shift in (0.0, 0.37):
         probe = base.shifted(shift)
@@ -497,13 +428,3 @@ def _rounded(box: BlackBox, data: Measured, space: Space, seed: int, dtype: torc
     a, b = residuals
     alike = float((a * b).sum()) / max(float(a.norm()) * float(b.norm()), 1e-300)
     return rough if alike < 0.5 else None
-
-
-def _join(parts: list[Probe]) -> Probe:
-    r = [probe.reference for probe in parts]
-    joined = Reference(torch.cat([x.logits_TV for x in r]), torch.cat([x.target_T for x in r]), r[0].lanes)
-    return Probe("joined", joined, torch.cat([probe.saturated_T for probe in parts]))
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
