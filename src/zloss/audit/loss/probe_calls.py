@@ -42,7 +42,7 @@ def call_all(box: BlackBox, made: dict[str, Probe], dtype: torch.dtype) -> dict[
 
 
 def crowded_probe(box: BlackBox, space: Space, seed: int, dtype: torch.dtype) -> tuple[Probe, Outcome] | None:
-    """A batch with little room between its logits, and the answer to it; None where that is not finite."""
+    """A batch of nearly equal logits, and the answer to it; None where that is not finite."""
     probe = probes.crowded(seeded(seed), **space.sizes())
     outcome = box(probe.logits_TV, probe.target_T, dtype=dtype)
     return (probe, outcome) if outcome.finite else None
