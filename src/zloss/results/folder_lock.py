@@ -73,11 +73,16 @@ def _opened(file: Path) -> int:
     """A handle of the lock file; folder and file are made where there are none."""
     # Not through a link: the file is written to.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    for _ in range(_ATTEMPTS):
-        with contextlib.suppress(FileNotFoundError):
+    attempts = 0
+    while True:
+        try:
             file.parent.mkdir(parents=True, exist_ok=True)
             return os.open(file, flags, 0o666)
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+        except (FileNotFoundError, FileExistsError):
+            # Its last holder removed the folder: before the file was opened, or before mkdir could see that what exists is one.
+            attempts += 1
+            if attempts == _ATTEMPTS:
+                raise
 
 
 def _take(handle: int) -> bool:
