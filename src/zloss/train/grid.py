@@ -76,7 +76,11 @@ def run_grid(
     for config in configs:
         place = folder / config.name
         places.append(place)
-        start = start or prepare_start(config)
+        if start is None:
+            start = prepare_start(config)
+            for note in start.notes:
+                say(note)
+        config = start.settled(config)
         if is_finished(place):
             claim_folder(place, config, start)
             say(f"{config.name}: finished before, skipped")

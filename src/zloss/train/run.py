@@ -50,6 +50,7 @@ def run_training(
     Where `folder` holds unfinished work of the same run, training goes on from its last checkpoint, with the same losses as
     in a run that was never interrupted. A folder in which another process works is refused.
     """
+    config = start.settled(config)
     with run_in_folder(folder, config, start) as identity:
         return _train(config, start, folder, identity, options or RunOptions(), view or NoView(), progress or Silent())
 

@@ -30,6 +30,8 @@ def print_centering(result: Centering, folder: str, console: Console | None = No
     for key, label in LINES:
         table.add_row(label, *(number(getattr(side, key)) for side in (result.before, result.after)))
     console.print(table)
+    for note in result.notes:
+        console.print(note, markup=False, highlight=False)
     if result.tied_before and not result.tied_after:
         console.print(f"The head was tied and is now a tensor of its own: {result.extra_bytes / 1e6:.1f} MB more.")
     same = "equal" if result.greedy_equal else "NOT equal"

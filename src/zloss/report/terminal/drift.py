@@ -32,6 +32,8 @@ def print_drift(drift: Drift, console: Console | None = None) -> None:
         style = "yellow" if drift.began is not None and line.step >= drift.began else None
         table.add_row(str(line.step), *(text for text, _ in line.cells), style=style)
     console.print(table)
+    for note in drift.notes:
+        console.print(Text(note))
     console.print(Text(drift.finding, style="bold"))
     shown = [movement for movement in drift.movements if movement.state in ("invisible", "with_ce")]
     if not shown:
