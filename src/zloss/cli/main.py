@@ -123,6 +123,8 @@ def _run(name: str, words: list[str]) -> int:
     try:
         default = command_type.default_for(words) if hasattr(command_type, "default_for") else None
         command = cast(Command, parse(command_type, words, prog=f"zloss {name}", default=default))
+        if getattr(command, "quiet", False):
+            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when its client is first loaded
         return command.run()
     except ZlossError as error:
         flags = flags_of(command_type)
