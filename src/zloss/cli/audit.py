@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -43,13 +43,14 @@ class Audit:
         from zloss.results.folder_lock import locked_folder
 
         folder = Path(self.out)
-        check_folder(folder)
-        with open_job() as job, locked_folder(folder) if job.first else nullcontext():
+        with open_job() as job, ExitStack() as held:
+            job.from_first(check_folder, folder)
+            job.from_first(lambda: held.enter_context(locked_folder(folder)))
             report = run_audit_of(
                 job,
                 self.config,
                 folder=folder,
-                resume=self.resume,
+                resume=self.resume or job.restarted,
                 progress=choose_progress(self.quiet or not job.first),
                 command=command_line(),
             )

@@ -54,7 +54,7 @@ COMMANDS = {
 }
 
 
-ON_RANKS = ("audit",)
+ON_RANKS = ("audit", "train")
 """Commands that divide their work over the processes of a launcher."""
 
 
@@ -87,19 +87,35 @@ def main(argv: list[str] | None = None) -> int:
         with running(words):
             return _run(name, options)
     except ZlossError as error:
-        print(f"zloss {name}: {error}", file=sys.stderr)
+        if not _another_rank_speaks(error):
+            print(f"zloss {name}: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
-        print(f"zloss {name}: interrupted", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0" or not launched():
+            print(f"zloss {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def launched() -> bool:
+    """Whether this process is one of several that a launcher started."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    return "RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1
+
+
+def _another_rank_speaks(error: ZlossError) -> bool:
+    """Whether the first rank prints the error of all of them."""
+    if not launched():
+        return False
+    from zloss.ranks.job import StoppedError
+
+    return isinstance(error, StoppedError) or isinstance(error.__cause__, StoppedError)
 
 
 def _refuse_several_processes(name: str) -> None:
     """A command that knows nothing of ranks would do the same work in each of them, in one folder."""
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1 and name not in ON_RANKS:
+    if launched() and name not in ON_RANKS:
         raise ZlossError(
-            f"runs on one process, but a launcher started {ranks}: run it without torchrun. "
+            f"runs on one process, but a launcher started {os.environ['WORLD_SIZE']}: run it without torchrun. "
             f"On several processes: {', '.join(ON_RANKS)}."
         )
 
