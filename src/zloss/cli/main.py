@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -60,13 +62,18 @@ ON_RANKS = ("audit", "train")
 
 def usage() -> str:
     """The top-level help."""
-    width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:<{width}}  {entry.summary}" for name, entry in COMMANDS.items())
+    width = shutil.get_terminal_size().columns
+    first = max(map(len, COMMANDS)) + 4
+    lines = "\n".join(
+        textwrap.fill(entry.summary, width, initial_indent=f"  {name}".ljust(first), subsequent_indent=" " * first)
+        for name, entry in COMMANDS.items()
+    )
+    closing = "`zloss COMMAND --help` lists the options of a command; `zloss --version` prints the version."
     return (
         "zloss: measure, report and intervene on Z-loss.\n\n"
         "usage: zloss COMMAND [options]\n\n"
         f"commands:\n{lines}\n\n"
-        "`zloss COMMAND --help` lists the options of a command; `zloss --version` prints the version.\n"
+        f"{textwrap.fill(closing, width)}\n"
     )
 
 
@@ -132,6 +139,8 @@ def _run(name: str, words: list[str]) -> int:
     try:
         default = command_type.default_for(words) if hasattr(command_type, "default_for") else None
         command = cast(Command, parse(command_type, words, prog=f"zloss {name}", default=default))
+        if getattr(command, "quiet", False):
+            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when its client is first loaded
         return command.run()
     except ZlossError as error:
         flags = flags_of(command_type)

@@ -27,6 +27,8 @@ class Report:
     """Also write the figures as files."""
     formats: CommaStrings = ("svg", "png")
     """Formats of the figure files."""
+    force: bool = False
+    """Replace the result of something else that the folder holds."""
     quiet: bool = False
     """Print nothing but errors."""
     thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
@@ -37,6 +39,7 @@ class Report:
         from zloss.report.terminal.results import print_results
         from zloss.results.drift import Drift
         from zloss.results.files import load_results, records_of, split_results
+        from zloss.results.folder_owner import refuse_strangers
         from zloss.results.implementation_audit import ImplementationAudit
         from zloss.results.reproduction import ReproductionRecord
         from zloss.results.router import MeasuredScale
@@ -45,6 +48,7 @@ class Report:
         # With default thresholds every audit keeps those it was decided with.
         thresholds = None if self.thresholds == Thresholds() else self.thresholds
         loaded = load_results(Path(name) for name in self.results)
+        refuse_strangers(self._folder(), [result.path for result in loaded], force=self.force)
         results = decide_results(
             *split_results(loaded),
             thresholds,

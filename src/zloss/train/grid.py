@@ -79,7 +79,11 @@ def run_grid(
     for config in configs:
         place = folder / config.name
         places.append(place)
-        start = start or job.together(prepare_start, config)
+        if start is None:
+            start = job.together(prepare_start, config)
+            for note in start.notes:
+                say(note)
+        config = start.settled(config)
         if job.from_first(_claim_finished, place, config, start):
             say(f"{config.name}: finished before, skipped")
             continue

@@ -72,6 +72,7 @@ def run_training_of(
 
     The run is the same on any number of processes but for rounding, and may go on on another number of them.
     """
+    config = start.settled(config)
     job.together(check_divisible, config, job)
     with run_in_folder(folder, config, start, job) as identity:
         shown = view if view is not None and job.first else NoView()
