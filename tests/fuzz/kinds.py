@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fuzz import result_files, run_folders
+from tests.fuzz import command_line, corpora, losses, model_folders, result_files, run_folders
 
 Case = Callable[[int, Path], None]
-KINDS: dict[str, Case] = {module.KIND: module.case for module in (result_files, run_folders)}
+_MODULES = (losses, result_files, run_folders, corpora, model_folders, command_line)
+KINDS: dict[str, Case] = {module.KIND: module.case for module in _MODULES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -18,12 +19,12 @@ VALUES: tuple[Any, ...] = (
 """What a key is replaced by: numbers at the ends of their range, text for numbers, containers for scalars."""
 
 
-def damaged_json(data: Any, random: Random) -> str:
-    """The text of `data` after one to three changes of its values or keys."""
+def damaged_json(data: Any, random: Random, *, largest: float = math.inf) -> str:
+    """The text of `data` after one to three changes of its values or keys; no new number is beyond `largest`."""
     data = copy.deepcopy(data)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         data = _changed(data, random)
-    return json.dumps(data)
+    return json.dumps(_bounded(data, largest))
 
 
 def damaged_bytes(content: bytes, random: Random) -> bytes:
@@ -67,6 +68,14 @@ def _changed(data: Any, random: Random) -> Any:
     else:
         holder[key] = copy.deepcopy(random.choice(VALUES))
     return data
+
+
+def _bounded(data: Any, largest: float) -> Any:
+    if isinstance(data, dict):
+        return {key: _bounded(value, largest) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_bounded(value, largest) for value in data]
+    return 7 if isinstance(data, (int, float)) and abs(data) > largest else data
 
 
 def _other_value(value: Any, random: Random) -> Any:

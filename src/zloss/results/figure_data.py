@@ -36,7 +36,7 @@ class DrawnHistogram:
     """Tokens in each bin."""
 
     def __post_init__(self) -> None:
-        if len(self.edges) != len(self.counts) + 1:
+        if (self.edges or self.counts) and len(self.edges) != len(self.counts) + 1:
             raise InputError(
                 f"`edges` is expected to have one entry more than `counts`, but they have {len(self.edges)} and "
                 f"{len(self.counts)}."
