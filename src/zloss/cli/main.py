@@ -6,6 +6,7 @@ Nothing here imports torch, so that help answers at once.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import shutil
 import sys
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from zloss.cli.command_line import running
-from zloss.errors import OutputError, UnknownNameError, ZlossError
+from zloss.errors import OutputError, UnknownNameError, ZlossError, first_line
 
-DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 
 
 class Command(Protocol):
@@ -80,6 +81,7 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
+    _print_what_can_be_printed()
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage(), end="")
         return DONE
@@ -101,6 +103,22 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("RANK", "0") == "0" or not launched():
             print(f"zloss {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has ended. What Python still holds of it goes nowhere, or it would raise again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except OSError as error:
+        # The last net: a file system that refuses what nobody asked it before.
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        print(f"zloss {name}: {where}{error.strerror or first_line(error)}.", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _print_what_can_be_printed() -> None:
+    """Characters that the terminal's encoding lacks are printed as escapes (λ as \\u03bb), not as an error after the work."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def launched() -> bool:

@@ -6,18 +6,19 @@ checksums identify them.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from zloss.errors import InputError
 from zloss.results.moe_config import MoeRun
+from zloss.results.reading import read_json
 from zloss.results.record import from_plain, to_plain
 from zloss.results.train_config import TrainConfig
 from zloss.results.writing import write_json
 
 CONFIG_FILE = "config.json"
+_AGAIN = "remove that run's folder and run it again"
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,13 @@ class RunConfig:
 def read_run_config(folder: Path) -> RunConfig:
     """config.json of a run's folder."""
     file = folder / CONFIG_FILE
+    data = read_json(file, advice=_AGAIN)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
             raise InputError(f"an object is expected, but it holds a {type(data).__name__}")
         return RunConfig.from_dict(data)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{file} cannot be read ({str(error).rstrip('.')}): remove that run's folder and run it again."
-        ) from error
+    except InputError as error:
+        raise InputError(f"{file} cannot be read ({str(error).rstrip('.')}): {_AGAIN}.") from error
 
 
 def write_run_config(folder: Path, record: RunConfig) -> None:

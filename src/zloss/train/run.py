@@ -14,6 +14,7 @@ from zloss.console.progress import Progress, Silent
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
 from zloss.ranks.job import Job
+from zloss.results.folder_writing import whole_folder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_metrics import RunMetrics, write_metrics
 from zloss.results.train_config import TrainConfig
@@ -193,5 +194,6 @@ def _loss_model(config: TrainConfig, checkpoint: Checkpoint, data: TrainData) ->
 
 def _save_model(checkpoint: Checkpoint, folder: Path) -> None:
     model: Any = checkpoint.model
-    model.save_pretrained(folder / "model")
-    checkpoint.tokenizer.save_pretrained(folder / "model")
+    with whole_folder(folder / "model") as part:
+        model.save_pretrained(part)
+        checkpoint.tokenizer.save_pretrained(part)
