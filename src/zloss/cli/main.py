@@ -49,6 +49,7 @@ COMMANDS = {
     "router-scale": Entry("router_scale", "RouterScale", "What a router coefficient means under every convention."),
     "train": Entry("train", "Train", "The same training under several methods, everything else equal."),
     "compare": Entry("compare", "Compare", "Matched runs side by side: paired differences, accepted or rejected."),
+    "recommend": Entry("recommend", "Recommend", "Which Z-loss, if any, for one model: audit, matched runs, answer."),
     "center": Entry("center", "Center", "The row-centered head as a checkpoint that anyone can load."),
     "drift": Entry("drift", "Drift", "Checkpoints of one run: what moved while cross-entropy did not."),
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
