@@ -21,7 +21,9 @@ DECLARED = {
     "zloss.row_sums.default": "row statistics",
     "zloss.exp_parts_.default": "E in 16 bits",
     "aten.sum.dim_IntList": "w̄",
-    "aten.sub.out": "uniform part of dW",
+    "aten.linalg_vector_norm.default": "largest entry of W",
+    "aten.mul.out": "fp16 copy of W",
+    "aten.addcmul.out": "dW in the unit of the gradient, without its uniform part",
     "aten.mul.Tensor": "upstream gradient",
     "aten.new_zeros.default": None,  # makes a [C, D] tensor like a V-wide one, which it does not read
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -46,15 +46,16 @@ class Audit:
         from zloss.results.folder_owner import Owner, refuse_other, text_name
 
         folder = Path(self.out)
-        check_folder(folder)
         text = text_name(self.config.texts, self.config.corpus)
-        refuse_other(folder, Owner("audit", self.config.model, text), force=self.force)
-        with open_job() as job, locked_folder(folder) if job.first else nullcontext():
+        with open_job() as job, ExitStack() as held:
+            job.from_first(check_folder, folder)
+            job.from_first(lambda: refuse_other(folder, Owner("audit", self.config.model, text), force=self.force))
+            job.from_first(lambda: held.enter_context(locked_folder(folder)))
             report = run_audit_of(
                 job,
                 self.config,
                 folder=folder,
-                resume=self.resume,
+                resume=self.resume or job.restarted,
                 progress=choose_progress(self.quiet or not job.first),
                 command=command_line(),
             )

@@ -53,6 +53,8 @@ class AuditLoss:
     """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
     dtype: DtypeName = "fp32"
     """Precision of --model, and with it of the logits that the loss is given."""
+    time_limit: float = 300.0
+    """Seconds that one call of the loss may take; 0 is no limit."""
     seed: int = 0
     """Seed of the probes."""
     out: str = ""
@@ -91,6 +93,7 @@ class AuditLoss:
                 ignore_index=self.ignore_index,
                 valid_vocab=self.valid_vocab,
                 thorough=self.thorough,
+                time_limit=self.time_limit,
                 seed=self.seed,
                 name=self.function,
                 model_tokens=tokens,

@@ -17,6 +17,8 @@ from zloss.results.drift import FILE as DRIFT_FILE
 from zloss.results.drift import Drift
 from zloss.results.files import Result, write_record
 from zloss.results.folder_owner import DECISIONS_FILE, PAGE_FILE, remove_leftovers
+from zloss.results.recommendation import FILE as RECOMMENDATION_FILE
+from zloss.results.recommendation import Recommendation
 from zloss.results.writing import write_text
 
 DRIFT_INCHES = (3.6, 2.9)
@@ -63,6 +65,15 @@ def write_drift_figures(folder: Path, drift: Drift, *, formats: Sequence[str] = 
         if panels := panels_of(drift):
             written += write_panels([folder / f"{name}.{suffix}" for suffix in formats], panels, inches=DRIFT_INCHES)
     return written
+
+
+def write_recommendation(folder: Path, found: Recommendation) -> list[Path]:
+    """recommendation.json and report.html; each appears whole or not at all."""
+    record, page = folder / RECOMMENDATION_FILE, folder / "report.html"
+    write_page(page, DecidedResults(recommendations=(found,)))
+    # Last: its presence says that the recommendation is finished.
+    write_record(record, found)
+    return [record, page]
 
 
 def write_implementation_audit(folder: Path, results: DecidedResults) -> list[Path]:

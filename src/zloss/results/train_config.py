@@ -96,6 +96,9 @@ class TrainConfig:
     head: HeadKind = "fused"
     """fused: logits are never kept. paper: materialised logits in the autocast dtype, centered by their fp32 shift."""
 
+    optimizer_state: Annotated[str | None, Option(metavar="FILE")] = None
+    """State of Adam to go on from (`optimizer.pt` of transformers, or a saved `state_dict`). Default: a fresh one."""
+
     adam_every: int = 50
     """Steps between two samples of the Adam state."""
     thresholds: Annotated[tuple[float, ...], Option(metavar="X,X,...", comma_separated=True)] = (10.0, 50.0, 100.0)

@@ -40,7 +40,7 @@ class HeadOptions:
     statistics: Statistics = "full"
     backend: Backend = "auto"
     products: Products = "auto"
-    """In which dtype the matrix products run: "operand" (16 bits, as the operands are), "split" (16 bits, hi + lo) or
+    """In which dtype the matrix products run: "operand" (16 bits), "split" (16 bits, hi + lo) or
     "fp32"; "auto" is "operand" on a GPU for 16-bit operands and "fp32" elsewhere."""
     chunk_size: int | None = None
     """Tokens per chunk; None: as many as `memory_budget` holds."""
@@ -50,7 +50,7 @@ class HeadOptions:
     def __post_init__(self) -> None:
         self._check_kinds()
         check_reduction(self.reduction)
-        if self.statistics not in get_args(Statistics):
+        if not isinstance(self.statistics, str) or self.statistics not in get_args(Statistics):
             raise UnknownNameError("statistics", self.statistics, get_args(Statistics))
         check_backend(self.backend)
         check_products(self.products)

@@ -138,8 +138,8 @@ def _updates(audit: ImplementationAudit, show: _Show) -> ShownTable:
 
 
 def _rooms(audit: ImplementationAudit, show: _Show) -> ShownTable:
-    scales = [key for line in audit.overflow for key in line.psi]
-    largest = max((int(key.removeprefix("psi_")) for key in scales), default=65536)
+    scales = [key.removeprefix("psi_") for line in audit.overflow for key in line.psi]
+    largest = max((int(scale) for scale in scales if scale.isdecimal()), default=65536)
     lines = tuple(
         (
             f"{line.method}, λ {line.coef:g}" if line.coef else line.method,
