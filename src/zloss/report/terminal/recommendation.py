@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zloss.report.tables.recommendation import ARM_TITLES, arm_lines, confirmation_lines, seeds_sentence
+from zloss.report.tables.verdicts import status
+from zloss.report.terminal.audit import MARKS
 from zloss.report.text.numbers import seconds
 from zloss.results.recommend_plan import RecommendPlan
 from zloss.results.recommendation import Recommendation
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"confirmed here": "green", "direction only": "yellow", "undecided": "dim"}
-MARKS = {True: ("●", "yellow"), False: ("●", "green"), None: ("○", "dim")}
 
 
 def print_recommendation(found: Recommendation, console: Console | None = None) -> None:
@@ -39,7 +40,7 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
     console.print(Text("stages", style="bold"))
     stages = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for decision in found.stages:
-        mark, style = MARKS[decision.fired]
+        mark, style = MARKS[status(decision)]
         stages.add_row(Text(mark, style=style), decision.stage, Text(decision.reason))
     console.print(stages)
     if found.arms:
