@@ -6,10 +6,10 @@ GPU_VENV ?= .venv-gpu
 GPU_BIN  := $(GPU_VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help install audit test check format bench gpu release clean
+.PHONY: help install audit test check format bench bench-all gpu release clean
 
 help:            ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,9 @@ format: install  ## rewrite the sources in the house format
 
 bench: install   ## the speed figures of the README (needs a quiet machine)
 	@$(BIN)/python benchmarks/bench_head_loss.py
+
+bench-all: install ## every benchmark as one table in docs/results (35 minutes on a quiet machine)
+	@$(BIN)/python benchmarks/all.py
 
 gpu:             ## every law and the speed figures on an NVIDIA GPU, as two files for docs/results/gpu
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make gpu needs a machine with an NVIDIA GPU: nvidia-smi finds none here."; exit 2; }
