@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ranks.launch import rank_of, torchrun
+from tests.ranks.launch import accelerate, rank_of, torchrun
 from tests.tiny_models import save_model
+from zloss.cli.main import main
 from zloss.ranks.job import Job
 from zloss.text.corpus import pydoc_topics
 
@@ -29,15 +32,20 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return save_model("gpt2", root / "model"), text
 
 
-def command(ranks: int) -> list[str]:
+Launcher = Callable[[int], list[str]]
+
+
+def command(ranks: int, launcher: Launcher = torchrun) -> list[str]:
     if ranks == 1:
         return [sys.executable, "-m", "zloss"]
-    return [*torchrun(ranks), "-m", "zloss"]
+    return [*launcher(ranks), "-m", "zloss"]
 
 
-def audit(ranks: int, inputs: tuple[Path, Path], out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def audit(
+    ranks: int, inputs: tuple[Path, Path], out: Path, *more: str, launcher: Launcher = torchrun
+) -> subprocess.CompletedProcess[str]:
     model, text = inputs
-    words = [*command(ranks), "audit", str(model), "--text", str(text), *OPTIONS, "--out", str(out), *more]
+    words = [*command(ranks, launcher), "audit", str(model), "--text", str(text), *OPTIONS, "--out", str(out), *more]
     return subprocess.run(words, capture_output=True, text=True, timeout=280)
 
 
@@ -105,10 +113,28 @@ def test_a_killed_rank_ends_the_job_and_it_goes_on(
     assert job.returncode != 0
     assert not (out / "report.json").exists()
     assert "SIGKILL" in told or "Signal 9" in told
-    done = audit(2, inputs, out, "--resume")
+    assert "zloss audit: rank 0 of 2" in told
+    assert "the same command goes on with it" in told
+    done = audit(2, inputs, out, "--resume", launcher=accelerate)
     assert done.returncode == 0, done.stderr[-2000:]
     got = numbers(json.loads((out / "report.json").read_text()))
     assert {name for name in alone if got[name] != pytest.approx(alone[name], rel=1e-12)} == set()
+
+
+def test_an_audit_that_the_launcher_started_anew_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[bool] = []
+
+    class Restarted(Job):
+        def from_first(self, make: Any, *args: Any, **keywords: Any) -> Any:
+            return make(*args, **keywords)
+
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setattr("zloss.ranks.job.open_job", lambda: nullcontext(Restarted(0, 2)))
+    monkeypatch.setattr("zloss.audit.checkpoint.run.run_audit_of", lambda *args, resume, **more: asked.append(resume))
+    assert main(["audit", "--out", str(tmp_path / "out")]) == 0
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert main(["audit", "--out", str(tmp_path / "out")]) == 0
+    assert asked == [True, False]
 
 
 def test_a_command_that_knows_no_ranks_refuses_them() -> None:

@@ -1,4 +1,4 @@
-"""`torchrun -m zloss train`: the run of one process, and what is left of a run whose rank was killed."""
+"""`zloss train` under torchrun and `accelerate launch`: the run of one process, and what a killed rank leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.launch import launched, rank_of, torchrun
+from tests.ranks.launch import accelerate, launched, rank_of, torchrun
 from tests.train.tiny_run import tiny_config
 from zloss.cli.main import main
 from zloss.train.data.micro_batches import micro_batches
@@ -89,7 +89,8 @@ def on_ranks(root: Path, killed: object) -> tuple[list[list[int]], list[str]]:
         MOE_REFUSED: words(root, *MOE, "--accumulate", "1", out="refused"),
         FEW: words(root, *SCRATCH, "--micro-batch", "1", out="refused"),
     }
-    done = launched(2, "tests.ranks.train_cases", json.dumps([commands[case] for case in sorted(commands)]))
+    given = json.dumps([commands[case] for case in sorted(commands)])
+    done = launched(2, "tests.ranks.train_cases", given, launcher=accelerate)
     assert done.returncode == 0, done.stderr[-3000:]
     codes = json.loads(done.stdout[done.stdout.index("[[") :])
     # Both ranks announce a command; what they say of it stands between that and the next one.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from zloss.audit.checkpoint.clock import Clock
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.checkpoint.resume import SavedPass, from_bytes, to_bytes
+from zloss.audit.checkpoint.resume import SavedPass
 from zloss.console.interrupt import held_interrupts
 from zloss.console.progress import Progress
 from zloss.errors import InputError
@@ -79,20 +79,8 @@ def text_pass(
             finished = token_pass.run(tails, go_on, finished=finished, end=own.stop, by_block=by_block)
     if job.ranks > 1:
         saved.save(finished, tails.state, now=True)  # another rank may still be lost
-    total = _joined(tails, finished - own.start, job)
+        tails.join(job.gather)
+    total = sum(job.gather(finished - own.start))
     if finished == own.stop:
         saved.clear()
     return tails, total
-
-
-def _joined(tails: Tails, finished: int, job: Job) -> int:
-    """Merge the accumulators of all ranks into those of the first, in rank order; the blocks that all have finished."""
-    if job.ranks == 1:
-        return finished
-    for rank, payload in enumerate(job.gather(to_bytes({"finished_blocks": finished, **tails.state()}))):
-        if rank == job.rank:
-            continue
-        state = from_bytes(payload)
-        finished += int(state.pop("finished_blocks"))
-        tails.merge(state)
-    return finished
