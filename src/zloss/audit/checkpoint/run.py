@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
 from zloss.measure.graph_room import GraphRoom
-from zloss.measure.measurement import measurement_of
+from zloss.measure.measurement import Measurement, measurement_of
 from zloss.measure.token_pass import KeptForwards
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
@@ -26,7 +27,7 @@ from zloss.ranks.job import Job
 from zloss.results.audit import AuditReport
 from zloss.results.router import RouterFindings
 from zloss.text.blocks import Blocks, make_blocks
-from zloss.text.corpus import open_corpus
+from zloss.text.corpus import Corpus, open_corpus
 
 
 def run_audit(
@@ -72,31 +73,9 @@ def run_audit_of(
     """`run_audit` by the processes of a job, each with its own blocks: the first returns the report, the others None."""
     progress = progress or Silent()
     clock, started = Clock(), datetime.now(UTC)
-    if checkpoint is None:
-        checkpoint = _load(config, progress, clock)
-    head = find_head(checkpoint)
-    with clock("text"), progress.step("reading text", None):
-        corpus = open_corpus(config.texts, config.corpus, config.text_field)
-        blocks = make_blocks(
-            corpus,
-            checkpoint.tokenizer,
-            size=config.block_size,
-            count=config.blocks,
-            bos_id=checkpoint.bos_id(config.bos),
-            offset=config.offset,
-        )
-    with clock("check"), progress.step("checking the head", None):
-        agreement = check_head(checkpoint, head, blocks.inputs(0, 1)[0])
-    with clock("spectrum"), progress.step("spectrum of the head", None):
-        measurement = measurement_of(
-            head,
-            _wanted_vocab(config.valid_vocab, head.vocab, len(checkpoint.tokenizer)),
-            coef=config.diag_coef,
-            gain_beta=config.gain_beta,
-            svd=config.svd,
-            seed=config.seed,
-        )
-    _check_token_ids(blocks, measurement.vocab)
+    opened = job.together(_open, config, checkpoint, progress, clock)
+    checkpoint, measurement, blocks = opened.checkpoint, opened.measurement, opened.blocks
+    head = measurement.head
 
     count = min(config.gradient_blocks, blocks.count)
     kept = KeptForwards(checkpoint.model, count, GraphRoom.of_device(head.weight_VD.device))
@@ -132,10 +111,10 @@ def run_audit_of(
         AuditMeasurements(
             config=config,
             checkpoint=checkpoint,
-            corpus=corpus,
+            corpus=opened.corpus,
             blocks=blocks,
             measurement=measurement,
-            agreement=agreement,
+            agreement=opened.agreement,
             tails=tails,
             finished_blocks=finished,
             gradient=gradient,
@@ -146,6 +125,47 @@ def run_audit_of(
             command=command,
         )
     )
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What an audit measures: a checked model and its text."""
+
+    checkpoint: Checkpoint
+    corpus: Corpus
+    blocks: Blocks
+    agreement: float
+    measurement: Measurement
+
+
+def _open(config: AuditConfig, checkpoint: Checkpoint | None, progress: Progress, clock: Clock) -> _Opened:
+    """Load the model where none is given, read the text, check both."""
+    if checkpoint is None:
+        checkpoint = _load(config, progress, clock)
+    head = find_head(checkpoint)
+    with clock("text"), progress.step("reading text", None):
+        corpus = open_corpus(config.texts, config.corpus, config.text_field)
+        blocks = make_blocks(
+            corpus,
+            checkpoint.tokenizer,
+            size=config.block_size,
+            count=config.blocks,
+            bos_id=checkpoint.bos_id(config.bos),
+            offset=config.offset,
+        )
+    with clock("check"), progress.step("checking the head", None):
+        agreement = check_head(checkpoint, head, blocks.inputs(0, 1)[0])
+    with clock("spectrum"), progress.step("spectrum of the head", None):
+        measurement = measurement_of(
+            head,
+            _wanted_vocab(config.valid_vocab, head.vocab, len(checkpoint.tokenizer)),
+            coef=config.diag_coef,
+            gain_beta=config.gain_beta,
+            svd=config.svd,
+            seed=config.seed,
+        )
+    _check_token_ids(blocks, measurement.vocab)
+    return _Opened(checkpoint, corpus, blocks, agreement, measurement)
 
 
 def _load(config: AuditConfig, progress: Progress, clock: Clock) -> Checkpoint:
