@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zloss
 from tests.ranks.leave import leave
+from tests.ranks.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
 from zloss.streaming import Accumulator, Moments, Quantiles, merge_over_ranks
 
 VOCAB, WIDTH, TOKENS, STEPS, MICRO = 61, 8, 12, 5, 2
@@ -223,6 +224,7 @@ def main() -> None:
         "routers": routers(),
         "streams": streams(),
         "without a batch": {how: without_a_batch(how) for how in ("empty batch", "join")},
+        "recipes": worst({**head_recipes(), **token_recipes(), **pipeline_recipe()}),
     }
     if dist.get_rank() == 0:
         print(json.dumps(answer))

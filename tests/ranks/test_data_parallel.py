@@ -10,6 +10,7 @@ import torch
 
 import zloss
 from tests.ranks.launch import launched
+from tests.ranks.recipe_cases import recipes
 from zloss.source.router.catalog import router_conventions
 
 
@@ -70,6 +71,13 @@ def test_accumulators_of_two_ranks_answer_as_one_stream(answer: dict[str, Any]) 
 @pytest.mark.parametrize("how", ["empty batch", "join"])
 def test_a_rank_without_a_batch(how: str, answer: dict[str, Any]) -> None:
     assert answer["without a batch"][how] <= 1e-5
+
+
+def test_the_recipes_of_the_page_equal_one_process(answer: dict[str, Any]) -> None:
+    found = dict(answer["recipes"])
+    assert found.pop("context shifted late") > 1e-2
+    assert {name for name in found if " " not in name} | {"fsdp_tp"} == set(recipes())
+    assert {name: value for name, value in found.items() if not value <= 1e-5} == {}
 
 
 def test_counts_of_one_process() -> None:
