@@ -21,7 +21,7 @@ MOE = [
     *("--router", "active_route_sum", "--router-coef", "0.05", "--capacity-factor", "1.0"),
 ]
 """Three micro-batches on two ranks."""
-AUDIT = ["--blocks", "21", "--block-size", "48", "--batch-blocks", "4", "--gradient-blocks", "3", "--no-figures"]
+AUDIT = ["--blocks", "21", "--block-size", "48", "--batch-blocks", "5", "--gradient-blocks", "3", "--no-figures"]
 
 
 def train_words(root: Path, *options: str, out: str, model: bool = False) -> list[str]:
@@ -48,6 +48,7 @@ def commands(root: Path) -> dict[str, list[str]]:
         "experts refused": train_words(root, *MOE, "--accumulate", "1", out="refused"),
         "few blocks": train_words(root, *SCRATCH, "--micro-batch", "1", out="refused"),
         "audit": audit_words(root, out="audit"),
+        "sharded audit": audit_words(root, "--shard", "--quiet", out="sharded"),
         "killed audit": audit_words(root, "--resume", "--quiet", out="killed-audit"),
         "no text": [
             "audit",

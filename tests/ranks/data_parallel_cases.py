@@ -22,6 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 import zloss
 from tests.ranks.leave import leave
 from tests.ranks.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
+from zloss.measure.sharded_layers import InStep, shard_layers_
+from zloss.ranks.job import Job
+from zloss.ranks.own_parts import own_part
 from zloss.streaming import Accumulator, Moments, Quantiles, merge_over_ranks
 
 VOCAB, WIDTH, TOKENS, STEPS, MICRO = 61, 8, 12, 5, 2
@@ -209,6 +212,32 @@ def without_a_batch(how: str) -> float:
     return max(float((got - want).detach().abs().max() / want.detach().abs().max()) for want, got in pairs)
 
 
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        return hidden
+
+
+@torch.no_grad()
+def divided_layers() -> dict[str, Any]:
+    """Layers of which each rank holds a half; rank 0 makes one pass, rank 1 three."""
+    rank, whole, model = dist.get_rank(), Stack(), Stack()
+    shard_layers_(model, Job(rank, 2))
+    inputs = [torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(place)) for place in range(1 + 2 * rank)]
+    run = InStep(Job(rank, 2), model, lambda: inputs[0])
+    hidden = [run(each) for each in inputs]
+    run.finish()
+    equal = all(torch.equal(got, whole(each)) for got, each in zip(hidden, inputs, strict=True))
+    own = sum(own_part(parameter).numel() for parameter in model.parameters())
+    return {"equal": equal, "share": own / sum(parameter.numel() for parameter in whole.parameters())}
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     found = {
@@ -223,6 +252,7 @@ def main() -> None:
         "training": found,
         "routers": routers(),
         "streams": streams(),
+        "divided": divided_layers(),
         "without a batch": {how: without_a_batch(how) for how in ("empty batch", "join")},
         "recipes": worst({**head_recipes(), **token_recipes(), **pipeline_recipe()}),
     }

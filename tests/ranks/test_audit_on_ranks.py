@@ -69,6 +69,18 @@ def test_three_ranks_give_the_report_of_one_process(root: Path, alone: dict[str,
     assert done.stdout.count("report.html") == 1
 
 
+def test_a_model_that_is_divided_over_ranks(root: Path, on_ranks: OnRanks, alone: dict[str, float]) -> None:
+    """Everything of the pass over the text is that of one process; the ranks have 2 and 3 of 5 batches."""
+    assert on_ranks.codes["sharded audit"] == [0, 0], on_ranks.said["sharded audit"]
+    report = json.loads((root / "sharded" / "report.json").read_text())
+    assert report["gradient"] is None
+    assert "shard" in report["reasons"]["gradient"]
+    got = numbers(report)
+    kept = {name: value for name, value in alone.items() if name.startswith((".heads.", ".ppl", ".tails", ".mu_abs"))}
+    assert len(kept) > 20
+    assert differing({name: got[name] for name in kept}, kept) == {}
+
+
 def test_an_error_of_all_ranks_is_one_sentence(on_ranks: OnRanks) -> None:
     assert on_ranks.codes["no text"] == [2, 2]
     assert on_ranks.said["no text"].count("nowhere.txt") == 1

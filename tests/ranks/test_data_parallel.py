@@ -80,6 +80,10 @@ def test_the_recipes_of_the_page_equal_one_process(answer: dict[str, Any]) -> No
     assert {name: value for name, value in found.items() if not value <= 1e-5} == {}
 
 
+def test_layers_that_are_divided_over_ranks(answer: dict[str, Any]) -> None:
+    assert answer["divided"] == {"equal": True, "share": 0.5}
+
+
 def test_counts_of_one_process() -> None:
     targets = [torch.tensor([1, -100, 2]), torch.tensor([[-100, 3]])]
     assert float(zloss.global_normalizer(targets)) == 3

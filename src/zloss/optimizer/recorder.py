@@ -201,7 +201,7 @@ class Recorder:
     def _gradient_shares(self) -> list[EqualShares]:
         """A gradient lies as its parameter does; one that is a DTensor says so itself."""
         owners = [p for p in self._parameters if p.grad is not None]
-        shares = [self._share(p.grad if is_dtensor(p.grad) else p) for p in owners]  # type: ignore[arg-type]
+        shares = [self._share(p.grad if is_dtensor(p.grad) else p) for p in owners]
         return by_share(self._gradients(), shares)
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
 from zloss.measure.graph_room import GraphRoom
 from zloss.measure.measurement import Measurement, measurement_of
+from zloss.measure.sharded_layers import shard_layers_
 from zloss.measure.token_pass import KeptForwards
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
@@ -73,11 +74,14 @@ def run_audit_of(
     """`run_audit` by the processes of a job, each with its own blocks: the first returns the report, the others None."""
     progress = progress or Silent()
     clock, started = Clock(), datetime.now(UTC)
+    if checkpoint is None:
+        checkpoint = _load_sharded(job, config, progress, clock) if config.shard else None
     opened = job.together(_open, config, checkpoint, progress, clock)
     checkpoint, measurement, blocks = opened.checkpoint, opened.measurement, opened.blocks
     head = measurement.head
 
-    count = min(config.gradient_blocks, blocks.count)
+    # The way back recomputes layer by layer on the first process alone, which has only its part of a divided layer.
+    count = 0 if config.shard else min(config.gradient_blocks, blocks.count)
     kept = KeptForwards(checkpoint.model, count, GraphRoom.of_device(head.weight_VD.device))
     tails, finished = text_pass(
         config,
@@ -104,7 +108,7 @@ def run_audit_of(
                 gradient = diagnostic_gradients(checkpoint, measurement, batch, progress)
         except KeyboardInterrupt:
             complete = False
-    if complete:
+    if complete and not config.shard:
         with clock("router"):
             router = router_section(checkpoint, blocks, max(1, count))
     return audit_report(
@@ -166,6 +170,23 @@ def _open(config: AuditConfig, checkpoint: Checkpoint | None, progress: Progress
         )
     _check_token_ids(blocks, measurement.vocab)
     return _Opened(checkpoint, corpus, blocks, agreement, measurement)
+
+
+def _load_sharded(job: Job, config: AuditConfig, progress: Progress, clock: Clock) -> Checkpoint:
+    """The model with its layers divided; one process after the other loads it, so that one whole model is in memory."""
+    if job.ranks == 1:
+        raise InputError("`shard` divides a model over several processes: start them with torchrun.")
+
+    def load(turn: int) -> Checkpoint | None:
+        if turn != job.rank:
+            return None
+        checkpoint = _load(config, progress, clock)
+        shard_layers_(checkpoint.model, job)
+        return checkpoint
+
+    own = [job.together(load, turn) for turn in range(job.ranks)][job.rank]
+    assert own is not None
+    return own
 
 
 def _load(config: AuditConfig, progress: Progress, clock: Clock) -> Checkpoint:

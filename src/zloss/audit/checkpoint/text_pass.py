@@ -13,6 +13,7 @@ from zloss.errors import InputError
 from zloss.measure.block_values import BlockValues
 from zloss.measure.geometry_plane import has_plane
 from zloss.measure.measurement import Measurement
+from zloss.measure.sharded_layers import InStep
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import KeptForwards, TokenPass
 from zloss.models.checkpoint import Checkpoint
@@ -47,7 +48,9 @@ def text_pass(
     if by_block is not None and resume:
         raise InputError("a pass with `by_block` cannot be resumed: turn `resume` off.")
     with hidden_states(checkpoint, measurement.head) as hidden_of:
-        token_pass = TokenPass(measurement, blocks, hidden_of, config.batch_blocks, kept)
+        in_step = InStep(job, hidden_of, lambda: blocks.inputs(0, 1).to(measurement.head.weight_VD.device))
+        run = in_step if config.shard else hidden_of
+        token_pass = TokenPass(measurement, blocks, run, config.batch_blocks, kept)
         tails = Tails(measurement, plane=has_plane(measurement), seed=config.seed)
         own = job.own_range(blocks.count, config.batch_blocks)
         saved = SavedPass(
@@ -77,6 +80,8 @@ def text_pass(
                 return True
 
             finished = token_pass.run(tails, go_on, finished=finished, end=own.stop, by_block=by_block)
+            if config.shard:
+                in_step.finish()
     if job.ranks > 1:
         saved.save(finished, tails.state, now=True)  # another rank may still be lost
         tails.join(job.gather)
