@@ -16,8 +16,40 @@ KIND = "command line"
 LEFT_OUT = ("reproduce", "demo")
 """They train or convert a model of their own whatever the words are."""
 VALUES = (
-    *("", "0", "1", "-1", "2", "1e-4", "nan", "inf", "-inf", "1e400", "x", "a,b", "1,2", ",", "ce", "standard,ce", "none"),
-    *("\x1b[31m[/x]", "é", "n" * 300, "/", ".", "/proc/self/mem", "/root/none", "--", "-", "auto", "fp32", "True", "None"),
+    *(
+        "",
+        "0",
+        "1",
+        "-1",
+        "2",
+        "1e-4",
+        "nan",
+        "inf",
+        "-inf",
+        "1e400",
+        "x",
+        "a,b",
+        "1,2",
+        ",",
+        "ce",
+        "standard,ce",
+        "none",
+    ),
+    *(
+        "\x1b[31m[/x]",
+        "é",
+        "n" * 300,
+        "/",
+        ".",
+        "/proc/self/mem",
+        "/root/none",
+        "--",
+        "-",
+        "auto",
+        "fp32",
+        "True",
+        "None",
+    ),
 )
 
 
@@ -52,7 +84,19 @@ def _start(command: str, folder: Path, random: Random) -> list[str]:
     """Words with which the command comes to its end soon."""
     text = str(folder / "text.txt")
     if command == "train":
-        return [*SCRATCH, "--text", text, "--steps", "1", "--methods", "ce", "--trackers", "none", "--gradient-blocks", "0"]
+        return [
+            *SCRATCH,
+            "--text",
+            text,
+            "--steps",
+            "1",
+            "--methods",
+            "ce",
+            "--trackers",
+            "none",
+            "--gradient-blocks",
+            "0",
+        ]
     if command == "audit-loss":
         return [f"{folder / 'loss.py'}:{random.choice('fg')}"]
     if command in ("audit", "audit-implementation", "center", "drift", "recommend"):

@@ -19,7 +19,19 @@ from zloss.text.blocks import make_blocks
 from zloss.text.corpus import open_corpus
 
 KIND = "corpora"
-PIECES = ("words and more words ", "\u2028", "\u0085", "\x00", "\ufeff", "𝒳", "é", "\n\n", "\x1b[2J", " " * 50, HOSTILE_TEXT)
+PIECES = (
+    "words and more words ",
+    "\u2028",
+    "\u0085",
+    "\x00",
+    "\ufeff",
+    "𝒳",
+    "é",
+    "\n\n",
+    "\x1b[2J",
+    " " * 50,
+    HOSTILE_TEXT,
+)
 VALUES: tuple[Any, ...] = (None, 1, 2.5, True, ["a", "b"], {"text": "x"}, b"\xff\xfe", "")
 
 

@@ -48,4 +48,6 @@ def case(seed: int, folder: Path) -> None:
     words = ["audit", str(model), "--text", str(sound_models() / "text.txt"), "--blocks", "2", "--block-size", "8"]
     ended = run_command([*words, "--gradient-blocks", "1", "--no-figures", "--quiet", "--out", str(out)], codes=(0, 2))
     if (ended.code == 0) != (out / "report.json").exists():
-        raise BrokenContractError(f"{file.name}: exit code {ended.code}, but report.json is {(out / 'report.json').exists()}")
+        raise BrokenContractError(
+            f"{file.name}: exit code {ended.code}, but report.json is {(out / 'report.json').exists()}"
+        )

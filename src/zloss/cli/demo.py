@@ -56,5 +56,5 @@ class Demo:
                 gain.quantile(0.99),
             )
             table.add_row(name, *(f"{float(number):.5g}" for number in numbers))
-        Console().print(table)
+        Console(markup=False).print(table)
         return 0

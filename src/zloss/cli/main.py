@@ -6,13 +6,13 @@ Nothing here imports torch, so that help answers at once.
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import sys
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from zloss.cli.command_line import running
+from zloss.console.guarded_output import guarded_output, printable
 from zloss.errors import OutputError, UnknownNameError, ZlossError, first_line
 
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
@@ -74,7 +74,11 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
-    _print_what_can_be_printed()
+    with guarded_output():
+        return _main(words)
+
+
+def _main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage(), end="")
         return DONE
@@ -89,8 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         with running(words):
             return _run(name, options)
     except ZlossError as error:
-        print(f"zloss {name}: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return _refused(name, str(error))
     except KeyboardInterrupt:
         print(f"zloss {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -101,15 +104,12 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         # The last net: a file system that refuses what nobody asked it before.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        print(f"zloss {name}: {where}{error.strerror or first_line(error)}.", file=sys.stderr)
-        return BAD_INPUT
+        return _refused(name, f"{where}{error.strerror or first_line(error)}.")
 
 
-def _print_what_can_be_printed() -> None:
-    """Characters that the terminal's encoding lacks are printed as escapes (λ as \\u03bb), not as an error after the work."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+def _refused(name: str, sentence: str) -> int:
+    print(printable(f"zloss {name}: {sentence}"), file=sys.stderr)
+    return BAD_INPUT
 
 
 def _refuse_several_processes(name: str) -> None:

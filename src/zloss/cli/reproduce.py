@@ -136,4 +136,4 @@ def _print_list() -> None:
     for label in labels():
         recipe = find_recipe(label)
         table.add_row(label, recipe.title, str(len(recipe.claims)))
-    Console().print(table)
+    Console(markup=False).print(table)

@@ -29,7 +29,7 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     # `Text`, not markup: a model or corpus name may hold square brackets.
     console.print(Text(f"{report.model.name} on {report.corpus.name}", style="bold"))
     shape = (
@@ -66,7 +66,7 @@ def print_decisions(decisions: Sequence[Decision], console: Console | None = Non
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     table = Table(
         box=None,
         show_header=False,
@@ -95,7 +95,7 @@ def print_next_command(command: NextCommand, console: Console | None = None) -> 
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     console.print(Text(f"Next: {command.why}."))
     console.print(Text(f"  {command.line}", style="bold"), soft_wrap=True)
 
@@ -114,7 +114,7 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     columns = [(name, report, coordinate) for name, report in named for coordinate in ("raw", "centered")]
     table = _table("", *(f"{name if coordinate == 'raw' else ''}\n{coordinate}" for name, _, coordinate in columns))
     table.add_row("PPL", *(number(report.ppl) for _, report, _ in columns))

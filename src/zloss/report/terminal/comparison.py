@@ -45,7 +45,7 @@ def print_comparison(comparison: Comparison) -> None:
     """One line per method; differences are method minus baseline, tails in the same coordinate."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False)
     seeds = comparison.seeds
     matched = f"{len(seeds)} matched seed{'s' if len(seeds) != 1 else ''}, mean ± std"
     for title, stated in (TABLES if comparison.router is None else ROUTERS).items():

@@ -64,11 +64,11 @@ class TerminalView:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (
-            TextColumn("{task.description:<24}"),
+            TextColumn("{task.description:<24}", markup=False),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
         )
         with Progress(*columns, console=Console(stderr=True)) as progress:
             yield _Bar(progress, progress.add_task(name, total=steps, completed=done, text=""))
