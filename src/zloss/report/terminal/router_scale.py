@@ -51,7 +51,9 @@ def print_match(coef: float, source: str, matched: float, target: str) -> None:
     """The coefficient under `source` and the equal one under `target`."""
     from rich.console import Console
 
-    Console(markup=False).print(f"{coef:g} under {source} = {matched:.6g} under {target}", highlight=False, soft_wrap=True)
+    Console(markup=False).print(
+        f"{coef:g} under {source} = {matched:.6g} under {target}", highlight=False, soft_wrap=True
+    )
 
 
 def _print_wrapped(text: str, first: str, console: Console) -> None:
