@@ -156,3 +156,26 @@ def debris(*folders: Path) -> list[str]:
     """What a command must not leave in its folders: parts of writes, locks, half a checkpoint."""
     paths = [path for folder in folders if folder.exists() for path in folder.rglob("*")]
     return [str(path) for path in paths if path.name.endswith(_LEFT_OVER[0]) or path.name.startswith(_LEFT_OVER[1])]
+
+
+def without_privileges() -> None:
+    """Give up the rights of root to enter and write everywhere; for other users nothing changes."""
+    import ctypes
+
+    if os.geteuid() != 0:
+        return
+    header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.capset(header, nothing) == 0, os.strerror(ctypes.get_errno())
+
+
+def without_home() -> None:
+    """A user without $HOME and without an entry in the password file, as in many containers."""
+    import pwd
+
+    def missing(*arguments: object) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    for name in ("HOME", "USER", "LOGNAME", "XDG_CACHE_HOME", "ZLOSS_CACHE"):
+        os.environ.pop(name, None)
+    pwd.getpwuid = pwd.getpwnam = missing  # type: ignore[assignment]

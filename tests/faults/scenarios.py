@@ -28,13 +28,15 @@ class Scenario:
     numbers: Callable[[Path], Any]
     """What it found out, without times and paths."""
     environment: Callable[[Path], dict[str, str]] = lambda place: {}
+    partner: Callable[[Path], Path] = lambda place: place
+    """Where a second process of a pair writes: by default to the same folder."""
     reference: Any = None
     seconds: float = 0.0
     """Of an undisturbed run."""
 
-    def start_words(self, place: Path) -> list[str]:
+    def start_words(self, place: Path, *, second: bool = False) -> list[str]:
         os.environ.update(self.environment(place))
-        return self.words(place)
+        return self.words(self.partner(place) if second else place)
 
     def learn(self, place: Path) -> None:
         """Run once undisturbed: the numbers to compare with, and the time it takes."""
@@ -82,6 +84,8 @@ def scenarios(folder: Path) -> dict[str, Scenario]:
             lambda place: ["audit", str(gguf), *quick, *audit, "--out", str(place / "audit")],
             lambda place: _audit_numbers(place / "audit"),
             lambda place: {"ZLOSS_CACHE": str(place / "cache"), "ZLOSS_SAVE_EVERY": "1000"},
+            # Two audits of one file share the cache and nothing else.
+            lambda place: place / "second",
         ),
     }
 
@@ -99,7 +103,16 @@ def _train_words(text: Path, place: Path) -> list[str]:
         "--text",
         str(text),
     ]
-    words += ["--checkpoint-every", "3", "--trackers", "none", "--gradient-blocks", "2", "--save-model", "--quiet"]
+    words += [
+        "--checkpoint-every",
+        "3",
+        "--trackers",
+        "tensorboard",
+        "--gradient-blocks",
+        "2",
+        "--save-model",
+        "--quiet",
+    ]
     return [*words, "--out", str(place)]
 
 

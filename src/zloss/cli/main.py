@@ -137,7 +137,8 @@ def _run(name: str, words: list[str]) -> int:
         return command.run()
     except ZlossError as error:
         flags = flags_of(command_type)
-        where = f" Set it with {flags['out']}." if isinstance(error, OutputError) and "out" in flags else ""
+        asks = isinstance(error, OutputError) and str(error).endswith("Choose another folder.")
+        where = f" Set it with {flags['out']}." if asks and "out" in flags else ""
         raise ZlossError(with_flags(str(error), flags) + where) from error
 
 

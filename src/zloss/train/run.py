@@ -34,6 +34,7 @@ from zloss.train.step.live import LiveView, NoView
 from zloss.train.step.loss_model import LossModel
 from zloss.train.step.objective import run_objective
 from zloss.train.step.telemetry import step_tails, step_window
+from zloss.train.step.tracker_errors import quiet_tracker_threads, tracker_errors
 from zloss.train.step.tracking import tracked
 
 
@@ -51,7 +52,7 @@ def run_training(
     Where `folder` holds unfinished work of the same run, training goes on from its last checkpoint, with the same losses as
     in a run that was never interrupted. A folder in which another process works is refused.
     """
-    with run_in_folder(folder, config, start) as identity:
+    with run_in_folder(folder, config, start) as identity, quiet_tracker_threads():
         return _train(config, start, folder, identity, options or RunOptions(), view or NoView(), progress or Silent())
 
 
@@ -121,7 +122,8 @@ def _train(
                 log.append(record)
                 shown.show(record, config.tokens_per_step)
                 if options.trackers:
-                    accelerator.log(tracked(record), step=step)
+                    with tracker_errors():
+                        accelerator.log(tracked(record), step=step)
                 done = step
                 if options.checkpoint_every and (step % options.checkpoint_every == 0 or step == config.steps):
                     saved.save(accelerator, step, recorder.records)

@@ -10,6 +10,7 @@ from typing import Any
 
 from zloss.errors import InputError, MissingDependencyError
 from zloss.results.train_config import TrainConfig
+from zloss.train.step.tracker_errors import tracker_errors
 
 
 def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str]) -> Any:
@@ -32,11 +33,13 @@ def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str])
         raise InputError(f"zloss train runs in one process, but was started in {accelerator.num_processes}.")
     if trackers:
         plain = {key: value for key, value in asdict(config).items() if isinstance(value, (bool, int, float, str))}
-        accelerator.init_trackers("tracking", config=plain)
+        with tracker_errors():
+            accelerator.init_trackers("tracking", config=plain)
     return accelerator
 
 
 def close_accelerator(accelerator: Any) -> None:
     """End the trackers and let go of the prepared model."""
-    accelerator.end_training()
+    with tracker_errors():
+        accelerator.end_training()
     accelerator.free_memory()
