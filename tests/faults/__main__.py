@@ -20,14 +20,14 @@ from pathlib import Path
 
 from tests.faults.child import Child, debris, largest_file, run, warm_up
 from tests.faults.scenarios import Scenario, scenarios
-from tests.faults.write_events import count_writes, full_from_write, kill_at_write
+from tests.faults.write_events import full_from_write, kill_at_write
 
 
-def killed(scenario: Scenario, place: Path, rng: random.Random, writes: int) -> str:
+def killed(scenario: Scenario, place: Path, rng: random.Random) -> str:
     """One kill, a look at what is there, and the same command again."""
     kind = rng.choice(("SIGKILL at a moment", "SIGKILL at a write", "SIGINT at a moment"))
     if kind == "SIGKILL at a write":
-        child = Child(scenario.start_words(place), kill_at_write(place, rng.randrange(1, writes + 1)))
+        child = Child(scenario.start_words(place), kill_at_write(place, rng.randrange(1, scenario.writes + 1)))
     else:
         child = Child(scenario.start_words(place))
         number = signal.SIGINT if kind.startswith("SIGINT") else signal.SIGKILL
@@ -38,7 +38,7 @@ def killed(scenario: Scenario, place: Path, rng: random.Random, writes: int) -> 
     return f"{scenario.name}, {kind}"
 
 
-def paired(scenario: Scenario, place: Path, rng: random.Random, writes: int) -> str:
+def paired(scenario: Scenario, place: Path, rng: random.Random) -> str:
     """Two at once: one of them may be refused; what is there afterwards is that of one undisturbed run."""
     pair = []
     for second in (False, True):
@@ -53,10 +53,10 @@ def paired(scenario: Scenario, place: Path, rng: random.Random, writes: int) -> 
     return f"{scenario.name}, {'one refused' if codes == [0, 2] else 'both done'}"
 
 
-def full(scenario: Scenario, place: Path, rng: random.Random, writes: int) -> str:
+def full(scenario: Scenario, place: Path, rng: random.Random) -> str:
     """A disk that fills up: one sentence, nothing half written, and after room was made the command goes on."""
     if rng.random() < 0.5:
-        kind, setup = "full from a write on", full_from_write(place, rng.randrange(1, writes + 1))
+        kind, setup = "full from a write on", full_from_write(place, rng.randrange(1, scenario.writes + 1))
     else:
         kind, setup = "no file beyond a size", largest_file(rng.choice((0, 100, 3000, 20_000, 100_000)))
     ended = run(scenario.start_words(place), setup).check_contract()
@@ -66,7 +66,7 @@ def full(scenario: Scenario, place: Path, rng: random.Random, writes: int) -> st
     return f"{scenario.name}, {kind}: {'went on without' if ended.code == 0 else 'one sentence'}"
 
 
-CAMPAIGNS: dict[str, Callable[[Scenario, Path, random.Random, int], str]] = {
+CAMPAIGNS: dict[str, Callable[[Scenario, Path, random.Random], str]] = {
     "kills": killed,
     "pairs": paired,
     "disk": full,
@@ -81,19 +81,15 @@ def main(words: list[str]) -> int:
     counts, failed = collections.Counter[str](), 0
     with tempfile.TemporaryDirectory(prefix="zloss-faults-") as scratch:
         folder = Path(scratch)
-        known, writes = scenarios(folder / "inputs"), {}
+        known = scenarios(folder / "inputs")
         for name, scenario in known.items():
-            place = folder / "counting"
-            run(scenario.start_words(place), count_writes(place, folder / "writes")).check_contract()
-            writes[name] = (folder / "writes").stat().st_size
-            shutil.rmtree(place)
             scenario.learn(folder / "reference")
-            print(f"{name}: {scenario.seconds:.1f} s, {writes[name]} writes", flush=True)
+            print(f"{name}: {scenario.seconds:.1f} s, {scenario.writes} writes", flush=True)
         for number in range(wanted):
             name = list(known)[number % len(known)]
             place = folder / f"case{number}"
             try:
-                counts[CAMPAIGNS[campaign](known[name], place, rng, writes[name])] += 1
+                counts[CAMPAIGNS[campaign](known[name], place, rng)] += 1
             except AssertionError:
                 failed += 1
                 print(f"--- case {number}, {name}\n{traceback.format_exc()}", flush=True)
