@@ -75,7 +75,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
     with guarded_output():
-        return _main(words)
+        try:
+            code = _main(words)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read the output has ended. What Python still holds of it goes nowhere, or it would raise again at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return CLOSED_PIPE
+        return code
 
 
 def _main(words: list[str]) -> int:
@@ -98,9 +105,7 @@ def _main(words: list[str]) -> int:
         print(f"zloss {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has ended. What Python still holds of it goes nowhere, or it would raise again at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
+        raise
     except OSError as error:
         # The last net: a file system that refuses what nobody asked it before.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
