@@ -18,6 +18,7 @@ from zloss.results.audit import (
     TiedPaths,
 )
 from zloss.results.figure_data import MAX_SINGULAR_VALUES, Figures, Spectrum
+from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
 from zloss.transport.backends.native.rows import row_pass_name
 
@@ -103,7 +104,7 @@ def _spectrum(measurement: Measurement) -> Spectrum:
 def _model_info(audit: AuditMeasurements) -> ModelInfo:
     head, model = audit.measurement.head, audit.checkpoint.model
     return ModelInfo(
-        name=audit.config.model,
+        name=without_folders(audit.config.model),
         vocab=head.vocab,
         width=head.width,
         tied=head.tied,
