@@ -14,13 +14,13 @@ from zloss.cli.main import BAD_INPUT, COMMANDS, DONE, FAILED_CHECK, INTERRUPTED
 
 EXIT_CODES = (
     (DONE, "The command did what it was asked."),
-    (FAILED_CHECK, "A check or a verdict failed: a loss audit found an error (`--strict`: any finding), a claim of the paper does "
-     "not hold, a centered copy gives another PPL."),
+    (FAILED_CHECK, "A check or a verdict failed: a loss audit found an error (`--strict`: any finding), a claim of the paper "
+     "does not hold, a centered copy gives another PPL."),
     (BAD_INPUT, "The input is wrong, or something that is needed is missing. One sentence on stderr says what; no traceback."),
     (INTERRUPTED, "Ctrl-C. What was finished is written where a command can go on from it."),
 )  # fmt: skip
 VARIABLES = (
-    ("ZLOSS_CACHE", "Folder of the compiled C helper and of models converted from GGUF. Default: `zloss` in `XDG_CACHE_HOME`, or `~/.cache/zloss`."),
+    ("ZLOSS_CACHE", "Folder of the C helper and of converted GGUF models; else `zloss` in `XDG_CACHE_HOME` or `~/.cache`."),
     ("XDG_CACHE_HOME", "See `ZLOSS_CACHE`."),
     ("ZLOSS_NATIVE", "`0` does the row pass in tensor operations and never builds the C helper."),
     ("CC", "The C compiler of the helper, with its flags. Default: `cc`."),
@@ -39,8 +39,8 @@ def commands() -> str:
     parts = [
         WRITTEN_BY,
         "# Commands",
-        "`zloss COMMAND --help` prints the same options. `zloss` without a command lists the commands, `zloss --version` prints the "
-        "version. "
+        "`zloss COMMAND --help` prints the same options. `zloss` without a command lists the commands, `zloss --version` prints "
+        "the version. "
         "Lists are separated by commas (`--seeds 1,2`); `--text` may be repeated; MODEL stands before `--text`.",
         table(
             ("command", "what it answers"),

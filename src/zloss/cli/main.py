@@ -6,15 +6,18 @@ Nothing here imports torch, so that help answers at once.
 from __future__ import annotations
 
 import importlib
+import io
 import os
+import shutil
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from zloss.cli.command_line import running
-from zloss.errors import OutputError, UnknownNameError, ZlossError
+from zloss.errors import OutputError, UnknownNameError, ZlossError, first_line
 
-DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 
 
 class Command(Protocol):
@@ -46,6 +49,7 @@ COMMANDS = {
     "router-scale": Entry("router_scale", "RouterScale", "What a router coefficient means under every convention."),
     "train": Entry("train", "Train", "The same training under several methods, everything else equal."),
     "compare": Entry("compare", "Compare", "Matched runs side by side: paired differences, accepted or rejected."),
+    "recommend": Entry("recommend", "Recommend", "Which Z-loss, if any, for one model: audit, matched runs, answer."),
     "center": Entry("center", "Center", "The row-centered head as a checkpoint that anyone can load."),
     "drift": Entry("drift", "Drift", "Checkpoints of one run: what moved while cross-entropy did not."),
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
@@ -55,25 +59,31 @@ COMMANDS = {
 }
 
 
-ON_RANKS = ("audit",)
+ON_RANKS = ("audit", "train")
 """Commands that divide their work over the processes of a launcher."""
 
 
 def usage() -> str:
     """The top-level help."""
-    width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:<{width}}  {entry.summary}" for name, entry in COMMANDS.items())
+    width = shutil.get_terminal_size().columns
+    first = max(map(len, COMMANDS)) + 4
+    lines = "\n".join(
+        textwrap.fill(entry.summary, width, initial_indent=f"  {name}".ljust(first), subsequent_indent=" " * first)
+        for name, entry in COMMANDS.items()
+    )
+    closing = "`zloss COMMAND --help` lists the options of a command; `zloss --version` prints the version."
     return (
         "zloss: measure, report and intervene on Z-loss.\n\n"
         "usage: zloss COMMAND [options]\n\n"
         f"commands:\n{lines}\n\n"
-        "`zloss COMMAND --help` lists the options of a command; `zloss --version` prints the version.\n"
+        f"{textwrap.fill(closing, width)}\n"
     )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
+    _print_what_can_be_printed()
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage(), end="")
         return DONE
@@ -88,19 +98,51 @@ def main(argv: list[str] | None = None) -> int:
         with running(words):
             return _run(name, options)
     except ZlossError as error:
-        print(f"zloss {name}: {error}", file=sys.stderr)
+        if not _another_rank_speaks(error):
+            print(f"zloss {name}: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
-        print(f"zloss {name}: interrupted", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0" or not launched():
+            print(f"zloss {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has ended. What Python still holds of it goes nowhere, or it would raise again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except OSError as error:
+        # The last net: a file system that refuses what nobody asked it before.
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        print(f"zloss {name}: {where}{error.strerror or first_line(error)}.", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _print_what_can_be_printed() -> None:
+    """Characters that the terminal's encoding lacks are printed as escapes (λ as \\u03bb), not as an error after the work."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def launched() -> bool:
+    """Whether this process is one of several that a launcher started."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    return "RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1
+
+
+def _another_rank_speaks(error: ZlossError) -> bool:
+    """Whether the first rank prints the error of all of them."""
+    if not launched():
+        return False
+    from zloss.ranks.job import StoppedError
+
+    return isinstance(error, StoppedError) or isinstance(error.__cause__, StoppedError)
 
 
 def _refuse_several_processes(name: str) -> None:
     """A command that knows nothing of ranks would do the same work in each of them, in one folder."""
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1 and name not in ON_RANKS:
+    if launched() and name not in ON_RANKS:
         raise ZlossError(
-            f"runs on one process, but a launcher started {ranks}: run it without torchrun. "
+            f"runs on one process, but a launcher started {os.environ['WORLD_SIZE']}: run it without torchrun. "
             f"On several processes: {', '.join(ON_RANKS)}."
         )
 
@@ -117,6 +159,8 @@ def _run(name: str, words: list[str]) -> int:
     try:
         default = command_type.default_for(words) if hasattr(command_type, "default_for") else None
         command = cast(Command, parse(command_type, words, prog=f"zloss {name}", default=default))
+        if getattr(command, "quiet", False):
+            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when its client is first loaded
         return command.run()
     except ZlossError as error:
         flags = flags_of(command_type)

@@ -85,22 +85,27 @@ class Train:
             print(note, file=sys.stderr)
 
         from zloss.console.progress import choose_progress
+        from zloss.ranks.job import open_job
         from zloss.results.folder import check_folder
         from zloss.train.grid import run_grid
         from zloss.train.step.live import choose_view
         from zloss.train.step.tracking import usable_trackers
 
         folder = Path(self.out)
-        check_folder(folder)
-        run_grid(
-            self.grid(),
-            folder,
-            options=replace(self.options, trackers=usable_trackers(self.options.trackers), command=command_line()),
-            view=choose_view(self.quiet),
-            progress=choose_progress(self.quiet),
-            say=(lambda text: None) if self.quiet else print,
-        )
-        if not self.quiet:
+        with open_job() as job:
+            quiet = self.quiet or not job.first
+            job.from_first(check_folder, folder)
+            trackers = job.together(usable_trackers, self.options.trackers)
+            run_grid(
+                job.together(self.grid),
+                folder,
+                options=replace(self.options, trackers=trackers, command=command_line()),
+                view=choose_view(quiet),
+                progress=choose_progress(quiet),
+                say=(lambda text: None) if quiet else print,
+                job=job,
+            )
+        if not quiet:
             print(f"compare them with: zloss compare {shlex.quote(self.out)}")
         return 0
 

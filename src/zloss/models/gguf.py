@@ -7,59 +7,128 @@ it cannot be saved or trained; one loaded from the converted folder can.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
+import time
+import zlib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from zloss.cache import cache_root
-from zloss.errors import CheckpointError, MissingDependencyError, first_line
+from zloss.errors import CheckpointError, InputError, MissingDependencyError, OutputError, first_line
 from zloss.models.loaded_weights import check_loaded
+from zloss.results.folder_writing import whole_folder
+from zloss.results.reading import read_object
+from zloss.results.unfinished import hold_part, remove_abandoned
 
 _NOTE = "zloss.json"
-"""The file of a converted folder that holds what safetensors do not; it is written last, so with it the folder is whole."""
+"""The file of a converted folder that holds what safetensors do not, and the checksum of every other file."""
+_EARLIER_PARTS = ".converting-*"
+"""Unfinished conversions of versions up to 0.5, which nobody else removes."""
+_PATIENCE = 300.0
+_ABANDONED_AFTER = 3600.0
+"""Seconds after which such a part is no longer being written."""
 
 
 @contextlib.contextmanager
 def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
-    """(folder, wants_bos) of the converted file, in the cache, or in a temporary folder where the cache cannot be written."""
-    folder = cache_root() / "gguf" / f"{file.stem}-{_fingerprint(file)}"
-    if not _is_converted(folder):
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
-        except OSError:
-            with tempfile.TemporaryDirectory() as temporary:
-                _convert(file, Path(temporary))
-                yield Path(temporary), _wants_bos(Path(temporary))
-            return
-        try:
-            _convert(file, scratch)
-            with contextlib.suppress(OSError):  # another process has finished the same conversion
-                if folder.exists() and not _is_converted(folder):
-                    folder.rename(scratch / "before")
-                scratch.rename(folder)
-                shutil.rmtree(folder / "before", ignore_errors=True)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    yield folder, _wants_bos(folder)
-
-
-def _is_converted(folder: Path) -> bool:
-    """Whether the folder is a whole conversion. Earlier versions did not check the weights, so theirs are made again."""
+    """(folder, wants_bos) of the converted file, in the cache, or in a temporary folder where the cache cannot be used."""
     try:
-        return bool(json.loads((folder / _NOTE).read_text())["checked"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        fingerprint = _fingerprint(file)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}.") from error
+    folder = _kept_folder(f"{file.stem[:100]}-{fingerprint}")
+    note = None if folder is None else _sound_note(folder)
+    if folder is not None and note is None:
+        note = _convert_into(folder, file)
+    if folder is not None and note is not None:
+        yield folder, bool(note["wants_bos"])
+        return
+    with tempfile.TemporaryDirectory(prefix="zloss-", ignore_cleanup_errors=True) as temporary:
+        place = Path(temporary) / "converted"
+        try:
+            with whole_folder(place) as part:
+                note = _convert(file, part)
+        except OutputError as error:
+            raise CheckpointError(
+                f"{file} cannot be converted, because neither the cache nor {tempfile.gettempdir()} takes the converted "
+                "weights: free some space, or set ZLOSS_CACHE to a folder that has it."
+            ) from error
+        yield place, bool(note["wants_bos"])
 
 
-def _wants_bos(folder: Path) -> bool:
-    return bool(json.loads((folder / _NOTE).read_text())["wants_bos"])
+def _kept_folder(name: str) -> Path | None:
+    """The place of a conversion in the cache; None where there is no cache that can be written."""
+    try:
+        folder = cache_root() / "gguf" / name
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder.parent, os.W_OK):
+            return folder if folder.is_dir() else None
+        _remove_earlier_parts(folder.parent)
+        remove_abandoned(folder.parent)
+    except OSError:
+        return None
+    return folder
+
+
+def _convert_into(folder: Path, file: Path) -> dict[str, Any] | None:
+    """Convert to `folder`, in place of a damaged conversion; None where the cache cannot take it."""
+    try:
+        with _one_at_a_time(folder.parent):
+            # Another process may have made it in the meantime.
+            if (note := _sound_note(folder)) is not None:
+                return note
+            with whole_folder(folder) as part:
+                return _convert(file, part)
+    except OutputError:
+        return None
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process converts into `folder`, at most `_PATIENCE` seconds: it may have been stopped."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        end = time.monotonic() + _PATIENCE
+        while not hold_part(handle) and time.monotonic() < end:
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _remove_earlier_parts(folder: Path) -> None:
+    for part in folder.glob(_EARLIER_PARTS):
+        if time.time() - part.stat().st_mtime > _ABANDONED_AFTER:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _sound_note(folder: Path) -> dict[str, Any] | None:
+    """The note of a conversion whose every file has its checksum; None where one is damaged or missing."""
+    try:
+        note = read_object(folder / _NOTE, advice="it is made again")
+        files = note["files"]
+        if not isinstance(note["wants_bos"], bool) or not files:
+            return None
+        return note if all(_checksum(folder / name) == checksum for name, checksum in files.items()) else None
+    except (OSError, InputError, KeyError, AttributeError, TypeError):
+        return None
+
+
+def _checksum(file: Path) -> int:
+    """CRC-32 of a file: it finds damage, at a small part of the time of loading."""
+    checksum = 0
+    with file.open("rb") as content:
+        while piece := content.read(2**22):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
 
 
 def _fingerprint(file: Path) -> str:
@@ -72,7 +141,8 @@ def _fingerprint(file: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _convert(file: Path, folder: Path) -> None:
+def _convert(file: Path, folder: Path) -> dict[str, Any]:
+    """Fill `folder` with the converted model; the note that is its last file."""
     try:
         import accelerate  # noqa: F401  (transformers reads GGUF only with it)
         import gguf
@@ -86,13 +156,14 @@ def _convert(file: Path, folder: Path) -> None:
         reader = gguf.GGUFReader(str(file))
         wants_bos, superfluous = gguf_wants_bos(reader), _superfluous(reader)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(file.parent),
-            gguf_file=file.name,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
-        )
+        with _without_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(file.parent),
+                gguf_file=file.name,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
+            )
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read as a GGUF language model: {first_line(error)}.") from error
     model, info = loaded
@@ -107,7 +178,24 @@ def _convert(file: Path, folder: Path) -> None:
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
     save_file(_untied_state(model), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / _NOTE).write_text(json.dumps({"wants_bos": wants_bos, "file": file.name, "checked": True}))
+    checksums = {entry.name: _checksum(entry) for entry in sorted(folder.iterdir())}
+    note = {"wants_bos": wants_bos, "file": file.name, "files": checksums}
+    (folder / _NOTE).write_text(json.dumps(note), encoding="utf-8")
+    return note
+
+
+@contextlib.contextmanager
+def _without_bar() -> Iterator[None]:
+    """Without the bar that transformers shows while it dequantizes, which its own switch does not turn off."""
+    import transformers.modeling_gguf_pytorch_utils as reading
+
+    module: Any = reading
+    before = module.tqdm
+    module.tqdm = functools.partial(before, disable=True)
+    try:
+        yield
+    finally:
+        module.tqdm = before
 
 
 def _untied_state(model: Any) -> dict[str, Any]:

@@ -17,6 +17,11 @@ def check_counts(config: object, names: Iterable[str], *, least: int = 1) -> Non
             raise InputError(f"`{name}` is expected to be a whole number ≥ {least}, but got {value!r}.")
 
 
+def check_optional_counts(config: object, names: Iterable[str]) -> None:
+    """Whole numbers of at least 1, where they are not None."""
+    check_counts(config, [name for name in names if getattr(config, name) is not None])
+
+
 def check_numbers(config: object, names: Iterable[str], *, positive: bool = False) -> None:
     """Finite numbers ≥ 0, or > 0."""
     for name in names:
@@ -33,3 +38,14 @@ def check_choices(config: object, choices: dict[str, Any]) -> None:
         value = getattr(config, name)
         if value not in get_args(literal):
             raise UnknownNameError(f"`{name}`", value, get_args(literal))
+
+
+def check_columns(record: object, *tables: tuple[str, ...]) -> None:
+    """Columns of one table, by the names of their fields, have as many entries as one another."""
+    for names in tables:
+        lengths = [len(getattr(record, name)) for name in names]
+        if len(set(lengths)) > 1:
+            said = ", ".join(f"{length} in `{name}`" for name, length in zip(names, lengths, strict=True))
+            raise InputError(
+                f"{' and '.join(f'`{name}`' for name in names)} are expected to be equally long, but have {said}."
+            )

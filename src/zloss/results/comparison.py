@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from zloss.results.checks import check_columns
 from zloss.results.coordinate import Coordinate
 from zloss.results.record import from_plain, to_plain, written_with
 from zloss.results.schema import without_schema
@@ -278,6 +279,9 @@ class Curve:
     value: tuple[float, ...]
     """Mean over the finite steps of each point."""
 
+    def __post_init__(self) -> None:
+        check_columns(self, ("step", "value"))
+
 
 @dataclass(frozen=True)
 class NormTail:
@@ -287,6 +291,9 @@ class NormTail:
     """‖g‖₂."""
     share: tuple[float, ...]
     """Share of steps with a norm at least as large."""
+
+    def __post_init__(self) -> None:
+        check_columns(self, ("norm", "share"))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from zloss.errors import InputError
 from zloss.results.coordinate import Coordinate
 from zloss.results.provenance import Provenance
 from zloss.results.record import from_plain, to_plain
@@ -141,8 +142,17 @@ class Drift:
     """The limits that the judgement used, by name."""
     provenance: Provenance
     """What made it."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the text was cut."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
+
+    def __post_init__(self) -> None:
+        if not self.checkpoints or len(self.ce_changes) != len(self.checkpoints) - 1:
+            raise InputError(
+                f"`ce_changes` is expected to have one entry between two `checkpoints`, but there are {len(self.ce_changes)} "
+                f"and {len(self.checkpoints)}."
+            )
 
     @property
     def invisible(self) -> tuple[Movement, ...]:
@@ -175,6 +185,8 @@ class KeptCheckpoint:
     """Its numbers."""
     blocks: ValidationBlocks
     """CE and tails block by block."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the text was cut."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

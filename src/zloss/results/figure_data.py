@@ -8,10 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from zloss.errors import InputError
+from zloss.results.checks import check_columns
 from zloss.results.coordinate import Coordinate
 
 Quantity = Literal["violation", "gain", "shift", "delta_u"]
 """|log Z − c|, A_p, |μ|, ‖δ_u‖₂."""
+
+_DRAWN_TOGETHER = (("x", "y"), ("a2", "rank16"), ("delta_z", "delta_u"))
+"""Columns of a sample that are the two axes of one panel."""
 
 MAX_SAMPLE = 5000
 MAX_SINGULAR_VALUES = 256
@@ -29,6 +34,13 @@ class DrawnHistogram:
     """Edges of the bins, ascending."""
     counts: tuple[int, ...]
     """Tokens in each bin."""
+
+    def __post_init__(self) -> None:
+        if (self.edges or self.counts) and len(self.edges) != len(self.counts) + 1:
+            raise InputError(
+                f"`edges` is expected to have one entry more than `counts`, but they have {len(self.edges)} and "
+                f"{len(self.counts)}."
+            )
 
 
 @dataclass(frozen=True)
@@ -83,6 +95,15 @@ class GeometrySample:
     """Number of tokens the sample was drawn from."""
     note: str = ""
     """How it was drawn, e.g. "every 7th token, and all extreme tokens"."""
+
+    def __post_init__(self) -> None:
+        columns = [(f"{x}_{head}", f"{y}_{head}") for x, y in _DRAWN_TOGETHER for head in ("raw", "centered")]
+        for pair in columns:
+            # One column alone cannot be drawn: it counts as absent too.
+            if not all(getattr(self, name) for name in pair):
+                for name in pair:
+                    object.__setattr__(self, name, ())
+        check_columns(self, tuple(name for pair in columns for name in pair if getattr(self, name)))
 
     def __len__(self) -> int:
         return max(len(self.x_raw), len(self.a2_raw), len(self.delta_z_raw))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ from zloss.results.comparison import Comparison
 from zloss.results.drift import Drift
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
+from zloss.results.reading import read_json
+from zloss.results.recommendation import Recommendation
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale
 from zloss.results.router_scale import RouterScaleTable
@@ -30,6 +31,7 @@ Kind = Literal[
     "reproduction",
     "implementation-audit",
     "drift",
+    "recommendation",
 ]
 Reported = (
     AuditReport
@@ -40,6 +42,7 @@ Reported = (
     | ReproductionRecord
     | ImplementationAudit
     | Drift
+    | Recommendation
 )
 """What `zloss report` joins."""
 KINDS: dict[type[Reported], Kind] = {
@@ -51,6 +54,7 @@ KINDS: dict[type[Reported], Kind] = {
     ReproductionRecord: "reproduction",
     ImplementationAudit: "implementation-audit",
     Drift: "drift",
+    Recommendation: "recommendation",
 }
 RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in KINDS}
 """Schema → record."""
@@ -97,7 +101,7 @@ def records_of(results: Iterable[Result], record_type: type[Joined]) -> tuple[Jo
 
 def read_record(path: Path, record_type: type[Read]) -> Read:
     """The record in the file `path`; a file that is not of the schema is refused by its name and its key."""
-    return _record(path, record_type, read_json(path))
+    return _record(path, record_type, _read(path))
 
 
 def write_record(path: Path, record: ResultRecord) -> None:
@@ -105,16 +109,9 @@ def write_record(path: Path, record: ResultRecord) -> None:
     write_json(path, record.to_dict())
 
 
-def read_json(path: Path) -> Any:
+def _read(path: Path) -> Any:
     """Parsed JSON of a file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path} is not JSON ({error}): it may be cut off; run the command that wrote it again."
-        ) from error
+    return read_json(path, advice="run the command that wrote it again")
 
 
 def _load(path: Path) -> list[Result]:
@@ -130,7 +127,7 @@ def _load(path: Path) -> list[Result]:
         raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit` has written.")
     result = _result(path)
     if result is None:
-        data = read_json(path)
+        data = _read(path)
         schema = data.get("schema") if isinstance(data, dict) else None
         known = ", ".join(RECORDS)
         raise InputError(f"{path} is not a result of zloss: its schema is {schema!r}, known are {known}.")
@@ -139,7 +136,7 @@ def _load(path: Path) -> list[Result]:
 
 def _result(file: Path) -> Result | None:
     """The result in `file`; None for other JSON. A known kind in another version is an error."""
-    data = read_json(file)
+    data = _read(file)
     if is_unversioned(data):
         return Result(file, _record(file, Comparison, data))
     schema = data.get("schema") if isinstance(data, dict) else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+import tempfile
 from pathlib import Path
 
 from zloss.errors import OutputError
@@ -11,16 +10,26 @@ from zloss.errors import OutputError
 
 def check_folder(folder: Path) -> None:
     """An error, before the work starts, where results could not be written to `folder`."""
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise OutputError(f"cannot write to {folder}: {existing} is not a writable folder. Choose another folder.")
-    probe = existing / f".zloss-{os.getpid()}"
     try:
-        probe.write_bytes(b"0")
+        existing = folder
+        while not _stands(existing):
+            existing = existing.parent
+        if not existing.is_dir():
+            raise OutputError(f"cannot write to {folder}: {existing} is not a writable folder. Choose another folder.")
+        # A new file under a name that nobody knows before, so that it cannot be a link that somebody put there.
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".zloss-") as probe:
+            probe.write(b"0")
+            probe.flush()
     except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {error.strerror}. Choose another folder.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(f"cannot write to {folder}: {error.strerror or error}. Choose another folder.") from error
+
+
+def _stands(path: Path) -> bool:
+    """Whether there is something at `path`; an error where the system refuses to say, as for a name that is too long."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

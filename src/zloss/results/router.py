@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from zloss.errors import InputError
 from zloss.results.record import from_plain, to_plain
 from zloss.results.schema import without_schema
 from zloss.results.writing import result_file, write_json
@@ -78,6 +79,10 @@ class MeasuredScale:
     "unexplained": the gradient is something else, and the figures are those of the nearest squared log-normalizer."""
     name: str = ""
     """What was measured, in the words of whoever measured it."""
+
+    def __post_init__(self) -> None:
+        if not self.absolute_per_layer:
+            raise InputError("`absolute_per_layer` is expected to have an entry for every layer, but is empty.")
 
     @property
     def sentence(self) -> str:

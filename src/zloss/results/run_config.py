@@ -6,18 +6,22 @@ checksums identify them.
 
 from __future__ import annotations
 
-import json
+import hashlib
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from zloss.errors import InputError
 from zloss.results.moe_config import MoeRun
+from zloss.results.reading import read_json
 from zloss.results.record import from_plain, to_plain
 from zloss.results.train_config import TrainConfig
 from zloss.results.writing import write_json
 
 CONFIG_FILE = "config.json"
+_AGAIN = "remove that run's folder and run it again"
+ABSENT_IF_NONE = ("moe", "optimizer_state")
+"""Keys that are left out of the file where they are None."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,11 @@ class RunConfig:
     """Checksum of the pretrained weights; "seed" for weights that are drawn from the run's seed."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The file as plain JSON values; a dense run has no key `moe`."""
+        """The file as plain JSON values; a dense run has no key `moe`, a fresh Adam no `optimizer_state`."""
         settings: dict[str, Any] = to_plain(self.config)
-        if self.config.moe is None:
-            del settings["moe"]
+        for key in ABSENT_IF_NONE:
+            if settings[key] is None:
+                del settings[key]
         rest = {"schema": self.SCHEMA, "data": to_plain(self.data), "initial_weights": self.initial_weights}
         return settings | rest
 
@@ -71,7 +76,7 @@ class RunConfig:
         if data.get("schema") != cls.SCHEMA:
             raise InputError(f"`schema` is expected to be {cls.SCHEMA!r}, but is {data.get('schema')!r}.")
         rest = {key: value for key, value in data.items() if key not in ("schema", "data", "initial_weights")}
-        _check_keys(TrainConfig, rest, optional=("moe",))
+        _check_keys(TrainConfig, rest, optional=ABSENT_IF_NONE)
         if rest.get("moe") is not None:
             _check_keys(MoeRun, rest["moe"], path="moe.")
         if not isinstance(data.get("initial_weights"), str):
@@ -86,15 +91,13 @@ class RunConfig:
 def read_run_config(folder: Path) -> RunConfig:
     """config.json of a run's folder."""
     file = folder / CONFIG_FILE
+    data = read_json(file, advice=_AGAIN)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
             raise InputError(f"an object is expected, but it holds a {type(data).__name__}")
         return RunConfig.from_dict(data)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{file} cannot be read ({str(error).rstrip('.')}): remove that run's folder and run it again."
-        ) from error
+    except InputError as error:
+        raise InputError(f"{file} cannot be read ({str(error).rstrip('.')}): {_AGAIN}.") from error
 
 
 def write_run_config(folder: Path, record: RunConfig) -> None:
@@ -113,6 +116,7 @@ def without_paths(config: TrainConfig) -> TrainConfig:
         from_config=_last_part(config.from_config),
         texts=tuple(Path(text).name for text in config.texts),
         valid_texts=tuple(Path(text).name for text in config.valid_texts),
+        optimizer_state=_checksum(config.optimizer_state),
         moe=moe,
     )
 
@@ -120,6 +124,14 @@ def without_paths(config: TrainConfig) -> TrainConfig:
 def _last_part(name: str | None) -> str | None:
     """A path that exists by its last part; a name on the hub stays as it is."""
     return Path(name).name if name and Path(name).exists() else name
+
+
+def _checksum(file: str | None) -> str | None:
+    """Name and checksum of a file; what is no file here stays as it is."""
+    if file is None or not Path(file).is_file():
+        return file
+    with Path(file).open("rb") as content:
+        return f"{Path(file).name} sha256:{hashlib.file_digest(content, 'sha256').hexdigest()[:16]}"
 
 
 def _check_keys(record_type: Any, data: Any, *, path: str = "", optional: tuple[str, ...] = ()) -> None:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from zloss.errors import InputError
+from zloss.results.reading import parse_json
 
 GradientState = Literal["finite", "nan", "inf"]
 """What the entries of a gradient are: all finite, or one is NaN, or one is infinite and none is NaN."""
@@ -84,7 +85,7 @@ class StepRecord:
     def from_json(cls, line: str) -> StepRecord:
         """The inverse of `to_json`; a missing or ill-typed key is named."""
         try:
-            data = json.loads(line)
+            data = parse_json(line)
         except ValueError as error:
             raise InputError(f"it is not JSON ({error}).") from error
         values = _checked(data, _STEP_KEYS, "")

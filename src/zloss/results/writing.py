@@ -10,7 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from zloss.errors import OutputError
+from zloss.errors import OutputError, first_line
+from zloss.results.unfinished import SUFFIX, hold_part, part_prefix, remove_abandoned
+
+_WRITE_FAILED = re.compile(r"os error \d+|No space left|File too large|PytorchStreamWriter|inline_container")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -18,22 +21,37 @@ def write_bytes(path: Path, content: bytes) -> None:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        remove_abandoned(path.parent)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=part_prefix(path.name), suffix=SUFFIX)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
+            hold_part(handle)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes private files; a result has the permissions of any other file of the user.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
-    except OSError as error:
+            # mkstemp makes private files; a result has the permissions of any other file of the user.
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(0o666 & ~umask)
+            temporary.replace(path)
+    except BaseException as error:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-        raise OutputError(f"cannot write {path}: {error.strerror or error}. Choose another folder.") from error
+        if isinstance(error, OSError):
+            raise OutputError(f"cannot write {path}: {error.strerror or error}. Choose another folder.") from error
+        raise
+
+
+def why_not_written(error: BaseException) -> str | None:
+    """The reason where somebody's error says that a write failed; None where it is about something else.
+
+    Libraries written in Rust and C++ have errors of their own for a full disk.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or first_line(error)
+    foreign = type(error).__module__.startswith("safetensors") or _WRITE_FAILED.search(str(error))
+    return first_line(error) if foreign else None
 
 
 def write_text(path: Path, text: str) -> None:

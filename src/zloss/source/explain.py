@@ -73,8 +73,12 @@ def explain(objective: Objective, *, vocab: int) -> Explanation:
     >>> zloss.explain(zloss.StandardZLoss(1e-4, target=0.0), vocab=50_304)["Liger"].setting
     'lse_square_scale=0.0001'
     """
-    if vocab < 1:
-        raise InputError(f"`vocab` is expected to be the number of rows of the head, but got {vocab}.")
+    if not isinstance(objective, Objective):
+        raise InputError(
+            f"`objective` is expected to be an Objective such as zloss.StandardZLoss(1e-4), but got {objective!r}."
+        )
+    if isinstance(vocab, bool) or not isinstance(vocab, int) or vocab < 1:
+        raise InputError(f"`vocab` is expected to be the number of rows of the head, but got {vocab!r}.")
     missing = _inexpressible(objective, vocab)
     recipes = []
     for framework, (setting, note) in FRAMEWORKS.items():

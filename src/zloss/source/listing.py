@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zloss.errors import CoefficientError, ShapeError
+from zloss.source.number_kind import is_number
 from zloss.source.reduction import Reduction, check_reduction
+from zloss.source.tensor_kind import check_differentiable, check_floating, check_one_device
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -22,6 +25,17 @@ def centered_logits_from_raw(raw_logits: Tensor, hidden: Tensor, weight: Tensor,
 
     Subtracting one fp32 scalar per token keeps the realized softmax, which a second low-precision projection would not.
     """
+    for name, tensor, dims in (("raw_logits", raw_logits, 1), ("hidden", hidden, 1), ("weight", weight, 2)):
+        check_floating(name, tensor, dims)
+    if bias is not None:
+        check_floating("bias", bias)
+    if weight.dim() != 2 or hidden.shape[-1] != weight.shape[1] or raw_logits.shape[:-1] != hidden.shape[:-1]:
+        raise ShapeError(
+            f"`raw_logits` [..., V], `hidden` [..., D] and `weight` [V, D] are expected, but got {list(raw_logits.shape)}, "
+            f"{list(hidden.shape)} and {list(weight.shape)}."
+        )
+    check_one_device(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
+    check_differentiable(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
     # The listing means fp32: autocast would round the common shift to 16 bits.
     with torch.autocast(hidden.device.type, enabled=False):
         mean_w = at_least_fp32(weight).mean(dim=0, keepdim=True)
@@ -36,6 +50,11 @@ def z_loss_source(logits: Tensor, coef: float, target: float, reduction: Reducti
     Scaling: "mean" divides by the number of tokens; "sum" and "none" do not.
     """
     check_reduction(reduction)
+    check_floating("logits", logits)
+    for name, value in (("coef", coef), ("target", target)):
+        if not (is_number(value) or (isinstance(value, Tensor) and value.numel() == 1)):
+            raise CoefficientError(f"`{name}` is expected to be a number, but got {value!r}.")
+    check_differentiable(logits=logits)
     logits_f = at_least_fp32(logits)
     log_z = torch.logsumexp(logits_f, dim=-1, keepdim=True)
     scale = 2.0 * coef * (log_z - target)

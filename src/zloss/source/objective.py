@@ -19,6 +19,7 @@ from torch import Tensor
 
 from zloss.errors import CoefficientError, CoordinateError, MissingInputError
 from zloss.results.coordinate import Coordinate as Coordinate
+from zloss.source.number_kind import is_number as is_number
 from zloss.source.statistics import TokenStats
 
 
@@ -53,11 +54,6 @@ class Objective(ABC):
     @abstractmethod
     def source(self, stats: TokenStats) -> Source:
         """Value and logit-source coefficients from the statistics."""
-
-
-def is_number(value: object) -> bool:
-    """An int or a float: not a bool, and not a string such as "1e-4" from a config file."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_coefficient(name: str, value: float | None) -> None:

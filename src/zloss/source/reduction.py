@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from zloss.errors import InputError, ReductionError
+from zloss.source.number_kind import is_number
 
 Reduction = Literal["mean", "sum", "none"]
 DenominatorName = Literal["valid_tokens", "token_weight", "normalizer", "one"]
@@ -29,7 +30,7 @@ class TokenWeights:
 
 
 def check_reduction(reduction: str) -> None:
-    if reduction not in get_args(Reduction):
+    if not isinstance(reduction, str) or reduction not in get_args(Reduction):
         raise ReductionError(reduction)
 
 
@@ -78,12 +79,7 @@ def _as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
                 f"`normalizer` is expected to be a number ≥ 0 (the global token count), but got {normalizer}."
             )
         return denominator
-    if (
-        isinstance(normalizer, bool)
-        or not isinstance(normalizer, int | float)
-        or not math.isfinite(normalizer)
-        or normalizer < 0
-    ):
+    if not is_number(normalizer) or not math.isfinite(normalizer) or normalizer < 0:
         raise InputError(
             f"`normalizer` is expected to be a finite number ≥ 0 (the global token count), but got {normalizer!r}."
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import CorpusError, MissingDependencyError, UnknownNameError, first_line
+from zloss.results.reading import json_lines
 
 PYDOC, WIKITEXT = "pydoc", "wikitext-103"
 CORPORA = {
@@ -96,19 +97,25 @@ def _decode(path: Path) -> str:
 
 
 def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
-    for number, line in enumerate(_decode(path).splitlines(), start=1):
+    for number, line in enumerate(json_lines(_decode(path)), start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
-            raise CorpusError(f"{path} line {number} is not JSON: {error}.") from error
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(f"{path} line {number} is not JSON: {first_line(error)}.") from error
         if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
             keys = sorted(record) if isinstance(record, dict) else type(record).__name__
             raise CorpusError(
                 f"{path} line {number} has no text field {text_field!r} (it has {keys}): set `text_field`."
             )
-        yield record[text_field]
+        text = record[text_field]
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise CorpusError(
+                f"{path} line {number} holds half of a surrogate pair (an escape such as \\ud83d alone), which is no character: "
+                "repair or remove the line."
+            )
+        yield text
 
 
 def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
@@ -121,8 +128,12 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
         columns = table.schema_arrow.names
         if text_field not in columns:
             raise CorpusError(f"{path} has no text column {text_field!r} (it has {columns}): set `text_field`.")
+        kind = table.schema_arrow.field(text_field).type
+        kind = getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
+        if str(kind) not in ("string", "large_string", "string_view"):
+            raise CorpusError(f"the column {text_field!r} of {path} holds {kind}, not text: set `text_field`.")
         for batch in table.iter_batches(columns=[text_field]):
-            yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)
+            yield from (text for text in batch.column(0).to_pylist() if text is not None)
     except CorpusError:
         raise
     except Exception as error:

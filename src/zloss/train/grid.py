@@ -8,11 +8,12 @@ from pathlib import Path
 
 from zloss.console.progress import Progress
 from zloss.errors import InputError, UnknownNameError
+from zloss.ranks.job import Job
 from zloss.results.moe_config import OFF
 from zloss.results.train_config import UNPENALIZED, TrainConfig
 from zloss.source.objectives.registry import objective_names
 from zloss.train.folder.run_folder import claim_folder, is_finished
-from zloss.train.run import run_training
+from zloss.train.run import run_training_of
 from zloss.train.run_options import RunOptions
 from zloss.train.start.run_start import Start, prepare_start
 from zloss.train.step.live import LiveView
@@ -68,19 +69,32 @@ def run_grid(
     view: LiveView | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda text: None,
+    job: Job | None = None,
 ) -> list[Path]:
-    """Make the runs that are not finished. The result is the folders of all runs."""
+    """Make the runs that are not finished. The result is the folders of all runs. The processes of `job` share each run."""
+    job = job or Job()
     configs = list(grid.configs())
     start: Start | None = None
     places = []
     for config in configs:
         place = folder / config.name
         places.append(place)
-        start = start or prepare_start(config)
-        if is_finished(place):
-            claim_folder(place, config, start)
+        if start is None:
+            start = job.together(prepare_start, config)
+            for note in start.notes:
+                say(note)
+        config = start.settled(config)
+        if job.from_first(_claim_finished, place, config, start):
             say(f"{config.name}: finished before, skipped")
             continue
-        run_training(config, start, place, options=options, view=view, progress=progress)
+        run_training_of(job, config, start, place, options=options, view=view, progress=progress)
         say(f"{config.name}: done")
     return places
+
+
+def _claim_finished(place: Path, config: TrainConfig, start: Start) -> bool:
+    """Whether the folder holds this run, finished."""
+    finished = is_finished(place)
+    if finished:
+        claim_folder(place, config, start)
+    return finished

@@ -19,7 +19,7 @@ def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOp
     """Refuse a buffer that could not take dW, or would take it twice."""
     if buffer is None:
         return
-    check_tensors(weight_grad_buffer=buffer, weight=weight)
+    check_tensors(weight=weight, optional={"weight_grad_buffer": buffer})
     check_same_device(weight_grad_buffer=buffer, weight=weight)
     if buffer.dtype != torch.float32 or weight.dtype == torch.float64:
         raise DtypeError(

@@ -144,7 +144,7 @@ def _head_loss(
     group: ProcessGroup | None,
 ) -> HeadLossOutput:
     """`head_loss` with checked options."""
-    check_tensors(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
+    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
     head = open_head(hidden, weight, bias, target, token_weight, group)
     problem = prepare_head(
         head.hidden,

@@ -150,7 +150,7 @@ def prepare_head(
 def _check_shapes(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, token_weight: Tensor | None
 ) -> None:
-    check_tensors(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
+    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
     check_float("hidden", hidden)
     check_float("weight", weight)
     if hidden.dim() < 1:

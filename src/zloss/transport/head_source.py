@@ -57,7 +57,7 @@ def head_source(
     weight (1/N for "mean") is inside; V is `valid_vocab` where given. Of a head that is divided over ranks this rank's
     columns come back.
     """
-    if part not in get_args(Part):
+    if not isinstance(part, str) or part not in get_args(Part):
         raise UnknownNameError("part", part, get_args(Part))
     options = HeadOptions(
         objective=objective,
@@ -73,7 +73,7 @@ def head_source(
         chunk_size=chunk_size,
         memory_budget=memory_budget,
     )
-    check_tensors(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
+    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
     head = open_head(hidden, weight, bias, target, token_weight, group)
     problem = prepare_head(
         head.hidden,

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError, ShapeError, TiedHeadError
 from zloss.source.listing import centered_logits_from_raw
+from zloss.source.tensor_kind import check_floating
 from zloss.transport.options import check_vocab
 
 
@@ -42,8 +43,7 @@ def shift_head_(
     move with the others, so that a softmax over all rows stays as well; `valid_vocab` is checked and changes nothing.
     """
     _refuse_tied(linear, model, "shift_head_")
-    if not isinstance(shift, Tensor):
-        raise InputError(f"`shift` is expected to be a tensor [D], but got {type(shift).__name__}.")
+    check_floating("shift", shift)
     if shift.shape != (linear.in_features,):
         raise ShapeError(f"`shift` is expected to be [D] = [{linear.in_features}], but got {list(shift.shape)}.")
     check_vocab(valid_vocab, linear.out_features)

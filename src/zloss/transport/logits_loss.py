@@ -92,7 +92,7 @@ def _logits_loss(
     group: ProcessGroup | None,
 ) -> HeadLossOutput:
     """`logits_loss` with checked options."""
-    check_tensors(logits=logits, target=target, weight=weight, token_weight=token_weight)
+    check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
     logits, weight, group = open_logits(logits, weight, group)
     problem = prepare_logits(
         logits, target, weight, options, token_weight=token_weight, normalizer=normalizer, group=group

@@ -65,7 +65,7 @@ def prepare_logits(
 
     With a `group`, `logits` and `weight` are this rank's columns and rows, in rank order.
     """
-    check_tensors(logits=logits, target=target, weight=weight, token_weight=token_weight)
+    check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ShapeError(
             f"`logits` is expected to be a float tensor [..., V], but got {logits.dtype} {list(logits.shape)}."

@@ -50,7 +50,7 @@ class HeadOptions:
     def __post_init__(self) -> None:
         self._check_kinds()
         check_reduction(self.reduction)
-        if self.statistics not in get_args(Statistics):
+        if not isinstance(self.statistics, str) or self.statistics not in get_args(Statistics):
             raise UnknownNameError("statistics", self.statistics, get_args(Statistics))
         check_backend(self.backend)
         check_products(self.products)

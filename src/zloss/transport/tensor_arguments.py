@@ -6,18 +6,26 @@ has no values to read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from zloss.errors import DeviceError, DtypeError
+from zloss.source.tensor_kind import check_differentiable, check_tensor
 
 
-def check_tensors(**tensors: object) -> None:
-    """Every given argument is a tensor, and they are not all on the meta device."""
-    for name, tensor in tensors.items():
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise DtypeError(f"`{name}` is expected to be a tensor, but got {type(tensor).__name__}.")
-    devices = {tensor.device.type for tensor in tensors.values() if isinstance(tensor, Tensor)}
+def check_tensors(*, optional: Mapping[str, object] | None = None, **required: object) -> None:
+    """Every argument is a dense tensor that autograd may keep, and they are not all on the meta device.
+
+    Those in `optional` may be None.
+    """
+    given = {**required, **{name: value for name, value in (optional or {}).items() if value is not None}}
+    for name, value in given.items():
+        check_tensor(name, value)
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    check_differentiable(**tensors)
+    devices = {tensor.device.type for tensor in tensors.values()}
     if devices == {"meta"}:
         raise DeviceError("all tensors are on the meta device, which holds no values: move them to a real device.")
 

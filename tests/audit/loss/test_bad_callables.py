@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,14 @@ from zloss.audit.loss import reach
 from zloss.audit.loss.load import load_function
 from zloss.audit.loss.run import audit_loss
 from zloss.cli.audit_loss import AuditLoss
+from zloss.cli.main import main
 from zloss.errors import InputError
 from zloss.results.loss_audit import LossAudit
 
 SCRIPT = """
 import sys
+import threading
+import time
 import torch
 import torch.nn.functional as F
 
@@ -56,6 +61,33 @@ def exits(z, y):
 
 def nan(z, y):
     return z.sum() * float("nan")
+
+def loops(z, y):
+    while True:
+        pass
+
+def sleeps(z, y):
+    time.sleep(1000)
+
+def waits(z, y):
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def swallows(z, y):
+    while True:
+        try:
+            time.sleep(1000)
+        except Exception:
+            pass
+
+class Output:
+    @property
+    def loss(self):
+        raise RuntimeError("no loss today")
+
+def raising_property(z, y):
+    return Output()
 
 def vector(z, y):
     return z.logsumexp(-1)
@@ -167,6 +199,32 @@ def test_exit_codes_of_the_command(
     assert (out / "report.html").read_text(encoding="utf-8").count("all_ignored_nonfinite") >= 1
     printed = capsys.readouterr().out
     assert line in printed
+
+
+@pytest.mark.parametrize("hang", ["loops", "sleeps", "waits", "swallows"])
+def test_a_loss_that_hangs_is_given_up(script: Path, hang: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It hung for good, whatever it waited for."""
+    started = time.monotonic()
+    assert main(["audit-loss", f"{script}:{hang}", "--time-limit", "0.3"]) == 2
+    assert time.monotonic() - started < 20
+    error = capsys.readouterr().err
+    assert "did not come back within 0.3 seconds" in error
+    assert "--time-limit" in error
+    assert len(error.strip().splitlines()) == 1
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_property_that_raises_is_named(script: Path) -> None:
+    with pytest.raises(InputError, match="RuntimeError: no loss today"):
+        audit_loss(load_function(f"{script}:raising_property"))
+
+
+@pytest.mark.parametrize("words", [("--coef", "inf"), ("--coef", "nan"), ("--target", "nan"), ("--target=-inf",)])
+def test_expectations_are_finite_numbers(
+    script: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit-loss", f"{script}:good", *words]) == 2
+    assert "is expected to be a finite number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("function", ["raises", "exits", "nan", "vector", "wants_cuda", "number", "missing"])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from zloss.audit.loss.output import Item, LossCallError, LossOutput, read_output
+from zloss.audit.loss.time_limit import TIME_LIMIT, LossTimeoutError, limited
 
 LossFunction = Callable[..., Any]
 
@@ -82,6 +83,8 @@ class BlackBox:
     """Name of a returned value that is added to the first one, for losses whose caller adds them."""
     avoid: frozenset[int] = frozenset()
     """Classes that are no ordinary targets for this loss; probes do not draw them."""
+    time_limit: float | None = TIME_LIMIT
+    """Seconds that one call may take; None is no limit."""
     calls: int = 0
 
     def like(self, function: LossFunction, name: str) -> BlackBox:
@@ -177,11 +180,15 @@ class BlackBox:
 
     def _call(self, arguments: list[Tensor], target: Tensor, seed: int | None) -> LossOutput:
         self.calls += 1
-        returned = self._guarded(lambda: self._forward(arguments, target, seed), arguments, target)
         vocab = arguments[1].shape[0] if self.linear else arguments[0].shape[-1]
         entries = target.numel() * vocab
-        # A loss that shifts may return logits one row shorter.
-        return read_output(returned, self.name, entries // 2)
+
+        def call() -> LossOutput:
+            # Reading is foreign code too: `.loss` may be a property. A loss that shifts may return logits one row shorter.
+            return read_output(self._forward(arguments, target, seed), self.name, entries // 2)
+
+        output: LossOutput = self._guarded(call, arguments, target)
+        return output
 
     def _summed(self, output: LossOutput) -> Tensor:
         beside = next((item.value for item in output.items if item.name == self.added), None)
@@ -238,9 +245,10 @@ class BlackBox:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 # oneDNN's 16-bit GEMMs end the process on CPUs that claim instructions they lack.
-                with torch.backends.mkldnn.flags(enabled=False) if self.device.type == "cpu" else nullcontext():
+                native_off = torch.backends.mkldnn.flags(enabled=False) if self.device.type == "cpu" else nullcontext()
+                with limited(self.time_limit, self.name), native_off:
                     return action()
-        except (LossCallError, KeyboardInterrupt):
+        except (LossCallError, LossTimeoutError, KeyboardInterrupt):
             raise
         except (Exception, SystemExit) as error:
             batch = [1] if self.batched else []

@@ -24,9 +24,11 @@ from zloss.audit.loss.probes import Space
 from zloss.audit.loss.reach import try_sizes
 from zloss.audit.loss.settle import settle
 from zloss.audit.loss.source_error import audited_probe, measure_source
+from zloss.audit.loss.time_limit import TIME_LIMIT
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError, UnknownNameError
 from zloss.results.loss_audit import LossAudit, SourceError
+from zloss.source.number_kind import is_number
 
 if TYPE_CHECKING:
     from zloss.audit.loss.model_tokens import ModelTokens
@@ -57,6 +59,7 @@ def audit_loss(
     name: str | None = None,
     thorough: bool = False,
     model_tokens: ModelTokens | None = None,
+    time_limit: float | None = TIME_LIMIT,
     progress: Progress | None = None,
 ) -> LossAudit:
     """Identify λ, c, coordinate and denominators of `fn` from its gradients, and put every question of the audit to it.
@@ -66,7 +69,8 @@ def audit_loss(
     loss with its Z switched off, `per_token` its reduction="none" variant, `expect` what the user believes
     (`coef`, `target`, `coordinate`, `denominator`, ...). `logits` and `target` are where Δ_src is measured;
     `name` is what the report calls the loss; `thorough` also tries many tokens and a large vocabulary at once;
-    `model_tokens` (`open_model_tokens`) are tokens of a model on a text, on whose own logits Δ_src is measured too.
+    `model_tokens` (`open_model_tokens`) are tokens of a model on a text, on whose own logits Δ_src is measured too;
+    `time_limit` is how many seconds one call may take (None or 0: no limit; the main thread only).
 
     >>> import torch.nn.functional as F
     >>> audit_loss(lambda z, y: F.cross_entropy(z, y) + 1e-3 * z.logsumexp(-1).square().mean()).identified.coordinate
@@ -75,7 +79,7 @@ def audit_loss(
     started = time.perf_counter()
     wanted = _check_options(fn, off, per_token, expect, valid_vocab)
     space, device = _space(valid_vocab), torch.device("cpu") if logits is None else logits.device
-    box = BlackBox(fn, name or _name(fn), linear, device, seed, ignore_index)
+    box = BlackBox(fn, name or _name(fn), linear, device, seed, ignore_index, time_limit=time_limit)
     if ignore_index >= 0:
         space = replace(space, avoid=frozenset({ignore_index}))
     with (progress or Silent()).step("audit of the loss", None) as step:
@@ -144,8 +148,9 @@ def _check_options(
     for key, value in wanted.items():
         if key not in EXPECTABLE:
             raise UnknownNameError("key of `expect`", key, EXPECTABLE)
-        if key in ("coef", "target", "label_smoothing") and not (value is None or isinstance(value, (int, float))):
-            raise InputError(f"`expect[{key!r}]` is expected to be a number or None, but got {value!r}.")
+        number = key in ("coef", "target", "label_smoothing")
+        if number and value is not None and not (is_number(value) and math.isfinite(value)):
+            raise InputError(f"`expect[{key!r}]` is expected to be a finite number or None, but got {value!r}.")
     return wanted
 
 

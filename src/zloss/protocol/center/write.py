@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
 from pathlib import Path
 
-from zloss.errors import OutputError
 from zloss.protocol.center.change import Change
 from zloss.protocol.center.weight_files import INDEX, WeightFiles, write_weight_files
+from zloss.results.folder_writing import whole_folder
 
 CARD = "README.md"
 NOT_CARRIED = {INDEX, CARD, "config.json", "zloss.json"}
@@ -19,35 +17,13 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".
 
 def write_centered(files: WeightFiles, change: Change, target: Path, name: str) -> None:
     """Make the copy beside `target` and rename it there, so that it appears whole or not at all."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    except OSError as error:
-        raise OutputError(f"cannot write to {target}: {error.strerror}.") from error
-    try:
+    with whole_folder(target) as part:
         for path in sorted(files.folder.iterdir()):
             if path.is_file() and path.name not in NOT_CARRIED and path.suffix not in WEIGHTS:
-                shutil.copyfile(path, scratch / path.name)
-        write_weight_files(files, scratch, change.replaced, change.added)
-        (scratch / "config.json").write_text(changed_config(files.folder, change), encoding="utf-8")
-        (scratch / CARD).write_text(card(files.folder, change, name), encoding="utf-8")
-        make_readable(scratch)
-        if target.exists():
-            shutil.rmtree(target)
-        scratch.rename(target)
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def make_readable(folder: Path) -> None:
-    """Permissions as for any file the user writes: safetensors and mkdtemp make theirs private."""
-    umask = os.umask(0)
-    os.umask(umask)
-    folder.chmod(0o777 & ~umask)
-    for path in folder.iterdir():
-        path.chmod(0o666 & ~umask)
+                shutil.copyfile(path, part / path.name)
+        write_weight_files(files, part, change.replaced, change.added)
+        (part / "config.json").write_text(changed_config(files.folder, change), encoding="utf-8")
+        (part / CARD).write_text(card(files.folder, change, name), encoding="utf-8")
 
 
 def changed_config(folder: Path, change: Change) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from zloss.report.charts.panel import Axis, Layer, Mark, Note, Panel, Series, across
-from zloss.report.charts.scale import SMALLEST, Scale, linear_scale, log_scale
+from zloss.report.charts.scale import LARGEST, SMALLEST, Scale, linear_scale, log_scale
 from zloss.report.text.numbers import both, coefficient, number
 from zloss.results.audit import AuditReport
 from zloss.results.figure_data import GeometrySample
@@ -94,7 +94,7 @@ def _transport(report: AuditReport, sample: GeometrySample) -> Panel | None:
 def _beyond(samples: tuple[Sequence[float], ...]) -> float:
     """A little above the largest value; 1 where a head of zeros has no source at all."""
     largest = max(itertools.chain(*samples), default=0.0)
-    return largest * 1.05 if largest > SMALLEST else 1.0
+    return min(largest, LARGEST) * 1.05 if largest > SMALLEST else 1.0
 
 
 def _reached_gains(zs: tuple[Sequence[float], ...], us: tuple[Sequence[float], ...]) -> list[float]:

@@ -12,6 +12,8 @@ NARROW = 1e-12
 """A linear scale narrower than this share of its values is widened: its ticks would be equal numbers."""
 SMALLEST = 1e-300
 """Steps between ticks below this are lost in rounding."""
+LARGEST = 1e290
+"""Values beyond this are not drawn: differences of two of them may overflow."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Scale:
         return replace(self, start=start, end=end)
 
     def shows(self, value: float) -> bool:
-        """Whether the value has a position: finite, and positive on a logarithmic scale."""
-        return math.isfinite(value) and (value > 0 or not self.log)
+        """Whether the value has a position: finite and not near the end of its range, and positive on a logarithmic scale."""
+        return abs(value) <= LARGEST and (value > 0 or not self.log)
 
     def ticks(self, wanted: int = 5) -> list[float]:
         """Round values inside the scale."""
@@ -62,7 +64,7 @@ def linear_ticks(low: float, high: float, wanted: int) -> list[float]:
 
 def linear_scale(*samples: Sequence[float], margin: float = 0.05) -> Scale:
     """A linear scale around all finite samples; equal samples, zeros included, stand in the middle of it."""
-    values = [value for sample in samples for value in sample if math.isfinite(value)]
+    values = [value for sample in samples for value in sample if abs(value) <= LARGEST]
     low, high = min(values, default=0.0), max(values, default=1.0)
     wide = high - low > max(NARROW * max(abs(low), abs(high)), SMALLEST)
     middle_pad = abs(high) * 0.05 if abs(high) > SMALLEST else 1.0
@@ -72,9 +74,9 @@ def linear_scale(*samples: Sequence[float], margin: float = 0.05) -> Scale:
 
 def log_scale(*samples: Sequence[float], margin: float = 0.04) -> Scale:
     """A logarithmic scale around all positive samples."""
-    values = [value for sample in samples for value in sample if value > SMALLEST and math.isfinite(value)]
+    values = [value for sample in samples for value in sample if SMALLEST < value <= LARGEST]
     low, high = min(values, default=1.0), max(values, default=10.0)
-    stretch = (high / low) ** margin if high > low * (1 + NARROW) else 2.0
+    stretch = math.exp(margin * (math.log(high) - math.log(low))) if high > low * (1 + NARROW) else 2.0
     return Scale(low / stretch, high * stretch, log=True)
 
 

@@ -23,6 +23,7 @@ from zloss.report.charts.tails import tail_panels
 from zloss.report.charts.training import training_panels
 from zloss.report.html.cards import Card, cards
 from zloss.report.html.further_views import measured_view, reproduction_view, router_scale_view
+from zloss.report.html.recommendation_view import recommendation_view
 from zloss.report.html.thinning import thin
 from zloss.report.html.visible import visible_text
 from zloss.report.tables.comparison import ShownTable, paired_table, router_table
@@ -203,6 +204,7 @@ def _render(results: DecidedResults) -> str:
         loss_audits=[_loss_audit_view(audit) for audit in results.loss_audits],
         implementation_audits=[_implementation_view(audit) for audit in results.implementation_audits],
         comparisons=[_comparison_view(judged, f"c{i}") for i, judged in enumerate(results.comparisons)],
+        recommendations=[recommendation_view(found) for found in results.recommendations],
         drifts=[_drift_view(drift, f"d{i}") for i, drift in enumerate(results.drifts)],
         router_scales=[router_scale_view(table) for table in results.router_scales],
         measured_routers=[measured_view(scale) for scale in results.measured_routers],
@@ -224,6 +226,8 @@ def _title(names: Sequence[str], results: DecidedResults) -> str:
         return "Audit of the implementation"
     if results.router_scales or results.measured_routers:
         return "Scale of a router Z-loss"
+    if results.recommendations:
+        return "Recommendation for " + ", ".join(found.tested.model for found in results.recommendations)
     if results.drifts:
         return "Drift of " + ", ".join(drift.model for drift in results.drifts)
     labels = [record.label for record in results.reproductions]

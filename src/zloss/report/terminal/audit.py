@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING
 from zloss.decide.bottom_line import bottom_line
 from zloss.decide.next_command import NextCommand
 from zloss.report.tables.head import head_lines
-from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
+from zloss.report.tables.verdicts import effect_number, status, tally
+from zloss.report.terminal.fitting import print_legend, print_table
 from zloss.report.terminal.router import print_router
-from zloss.report.terminal.whole import print_whole
 from zloss.report.text.numbers import factor, number
 from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.decision import Decision
-from zloss.results.quantities import HEADLINE, symbol
+from zloss.results.quantities import HEADLINE, define, symbol
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-MARKS = {"fired": ("●", "yellow"), "quiet": ("●", "green"), "open": ("○", "dim")}
+MARKS = {"fired": ("● fired", "yellow"), "quiet": ("● quiet", "green"), "open": ("○ open", "dim")}
+"""A verdict as a word, and its colour, by status."""
+EXPLAINED_WIDTH = 120
+"""Columns from which on the table of numbers has one for their meanings; below, a legend stands under it."""
 
 
 def print_audit(report: AuditReport, console: Console | None = None) -> None:
@@ -40,23 +43,33 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
     )
     for sentence in summarize(report):
         console.print(Text(sentence))
-    console.print(numbers_table(report))
+    explained = console.width >= EXPLAINED_WIDTH
+    print_table(console, numbers_table(report, explained=explained), keys=4)
+    if not explained:
+        print_legend(console, (*HEADLINE, *(("r_z", "c_z") if report.gradient is not None else ())))
     if report.router is not None:
         print_router(report.router, console)
     if report.decisions:
         print_decisions(report.decisions, console)
 
 
-def numbers_table(report: AuditReport) -> Table:
-    """Every measured number of the head, and R_Z, C_Z."""
-    table = _table("quantity", "raw", "centered", "centered / raw")
-    for line in head_lines(report):
-        table.add_row(line.label.symbol, number(line.raw), number(line.centered), factor(line.ratio))
+def numbers_table(report: AuditReport, *, explained: bool = False) -> Table:
+    """Every measured number of the head, and R_Z, C_Z; with `explained` their meanings beside them."""
+    rows = [
+        (line.label.key, line.label.axis, number(line.raw), number(line.centered), factor(line.ratio))
+        for line in head_lines(report)
+    ]
     if report.gradient is not None:
         raw, centered = report.gradient.raw, report.gradient.centered
         ratio = centered.r_z / raw.r_z if raw.r_z and centered.r_z is not None else None
-        table.add_row(symbol("r_z"), number(raw.r_z), number(centered.r_z), factor(ratio))
-        table.add_row(symbol("c_z"), number(raw.c_z), number(centered.c_z), "")
+        rows.append(("r_z", symbol("r_z"), number(raw.r_z), number(centered.r_z), factor(ratio)))
+        rows.append(("c_z", symbol("c_z"), number(raw.c_z), number(centered.c_z), ""))
+    table = _table("quantity", "raw", "centered", "centered / raw")
+    if explained:
+        table.add_column("meaning", overflow="fold")
+    for key, *cells in rows:
+        definition = define(key)
+        table.add_row(*cells, *([definition.meaning] if explained and definition else []))
     return table
 
 
@@ -67,14 +80,8 @@ def print_decisions(decisions: Sequence[Decision], console: Console | None = Non
     from rich.text import Text
 
     console = console or Console()
-    table = Table(
-        box=None,
-        show_header=False,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        title=f"Decision map: {tally(decisions)}",
-    )
-    table.title_justify = "left"
+    console.print(Text(f"Decision map: {tally(decisions)}", style="bold"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -124,16 +131,17 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
     gradients = [getattr(report.gradient, coordinate, None) for _, report, coordinate in columns]
     for key in ("r_z", "c_z"):
         table.add_row(symbol(key), *(number(getattr(gradient, key, None)) for gradient in gradients))
-    print_whole(console, table)
+    print_table(console, table, together=2)
+    print_legend(console, (*HEADLINE, "r_z"))
     verdicts = _table("stage", *(name for name, _ in named), left=1 + len(named))
     for decisions in zip(*(report.decisions for _, report in named), strict=True):
         cells = []
         for decision in decisions:
             mark, style = MARKS[status(decision)]
             value = f" {number(decision.value)}" if decision.value is not None else ""
-            cells.append(Text(f"{mark} {WORDS[status(decision)]}{value}", style=style))
+            cells.append(Text(f"{mark}{value}", style=style))
         verdicts.add_row(decisions[0].stage, *cells)
-    print_whole(console, verdicts)
+    print_table(console, verdicts)
 
 
 def _table(*columns: str, left: int = 1) -> Table:

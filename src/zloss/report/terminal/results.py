@@ -6,14 +6,15 @@ from zloss.decide.decided_results import DecidedResults, audit_names
 from zloss.report.terminal.audit import print_audit, print_decisions, print_side_by_side
 from zloss.report.terminal.drift import print_drift
 from zloss.report.terminal.implementation_audit import print_implementation_audit
+from zloss.report.terminal.recommendation import print_recommendation
 from zloss.report.terminal.reproduction import print_reproduction_record
 from zloss.report.terminal.router import print_measured_scale
 from zloss.report.terminal.router_scale import print_router_scale
 
 
 def print_results(results: DecidedResults) -> None:
-    """Implementation audits; one audit in full, several side by side, or the decision map alone; then drifts, router scales
-    and reproductions."""
+    """Implementation audits; one audit in full, several side by side, or the decision map alone; then recommendations,
+    drifts, router scales and reproductions."""
     audits = results.audits
     for audit in results.implementation_audits:
         print_implementation_audit(audit)
@@ -24,6 +25,8 @@ def print_results(results: DecidedResults) -> None:
     else:
         for decision_map in results.maps:
             print_decisions(decision_map.decisions)
+    for found in results.recommendations:
+        print_recommendation(found)
     for drift in results.drifts:
         print_drift(drift)
     for scale in results.measured_routers:

@@ -14,10 +14,9 @@ MOVES_LITTLE = 0.02
 
 
 def summarize(report: AuditReport) -> list[str]:
-    """Sentences on the common shift, on what centering changes, and on the λ that meets the R_Z budget."""
-    return [
-        sentence for sentence in (_partial(report), _shift(report), _centering(report), _budget(report)) if sentence
-    ]
+    """Sentences on the common shift, on what centering changes, on the λ that meets the R_Z budget, and the notes."""
+    sentences = (_partial(report), _shift(report), _centering(report), _budget(report), *report.notes)
+    return [sentence for sentence in sentences if sentence]
 
 
 def _partial(report: AuditReport) -> str:

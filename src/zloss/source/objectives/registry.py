@@ -43,6 +43,6 @@ def make_objective(name: str, coef: float | None) -> Objective:
     >>> make_objective("factorized", 1e-4)
     FactorizedZLoss(shift_coef=0.0001, relative_coef=0.0001, shift_target=0.0, relative_target=None)
     """
-    if name not in _FACTORIES:
+    if not isinstance(name, str) or name not in _FACTORIES:
         raise UnknownNameError("objective", name, _FACTORIES)
     return _FACTORIES[name](coef)

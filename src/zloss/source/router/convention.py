@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import Literal
 
 from zloss.errors import CoefficientError, InputError
+from zloss.source.number_kind import is_number
 
 TokenCount = Literal["decisions", "layer_tokens", "valid_tokens"]
 """D_l: all decisions N_tl; the layer's counted tokens N_l; or the tokens with a label, even where all tokens are summed."""
@@ -123,7 +124,7 @@ def check_count(name: str, value: object, *, optional: bool = False) -> None:
     """A count is an integer ≥ 1."""
     if optional and value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
         raise InputError(f"`{name}` is expected to be an integer ≥ 1, but got {value!r}.")
 
 
@@ -131,6 +132,6 @@ def exact_coefficient(coef: float | None) -> Fraction:
     """λ_R as an exact fraction; None is off, as 0."""
     if coef is None:
         return Fraction(0)
-    if not (math.isfinite(coef) and coef >= 0):
+    if not (is_number(coef) and math.isfinite(coef) and coef >= 0):
         raise CoefficientError(f"`coef` is expected to be None (off) or a finite number ≥ 0, but got {coef!r}.")
     return Fraction(coef)

@@ -5,7 +5,7 @@ Axes: L layers, T tokens of a layer, E experts, N decisions (all layers, one aft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zloss.errors import DeviceError, DtypeError, InputError, ShapeError
 from zloss.source.listing import at_least_fp32
+from zloss.source.tensor_kind import check_tensor
 
 LayerTensors = Tensor | Sequence[Tensor]
 """One [T, E] tensor per layer, an [L, T, E] tensor, or [T, E] for a single layer."""
@@ -85,6 +86,7 @@ def read_router_logits(router_logits: LayerTensors, mask: LayerTensors | None, *
 def _layers(router_logits: LayerTensors) -> tuple[tuple[Tensor, ...], Sequence[Tensor]]:
     """The given tensors, and a [T, E] view of each layer."""
     if isinstance(router_logits, Tensor):
+        check_tensor("router_logits", router_logits)
         if router_logits.ndim not in (2, 3):
             raise ShapeError(
                 f"`router_logits` is expected to be [T, E], [L, T, E] or a sequence of [T, E], but got "
@@ -93,7 +95,7 @@ def _layers(router_logits: LayerTensors) -> tuple[tuple[Tensor, ...], Sequence[T
         tensors: tuple[Tensor, ...] = (router_logits,)
         layers: tuple[Tensor, ...] = (router_logits,) if router_logits.ndim == 2 else router_logits.unbind(0)
     else:
-        tensors = layers = tuple(router_logits)
+        tensors = layers = tensor_sequence("router_logits", router_logits, dims=2)
     if not layers:
         raise InputError("`router_logits` holds no layer: the model returned no router logits.")
     for index, layer in enumerate(layers):
@@ -108,13 +110,30 @@ def _layers(router_logits: LayerTensors) -> tuple[tuple[Tensor, ...], Sequence[T
     return tensors, layers
 
 
+def tensor_sequence(name: str, value: LayerTensors, *, dims: int) -> tuple[Tensor, ...]:
+    """One tensor per layer: a tensor of `dims` axes alone, the first axis of one with one more, or a sequence."""
+    if isinstance(value, Tensor):
+        check_tensor(name, value)
+        return (value,) if value.ndim <= dims else value.unbind(0)
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise DtypeError(
+            f"`{name}` is expected to be a tensor or one tensor per layer, but got {type(value).__name__}."
+        )
+    tensors = tuple(value)
+    for index, tensor in enumerate(tensors):
+        check_tensor(f"{name}[{index}]", tensor)
+    return tensors
+
+
 def _mask(mask: LayerTensors | None, tokens: tuple[int, ...], device: torch.device) -> Tensor:
     total = sum(tokens)
     if mask is None:
         return torch.ones(total, dtype=torch.bool, device=device)
-    if isinstance(mask, Tensor) and mask.ndim == 2:
-        mask = mask.unbind(0)
-    parts = [mask] * len(tokens) if isinstance(mask, Tensor) else list(mask)
+    if isinstance(mask, Tensor) and mask.ndim == 1:
+        check_tensor("mask", mask)
+        parts = (mask,) * len(tokens)
+    else:
+        parts = tensor_sequence("mask", mask, dims=1)
     shapes = [tuple(part.shape) for part in parts]
     if shapes != [(count,) for count in tokens]:
         raise ShapeError(

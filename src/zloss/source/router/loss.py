@@ -18,12 +18,13 @@ from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError, ShapeError
 from zloss.source.listing import at_least_fp32
-from zloss.source.objective import check_target, is_on, resolve_target
+from zloss.source.objective import check_target, is_number, is_on, resolve_target
 from zloss.source.objectives.standard import StandardZLoss
 from zloss.source.router.catalog import find_convention
 from zloss.source.router.convention import RouterContext, RouterConvention, check_count, exact_coefficient
-from zloss.source.router.decisions import LayerTensors, read_router_logits
+from zloss.source.router.decisions import LayerTensors, read_router_logits, tensor_sequence
 from zloss.source.router.statistics import RouterStats, router_statistics
+from zloss.source.tensor_kind import check_differentiable
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,8 @@ def _weights(
     """D_l, c_l, α_l = c_l / D_l and s_rel = c_l · (N_tl / D_l), fp64, without moving a count off its device."""
     counted_L = stats.decisions_per_layer
     if normalizer is not None:
+        if not isinstance(normalizer, Tensor) and not is_number(normalizer):
+            raise InputError(f"`normalizer` is expected to be a number or a 0-d tensor, but got {normalizer!r}.")
         value = torch.as_tensor(normalizer, dtype=torch.float64, device=counted_L.device).detach()
         if value.numel() != 1 or (not isinstance(normalizer, Tensor) and not (math.isfinite(value) and value >= 0)):
             raise InputError(
@@ -233,7 +236,7 @@ def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
 def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors) -> Tensor:
     """Mean over decisions of ‖λα·2(log Z − c)·W_Rᵀp‖₂, [L]."""
     decisions = stats.decisions
-    weights = (weight,) if isinstance(weight, Tensor) and weight.ndim == 2 else tuple(weight)
+    weights = tensor_sequence("weight", weight, dims=2)
     shapes = [list(w.shape) for w in weights]
     if len(weights) != decisions.layers or any(w.ndim != 2 or w.shape[0] != decisions.experts for w in weights):
         raise ShapeError(
@@ -278,5 +281,6 @@ def _attach(value: Tensor, along_p_N: Tensor, absolute_N: Tensor, stats: RouterS
     tensors = stats.decisions.tensors
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return value
+    check_differentiable(**{f"router_logits[{i}]": tensor for i, tensor in enumerate(tensors)})
     attached = _Source.apply(value, along_p_N, absolute_N, stats.p_NE, *tensors)  # type: ignore[no-untyped-call]
     return cast(Tensor, attached)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from zloss.errors import InputError
 from zloss.results.moe_config import FREE_MOE
 from zloss.results.provenance import RunProvenance, read_run_provenance
 from zloss.results.reading import read_object
+from zloss.results.record import from_plain
 from zloss.results.recorded_run import FREE_RECORDED, RecordedRun
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
 from zloss.results.step_record import StepRecord
@@ -18,6 +19,28 @@ from zloss.results.train_config import FREE
 from zloss.train.folder.step_log import STEPS_FILE, read_steps
 
 CONFIG_FILE, START = "config.json", "initial_weights"
+
+
+@dataclass(frozen=True)
+class _RouterKeys:
+    """What a comparison reads of the experts' part of config.json."""
+
+    router: str
+    router_coef: float
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _RunKeys:
+    """What a comparison reads of config.json by name; the other keys are only compared."""
+
+    method: str
+    coef: float
+    seed: int
+    steps: int | None = None
+    moe: _RouterKeys | None = None
+    schema: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,8 +64,9 @@ class FinishedRun:
     def steps(self) -> list[StepRecord]:
         """The records of steps.jsonl; an error where they are not the run's steps, from the first to the last."""
         records = read_steps(self.folder)
-        wanted = self.config.get("steps", self.record.training.steps)
-        if [record.step for record in records] != list(range(1, wanted + 1)) or wanted != self.record.training.steps:
+        wanted = int(self.config.get("steps") or self.record.training.steps)
+        whole = len(records) == wanted and all(record.step == i for i, record in enumerate(records, start=1))
+        if not whole or wanted != self.record.training.steps:
             raise InputError(
                 f"{self.folder / STEPS_FILE} holds {len(records)} lines, but the run has {wanted} steps and its metrics are "
                 f"of {self.record.training.steps}: {RUN_AGAIN}."
@@ -92,6 +116,12 @@ class FinishedRun:
 def read_run(folder: Path) -> FinishedRun:
     """The finished run in `folder`; a file that is missing or damaged is named, with its key."""
     config = read_object(folder / CONFIG_FILE, advice=RUN_AGAIN)
+    try:
+        from_plain(_RunKeys, config)
+    except InputError as error:
+        raise InputError(
+            f"{folder / CONFIG_FILE} is not the config of a run: {error} To go on, {RUN_AGAIN}."
+        ) from error
     record = read_metrics(folder)
     try:
         provenance = read_run_provenance(folder)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError
 from zloss.models.weight_fingerprint import sampled_fingerprint
+from zloss.ranks.job import Job
 from zloss.results.folder_lock import locked_folder
-from zloss.results.run_config import CONFIG_FILE, write_run_config
-from zloss.results.run_metrics import METRICS_FILE
+from zloss.results.reading import read_object
+from zloss.results.run_config import CONFIG_FILE, RunConfig, write_run_config
+from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN
 from zloss.results.train_config import TrainConfig
 from zloss.train.folder.config_record import config_record
 from zloss.train.folder.step_log import STEPS_FILE
@@ -21,30 +23,61 @@ from zloss.train.start.run_start import Start
 
 
 @contextmanager
-def run_in_folder(folder: Path, config: TrainConfig, start: Start) -> Iterator[str]:
-    """Hold the folder for one run; the value identifies the run. A process that comes second changes nothing in it."""
-    with locked_folder(folder):
-        yield claim_folder(folder, config, start)
+def run_in_folder(folder: Path, config: TrainConfig, start: Start, job: Job) -> Iterator[str]:
+    """Hold the folder for one run; the value identifies the run. A process that comes second changes nothing in it.
+
+    Of several ranks the first one holds the folder; ranks whose model, text or settings differ are refused.
+    """
+    with ExitStack() as held:
+
+        def claim() -> str:
+            if not job.first:
+                return identity_of(config_record(config, start))
+            held.enter_context(locked_folder(folder))
+            return claim_folder(folder, config, start)
+
+        identity = job.together(claim)
+        job.together(check_alike, job.everyone(identity), "models, texts or settings: give every process the same")
+        yield identity
+
+
+def check_alike(of_every_rank: Sequence[object], what: str) -> None:
+    """Refuse ranks that differ; `what` completes the sentence."""
+    if len(set(of_every_rank)) > 1:
+        raise InputError(f"the ranks of the job have different {what}.")
 
 
 def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
     """Write config.json, or check that the one in `folder` is of the same run. The result identifies the run."""
     record = config_record(config, start)
-    mine, file = record.to_dict(), folder / CONFIG_FILE
-    if file.is_file():
-        try:
-            before = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            before = None
-        # A file that was cut off says nothing: `is_finished` is False for it too, so its run is made anew.
-        names = _differing(before, mine, start) if isinstance(before, dict) else []
-        if names:
-            raise InputError(
-                f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
-                "choose another folder, or remove that one."
-            )
+    mine, before = record.to_dict(), earlier_settings(folder)
+    names = _differing(before, mine, start) if before is not None else []
+    if names:
+        raise InputError(
+            f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
+            "choose another folder, or remove that one."
+        )
     write_run_config(folder, record)
-    return hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()[:16]
+    return identity_of(record)
+
+
+def identity_of(record: RunConfig) -> str:
+    """A number of the run, the same for the same settings, data and initial weights."""
+    return hashlib.sha256(json.dumps(record.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def earlier_settings(folder: Path) -> dict[str, Any] | None:
+    """config.json of the run that `folder` holds; None where there is none, or only the beginning of one.
+
+    A config.json that is missing or damaged beside the metrics of a finished run is an error: nobody can say of which
+    settings they are, so they are neither taken for ours nor overwritten.
+    """
+    try:
+        return read_object(folder / CONFIG_FILE, advice=RUN_AGAIN)
+    except InputError as error:
+        if (folder / METRICS_FILE).exists():
+            raise InputError(f"{folder} holds a finished run whose settings are unknown: {error}") from error
+        return None
 
 
 def _differing(before: dict[str, Any], mine: dict[str, Any], start: Start) -> list[str]:
@@ -60,9 +93,9 @@ def is_finished(folder: Path) -> bool:
     if not (folder / METRICS_FILE).is_file():
         return False
     try:
-        steps = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["steps"]
+        steps = read_object(folder / CONFIG_FILE, advice=RUN_AGAIN).get("steps")
         return bool((folder / STEPS_FILE).read_bytes().count(b"\n") == steps)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, InputError):
         return False
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from zloss.errors import InputError, OutputError
+from zloss.results.reading import json_lines
 from zloss.results.run_metrics import RUN_AGAIN
 from zloss.results.step_record import StepRecord
 from zloss.results.writing import write_text
@@ -51,7 +52,7 @@ def to_lines(records: Iterable[StepRecord]) -> str:
 def read_lines(file: Path) -> list[StepRecord]:
     """The records of a file of step lines; a damaged line is named by its number and its key."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = json_lines(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read ({error}): {RUN_AGAIN}.") from error
     records = []

@@ -47,6 +47,7 @@ from zloss.telemetry.micro_batch import LossParts, MicroBatch, micro_batch
 from zloss.telemetry.window import StepWindow
 from zloss.text.blocks import Blocks
 from zloss.train.folder.provenance import run_provenance
+from zloss.train.folder.run_folder import earlier_settings
 from zloss.train.folder.step_log import STEPS_FILE, StepLog, read_steps
 from zloss.train.record.recorded_config import RecordOptions, method_numbers, plain_settings
 from zloss.train.record.recorded_model import RecordedModel, recorded_model
@@ -118,19 +119,15 @@ class RunRecorder:
             raise
 
     def _claim(self) -> None:
-        mine, file = json.loads(json.dumps(self.config.to_dict())), self.folder / CONFIG_FILE
-        if file.is_file():
-            try:
-                before = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError:
-                before = mine  # a file that was cut off says nothing
+        mine, before = json.loads(json.dumps(self.config.to_dict())), earlier_settings(self.folder)
+        if before is not None:
             names = sorted(key for key in {**before, **mine} if before.get(key) != mine.get(key))
             if names:
                 raise InputError(
                     f"{self.folder} holds a run with other settings ({', '.join(names)} differ): choose another folder, or "
                     "remove that one."
                 )
-        write_json(file, mine)
+        write_json(self.folder / CONFIG_FILE, mine)
 
     def _earlier(self, step: int) -> list[StepRecord]:
         """The records of the steps before, which a resumed run keeps."""

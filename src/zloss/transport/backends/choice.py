@@ -15,7 +15,7 @@ Chosen = Literal["dense", "chunked", "triton"]
 
 def check_backend(backend: str) -> None:
     """The name is one of the backends'."""
-    if backend not in get_args(Backend):
+    if not isinstance(backend, str) or backend not in get_args(Backend):
         raise UnknownNameError("backend", backend, get_args(Backend))
 
 

@@ -94,7 +94,7 @@ class ProductPlan:
 
 def check_products(products: str) -> None:
     """The name is one of the options'."""
-    if products not in get_args(Products):
+    if not isinstance(products, str) or products not in get_args(Products):
         raise UnknownNameError("products", products, get_args(Products))
 
 

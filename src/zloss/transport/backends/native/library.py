@@ -63,7 +63,7 @@ def _kept_or_built(source: str, compiler: list[str]) -> ctypes.CDLL:
     key = hashlib.sha256("\0".join((source, *compiler, *_FLAGS, _processor())).encode()).hexdigest()[:16]
     try:
         kept = cache_root() / "native" / f"rows-{key}.so"
-    except RuntimeError:  # a user without a home
+    except OSError:  # a user without a home
         kept = None
     library = None if kept is None else load_library(kept)
     if library is not None:
