@@ -29,6 +29,9 @@ VARIABLES = (
     ("ZLOSS_RANK_TIMEOUT", "Seconds after which a rank stops waiting for the others."),
     ("TRITON_INTERPRET", "`1`, set before the first Triton loss, runs its kernels on Triton's interpreter on the CPU."),
     ("ONEDNN_MAX_CPU_ISA", "`AVX512_CORE_BF16` keeps bf16 products fast on machines that announce AMX and then trap on it."),
+    ("HF_HUB_OFFLINE", "`1`: models and datasets come from the local cache; the hub is not asked."),
+    ("HF_ENDPOINT", "Address of the hub; a command names it where it does not answer."),
+    ("HF_HUB_DISABLE_PROGRESS_BARS", "Set by a command while it loads a model, so that bars do not cross its own progress."),
     ("RANK", "Set by `torchrun`; with `WORLD_SIZE` above 1 a command works on several processes or refuses to."),
     ("WORLD_SIZE", "See `RANK`."),
 )  # fmt: skip
