@@ -34,3 +34,10 @@ def test_every_environment_variable_that_is_read_is_listed() -> None:
     read |= {name for text in sources for name in re.findall(r'environ(?:\.get\(|\[)"([A-Z_]+)"', text)}
     assert read <= listed, read - listed
     assert all(any(name in text for text in sources) for name in listed)
+
+
+def test_every_public_name_has_its_place_in_the_reference() -> None:
+    shown = re.findall(r"^::: (\S+)", (DOCS / "reference/python.md").read_text(encoding="utf-8"), re.MULTILINE)
+    homes = {f"{getattr(zloss, name).__module__}.{name}" for name in set(zloss.__all__) - {"__version__", "errors"}}
+    assert homes <= set(shown), homes - set(shown)
+    assert "zloss.errors" in shown
