@@ -47,7 +47,7 @@ format: install  ## rewrite the sources in the house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: install   ## the speed figures of the README (needs a quiet machine)
+bench: install   ## the speed figures of docs/speed.md (needs a quiet machine)
 	@$(BIN)/python benchmarks/bench_head_loss.py
 
 gpu:             ## every law and the speed figures on an NVIDIA GPU, as two files for docs/results/gpu

@@ -17,7 +17,10 @@ from zloss.cli.options import parse
 from zloss.errors import ZlossError
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page) if block.language == "python"]
-RUN = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("own_loop", "objectives", "coming_from", "ten_minutes")))
+RUN = (
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in ("own_loop", "objectives", "coming_from", "ten_minutes", "contributing")),
+)
 """Pages whose Python blocks run in order, in one namespace."""
 PLACEHOLDER = re.compile(r"[…\[\]<>]|\.\.\.|^[A-Z_]+$")
 

@@ -22,6 +22,11 @@ def table(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def sentence(text: str) -> str:
-    """`text` with a capital letter and a full stop; symbols at the start keep their case."""
-    first = text[:1].upper() if text[:1].islower() and text[1:2].isalpha() else text[:1]
+    """`text` with a capital letter and a full stop; symbols and settings at the start keep their case."""
+    word = text.partition(" ")[0]
+    first = (
+        text[:1].upper()
+        if word[:1].islower() and word.strip(",:").replace("-", "").isalpha() and len(word) > 1
+        else text[:1]
+    )
     return f"{first}{text[1:]}" if text.endswith((".", "?")) else f"{first}{text[1:]}."
