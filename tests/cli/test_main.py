@@ -52,3 +52,27 @@ def test_a_wrong_option_exits_with_two() -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(["demo", "--no-such-option"])
     assert stop.value.code == 2
+
+
+def test_an_optional_package_that_is_missing_anywhere_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(name: str, options: list[str]) -> int:
+        raise ModuleNotFoundError("No module named 'huggingface_hub'", name="huggingface_hub.utils")
+
+    monkeypatch.setattr(cli, "_run", run)
+    assert cli.main(["center", "model"]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        "zloss center: This command needs the package 'huggingface_hub', which is not installed: "
+        "pip install 'zloss[audit]'.\n"
+    )
+
+
+def test_a_module_of_our_own_that_is_missing_is_no_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, options: list[str]) -> int:
+        raise ModuleNotFoundError("No module named 'zloss.gone'", name="zloss.gone")
+
+    monkeypatch.setattr(cli, "_run", run)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["center", "model"])

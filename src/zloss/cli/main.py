@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from zloss.cli.command_line import running
-from zloss.errors import OutputError, UnknownNameError, ZlossError, first_line
+from zloss.errors import MissingDependencyError, OutputError, UnknownNameError, ZlossError, extra_of, first_line
 
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 
@@ -109,6 +109,13 @@ def main(argv: list[str] | None = None) -> int:
         # Whoever read the output has ended. What Python still holds of it goes nowhere, or it would raise again at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
+    except ModuleNotFoundError as error:
+        # Most places name the extra themselves; this is for an optional package that another one imports.
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "zloss", "zloss_paper"):
+            raise
+        print(f"zloss {name}: {MissingDependencyError(package, 'This command', extra_of(package))}", file=sys.stderr)
+        return BAD_INPUT
     except OSError as error:
         # The last net: a file system that refuses what nobody asked it before.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "

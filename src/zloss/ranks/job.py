@@ -113,7 +113,7 @@ class Job:
         if not failed:
             return made[0]
         if not self.first:
-            raise StoppedError("another rank has reported an error") from failure
+            raise StoppedError("another rank has reported an error.") from failure
         raise failure or ZlossError(f"rank {failed[0]} of {self.ranks}: {told[failed[0]]}")
 
     def from_first(self, make: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:

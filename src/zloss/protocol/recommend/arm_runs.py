@@ -16,6 +16,7 @@ from typing import Any
 from zloss.console.progress import Progress
 from zloss.decide.recommend.certain_rejection import certain_rejection
 from zloss.decide.thresholds import Thresholds
+from zloss.ranks.job import Job
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
 from zloss.results.writing import write_json
@@ -75,7 +76,7 @@ class ArmRunner:
 
     def run(self, config: TrainConfig, watch: Watch) -> FinishedRun | StoppedArm:
         """The finished run, or why it ended early; a folder with other settings is refused."""
-        place = self.place(config)
+        place, config = self.place(config), self.start.settled(config)
         if is_finished(place):
             claim_folder(place, config, self.start)
             return read_run(place)
@@ -88,7 +89,7 @@ class ArmRunner:
             run_training(config, self.start, place, options=self.options, view=view, progress=self.progress)
         except _ArmStoppedError as error:
             write_json(place / STOPPED_FILE, {"step": error.stopped.step, "reason": error.stopped.reason})
-            SavedState(place, "").clear()
+            SavedState(place, "", Job()).clear()
             return error.stopped
         return read_run(place)
 

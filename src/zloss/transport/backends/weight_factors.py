@@ -55,14 +55,14 @@ class WeightFactors:
 
     def leave(self, weight_VD: Tensor, uniform_D: Tensor | None, out_VD: Tensor) -> None:
         """out = dW in the unit of the gradient, less its part along 1/V, in one pass; out may be dW itself."""
-        if self._unit is None and uniform_D is None:
-            return
-        if self._unit is None:
-            torch.sub(weight_VD, uniform_D, out=out_VD)
-        elif uniform_D is None:
-            torch.div(weight_VD, self._unit, out=out_VD)
-        else:
+        if self._unit is not None and uniform_D is not None:
             torch.addcmul(-uniform_D, weight_VD, 1 / self._unit, out=out_VD)
+        elif self._unit is not None:
+            torch.div(weight_VD, self._unit, out=out_VD)
+        elif uniform_D is not None:
+            torch.sub(weight_VD, uniform_D, out=out_VD)
+        else:
+            return
         wide_pass("dW in the unit of the gradient, without its uniform part", (weight_VD,), (out_VD,))
 
     def add_(
