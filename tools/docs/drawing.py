@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+WIDE = 720
+"""Width of every picture."""
 STYLE = """
   svg { color-scheme: light dark; --ink: #1f2430; --soft: #5c6470; --rule: #d9dce1; --panel: #f5f6f8;
     --raw: #b4552d; --centered: #2066aa; --third: #33804f; }
@@ -64,6 +66,12 @@ def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
     dx, dy = (x2 - x1) / length * 8, (y2 - y1) / length * 8
     wings = f"M{x2 - dx - dy / 2:.1f} {y2 - dy + dx / 2:.1f}L{x2:.1f} {y2:.1f}L{x2 - dx + dy / 2:.1f} {y2 - dy - dx / 2:.1f}"
     return f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}{wings}" class="line"/>'
+
+
+def curve(x1: float, y1: float, x2: float, y2: float) -> str:
+    """A line that leaves downwards and arrives from above."""
+    middle = (y1 + y2) / 2
+    return f'<path d="M{x1:.1f} {y1:.1f}C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}" class="line"/>'
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tools.docs.drawing import Axis, arrow, bar, below, beside, box, dot, line, picture, text
+from tools.docs.drawing import WIDE, Axis, arrow, bar, below, beside, box, dot, line, picture, text
+from tools.docs.rooms import rooms
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-WIDTH = 720
 
 
 def figures() -> dict[str, str]:
@@ -20,6 +20,7 @@ def figures() -> dict[str, str]:
         "gain.svg": gain(),
         "outliers.svg": outliers(),
         "transport.svg": transport(),
+        "rooms.svg": rooms(),
     }
 
 
@@ -50,7 +51,7 @@ def log_z() -> str:
         parts.append(text(x(tail) - 5, 34, f"p99.9 {coordinate}: {tail:.1f}", "small end"))
     parts += [bar(490, 62, 12, 12, "raw faint"), text(508, 73, "raw: log Z", "small")]
     parts += [bar(490, 82, 12, 12, "centered faint"), text(508, 93, "centered: log Z − μ", "small")]
-    return picture(WIDTH, 296, "Distance of log Z from log V over 512 tokens, raw and centered, SmolLM2-135M", parts)
+    return picture(WIDE, 296, "Distance of log Z from log V over 512 tokens, raw and centered, SmolLM2-135M", parts)
 
 
 def shift() -> str:
@@ -73,9 +74,7 @@ def shift() -> str:
         place, kind = (x(mu) + 6, "small") if mu > 0 else (x(0) + 6, "small")
         parts.append(text(place, top + 29, f"μ = {mu:+.1f}".replace("-", "−") + f", so log Z = {raw:.1f}", kind))
     parts.append(line(x(0), 16, x(0), 170, "line"))
-    return picture(
-        WIDTH, 216, "Mean log Z of SmolLM2-135M after 100 steps, split into common shift and the rest", parts
-    )
+    return picture(WIDE, 216, "Mean log Z of SmolLM2-135M after 100 steps, split into common shift and the rest", parts)
 
 
 def gain() -> str:
@@ -97,7 +96,7 @@ def gain() -> str:
     left_out = f"; {len(pairs) - len(inside)} smaller ones are not drawn" if len(inside) < len(pairs) else ""
     parts.append(text(92, 32, f"one dot is one of {len(pairs)} tokens{left_out}", "soft small"))
     return picture(
-        WIDTH, 346, "Length of the Z source at the hidden state against that at the logits, SmolLM2-135M", parts
+        WIDE, 346, "Length of the Z source at the hidden state against that at the logits, SmolLM2-135M", parts
     )
 
 
@@ -113,7 +112,7 @@ def outliers() -> str:
         parts.append(text(180, top + 16, method.replace("CE baseline", "cross-entropy alone"), "small end"))
         parts.append(bar(x(1), top, x(value) - x(1), 22, f"{kind} faint"))
         parts.append(text(x(value) + 6, top + 16, f"{value:.3g}", "small"))
-    return picture(WIDTH, 176, "p99 of the gradient norm under cross-entropy, Standard and Gain-aware Z-loss", parts)
+    return picture(WIDE, 176, "p99 of the gradient norm under cross-entropy, Standard and Gain-aware Z-loss", parts)
 
 
 TRANSPORT = (
@@ -148,4 +147,4 @@ def transport() -> str:
     for i, words in enumerate(("gradient norm tails", "clipping", "Adam's moments", "fp16 loss scale")):
         parts.append(text(636, 134 + 22 * i, words, "mid"))
     parts.append(text(636, 254, "train, compare", "mono mid"))
-    return picture(WIDTH, 350, "Source, transport, optimizer: the way of a Z-loss gradient", parts)
+    return picture(WIDE, 350, "Source, transport, optimizer: the way of a Z-loss gradient", parts)
