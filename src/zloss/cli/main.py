@@ -54,6 +54,7 @@ COMMANDS = {
     "drift": Entry("drift", "Drift", "Checkpoints of one run: what moved while cross-entropy did not."),
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
     "reproduce": Entry("reproduce", "Reproduce", "A table of the paper: ours beside its own, its claims judged."),
+    "glossary": Entry("glossary", "Glossary", "What a symbol or a key means."),
     "demo": Entry("demo", "Demo", "A short demonstration of the head loss."),
 }
 
