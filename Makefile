@@ -6,10 +6,10 @@ GPU_VENV ?= .venv-gpu
 GPU_BIN  := $(GPU_VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help install audit test check format bench fuzz faults gpu clean
+.PHONY: help install audit test check format bench bench-all fuzz faults gpu release clean
 
 help:            ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,9 @@ format: install  ## rewrite the sources in the house format
 bench: install   ## the speed figures of the README (needs a quiet machine)
 	@$(BIN)/python benchmarks/bench_head_loss.py
 
+bench-all: install ## every benchmark as one table in docs/results (35 minutes on a quiet machine)
+	@$(BIN)/python benchmarks/all.py
+
 fuzz: install    ## hostile input of every kind for FUZZ_MINUTES (30); prints the cases by kind and every seed that failed
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.fuzz
 
@@ -61,6 +64,10 @@ $(GPU_BIN)/.installed: pyproject.toml constraints-gpu.txt
 	@$(GPU_BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-gpu.txt torch
 	@$(GPU_BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-gpu.txt -e ".[peers]"
 	@touch $@
+
+release: install ## build wheel and sdist, check them, and try the wheel in a fresh environment
+	@$(PIP) build twine hatchling
+	@$(BIN)/python tools/check_release.py
 
 clean:           ## remove .venv, .venv-gpu and caches
 	rm -rf $(VENV) $(GPU_VENV) .pytest_cache .mypy_cache .ruff_cache

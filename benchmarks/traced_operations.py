@@ -6,6 +6,7 @@ other operations (of [C, D] and smaller tensors) are seen by the dispatcher. Eac
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from zloss.transport.options import HeadOptions
 from zloss.transport.statistics_plan import plan_statistics
 from zloss.transport.targets import prepare_targets
 
+COPIES_OF_WEIGHT = ("W rounded", "fp16 copy of W")
+"""Names under which zloss reports them."""
 TORCH = (2, 13)
 """The torch version whose CUDA branch is traced."""
 
@@ -41,6 +44,11 @@ class Trace:
     """Bytes allocated at the highest point, gradients included, operands not."""
     beyond: int
     """The same without dW and dh."""
+
+    @property
+    def copies(self) -> int:
+        """Bytes of 16-bit copies of W, which `peak` and `beyond` contain."""
+        return sum(2 * math.prod(o.shape) for o in self.operations if o.name in COPIES_OF_WEIGHT)
 
 
 class _Ledger(TorchDispatchMode):

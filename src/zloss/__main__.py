@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from zloss.cli.main import main
+from zloss.cli.main import launched, main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if launched():
+        from zloss.ranks.job import leave
+
+        leave(code)
+    sys.exit(code)

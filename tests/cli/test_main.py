@@ -68,3 +68,27 @@ def test_the_model_has_one_name_in_title_record_and_command(tmp_path: Path) -> N
     assert json.loads(record)["model"]["name"] == "tiny"
     assert "<title>tiny · zloss</title>" in page
     assert str(tmp_path) not in record + page
+
+
+def test_an_optional_package_that_is_missing_anywhere_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(name: str, options: list[str]) -> int:
+        raise ModuleNotFoundError("No module named 'huggingface_hub'", name="huggingface_hub.utils")
+
+    monkeypatch.setattr(cli, "_run", run)
+    assert cli.main(["center", "model"]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        "zloss center: This command needs the package 'huggingface_hub', which is not installed: "
+        "pip install 'zloss[audit]'.\n"
+    )
+
+
+def test_a_module_of_our_own_that_is_missing_is_no_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, options: list[str]) -> int:
+        raise ModuleNotFoundError("No module named 'zloss.gone'", name="zloss.gone")
+
+    monkeypatch.setattr(cli, "_run", run)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["center", "model"])

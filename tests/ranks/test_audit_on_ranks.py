@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.ranks.launch import rank_of, torchrun
 from tests.tiny_models import save_model
 from zloss.ranks.job import Job
 from zloss.text.corpus import pydoc_topics
@@ -31,7 +32,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def command(ranks: int) -> list[str]:
     if ranks == 1:
         return [sys.executable, "-m", "zloss"]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", "zloss"]
+    return [*torchrun(ranks), "-m", "zloss"]
 
 
 def audit(ranks: int, inputs: tuple[Path, Path], out: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -96,7 +97,7 @@ def test_a_killed_rank_ends_the_job_and_it_goes_on(
         state = out / "audit-state-1-of-2.npz"
         while not state.exists() and job.poll() is None and time.monotonic() - started < 120:
             time.sleep(0.02)
-        killed = _rank_of(job.pid, 1)
+        killed = rank_of(job.pid, 1)
         if killed is not None:
             os.kill(killed, signal.SIGKILL)
         _, told = job.communicate(timeout=120)
@@ -108,15 +109,6 @@ def test_a_killed_rank_ends_the_job_and_it_goes_on(
     assert done.returncode == 0, done.stderr[-2000:]
     got = numbers(json.loads((out / "report.json").read_text()))
     assert {name for name in alone if got[name] != pytest.approx(alone[name], rel=1e-12)} == set()
-
-
-def _rank_of(launcher: int, rank: int) -> int | None:
-    """The process of a rank among the children of the launcher."""
-    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        if f"RANK={rank}".encode() in settings:
-            return int(child)
-    return None
 
 
 def test_a_command_that_knows_no_ranks_refuses_them() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +26,8 @@ class Audit:
     """Folder for report.json, report.html and the figures."""
     figures: bool = True
     """Also write the figures as SVG and PNG files."""
+    force: bool = False
+    """Replace the result of something else that the folder holds."""
     quiet: bool = False
     """No progress and no table."""
     resume: bool = False
@@ -41,15 +43,19 @@ class Audit:
         from zloss.report.terminal.audit import print_audit, print_next_command
         from zloss.results.folder import check_folder
         from zloss.results.folder_lock import locked_folder
+        from zloss.results.folder_owner import Owner, refuse_other, text_name
 
         folder = Path(self.out)
-        check_folder(folder)
-        with open_job() as job, locked_folder(folder) if job.first else nullcontext():
+        text = text_name(self.config.texts, self.config.corpus)
+        with open_job() as job, ExitStack() as held:
+            job.from_first(check_folder, folder)
+            job.from_first(lambda: refuse_other(folder, Owner("audit", self.config.model, text), force=self.force))
+            job.from_first(lambda: held.enter_context(locked_folder(folder)))
             report = run_audit_of(
                 job,
                 self.config,
                 folder=folder,
-                resume=self.resume,
+                resume=self.resume or job.restarted,
                 progress=choose_progress(self.quiet or not job.first),
                 command=command_line(),
             )

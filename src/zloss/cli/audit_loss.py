@@ -60,6 +60,8 @@ class AuditLoss:
     """Seed of the probes."""
     out: str = ""
     """Folder for report.json and report.html."""
+    force: bool = False
+    """Replace the result of something else that the folder holds."""
     quiet: bool = False
     """Print nothing but errors."""
 
@@ -68,7 +70,9 @@ class AuditLoss:
         from zloss.audit.loss.output import LossCallError
         from zloss.audit.loss.run import audit_loss
         from zloss.console.progress import choose_progress
+        from zloss.report.files import clear_leftovers
         from zloss.report.terminal.loss_audit import print_loss_audit
+        from zloss.results.folder_owner import Owner, refuse_other
 
         expect: dict[str, Any] = {}
         progress = choose_progress(self.quiet)
@@ -76,6 +80,8 @@ class AuditLoss:
             expect["coef"] = self.coef
         if self.target is not None:
             expect["target"] = self.target
+        if self.out:
+            refuse_other(Path(self.out), Owner("loss-audit", self.function), force=self.force)
         function = load_function(self.function)
         tokens = self._model_tokens(progress)
         try:
@@ -97,6 +103,8 @@ class AuditLoss:
         except LossCallError as error:
             raise LossCallError(_with_flags(str(error))) from error
         written = [audit.write(self.out), *_write_page(self.out, audit)] if self.out else []
+        if self.out:
+            clear_leftovers(Path(self.out), written)
         if not self.quiet:
             print_loss_audit(audit)
             for path in written:

@@ -27,8 +27,8 @@ class Center:
     """A named corpus instead of files."""
     blocks: int = 16
     """Blocks of that text."""
-    block_size: int = 256
-    """Predictions per block."""
+    block_size: int | None = None
+    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
     keep_tied: bool = False
     """Keep a tied head tied: needs learned positions that are added to the embedding (GPT-2, OPT). Default: untie the copy."""
     valid_vocab: int | None = None

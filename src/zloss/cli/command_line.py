@@ -31,6 +31,12 @@ def command_line(words: Sequence[str] | None = None) -> str:
     return shlex.join(["zloss", *map(_last_part, words)])
 
 
+def given_line() -> str:
+    """`zloss` and its words as they were given: the line to type once more."""
+    given = _GIVEN.get()
+    return shlex.join(["zloss", *(sys.argv[1:] if given is None else given)])
+
+
 def _last_part(word: str) -> str:
     """./NAME for a folder: a bare name would be read as an id on the hub, and so is `owner/name` that is no path here."""
     path = Path(word)

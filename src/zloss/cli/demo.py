@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+Count = Annotated[int, tyro.conf.arg(metavar="NUMBER")]
 
 
 @dataclass(frozen=True)
 class Demo:
     """Train-step quantities of every objective on a seeded random head whose rows share a large mean."""
 
-    tokens: int = 256
+    tokens: Count = 256
     """Number of tokens T."""
-    width: int = 64
+    width: Count = 64
     """Hidden width D."""
-    vocab: int = 4096
+    vocab: Count = 4096
     """Vocabulary size V."""
     coef: float = 1e-3
     """λ of the auxiliary losses."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the random head, hidden states and targets."""
 
     def run(self) -> int:
         import torch
+        from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
 
         import zloss
+        from zloss.report.terminal.fitting import print_sentence, print_table
         from zloss.source.objectives.registry import objective_names
 
         generator = torch.Generator().manual_seed(self.seed)
@@ -35,11 +42,10 @@ class Demo:
         weight = (0.3 * rows).requires_grad_()
         target = torch.randint(self.vocab, (self.tokens,), generator=generator)
 
-        table = Table(
-            title=f"CE + Z on a random head (T={self.tokens}, D={self.width}, V={self.vocab}, λ={self.coef:g})"
-        )
-        for column in ("objective", "loss", "CE", "auxiliary", "‖dh‖", "‖dW‖", "p99 |μ|", "p99 gain"):
-            table.add_column(column, justify="left" if column == "objective" else "right")
+        title = f"CE + Z on a random head (T={self.tokens}, D={self.width}, V={self.vocab}, λ={self.coef:g})"
+        table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for column in ("objective", "loss", "CE", "auxiliary", "‖dh‖", "‖dW‖", "p99 |μ|", "p99 A_p"):
+            table.add_column(column, justify="left" if column == "objective" else "right", no_wrap=True)
         for name in objective_names():
             out = zloss.head_loss(hidden, weight, target, zloss.make_objective(name, self.coef))
             grad_hidden, grad_weight = torch.autograd.grad(out.loss, (hidden, weight))
@@ -56,5 +62,14 @@ class Demo:
                 gain.quantile(0.99),
             )
             table.add_row(name, *(f"{float(number):.5g}" for number in numbers))
-        Console(markup=False).print(table)
+        console = Console(markup=False)
+        print_table(console, table)
+        legend = {
+            "loss, CE, auxiliary": "means over tokens, in nat",
+            "‖dh‖, ‖dW‖": "norms of the gradients of hidden states and head",
+            "p99 |μ|": "tail of the mean logit over tokens, in nat",
+            "p99 A_p": "tail of the gain ‖Wᵀp‖/‖p‖ over tokens",
+        }
+        for name, meaning in legend.items():
+            print_sentence(console, meaning, first=f"{name}: ")
         return 0

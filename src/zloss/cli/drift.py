@@ -25,6 +25,8 @@ class Drift:
     """Folder for drift.json, report.html and the figures; the kept audits stand in checkpoints/ inside it."""
     figures: bool = True
     """Also write the figures as SVG and PNG files."""
+    force: bool = False
+    """Replace the result of something else that the folder holds."""
     quiet: bool = False
     """No progress and no table."""
     limits: Annotated[DriftLimits, tyro.conf.arg(name="")] = field(default_factory=DriftLimits)
@@ -45,6 +47,7 @@ class Drift:
                     self.config,
                     folder,
                     limits=self.limits,
+                    force=self.force,
                     progress=choose_progress(self.quiet),
                     say=(lambda text: None) if self.quiet else (lambda text: print(text, file=sys.stderr)),
                     command=command_line(),

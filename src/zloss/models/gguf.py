@@ -7,6 +7,7 @@ it cannot be saved or trained; one loaded from the converted folder can.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -155,13 +156,14 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
         reader = gguf.GGUFReader(str(file))
         wants_bos, superfluous = gguf_wants_bos(reader), _superfluous(reader)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(file.parent),
-            gguf_file=file.name,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
-        )
+        with _without_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(file.parent),
+                gguf_file=file.name,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
+            )
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read as a GGUF language model: {first_line(error)}.") from error
     model, info = loaded
@@ -180,6 +182,20 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
     note = {"wants_bos": wants_bos, "file": file.name, "files": checksums}
     (folder / _NOTE).write_text(json.dumps(note), encoding="utf-8")
     return note
+
+
+@contextlib.contextmanager
+def _without_bar() -> Iterator[None]:
+    """Without the bar that transformers shows while it dequantizes, which its own switch does not turn off."""
+    import transformers.modeling_gguf_pytorch_utils as reading
+
+    module: Any = reading
+    before = module.tqdm
+    module.tqdm = functools.partial(before, disable=True)
+    try:
+        yield
+    finally:
+        module.tqdm = before
 
 
 def _untied_state(model: Any) -> dict[str, Any]:

@@ -29,7 +29,10 @@ def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float
     """
     ids_BN = ids_N[:CHECK_TOKENS].unsqueeze(0)
     with hidden_states(checkpoint, head) as hidden_of:
-        hidden = hidden_of(ids_BN)
+        try:
+            hidden = hidden_of(ids_BN)
+        except (IndexError, RuntimeError) as error:
+            raise CheckpointError(f"the forward pass of {checkpoint.name} fails: {first_line(error)}.") from error
         changed = ids_BN.clone()
         changed[0, -1] = (changed[0, -1] + 1) % head.vocab
         future = hidden_of(changed)

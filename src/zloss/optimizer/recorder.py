@@ -49,7 +49,6 @@ class StepReading:
     micro_nan: int
     micro_inf: int
     micro_batches: int
-    """Those of this rank."""
 
 
 class OpenStep:
@@ -106,10 +105,12 @@ class Recorder:
         clip: float | None = None,
         adam_every: int | None = None,
         group: ProcessGroup | None = None,
+        micro_batches_add_up: bool = False,
     ) -> None:
         """`group`: all ranks that train the model together; by default those of the process where parameters are DTensors.
         Losses are then the mean over ranks, which is the loss of the step where each rank's was divided for an average of
-        gradients (`zloss.global_normalizer`)."""
+        gradients (`zloss.global_normalizer`). `micro_batches_add_up`: every rank of the group has micro-batches of its own,
+        so that their counts are summed; otherwise they are those of this rank, and nonfinite ones of the worst rank."""
         if adam_every is not None and (adam_every < 1 or optimizer is None):
             raise InputError(
                 f"`adam_every` is expected to be at least 1 and needs the optimizer, but got {adam_every!r} "
@@ -119,6 +120,7 @@ class Recorder:
         self._optimizer, self._clip, self._adam_every = optimizer, clip, adam_every
         self._group = group_of(self._parameters, group)
         self._ranks = 1 if self._group is None else self._group.size()
+        self._add_up = micro_batches_add_up
         self._micro: list[Tensor] = []
         self.records: list[StepRecord] = []
 
@@ -190,15 +192,17 @@ class Recorder:
         device = before.device
         theta = own_l2(by_share(self._parameters, self._ranks)).to(device)
         totals = micro.to(device)
-        counts = torch.stack([totals[:, 0].isnan().sum(), totals[:, 0].isinf().sum()]).double()
+        passes = totals.new_full((), len(totals))
+        counts = torch.stack([totals[:, 0].isnan().sum().double(), totals[:, 0].isinf().sum().double(), passes])
         own = torch.cat([before, theta.reshape(1), totals.sum(dim=0), counts])
         everyone = gathered(own, self._group)
         norm, inf = norms_over_ranks(everyone[:, :2])
         param_norm = whole_l2(everyone[:, 2])
-        losses, worst = everyone[:, 3:6].mean(dim=0), everyone[:, 6:].amax(dim=0)
-        numbers = torch.cat([torch.stack([norm, inf, param_norm]), losses, worst]).tolist()
-        l2, largest, theta_l2, loss, cross_entropy, auxiliary, nan, infinite = numbers
-        return StepReading(l2, largest, theta_l2, loss, cross_entropy, auxiliary, int(nan), int(infinite), len(micro))
+        losses, counted = everyone[:, 3:6].mean(dim=0), everyone[:, 6:]
+        counts = counted.sum(dim=0) if self._add_up else torch.cat([counted[:, :2].amax(dim=0), passes.reshape(1)])
+        numbers = torch.cat([torch.stack([norm, inf, param_norm]), losses, counts]).tolist()
+        l2, largest, theta_l2, loss, cross_entropy, auxiliary, *whole = numbers
+        return StepReading(l2, largest, theta_l2, loss, cross_entropy, auxiliary, *map(int, whole))
 
     @torch.no_grad()
     def _read_again(self) -> tuple[float, float]:

@@ -258,6 +258,8 @@ class AuditReport:
     """Seconds by step of the audit."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a number is None, by its dotted path or that of a parent."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the numbers were measured, such as a block size that the model's positions decided."""
     figures: Figures = field(default_factory=Figures)
     """What the figures draw."""
     extreme_tokens: tuple[ExtremeTable, ...] = ()

@@ -76,3 +76,5 @@ class Centering:
     """PPL equal to 1e-6 and greedy continuations equal."""
     provenance: Provenance
     """What made it."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the text was cut."""

@@ -17,6 +17,11 @@ def check_counts(config: object, names: Iterable[str], *, least: int = 1) -> Non
             raise InputError(f"`{name}` is expected to be a whole number ≥ {least}, but got {value!r}.")
 
 
+def check_optional_counts(config: object, names: Iterable[str]) -> None:
+    """Whole numbers of at least 1, where they are not None."""
+    check_counts(config, [name for name in names if getattr(config, name) is not None])
+
+
 def check_numbers(config: object, names: Iterable[str], *, positive: bool = False) -> None:
     """Finite numbers ≥ 0, or > 0."""
     for name in names:

@@ -142,6 +142,8 @@ class Drift:
     """The limits that the judgement used, by name."""
     provenance: Provenance
     """What made it."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the text was cut."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
 
@@ -183,6 +185,8 @@ class KeptCheckpoint:
     """Its numbers."""
     blocks: ValidationBlocks
     """CE and tails block by block."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the text was cut."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -14,6 +14,7 @@ from zloss.results.drift import Drift
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 from zloss.results.reading import read_json
+from zloss.results.recommendation import Recommendation
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale
 from zloss.results.router_scale import RouterScaleTable
@@ -30,6 +31,7 @@ Kind = Literal[
     "reproduction",
     "implementation-audit",
     "drift",
+    "recommendation",
 ]
 Reported = (
     AuditReport
@@ -40,6 +42,7 @@ Reported = (
     | ReproductionRecord
     | ImplementationAudit
     | Drift
+    | Recommendation
 )
 """What `zloss report` joins."""
 KINDS: dict[type[Reported], Kind] = {
@@ -51,6 +54,7 @@ KINDS: dict[type[Reported], Kind] = {
     ReproductionRecord: "reproduction",
     ImplementationAudit: "implementation-audit",
     Drift: "drift",
+    Recommendation: "recommendation",
 }
 RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in KINDS}
 """Schema → record."""

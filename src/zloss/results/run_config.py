@@ -6,6 +6,7 @@ checksums identify them.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,8 @@ from zloss.results.writing import write_json
 
 CONFIG_FILE = "config.json"
 _AGAIN = "remove that run's folder and run it again"
+ABSENT_IF_NONE = ("moe", "optimizer_state")
+"""Keys that are left out of the file where they are None."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,11 @@ class RunConfig:
     """Checksum of the pretrained weights; "seed" for weights that are drawn from the run's seed."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The file as plain JSON values; a dense run has no key `moe`."""
+        """The file as plain JSON values; a dense run has no key `moe`, a fresh Adam no `optimizer_state`."""
         settings: dict[str, Any] = to_plain(self.config)
-        if self.config.moe is None:
-            del settings["moe"]
+        for key in ABSENT_IF_NONE:
+            if settings[key] is None:
+                del settings[key]
         rest = {"schema": self.SCHEMA, "data": to_plain(self.data), "initial_weights": self.initial_weights}
         return settings | rest
 
@@ -73,7 +77,7 @@ class RunConfig:
         if data.get("schema") != cls.SCHEMA:
             raise InputError(f"`schema` is expected to be {cls.SCHEMA!r}, but is {data.get('schema')!r}.")
         rest = {key: value for key, value in data.items() if key not in ("schema", "data", "initial_weights")}
-        _check_keys(TrainConfig, rest, optional=("moe",))
+        _check_keys(TrainConfig, rest, optional=ABSENT_IF_NONE)
         if rest.get("moe") is not None:
             _check_keys(MoeRun, rest["moe"], path="moe.")
         if not isinstance(data.get("initial_weights"), str):
@@ -113,12 +117,21 @@ def without_paths(config: TrainConfig) -> TrainConfig:
         from_config=_last_part(config.from_config),
         texts=tuple(Path(text).name for text in config.texts),
         valid_texts=tuple(Path(text).name for text in config.valid_texts),
+        optimizer_state=_checksum(config.optimizer_state),
         moe=moe,
     )
 
 
 def _last_part(name: str | None) -> str | None:
     return None if name is None else without_folders(name)
+
+
+def _checksum(file: str | None) -> str | None:
+    """Name and checksum of a file; what is no file here stays as it is."""
+    if file is None or not Path(file).is_file():
+        return file
+    with Path(file).open("rb") as content:
+        return f"{Path(file).name} sha256:{hashlib.file_digest(content, 'sha256').hexdigest()[:16]}"
 
 
 def _check_keys(record_type: Any, data: Any, *, path: str = "", optional: tuple[str, ...] = ()) -> None:

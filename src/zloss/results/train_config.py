@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from zloss.errors import InputError
-from zloss.results.checks import check_choices, check_counts, check_numbers
+from zloss.results.checks import check_choices, check_counts, check_numbers, check_optional_counts
 from zloss.results.choices import SMOLLM2, BosPolicy, CorpusName, Decay, HeadKind, Precision
 from zloss.results.moe_config import MoeRun
 from zloss.results.option import NotAnOption, Option
@@ -62,8 +62,8 @@ class TrainConfig:
     """Validation blocks."""
     valid_offset: int | None = None
     """First validation block. Default: right behind the training blocks, or the start of `valid_texts`."""
-    block_size: int = 256
-    """Predictions per block, in tokens."""
+    block_size: int | None = None
+    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
     bos: BosPolicy = "auto"
     """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
 
@@ -96,6 +96,9 @@ class TrainConfig:
     head: HeadKind = "fused"
     """fused: logits are never kept. paper: materialised logits in the autocast dtype, centered by their fp32 shift."""
 
+    optimizer_state: Annotated[str | None, Option(metavar="FILE")] = None
+    """State of Adam to go on from (`optimizer.pt` of transformers, or a saved `state_dict`). Default: a fresh one."""
+
     adam_every: int = 50
     """Steps between two samples of the Adam state."""
     thresholds: Annotated[tuple[float, ...], Option(metavar="X,X,...", comma_separated=True)] = (10.0, 50.0, 100.0)
@@ -111,7 +114,8 @@ class TrainConfig:
     """Train a small mixture of experts from scratch (OLMoE: 4 blocks, width 256, 8 experts, tied) instead of `model`."""
 
     def __post_init__(self) -> None:
-        check_counts(self, ("steps", "micro_batch", "accumulate", "block_size", "valid_blocks", "adam_every"))
+        check_counts(self, ("steps", "micro_batch", "accumulate", "valid_blocks", "adam_every"))
+        check_optional_counts(self, ("blocks", "block_size"))
         check_counts(self, ("warmup", "offset", "gradient_blocks", "seed"), least=0)
         check_numbers(self, ("weight_decay", "coef", "head_shift", "gain_beta"))
         check_numbers(self, ("lr", "clip", "eps", "diag_coef"), positive=True)
@@ -146,6 +150,10 @@ class TrainConfig:
     @property
     def tokens_per_step(self) -> int:
         """Predictions of one optimizer step: the denominator of its loss."""
+        if self.block_size is None:
+            raise InputError(
+                "`block_size` is not known before the model is: give one, or take that of the run's blocks."
+            )
         return self.blocks_per_step * self.block_size
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,29 @@ from zloss.console.interrupt import held_interrupts
 from zloss.console.progress import Progress, Silent
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
+from zloss.ranks.job import Job
 from zloss.results.folder_writing import whole_folder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_metrics import RunMetrics, write_metrics
 from zloss.results.train_config import TrainConfig
 from zloss.telemetry.micro_batch import micro_batch
-from zloss.train.data.blocks import TrainData
-from zloss.train.data.micro_batches import micro_batches
+from zloss.train.data.micro_batches import check_divisible, micro_batches
 from zloss.train.folder.metrics import run_metrics
 from zloss.train.folder.provenance import run_provenance
-from zloss.train.folder.run_folder import mark_unfinished, run_in_folder
+from zloss.train.folder.run_folder import check_alike, mark_unfinished, run_in_folder
 from zloss.train.folder.saved_state import SavedState
 from zloss.train.folder.step_log import StepLog
-from zloss.train.moe.loss import MoeLossModel
 from zloss.train.moe.telemetry import router_numbers
 from zloss.train.run_options import RunOptions
 from zloss.train.start.accelerator import close_accelerator, make_accelerator
 from zloss.train.start.adamw import make_adamw
+from zloss.train.start.data_parallel import backward_pass, prepared
 from zloss.train.start.run_start import Start, initial_checkpoint
 from zloss.train.step.live import LiveView, NoView
+from zloss.train.step.live_validation import LiveValidation
 from zloss.train.step.loss_model import LossModel
 from zloss.train.step.objective import run_objective
+from zloss.train.step.run_loss import run_loss
 from zloss.train.step.telemetry import step_tails, step_window
 from zloss.train.step.tracker_errors import quiet_tracker_threads, tracker_errors
 from zloss.train.step.tracking import tracked
@@ -52,11 +55,34 @@ def run_training(
     Where `folder` holds unfinished work of the same run, training goes on from its last checkpoint, with the same losses as
     in a run that was never interrupted. A folder in which another process works is refused.
     """
-    with run_in_folder(folder, config, start) as identity, quiet_tracker_threads():
-        return _train(config, start, folder, identity, options or RunOptions(), view or NoView(), progress or Silent())
+    metrics = run_training_of(Job(), config, start, folder, options=options, view=view, progress=progress)
+    assert metrics is not None
+    return metrics
+
+
+def run_training_of(
+    job: Job,
+    config: TrainConfig,
+    start: Start,
+    folder: Path,
+    *,
+    options: RunOptions | None = None,
+    view: LiveView | None = None,
+    progress: Progress | None = None,
+) -> RunMetrics | None:
+    """`run_training` by the processes of a job, each with its own blocks of every step; the first one writes and returns.
+
+    The run is the same on any number of processes but for rounding, and may go on on another number of them.
+    """
+    config = start.settled(config)
+    job.together(check_divisible, config, job)
+    with run_in_folder(folder, config, start, job) as identity, quiet_tracker_threads():
+        shown = view if view is not None and job.first else NoView()
+        return _train(job, config, start, folder, identity, options or RunOptions(), shown, progress or Silent())
 
 
 def _train(
+    job: Job,
     config: TrainConfig,
     start: Start,
     folder: Path,
@@ -64,22 +90,34 @@ def _train(
     options: RunOptions,
     view: LiveView,
     progress: Progress,
-) -> RunMetrics:
-    """`run_training` in a folder that this process holds."""
+) -> RunMetrics | None:
+    """`run_training_of` in a folder that the first process holds."""
     data, began, objective = start.data, time.time(), run_objective(config)
-    accelerator = make_accelerator(config, folder, options.trackers)
+    accelerator = make_accelerator(config, folder, options.trackers, job)
     checkpoint = initial_checkpoint(start, config)
-    loss_model = _loss_model(config, checkpoint, data)
-    loss_model, optimizer = accelerator.prepare(loss_model, make_adamw(loss_model, config))
+    plain = run_loss(config, checkpoint, data)
+    loss_model, optimizer = prepared(accelerator, plain, make_adamw(plain, config), job, config, data)
+    validation = LiveValidation(
+        LossModel(checkpoint, objective, config.head, data.valid.counted), config, data, options.validate_every
+    )
     window = step_window(objective, deployed=config.head == "paper")
-    recorder = Recorder(loss_model.parameters(), optimizer, clip=config.clip, adam_every=config.adam_every)
-    saved = SavedState(folder, identity)
-    done, recorder.records = saved.load(accelerator)
+    recorder = Recorder(
+        loss_model.parameters(),
+        optimizer,
+        clip=config.clip,
+        adam_every=config.adam_every,
+        group=job.group,
+        micro_batches_add_up=True,
+    )
+    saved = SavedState(folder, identity, job)
+    done, recorder.records = job.together(saved.load, accelerator)
+    job.together(check_alike, job.everyone(done), "checkpoints: they need one folder that all of them read")
     loss_model.train()
 
-    mark_unfinished(folder)
+    if job.first:
+        mark_unfinished(folder)
     with (
-        StepLog(folder, recorder.records) as log,
+        StepLog(folder, recorder.records) if job.first else nullcontext() as log,
         view.run(config.name, config.steps, done) as shown,
         # The loop seeds the global generators step by step; the caller gets them back as they were.
         torch.random.fork_rng(),
@@ -93,12 +131,16 @@ def _train(
                     group["lr"] = lr
 
                 routed = []
-                for batch in micro_batches(config, data, step):
+                own = list(micro_batches(config, data, step, job))
+                for batch in own:
                     torch.manual_seed(batch.seed)
                     inputs, targets = batch.inputs_BT.to(accelerator.device), batch.targets_BT.to(accelerator.device)
-                    out = loss_model(inputs, targets, config.tokens_per_step)
-                    accelerator.backward(out.loss)
-                    recorder.micro_batch(out.loss, out.cross_entropy, out.auxiliary)
+                    with backward_pass(loss_model, last=batch is own[-1]):
+                        out = loss_model(inputs, targets, config.tokens_per_step)
+                        # Each rank has its part of the step's loss, and DDP averages gradients: the average of ranks·part
+                        # is the sum of the parts.
+                        accelerator.backward(out.loss * job.ranks)
+                    recorder.micro_batch(*(part * job.ranks for part in (out.loss, out.cross_entropy, out.auxiliary)))
                     window.add(micro_batch(out, normalizer=config.tokens_per_step))
                     if config.moe is not None:
                         routed.append(out.router)
@@ -108,7 +150,8 @@ def _train(
                     window.end_step(opened.norm, config.clip)
                     opened.telemetry = step_tails(window)
                     if config.moe is not None:
-                        opened.telemetry |= router_numbers(routed, config.moe, config.tokens_per_step)
+                        passes = [part for rank in job.everyone(routed) for part in rank]
+                        opened.telemetry |= router_numbers(passes, config.moe, config.tokens_per_step)
                     if opened.finite:
                         opened.clip_()
                         optimizer.step()
@@ -116,10 +159,13 @@ def _train(
                         # An update with a nonfinite gradient would make all weights nonfinite: it is counted and left out.
                         opened.skip()
                     opened.seconds = time.perf_counter() - clock
+                    if job.first and validation.due(step):
+                        opened.telemetry |= validation.telemetry(accelerator.device, accelerator.autocast())
                 optimizer.zero_grad()
 
                 record = recorder.records[-1]
-                log.append(record)
+                if log is not None:
+                    log.append(record)
                 shown.show(record, config.tokens_per_step)
                 if options.trackers:
                     with tracker_errors():
@@ -127,12 +173,15 @@ def _train(
                 done = step
                 if options.checkpoint_every and (step % options.checkpoint_every == 0 or step == config.steps):
                     saved.save(accelerator, step, recorder.records)
-                release()
+                job.interrupted_together(release)
         except KeyboardInterrupt:
             if options.checkpoint_every and done % options.checkpoint_every:
                 saved.save(accelerator, done, recorder.records)
             raise
 
+    if not job.first:
+        close_accelerator(accelerator)
+        return None
     metrics = run_metrics(config, checkpoint, data, recorder.records, progress)
     if options.save_model:
         _save_model(checkpoint, folder)
@@ -141,13 +190,6 @@ def _train(
     saved.clear()
     close_accelerator(accelerator)
     return metrics
-
-
-def _loss_model(config: TrainConfig, checkpoint: Checkpoint, data: TrainData) -> Any:
-    """The model with its loss: dense, or with experts and their router loss."""
-    if config.moe is None:
-        return LossModel(checkpoint, run_objective(config), config.head, data.train.counted)
-    return MoeLossModel(checkpoint, run_objective(config), config.head, data.train.counted, config.moe)
 
 
 def _save_model(checkpoint: Checkpoint, folder: Path) -> None:

@@ -60,7 +60,9 @@ class AuditTableConfig:
 
 def paper_target(model: str, corpus: str, blocks: int, **settings: object) -> Target:
     """A line at the paper's scale: fp32, the first blocks of the corpus, all rows of the head, λ_diag = 1e-4."""
-    base = AuditConfig(model=MODEL_IDS[model], corpus=CORPUS_NAMES[corpus], blocks=blocks, gradient_blocks=0)
+    base = AuditConfig(
+        model=MODEL_IDS[model], corpus=CORPUS_NAMES[corpus], blocks=blocks, block_size=256, gradient_blocks=0
+    )
     return Target(model, corpus, replace(base, **settings))  # type: ignore[arg-type]
 
 

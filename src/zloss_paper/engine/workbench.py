@@ -12,11 +12,12 @@ from torch import Tensor
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.console.progress import Progress, Silent
+from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import find_head
 from zloss.results.audit import AuditReport
-from zloss.text.blocks import Blocks, make_blocks
+from zloss.text.blocks import Blocks
 from zloss.text.corpus import open_corpus
 from zloss_paper.engine.audit_cache import AuditCache, Extra
 from zloss_paper.engine.run_cache import RunCache
@@ -84,11 +85,7 @@ class Workbench:
 
 def text_blocks(config: AuditConfig, checkpoint: Checkpoint) -> Blocks:
     """The blocks of the audit's text, as the checkpoint's tokenizer cuts it."""
-    return make_blocks(
-        open_corpus(config.texts, config.corpus, config.text_field),
-        checkpoint.tokenizer,
-        size=config.block_size,
-        count=config.blocks,
-        bos_id=checkpoint.bos_id(config.bos),
-        offset=config.offset,
-    )
+    corpus = open_corpus(config.texts, config.corpus, config.text_field)
+    return model_blocks(
+        checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
+    ).blocks

@@ -32,8 +32,9 @@ def cuda_plan(
     return plan_products(option, device_type="cuda", torch_version=version, hip=hip, **known)  # type: ignore[arg-type]
 
 
-def wide_factors(plan: ProductPlan) -> set[torch.dtype]:
-    return {product.operand for product in plan.products()}
+def wide_factors(plan: ProductPlan) -> list[torch.dtype]:
+    """Of h Wᵀ, E W and Eᵀ(s∘h)."""
+    return [product.operand for product in plan.products()]
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -43,7 +44,7 @@ def test_on_cuda_no_product_of_16_bit_operands_is_fp32(
     dtype: torch.dtype, option: str, version: Version, hip: bool
 ) -> None:
     plan = cuda_plan(option, dtype, version, hip=hip)
-    assert wide_factors(plan) == {dtype}
+    assert wide_factors(plan) == [dtype, torch.float16, torch.float16]
     assert plan.kind == {"auto": "operand"}.get(option, option)
     assert sum(product.times for product in plan.products()) == {"split": 6}.get(plan.kind, 3)
     # A master weight in fp32 under autocast has the same plan as one in 16 bits.
@@ -61,7 +62,7 @@ def test_what_the_plan_says_where_out_dtype_is_missing() -> None:
 def test_elsewhere_and_for_other_operands_auto_is_fp32() -> None:
     for option, dtype in itertools.product(("auto", "operand", "split"), (torch.float32, torch.float64)):
         plan = cuda_plan(option, dtype)
-        assert (plan.kind, plan.compute, wide_factors(plan)) == ("fp32", dtype, {dtype})
+        assert (plan.kind, plan.compute, wide_factors(plan)) == ("fp32", dtype, [dtype] * 3)
     mixed = cuda_plan("operand", torch.bfloat16, weight=torch.float32)
     assert (mixed.kind, mixed.operand) == ("fp32", None)
     for device in ("cpu", "mps", "xpu"):
@@ -99,7 +100,9 @@ def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None =
         run = run_head_chunks(
             problem, TorchRows(None, plan=plan), (True, True, True), problem.targets.weights.per_token
         )
-    assert [grad.dtype for grad in run.gradients if grad is not None] == [torch.float32] * 3
+    hidden_dtype, weight_dtype, bias_dtype = (grad.dtype for grad in run.gradients if grad is not None)
+    assert (hidden_dtype, bias_dtype) == (torch.float32, torch.float32)
+    assert weight_dtype == (torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
     return seen
 
 
@@ -113,15 +116,16 @@ def test_the_code_issues_what_the_plan_says(
     narrow = rounding or dtype
     plan = cuda_plan(option, dtype, version, rounding=rounding) if rounding else cuda_plan(option, dtype, version)
     products = [operation for operation in issued(plan, dtype, rounding) if operation.flops]
-    assert {operation.operand for operation in products} == {narrow}
+    assert {operation.operand for operation in products} == {narrow, torch.float16}
     for planned in plan.products():
         same = [o for o in products if o.name == planned.name and set(o.shape) >= {VOCAB, WIDTH}]
+        assert {o.operand for o in same} == {planned.operand}
         assert len(same) == 2 * planned.times, planned  # two chunks
 
 
 def test_the_test_fails_when_a_product_is_made_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = cuda_plan("operand", torch.bfloat16)
-    assert wide_factors(replace(plan, kind="fp32")) != {torch.bfloat16}
+    assert torch.float32 in wide_factors(replace(plan, kind="fp32"))
     right = head_products.HeadProducts.back_project
 
     def in_fp32(self: head_products.HeadProducts, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -133,4 +137,4 @@ def test_the_test_fails_when_a_product_is_made_fp32(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(head_products.HeadProducts, "back_project", in_fp32)
     products = [operation for operation in issued(plan, torch.bfloat16) if operation.flops]
-    assert {operation.operand for operation in products} == {torch.bfloat16, torch.float32}
+    assert {operation.operand for operation in products} == {torch.bfloat16, torch.float16, torch.float32}

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-from zloss.results.checks import check_choices, check_counts, check_numbers
+from zloss.results.checks import check_choices, check_counts, check_numbers, check_optional_counts
 from zloss.results.choices import SMOLLM2, BosPolicy, CorpusName, DtypeName, SvdMethod
 from zloss.results.option import Option
 
@@ -26,8 +26,8 @@ class AuditConfig:
     """Field or column that holds the text in .jsonl and .parquet files."""
     blocks: Annotated[int | None, Option(metavar="INT", zero_is_none=True)] = 64
     """Number of blocks; 0 takes all the text gives."""
-    block_size: int = 256
-    """Predictions per block, in tokens."""
+    block_size: int | None = None
+    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
     offset: int = 0
     """Blocks to skip at the start of the text."""
     bos: BosPolicy = "auto"
@@ -56,7 +56,8 @@ class AuditConfig:
     def __post_init__(self) -> None:
         check_numbers(self, ("diag_coef",), positive=True)
         check_counts(self, ("batch_blocks",))
-        check_counts(self, ("gradient_blocks",), least=0)
+        check_counts(self, ("gradient_blocks", "offset"), least=0)
+        check_optional_counts(self, ("blocks", "block_size"))
         check_choices(self, {"bos": BosPolicy, "svd": SvdMethod, "dtype": DtypeName})
 
     def fingerprint(self, tokens: str) -> str:

@@ -37,6 +37,8 @@ class AuditMeasurements:
     clock: Clock
     started: datetime
     command: str
+    notes: tuple[str, ...] = ()
+    """Sentences on how the text was cut."""
 
     @property
     def gradient_blocks(self) -> int:

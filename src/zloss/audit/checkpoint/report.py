@@ -68,6 +68,7 @@ def audit_report(audit: AuditMeasurements) -> AuditReport:
         finished_blocks=audit.finished_blocks,
         timings=audit.clock.seconds,
         reasons=_reasons(audit),
+        notes=audit.notes,
         figures=Figures(
             histograms=tails.histograms(),
             spectrum=_spectrum(measurement),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
 from zloss.measure.graph_room import GraphRoom
 from zloss.measure.measurement import measurement_of
+from zloss.measure.model_blocks import model_blocks
 from zloss.measure.token_pass import KeptForwards
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
@@ -25,7 +27,7 @@ from zloss.models.output_head import find_head
 from zloss.ranks.job import Job
 from zloss.results.audit import AuditReport
 from zloss.results.router import RouterFindings
-from zloss.text.blocks import Blocks, make_blocks
+from zloss.text.blocks import Blocks
 from zloss.text.corpus import open_corpus
 
 
@@ -77,14 +79,10 @@ def run_audit_of(
     head = find_head(checkpoint)
     with clock("text"), progress.step("reading text", None):
         corpus = open_corpus(config.texts, config.corpus, config.text_field)
-        blocks = make_blocks(
-            corpus,
-            checkpoint.tokenizer,
-            size=config.block_size,
-            count=config.blocks,
-            bos_id=checkpoint.bos_id(config.bos),
-            offset=config.offset,
+        cut = model_blocks(
+            checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
         )
+        blocks, config = cut.blocks, replace(config, block_size=cut.blocks.size)
     with clock("check"), progress.step("checking the head", None):
         agreement = check_head(checkpoint, head, blocks.inputs(0, 1)[0])
     with clock("spectrum"), progress.step("spectrum of the head", None):
@@ -144,6 +142,7 @@ def run_audit_of(
             clock=clock,
             started=started,
             command=command,
+            notes=cut.notes,
         )
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from zloss.errors import InputError
-from zloss.results.checks import check_choices, check_counts, check_numbers
+from zloss.results.checks import check_choices, check_counts, check_numbers, check_optional_counts
 from zloss.results.choices import SMOLLM2, BosPolicy, CorpusName
 from zloss.results.option import Option
 
@@ -31,8 +31,8 @@ class ImplementationAuditConfig:
     """Field or column that holds the text in .jsonl and .parquet files."""
     blocks: int = 4
     """Blocks of the source audit."""
-    block_size: int = 256
-    """Predictions per block, in tokens."""
+    block_size: int | None = None
+    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
     bos: BosPolicy = "auto"
     """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
     precision: StoragePrecision = "both"
@@ -66,7 +66,8 @@ class ImplementationAuditConfig:
     """Also read pickled weights."""
 
     def __post_init__(self) -> None:
-        check_counts(self, ("blocks", "block_size", "implementation_tokens"))
+        check_counts(self, ("blocks", "implementation_tokens"))
+        check_optional_counts(self, ("block_size",))
         check_counts(self, ("update_blocks", "overflow_blocks"), least=0)
         check_numbers(self, ("coef",), positive=True)
         check_choices(self, {"bos": BosPolicy, "precision": StoragePrecision, "autocast": Literal["fp32", "bf16"]})

@@ -26,6 +26,7 @@ from zloss.audit.implementation.sections import (
 )
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError
+from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
@@ -33,7 +34,6 @@ from zloss.results.audit import CorpusInfo, ModelInfo
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
-from zloss.text.blocks import make_blocks
 from zloss.text.corpus import Corpus, open_corpus
 
 INTERRUPTED = "the audit was interrupted before it was complete"
@@ -64,7 +64,7 @@ def run_implementation_audit(
         checkpoint.model.to(device)
     with clock("text"), progress.step("reading text", None):
         corpus = open_corpus(config.texts, config.corpus, config.text_field)
-        model = _audited_head(config, checkpoint, corpus, device)
+        model = _audited_head(config, checkpoint, corpus, device, note)
     with clock("check"), progress.step("checking the head", None):
         check_head(checkpoint, model.head, model.blocks.inputs(0, 1)[0])
 
@@ -144,16 +144,17 @@ def _device(name: str) -> torch.device:
 
 
 def _audited_head(
-    config: ImplementationAuditConfig, checkpoint: Checkpoint, corpus: Corpus, device: torch.device
+    config: ImplementationAuditConfig,
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    device: torch.device,
+    note: Callable[[str], None],
 ) -> AuditedHead:
     head = find_head(checkpoint)
-    blocks = make_blocks(
-        corpus,
-        checkpoint.tokenizer,
-        size=config.block_size,
-        count=config.blocks,
-        bos_id=checkpoint.bos_id(config.bos),
-    )
+    cut = model_blocks(checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos)
+    for sentence in cut.notes:
+        note(sentence)
+    blocks = cut.blocks
     moved = type(blocks)(blocks.stream.to(device), blocks.size, blocks.count, blocks.bos_id, blocks.offset)
     return AuditedHead(checkpoint, head, moved, math.log(head.vocab))
 

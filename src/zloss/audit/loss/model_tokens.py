@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from zloss.console.progress import Progress, Silent
-from zloss.errors import InputError
+from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import DTYPES, Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
 from zloss.results.choices import DtypeName
-from zloss.text.blocks import Blocks, make_blocks
+from zloss.text.blocks import Blocks
 from zloss.text.corpus import open_corpus
-
-BLOCK_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -60,23 +57,8 @@ def open_model_tokens(
     with progress.step(f"loading {model[-40:]}", None):
         checkpoint = load_checkpoint(model, dtype=dtype)
         head = find_head(checkpoint)
-    bos = checkpoint.bos_id("auto")
-    size = _block_size(checkpoint, block_size, bos is not None)
     with progress.step("reading text", None):
         corpus = open_corpus(texts, None)
-        cut = make_blocks(corpus, checkpoint.tokenizer, size=size, count=blocks, bos_id=bos)
+        cut = model_blocks(checkpoint, corpus, size=block_size, count=blocks).blocks
         check_head(checkpoint, head, cut.inputs(0, 1)[0])
     return ModelTokens(checkpoint, head, cut, corpus.name, DTYPES[dtype])
-
-
-def _block_size(checkpoint: Checkpoint, asked: int | None, bos: bool) -> int:
-    config: Any = checkpoint.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    most = positions - bos if isinstance(positions, int) else None
-    if asked is None:
-        return BLOCK_SIZE if most is None else min(BLOCK_SIZE, most)
-    if most is not None and asked > most:
-        raise InputError(
-            f"`block_size` is {asked}, but {checkpoint.name} has {positions} positions: give at most {most}."
-        )
-    return asked

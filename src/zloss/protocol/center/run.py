@@ -13,6 +13,7 @@ import torch
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.console.progress import Progress, Silent
 from zloss.errors import CheckpointError, OutputError
+from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import load_checkpoint
 from zloss.models.output_head import find_head
 from zloss.protocol.center.change import plan_change, refuse_uncenterable
@@ -25,7 +26,6 @@ from zloss.results.named_path import without_folders
 from zloss.results.provenance import Provenance, shared_keys
 from zloss.results.record import to_plain
 from zloss.results.writing import write_json
-from zloss.text.blocks import make_blocks
 from zloss.text.corpus import open_corpus
 
 PPL_AGREEMENT = 1e-6
@@ -44,8 +44,8 @@ class CenterConfig:
     """A named corpus instead of files."""
     blocks: int = 16
     """Blocks of the check."""
-    block_size: int = 256
-    """Predictions per block."""
+    block_size: int | None = None
+    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
     keep_tied: bool = False
     """Keep a tied head tied, by moving the mean row into learned additive positions (GPT-2, OPT)."""
     valid_vocab: int | None = None
@@ -72,17 +72,16 @@ def center_checkpoint(
         refuse_uncenterable(before, head)
         files = read_weight_files(source)
         change = plan_change(before, head, files, keep_tied=config.keep_tied, valid_vocab=config.valid_vocab)
+        corpus = open_corpus(config.texts, config.corpus, "text")
+        cut = model_blocks(before, corpus, size=config.block_size, count=config.blocks)
+        blocks = cut.blocks
         audit = AuditConfig(
             model=config.model,
             texts=config.texts,
             corpus=config.corpus,
             blocks=config.blocks,
-            block_size=config.block_size,
+            block_size=blocks.size,
             gradient_blocks=0,
-        )
-        corpus = open_corpus(config.texts, config.corpus, "text")
-        blocks = make_blocks(
-            corpus, before.tokenizer, size=config.block_size, count=config.blocks, bos_id=before.bos_id("auto")
         )
         numbers_before = measure_model(audit, before, blocks, progress)
         greedy_before = greedy_continuation(before, blocks)
@@ -113,6 +112,7 @@ def center_checkpoint(
         greedy_tokens=len(greedy_before),
         greedy_equal=greedy_equal,
         verified=greedy_equal and gap <= PPL_AGREEMENT,
+        notes=cut.notes,
         provenance=Provenance(**shared_keys(command, started, time.perf_counter() - begin)),
     )
     write_json(folder / FILE, {"schema": Centering.SCHEMA, **to_plain(result)})

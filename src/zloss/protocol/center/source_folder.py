@@ -9,6 +9,7 @@ from pathlib import Path
 from zloss.errors import CheckpointError, first_line
 from zloss.models.checkpoint import SMOLLM2_HUB, embedded_smollm2
 from zloss.models.gguf import converted_gguf
+from zloss.models.hub import hub_options, refuse_missing_folder
 from zloss.results.choices import SMOLLM2
 
 WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*")
@@ -25,10 +26,11 @@ def source_folder(name: str) -> Iterator[Path]:
     if Path(name).is_dir():
         yield Path(name)
         return
+    refuse_missing_folder(name)
     from huggingface_hub import snapshot_download
 
     identifier = SMOLLM2_HUB if name == SMOLLM2 else name
     try:
-        yield Path(snapshot_download(identifier, allow_patterns=list(WANTED)))
+        yield Path(snapshot_download(identifier, allow_patterns=list(WANTED), **hub_options()))
     except Exception as error:
         raise CheckpointError(f"the files of {name} could not be fetched: {first_line(error)}.") from error

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.errors import InputError
-from zloss.results.checks import check_choices, check_counts, check_numbers
+from zloss.results.checks import check_choices, check_counts, check_numbers, check_optional_counts
 from zloss.results.choices import BosPolicy, CorpusName, DtypeName
 from zloss.results.option import Option
 
@@ -32,8 +32,9 @@ class DriftConfig:
     """Field or column that holds the text in .jsonl and .parquet files."""
     blocks: Annotated[int | None, Option(metavar="INT", zero_is_none=True)] = 64
     """Number of blocks, at least 8; 0 takes all the text gives."""
-    block_size: int = 256
-    """Predictions per block, in tokens; all blocks together need at least 1000."""
+    block_size: int | None = None
+    """Predictions per block, in tokens; all blocks together need at least 1000. Default: 256, or fewer where the model has
+    fewer positions."""
     offset: int = 0
     """Blocks to skip at the start of the text."""
     bos: BosPolicy = "auto"
@@ -55,12 +56,13 @@ class DriftConfig:
 
     def __post_init__(self) -> None:
         check_numbers(self, ("diag_coef",), positive=True)
-        check_counts(self, ("batch_blocks", "block_size"))
+        check_counts(self, ("batch_blocks",))
+        check_optional_counts(self, ("block_size",))
         check_counts(self, ("gradient_blocks", "offset"), least=0)
         check_choices(self, {"bos": BosPolicy, "dtype": DtypeName})
         if self.blocks is not None:
             check_counts(self, ("blocks",), least=LEAST_BLOCKS)
-            if self.blocks * self.block_size < LEAST_TOKENS:
+            if self.block_size is not None and self.blocks * self.block_size < LEAST_TOKENS:
                 raise InputError(
                     f"`blocks` times `block_size` is expected to be at least {LEAST_TOKENS} tokens, but is "
                     f"{self.blocks * self.block_size}: a tail needs 50 tokens beyond its quantile."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from zloss import __version__
@@ -12,6 +13,7 @@ from zloss.console.progress import Progress
 from zloss.decide.decision_map import with_decisions
 from zloss.errors import InputError
 from zloss.measure.block_values import DRIFT_TAILS, BlockValues
+from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import load_checkpoint
 from zloss.models.weight_fingerprint import model_fingerprint
 from zloss.protocol.drift.config import LEAST_BLOCKS, LEAST_TOKENS, DriftConfig
@@ -21,7 +23,7 @@ from zloss.results.coordinate import Coordinate
 from zloss.results.drift import KEPT_FILE, DriftCheckpoint, DriftNumbers, KeptCheckpoint
 from zloss.results.files import read_record, write_record
 from zloss.results.validation_blocks import ValidationBlocks
-from zloss.text.blocks import Blocks, make_blocks
+from zloss.text.blocks import Blocks
 from zloss.text.corpus import open_corpus
 
 FOLDER = "checkpoints"
@@ -43,16 +45,11 @@ def measure_checkpoint(
             allow_pickle=config.allow_pickle,
             revision=place.revision,
         )
-        audit = config.audit(place.name)
         corpus = open_corpus(config.texts, config.corpus, config.text_field)
-        blocks = make_blocks(
-            corpus,
-            checkpoint.tokenizer,
-            size=config.block_size,
-            count=config.blocks,
-            bos_id=checkpoint.bos_id(config.bos),
-            offset=config.offset,
+        cut = model_blocks(
+            checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
         )
+        blocks, audit = cut.blocks, replace(config.audit(place.name), block_size=cut.blocks.size)
         _check_size(blocks, corpus.name)
         weights = model_fingerprint(checkpoint)
     identity = _identity(audit, blocks, weights)
@@ -65,6 +62,7 @@ def measure_checkpoint(
     if report.status == "partial":
         raise KeyboardInterrupt
     kept = _finished(place, report, values.record(), identity, blocks.fingerprint(), weights)
+    kept = replace(kept, notes=cut.notes)
     write_record(kept_in / AUDIT_FILE, with_decisions(report))
     # Last: its presence says that the checkpoint is finished.
     write_record(kept_in / KEPT_FILE, kept)

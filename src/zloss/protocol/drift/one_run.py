@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zloss.errors import CheckpointError, InputError, first_line
+from zloss.models.hub import hub_options
 from zloss.protocol.drift.config import DriftConfig
 from zloss.protocol.drift.places import Place
 
@@ -35,9 +36,10 @@ def check_one_run(places: Sequence[Place], config: DriftConfig) -> None:
 def _shape(place: Place, config: DriftConfig) -> dict[str, Any]:
     from transformers import AutoConfig
 
+    hub = {} if place.revision is None else hub_options()
     try:
         found: Any = AutoConfig.from_pretrained(
-            place.model, revision=place.revision or "main", trust_remote_code=config.trust_remote_code
+            place.model, revision=place.revision or "main", trust_remote_code=config.trust_remote_code, **hub
         )
     except Exception as error:
         where = place.name if place.revision is None else f"{place.model} at revision {place.revision}"

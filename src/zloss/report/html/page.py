@@ -24,17 +24,21 @@ from zloss.report.charts.training import training_panels
 from zloss.report.html.cards import Card, cards
 from zloss.report.html.content_policy import colour_class, content_policy, generated_rules, width_class
 from zloss.report.html.further_views import measured_view, reproduction_view, router_scale_view
+from zloss.report.html.recommendation_view import recommendation_view
 from zloss.report.html.thinning import thin
 from zloss.report.html.visible import visible_text
 from zloss.report.tables.comparison import ShownTable, paired_table, router_table
 from zloss.report.tables.drift import STATES, DriftLine, drift_lines, drift_titles, movement_name
 from zloss.report.tables.head import HeadLine, head_lines
 from zloss.report.tables.implementation_audit import TitledTable, implementation_tables
-from zloss.report.tables.method_verdicts import VerdictLine, verdict_line, verdict_notes
+from zloss.report.tables.method_verdicts import VerdictLine, answer, verdict_line, verdict_notes
 from zloss.report.tables.plain import flat_lines
 from zloss.report.tables.router import RouterView, router_view
+from zloss.report.tables.side_by_side import differences
 from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
 from zloss.report.text import numbers, symbols
+from zloss.report.text.loss_answer import bottom_line as bottom_line_of_loss
+from zloss.report.text.loss_answer import headline
 from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
@@ -88,6 +92,9 @@ class AuditView:
 class LossAuditView:
     """What the template shows of an audit of a loss."""
 
+    name: str
+    answer: list[str]
+    """What the loss applies, and how many findings there are."""
     findings: list[Finding]
     blocks: list[tuple[str, Lines]]
     """(title, lines) of every section."""
@@ -111,6 +118,8 @@ class ComparisonView:
 
     comparison: Comparison
     baseline: str
+    answer: str
+    """The verdicts in one sentence."""
     metrics: list[str]
     """Keys of all metrics, in their order in the file."""
     quality: tuple[tuple[QualityJudgement, VerdictLine], ...]
@@ -202,11 +211,13 @@ def _render(results: DecidedResults) -> str:
         if len(audits) > 1
         else [],
         headline=[BY_KEY[key] for key in HEADLINE],
+        differing=differences([(view.name, view.report) for view in audits]),
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
         loss_audits=[_loss_audit_view(audit) for audit in results.loss_audits],
         implementation_audits=[_implementation_view(audit) for audit in results.implementation_audits],
         comparisons=[_comparison_view(judged, f"c{i}") for i, judged in enumerate(results.comparisons)],
+        recommendations=[recommendation_view(found) for found in results.recommendations],
         drifts=[_drift_view(drift, f"d{i}") for i, drift in enumerate(results.drifts)],
         router_scales=[router_scale_view(table) for table in results.router_scales],
         measured_routers=[measured_view(scale) for scale in results.measured_routers],
@@ -227,6 +238,8 @@ def _title(names: Sequence[str], results: DecidedResults) -> str:
         return "Audit of the implementation"
     if results.router_scales or results.measured_routers:
         return "Scale of a router Z-loss"
+    if results.recommendations:
+        return "Recommendation for " + ", ".join(found.tested.model for found in results.recommendations)
     if results.drifts:
         return "Drift of " + ", ".join(drift.model for drift in results.drifts)
     labels = [record.label for record in results.reproductions]
@@ -269,6 +282,8 @@ def _loss_audit_view(audit: LossAudit) -> LossAuditView:
     blocks = [(title, flat_lines(plain[key])) for key, title in titles.items() if plain[key] is not None]
     rest = flat_lines(plain, skip=("schema", "findings", *titles))
     return LossAuditView(
+        name=str(audit.provenance.get("loss", "loss")),
+        answer=[headline(audit), bottom_line_of_loss(audit)[0]],
         findings=sorted(audit.findings, key=lambda finding: order[finding.severity or finding.verdict]),
         blocks=[*blocks, *([("Further", rest)] if rest else [])],
     )
@@ -296,6 +311,7 @@ def _comparison_view(judged: JudgedComparison, key: str) -> ComparisonView:
     return ComparisonView(
         comparison=comparison,
         baseline="baseline" if baseline is None else baseline.label,
+        answer=answer(comparison),
         metrics=list(dict.fromkeys(name for method in comparison.methods for name in method.metrics)),
         quality=tuple((item, verdict_line(item.verdict)) for item in judged.quality),
         notes=verdict_notes(comparison),

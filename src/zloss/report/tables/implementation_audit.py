@@ -10,6 +10,31 @@ from zloss.results.implementation_audit import ImplementationAudit
 
 PARTS = {"total": "CE+Z", "z": "Z"}
 SCOPES = {"head": "head", "all": "all"}
+STORED, APPLIED, UPDATED, ROOM = (
+    "Stored logits: the Z source against fp64",
+    "Implementations: the gradient they return, against fp64",
+    "Update: gradient and first Adam direction",
+    "fp16: full-model gradients before clipping",
+)
+LEGENDS = {
+    STORED: {
+        "forward": "relative error of the loss value",
+        "Δ_src, p99, max": "relative error of a token's Z source: mean, 99 % quantile and largest over tokens",
+        "1 − cos": "1 minus the cosine with the fp64 source",
+    },
+    APPLIED: {
+        "Δ_tot, Δ_Z": "relative error of the gradient of CE+Z, and of its Z part",
+        "own Δ_Z": "Δ_Z against fp64 on the same stored logits: what the implementation itself adds",
+    },
+    UPDATED: {
+        "Δ_θ, Adam error": "relative error of the parameter gradient, and of the first Adam direction",
+    },
+    ROOM: {
+        "κ_min": "smallest over batches of the largest safe static fp16 loss scale",
+        "Ψ": "share of batches whose gradient overflows fp16 at that loss scale",
+    },
+}
+"""Title of a section → the symbols of its columns and what they mean."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +53,15 @@ def implementation_tables(audit: ImplementationAudit, *, narrow: bool = False) -
     """The four sections; `narrow` ones have two digits and the short names of implementations, and fit 80 columns."""
     show = _Show(2 if narrow else 3)
     return (
-        TitledTable("Stored logits: the Z source against fp64", "logits", _stored(audit, show), _why(audit, "source")),
+        TitledTable(STORED, "logits", _stored(audit, show), _why(audit, "source")),
         TitledTable(
-            "Implementations: the gradient they return, against fp64",
+            APPLIED,
             "loss",
             _applied(audit, show, titles=not narrow),
             _why(audit, "implementations"),
         ),
-        TitledTable(
-            "Update: gradient and first Adam direction", "logits", _updates(audit, show), _why(audit, "updates")
-        ),
-        TitledTable(
-            "fp16: full-model gradients before clipping", "method", _rooms(audit, show), _why(audit, "overflow")
-        ),
+        TitledTable(UPDATED, "logits", _updates(audit, show), _why(audit, "updates")),
+        TitledTable(ROOM, "method", _rooms(audit, show), _why(audit, "overflow")),
     )
 
 

@@ -7,21 +7,25 @@ from typing import TYPE_CHECKING
 
 from zloss.decide.bottom_line import bottom_line
 from zloss.decide.next_command import NextCommand
-from zloss.report.tables.head import head_lines
-from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
+from zloss.report.tables.head import head_definition, head_lines
+from zloss.report.tables.side_by_side import differences
+from zloss.report.tables.verdicts import effect_number, status, tally
+from zloss.report.terminal.fitting import print_legend, print_table
 from zloss.report.terminal.router import print_router
-from zloss.report.terminal.whole import print_whole
 from zloss.report.text.numbers import factor, number
 from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.decision import Decision
-from zloss.results.quantities import HEADLINE, symbol
+from zloss.results.quantities import BY_KEY, HEADLINE, symbol
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-MARKS = {"fired": ("●", "yellow"), "quiet": ("●", "green"), "open": ("○", "dim")}
+MARKS = {"fired": ("● fired", "yellow"), "quiet": ("● quiet", "green"), "open": ("○ open", "dim")}
+"""A verdict as a word, and its colour, by status."""
+EXPLAINED_WIDTH = 120
+"""Columns from which on the table of numbers has one for their meanings; below, a legend stands under it."""
 
 
 def print_audit(report: AuditReport, console: Console | None = None) -> None:
@@ -32,31 +36,45 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
     console = console or Console(markup=False)
     # `Text`, not markup: a model or corpus name may hold square brackets.
     console.print(Text(f"{report.model.name} on {report.corpus.name}", style="bold"))
-    shape = (
-        f"{number(report.corpus.predictions)} predictions, PPL {number(report.ppl)}, V {number(report.model.vocab)}, "
-    )
-    console.print(
-        Text(shape + f"D {number(report.model.width)}, {'tied' if report.model.tied else 'untied'} head", style="dim")
-    )
+    facts = [
+        f"{number(report.corpus.predictions)} predictions",
+        f"PPL {number(report.ppl)}",
+        f"V {number(report.model.vocab)}",
+        f"D {number(report.model.width)}",
+        f"{'tied' if report.model.tied else 'untied'} head",
+    ]
+    if beyond := report.model.rows_beyond_tokenizer:
+        facts.append(f"{number(beyond)} rows of V beyond the tokenizer")
+    console.print(Text(", ".join(facts), style="dim"))
     for sentence in summarize(report):
         console.print(Text(sentence))
-    console.print(numbers_table(report))
+    explained = console.width >= EXPLAINED_WIDTH
+    print_table(console, numbers_table(report, explained=explained), keys=4)
+    if not explained:
+        headline = (head_definition(key, report) for key in HEADLINE)
+        print_legend(console, (*headline, *(("r_z", "c_z") if report.gradient is not None else ())))
     if report.router is not None:
         print_router(report.router, console)
     if report.decisions:
         print_decisions(report.decisions, console)
 
 
-def numbers_table(report: AuditReport) -> Table:
-    """Every measured number of the head, and R_Z, C_Z."""
-    table = _table("quantity", "raw", "centered", "centered / raw")
-    for line in head_lines(report):
-        table.add_row(line.label.symbol, number(line.raw), number(line.centered), factor(line.ratio))
+def numbers_table(report: AuditReport, *, explained: bool = False) -> Table:
+    """Every measured number of the head, and R_Z, C_Z; with `explained` their meanings beside them."""
+    rows = [
+        (line.label, line.label.axis, number(line.raw), number(line.centered), factor(line.ratio))
+        for line in head_lines(report)
+    ]
     if report.gradient is not None:
         raw, centered = report.gradient.raw, report.gradient.centered
         ratio = centered.r_z / raw.r_z if raw.r_z and centered.r_z is not None else None
-        table.add_row(symbol("r_z"), number(raw.r_z), number(centered.r_z), factor(ratio))
-        table.add_row(symbol("c_z"), number(raw.c_z), number(centered.c_z), "")
+        rows.append((BY_KEY["r_z"], symbol("r_z"), number(raw.r_z), number(centered.r_z), factor(ratio)))
+        rows.append((BY_KEY["c_z"], symbol("c_z"), number(raw.c_z), number(centered.c_z), ""))
+    table = _table("quantity", "raw", "centered", "centered / raw")
+    if explained:
+        table.add_column("meaning", overflow="fold")
+    for definition, *cells in rows:
+        table.add_row(*cells, *([definition.meaning] if explained else []))
     return table
 
 
@@ -67,14 +85,8 @@ def print_decisions(decisions: Sequence[Decision], console: Console | None = Non
     from rich.text import Text
 
     console = console or Console(markup=False)
-    table = Table(
-        box=None,
-        show_header=False,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        title=f"Decision map: {tally(decisions)}",
-    )
-    table.title_justify = "left"
+    console.print(Text(f"Decision map: {tally(decisions)}", style="bold"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -115,6 +127,8 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
     from rich.text import Text
 
     console = console or Console(markup=False)
+    for sentence in differences(named):
+        console.print(Text(sentence))
     columns = [(name, report, coordinate) for name, report in named for coordinate in ("raw", "centered")]
     table = _table("", *(f"{name if coordinate == 'raw' else ''}\n{coordinate}" for name, _, coordinate in columns))
     table.add_row("PPL", *(number(report.ppl) for _, report, _ in columns))
@@ -124,16 +138,17 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
     gradients = [getattr(report.gradient, coordinate, None) for _, report, coordinate in columns]
     for key in ("r_z", "c_z"):
         table.add_row(symbol(key), *(number(getattr(gradient, key, None)) for gradient in gradients))
-    print_whole(console, table)
+    print_table(console, table, together=2)
+    print_legend(console, (*HEADLINE, "r_z"))
     verdicts = _table("stage", *(name for name, _ in named), left=1 + len(named))
     for decisions in zip(*(report.decisions for _, report in named), strict=True):
         cells = []
         for decision in decisions:
             mark, style = MARKS[status(decision)]
             value = f" {number(decision.value)}" if decision.value is not None else ""
-            cells.append(Text(f"{mark} {WORDS[status(decision)]}{value}", style=style))
+            cells.append(Text(f"{mark}{value}", style=style))
         verdicts.add_row(decisions[0].stage, *cells)
-    print_whole(console, verdicts)
+    print_table(console, verdicts)
 
 
 def _table(*columns: str, left: int = 1) -> Table:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from zloss.report.terminal.fitting import print_legend, print_sentence, print_table
 from zloss.report.text.numbers import number
 from zloss.results.centering import Centering
 
 LINES = (
     ("ppl", "PPL"),
-    ("mu_abs_99", "p99 |μ|"),
-    ("p_z_999", "P_Z^99.9"),
+    ("mu_abs_99", "p99 |μ| (nat)"),
+    ("p_z_999", "P_Z^99.9 (nat)"),
     ("a_p_99", "A_p^99"),
-    ("row_max_999", "p99.9 largest logit"),
-    ("bf16_spacing", "bf16 spacing there"),
-    ("fp16_spacing", "fp16 spacing there"),
+    ("row_max_999", "p99.9 largest logit (nat)"),
+    ("bf16_spacing", "bf16 spacing there (nat)"),
+    ("fp16_spacing", "fp16 spacing there (nat)"),
     ("bf16_ce_error", "|ΔCE| of bf16 logits (nat)"),
     ("fp16_ce_error", "|ΔCE| of fp16 logits (nat)"),
 )
@@ -29,7 +30,10 @@ def print_centering(result: Centering, folder: str, console: Console | None = No
         table.add_column(title, justify=justify)  # type: ignore[arg-type]
     for key, label in LINES:
         table.add_row(label, *(number(getattr(side, key)) for side in (result.before, result.after)))
-    console.print(table)
+    print_table(console, table)
+    print_legend(console, ("mu_abs_99", "p_z_999", "a_p_99"))
+    for note in result.notes:
+        print_sentence(console, note)
     if result.tied_before and not result.tied_after:
         console.print(f"The head was tied and is now a tensor of its own: {result.extra_bytes / 1e6:.1f} MB more.")
     same = "equal" if result.greedy_equal else "NOT equal"

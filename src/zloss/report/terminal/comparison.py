@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from zloss.report.tables.comparison import estimable_columns
-from zloss.report.tables.method_verdicts import verdict_line, verdict_notes
-from zloss.report.terminal.whole import print_whole
+from zloss.report.tables.method_verdicts import answer, verdict_line, verdict_notes
+from zloss.report.terminal.fitting import print_legend, print_sentence, print_table
 from zloss.results.comparison import ComparedMethod, Comparison, PairedDifferences, SeedDifference, SeedSummary
 from zloss.results.quantities import symbol, titled
 
@@ -35,9 +34,6 @@ TABLES = {
     "Optimizer, before clipping": titled(("grad_norm_p99", "grad_norm_max", "clip_rate", "phi_10")),
 }
 
-
-WIDTH = 80
-"""Columns of the sentences under the tables."""
 Paired = list[tuple[ComparedMethod, PairedDifferences]]
 
 
@@ -46,6 +42,8 @@ def print_comparison(comparison: Comparison) -> None:
     from rich.console import Console
 
     console = Console(markup=False)
+    if text := answer(comparison):
+        print_sentence(console, text, style="bold")
     seeds = comparison.seeds
     matched = f"{len(seeds)} matched seed{'s' if len(seeds) != 1 else ''}, mean ± std"
     for title, stated in (TABLES if comparison.router is None else ROUTERS).items():
@@ -53,7 +51,8 @@ def print_comparison(comparison: Comparison) -> None:
         table = _table(f"{title}: {matched}", "method", *(heading for _, heading in columns))
         for method in comparison.methods:
             table.add_row(_name(method.method, method.coef), *(_cell(method.metrics.get(key)) for key, _ in columns))
-        print_whole(console, table)
+        print_table(console, table)
+        print_legend(console, [key for key, _ in columns])
     paired = [(method, method.paired) for method in comparison.methods if method.paired is not None]
     if comparison.router is not None:
         _print_routers(console, comparison.baseline, paired)
@@ -64,12 +63,10 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def _print_verdicts(console: Console, comparison: Comparison) -> None:
-    """A word for each method, and under it the three parts, wrapped to the terminal."""
-    width = min(console.width, WIDTH)
+    """A word for each method, and under it the three parts."""
 
     def wrapped(text: str, first: str) -> None:
-        lines = textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * len(first))
-        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        print_sentence(console, text, first=first, rest=" " * len(first))
 
     for verdict in comparison.quality.methods:
         line = verdict_line(verdict)
@@ -83,20 +80,22 @@ def _print_verdicts(console: Console, comparison: Comparison) -> None:
 def _print_differences(console: Console, comparison: Comparison, paired: Paired) -> None:
     title = f"against {comparison.baseline}: paired differences, tails in the same coordinate"
     table = _table(title, "method", "Δ PPL", "Δ P_Z^99.9", "Δ A_p^99", "tails in")
-    for verdict, (_, differences) in zip(comparison.quality.methods, paired, strict=True):
-        side = differences.same_coordinate.of(verdict.coordinate)
+    coordinates = {(verdict.method, verdict.coef): verdict.coordinate for verdict in comparison.quality.methods}
+    for method, differences in paired:
+        coordinate = coordinates.get((method.method, method.coef))
+        side = differences.same_coordinate.of(coordinate)
         table.add_row(
-            _name(verdict.method, verdict.coef),
+            _name(method.method, method.coef),
             _signed(differences.deployed.get("ppl")),
             _signed(side.get("p_z_999")),
             _signed(side.get("a_p_99")),
-            verdict.coordinate or "—",
+            coordinate or "—",
         )
     if paired:
-        print_whole(console, table)
+        print_table(console, table)
     for method, differences in paired:
         if not method.coef:
-            console.print(_trajectories(method, differences, comparison.baseline), highlight=False, soft_wrap=True)
+            print_sentence(console, _trajectories(method, differences, comparison.baseline))
 
 
 def _print_routers(console: Console, baseline: str, paired: Paired) -> None:
@@ -112,29 +111,23 @@ def _print_routers(console: Console, baseline: str, paired: Paired) -> None:
         cells = (_signed(differences.deployed.get(key)) for key in compared)
         table.add_row(_name(method.method, method.coef), *cells, shown)
     if table.row_count:
-        print_whole(console, table)
-    console.print(
-        "max |ΔL|: largest difference of the training loss over all steps and seeds; the balancing term is the model's own "
-        "and about k at balance",
-        highlight=False,
-        soft_wrap=True,
-    )
+        print_table(console, table)
+    legend = "largest difference of the training loss over all steps and seeds, in nat"
+    print_sentence(console, legend, first=f"{symbol('max_loss_difference')}: ")
+    print_sentence(console, "the model's own term, about k at balance", first=f"{symbol('load_balance')}: ")
 
 
 def _print_tokens(console: Console, comparison: Comparison) -> None:
     tokens = comparison.tokens
     if tokens.available and tokens.consumed is not None and tokens.reuse is not None:
-        console.print(
-            f"tokens per run: {tokens.consumed:,} consumed of {tokens.available:,} available, "
-            f"reuse factor {tokens.reuse:.3g}",
-            highlight=False,
-        )
+        counted = f"{tokens.consumed:,} consumed of {tokens.available:,} available, reuse factor {tokens.reuse:.3g}"
+        print_sentence(console, counted, first="tokens per run: ")
     for names, what in (
         (comparison.unfinished, "not finished, left out"),
         (comparison.unpaired, "without a baseline run of their seed"),
     ):
         if names:
-            console.print(f"{what}: {', '.join(names)}", highlight=False)
+            print_sentence(console, ", ".join(names), first=f"{what}: ")
 
 
 def _trajectories(method: ComparedMethod, differences: PairedDifferences, baseline: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zloss.report.tables.drift import NARROW, STATES, drift_lines, drift_titles, movement_name
+from zloss.report.terminal.fitting import print_legend, print_table
 from zloss.report.text.numbers import number
 from zloss.results.drift import Drift
 
@@ -31,7 +32,10 @@ def print_drift(drift: Drift, console: Console | None = None) -> None:
     for line in drift_lines(drift, NARROW, digits=3):
         style = "yellow" if drift.began is not None and line.step >= drift.began else None
         table.add_row(str(line.step), *(text for text, _ in line.cells), style=style)
-    console.print(table)
+    print_table(console, table)
+    print_legend(console, dict.fromkeys(key for _, key in NARROW))
+    for note in drift.notes:
+        console.print(Text(note))
     console.print(Text(drift.finding, style="bold"))
     shown = [movement for movement in drift.movements if movement.state in ("invisible", "with_ce")]
     if not shown:

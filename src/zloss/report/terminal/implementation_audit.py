@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from zloss.report.tables.implementation_audit import TitledTable, implementation_tables
+from zloss.report.tables.implementation_audit import LEGENDS, TitledTable, implementation_tables
 from zloss.report.tables.verdicts import status
 from zloss.report.terminal.audit import MARKS
+from zloss.report.terminal.fitting import print_sentence, print_table
 from zloss.report.text.numbers import number
 from zloss.results.decision import Decision
 from zloss.results.implementation_audit import ImplementationAudit
@@ -31,7 +32,12 @@ def print_implementation_audit(
     console.print(Text(f"{shape}c {audit.target:.4g}", style="dim"))
     for section in implementation_tables(audit, narrow=True):
         console.print(Text(section.title, style="bold"))
-        console.print(Text(f"– {section.missing}") if section.missing else _table(section))
+        if section.missing:
+            console.print(Text(f"– {section.missing}"))
+        else:
+            print_table(console, _table(section))
+            for name, meaning in LEGENDS[section.title].items():
+                print_sentence(console, meaning, first=f"{name}: ")
     if any(line.interpreted for line in audit.implementations):
         console.print(Text("* on Triton's interpreter, which cuts bf16 off where a GPU rounds", style="dim"))
     for sentence in audit.notes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from zloss.report.tables.router_scale import router_scale_legend
+from zloss.report.terminal.fitting import print_sentence
 from zloss.results.router_scale import RouterScaleTable
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def print_router_scale(
         )
     console.print(table)
     for name, meaning in router_scale_legend(scales):
-        _print_wrapped(meaning, f"{name}: ", console)
+        print_sentence(console, meaning, first=f"{name}: ")
     if cited:
         console.print("read from:", markup=False)
         for scale in scales.conventions:
-            _print_wrapped(scale.cited, f"  {scale.convention}: ", console)
+            print_sentence(console, scale.cited, first=f"  {scale.convention}: ")
 
 
 def print_match(coef: float, source: str, matched: float, target: str) -> None:
@@ -54,16 +54,3 @@ def print_match(coef: float, source: str, matched: float, target: str) -> None:
     Console(markup=False).print(
         f"{coef:g} under {source} = {matched:.6g} under {target}", highlight=False, soft_wrap=True
     )
-
-
-def _print_wrapped(text: str, first: str, console: Console) -> None:
-    """Broken between words only: a path stays whole."""
-    lines = textwrap.wrap(
-        text,
-        console.width,
-        initial_indent=first,
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

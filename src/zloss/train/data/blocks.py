@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from zloss.errors import CorpusError
+from zloss.errors import CorpusError, InputError
 from zloss.results.run_config import RunData, TextPart
 from zloss.results.train_config import TrainConfig
 from zloss.text.blocks import Blocks, make_blocks
@@ -30,8 +30,12 @@ class TrainData:
 def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainData:
     """Tokenize both texts, and refuse blocks that would be trained on and validated on."""
 
+    size = config.block_size
+    if size is None:
+        raise InputError("`block_size` is expected to be a number here: the model decides it where none is asked for.")
+
     def blocks(corpus: Corpus, count: int | None, offset: int) -> Blocks:
-        return make_blocks(corpus, tokenizer, size=config.block_size, count=count, bos_id=bos_id, offset=offset)
+        return make_blocks(corpus, tokenizer, size=size, count=count, bos_id=bos_id, offset=offset)
 
     source, valid_source = training_text(config), _validation_text(config)
     if valid_source is not None:

@@ -1,4 +1,8 @@
-"""The micro-batches of a step: tokens and dropout are a function of seed, step and micro-batch, the same for all methods."""
+"""The micro-batches of a step: tokens and dropout are a function of seed, step and micro-batch, the same for all methods.
+
+Several ranks divide the micro-batches of a step among them. Where there are fewer than ranks, they divide its blocks: each
+rank has one pass then.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from zloss.errors import InputError
+from zloss.ranks.job import Job
 from zloss.results.train_config import TrainConfig
 from zloss.train.data.batch import batch_of, gather
 from zloss.train.data.blocks import TrainData
@@ -23,11 +29,36 @@ class MicroBatch:
     """Seed of its dropout."""
 
 
-def micro_batches(config: TrainConfig, data: TrainData, step: int) -> Iterator[MicroBatch]:
-    """The micro-batches of one step."""
+def divides_blocks(config: TrainConfig, job: Job) -> bool:
+    """Whether a micro-batch lies on several ranks."""
+    return config.accumulate < job.ranks
+
+
+def micro_batches(config: TrainConfig, data: TrainData, step: int, job: Job | None = None) -> Iterator[MicroBatch]:
+    """The micro-batches of one step, of those ranks' own where `job` has several."""
+    job = job or Job()
     index_B = batch_of(data.train, config.seed, step, config.blocks_per_step)
-    for micro, part in enumerate(index_B.view(config.accumulate, config.micro_batch)):
-        yield MicroBatch(*gather(data.train, part), seed=_stream_seed(config.seed, step, micro))
+    if divides_blocks(config, job):
+        own = job.own_range(config.blocks_per_step, 1)
+        yield MicroBatch(*gather(data.train, index_B[own.start : own.stop]), seed=_stream_seed(config.seed, step, 0))
+        return
+    parts = index_B.view(config.accumulate, config.micro_batch)
+    for micro in job.own_range(config.accumulate, 1):
+        yield MicroBatch(*gather(data.train, parts[micro]), seed=_stream_seed(config.seed, step, micro))
+
+
+def check_divisible(config: TrainConfig, job: Job) -> None:
+    """Refuse a run whose blocks cannot be divided so that it trains as on one process."""
+    if config.blocks_per_step < job.ranks:
+        raise InputError(
+            f"a step has {config.blocks_per_step} blocks (`micro_batch` times `accumulate`), but there are {job.ranks} "
+            f"processes: give every process a block."
+        )
+    if config.moe is not None and divides_blocks(config, job):
+        raise InputError(
+            "the load-balancing term is one of a whole micro-batch, so a mixture of experts needs at least as many "
+            f"micro-batches as processes: `accumulate` is {config.accumulate}, but there are {job.ranks} processes."
+        )
 
 
 def _stream_seed(seed: int, step: int, micro: int) -> int:

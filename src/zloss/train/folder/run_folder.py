@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError
 from zloss.models.weight_fingerprint import sampled_fingerprint
+from zloss.ranks.job import Job
 from zloss.results.folder_lock import locked_folder
 from zloss.results.reading import read_object
-from zloss.results.run_config import CONFIG_FILE, write_run_config
+from zloss.results.run_config import CONFIG_FILE, RunConfig, write_run_config
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN
 from zloss.results.train_config import TrainConfig
 from zloss.train.folder.config_record import config_record
@@ -22,24 +23,52 @@ from zloss.train.start.run_start import Start
 
 
 @contextmanager
-def run_in_folder(folder: Path, config: TrainConfig, start: Start) -> Iterator[str]:
-    """Hold the folder for one run; the value identifies the run. A process that comes second changes nothing in it."""
-    with locked_folder(folder):
-        yield claim_folder(folder, config, start)
+def run_in_folder(folder: Path, config: TrainConfig, start: Start, job: Job) -> Iterator[str]:
+    """Hold the folder for one run; the value identifies the run. A process that comes second changes nothing in it.
+
+    Of several ranks the first one holds the folder; ranks whose model, text or settings differ are refused.
+    """
+    with ExitStack() as held:
+
+        def claim() -> str:
+            if not job.first:
+                return identity_of(config_record(config, start))
+            held.enter_context(locked_folder(folder))
+            return claim_folder(folder, config, start)
+
+        identity = job.together(claim)
+        job.together(check_alike, job.everyone(identity), "models, texts or settings: give every process the same")
+        yield identity
+
+
+def check_alike(of_every_rank: Sequence[object], what: str) -> None:
+    """Refuse ranks that differ; `what` completes the sentence."""
+    if len(set(of_every_rank)) > 1:
+        raise InputError(f"the ranks of the job have different {what}.")
 
 
 def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
     """Write config.json, or check that the one in `folder` is of the same run. The result identifies the run."""
+    refuse_other_settings(folder, config, start)
     record = config_record(config, start)
-    mine, before = record.to_dict(), earlier_settings(folder)
-    names = _differing(before, mine, start) if before is not None else []
+    write_run_config(folder, record)
+    return identity_of(record)
+
+
+def refuse_other_settings(folder: Path, config: TrainConfig, start: Start) -> None:
+    """An error where `folder` holds a run that differs from this one in a setting, its data or its initial weights."""
+    before = earlier_settings(folder)
+    names = [] if before is None else _differing(before, config_record(config, start).to_dict(), start)
     if names:
         raise InputError(
             f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
             "choose another folder, or remove that one."
         )
-    write_run_config(folder, record)
-    return hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def identity_of(record: RunConfig) -> str:
+    """A number of the run, the same for the same settings, data and initial weights."""
+    return hashlib.sha256(json.dumps(record.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def earlier_settings(folder: Path) -> dict[str, Any] | None:

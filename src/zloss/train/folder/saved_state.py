@@ -2,7 +2,8 @@
 
 accelerate writes model and optimizer into a temporary folder. The step records and a manifest with the checksum of every file
 are added, and a rename puts the folder in its place, so a checkpoint is whole or not there. Loading verifies the checksums: where
-a file was cut off, the checkpoint before it is used.
+a file was cut off, the checkpoint before it is used. Of several ranks the first one writes; all of them read. A checkpoint holds
+nothing that depends on the number of ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import OutputError
+from zloss.ranks.job import Job
 from zloss.results.step_record import StepRecord
 from zloss.train.folder.step_log import read_lines, to_lines
 
@@ -26,12 +28,14 @@ KEEP = 2
 class SavedState:
     """The checkpoints of one run folder."""
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    def __init__(self, folder: Path, identity: str, job: Job) -> None:
         self._folder = folder / "checkpoints"
-        self._identity = identity
+        self._identity, self._job = identity, job
 
     def save(self, accelerator: Any, step: int, records: list[StepRecord]) -> None:
         """Write the state after `step`; where the disk is full, the earlier checkpoints stay."""
+        if not self._job.first:
+            return
         place = self._folder / f"step-{step:07d}"
         part = self._folder / f".{place.name}.part"
         try:
@@ -64,7 +68,9 @@ class SavedState:
         for place in reversed(self._steps()):
             manifest = self._sound(place)
             if manifest is None:
-                print(f"{place.name} is damaged or of another run: the checkpoint before it is used.", file=sys.stderr)
+                if self._job.first:
+                    told = f"{place.name} is damaged or of another run: the checkpoint before it is used."
+                    print(told, file=sys.stderr)
                 continue
             accelerator.load_state(str(place))
             return int(manifest["step"]), read_lines(place / RECORDS)

@@ -8,13 +8,17 @@ import torch
 from torch import nn
 
 from zloss.results.train_config import TrainConfig
+from zloss.train.start.optimizer_state import load_adam_state
 
 
 def make_adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over all trained parameters, with decoupled decay on those that decay."""
-    return torch.optim.AdamW(
+    """AdamW over all trained parameters, with decoupled decay on those that decay; its state is fresh or a given one."""
+    optimizer = torch.optim.AdamW(
         decay_groups(model, config), lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps
     )
+    if config.optimizer_state is not None:
+        load_adam_state(optimizer, model, config.optimizer_state)
+    return optimizer
 
 
 def decay_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from zloss.measure.model_blocks import check_token_ids
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
+from zloss.models.positions import DEFAULT_BLOCK_SIZE, settle_block_size
 from zloss.results.train_config import TrainConfig
 from zloss.train.data.blocks import TrainData, open_data, training_text
 from zloss.train.moe.model import moe_checkpoint
@@ -24,14 +26,23 @@ class Start:
     data: TrainData
     checkpoint: Checkpoint
     """As loaded or built; a run trains a model of its own, see `initial_checkpoint`."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the texts were cut."""
+
+    def settled(self, config: TrainConfig) -> TrainConfig:
+        """`config` with the block size of these texts, where it leaves that to the model."""
+        return replace(config, block_size=self.data.train.size) if config.block_size is None else config
 
 
 def prepare_start(config: TrainConfig) -> Start:
     """Load or build the model and tokenize the texts once for all runs of the same experiment."""
     checkpoint = load_checkpoint(config.model) if config.pretrained else _from_scratch(config, _tokenizer(config))
-    data = open_data(config, checkpoint.tokenizer, checkpoint.bos_id(config.bos))
+    bos_id = checkpoint.bos_id(config.bos)
+    cut = settle_block_size(checkpoint, config.block_size, bos=bos_id is not None)
+    data = open_data(replace(config, block_size=cut.size), checkpoint.tokenizer, bos_id)
+    check_token_ids(checkpoint, data.train, data.valid)
     check_head(checkpoint, find_head(checkpoint), data.valid.inputs(0, 1)[0])
-    return Start(data, checkpoint)
+    return Start(data, checkpoint, (cut.note,) if cut.note else ())
 
 
 def initial_checkpoint(start: Start, config: TrainConfig) -> Checkpoint:
@@ -60,7 +71,8 @@ def _tokenizer(config: TrainConfig) -> Any:
 
 def _from_scratch(config: TrainConfig, tokenizer: Any) -> Checkpoint:
     """A model with weights drawn from the run's seed."""
+    size = config.block_size or DEFAULT_BLOCK_SIZE
     if config.moe is not None:
-        return moe_checkpoint(config.moe, tokenizer, block_size=config.block_size, seed=config.seed)
+        return moe_checkpoint(config.moe, tokenizer, block_size=size, seed=config.seed)
     assert config.from_config is not None
-    return build_from_config(config.from_config, tokenizer, block_size=config.block_size, seed=config.seed)
+    return build_from_config(config.from_config, tokenizer, block_size=size, seed=config.seed)

@@ -16,11 +16,11 @@ KEYS = {"p_z_999": "p_z_999", "a_p_99": "a_p_99", "mu_abs_99": "mu_abs_p99"}
 
 
 def step_window(objective: Objective, *, deployed: bool = False) -> StepWindow:
-    """A window of one step.
+    """A window of one step, over the tokens of all ranks.
 
     `deployed`: the statistics are of logits that are already centered (the paper's path), so log Z needs no shift.
     """
-    return StepWindow(1, "raw" if deployed else objective.coordinate)
+    return StepWindow(1, "raw" if deployed else objective.coordinate, across_ranks=True)
 
 
 def step_tails(window: StepWindow) -> dict[str, float | None]:

@@ -16,7 +16,6 @@ from torch import Tensor
 from zloss.source.injection import weighted_source
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
-from zloss.transport.backends.products import wide_pass
 from zloss.transport.backends.weight_factors import WeightFactors
 from zloss.transport.head_problem import HeadProblem
 
@@ -101,11 +100,7 @@ class GradientAccumulators:
         if self._weight_VD is not None:
             if not self._started:
                 self._weight_VD.zero_()
-            self._factors.leave_(self._weight_VD)
-            if not self._given:
-                self._weight_VD[vocab:].zero_()
-            if self._has_uniform:
-                self._weight_VD = self._without_uniform(self._weight_VD)
+            self._weight_VD = self._finished_weight(self._weight_VD)
         if self._bias_V is not None:
             if self._has_uniform:
                 self._bias_V[:vocab].sub_(self._uniform / total)
@@ -114,13 +109,15 @@ class GradientAccumulators:
             self._hidden_TD.mul_(scale)
         return self._hidden_TD, None if self._given else self._weight_VD, self._bias_V
 
-    def _without_uniform(self, weight_VD: Tensor) -> Tensor:
-        """dW less its part along 1/V. A bf16 dW is rounded in the same pass; it would be rounded next anyway."""
-        vocab = self._problem.vocab
-        inside_VD, out_VD = weight_VD[:vocab], weight_VD
-        if self._problem.weight_VD.dtype == torch.bfloat16 and not self._given:
+    def _finished_weight(self, weight_VD: Tensor) -> Tensor:
+        """dW less its part along 1/V, in the unit of the gradient. Where a pass is needed anyway, a bf16 dW is rounded in it:
+        it would be rounded next."""
+        vocab, out_VD = self._problem.vocab, weight_VD
+        uniform_D = self._uniform_D / self._problem.shard.total if self._has_uniform else None
+        passes = uniform_D is not None or self._factors.scaled
+        if passes and self._problem.weight_VD.dtype == torch.bfloat16 and not self._given:
             out_VD = torch.empty_like(weight_VD, dtype=torch.bfloat16)
+        self._factors.leave(weight_VD[:vocab], uniform_D, out_VD[:vocab])
+        if not self._given:
             out_VD[vocab:].zero_()
-        torch.sub(inside_VD, self._uniform_D / self._problem.shard.total, out=out_VD[:vocab])
-        wide_pass("uniform part of dW", (inside_VD,), (out_VD[:vocab],))
         return out_VD

@@ -9,16 +9,18 @@ Axes: C tokens of a chunk, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from zloss.transport.backends.narrow_parts import power_of_two
 from zloss.transport.backends.product_plan import ProductPlan, fp32_plan
 from zloss.transport.backends.products import accumulate, multiply, wide_pass
 
 _BLOCK_BYTES = 2**25
 """Size of the converted block: small beside the logit buffer, large enough that the product dominates the conversion."""
+_COPY_EXPONENT = 15
+"""The largest |W| of an fp16 copy is below 2¹⁵, half of what fp16 holds; down to 2⁻²⁹ of it entries are exact."""
 
 
 class HeadProducts:
@@ -32,6 +34,9 @@ class HeadProducts:
         self._rounding = None if rounding == weight_VD.dtype else rounding
         self._whole = weight_VD.dtype == dtype and self._rounding is None
         self._plan = fp32_plan(dtype) if plan is None else plan
+        self._narrow_VD: Tensor | None = None
+        self._factor_VD: Tensor | None = None
+        self._unit: Tensor | None = None
         self.vocab, self.width = weight_VD.shape
 
     def _ranges(self) -> Iterator[slice]:
@@ -50,19 +55,49 @@ class HeadProducts:
             wide_pass("W converted", (weight_VD,), (wide_VD,))
         return wide_VD
 
-    @cached_property
-    def _narrow_VD(self) -> Tensor:
+    # The three below are kept in plain attributes: torch.compile does not enter the lock of a cached_property.
+
+    def _narrow(self) -> Tensor:
         """The head in 16 bits; for a master weight in fp32 one rounded copy, as autocast keeps it too."""
         if self._rounding is None:
             return self._weight_VD
-        narrow_VD = self._weight_VD.to(self._rounding)
-        wide_pass("W rounded", (self._weight_VD,), (narrow_VD,))
-        return narrow_VD
+        if self._narrow_VD is None:
+            self._narrow_VD = self._weight_VD.to(self._rounding)
+            wide_pass("W rounded", (self._weight_VD,), (self._narrow_VD,))
+        return self._narrow_VD
+
+    def _copy_unit(self) -> Tensor | None:
+        """The power of two that scales the largest |W| to 2¹⁵ where E W takes an fp16 copy of a bf16 head; else None."""
+        plan = self._plan
+        if not plan.parts or plan.operand == plan.factor or not self.vocab:
+            return None
+        if self._unit is None:
+            largest = torch.linalg.vector_norm(self._weight_VD, torch.inf, dtype=self._dtype)
+            wide_pass("largest entry of W", (self._weight_VD,))
+            self._unit = power_of_two(largest, _COPY_EXPONENT)
+        return self._unit
+
+    def _factor(self) -> Tensor:
+        """The head as the product E W takes it on a GPU: in 16 bits, as it is or as a copy in units of its own."""
+        unit = self._copy_unit()
+        if unit is None:
+            return self._narrow()
+        if self._factor_VD is None:
+            narrow_VD = self._narrow()
+            self._factor_VD = torch.empty_like(narrow_VD, dtype=self._plan.factor)
+            torch.mul(narrow_VD, unit, out=self._factor_VD)
+            wide_pass("fp16 copy of W", (narrow_VD,), (self._factor_VD,))
+        return self._factor_VD
+
+    def _as_factor(self, weight_VD: Tensor) -> Tensor:
+        """A block of W in compute precision with the entries of `_factor`."""
+        unit = self._copy_unit()
+        return weight_VD if unit is None else (weight_VD * unit).to(self._plan.factor).to(self._dtype)
 
     def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
         """out = h Wᵀ, for h in compute precision, or in 16 bits where the plan is native."""
         if hidden_CD.dtype != self._dtype:
-            multiply("h Wᵀ", hidden_CD, self._narrow_VD.t(), out_CV)
+            multiply("h Wᵀ", hidden_CD, self._narrow().t(), out_CV)
             return
         for block, weight in self._blocks():
             multiply("h Wᵀ", hidden_CD, weight.t(), out_CV[:, block])
@@ -76,13 +111,17 @@ class HeadProducts:
         out_CD = parts[0].new_zeros(parts[0].shape[0], self.width, dtype=self._dtype)
         if plan.parts and plan.native:
             for position, part_CV in enumerate(parts):
-                accumulate("E W", out_CD, part_CV, self._narrow_VD, plan, first=position == 0)
+                accumulate("E W", out_CD, part_CV, self._factor(), plan, first=position == 0)
         else:
             for block, weight in self._blocks():
+                factor_VD = self._as_factor(weight)
                 for position, part_CV in enumerate(parts):
                     first = block.start == 0 and position == 0
                     wide_CV = part_CV[:, block].to(self._dtype)
-                    accumulate("E W", out_CD, wide_CV, weight, plan, first=first)
+                    accumulate("E W", out_CD, wide_CV, factor_VD, plan, first=first)
+        unit = self._copy_unit()
+        if unit is not None:
+            out_CD.div_(unit)
         return out_CD if plan.exp_scale == 1 else out_CD.mul_(1 / plan.exp_scale)
 
     def add_outer_(
@@ -114,8 +153,8 @@ class HeadProducts:
             wide_pass("w̄", (self._weight_VD,))
             return self._weight_VD.mean(dim=0)
         if self._plan.native:
-            wide_pass("w̄", (self._narrow_VD,))
-            return self._narrow_VD.sum(dim=0, dtype=self._dtype) / self.vocab
+            wide_pass("w̄", (self._narrow(),))
+            return self._narrow().sum(dim=0, dtype=self._dtype) / self.vocab
         total_D = self._weight_VD.new_zeros(self.width, dtype=self._dtype)
         for _, weight in self._blocks():
             wide_pass("w̄", (weight,))

@@ -18,6 +18,13 @@ def narrowed(value: Tensor, dtype: torch.dtype, parts: int) -> tuple[Tensor, ...
     return *pieces, value.to(dtype)
 
 
+def power_of_two(largest: Tensor, exponent: int) -> Tensor:
+    """The power of two that scales `largest` to 2^exponent at most; 1 for 0 and for what is not finite."""
+    usable = torch.isfinite(largest) & (largest > 0)
+    steps = (exponent - torch.frexp(largest).exponent).clamp(-100, 100)
+    return torch.where(usable, torch.ldexp(torch.ones_like(largest), steps), 1.0)
+
+
 def exp_parts(e_CV: Tensor, plan: ProductPlan, out_NCV: Tensor | None = None) -> tuple[Tensor, ...]:
     """E times the plan's scale, as the products take it; E itself where it stays in compute precision.
 
@@ -25,13 +32,12 @@ def exp_parts(e_CV: Tensor, plan: ProductPlan, out_NCV: Tensor | None = None) ->
     """
     if not plan.parts:
         return (e_CV,)
-    assert plan.operand is not None
     scaled_CV = e_CV
     if plan.exp_scale != 1:
         scaled_CV = e_CV * plan.exp_scale
         wide_pass("E scaled", (e_CV,), (scaled_CV,))
     if out_NCV is None:
-        out_NCV = torch.empty((plan.parts, *e_CV.shape), dtype=plan.operand, device=e_CV.device)
+        out_NCV = torch.empty((plan.parts, *e_CV.shape), dtype=plan.factor, device=e_CV.device)
     out_NCV[0].copy_(scaled_CV)
     wide_pass("E rounded", (scaled_CV,), (out_NCV[0],))
     if plan.parts == 2:

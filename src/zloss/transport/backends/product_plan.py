@@ -5,10 +5,14 @@ s = w·a/S. `products` says in which dtype their factors are:
 
 | option    | factors of E W and Eᵀ(s∘h)                          | products | error of the gradients |
 |-----------|-----------------------------------------------------|----------|------------------------|
-| "operand" | 16 bits, as W and h are                             | 3        | 2⁻⁹ per entry of E (bf16) |
-| "split"   | 16 bits, E and s∘h each as a sum hi + lo            | 6        | about 1e-5             |
+| "operand" | fp16                                                | 3        | 2⁻¹² per entry of E    |
+| "split"   | fp16, E and s∘h each as a sum hi + lo               | 6        | about 1e-6             |
 | "fp32"    | fp32 (fp64 for fp64 operands)                       | 3        | fp32                   |
 | "auto"    | "operand" on CUDA and ROCm for 16-bit operands, "fp32" elsewhere | |                        |
+
+The logits product takes W and h as they are. The two others take fp16 also where W and h are bf16: tensor cores multiply
+both at the same speed, E and s∘h have a known range, and fp16 has three bits more. For a bf16 head that takes one fp16
+copy of W, scaled by a power of two, in which every entry above 2⁻²⁹ of the largest is exact.
 
 Results and sums are fp32 under every option, and the logits are never stored in 16 bits. Operands that are not both of
 one 16-bit dtype (after autocast) have fp32 products under every option. The dense backend ignores the option.
@@ -55,7 +59,7 @@ class ProductPlan:
     compute: torch.dtype
     """Dtype of logits, results and accumulators: fp32, or fp64 for fp64 operands."""
     operand: torch.dtype | None
-    """The 16-bit dtype that h and W share after autocast; None where they share none."""
+    """The 16-bit dtype that h and W share after autocast, and that the logits product takes; None where they share none."""
     native: bool
     """16-bit factors are multiplied as they are. Otherwise they are converted first, which gives the same products."""
     fp32_accumulator: bool
@@ -67,17 +71,22 @@ class ProductPlan:
         return {"fp32": 0, "operand": 1, "split": 2}[self.kind]
 
     @property
+    def factor(self) -> torch.dtype:
+        """Dtype in which E, s∘h and the W of E W are stored for their products."""
+        return torch.float16 if self.parts else self.compute
+
+    @property
     def exp_scale(self) -> float:
         """Power of two by which the stored E is multiplied. fp16 has full precision from 2⁻¹⁴ on: with 2¹⁵, down to
         E = 2⁻²⁹, and p ≤ E, so that every p above 2e-9 keeps its digits."""
-        return 2.0**15 if self.parts and self.operand == torch.float16 else 1.0
+        return 2.0**15 if self.parts else 1.0
 
     def products(self) -> tuple[PlannedProduct, ...]:
         """The products of one chunk with a V-wide factor, by the dtype in which they are multiplied."""
-        narrow = self.operand if self.native and self.operand is not None else self.compute
-        wide = narrow if self.parts else self.compute
+        logits = self.operand if self.native and self.operand is not None else self.compute
+        wide = self.factor if self.native else self.compute
         return (
-            PlannedProduct("h Wᵀ", narrow),
+            PlannedProduct("h Wᵀ", logits),
             PlannedProduct("E W", wide, 2 if self.kind == "split" else 1),
             PlannedProduct("Eᵀ(s∘h)", wide, 3 if self.kind == "split" else 1),
         )

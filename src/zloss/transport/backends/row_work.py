@@ -59,7 +59,7 @@ def empty_rows(count: int, tokens: int, vocab: int, dtype: torch.dtype, plan: Pr
 
 def empty_parts(plan: ProductPlan, tokens: int, vocab: int, like: Tensor) -> Tensor:
     """Room for the 16-bit parts of E of a chunk, [parts, C, V]; no parts where E stays in compute precision."""
-    return empty_rows(plan.parts, tokens, vocab, plan.operand or plan.compute, plan, like)
+    return empty_rows(plan.parts, tokens, vocab, plan.factor, plan, like)
 
 
 class RowWork(Protocol):

@@ -1,0 +1,113 @@
+"""`zloss recommend`: which Z-loss, if any, to use on one model, and how sure that is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from zloss.cli.command_line import command_line
+from zloss.decide.thresholds import Thresholds
+from zloss.protocol.recommend.config import RecommendConfig
+
+
+@dataclass(frozen=True)
+class Recommend:
+    """Audit a model, train a few matched arms that the audit proposes, select one on the first seed and half of the validation
+    text, confirm it on further seeds and the other half, and write one page: what to do, how sure, why, what it costs, what is
+    not guaranteed, and the lines to paste. The same command goes on after an interruption.
+
+    Example: zloss recommend smollm2 --text train.txt --valid-text valid.txt --budget 45m --out advice
+    """
+
+    config: Annotated[RecommendConfig, tyro.conf.arg(name="")] = field(default_factory=RecommendConfig)
+    plan: bool = False
+    """Only audit, and write the arms as settings for a trainer of your own (plan.json); --runs takes its runs."""
+    out: str = "zloss-recommend"
+    """Folder for recommendation.json, report.html, the audits and the runs."""
+    json: bool = False
+    """Print the result as JSON to stdout, and nothing else there."""
+    quiet: bool = False
+    """No progress and no page on the terminal."""
+    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+
+    def run(self) -> int:
+        self._make_bf16_safe()
+
+        from zloss.results.folder import check_folder
+        from zloss.results.folder_lock import locked_folder
+
+        folder = Path(self.out)
+        check_folder(folder)
+        try:
+            with locked_folder(folder):
+                return self._plan(folder) if self.plan else self._recommend(folder)
+        except KeyboardInterrupt:
+            print(
+                "interrupted: finished runs and checkpoints are kept; the same command goes on from there.",
+                file=sys.stderr,
+            )
+            return 130
+
+    def _recommend(self, folder: Path) -> int:
+        from zloss.console.progress import choose_progress
+        from zloss.protocol.recommend.run import run_recommendation
+        from zloss.report.files import write_recommendation
+        from zloss.report.terminal.recommendation import print_recommendation
+        from zloss.train.step.live import choose_view
+
+        found = run_recommendation(
+            self.config,
+            folder,
+            thresholds=self.thresholds,
+            progress=choose_progress(self.quiet),
+            view=choose_view(self.quiet),
+            say=self._say(),
+            command=command_line(),
+        )
+        written = write_recommendation(folder, found)
+        if self.json:
+            print(json.dumps(found.to_dict(), ensure_ascii=False, allow_nan=False, indent=1))
+        elif not self.quiet:
+            print_recommendation(found)
+            print("\n".join(str(path) for path in written))
+        return 0
+
+    def _plan(self, folder: Path) -> int:
+        from zloss.console.progress import choose_progress
+        from zloss.protocol.recommend.run import make_plan
+        from zloss.report.terminal.recommendation import print_plan
+        from zloss.results.recommend_plan import FILE
+
+        plan = make_plan(
+            self.config,
+            folder,
+            thresholds=self.thresholds,
+            progress=choose_progress(self.quiet),
+            say=self._say(),
+            command=command_line(),
+        )
+        if self.json:
+            print(json.dumps(plan.to_dict(), ensure_ascii=False, allow_nan=False, indent=1))
+        elif not self.quiet:
+            print_plan(plan)
+            print(folder / FILE)
+        return 0
+
+    def _say(self) -> Callable[[str], None]:
+        return (lambda text: None) if self.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+
+    def _make_bf16_safe(self) -> None:
+        """Limit oneDNN before torch is loaded; where torch is loaded already, the products run without oneDNN."""
+        if self.config.precision != "bf16" or "torch" in sys.modules:
+            return
+        from zloss.measure.bf16_products import make_bf16_safe
+
+        note = make_bf16_safe()
+        if note and not self.quiet:
+            print(note, file=sys.stderr)

@@ -1,0 +1,1 @@
+"""`zloss recommend`: audit, matched runs, selection, confirmation, implementation and router on one model."""

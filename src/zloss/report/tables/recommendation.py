@@ -1,0 +1,69 @@
+"""Arms, confirmation and paste lines of a recommendation as lines of tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zloss.report.text.numbers import number
+from zloss.results.comparison import QualityVerdict
+from zloss.results.recommendation import Recommendation
+
+ARM_TITLES = ("arm", "state", "ΔCE", "lowered", "p99 ‖δ_u‖", "steps")
+
+
+@dataclass(frozen=True)
+class ArmLine:
+    """One candidate."""
+
+    cells: tuple[str, ...]
+    """Under `ARM_TITLES`."""
+    state: str
+    reason: str
+    note: str
+    stages: str
+
+
+def arm_lines(found: Recommendation) -> list[ArmLine]:
+    """A line per arm, in the order of the record."""
+    return [
+        ArmLine(
+            cells=(
+                arm.label,
+                arm.state,
+                "" if arm.delta_ce is None else f"{arm.delta_ce:+.4f}",
+                _ratio(arm.ratio),
+                _ratio(arm.transported),
+                number(arm.steps) if arm.steps is not None else "",
+            ),
+            state=arm.state,
+            reason=arm.reason,
+            note=arm.note,
+            stages=", ".join(arm.stages),
+        )
+        for arm in found.arms
+    ]
+
+
+def confirmation_lines(found: Recommendation) -> list[tuple[str, str, list[tuple[str, str, str]]]]:
+    """(method, verdict, its parts as (name, state, sentence)) of every confirmed method."""
+    return [(each.label, each.verdict or "not judged", _parts(each)) for each in found.confirmation]
+
+
+def seeds_sentence(found: Recommendation) -> str:
+    """Which seed selected and which confirmed."""
+    if found.selection_seed is None:
+        return "No run was made."
+    confirming = ", ".join(map(str, found.confirmation_seeds)) or "none"
+    return (
+        f"Seed {found.selection_seed} and half of the validation text selected; seeds {confirming} and the other half "
+        "confirmed. Numbers of the selection are not evidence: it chose by them."
+    )
+
+
+def _parts(verdict: QualityVerdict) -> list[tuple[str, str, str]]:
+    named = () if verdict.parts is None else verdict.parts.named()
+    return [(name, part.state, part.reason) for name, part in named]
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"× {value:.3g}"

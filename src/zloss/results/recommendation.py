@@ -1,0 +1,145 @@
+"""`recommendation.json` with schema "zloss.recommendation/1": what to do about Z-loss on one model, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from zloss.results.comparison import QualityVerdict, method_label
+from zloss.results.decision import Decision
+from zloss.results.provenance import Provenance
+from zloss.results.record import from_plain, to_plain
+from zloss.results.schema import without_schema
+
+FILE = "recommendation.json"
+Level = Literal["confirmed here", "direction only", "undecided"]
+ArmState = Literal["chosen", "passed", "failed", "stopped", "left out"]
+NOT_TESTED = "longer training and other scales were not tested"
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One candidate, with what the first seed and the selecting half of the validation text said of it."""
+
+    method: str
+    """Name of the objective."""
+    coef: float
+    """λ; 0 without a penalty."""
+    state: ArmState
+    """ "chosen" went on to confirmation; "stopped" ended early, because its rejection was certain."""
+    stages: tuple[str, ...]
+    """Fired stages that proposed it."""
+    reason: str
+    """Why it has this state, in one sentence."""
+    note: str = ""
+    """How λ was chosen."""
+    delta_ce: float | None = None
+    """CE minus that of the CE run, in nats per token; None without a finished run."""
+    ratio: float | None = None
+    """The quantity that the method is meant to lower, over its reference; of two quantities the larger ratio."""
+    transported: float | None = None
+    """p99 ‖δ_u‖ as deployed, over that of CE on raw logits, both at λ_diag: what arms are ranked by."""
+    steps: int | None = None
+    """Steps that were taken."""
+
+    @property
+    def label(self) -> str:
+        """Name and coefficient."""
+        return method_label(self.method, self.coef)
+
+
+@dataclass(frozen=True)
+class Paste:
+    """Lines for one training stack."""
+
+    where: str
+    """The stack."""
+    lines: str
+    """What to paste; empty where nothing can be set."""
+    note: str = ""
+    """The denominator, or what cannot be expressed there."""
+    exact: bool = True
+    """Whether the lines are this recipe; False for the nearest setting."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """On what the answer rests."""
+
+    model: str
+    """The checkpoint."""
+    text: str
+    """The training text."""
+    lr: float | None
+    """Peak learning rate; None where a trainer of one's own did not say it."""
+    steps: int | None
+    """Optimizer steps of every run."""
+    tokens: int | None
+    """Training tokens of every run."""
+
+    @property
+    def sentence(self) -> str:
+        """Model, text, learning rate, steps and tokens, and what was not tested."""
+        lr = "unknown learning rate" if self.lr is None else f"learning rate {self.lr:g}"
+        steps = "unknown steps" if self.steps is None else f"{self.steps} steps"
+        tokens = "unknown tokens" if self.tokens is None else f"{self.tokens:,} tokens"
+        return f"{self.model} on {self.text}, {lr}, {steps}, {tokens}; {NOT_TESTED}"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer, its reasons, its price, and what it does not promise."""
+
+    SCHEMA: ClassVar[str] = "zloss.recommendation/1"
+
+    action: str
+    """What to do, in one sentence."""
+    objective: str | None
+    """Name of the recommended objective (ce: no Z-loss); None where nothing is decided."""
+    coef: float | None
+    """Its λ; 0 without a penalty; None where nothing is decided."""
+    level: Level
+    """How sure: "undecided" means to keep what one has."""
+    confidence: str
+    """`level`, followed by what was tested and what was not."""
+    why: tuple[str, ...]
+    """Reasons, the deciding one first; numbers are those of the confirmation."""
+    cost: tuple[str, ...]
+    """What it costs."""
+    not_guaranteed: tuple[str, ...]
+    """What it does not promise."""
+    stages: tuple[Decision, ...]
+    """All eight stages of the decision map."""
+    paste: tuple[Paste, ...]
+    """Lines for a plain loop, transformers, and the settings of other frameworks."""
+    tested: Tested
+    """On what it rests."""
+    arms: tuple[ArmResult, ...]
+    """The candidates and what selection said of them."""
+    confirmation: tuple[QualityVerdict, ...]
+    """Verdicts on the confirming seeds and the confirming half of the validation text."""
+    selection_seed: int | None
+    """Seed that selected; None without runs."""
+    confirmation_seeds: tuple[int, ...]
+    """Seeds that confirmed."""
+    tolerance_ppl: float | None
+    """How much PPL may rise."""
+    budget_seconds: float | None
+    """The stated budget; None without one."""
+    seconds: float
+    """Time that everything took, interruptions left out."""
+    notes: tuple[str, ...]
+    """What a reader must know: a fresh Adam, arms that the budget left out, few seeds."""
+    provenance: Provenance
+    """What made it."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Keys of a newer version."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"schema": self.SCHEMA, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Recommendation:
+        """The record of a parsed recommendation.json."""
+        return from_plain(cls, without_schema(data, cls.SCHEMA))

@@ -1,0 +1,68 @@
+"""Blocks for one model: what its tokenizer gives must have a row in its embedding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_models import configs, save_tokenizer
+from zloss.cli.main import main
+from zloss.errors import CheckpointError
+from zloss.measure.model_blocks import model_blocks
+from zloss.models.checkpoint import load_checkpoint
+from zloss.models.positions import Positions, positions_of
+from zloss.text.corpus import open_corpus
+
+
+def save_narrow(folder: Path, vocab: int) -> Path:
+    """A GPT-2 whose embedding has `vocab` rows, with the tokenizer of 500 entries."""
+    from transformers import AutoModelForCausalLM
+
+    config = configs()["gpt2"]
+    config.vocab_size = vocab
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def test_ids_beyond_the_embedding_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_narrow(tmp_path / "narrow", 300)
+    with pytest.raises(CheckpointError, match=r"token id \d+, but the input embedding has 300 rows"):
+        model_blocks(load_checkpoint(str(folder)), open_corpus((), None), size=16, count=4)
+    for command in (["audit"], ["train", "--steps", "2", "--warmup", "0"]):
+        words = [command[0], str(folder), *command[1:], "--block-size", "16", "--out", str(tmp_path / command[0])]
+        assert main(words) == 2
+        assert "the input embedding has 300 rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("gpt2", Positions(128, fixed=True)), ("neox", Positions(128, fixed=False)), ("phi", Positions(128, fixed=False))],
+)
+def test_learned_positions_end_and_rotary_ones_do_not(kind: str, expected: Positions, tmp_path: Path) -> None:
+    from tests.tiny_models import save_model
+
+    assert positions_of(load_checkpoint(str(save_model(kind, tmp_path)))) == expected
+
+
+def test_families_with_a_table_are_recognised() -> None:
+    """OPT reserves two rows of its table; GPT-J keeps rotary sines in one; BLOOM has no positions."""
+    import transformers as t
+
+    from zloss.models.checkpoint import Checkpoint
+
+    small = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    made = {
+        "opt": t.OPTForCausalLM(
+            t.OPTConfig(**small, hidden_size=16, ffn_dim=16, word_embed_proj_dim=16, max_position_embeddings=40)
+        ),
+        "gptj": t.GPTJForCausalLM(
+            t.GPTJConfig(vocab_size=64, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, n_positions=40)
+        ),
+        "bloom": t.BloomForCausalLM(t.BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)),
+    }
+    found = {name: positions_of(Checkpoint(name, "config", model, None, False)) for name, model in made.items()}
+    assert found == {"opt": Positions(40, fixed=True), "gptj": Positions(40, fixed=True), "bloom": None}

@@ -1,0 +1,75 @@
+"""A model that is not here is refused at once: a misspelt folder, a hub that does not answer."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_gguf import tiny_tensors, write_gguf
+from zloss.cli.main import main
+from zloss.errors import CheckpointError
+from zloss.models.checkpoint import load_checkpoint
+from zloss.models.hub import hub_answers, looks_like_a_path
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub whose address exists and that does not answer."""
+    for variable in ("HF_HUB_OFFLINE", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("gpt2", False),
+        ("EleutherAI/pythia-160m", False),
+        ("./gpt2", True),
+        ("/models/gpt2", True),
+        ("~/gpt2", True),
+        ("gpt2/", True),
+        ("runs/big/checkpoint-500", True),
+        ("models/gtp2", True),
+    ],
+)
+def test_paths_and_ids(name: str, path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    assert looks_like_a_path(name) is path
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_misspelt_folder_is_refused_at_once_with_the_nearest_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "gpt2").mkdir(parents=True)
+    for command in ("audit", "train", "center", "audit-implementation"):
+        began = time.perf_counter()
+        assert main([command, "models/gtp2"]) == 2
+        assert time.perf_counter() - began < 10
+        error = capsys.readouterr().err.strip()
+        assert "there is no folder models/gtp2. Did you mean models/gpt2?" in error
+        assert len(error.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-gpt2").mkdir()
+    began = time.perf_counter()
+    assert not hub_answers()
+    with pytest.raises(CheckpointError, match=r"the hub does not answer.*Did you mean my-gpt2\?"):
+        load_checkpoint("my-gtp2")
+    assert time.perf_counter() - began < 10
+
+
+def test_a_conversion_shows_no_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path / "cache"))
+    load_checkpoint(str(write_gguf(tmp_path / "model.gguf", tiny_tensors())))
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,25 @@
+"""Several commands of `zloss` on the ranks of one launch, in the order in which they are given; see `test_train_on_ranks.py`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from tests.ranks.leave import leave
+from zloss.cli.main import main as zloss
+from zloss.ranks.job import open_job
+
+
+def main() -> None:
+    with open_job() as job:
+        codes = []
+        for words in json.loads(sys.argv[1]):
+            print(f"begin {len(codes)}", file=sys.stderr, flush=True)
+            codes.append(job.everyone(zloss(words)))
+        if job.first:
+            print(json.dumps(codes))
+        leave()
+
+
+if __name__ == "__main__":
+    main()
