@@ -54,6 +54,7 @@ COMMANDS = {
     "drift": Entry("drift", "Drift", "Checkpoints of one run: what moved while cross-entropy did not."),
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
     "reproduce": Entry("reproduce", "Reproduce", "A table of the paper: ours beside its own, its claims judged."),
+    "glossary": Entry("glossary", "Glossary", "What a symbol or a key means."),
     "demo": Entry("demo", "Demo", "A short demonstration of the head loss."),
 }
 
@@ -108,9 +109,7 @@ def _main(words: list[str]) -> int:
         with running(words):
             return _run(name, options)
     except ZlossError as error:
-        if _another_rank_speaks(error):
-            return BAD_INPUT
-        return _refused(name, str(error))
+        return BAD_INPUT if _another_rank_speaks(error) else _refused(name, str(error))
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0" or not launched():
             print(f"zloss {name}: interrupted", file=sys.stderr)

@@ -179,10 +179,10 @@ def _train(
                 saved.save(accelerator, done, recorder.records)
             raise
 
-    if not job.first:
+    metrics = run_metrics(config, checkpoint, data, recorder.records, progress, job)
+    if metrics is None:
         close_accelerator(accelerator)
         return None
-    metrics = run_metrics(config, checkpoint, data, recorder.records, progress)
     if options.save_model:
         _save_model(checkpoint, folder)
     write_run_provenance(folder, run_provenance(options.command, began, recorder.records))

@@ -84,6 +84,8 @@ def _reasons(audit: AuditMeasurements) -> dict[str, str]:
     if audit.gradient is None:
         left_out = "left out (gradient_blocks = 0)"
         why = "the audit was interrupted before it" if audit.gradient_blocks else left_out
+        if audit.config.shard:
+            why = "left out: the layers of the model were divided over processes (shard)"
         reasons |= dict.fromkeys(("gradient", "tied_paths"), why)
     if audit.measurement.lacks_centered is not None:
         reasons |= dict.fromkeys(NEED_MU, audit.measurement.lacks_centered)

@@ -46,7 +46,9 @@ from zloss.results.drift import Drift, Movement
 from zloss.results.figure_data import ExtremeTable
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import Finding, LossAudit
-from zloss.results.quantities import BY_KEY, HEADLINE, define, symbol
+from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, define, symbol
+from zloss.results.quantities.notation import LETTERS
+from zloss.results.quantities.notation import WORDS as GLOSSARY_WORDS
 from zloss.results.record import to_plain
 from zloss.results.writing import write_text
 
@@ -224,6 +226,7 @@ def _render(results: DecidedResults) -> str:
         reproductions=[reproduction_view(record) for record in results.reproductions],
         status=status,
         words=WORDS,
+        glossary=(*LETTERS, *GLOSSARY_WORDS, *((entry.symbol, entry.hint) for entry in HEAD)),
     )
 
 
