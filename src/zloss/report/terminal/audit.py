@@ -47,6 +47,7 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
     print_table(console, numbers_table(report, explained=explained), keys=4)
     if not explained:
         print_legend(console, (*HEADLINE, *(("r_z", "c_z") if report.gradient is not None else ())))
+    console.print(Text("Other symbols and keys: zloss glossary WORD", style="dim"))
     if report.router is not None:
         print_router(report.router, console)
     if report.decisions:
