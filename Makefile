@@ -6,7 +6,7 @@ GPU_VENV ?= .venv-gpu
 GPU_BIN  := $(GPU_VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help install audit test check format bench bench-all gpu release clean
+.PHONY: help install audit test check docs pages format bench bench-all fuzz faults gpu release clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -29,21 +29,37 @@ audit: install   ## the main job: audit a real pretrained model, without any dow
 test: install    ## the whole test suite, on two processes of one thread each
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-check: install   ## format, lint, types, tests: what CI runs
+check: install   ## format, lint, types, docs, tests: what CI runs
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory test
+
+docs: install    ## the documentation site, in site/; a broken link or an unknown name is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html; with search: $(BIN)/python -m http.server -d site"
+
+pages: install   ## write the generated pages again: glossary, files, commands, evidence, equivalents, figures
+	@$(BIN)/python -m tools.docs
 
 format: install  ## rewrite the sources in the house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: install   ## the speed figures of the README (needs a quiet machine)
+bench: install   ## the speed figures of docs/speed.md (needs a quiet machine)
 	@$(BIN)/python benchmarks/bench_head_loss.py
 
 bench-all: install ## every benchmark as one table in docs/results (35 minutes on a quiet machine)
 	@$(BIN)/python benchmarks/all.py
+
+fuzz: install    ## hostile input of every kind for FUZZ_MINUTES (30); prints the cases by kind and every seed that failed
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.fuzz
+
+faults: install  ## 100 kills, 40 concurrent pairs, 40 full disks, on tiny models (about half an hour)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.faults kills 100
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.faults pairs 40
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.faults disk 40
 
 gpu:             ## every law and the speed figures on an NVIDIA GPU, as two files for docs/results/gpu
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make gpu needs a machine with an NVIDIA GPU: nvidia-smi finds none here."; exit 2; }
@@ -61,5 +77,5 @@ release: install ## build wheel and sdist, check them, and try the wheel in a fr
 	@$(PIP) build twine hatchling
 	@$(BIN)/python tools/check_release.py
 
-clean:           ## remove .venv, .venv-gpu and caches
-	rm -rf $(VENV) $(GPU_VENV) .pytest_cache .mypy_cache .ruff_cache
+clean:           ## remove .venv, .venv-gpu, the site and caches
+	rm -rf $(VENV) $(GPU_VENV) site .pytest_cache .mypy_cache .ruff_cache

@@ -40,6 +40,9 @@ def given_line() -> str:
 def _last_part(word: str) -> str:
     """./NAME for a folder: a bare name would be read as an id on the hub, and so is `owner/name` that is no path here."""
     path = Path(word)
-    if "/" not in word or not (word.startswith(("/", ".", "~")) or path.exists()):
-        return word
-    return f"./{path.name}" if path.is_dir() else path.name
+    try:
+        if "/" not in word or not (word.startswith(("/", ".", "~")) or path.exists()):
+            return word
+        return f"./{path.name}" if path.is_dir() else path.name
+    except OSError:  # a name that no file can have, or a folder that may not be entered
+        return path.name

@@ -37,6 +37,7 @@ from zloss.train.step.loss_model import LossModel
 from zloss.train.step.objective import run_objective
 from zloss.train.step.run_loss import run_loss
 from zloss.train.step.telemetry import step_tails, step_window
+from zloss.train.step.tracker_errors import quiet_tracker_threads, tracker_errors
 from zloss.train.step.tracking import tracked
 
 
@@ -75,7 +76,7 @@ def run_training_of(
     """
     config = start.settled(config)
     job.together(check_divisible, config, job)
-    with run_in_folder(folder, config, start, job) as identity:
+    with run_in_folder(folder, config, start, job) as identity, quiet_tracker_threads():
         shown = view if view is not None and job.first else NoView()
         return _train(job, config, start, folder, identity, options or RunOptions(), shown, progress or Silent())
 
@@ -167,7 +168,8 @@ def _train(
                     log.append(record)
                 shown.show(record, config.tokens_per_step)
                 if options.trackers:
-                    accelerator.log(tracked(record), step=step)
+                    with tracker_errors():
+                        accelerator.log(tracked(record), step=step)
                 done = step
                 if options.checkpoint_every and (step % options.checkpoint_every == 0 or step == config.steps):
                     saved.save(accelerator, step, recorder.records)
@@ -177,10 +179,10 @@ def _train(
                 saved.save(accelerator, done, recorder.records)
             raise
 
-    if not job.first:
+    metrics = run_metrics(config, checkpoint, data, recorder.records, progress, job)
+    if metrics is None:
         close_accelerator(accelerator)
         return None
-    metrics = run_metrics(config, checkpoint, data, recorder.records, progress)
     if options.save_model:
         _save_model(checkpoint, folder)
     write_run_provenance(folder, run_provenance(options.command, began, recorder.records))

@@ -22,6 +22,7 @@ from zloss.report.charts.svg import Drawing, drawings
 from zloss.report.charts.tails import tail_panels
 from zloss.report.charts.training import training_panels
 from zloss.report.html.cards import Card, cards
+from zloss.report.html.content_policy import colour_class, content_policy, generated_rules, width_class
 from zloss.report.html.further_views import measured_view, reproduction_view, router_scale_view
 from zloss.report.html.recommendation_view import recommendation_view
 from zloss.report.html.thinning import thin
@@ -45,7 +46,9 @@ from zloss.results.drift import Drift, Movement
 from zloss.results.figure_data import ExtremeTable
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import Finding, LossAudit
-from zloss.results.quantities import BY_KEY, HEADLINE, define, symbol
+from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, define, symbol
+from zloss.results.quantities.notation import LETTERS
+from zloss.results.quantities.notation import WORDS as GLOSSARY_WORDS
 from zloss.results.record import to_plain
 from zloss.results.writing import write_text
 
@@ -189,17 +192,22 @@ def _render(results: DecidedResults) -> str:
         hint=lambda key: definition.hint if (definition := define(key)) else "",
         visible=visible_text,
         bottom_line=bottom_line,
+        colour_class=colour_class,
+        width_class=width_class,
     )
     names = audit_names(results.audits)
     audits = [
         _audit_view(report, name, f"a{i}") for i, (name, report) in enumerate(zip(names, results.audits, strict=True))
     ]
     assets = files("zloss.report.html") / "assets"
+    style = (assets / "page.css").read_text(encoding="utf-8") + generated_rules()
+    script = (assets / "page.js").read_text(encoding="utf-8")
     shared = None if results.shared is None else results.shared.decisions
     return environment.get_template("page.html").render(
         title=_title(names, results),
-        style=Markup((assets / "page.css").read_text(encoding="utf-8")),
-        script=Markup((assets / "page.js").read_text(encoding="utf-8")),
+        policy=Markup(content_policy(style, script)),
+        style=Markup(style),
+        script=Markup(script),
         audits=audits,
         dumbbells=drawings(compared_panels([(view.name, view.report) for view in audits]), "compare")
         if len(audits) > 1
@@ -218,6 +226,7 @@ def _render(results: DecidedResults) -> str:
         reproductions=[reproduction_view(record) for record in results.reproductions],
         status=status,
         words=WORDS,
+        glossary=(*LETTERS, *GLOSSARY_WORDS, *((entry.symbol, entry.hint) for entry in HEAD)),
     )
 
 

@@ -33,7 +33,7 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     # `Text`, not markup: a model or corpus name may hold square brackets.
     console.print(Text(f"{report.model.name} on {report.corpus.name}", style="bold"))
     facts = [
@@ -53,6 +53,7 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
     if not explained:
         headline = (head_definition(key, report) for key in HEADLINE)
         print_legend(console, (*headline, *(("r_z", "c_z") if report.gradient is not None else ())))
+    console.print(Text("Other symbols and keys: zloss glossary WORD", style="dim"))
     if report.router is not None:
         print_router(report.router, console)
     if report.decisions:
@@ -84,7 +85,7 @@ def print_decisions(decisions: Sequence[Decision], console: Console | None = Non
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     console.print(Text(f"Decision map: {tally(decisions)}", style="bold"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -107,7 +108,7 @@ def print_next_command(command: NextCommand, console: Console | None = None) -> 
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     console.print(Text(f"Next: {command.why}."))
     console.print(Text(f"  {command.line}", style="bold"), soft_wrap=True)
 
@@ -126,7 +127,7 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     for sentence in differences(named):
         console.print(Text(sentence))
     columns = [(name, report, coordinate) for name, report in named for coordinate in ("raw", "centered")]

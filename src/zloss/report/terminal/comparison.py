@@ -41,7 +41,7 @@ def print_comparison(comparison: Comparison) -> None:
     """One line per method; differences are method minus baseline, tails in the same coordinate."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False)
     if text := answer(comparison):
         print_sentence(console, text, style="bold")
     seeds = comparison.seeds

@@ -26,7 +26,7 @@ def print_loss_audit(audit: LossAudit, console: Console | None = None) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     # `Text`, not markup: names of losses may hold square brackets.
     console.print(Text(str(audit.provenance.get("loss", "loss")), style="bold"))
     console.print(Text(headline(audit)))

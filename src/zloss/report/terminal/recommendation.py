@@ -23,7 +23,7 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
     from rich.table import Column, Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     # `Text`, not markup: a name may hold square brackets.
     console.print(Text(found.action, style="bold"))
     console.print(Text(found.confidence, style=STYLES[found.level]))
@@ -72,7 +72,7 @@ def print_plan(plan: RecommendPlan, console: Console | None = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     console.print(Text(f"{plan.model} on {plan.text}: {len(plan.arms)} arms", style="bold"))
     table = Table("arm", "objective", "why", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for arm in plan.arms:

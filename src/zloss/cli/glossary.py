@@ -1,0 +1,22 @@
+"""`zloss glossary`: what a symbol, a key or a word means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Glossary:
+    """Print what symbols and keys mean: a symbol (A_p^99), a key of a written file (p_z_999) or part of either.
+    Without an argument: the letters, the words and the numbers of an output head. docs/glossary.md lists everything."""
+
+    words: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Symbols, keys or parts of them."""
+
+    def run(self) -> int:
+        from zloss.report.terminal.glossary import print_glossary
+
+        print_glossary(self.words)
+        return 0

@@ -1,0 +1,52 @@
+"""Entries of the glossary on a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+from zloss.errors import InputError
+from zloss.results.quantities import HEAD, QUANTITIES, Definition
+from zloss.results.quantities.notation import LETTERS, WORDS
+
+Entry = tuple[str, str]
+"""What is explained, and the explanation."""
+
+
+def print_glossary(words: tuple[str, ...] = ()) -> None:
+    """Print the entries that `words` name; without words the letters, the words and the numbers of an output head."""
+    width = min(shutil.get_terminal_size().columns, 120)
+    for name, meaning in entries(words):
+        print(textwrap.fill(f"{name}: {meaning}", width, subsequent_indent="    "))
+
+
+def entries(words: tuple[str, ...] = ()) -> list[Entry]:
+    """The entries that each word names exactly, else those that have it in their name; an unknown word is an error."""
+    if not words:
+        return [*LETTERS, *WORDS, *map(_entry, HEAD)]
+    found: list[Entry] = []
+    for word in words:
+        named = _exact(word) or _containing(word)
+        if not named:
+            raise InputError(
+                f"the glossary has no {word!r}: give a symbol (μ, A_p^99), a key (p_z_999) or part of one."
+            )
+        found += [entry for entry in named if entry not in found]
+    return found
+
+
+def _exact(word: str) -> list[Entry]:
+    plain = [entry for entry in (*LETTERS, *WORDS) if word in entry[0].replace(" or ", ", ").split(", ")]
+    return plain + [_entry(quantity) for quantity in QUANTITIES if word in (quantity.key, quantity.symbol)]
+
+
+def _containing(word: str) -> list[Entry]:
+    part = word.lower()
+    plain = [entry for entry in (*LETTERS, *WORDS) if part in entry[0].lower()]
+    return plain + [_entry(q) for q in QUANTITIES if part in q.key.lower() or part in q.symbol.lower()]
+
+
+def _entry(quantity: Definition) -> Entry:
+    name = quantity.symbol if quantity.symbol == quantity.key else f"{quantity.symbol} ({quantity.key})"
+    unit = f", in {quantity.unit}" if quantity.unit else ""
+    return name, f"{quantity.hint}{unit}"

@@ -1,0 +1,39 @@
+"""Path → text of everything under docs/ that is made from the sources or from committed results."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tools.docs import equivalents, evidence
+from tools.docs.commands import commands
+from tools.docs.figures import figures
+from tools.docs.files import files
+from tools.docs.glossary import glossary
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file."""
+    return {
+        DOCS / "glossary.md": glossary(),
+        DOCS / "reference" / "files.md": files(),
+        DOCS / "reference" / "commands.md": commands(),
+        DOCS / "coming_from.md": with_parts(
+            DOCS / "coming_from.md", heads=equivalents.heads(), routers=equivalents.routers()
+        ),
+        DOCS / "evidence.md": with_parts(DOCS / "evidence.md", summary=evidence.summary(), claims=evidence.claims()),
+        **{DOCS / "figures" / name: text for name, text in figures().items()},
+    }
+
+
+def with_parts(path: Path, **parts: str) -> str:
+    """The text of a page with what stands between `<!-- NAME -->` and `<!-- end of NAME -->` made again."""
+    text = path.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        marked = re.compile(rf"(<!-- {name}: .*? -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        assert marked.search(text), f"{path.name} has no place for {name}"
+        text = marked.sub(lambda found, part=part: f"{found[1]}\n{part}\n\n{found[2]}", text)  # type: ignore[misc]
+    return text
