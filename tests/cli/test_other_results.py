@@ -58,6 +58,17 @@ def test_the_same_model_and_text_may_be_audited_again(models: dict[str, Path], t
     assert not (tmp_path / "figures").exists(), "figures of the earlier audit beside the report of the new one"
 
 
+def test_a_recommendation_is_not_overwritten(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.decide.recommend.made_up import made_up_recommendation
+    from zloss.report.files import write_recommendation
+
+    write_recommendation(tmp_path, made_up_recommendation())
+    assert audit(models["first"], tmp_path) == 2
+    assert "holds a recommendation for tiny <model> on a text, and this is an audit of first" in capsys.readouterr().err
+
+
 def test_other_kinds_of_results_are_not_mixed(
     models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
