@@ -37,7 +37,7 @@ class WeightFactors:
         self._plan = problem.products
         self._unit = self._unit_of_weight = None
         if self._plan.parts and self._plan.operand == torch.float16 and weight_T.numel():
-            width = problem.hidden_TD.detach().abs().amax().float() * abs(problem.options.logit_scale)
+            width = problem.largest_hidden().float() * abs(problem.options.logit_scale)
             largest = weight_T.detach().abs().amax()
             self._unit, self._unit_of_weight = _power_of_two(largest * width), _power_of_two(largest)
 
