@@ -44,9 +44,10 @@ class TokenShard:
     def whole(self, own_flags: Tensor) -> Tensor:
         """[T] of all tokens from a number or a flag of own tokens; one small all-gather."""
         most = max(len(place) for place in self.places)
-        everyone = _gathered(own_flags.to(torch.int32).unsqueeze(1), most, self.group).view(self.group.size(), most)
+        everyone, work = _start_gather(own_flags.to(torch.int32).unsqueeze(1), most, self.group)
+        work.wait()
         found = torch.zeros(torch.Size(self.leading).numel(), dtype=own_flags.dtype, device=self.device)
-        for place, values in zip(self.places, everyone, strict=True):
+        for place, values in zip(self.places, everyone.view(self.group.size(), most), strict=True):
             found[place] = values[: len(place)].to(own_flags.dtype)
         return found
 
@@ -94,10 +95,11 @@ class TokenChunk:
         parts = [torch.arange(count, device=device) + rank * self.step for rank, count in enumerate(self.counts)]
         return torch.cat(parts)
 
-    def gather(self, own_TD: Tensor) -> Tensor:
-        """[C, D] of all tokens of the chunk from own rows."""
-        everyone = _gathered(own_TD[self.own_rows], self.step, self.shard.group)
-        return everyone if len(everyone) == len(self.tokens_C) else everyone[self._padded_rows]
+    def start_gather(self, own_TD: Tensor) -> Gather:
+        """Begin the gathering of the rows of the chunk from every rank's own."""
+        everyone, work = _start_gather(own_TD[self.own_rows], self.step, self.shard.group)
+        whole = len(everyone) == len(self.tokens_C)
+        return Gather(work, everyone, None if whole else self._padded_rows)
 
     def start_scatter(self, part_CD: Tensor, out_TD: Tensor) -> Scatter:
         """Begin the sum over ranks of [C, D]; own rows of it are in `out_TD` once it was waited for."""
@@ -109,6 +111,21 @@ class TokenChunk:
         own = part_CD.new_empty(self.step, part_CD.shape[1])
         work = dist.reduce_scatter_tensor(own, padded.contiguous(), group=group, async_op=True)
         return Scatter(work, own, out_TD[self.own_rows], padded)
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """Rows of all ranks that are under way."""
+
+    work: Any
+    everyone: Tensor
+    rows: Tensor | None
+    """Which of them are tokens; None where all are."""
+
+    def wait(self) -> Tensor:
+        """[C, D] in rank order."""
+        self.work.wait()
+        return self.everyone if self.rows is None else self.everyone[self.rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +143,11 @@ class Scatter:
         self.out.copy_(self.own[: len(self.out)])
 
 
-def _gathered(own: Tensor, rows: int, group: dist.ProcessGroup) -> Tensor:
-    """[ranks·rows, X] from up to `rows` own rows of every rank."""
+def _start_gather(own: Tensor, rows: int, group: dist.ProcessGroup) -> tuple[Tensor, Any]:
+    """[ranks·rows, X] from up to `rows` own rows of every rank, and what to wait for before it is read."""
     mine = own
     if len(own) < rows:
         mine = own.new_zeros(rows, own.shape[1])
         mine[: len(own)] = own
     everyone = own.new_empty(group.size() * rows, own.shape[1])
-    dist.all_gather_into_tensor(everyone, mine.contiguous(), group=group)
-    return everyone
+    return everyone, dist.all_gather_into_tensor(everyone, mine.contiguous(), group=group, async_op=True)

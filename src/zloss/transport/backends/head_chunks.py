@@ -54,10 +54,10 @@ def iterate_head_chunks(
     buffers_BCV = empty_rows(work.buffers, longest, problem.vocab, problem.dtype, products, problem.hidden_TD)
     narrow_NCV = empty_parts(products, longest, problem.vocab, problem.hidden_TD)
 
-    for span in spans:
+    for span, narrow_CD in _with_hidden(problem, spans):
         valid_C = targets.valid_T[span.tokens]
         index_C, own_C = shard.own_targets(targets.index_T[span.tokens])
-        hidden_CD = _logits_(problem, head, bias_V, span.hidden(problem), buffers_BCV[0, : span.count])
+        hidden_CD = _logits_(problem, head, bias_V, narrow_CD, buffers_BCV[0, : span.count])
         rows = row_pass(
             work,
             buffers_BCV[:, : span.count],
@@ -124,10 +124,20 @@ class _Span:
     count: int
     part: TokenChunk | None = None
 
-    def hidden(self, problem: HeadProblem) -> Tensor:
-        """Their hidden states, [C, D]."""
-        own_TD = problem.hidden_TD.detach()
-        return own_TD[self.tokens] if self.part is None else self.part.gather(own_TD)
+
+def _with_hidden(problem: HeadProblem, spans: list[_Span]) -> Iterator[tuple[_Span, Tensor]]:
+    """Every span with its hidden states [C, D]. Those of other ranks are fetched while the span before is worked on."""
+    own_TD = problem.hidden_TD.detach()
+    if problem.tokens is None:
+        yield from ((span, own_TD[span.tokens]) for span in spans)
+        return
+    parts = [span.part for span in spans if span.part is not None]
+    following = parts[0].start_gather(own_TD) if parts else None
+    for place, span in enumerate(spans):
+        assert following is not None
+        current = following
+        following = parts[place + 1].start_gather(own_TD) if place + 1 < len(parts) else None
+        yield span, current.wait()
 
 
 def _spans(problem: HeadProblem, bounds: list[tuple[int, int]]) -> list[_Span]:
