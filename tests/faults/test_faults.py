@@ -138,3 +138,16 @@ def test_ctrl_c_is_no_traceback(known: dict[str, Scenario], tmp_path: Path) -> N
     child.kill_at(0.5 * scenario.seconds, signal.SIGINT)
     assert child.wait().check_contract().code in (0, 130)
     scenario.check_again(place)
+
+
+def test_a_kill_after_the_metrics_were_written_leaves_nothing_for_good(
+    known: dict[str, Scenario], tmp_path: Path
+) -> None:
+    """The run was skipped as finished, with its checkpoints and its lock file."""
+    scenario, place = known["train"], tmp_path / "place"
+    assert run(scenario.start_words(place)).code == 0
+    folder = place / "standard-0.01-s1"
+    (folder / ".zloss-lock").write_text("1\n")
+    (folder / "checkpoints" / ".step-0000012.part").mkdir(parents=True)
+    scenario.check_again(place)
+    assert not (folder / "checkpoints").exists()
