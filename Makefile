@@ -38,7 +38,7 @@ check: install   ## format, lint, types, docs, tests: what CI runs
 
 docs: install    ## the documentation site, in site/; a broken link or an unknown name is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "the site is in site/index.html"
+	@echo "site/index.html; with search: $(BIN)/python -m http.server -d site"
 
 pages: install   ## write the generated pages again: glossary, files, commands, evidence, equivalents, figures
 	@$(BIN)/python -m tools.docs

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.docs.pages import DOCS, ROOT
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+LOOKED_AT = (
+    "index",
+    "why",
+    "ten_minutes",
+    "own_loop",
+    "coming_from",
+    "glossary",
+    "evidence",
+    "decisions",
+    "reference/python",
+)
+"""Pages with figures, wide tables or long names."""
 
 pytest.importorskip("mkdocs", reason="needs mkdocs (pip install 'zloss[docs]')")
 
@@ -43,3 +61,39 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
         elements = re.findall(r"<(?!a\b)[a-z]+\b[^>]*>", page.read_text(encoding="utf-8"))
         asked = [element for element in elements if re.search(r"""(?:src|href)=["']?(?:https?:)?//""", element)]
         assert not asked, (page.name, asked)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (420, "dark")])
+def test_pages_fit_the_window_and_show_every_picture(site: Path, browser: Any, width: int, scheme: str) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    for page in (site / f"{name}.html" for name in LOOKED_AT):
+        browser.get(page.as_uri())
+        beyond = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+        assert beyond <= 0, f"{page.name} is {beyond} px wider than a window of {width} px"
+        missing = "return [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)"
+        assert browser.execute_script(missing) == [], page.name
+        shown = browser.execute_script("return document.body.getAttribute('data-md-color-scheme')")
+        assert shown == {"light": "default", "dark": "slate"}[scheme], page.name
+    # Search asks for its index, which a browser does not give to a page that is a file.
+    errors = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert [message for message in errors if "search" not in message] == []

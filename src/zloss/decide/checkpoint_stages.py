@@ -27,9 +27,9 @@ def source_coordinate(report: AuditReport, thresholds: Thresholds) -> StageOutco
 
 def _missing(stage: Stage, report: AuditReport, path: str) -> StageOutcome:
     """No verdict for want of the number at `path`; another audit could give it only where this one left it out."""
-    why = report.reason(path)
-    exists = why is None or why == NOT_MEASURED or report.status == "partial" or why.startswith("left out")
-    return unevaluated(stage, why or NOT_MEASURED) if exists else without_verdict(stage, why)
+    why = report.reason(path) or NOT_MEASURED
+    measurable = why == NOT_MEASURED or report.status == "partial" or why.startswith("left out")
+    return unevaluated(stage, why) if measurable else without_verdict(stage, why)
 
 
 def _centering(report: AuditReport) -> tuple[Effect, ...]:

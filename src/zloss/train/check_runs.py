@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 
 from zloss.errors import InputError, ZlossError
+from zloss.ranks.job import Job
 from zloss.results.train_config import TrainConfig
+from zloss.train.data.micro_batches import check_divisible
 from zloss.train.folder.run_folder import refuse_other_settings
 from zloss.train.start.run_start import Start
 from zloss.train.step.run_loss import run_loss
@@ -18,8 +20,11 @@ CHECK_TOKENS = 8
 """Tokens of the forward pass that every method is tried on."""
 
 
-def check_runs(configs: Sequence[TrainConfig], start: Start, folder: Path) -> None:
-    """An error where a folder holds a run with other settings, or where a method cannot be computed for this model."""
+def check_runs(configs: Sequence[TrainConfig], start: Start, folder: Path, job: Job) -> None:
+    """An error where a run cannot be divided over the processes of `job`, where a folder holds a run with other settings, or
+    where a method cannot be computed for this model."""
+    for config in configs:
+        check_divisible(config, job)
     for config in configs:
         refuse_other_settings(folder / config.name, config, start)
     tried = {replace(config, seed=0): config for config in configs}

@@ -80,7 +80,7 @@ def run_grid(
     for note in start.notes:
         say(note)
     configs = [start.settled(config) for config in grid.configs()]
-    job.together(check_runs, configs, start, folder)
+    job.together(check_runs, configs, start, folder, job)
     finished = job.from_first(_finished, configs, start, folder)
     remaining = len(configs) - len(finished)
     number = 0

@@ -53,6 +53,7 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
     if not explained:
         headline = (head_definition(key, report) for key in HEADLINE)
         print_legend(console, (*headline, *(("r_z", "c_z") if report.gradient is not None else ())))
+    console.print(Text("Other symbols and keys: zloss glossary WORD", style="dim"))
     if report.router is not None:
         print_router(report.router, console)
     if report.decisions:
