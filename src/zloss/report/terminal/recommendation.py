@@ -59,8 +59,8 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
     for paste in found.paste:
         near = "" if paste.exact else ", nearest" if paste.lines else ""
         console.print(Text(f"{paste.where}{near}", style="bold"))
-        for line in (paste.lines or paste.note).splitlines():
-            console.print(Text(f"  {line}"))
+        for text in (paste.lines or paste.note).splitlines():
+            console.print(Text(f"  {text}"))
     budget = "" if found.budget_seconds is None else f" of {seconds(found.budget_seconds)}"
     console.print(Text(f"{seconds(found.seconds)}{budget}", style="dim"))
 
