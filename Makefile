@@ -6,10 +6,10 @@ GPU_VENV ?= .venv-gpu
 GPU_BIN  := $(GPU_VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help install audit test check docs pages format bench gpu release clean
+.PHONY: help install audit test check docs pages format bench bench-all fuzz faults gpu release clean
 
 help:            ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
@@ -49,6 +49,17 @@ format: install  ## rewrite the sources in the house format
 
 bench: install   ## the speed figures of docs/speed.md (needs a quiet machine)
 	@$(BIN)/python benchmarks/bench_head_loss.py
+
+bench-all: install ## every benchmark as one table in docs/results (35 minutes on a quiet machine)
+	@$(BIN)/python benchmarks/all.py
+
+fuzz: install    ## hostile input of every kind for FUZZ_MINUTES (30); prints the cases by kind and every seed that failed
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.fuzz
+
+faults: install  ## 100 kills, 40 concurrent pairs, 40 full disks, on tiny models (about half an hour)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.faults kills 100
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.faults pairs 40
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.faults disk 40
 
 gpu:             ## every law and the speed figures on an NVIDIA GPU, as two files for docs/results/gpu
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make gpu needs a machine with an NVIDIA GPU: nvidia-smi finds none here."; exit 2; }

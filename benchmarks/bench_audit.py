@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from ceilings import Figure, print_figures
 from memory import peak_extra_mb
 
 from zloss.audit.checkpoint.config import AuditConfig
@@ -74,7 +75,7 @@ def pass_against_forward(model: str, blocks_count: int, batch: int) -> float:
         f"  model's own forward with logits  {seconds['forward']:7.1f} s  {tokens / seconds['forward']:6.0f} tokens/s"
     )
     print(f"  streaming pass of the audit      {seconds['pass']:7.1f} s  {tokens / seconds['pass']:6.0f} tokens/s")
-    print(f"  ratio {ratio:.3f}   (bar 1.25: {'met' if ratio <= 1.25 else 'MISSED'})")
+    print_figures([Figure("streaming pass of the audit / model's own forward with logits", ratio, 1.25)])
     return ratio
 
 
@@ -147,7 +148,7 @@ def whole_against_forward(model: str, blocks_count: int, batch: int) -> float:
         forward = beside.per_block(name) * blocks_count
         ratio += seconds / forward
         print(f"  {name:<12} {seconds:7.1f} s   forward of all blocks {forward:7.1f} s   ratio {seconds / forward:.3f}")
-    print(f"  whole audit / forward {ratio:.3f}   (bar 3: {'met' if ratio <= 3 else 'MISSED'})")
+    print_figures([Figure("whole audit / forward with logits", ratio, 3.0)])
     return ratio
 
 
@@ -171,9 +172,9 @@ def peak_memory() -> bool:
         for part, what in (("pass", "600 MB"), ("gradient", "2.5 heads + one block's activations")):
             words = [sys.executable, __file__, "--child", part, folder]
             extra, bar = map(float, subprocess.run(words, check=True, capture_output=True, text=True).stdout.split())
-            met &= extra <= bar
-            verdict = "met" if extra <= bar else "MISSED"
-            print(f"V = 262,144, {part}: {extra:.0f} MB beyond the model (bar {what} = {bar:.0f} MB: {verdict})")
+            met &= print_figures(
+                [Figure(f"V = 262,144, {part}, beyond the model (bar: {what})", extra, bar, unit="MB")]
+            )
     return met
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ceilings import Figure, print_figures, ratio
 from interleaved import Timing, measure, measure_quietly
 
 import zloss
@@ -135,21 +136,16 @@ def timed(contenders: dict[str, Callable[[], object]], reference: str, rounds: i
     return measure_quietly(contenders, reference=reference, rounds=rounds)
 
 
-def shown(name: str, figure: float, bar: float | None) -> bool:
-    verdict = "" if bar is None else f"   (bar {bar:.3g}: {'met' if figure <= bar else 'MISSED'})"
-    print(f"{name:<64} {figure:7.3f}{verdict}", flush=True)
-    return bar is None or figure <= bar
-
-
 def telemetry_cost(rounds: int, quick: bool) -> bool:
     step = Step(smollm2_like(30), TELEMETRY_TOKENS)
     plain, full = without_telemetry(step), with_telemetry(step)
     times = timed({"plain": plain, "telemetry": full}, "plain", rounds, quick)
-    ratio = times["telemetry"].best / times["plain"].best
     print(
         f"SmolLM2, {TELEMETRY_TOKENS} tokens: {times['plain'].best:.2f} s a step, max/min {times['plain'].spread:.2f}"
     )
-    return shown("step with telemetry and a log / step without", ratio, 1.03)
+    return print_figures(
+        [ratio("step with telemetry and a log / step without", times["telemetry"], times["plain"], 1.03)]
+    )
 
 
 def memory_over_steps(steps: int = 500, settle: int = 100) -> bool:
@@ -159,16 +155,20 @@ def memory_over_steps(steps: int = 500, settle: int = 100) -> bool:
         run()
         if number == settle:
             before = resident_mb()
-    return shown(f"growth of memory from step {settle} to step {steps}, MB", resident_mb() - before, 5.0)
+    growth = resident_mb() - before
+    return print_figures([Figure(f"growth of memory from step {settle} to step {steps}", growth, 5.0, unit="MB")])
 
 
 def apply_cost(layers: int, rounds: int, quick: bool, *, bar: float | None) -> bool:
     step = Step(smollm2_like(layers), TOKENS)
     times = timed({"untouched": step.forward_backward, "applied": applied(step)}, "untouched", rounds, quick)
-    ratio = times["applied"].best / times["untouched"].best
     print(f"V = {VOCAB:,}, T = {TOKENS:,}, {layers} layers: untouched {times['untouched'].best:.2f} s, "
           f"max/min {times['untouched'].spread:.2f}")  # fmt: skip
-    return shown(f"step with apply / untouched, {layers} layers", ratio, bar)
+    figure = ratio(f"step with apply / untouched, {layers} layers", times["applied"], times["untouched"], bar or 1.0)
+    if bar is None:
+        print(f"{figure.name}: {figure.value:.3f}, noise {100 * figure.noise:.1f} %")
+        return True
+    return print_figures([figure])
 
 
 def apply_memory(layers: int) -> bool:
@@ -178,7 +178,7 @@ def apply_memory(layers: int) -> bool:
         words = [sys.executable, __file__, "--child", kind, "--layers", str(layers)]
         extra[kind] = float(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1])
         print(f"peak memory of a step beyond the model, {kind}, {layers} layers: {extra[kind]:.0f} MB", flush=True)
-    return shown("peak memory with apply / untouched", extra["applied"] / extra["untouched"], 1 / 3)
+    return print_figures([Figure("peak memory with apply / untouched", extra["applied"] / extra["untouched"], 1 / 3)])
 
 
 def child(kind: str, layers: int) -> None:

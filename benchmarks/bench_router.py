@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from ceilings import print_figures, ratio
 from interleaved import measure_quietly
 
 from zloss.models.checkpoint import Checkpoint
@@ -126,10 +127,8 @@ def main() -> None:
         print(
             f"{name:20s} {1e3 * timing.best:9.2f} ms   {timing.best / base:7.4f} of a step   max/min {timing.spread:.2f}"
         )
-    for name in ("bookkeeping alone", "attached loss alone"):
-        share = timings[name].best / base
-        verdict = "ok" if share <= LIMIT else "TOO SLOW"
-        print(f"{name}: {100 * share:.2f} % of a step (limit {100 * LIMIT:.0f} %): {verdict}")
+    alone = ("bookkeeping alone", "attached loss alone")
+    print_figures([ratio(f"{name} / a step", timings[name], timings["step"], LIMIT) for name in alone])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from ceilings import Figure, print_figures
 
 from zloss.streaming import CoMoments, Count, HashSample, Histogram, Moments, Quantiles, TopTokens
 
@@ -66,12 +67,13 @@ def memory(values: int, dtype: torch.dtype) -> None:
         full.update(x, position)
         if exact_peak is None and not full.quantiles.exact:
             exact_peak = peak_mb() - before
-    seconds = time.perf_counter() - start
+    seconds, peak = time.perf_counter() - start, peak_mb() - before
     p999 = full.quantiles.quantile(0.999)
     print(
-        f"{values:,} {dtype} values: peak {peak_mb() - before:.1f} MB (at the switch to the sketch {exact_peak or 0:.1f} MB), "
+        f"{values:,} {dtype} values: peak {peak:.1f} MB (at the switch to the sketch {exact_peak or 0:.1f} MB), "
         f"{seconds:.1f} s; p99.9 = {p999.value:.4f} in [{p999.lower:.4f}, {p999.upper:.4f}], of the distribution itself: 21.9824"
     )
+    print_figures([Figure(f"peak memory of {values:,} values", peak, 64.0, unit="MB")])
 
 
 def speed(repetitions: int) -> None:

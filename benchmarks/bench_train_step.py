@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from ceilings import Figure, print_figures, ratio
 from interleaved import Timing, measure, measure_quietly
 
 import zloss
@@ -106,24 +107,21 @@ def print_table(timings: dict[str, Timing]) -> bool:
     print(f"| {'':<36} | best ms | max/min |\n|{'-' * 38}|--------:|--------:|")
     for name, timing in timings.items():
         print(f"| {name:<36} | {1e3 * timing.best:7.0f} | {timing.spread:7.2f} |")
-    bars = {
-        "recorder and telemetry: recorded / plain step": (recorded.best / plain.best, 1.05),
-        "recorded step / eager CE+Z step": (recorded.best / eager.best, 1.0),
-    }
     print()
-    for name, (figure, bar) in bars.items():
-        print(f"{name:<50} {figure:6.3f}   (bar {bar:.2f}: {'met' if figure <= bar else 'MISSED'})")
-    return all(figure <= bar for figure, bar in bars.values())
+    return print_figures(
+        [
+            ratio("recorder and telemetry: recorded / plain step", recorded, plain, 1.05),
+            ratio("recorded step / eager CE+Z step", recorded, eager, 1.0),
+        ]
+    )
 
 
 def print_memory() -> bool:
     """Peak memory of one step beyond model, gradients and Adam state, each contender in a process of its own."""
     extra = {kind: _in_process(kind) for kind in ("recorded", "eager")}
-    ratio = extra["recorded"] / extra["eager"]
     for kind, megabytes in extra.items():
         print(f"peak extra memory of a step, {kind:<40} {megabytes:6.0f} MB")
-    print(f"{'recorded / eager':<50} {ratio:6.3f}   (bar 1.00: {'met' if ratio <= 1 else 'MISSED'})")
-    return ratio <= 1
+    return print_figures([Figure("peak extra memory, recorded / eager", extra["recorded"] / extra["eager"], 1.0)])
 
 
 def _in_process(kind: str) -> float:

@@ -26,14 +26,17 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one contender over all rounds."""
+    """Seconds of one contender, round by round."""
 
-    best: float
-    worst: float
+    seconds: tuple[float, ...]
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
 
     @property
     def spread(self) -> float:
-        return self.worst / self.best
+        return max(self.seconds) / self.best
 
 
 def measure(
@@ -49,7 +52,7 @@ def measure(
             progress(f"{f'round {round_index} of {rounds}' if round_index else 'warm-up'}: {name}: {1e3 * took:.0f} ms")
             if round_index:
                 seconds[name].append(took)
-    return {name: Timing(min(values), max(values)) for name, values in seconds.items()}
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 
 def measure_quietly(

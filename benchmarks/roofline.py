@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from ceilings import Figure, print_figures
 from roofline_peers import eager, liger, three_products, torch_linear
 from traced_operations import Trace, Tracer, head_problem, trace_head_loss
 
@@ -98,16 +99,16 @@ def print_shape(tokens: int, width: int, vocab: int, dtype: torch.dtype) -> dict
     return traces
 
 
-def bars(traces: dict[str, Trace]) -> dict[str, tuple[float, float]]:
-    """(figure, bar) of the shape BAR."""
-    found = {}
+def figures(traces: dict[str, Trace]) -> list[Figure]:
+    """What is held at the shape BAR."""
+    found = []
     for device in DEVICES:
         seconds = {name: device.seconds(traces[name].operations) for name in (BOUND, OURS, LIGER32)}
-        found[f"{device.name}: operand / three 16-bit products"] = (seconds[OURS] / seconds[BOUND], 1.3)
-        found[f"{device.name}: operand / Liger with fp32 accumulators"] = (seconds[OURS] / seconds[LIGER32], 1.0)
+        found.append(Figure(f"{device.name}: operand / three 16-bit products", seconds[OURS] / seconds[BOUND], 1.3))
+        against = seconds[OURS] / seconds[LIGER32]
+        found.append(Figure(f"{device.name}: operand / Liger with fp32 accumulators", against, 1.0))
     rest = traces[OURS].beyond - traces[OURS].copies
-    found["GB beyond dW, dh and 16-bit copies of W"] = (rest / GB, 1.5)
-    return found
+    return [*found, Figure("beyond dW, dh and 16-bit copies of W", rest / GB, 1.5, unit="GB")]
 
 
 def main() -> int:
@@ -124,9 +125,7 @@ def main() -> int:
         traces = print_shape(*shape, dtype)
         if shape == BAR:
             print()
-            for name, (figure, bar) in bars(traces).items():
-                met = met and figure <= bar
-                print(f"{name:<48} {figure:6.3f}   (bar {bar:.2f}: {'met' if figure <= bar else 'MISSED'})")
+            met = print_figures(figures(traces))
     return 0 if met else 1
 
 

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "streaming": {"errors"},
     "results": {"errors"},
     "console": {"errors"},
-    "source": {"errors", "streaming", "results"},
+    "source": {"errors", "ranks", "streaming", "results"},
     "transport": {"errors", "ranks", "cache", "streaming", "results", "source"},
     "optimizer": TENSORS - {"optimizer"},
     "models": TENSORS,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.tiny_models import save_model
 from zloss import __version__
 from zloss.cli import main as cli
 
@@ -76,3 +79,16 @@ def test_a_module_of_our_own_that_is_missing_is_no_missing_extra(monkeypatch: py
     monkeypatch.setattr(cli, "_run", run)
     with pytest.raises(ModuleNotFoundError):
         cli.main(["center", "model"])
+
+
+def test_the_model_has_one_name_in_title_record_and_command(tmp_path: Path) -> None:
+    """The page's title and report.json told the folders of the machine, which the recorded command leaves out."""
+    model, text = save_model("gpt2", tmp_path / "some" / "where" / "tiny"), tmp_path / "text.txt"
+    text.write_text("a few words and more of them " * 40)
+    out = tmp_path / "out"
+    words = ["audit", str(model), "--text", str(text), "--blocks", "2", "--block-size", "16", "--no-figures", "--quiet"]
+    assert cli.main([*words, "--gradient-blocks", "0", "--out", str(out)]) == 0
+    record, page = (out / "report.json").read_text(), (out / "report.html").read_text()
+    assert json.loads(record)["model"]["name"] == "tiny"
+    assert "<title>tiny · zloss</title>" in page
+    assert str(tmp_path) not in record + page

@@ -20,10 +20,12 @@ from zloss.cli.audit import Audit
 from zloss.cli.drift import Drift
 from zloss.cli.flags import flags_of, option_hints, with_flags
 from zloss.cli.options import parse
+from zloss.cli.recommend import Recommend
 from zloss.cli.train import Train
 from zloss.decide.drift.limits import DriftLimits
 from zloss.errors import InputError
 from zloss.protocol.drift.config import DriftConfig
+from zloss.protocol.recommend.config import RecommendConfig
 from zloss.results.choices import CorpusName
 from zloss.results.moe_config import MoeRun
 from zloss.results.option import NotAnOption, Option
@@ -177,7 +179,7 @@ def test_a_wrong_value_is_refused_by_the_option(words: list[str]) -> None:
     assert stop.value.code == 2
 
 
-@pytest.mark.parametrize("command", [Train, Audit, Drift])
+@pytest.mark.parametrize("command", [Train, Audit, Drift, Recommend])
 def test_no_option_of_a_command_repeats_one_of_its_configurations(command: Any) -> None:
     def names(config_type: Any) -> list[str]:
         found = []
@@ -196,7 +198,9 @@ def test_corpora_are_the_ones_that_can_be_opened() -> None:
     assert get_args(CorpusName) == tuple(CORPORA)
 
 
-@pytest.mark.parametrize("config_type", [TrainConfig, MoeRun, RunOptions, AuditConfig, DriftConfig, DriftLimits])
+@pytest.mark.parametrize(
+    "config_type", [TrainConfig, MoeRun, RunOptions, AuditConfig, DriftConfig, DriftLimits, RecommendConfig]
+)
 def test_every_option_has_a_sentence(config_type: Any) -> None:
     (body,) = (node.body for node in ast.parse(inspect.getsource(config_type)).body if isinstance(node, ast.ClassDef))
     sentences = {

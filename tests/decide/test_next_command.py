@@ -11,6 +11,7 @@ import pytest
 from tests.laws.example_results import ROUTERS
 from zloss.decide.bottom_line import ORDER
 from zloss.decide.next_command import AuditedInput, next_command
+from zloss.decide.recommend.candidates import candidates
 from zloss.decide.stages import STAGES
 from zloss.results.audit import AuditReport, Nonfinite
 from zloss.results.decision import LambdaBudget
@@ -40,22 +41,24 @@ def test_a_common_shift_is_centered(report: AuditReport) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "methods"),
+    ("stage", "method"),
     [
-        ("Objective decomposition", "ce,standard,factorized"),
-        ("Architectural transport", "ce,standard,gain-aware"),
-        ("Shared pathway", "ce,standard"),
+        ("Objective decomposition", "factorized"),
+        ("Architectural transport", "gain-aware"),
+        ("Shared pathway", "standard"),
     ],
 )
-def test_other_stages_of_the_checkpoint_are_trained(report: AuditReport, stage: str, methods: str) -> None:
-    found = words(with_fired(report, stage, lambda_budget=LambdaBudget(0.05, raw=2.34e-4)))
-    assert found == ["zloss", "train", "my model", *TEXT, "--methods", methods, "--coef", "0.0002", "--seeds", "1,2"]
+def test_other_stages_of_the_checkpoint_are_trained(report: AuditReport, stage: str, method: str) -> None:
+    """One command runs the method of the stage, at the λ of the budget, beside the others that the audit proposes."""
+    fired = with_fired(report, stage, lambda_budget=LambdaBudget(0.05, raw=2.34e-4))
+    assert words(fired) == ["zloss", "recommend", "my model", *TEXT, "--out", "zloss-recommend"]
+    assert (method, 2e-4) in [arm.key for arm in candidates(fired)]
 
 
-@pytest.mark.parametrize("raw", [None, 0.5, 1e-8])
-def test_a_budget_outside_the_usual_range_is_not_proposed(report: AuditReport, raw: float | None) -> None:
-    found = words(with_fired(report, "Shared pathway", lambda_budget=LambdaBudget(0.05, raw=raw)))
-    assert found[found.index("--coef") + 1] == "0.0001"
+@pytest.mark.parametrize("raw", [None, 0.5])
+def test_a_budget_above_the_usual_range_is_not_run(report: AuditReport, raw: float | None) -> None:
+    (first, *_) = candidates(with_fired(report, "Shared pathway", lambda_budget=LambdaBudget(0.05, raw=raw)))
+    assert first.coef == (1e-4 if raw is None else 1e-3)
 
 
 def test_a_router_scale_comes_before_the_head(report: AuditReport) -> None:

@@ -97,7 +97,8 @@ def _definition(
 def _check_close(name: str, got: Tensor, want: Tensor, tolerance: float, said: str) -> None:
     if got.shape != want.shape:
         raise BrokenContractError(f"{name} has shape {list(got.shape)}, not {list(want.shape)}: {said}")
-    error, size = float((got.double() - want).norm()), float(want.norm())
+    got, want = got.detach().double(), want.detach()
+    error, size = float((got - want).norm()), float(want.norm())
     # A gradient that is zero by cancellation has the rounding of what cancels.
     if not error <= tolerance * max(size, 1e-2):
         raise BrokenContractError(f"{name} is off by {error:.3g} of {size:.3g}: {said}")

@@ -10,6 +10,7 @@ import torch
 
 from tests import straight_audit
 from tests.decide.drift.made_up_run import made_up_drift, made_up_run
+from tests.decide.recommend.made_up import made_up_plan, made_up_recommendation
 from zloss.decide.decided_results import decide_results
 from zloss.decide.decision_map import with_decisions
 from zloss.results.audit import AuditReport, QuantileBound
@@ -109,5 +110,8 @@ def example_results() -> dict[str, ResultRecord]:
     reproduced = read_record(DOCUMENTED / "tab_pretrained.json", ReproductionRecord)
     drift, kept = made_up_drift([2.0, 2.0, 9.0]), made_up_run([2.0])[0]
     kept = replace(kept, blocks=replace(kept.blocks, tails={"shift.raw": ((2.0, 1.0),)}))
-    records = (audit, loss, compared, maps, scales, measured, reproduced, implementation_example(audit), drift, kept)
+    advice = made_up_recommendation()
+    advice = replace(advice, stages=decide_results((audit,), (loss,), (compared,)).maps[0].decisions)
+    protocols = (drift, kept, advice, made_up_plan())
+    records = (audit, loss, compared, maps, scales, measured, reproduced, implementation_example(audit), *protocols)
     return {record.SCHEMA: record for record in records}

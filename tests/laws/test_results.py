@@ -29,6 +29,8 @@ SCHEMAS = (
     "zloss.router-scale/1",
     "zloss.drift/1",
     "zloss.drift-checkpoint/1",
+    "zloss.recommendation/1",
+    "zloss.recommend-plan/1",
     "zloss.implementation-audit/1",
     "zloss.measured-router-scale/1",
     "zloss.reproduction/1",
@@ -188,6 +190,8 @@ RECORD_FILES = (
     "drift",
     "figure_data",
     "implementation_audit",
+    "recommend_plan",
+    "recommendation",
     "router",
     "router_scale",
 )

@@ -14,12 +14,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import zloss
 from tests.ranks.leave import leave
+from tests.ranks.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
+from zloss.measure.sharded_layers import InStep, shard_layers_
+from zloss.ranks.job import Job
+from zloss.ranks.own_parts import own_part
+from zloss.streaming import Accumulator, Moments, Quantiles, merge_over_ranks
 
 VOCAB, WIDTH, TOKENS, STEPS, MICRO = 61, 8, 12, 5, 2
 OBJECTIVE = zloss.CenteredZLoss(0.1)
@@ -91,6 +97,147 @@ def difference(how: str, kind: str, normalizer: Callable[[list[Tensor]], Tensor]
     return max(float((whole(got) - want.detach()).abs().max() / want.detach().abs().max()) for want, got in pairs)
 
 
+LAYERS, EXPERTS, TOP_K = 3, 5, 2
+CONVENTIONS = ("token_layer_mean", "active_route_mean", "megatron", "flaxformer", "olmoe")
+
+
+def routed(rank: int) -> tuple[Tensor, Tensor]:
+    """Inputs [T, D] of the routers and a mask [L, T] whose counts differ between ranks and layers."""
+    generator = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(TOKENS + 3 * rank, WIDTH, generator=generator, dtype=torch.float64)
+    mask = torch.rand(LAYERS, len(inputs), generator=generator) < 0.5 + 0.3 * rank
+    return inputs, mask
+
+
+def router_differences(convention: str, gradients: str, *, counted: bool = True) -> dict[str, float]:
+    """The router Z-loss of two ranks against that of all decisions on one: loss, gradient, and what a decision gets."""
+    weight = torch.randn(LAYERS, EXPERTS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    options: dict[str, Any] = {"coef": 0.1, "convention": convention, "top_k": TOP_K}
+    parts = [routed(rank) for rank in range(dist.get_world_size())]
+    everything = weight.clone().requires_grad_()
+    inputs, mask = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts], dim=1)
+    want = zloss.router_loss(inputs @ everything.mT, mask=mask, **options)
+    want.loss.backward()
+
+    own, (mine, own_mask) = weight.clone().requires_grad_(), parts[dist.get_rank()]
+    more: dict[str, Any] = {"groups": dist.group.WORLD, "gradients": gradients} if counted else {}
+    got = zloss.router_loss(mine @ own.mT, mask=own_mask, **options, **more)
+    got.loss.backward()
+    assert own.grad is not None
+    assert everything.grad is not None
+    divisor = dist.get_world_size() if gradients == "averaged" else 1
+    loss, gradient = got.loss.detach().clone(), own.grad
+    for value in (loss, gradient):
+        dist.all_reduce(value)
+        value.div_(divisor)
+    return {
+        "loss": abs(float(loss / want.loss.detach()) - 1),
+        "gradient": float((gradient - everything.grad).abs().max() / everything.grad.abs().max()),
+        "absolute": float((got.absolute_per_layer / want.absolute_per_layer - 1).abs().max()),
+        "relative": float((got.relative_per_layer - want.relative_per_layer).abs().max()),
+    }
+
+
+def routers() -> dict[str, float]:
+    found = {
+        f"{convention}, {gradients}": max(router_differences(convention, gradients).values())
+        for convention in CONVENTIONS
+        for gradients in ("averaged", "summed")
+    }
+    found["own counts"] = router_differences("token_layer_mean", "averaged", counted=False)["gradient"]
+    return found
+
+
+def streams() -> dict[str, Any]:
+    """Accumulators of two ranks, one of which saw more values, against those of one stream."""
+    rank = dist.get_rank()
+    values = [torch.randn(100 + 900 * r, generator=torch.Generator().manual_seed(r)).numpy() for r in range(2)]
+
+    def accumulated(parts: list[Any], limit: int) -> dict[str, Accumulator]:
+        made: dict[str, Accumulator] = {"moments": Moments(), "tail": Quantiles(exact_limit=limit)}
+        for part in parts:
+            for each in made.values():
+                each.update(part)
+        return made
+
+    found: dict[str, Any] = {}
+    for limit in (5000, 50):
+        whole = accumulated(values, limit)
+        own = accumulated([values[rank]], limit)
+        joined = merge_over_ranks(own)
+        tail, truth = joined["tail"], accumulated(values, 5000)["tail"]
+        assert isinstance(tail, Quantiles)
+        assert isinstance(truth, Quantiles)
+        estimate, exact = tail.quantile(0.99), truth.quantile(0.99)
+        assert estimate is not None
+        assert exact is not None
+        found[str(limit)] = {
+            "exact": estimate.exact,
+            "inside": estimate.lower <= exact.value <= estimate.upper,
+            "count": joined["moments"].count == whole["moments"].count == 1100,  # type: ignore[attr-defined]
+            "mean": joined["moments"].mean - whole["moments"].mean,  # type: ignore[attr-defined]
+            "kept": own["moments"].count == len(values[rank]),  # type: ignore[attr-defined]
+        }
+    return found
+
+
+def without_a_batch(how: str) -> float:
+    """Rank 1 runs out of batches after the first step; the parameters of all steps against one process."""
+    alone, model = Model(), Model()
+    wrapped_model = DistributedDataParallel(model)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.5) for each in (alone, model)]
+    rank = dist.get_rank()
+    for step in range(STEPS):
+        batches = [micro_batch(step, 0, 0)] + ([micro_batch(step, 1, 0)] if step == 0 else [])
+        alone_count = zloss.global_normalizer([target for _, target in batches], groups=[])
+        for tokens, target in batches:
+            alone(tokens, target, alone_count).backward()
+        own = batches[rank : rank + 1]
+        if how == "empty batch" and not own:
+            # One token whose target is ignored: the loss and all gradients are 0, and the rank takes part in every collective.
+            own = [(torch.zeros(1, dtype=torch.long), torch.full((1,), -100))]
+        count = zloss.global_normalizer([target for _, target in own] if own else 0)
+        if how == "empty batch":
+            for tokens, target in own:
+                wrapped_model(tokens, target, count).backward()
+        else:
+            # `Join` stands in for the collectives of a rank without a batch; the average is still over all ranks.
+            with Join([wrapped_model], throw_on_early_termination=False):
+                for tokens, target in own:
+                    wrapped_model(tokens, target, count).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    pairs = zip(alone.parameters(), model.parameters(), strict=True)
+    return max(float((got - want).detach().abs().max() / want.detach().abs().max()) for want, got in pairs)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        return hidden
+
+
+@torch.no_grad()
+def divided_layers() -> dict[str, Any]:
+    """Layers of which each rank holds a half; rank 0 makes one pass, rank 1 three."""
+    rank, whole, model = dist.get_rank(), Stack(), Stack()
+    shard_layers_(model, Job(rank, 2))
+    inputs = [torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(place)) for place in range(1 + 2 * rank)]
+    run = InStep(Job(rank, 2), model, lambda: inputs[0])
+    hidden = [run(each) for each in inputs]
+    run.finish()
+    equal = all(torch.equal(got, whole(each)) for got, each in zip(hidden, inputs, strict=True))
+    own = sum(own_part(parameter).numel() for parameter in model.parameters())
+    return {"equal": equal, "share": own / sum(parameter.numel() for parameter in whole.parameters())}
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     found = {
@@ -101,8 +248,16 @@ def main() -> None:
     # The denominator that forgets that DDP averages: gradients are half of what they should be, and AdamW hides it.
     forgotten = lambda targets: zloss.global_normalizer(targets, gradients="summed")  # noqa: E731
     found["forgotten, sgd"] = difference("ddp", "sgd", forgotten)
+    answer = {
+        "training": found,
+        "routers": routers(),
+        "streams": streams(),
+        "divided": divided_layers(),
+        "without a batch": {how: without_a_batch(how) for how in ("empty batch", "join")},
+        "recipes": worst({**head_recipes(), **token_recipes(), **pipeline_recipe()}),
+    }
     if dist.get_rank() == 0:
-        print(json.dumps(found))
+        print(json.dumps(answer))
     leave()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -12,10 +13,17 @@ def torchrun(ranks: int, *options: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *options]
 
 
-def launched(ranks: int, module: str, *words: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+def accelerate(ranks: int) -> list[str]:
+    """The same through `accelerate launch`; on a machine without GPUs `--multi_gpu` is what starts several processes."""
+    fixed = ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    return [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={ranks}", *fixed]
+
+
+def launched(
+    ranks: int, module: str, *words: str, launcher: Callable[[int], list[str]] = torchrun
+) -> subprocess.CompletedProcess[str]:
     """A module on several processes, to its end."""
-    command = [*torchrun(ranks), "-m", module, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run([*launcher(ranks), "-m", module, *words], capture_output=True, text=True, timeout=280)
 
 
 def rank_of(launcher: int, rank: int) -> int | None:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import zloss
 from tests.ranks.data_parallel_cases import OBJECTIVE, STEPS, TOKENS, VOCAB, WIDTH, micro_batch
 from tests.ranks.leave import leave
+from tests.ranks.recipe_cases import mesh_recipe, worst
 from zloss.optimizer.recorder import Recorder
 from zloss.results.step_record import StepRecord
 
@@ -103,8 +104,10 @@ def main() -> None:
         found[f"adam {name}"] = max(far(_adam(g, name), _adam(w, name)) for g, w in zip(got, want, strict=True))
     pairs = zip([*alone.parameters(), alone_head], [*body.parameters(), head], strict=True)
     found["parameters"] = max(float((whole(g) - w.detach()).abs().max() / w.detach().abs().max()) for w, g in pairs)
+    recipes = worst(mesh_recipe())
     if dist.get_rank() == 0:
-        print(json.dumps({"differences": found, "clipped": all(record.grad_norm > CLIP for record in want)}))
+        clipped = all(record.grad_norm > CLIP for record in want)
+        print(json.dumps({"differences": found, "clipped": clipped, "recipes": recipes}))
     leave()
 
 

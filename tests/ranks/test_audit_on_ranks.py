@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ranks.launch import rank_of, torchrun
-from tests.tiny_models import save_model
+from tests.ranks.commands import audit_words
+from tests.ranks.conftest import KilledJob, OnRanks
+from tests.ranks.launch import launched
+from zloss.cli.main import main
 from zloss.ranks.job import Job
-from zloss.text.corpus import pydoc_topics
-
-OPTIONS = ["--blocks", "21", "--block-size", "48", "--batch-blocks", "4", "--gradient-blocks", "3", "--no-figures"]
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    root = tmp_path_factory.mktemp("inputs")
-    text = root / "topics.txt"
-    text.write_text("\n\n".join(pydoc_topics()[:30]))
-    return save_model("gpt2", root / "model"), text
-
-
-def command(ranks: int) -> list[str]:
-    if ranks == 1:
-        return [sys.executable, "-m", "zloss"]
-    return [*torchrun(ranks), "-m", "zloss"]
-
-
-def audit(ranks: int, inputs: tuple[Path, Path], out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    model, text = inputs
-    words = [*command(ranks), "audit", str(model), "--text", str(text), *OPTIONS, "--out", str(out), *more]
-    return subprocess.run(words, capture_output=True, text=True, timeout=280)
 
 
 def numbers(value: Any, path: str = "") -> dict[str, float]:
@@ -51,12 +29,20 @@ def numbers(value: Any, path: str = "") -> dict[str, float]:
     return {path: value} if isinstance(value, int | float) and not isinstance(value, bool) else {}
 
 
+def numbers_in(folder: Path) -> dict[str, float]:
+    return numbers(json.loads((folder / "report.json").read_text()))
+
+
 @pytest.fixture(scope="module")
-def alone(inputs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+def alone(root: Path) -> dict[str, float]:
     """The numbers of one process."""
-    out = tmp_path_factory.mktemp("alone")
-    assert audit(1, inputs, out).returncode == 0
-    return numbers(json.loads((out / "report.json").read_text()))
+    assert main(audit_words(root, "--quiet", out="alone-audit")) == 0
+    return numbers_in(root / "alone-audit")
+
+
+def differing(got: dict[str, float], want: dict[str, float]) -> dict[str, tuple[float, float]]:
+    assert got.keys() == want.keys()
+    return {name: (got[name], want[name]) for name in want if got[name] != pytest.approx(want[name], rel=1e-12)}
 
 
 @pytest.mark.parametrize("count", [1, 5, 21, 64])
@@ -67,48 +53,65 @@ def test_every_block_is_on_one_rank(count: int, ranks: int) -> None:
     assert all(share.start % 4 == 0 or not share for share in shares)
 
 
-def test_ranks_give_the_report_of_one_process(
-    inputs: tuple[Path, Path], alone: dict[str, float], tmp_path: Path
-) -> None:
-    want = alone
-    assert len(want) > 200
-    for ranks in (2, 3):
-        done = audit(ranks, inputs, tmp_path / str(ranks))
-        assert done.returncode == 0, done.stderr[-2000:]
-        got = numbers(json.loads((tmp_path / str(ranks) / "report.json").read_text()))
-        assert got.keys() == want.keys()
-        far = {name: (got[name], want[name]) for name in want if got[name] != pytest.approx(want[name], rel=1e-12)}
-        assert not far
-        assert not list((tmp_path / str(ranks)).glob("audit-state*"))
-        # One process speaks.
-        assert done.stdout.count("report.html") == 1
+def test_two_ranks_give_the_report_of_one_process(root: Path, on_ranks: OnRanks, alone: dict[str, float]) -> None:
+    assert len(alone) > 200
+    assert on_ranks.codes["audit"] == [0, 0], on_ranks.said["audit"]
+    assert differing(numbers_in(root / "audit"), alone) == {}
+    assert not list((root / "audit").glob("audit-state*"))
+    # One process speaks.
+    assert on_ranks.printed.count("report.html") == 1
+
+
+def test_three_ranks_give_the_report_of_one_process(root: Path, alone: dict[str, float]) -> None:
+    done = launched(3, "zloss", *audit_words(root, out="three"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert differing(numbers_in(root / "three"), alone) == {}
+    assert done.stdout.count("report.html") == 1
+
+
+def test_a_model_that_is_divided_over_ranks(root: Path, on_ranks: OnRanks, alone: dict[str, float]) -> None:
+    """Everything of the pass over the text is that of one process; the ranks have 2 and 3 of 5 batches."""
+    assert on_ranks.codes["sharded audit"] == [0, 0], on_ranks.said["sharded audit"]
+    report = json.loads((root / "sharded" / "report.json").read_text())
+    assert report["gradient"] is None
+    assert "shard" in report["reasons"]["gradient"]
+    got = numbers(report)
+    kept = {name: value for name, value in alone.items() if name.startswith((".heads.", ".ppl", ".tails", ".mu_abs"))}
+    assert len(kept) > 20
+    assert differing({name: got[name] for name in kept}, kept) == {}
+
+
+def test_an_error_of_all_ranks_is_one_sentence(on_ranks: OnRanks) -> None:
+    assert on_ranks.codes["no text"] == [2, 2]
+    assert on_ranks.said["no text"].count("nowhere.txt") == 1
 
 
 def test_a_killed_rank_ends_the_job_and_it_goes_on(
-    inputs: tuple[Path, Path], alone: dict[str, float], tmp_path: Path
+    root: Path, killed_audit: KilledJob, on_ranks: OnRanks, alone: dict[str, float]
 ) -> None:
-    model, text = inputs
-    out = tmp_path / "killed"
-    words = [*command(2), "audit", str(model), "--text", str(text), *OPTIONS, "--out", str(out)]
-    # Every batch is saved; rank 1 stops itself after its second batch, where a watcher kills it.
-    environment = {**os.environ, "ZLOSS_SAVE_EVERY": "0", "ZLOSS_RANK_TIMEOUT": "60"}
-    started = time.monotonic()
-    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
-        state = out / "audit-state-1-of-2.npz"
-        while not state.exists() and job.poll() is None and time.monotonic() - started < 120:
-            time.sleep(0.02)
-        killed = rank_of(job.pid, 1)
-        if killed is not None:
-            os.kill(killed, signal.SIGKILL)
-        _, told = job.communicate(timeout=120)
-    assert killed is not None, "the job was over before its rank could be killed"
-    assert job.returncode != 0
-    assert not (out / "report.json").exists()
-    assert "SIGKILL" in told or "Signal 9" in told
-    done = audit(2, inputs, out, "--resume")
-    assert done.returncode == 0, done.stderr[-2000:]
-    got = numbers(json.loads((out / "report.json").read_text()))
-    assert {name for name in alone if got[name] != pytest.approx(alone[name], rel=1e-12)} == set()
+    assert killed_audit.code != 0
+    assert killed_audit.seconds < 60
+    assert "SIGKILL" in killed_audit.told or "Signal 9" in killed_audit.told
+    assert "zloss audit: rank 0 of 2" in killed_audit.told
+    assert "the same command goes on with it" in killed_audit.told
+    assert on_ranks.codes["killed audit"] == [0, 0], on_ranks.said["killed audit"]
+    assert differing(numbers_in(root / "killed-audit"), alone) == {}
+
+
+def test_an_audit_that_the_launcher_started_anew_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[bool] = []
+
+    class Restarted(Job):
+        def from_first(self, make: Any, *args: Any, **keywords: Any) -> Any:
+            return make(*args, **keywords)
+
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setattr("zloss.ranks.job.open_job", lambda: nullcontext(Restarted(0, 2)))
+    monkeypatch.setattr("zloss.audit.checkpoint.run.run_audit_of", lambda *args, resume, **more: asked.append(resume))
+    assert main(["audit", "--out", str(tmp_path / "out")]) == 0
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert main(["audit", "--out", str(tmp_path / "out")]) == 0
+    assert asked == [True, False]
 
 
 def test_a_command_that_knows_no_ranks_refuses_them() -> None:

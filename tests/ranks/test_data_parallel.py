@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from typing import Any
 
 import pytest
 import torch
 
 import zloss
+from tests.ranks.launch import launched
+from tests.ranks.recipe_cases import recipes
+from zloss.source.router.catalog import router_conventions
 
 
 @pytest.fixture(scope="module")
-def differences() -> dict[str, float]:
+def answer() -> dict[str, Any]:
     """One launch for all cases."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, "-m", "tests.ranks.data_parallel_cases"], capture_output=True, text=True, timeout=280
-    )
+    done = launched(2, "tests.ranks.data_parallel_cases")
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, float] = json.loads(done.stdout[done.stdout.index("{") :])
+    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    return found
+
+
+@pytest.fixture(scope="module")
+def differences(answer: dict[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = answer["training"]
     return found
 
 
@@ -31,6 +36,52 @@ def test_two_ranks_equal_one_process(case: str, differences: dict[str, float]) -
 
 def test_a_denominator_that_forgets_the_average_shows(differences: dict[str, float]) -> None:
     assert differences["forgotten, sgd"] > 1e-2
+
+
+def test_router_losses_count_the_decisions_of_all_ranks(answer: dict[str, Any]) -> None:
+    found = answer["routers"]
+    assert found.pop("own counts") > 1e-2  # what a rank that divides by its own decisions gets wrong
+    assert len(found) == 10
+    assert max(found.values()) <= 1e-12
+
+
+def test_every_convention_says_what_it_counts_over_ranks() -> None:
+    for convention in router_conventions():
+        named = "valid_tokens" if convention.token_count == "valid_tokens" else "`groups`"
+        assert named in convention.over_ranks
+        assert "own count" in convention.over_ranks
+
+
+def test_a_router_loss_refuses_two_counts() -> None:
+    with pytest.raises(zloss.errors.InputError, match="pass one of them"):
+        zloss.router_loss(torch.zeros(4, 3), coef=1.0, convention="megatron", top_k=1, normalizer=4, groups=[])
+
+
+def test_accumulators_of_two_ranks_answer_as_one_stream(answer: dict[str, Any]) -> None:
+    exact, sketched = answer["streams"]["5000"], answer["streams"]["50"]
+    assert exact["exact"]
+    assert not sketched["exact"]
+    for found in (exact, sketched):
+        assert found["inside"]
+        assert found["count"]
+        assert found["kept"]
+        assert abs(found["mean"]) <= 1e-12
+
+
+@pytest.mark.parametrize("how", ["empty batch", "join"])
+def test_a_rank_without_a_batch(how: str, answer: dict[str, Any]) -> None:
+    assert answer["without a batch"][how] <= 1e-5
+
+
+def test_the_recipes_of_the_page_equal_one_process(answer: dict[str, Any]) -> None:
+    found = dict(answer["recipes"])
+    assert found.pop("context shifted late") > 1e-2
+    assert {name for name in found if " " not in name} | {"fsdp_tp"} == set(recipes())
+    assert {name: value for name, value in found.items() if not value <= 1e-5} == {}
+
+
+def test_layers_that_are_divided_over_ranks(answer: dict[str, Any]) -> None:
+    assert answer["divided"] == {"equal": True, "share": 0.5}
 
 
 def test_counts_of_one_process() -> None:

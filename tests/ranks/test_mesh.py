@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+
+from tests.ranks.launch import launched
 
 
 def test_head_and_body_on_two_meshes_equal_one_process() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    done = subprocess.run([*command, "-m", "tests.ranks.mesh_cases"], capture_output=True, text=True, timeout=280)
+    done = launched(4, "tests.ranks.mesh_cases")
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout[done.stdout.index("{") :])
     assert found["clipped"]
     wrong = {name: value for name, value in found["differences"].items() if not value <= 1e-5}
     assert not wrong
     assert len(found["differences"]) == 15
+    # The recipe of FSDP2 with tensor parallelism, as the page has it.
+    assert set(found["recipes"]) == {"fsdp_tp"}
+    assert found["recipes"]["fsdp_tp"] <= 1e-5

@@ -42,6 +42,7 @@ def test_every_reported_schema_has_one_record() -> None:
         "zloss.reproduction/1",
         "zloss.implementation-audit/1",
         "zloss.drift/1",
+        "zloss.recommendation/1",
     }
     assert all(schema == record.SCHEMA for schema, record in RECORDS.items())
 

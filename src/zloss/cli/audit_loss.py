@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from zloss.results.choices import DtypeName
+from zloss.results.named_path import without_folders
 from zloss.results.option import Option
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class AuditLoss:
                 thorough=self.thorough,
                 time_limit=self.time_limit,
                 seed=self.seed,
-                name=self.function,
+                name=_without_folders(self.function),
                 model_tokens=tokens,
                 progress=progress,
             )
@@ -127,6 +128,12 @@ class AuditLoss:
             dtype=self.dtype,
             progress=progress,
         )
+
+
+def _without_folders(function: str) -> str:
+    """FILE.py:FUNCTION without the folders of the file."""
+    file, colon, name = function.rpartition(":")
+    return f"{without_folders(file)}{colon}{name}"
 
 
 def _with_flags(sentence: str) -> str:

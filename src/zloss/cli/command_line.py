@@ -31,9 +31,18 @@ def command_line(words: Sequence[str] | None = None) -> str:
     return shlex.join(["zloss", *map(_last_part, words)])
 
 
+def given_line() -> str:
+    """`zloss` and its words as they were given: the line to type once more."""
+    given = _GIVEN.get()
+    return shlex.join(["zloss", *(sys.argv[1:] if given is None else given)])
+
+
 def _last_part(word: str) -> str:
     """./NAME for a folder: a bare name would be read as an id on the hub, and so is `owner/name` that is no path here."""
     path = Path(word)
-    if "/" not in word or not (word.startswith(("/", ".", "~")) or path.exists()):
-        return word
-    return f"./{path.name}" if path.is_dir() else path.name
+    try:
+        if "/" not in word or not (word.startswith(("/", ".", "~")) or path.exists()):
+            return word
+        return f"./{path.name}" if path.is_dir() else path.name
+    except OSError:  # a name that no file can have, or a folder that may not be entered
+        return path.name

@@ -62,7 +62,7 @@ class Demo:
                 gain.quantile(0.99),
             )
             table.add_row(name, *(f"{float(number):.5g}" for number in numbers))
-        console = Console()
+        console = Console(markup=False)
         print_table(console, table)
         legend = {
             "loss, CE, auxiliary": "means over tokens, in nat",

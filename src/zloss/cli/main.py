@@ -6,7 +6,6 @@ Nothing here imports torch, so that help answers at once.
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from zloss.cli.command_line import running
+from zloss.console.guarded_output import guarded_output, printable
 from zloss.errors import MissingDependencyError, OutputError, UnknownNameError, ZlossError, extra_of, first_line
 
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
@@ -83,7 +83,18 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
-    _print_what_can_be_printed()
+    with guarded_output():
+        try:
+            code = _main(words)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read the output has ended. What Python still holds of it goes nowhere, or it would raise again at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return CLOSED_PIPE
+        return code
+
+
+def _main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage(), end="")
         return DONE
@@ -98,36 +109,28 @@ def main(argv: list[str] | None = None) -> int:
         with running(words):
             return _run(name, options)
     except ZlossError as error:
-        if not _another_rank_speaks(error):
-            print(f"zloss {name}: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return BAD_INPUT if _another_rank_speaks(error) else _refused(name, str(error))
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0" or not launched():
             print(f"zloss {name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has ended. What Python still holds of it goes nowhere, or it would raise again at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
+        raise
     except ModuleNotFoundError as error:
         # Most places name the extra themselves; this is for an optional package that another one imports.
         package = (error.name or "").partition(".")[0]
         if package in ("", "zloss", "zloss_paper"):
             raise
-        print(f"zloss {name}: {MissingDependencyError(package, 'This command', extra_of(package))}", file=sys.stderr)
-        return BAD_INPUT
+        return _refused(name, str(MissingDependencyError(package, "This command", extra_of(package))))
     except OSError as error:
         # The last net: a file system that refuses what nobody asked it before.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        print(f"zloss {name}: {where}{error.strerror or first_line(error)}.", file=sys.stderr)
-        return BAD_INPUT
+        return _refused(name, f"{where}{error.strerror or first_line(error)}.")
 
 
-def _print_what_can_be_printed() -> None:
-    """Characters that the terminal's encoding lacks are printed as escapes (λ as \\u03bb), not as an error after the work."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+def _refused(name: str, sentence: str) -> int:
+    print(printable(f"zloss {name}: {sentence}"), file=sys.stderr)
+    return BAD_INPUT
 
 
 def launched() -> bool:
@@ -171,7 +174,8 @@ def _run(name: str, words: list[str]) -> int:
         return command.run()
     except ZlossError as error:
         flags = flags_of(command_type)
-        where = f" Set it with {flags['out']}." if isinstance(error, OutputError) and "out" in flags else ""
+        asks = isinstance(error, OutputError) and str(error).endswith("Choose another folder.")
+        where = f" Set it with {flags['out']}." if asks and "out" in flags else ""
         raise ZlossError(with_flags(str(error), flags) + where) from error
 
 

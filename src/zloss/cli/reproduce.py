@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from zloss.cli.arguments import RepeatedStrings
+from zloss.results.named_path import without_folders
 from zloss.results.option import Option
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Reproduce:
 
 def _name(value: str) -> str:
     prefix, equals, path = value.rpartition("=")
-    return f"{prefix}{equals}{Path(path).name if Path(path).exists() else path}"
+    return f"{prefix}{equals}{without_folders(path)}"
 
 
 def _print_list() -> None:
@@ -136,4 +137,4 @@ def _print_list() -> None:
     for label in labels():
         recipe = find_recipe(label)
         table.add_row(label, recipe.title, str(len(recipe.claims)))
-    Console().print(table)
+    Console(markup=False).print(table)

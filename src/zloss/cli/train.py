@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from zloss.cli.arguments import CommaFloats, CommaInts, CommaStrings
-from zloss.cli.command_line import command_line
+from zloss.cli.command_line import command_line, given_line
 from zloss.errors import InputError
 from zloss.results.train_config import TrainConfig
 from zloss.train.run_options import RunOptions
@@ -73,6 +73,7 @@ class Train:
         return replace(
             plain,
             config=replace(plain.config, **changed),
+            options=replace(plain.options, validate_every=max(steps // 10, 1)),
             methods=("ce",) if given.moe else plain.methods,
             coef=coef,
         )
@@ -96,18 +97,27 @@ class Train:
             quiet = self.quiet or not job.first
             job.from_first(check_folder, folder)
             trackers = job.together(usable_trackers, self.options.trackers)
-            run_grid(
-                job.together(self.grid),
-                folder,
-                options=replace(self.options, trackers=trackers, command=command_line()),
-                view=choose_view(quiet),
-                progress=choose_progress(quiet),
-                say=(lambda text: None) if quiet else print,
-                job=job,
-            )
+            try:
+                run_grid(
+                    job.together(self.grid),
+                    folder,
+                    options=replace(self.options, trackers=trackers, command=command_line()),
+                    view=choose_view(quiet),
+                    progress=choose_progress(quiet),
+                    say=(lambda text: None) if quiet else print,
+                    job=job,
+                )
+            except KeyboardInterrupt:
+                if job.first:
+                    print(self._how_to_go_on(), file=sys.stderr)
+                return 130
         if not quiet:
             print(f"compare them with: zloss compare {shlex.quote(self.out)}")
         return 0
+
+    def _how_to_go_on(self) -> str:
+        unfinished = "the last step of this one are kept" if self.options.checkpoint_every else "no more are kept"
+        return f"interrupted: finished runs and {unfinished}. To go on:\n  {given_line()}"
 
     def grid(self) -> Grid:
         """The runs these options stand for."""

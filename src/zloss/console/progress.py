@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+from zloss.console.guarded_output import printable
+
 
 class Step(Protocol):
     """One running step; `advance` counts what has been done."""
@@ -66,13 +68,14 @@ class Terminal:
                 return Text(f"{speed:,.0f} {unit}/s" if speed else "")
 
         console = Console(stderr=True)
-        label = TextColumn("{task.description:<22}")
+        # No markup: the name of a folder may hold square brackets.
+        label = TextColumn("{task.description:<22}", markup=False)
         if total is None:
             columns: tuple[ProgressColumn, ...] = (SpinnerColumn(), label, TimeElapsedColumn())
         else:
             columns = (SpinnerColumn(), label, BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
         with Progress(*columns, console=console) as progress:
-            task = progress.add_task(name, total=total)
+            task = progress.add_task(printable(name), total=total)
             yield _Bar(progress, task)
             if total is None:
                 progress.update(task, total=1, completed=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from zloss.decide.budget import budget_effects
-from zloss.decide.stage_outcome import StageOutcome, unevaluated
-from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT
+from zloss.decide.stage_outcome import StageOutcome, unevaluated, without_verdict
+from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT, Stage
 from zloss.decide.thresholds import Thresholds
 from zloss.results.audit import NO_INPUT_PATH, NOT_MEASURED, AuditReport
 from zloss.results.decision import Effect
@@ -16,13 +16,20 @@ def source_coordinate(report: AuditReport, thresholds: Thresholds) -> StageOutco
     """p99 |μ| against a multiple of log V."""
     value = report.heads.raw.mu_abs_99
     if value is None:
-        return unevaluated(SOURCE, report.reason("heads.raw.mu_abs_99") or NOT_MEASURED)
+        return _missing(SOURCE, report, "heads.raw.mu_abs_99")
     log_v = math.log(report.model.valid_vocab or report.model.vocab)
     limit = thresholds.shift_over_log_v * log_v
     fired = value > limit
     verb = "exceeds" if fired else "stays within"
     reason = f"p99 |μ| = {value:.4g} {verb} {thresholds.shift_over_log_v:g} · log V = {limit:.4g}."
     return StageOutcome(value, limit, fired, reason, _centering(report) + budget_effects(report, thresholds.r_z_budget))
+
+
+def _missing(stage: Stage, report: AuditReport, path: str) -> StageOutcome:
+    """No verdict for want of the number at `path`; another audit could give it only where this one left it out."""
+    why = report.reason(path) or NOT_MEASURED
+    measurable = why == NOT_MEASURED or report.status == "partial" or why.startswith("left out")
+    return unevaluated(stage, why) if measurable else without_verdict(stage, why)
 
 
 def _centering(report: AuditReport) -> tuple[Effect, ...]:
@@ -48,7 +55,7 @@ def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Stag
     raw, centered, coef = report.heads.raw, report.heads.centered, report.diag_coef
     if raw.mu_rms is None or centered.diag_z is None:
         path = "heads.raw.mu_rms" if raw.mu_rms is None else "heads.centered.diag_z"
-        return unevaluated(DECOMPOSITION, report.reason(path) or NOT_MEASURED)
+        return _missing(DECOMPOSITION, report, path)
     shift, relative = raw.mu_rms**2, centered.diag_z / coef
     total = shift + relative
     if total == 0:
@@ -80,7 +87,7 @@ def architectural_transport(report: AuditReport, thresholds: Thresholds) -> Stag
     """Raw A_p^99 against the gain at which the source is halved."""
     raw, centered, beta = report.heads.raw, report.heads.centered, report.gain_beta
     if raw.a_p_99 is None:
-        return unevaluated(TRANSPORT, report.reason("heads.raw.a_p_99") or NOT_MEASURED)
+        return _missing(TRANSPORT, report, "heads.raw.a_p_99")
     fired = raw.a_p_99 > thresholds.gain_99
     reason = f"A_p^99 = {raw.a_p_99:.4g} {'exceeds' if fired else 'stays within'} {thresholds.gain_99:g}"
     reason += f"; centered it is {centered.a_p_99:.4g}." if centered.a_p_99 is not None else "."
@@ -103,9 +110,9 @@ def shared_pathway(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
         return StageOutcome(None, limit, False, f"{NO_INPUT_PATH[0].upper()}{NO_INPUT_PATH[1:]}.")
     paths = report.tied_paths.raw if report.tied_paths is not None else None
     if paths is None or paths.output_norm is None or paths.input_norm is None:
-        return unevaluated(PATHWAY, report.reason("tied_paths") or NOT_MEASURED)
+        return _missing(PATHWAY, report, "tied_paths")
     if paths.output_norm == 0:
-        return unevaluated(PATHWAY, "the output-path gradient is zero on the diagnostic batch, so the ratio is 0/0")
+        return without_verdict(PATHWAY, "the output-path gradient is zero on the diagnostic batch, so the ratio is 0/0")
     ratio = paths.input_norm / paths.output_norm
     fired = ratio > limit
     reason = f"The input path carries {ratio:.3g} × the output path's norm ({'above' if fired else 'within'} {limit:g})"

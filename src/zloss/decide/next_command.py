@@ -16,12 +16,15 @@ from dataclasses import dataclass
 
 from zloss.decide import stages
 from zloss.decide.bottom_line import ordered_actions
-from zloss.decide.budget import USUAL
 from zloss.results.audit import AuditReport
 from zloss.results.decision import Decision
 
-DEFAULT_COEF = 1e-4
-"""λ of the proposed runs where the budget's λ lies outside the usual range: that of the paper's quality-neutral runs."""
+TRAINED = {
+    stages.DECOMPOSITION.name: "see whether separate coefficients for μ and log Z̃ hold both at the same quality",
+    stages.TRANSPORT.name: "see whether weighting by the gain shrinks update tails at the same quality",
+    stages.PATHWAY.name: "see what reaches the optimizer through both paths of the tied table, and at what quality",
+}
+"""Stage → what runs under its action tell; which of them to run, at which λ, `zloss recommend` takes from the audit."""
 
 
 @dataclass(frozen=True)
@@ -102,52 +105,12 @@ def _follow(decision: Decision, report: AuditReport, given: AuditedInput) -> Nex
             ("zloss", "center", given.model, *_text(given), *_valid_vocab(given), "--out", "zloss-centered"),
             "deploy the row-centered head and compare PPL, tails and the error of 16-bit logits before and after",
         )
-    if decision.stage == stages.DECOMPOSITION.name:
-        return _train(
-            report,
-            given,
-            "factorized",
-            "train matched runs: do separate coefficients for μ and log Z̃ hold both at the same quality",
-        )
-    if decision.stage == stages.TRANSPORT.name:
-        return _train(
-            report,
-            given,
-            "gain-aware",
-            "train matched runs: does weighting by the gain shrink update tails at the same quality",
-        )
-    if decision.stage == stages.PATHWAY.name:
-        return _train(
-            report,
-            given,
-            None,
-            "train matched runs: what reaches the optimizer through both paths of the tied table, and at what quality",
+    if decision.stage in TRAINED:
+        return NextCommand(
+            ("zloss", "recommend", given.model, *_text(given), "--out", "zloss-recommend"),
+            f"{TRAINED[decision.stage]}, on matched runs that this audit proposes, confirmed on further seeds",
         )
     return None
-
-
-def _train(report: AuditReport, given: AuditedInput, method: str | None, why: str) -> NextCommand:
-    methods = ",".join(name for name in ("ce", "standard", method) if name)
-    words = (
-        "zloss",
-        "train",
-        given.model,
-        *_text(given),
-        "--methods",
-        methods,
-        "--coef",
-        _coef(report),
-        "--seeds",
-        "1,2",
-    )
-    return NextCommand(words, why)
-
-
-def _coef(report: AuditReport) -> str:
-    """The λ on the R_Z budget with one digit where it is in the usual range, else the default."""
-    solved = None if report.lambda_budget is None else report.lambda_budget.raw
-    inside = solved is not None and USUAL[0] <= solved <= USUAL[1]
-    return f"{float(f'{solved if inside else DEFAULT_COEF:.0e}'):g}"
 
 
 def _audit(given: AuditedInput, *more: str) -> tuple[str, ...]:

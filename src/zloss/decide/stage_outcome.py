@@ -31,6 +31,12 @@ def unevaluated(stage: Stage, why: str = "") -> StageOutcome:
     return StageOutcome(None, None, None, f"{because}To evaluate this stage: {commands}.")
 
 
+def without_verdict(stage: Stage, why: str) -> StageOutcome:
+    """No verdict, and no command that would give one: what the stage reads does not exist for this model."""
+    commands = " and ".join(f"`{command}`" for command in stage.commands)
+    return StageOutcome(None, None, None, f"{why[0].upper()}{why[1:]}; {commands} cannot evaluate this stage here.")
+
+
 def joined_sentence(parts: Sequence[str]) -> str:
     """Phrases as one sentence."""
     text = "; ".join(parts) + "."

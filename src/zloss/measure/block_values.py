@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,20 @@ class BlockValues:
                     largest = self._largest.setdefault(f"{name}.{coordinate}", _Largest(self._kept))
                     largest.update(_numbers(column), block_T)
 
+    def state(self) -> dict[str, Any]:
+        """What `merge` takes: arrays by name."""
+        largest = {name: (each.values, each.blocks) for name, each in self._largest.items()}
+        return {"tokens": self._tokens, "ce": self._ce, "sums": self._sums, "largest": largest}
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Take in what another pass over other blocks of the same text has seen."""
+        self._tokens = self._tokens + state["tokens"]
+        self._ce = self._ce + state["ce"]
+        for name, sums in state["sums"].items():
+            self._sums[name] = self._sums.get(name, 0.0) + sums
+        for name, (values, blocks) in state["largest"].items():
+            self._largest.setdefault(name, _Largest(self._kept)).update(values, blocks)
+
     def _by_block(self, column: Tensor, block_T: NDArray[np.int64]) -> Floats:
         return np.bincount(block_T, weights=_numbers(column), minlength=self.blocks).astype(np.float64)
 
@@ -102,25 +117,25 @@ class _Largest:
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self._values: Floats = np.empty(0)
-        self._blocks: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.values: Floats = np.empty(0)
+        self.blocks: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def update(self, values: Floats, blocks: NDArray[np.int64]) -> None:
         finite = np.isfinite(values)
-        self._values = np.concatenate([self._values, values[finite]])
-        self._blocks = np.concatenate([self._blocks, blocks[finite]])
-        if len(self._values) > 2 * self.k:
+        self.values = np.concatenate([self.values, values[finite]])
+        self.blocks = np.concatenate([self.blocks, blocks[finite]])
+        if len(self.values) > 2 * self.k:
             self._cut()
 
     def _cut(self) -> None:
-        if len(self._values) > self.k:
-            place = np.argpartition(-self._values, self.k - 1)[: self.k]
-            self._values, self._blocks = self._values[place], self._blocks[place]
+        if len(self.values) > self.k:
+            place = np.argpartition(-self.values, self.k - 1)[: self.k]
+            self.values, self.blocks = self.values[place], self.blocks[place]
 
     def by_block(self, blocks: int) -> tuple[tuple[float, ...], ...]:
         self._cut()
-        order = np.lexsort((-self._values, self._blocks))
-        values, ends = self._values[order], np.cumsum(np.bincount(self._blocks, minlength=blocks))
+        order = np.lexsort((-self.values, self.blocks))
+        values, ends = self.values[order], np.cumsum(np.bincount(self.blocks, minlength=blocks))
         rounded = [float(f"{value:.{DIGITS}g}") for value in values]
         starts = np.concatenate([[0], ends[:-1]])
         return tuple(tuple(rounded[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from zloss.errors import CheckpointError
+from zloss.errors import CheckpointError, InputError
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.positions import settle_block_size
 from zloss.results.choices import BosPolicy
@@ -31,6 +31,9 @@ def model_blocks(
     offset: int = 0,
 ) -> ModelBlocks:
     """The first `count` blocks after `offset`, or all; `size` None is the smaller of 256 and what the model has."""
+    for name, value in (("blocks", count), ("block_size", size)):
+        if value is not None and value < 1:
+            raise InputError(f"`{name}` is expected to be a whole number ≥ 1, but got {value}.")
     bos_id = checkpoint.bos_id(bos)
     settled = settle_block_size(checkpoint, size, bos=bos_id is not None)
     blocks = make_blocks(corpus, checkpoint.tokenizer, size=settled.size, count=count, bos_id=bos_id, offset=offset)

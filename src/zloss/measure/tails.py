@@ -23,6 +23,7 @@ from zloss.source.objective import Coordinate
 from zloss.streaming import Count, HashSample, Moments, Quantiles, TopTokens, pack, unpack
 from zloss.streaming import Histogram as StreamHistogram
 from zloss.streaming.accumulator import Accumulator, State
+from zloss.streaming.over_ranks import Exchange, merged
 
 A = TypeVar("A", bound=Accumulator)
 TOP_K = 20
@@ -65,10 +66,11 @@ class Tails:
         """Go on from a state of the same layout."""
         self._all = unpack(state)
 
-    def merge(self, state: dict[str, Any]) -> None:
-        """Take in what another pass over other tokens has seen; its state has the same layout."""
-        for name, other in unpack(state).items():
-            self._all[name] = self._all[name].merge(other)
+    def join(self, exchange: Exchange) -> None:
+        """Take in what the passes of all ranks have seen, in rank order; a rank to which nothing is given keeps its own."""
+        whole = merged(self._all, exchange)
+        if whole is not None:
+            self._all = whole
 
     def update(self, table: TokenTable, first_position: int) -> None:
         """Take a chunk whose first token has this index in the whole text."""

@@ -103,11 +103,15 @@ def _load_pretrained(
         raise CheckpointError(f"{name} is an encoder-decoder model; an audit needs a causal language model.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(identifier, **place)
-    except Exception as error:
+        ids = tokenizer("An audit needs words.", add_special_tokens=False).input_ids
+    except BaseException as error:
+        # A panic of the tokenizers library, which is written in Rust, is no `Exception`.
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
         raise CheckpointError(
             f"{name} has no tokenizer that can be loaded ({first_line(error)}): put its tokenizer files beside the weights."
         ) from error
-    if len(set(tokenizer("An audit needs words.", add_special_tokens=False).input_ids)) < 2:
+    if len(set(ids)) < 2:
         # transformers makes an empty tokenizer for a folder that has none.
         raise CheckpointError(f"{name} has no tokenizer: none of its files gives token ids for a sentence.")
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zloss.errors import CheckpointError
+from zloss.errors import CheckpointError, ZlossError, first_line
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead
 
@@ -41,6 +41,13 @@ def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenSt
             checkpoint.model(input_ids=ids_BN, use_cache=False)
         except _HiddenCaptured:
             return caught.pop()
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError) as error:
+            if isinstance(error, ZlossError) or "memory" in str(error).lower():
+                raise
+            raise CheckpointError(
+                f"the forward pass of {checkpoint.name} fails ({type(error).__name__}: {first_line(error)}): its config and its "
+                "weights do not belong together, or the model needs other inputs than token ids."
+            ) from error
         raise CheckpointError(f"{checkpoint.name} never calls its output head in a forward pass: it cannot be audited.")
 
     try:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zloss.models.checkpoint import Checkpoint
+from zloss.ranks.own_parts import own_part
 
 _ELSEWHERE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 """Keys of a config that depend on the place and the program it was loaded with; the weights carry their dtype."""
@@ -21,7 +22,8 @@ def weight_fingerprint(model: nn.Module) -> str:
     """A checksum of the name, shape, dtype and every byte of every tensor; a tensor that is tied to another is read once."""
     digest = hashlib.sha256()
     names: dict[tuple[object, ...], str] = {}
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, whole in sorted(model.state_dict().items()):
+        tensor = own_part(whole)  # of a model that is divided over processes
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         tied = names.setdefault(place, name) if tensor.numel() else name
         digest.update(f"{name} {tied} {tensor.dtype} {list(tensor.shape)}".encode())

@@ -8,7 +8,7 @@ Scaling: norms are over all parameters as one vector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,20 +49,24 @@ class AdamReading:
 
 
 @torch.no_grad()
-def read_adam(optimizer: StatefulOptimizer, group: ProcessGroup | None = None) -> AdamReading:
+def read_adam(
+    optimizer: StatefulOptimizer, group: ProcessGroup | None = None, share: Callable[[Tensor], float] | None = None
+) -> AdamReading:
     """‖v‖∞ and the norms of both directions, by multi-tensor operations over groups of parameters of bounded size.
 
     `group`: the ranks over which distributed state is spread; each reads its own part, and one all-gather joins them.
+    `share(p)`: by how much an entry of p counts on this rank; by default 1/k where k ranks of the group hold it.
     """
     ranks = 1 if group is None else group.size()
     parameters = [p for g in optimizer.param_groups for p in g["params"] if len(optimizer.state.get(p, ()))]
     if not parameters:
         raise InputError("the optimizer has no state yet: read it after its first step.")
-    shares = sorted({share_of(p, ranks) for p in parameters})
-    own = [_own_reading(optimizer, share, ranks) for share in shares]
+    shares_by_id = {id(p): share_of(p, ranks) if share is None else share(p) for p in parameters}
+    shares = sorted(set(shares_by_id.values()))
+    own = [_own_reading(optimizer, each, shares_by_id) for each in shares]
     if group is None:
         return own[0]
-    weights = [share**0.5 for share in shares]
+    weights = [each**0.5 for each in shares]
     everyone = gathered(_joined_shares(own, weights).stacked(), group)
     return AdamReading(
         everyone[:, 0].amax(),
@@ -82,7 +86,7 @@ def _joined_shares(parts: Sequence[AdamReading], weights: Sequence[float]) -> Ad
     return AdamReading(v_inf, norms_of([part.proxy for part in parts]), norms_of([part.corrected for part in parts]))
 
 
-def _own_reading(optimizer: StatefulOptimizer, share: float, ranks: int) -> AdamReading:
+def _own_reading(optimizer: StatefulOptimizer, share: float, shares: dict[int, float]) -> AdamReading:
     """The reading of own parts of the parameters with one share."""
     v_inf: list[Tensor] = []
     proxy: list[Norms] = []
@@ -91,7 +95,7 @@ def _own_reading(optimizer: StatefulOptimizer, share: float, ranks: int) -> Adam
         states = [
             _own_state(optimizer.state[p])
             for p in group["params"]
-            if len(optimizer.state.get(p, ())) and share_of(p, ranks) == share
+            if len(optimizer.state.get(p, ())) and shares[id(p)] == share
         ]
         if not states:
             continue

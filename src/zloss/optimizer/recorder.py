@@ -21,7 +21,7 @@ by that norm, on meshes that `torch.nn.utils.clip_grad_norm_` refuses to mix too
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,7 +32,8 @@ from torch.distributed import ProcessGroup
 from zloss.errors import InputError
 from zloss.optimizer.adam_state import StatefulOptimizer, read_adam
 from zloss.optimizer.shared_norms import l2_over_ranks, norms_over_ranks, own_l2, own_norms, whole_l2
-from zloss.ranks.own_parts import by_share, gathered, group_of, own_part
+from zloss.ranks.distributed_tensors import is_dtensor
+from zloss.ranks.own_parts import EqualShares, by_share, gathered, group_of, own_part, share_of
 from zloss.results.step_record import AdamSample, GradientState, StepRecord
 
 
@@ -106,11 +107,14 @@ class Recorder:
         adam_every: int | None = None,
         group: ProcessGroup | None = None,
         micro_batches_add_up: bool = False,
+        copies: Callable[[Tensor], int] | None = None,
     ) -> None:
         """`group`: all ranks that train the model together; by default those of the process where parameters are DTensors.
         Losses are then the mean over ranks, which is the loss of the step where each rank's was divided for an average of
         gradients (`zloss.global_normalizer`). `micro_batches_add_up`: every rank of the group has micro-batches of its own,
-        so that their counts are summed; otherwise they are those of this rank, and nonfinite ones of the worst rank."""
+        so that their counts are summed; otherwise they are those of this rank, and nonfinite ones of the worst rank.
+        `copies(p)`: on how many ranks of the group the plain parameter p lies; by default on all of them. In a pipeline
+        it is 1, and 2 for a table that is tied over two stages."""
         if adam_every is not None and (adam_every < 1 or optimizer is None):
             raise InputError(
                 f"`adam_every` is expected to be at least 1 and needs the optimizer, but got {adam_every!r} "
@@ -120,7 +124,7 @@ class Recorder:
         self._optimizer, self._clip, self._adam_every = optimizer, clip, adam_every
         self._group = group_of(self._parameters, group)
         self._ranks = 1 if self._group is None else self._group.size()
-        self._add_up = micro_batches_add_up
+        self._add_up, self._copies = micro_batches_add_up, copies
         self._micro: list[Tensor] = []
         self.records: list[StepRecord] = []
 
@@ -185,12 +189,27 @@ class Recorder:
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
+    def _share(self, parameter: Tensor) -> float:
+        """By how much an entry of a parameter counts on this rank."""
+        if self._copies is not None and not is_dtensor(parameter):
+            return 1 / self._copies(parameter)
+        return share_of(parameter, self._ranks)
+
+    def _parameter_shares(self) -> list[EqualShares]:
+        return by_share(self._parameters, map(self._share, self._parameters))
+
+    def _gradient_shares(self) -> list[EqualShares]:
+        """A gradient lies as its parameter does; one that is a DTensor says so itself."""
+        owners = [p for p in self._parameters if p.grad is not None]
+        shares = [self._share(p.grad if is_dtensor(p.grad) else p) for p in owners]
+        return by_share(self._gradients(), shares)
+
     @torch.no_grad()
     def _read(self, micro: Tensor) -> StepReading:
         """Norms and losses of the step over all ranks: one all-gather where there are several, one transfer."""
-        before = own_norms(by_share(self._gradients(), self._ranks))
+        before = own_norms(self._gradient_shares())
         device = before.device
-        theta = own_l2(by_share(self._parameters, self._ranks)).to(device)
+        theta = own_l2(self._parameter_shares()).to(device)
         totals = micro.to(device)
         passes = totals.new_full((), len(totals))
         counts = torch.stack([totals[:, 0].isnan().sum().double(), totals[:, 0].isinf().sum().double(), passes])
@@ -207,7 +226,7 @@ class Recorder:
     @torch.no_grad()
     def _read_again(self) -> tuple[float, float]:
         """The norms after a clipping that was not `clip_`, from the gradients that the optimizer was given."""
-        everyone = gathered(own_norms(by_share(self._gradients(), self._ranks)), self._group)
+        everyone = gathered(own_norms(self._gradient_shares()), self._group)
         l2, inf = torch.stack(norms_over_ranks(everyone)).tolist()
         return l2, inf
 
@@ -216,7 +235,7 @@ class Recorder:
             return None
         if not len(self._optimizer.state):
             return None  # every update so far was left out
-        reading = read_adam(self._optimizer, self._group).stacked()
+        reading = read_adam(self._optimizer, self._group, self._share).stacked()
         with torch.no_grad():
-            theta = l2_over_ranks(by_share(self._parameters, self._ranks), self._group).to(reading.device)
+            theta = l2_over_ranks(self._parameter_shares(), self._group).to(reading.device)
         return AdamSample(*torch.cat([reading, theta.reshape(1)]).tolist())

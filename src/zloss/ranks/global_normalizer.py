@@ -41,20 +41,23 @@ def global_normalizer(
     >>> float(zloss.global_normalizer([torch.tensor([1, 2, -100]), torch.tensor([3, -100, -100])]))
     3.0
     """
-    spread = _groups(groups)
+    spread = _world() if groups is None else as_groups(groups)
     count = _count(tokens, ignore_index)
     total = torch.tensor(count, dtype=torch.float64, device=device or _device(tokens))
     for group in spread:
         dist.all_reduce(total, dist.ReduceOp.SUM, group=group)
-    divisor = _divisor(gradients, spread)
+    divisor = gradient_divisor(gradients, spread)
     # A step without a valid token has a loss of 0 whatever it is divided by.
     return torch.where(total > 0, total / divisor, 1.0)
 
 
-def _groups(groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None) -> list[dist.ProcessGroup]:
-    if groups is None:
-        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-        return [] if world is None else [world]
+def _world() -> list[dist.ProcessGroup]:
+    world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    return [] if world is None else [world]
+
+
+def as_groups(groups: dist.ProcessGroup | Iterable[dist.ProcessGroup]) -> list[dist.ProcessGroup]:
+    """One group or several as a list."""
     return [groups] if isinstance(groups, dist.ProcessGroup) else list(groups)
 
 
@@ -75,7 +78,8 @@ def _device(tokens: object) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
 
 
-def _divisor(gradients: Gradients | int, groups: list[dist.ProcessGroup]) -> int:
+def gradient_divisor(gradients: Gradients | int, groups: list[dist.ProcessGroup]) -> int:
+    """By how much a framework divides the sum of the ranks' gradients."""
     if isinstance(gradients, int) and not isinstance(gradients, bool):
         if gradients < 1:
             raise InputError(f"`gradients` is expected to be a divisor ≥ 1, but got {gradients!r}.")

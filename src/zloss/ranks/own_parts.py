@@ -47,11 +47,11 @@ def share_of(tensor: Tensor, ranks: int) -> float:
     return shards / ranks
 
 
-def by_share(tensors: Iterable[Tensor], ranks: int) -> list[EqualShares]:
-    """Own parts, in classes of equal shares."""
+def by_share(tensors: Iterable[Tensor], shares: Iterable[float]) -> list[EqualShares]:
+    """Own parts, in classes of equal shares; `shares` are those of the tensors."""
     classes: dict[float, list[Tensor]] = {}
-    for tensor in tensors:
-        classes.setdefault(share_of(tensor, ranks), []).append(own_part(tensor))
+    for tensor, share in zip(tensors, shares, strict=True):
+        classes.setdefault(share, []).append(own_part(tensor))
     return [EqualShares(share, own) for share, own in sorted(classes.items())]
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from zloss.errors import InputError
 from zloss.results.moe_config import MoeRun
+from zloss.results.named_path import without_folders
 from zloss.results.reading import read_json
 from zloss.results.record import from_plain, to_plain
 from zloss.results.train_config import TrainConfig
@@ -112,7 +113,7 @@ def without_paths(config: TrainConfig) -> TrainConfig:
         moe = replace(moe, tokenizer=_last_part(moe.tokenizer))
     return replace(
         config,
-        model=_last_part(config.model) or config.model,
+        model=without_folders(config.model),
         from_config=_last_part(config.from_config),
         texts=tuple(Path(text).name for text in config.texts),
         valid_texts=tuple(Path(text).name for text in config.valid_texts),
@@ -122,8 +123,7 @@ def without_paths(config: TrainConfig) -> TrainConfig:
 
 
 def _last_part(name: str | None) -> str | None:
-    """A path that exists by its last part; a name on the hub stays as it is."""
-    return Path(name).name if name and Path(name).exists() else name
+    return None if name is None else without_folders(name)
 
 
 def _checksum(file: str | None) -> str | None:

@@ -13,6 +13,7 @@ from zloss.streaming.count import Count as Count
 from zloss.streaming.hash_sample import HashSample as HashSample
 from zloss.streaming.histogram import Histogram as Histogram
 from zloss.streaming.moments import Moments as Moments
+from zloss.streaming.over_ranks import merge_over_ranks as merge_over_ranks
 from zloss.streaming.quantiles import QuantileEstimate as QuantileEstimate
 from zloss.streaming.quantiles import Quantiles as Quantiles
 from zloss.streaming.top_tokens import TopTokens as TopTokens

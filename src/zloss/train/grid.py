@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,15 @@ from zloss.console.progress import Progress
 from zloss.errors import InputError, UnknownNameError
 from zloss.ranks.job import Job
 from zloss.results.moe_config import OFF
+from zloss.results.run_metrics import RunMetrics
 from zloss.results.train_config import UNPENALIZED, TrainConfig
 from zloss.source.objectives.registry import objective_names
+from zloss.train.check_runs import check_runs
 from zloss.train.folder.run_folder import claim_folder, is_finished
 from zloss.train.run import run_training_of
 from zloss.train.run_options import RunOptions
 from zloss.train.start.run_start import Start, prepare_start
-from zloss.train.step.live import LiveView
+from zloss.train.step.live import LiveView, Position, TerminalView, duration
 
 
 @dataclass(frozen=True)
@@ -73,28 +76,39 @@ def run_grid(
 ) -> list[Path]:
     """Make the runs that are not finished. The result is the folders of all runs. The processes of `job` share each run."""
     job = job or Job()
-    configs = list(grid.configs())
-    start: Start | None = None
-    places = []
+    start = job.together(prepare_start, next(grid.configs()))
+    for note in start.notes:
+        say(note)
+    configs = [start.settled(config) for config in grid.configs()]
+    job.together(check_runs, configs, start, folder, job)
+    finished = job.from_first(_finished, configs, start, folder)
+    remaining = len(configs) - len(finished)
+    number = 0
     for config in configs:
         place = folder / config.name
-        places.append(place)
-        if start is None:
-            start = job.together(prepare_start, config)
-            for note in start.notes:
-                say(note)
-        config = start.settled(config)
-        if job.from_first(_claim_finished, place, config, start):
+        if config.name in finished:
             say(f"{config.name}: finished before, skipped")
             continue
-        run_training_of(job, config, start, place, options=options, view=view, progress=progress)
-        say(f"{config.name}: done")
-    return places
+        number += 1
+        if isinstance(view, TerminalView):
+            view.place(Position(number, remaining, (remaining - number) * config.steps))
+        began = time.monotonic()
+        metrics = run_training_of(job, config, start, place, options=options, view=view, progress=progress)
+        if metrics is not None:
+            say(f"{config.name}: done, {result_text(metrics)}, {duration(time.monotonic() - began)}")
+    return [folder / config.name for config in configs]
 
 
-def _claim_finished(place: Path, config: TrainConfig, start: Start) -> bool:
-    """Whether the folder holds this run, finished."""
-    finished = is_finished(place)
-    if finished:
-        claim_folder(place, config, start)
-    return finished
+def result_text(metrics: RunMetrics) -> str:
+    """The main numbers of a finished run, in at most 50 columns."""
+    numbers = {"PPL": metrics.ppl, "P_Z^99.9": metrics.p_z_999, "max ‖g‖": metrics.training.flat().get("grad_norm_max")}
+    return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
+
+
+def _finished(configs: Sequence[TrainConfig], start: Start, folder: Path) -> set[str]:
+    """Names of the runs that the folder holds, finished; their settings are checked once more and written anew."""
+    names = {config.name for config in configs if is_finished(folder / config.name)}
+    for config in configs:
+        if config.name in names:
+            claim_folder(folder / config.name, config, start)
+    return names

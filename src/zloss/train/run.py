@@ -19,14 +19,12 @@ from zloss.results.provenance import write_run_provenance
 from zloss.results.run_metrics import RunMetrics, write_metrics
 from zloss.results.train_config import TrainConfig
 from zloss.telemetry.micro_batch import micro_batch
-from zloss.train.data.blocks import TrainData
 from zloss.train.data.micro_batches import check_divisible, micro_batches
 from zloss.train.folder.metrics import run_metrics
 from zloss.train.folder.provenance import run_provenance
 from zloss.train.folder.run_folder import check_alike, mark_unfinished, run_in_folder
 from zloss.train.folder.saved_state import SavedState
 from zloss.train.folder.step_log import StepLog
-from zloss.train.moe.loss import MoeLossModel
 from zloss.train.moe.telemetry import router_numbers
 from zloss.train.run_options import RunOptions
 from zloss.train.start.accelerator import close_accelerator, make_accelerator
@@ -34,9 +32,12 @@ from zloss.train.start.adamw import make_adamw
 from zloss.train.start.data_parallel import backward_pass, prepared
 from zloss.train.start.run_start import Start, initial_checkpoint
 from zloss.train.step.live import LiveView, NoView
+from zloss.train.step.live_validation import LiveValidation
 from zloss.train.step.loss_model import LossModel
 from zloss.train.step.objective import run_objective
+from zloss.train.step.run_loss import run_loss
 from zloss.train.step.telemetry import step_tails, step_window
+from zloss.train.step.tracker_errors import quiet_tracker_threads, tracker_errors
 from zloss.train.step.tracking import tracked
 
 
@@ -75,7 +76,7 @@ def run_training_of(
     """
     config = start.settled(config)
     job.together(check_divisible, config, job)
-    with run_in_folder(folder, config, start, job) as identity:
+    with run_in_folder(folder, config, start, job) as identity, quiet_tracker_threads():
         shown = view if view is not None and job.first else NoView()
         return _train(job, config, start, folder, identity, options or RunOptions(), shown, progress or Silent())
 
@@ -94,8 +95,11 @@ def _train(
     data, began, objective = start.data, time.time(), run_objective(config)
     accelerator = make_accelerator(config, folder, options.trackers, job)
     checkpoint = initial_checkpoint(start, config)
-    loss_model = _loss_model(config, checkpoint, data)
-    loss_model, optimizer = prepared(accelerator, loss_model, make_adamw(loss_model, config), job, config, data)
+    plain = run_loss(config, checkpoint, data)
+    loss_model, optimizer = prepared(accelerator, plain, make_adamw(plain, config), job, config, data)
+    validation = LiveValidation(
+        LossModel(checkpoint, objective, config.head, data.valid.counted), config, data, options.validate_every
+    )
     window = step_window(objective, deployed=config.head == "paper")
     recorder = Recorder(
         loss_model.parameters(),
@@ -155,6 +159,8 @@ def _train(
                         # An update with a nonfinite gradient would make all weights nonfinite: it is counted and left out.
                         opened.skip()
                     opened.seconds = time.perf_counter() - clock
+                    if job.first and validation.due(step):
+                        opened.telemetry |= validation.telemetry(accelerator.device, accelerator.autocast())
                 optimizer.zero_grad()
 
                 record = recorder.records[-1]
@@ -162,7 +168,8 @@ def _train(
                     log.append(record)
                 shown.show(record, config.tokens_per_step)
                 if options.trackers:
-                    accelerator.log(tracked(record), step=step)
+                    with tracker_errors():
+                        accelerator.log(tracked(record), step=step)
                 done = step
                 if options.checkpoint_every and (step % options.checkpoint_every == 0 or step == config.steps):
                     saved.save(accelerator, step, recorder.records)
@@ -172,10 +179,10 @@ def _train(
                 saved.save(accelerator, done, recorder.records)
             raise
 
-    if not job.first:
+    metrics = run_metrics(config, checkpoint, data, recorder.records, progress, job)
+    if metrics is None:
         close_accelerator(accelerator)
         return None
-    metrics = run_metrics(config, checkpoint, data, recorder.records, progress)
     if options.save_model:
         _save_model(checkpoint, folder)
     write_run_provenance(folder, run_provenance(options.command, began, recorder.records))
@@ -183,13 +190,6 @@ def _train(
     saved.clear()
     close_accelerator(accelerator)
     return metrics
-
-
-def _loss_model(config: TrainConfig, checkpoint: Checkpoint, data: TrainData) -> Any:
-    """The model with its loss: dense, or with experts and their router loss."""
-    if config.moe is None:
-        return LossModel(checkpoint, run_objective(config), config.head, data.train.counted)
-    return MoeLossModel(checkpoint, run_objective(config), config.head, data.train.counted, config.moe)
 
 
 def _save_model(checkpoint: Checkpoint, folder: Path) -> None:

@@ -24,7 +24,7 @@ def print_reproduction(result: Reproduction, console: Console | None = None) -> 
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     console.print(Text(f"{result.recipe.label}: {result.recipe.title} ({result.profile} profile)", style="bold"))
     for table in _tables(result, console.width):
         console.print(table)

@@ -59,7 +59,7 @@ def test_a_line_is_broken_where_a_value_is_missing() -> None:
     (path,) = (p for p in drawn(panel).iter("path") if "line" in p.attrib["class"])
     assert re.sub(r"[^ML]", "", path.attrib["d"]) == "MLMM"
     assert path.attrib["data-label"] == "ce"
-    assert "#123456" in path.attrib["style"]
+    assert path.attrib["stroke"] == "#123456"
 
 
 def test_axes_say_what_they_show(report: AuditReport) -> None:

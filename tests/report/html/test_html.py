@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 import re
 from dataclasses import replace
@@ -71,6 +73,21 @@ def test_text_from_outside_is_escaped_everywhere(report: AuditReport, loss_audit
     assert "{{ 7*7 }}" in text
     assert text.count("<script>") == 1
     assert text.count("</script>") == 1
+
+
+def test_the_policy_allows_the_page_s_own_style_and_script_only(report: AuditReport, comparison: Comparison) -> None:
+    """It allowed every inline style and script, so an escape that was forgotten would have run."""
+    text = render_page(decide_results(audits=(report,), comparisons=(comparison,)))
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    parts = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert "unsafe" not in policy
+    assert parts["base-uri"] == parts["form-action"] == parts["default-src"] == "'none'"
+    for name in ("style", "script"):
+        (content,) = re.findall(rf"<{name}>(.*?)</{name}>", text, flags=re.DOTALL)
+        checksum = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert parts[f"{name}-src"] == f"'sha256-{checksum}'"
+    body = text[text.index("<body>") :]
+    assert not re.findall(r"\sstyle=|\son\w+=", body)
 
 
 def test_the_page_refers_to_nothing_outside_itself(report: AuditReport) -> None:

@@ -257,6 +257,27 @@ def test_nothing_runs_over_the_edge_at_any_width(browser: Any, joined: Path, wid
     assert overflow == 0
 
 
+@pytest.mark.parametrize("width", [420, 1280])
+def test_a_comparison_of_many_methods_stays_inside_the_page(browser: Any, tmp_path: Path, width: int) -> None:
+    """The names of ten methods above the curves ran over the edge."""
+    committed = Comparison.from_dict(json.loads(COMMITTED.read_text(encoding="utf-8")))
+    many = [replace(curve, name=f"{curve.name}-{i}") for i in range(6) for curve in committed.curves]
+    path = tmp_path / "report.html"
+    write_page(path, decide_results(comparisons=(replace(committed, curves=tuple(many)),)))
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    open_page(browser, path)
+    overflow = browser.execute_script(
+        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    parts = browser.execute_script(
+        "return [...document.querySelectorAll('.quality td[data-part]')].map(cell => cell.getBoundingClientRect().width)"
+    )
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert overflow == 0
+    assert min(parts) >= 180, "the parts of a verdict are wide enough to read"
+
+
 def test_a_dot_tells_its_values(browser: Any, single: Path) -> None:
     from selenium.webdriver import ActionChains
 

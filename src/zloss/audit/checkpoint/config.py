@@ -48,6 +48,9 @@ class AuditConfig:
     """Precision of the model; statistics are fp32 or better in any case."""
     seed: int = 0
     """Seed of the token sample and of a randomized spectrum."""
+    shard: bool = False
+    """Divide the layers of the model over the processes of `torchrun`, with FSDP2, for a model that does not fit in one of
+    them. The gradient section and the routers are left out."""
     trust_remote_code: bool = False
     """Run model code that comes with the checkpoint."""
     allow_pickle: bool = False
@@ -63,6 +66,6 @@ class AuditConfig:
     def fingerprint(self, tokens: str) -> str:
         """Identity of the pass over the text: the settings that change its numbers, and the tokens themselves."""
         fields = asdict(self)
-        for irrelevant in ("texts", "corpus", "text_field", "gradient_blocks", "allow_pickle"):
+        for irrelevant in ("texts", "corpus", "text_field", "gradient_blocks", "shard", "allow_pickle"):
             fields.pop(irrelevant)
         return hashlib.sha256((json.dumps(fields, sort_keys=True) + tokens).encode()).hexdigest()[:16]

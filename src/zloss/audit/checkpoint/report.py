@@ -18,6 +18,7 @@ from zloss.results.audit import (
     TiedPaths,
 )
 from zloss.results.figure_data import MAX_SINGULAR_VALUES, Figures, Spectrum
+from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
 from zloss.transport.backends.native.rows import row_pass_name
 
@@ -83,6 +84,8 @@ def _reasons(audit: AuditMeasurements) -> dict[str, str]:
     if audit.gradient is None:
         left_out = "left out (gradient_blocks = 0)"
         why = "the audit was interrupted before it" if audit.gradient_blocks else left_out
+        if audit.config.shard:
+            why = "left out: the layers of the model were divided over processes (shard)"
         reasons |= dict.fromkeys(("gradient", "tied_paths"), why)
     if audit.measurement.lacks_centered is not None:
         reasons |= dict.fromkeys(NEED_MU, audit.measurement.lacks_centered)
@@ -101,7 +104,7 @@ def _spectrum(measurement: Measurement) -> Spectrum:
 def _model_info(audit: AuditMeasurements) -> ModelInfo:
     head, model = audit.measurement.head, audit.checkpoint.model
     return ModelInfo(
-        name=audit.config.model,
+        name=without_folders(audit.config.model),
         vocab=head.vocab,
         width=head.width,
         tied=head.tied,

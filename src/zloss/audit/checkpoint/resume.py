@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from zloss.errors import InputError
 from zloss.ranks.job import Job
 from zloss.results.writing import write_bytes
 from zloss.streaming.accumulator import State
+from zloss.streaming.over_ranks import from_bytes, to_bytes
 
 STATE_FILE = "audit-state.npz"
 SAVE_EVERY_SECONDS = 15.0
 """Seconds between two saves, so a killed audit loses no more work; $ZLOSS_SAVE_EVERY sets another number."""
-
-
-def to_bytes(arrays: dict[str, Any]) -> bytes:
-    """Arrays, numbers and strings as one file."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def from_bytes(data: bytes) -> dict[str, Any]:
-    """What `to_bytes` was given."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        return dict(archive)
 
 
 class SavedPass:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
 from zloss.measure.graph_room import GraphRoom
-from zloss.measure.measurement import measurement_of
-from zloss.measure.model_blocks import model_blocks
+from zloss.measure.measurement import Measurement, measurement_of
+from zloss.measure.model_blocks import ModelBlocks, model_blocks
+from zloss.measure.sharded_layers import shard_layers_
 from zloss.measure.token_pass import KeptForwards
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
@@ -28,7 +29,7 @@ from zloss.ranks.job import Job
 from zloss.results.audit import AuditReport
 from zloss.results.router import RouterFindings
 from zloss.text.blocks import Blocks
-from zloss.text.corpus import open_corpus
+from zloss.text.corpus import Corpus, open_corpus
 
 
 def run_audit(
@@ -75,28 +76,13 @@ def run_audit_of(
     progress = progress or Silent()
     clock, started = Clock(), datetime.now(UTC)
     if checkpoint is None:
-        checkpoint = _load(config, progress, clock)
-    head = find_head(checkpoint)
-    with clock("text"), progress.step("reading text", None):
-        corpus = open_corpus(config.texts, config.corpus, config.text_field)
-        cut = model_blocks(
-            checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
-        )
-        blocks, config = cut.blocks, replace(config, block_size=cut.blocks.size)
-    with clock("check"), progress.step("checking the head", None):
-        agreement = check_head(checkpoint, head, blocks.inputs(0, 1)[0])
-    with clock("spectrum"), progress.step("spectrum of the head", None):
-        measurement = measurement_of(
-            head,
-            _wanted_vocab(config.valid_vocab, head.vocab, len(checkpoint.tokenizer)),
-            coef=config.diag_coef,
-            gain_beta=config.gain_beta,
-            svd=config.svd,
-            seed=config.seed,
-        )
-    _check_token_ids(blocks, measurement.vocab)
+        checkpoint = _load_sharded(job, config, progress, clock) if config.shard else None
+    opened = job.together(_open, config, checkpoint, progress, clock)
+    checkpoint, measurement, blocks = opened.checkpoint, opened.measurement, opened.cut.blocks
+    config, head = replace(config, block_size=blocks.size), measurement.head
 
-    count = min(config.gradient_blocks, blocks.count)
+    # The way back recomputes layer by layer on the first process alone, which has only its part of a divided layer.
+    count = 0 if config.shard else min(config.gradient_blocks, blocks.count)
     kept = KeptForwards(checkpoint.model, count, GraphRoom.of_device(head.weight_VD.device))
     tails, finished = text_pass(
         config,
@@ -123,17 +109,17 @@ def run_audit_of(
                 gradient = diagnostic_gradients(checkpoint, measurement, batch, progress)
         except KeyboardInterrupt:
             complete = False
-    if complete:
+    if complete and not config.shard:
         with clock("router"):
             router = router_section(checkpoint, blocks, max(1, count))
     return audit_report(
         AuditMeasurements(
             config=config,
             checkpoint=checkpoint,
-            corpus=corpus,
+            corpus=opened.corpus,
             blocks=blocks,
             measurement=measurement,
-            agreement=agreement,
+            agreement=opened.agreement,
             tails=tails,
             finished_blocks=finished,
             gradient=gradient,
@@ -142,9 +128,62 @@ def run_audit_of(
             clock=clock,
             started=started,
             command=command,
-            notes=cut.notes,
+            notes=opened.cut.notes,
         )
     )
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What an audit measures: a checked model and its text."""
+
+    checkpoint: Checkpoint
+    corpus: Corpus
+    cut: ModelBlocks
+    agreement: float
+    measurement: Measurement
+
+
+def _open(config: AuditConfig, checkpoint: Checkpoint | None, progress: Progress, clock: Clock) -> _Opened:
+    """Load the model where none is given, read the text, check both."""
+    if checkpoint is None:
+        checkpoint = _load(config, progress, clock)
+    head = find_head(checkpoint)
+    with clock("text"), progress.step("reading text", None):
+        corpus = open_corpus(config.texts, config.corpus, config.text_field)
+        cut = model_blocks(
+            checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
+        )
+    with clock("check"), progress.step("checking the head", None):
+        agreement = check_head(checkpoint, head, cut.blocks.inputs(0, 1)[0])
+    with clock("spectrum"), progress.step("spectrum of the head", None):
+        measurement = measurement_of(
+            head,
+            _wanted_vocab(config.valid_vocab, head.vocab, len(checkpoint.tokenizer)),
+            coef=config.diag_coef,
+            gain_beta=config.gain_beta,
+            svd=config.svd,
+            seed=config.seed,
+        )
+    _check_token_ids(cut.blocks, measurement.vocab)
+    return _Opened(checkpoint, corpus, cut, agreement, measurement)
+
+
+def _load_sharded(job: Job, config: AuditConfig, progress: Progress, clock: Clock) -> Checkpoint:
+    """The model with its layers divided; one process after the other loads it, so that one whole model is in memory."""
+    if job.ranks == 1:
+        raise InputError("`shard` divides a model over several processes: start them with torchrun.")
+
+    def load(turn: int) -> Checkpoint | None:
+        if turn != job.rank:
+            return None
+        checkpoint = _load(config, progress, clock)
+        shard_layers_(checkpoint.model, job)
+        return checkpoint
+
+    own = [job.together(load, turn) for turn in range(job.ranks)][job.rank]
+    assert own is not None
+    return own
 
 
 def _load(config: AuditConfig, progress: Progress, clock: Clock) -> Checkpoint:

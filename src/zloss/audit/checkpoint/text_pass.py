@@ -6,13 +6,14 @@ from pathlib import Path
 
 from zloss.audit.checkpoint.clock import Clock
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.checkpoint.resume import SavedPass, from_bytes, to_bytes
+from zloss.audit.checkpoint.resume import SavedPass
 from zloss.console.interrupt import held_interrupts
 from zloss.console.progress import Progress
 from zloss.errors import InputError
 from zloss.measure.block_values import BlockValues
 from zloss.measure.geometry_plane import has_plane
 from zloss.measure.measurement import Measurement
+from zloss.measure.sharded_layers import InStep
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import KeptForwards, TokenPass
 from zloss.models.checkpoint import Checkpoint
@@ -47,7 +48,9 @@ def text_pass(
     if by_block is not None and resume:
         raise InputError("a pass with `by_block` cannot be resumed: turn `resume` off.")
     with hidden_states(checkpoint, measurement.head) as hidden_of:
-        token_pass = TokenPass(measurement, blocks, hidden_of, config.batch_blocks, kept)
+        in_step = InStep(job, hidden_of, lambda: blocks.inputs(0, 1).to(measurement.head.weight_VD.device))
+        run = in_step if config.shard else hidden_of
+        token_pass = TokenPass(measurement, blocks, run, config.batch_blocks, kept)
         tails = Tails(measurement, plane=has_plane(measurement), seed=config.seed)
         own = job.own_range(blocks.count, config.batch_blocks)
         saved = SavedPass(
@@ -77,22 +80,12 @@ def text_pass(
                 return True
 
             finished = token_pass.run(tails, go_on, finished=finished, end=own.stop, by_block=by_block)
+            if config.shard:
+                in_step.finish()
     if job.ranks > 1:
         saved.save(finished, tails.state, now=True)  # another rank may still be lost
-    total = _joined(tails, finished - own.start, job)
+        tails.join(job.gather)
+    total = sum(job.gather(finished - own.start))
     if finished == own.stop:
         saved.clear()
     return tails, total
-
-
-def _joined(tails: Tails, finished: int, job: Job) -> int:
-    """Merge the accumulators of all ranks into those of the first, in rank order; the blocks that all have finished."""
-    if job.ranks == 1:
-        return finished
-    for rank, payload in enumerate(job.gather(to_bytes({"finished_blocks": finished, **tails.state()}))):
-        if rank == job.rank:
-            continue
-        state = from_bytes(payload)
-        finished += int(state.pop("finished_blocks"))
-        tails.merge(state)
-    return finished

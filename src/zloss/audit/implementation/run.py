@@ -32,6 +32,7 @@ from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
 from zloss.results.audit import CorpusInfo, ModelInfo
 from zloss.results.implementation_audit import ImplementationAudit
+from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
 from zloss.text.corpus import Corpus, open_corpus
 
@@ -161,7 +162,7 @@ def _audited_head(
 def _model_info(config: ImplementationAuditConfig, model: AuditedHead) -> ModelInfo:
     head = model.head
     return ModelInfo(
-        name=config.model,
+        name=without_folders(config.model),
         vocab=head.vocab,
         width=head.width,
         tied=head.tied,

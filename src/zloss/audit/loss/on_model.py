@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -27,6 +26,7 @@ from zloss.audit.loss.reference import Reference
 from zloss.console.progress import Progress
 from zloss.errors import InputError
 from zloss.results.loss_audit import TargetModelSource
+from zloss.results.named_path import without_folders
 
 ENTRIES = 2**23
 """Logits of one call at most: about ten fp64 copies of them live at once."""
@@ -75,7 +75,7 @@ def source_on_model(
     head = tokens.head
     found = TargetModelSource(
         # A whole path would show the folders of someone's machine.
-        model=Path(tokens.checkpoint.name).name if Path(tokens.checkpoint.name).exists() else tokens.checkpoint.name,
+        model=without_folders(tokens.checkpoint.name),
         text=tokens.text,
         tokens=0,
         calls=0,

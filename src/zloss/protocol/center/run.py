@@ -22,6 +22,7 @@ from zloss.protocol.center.verify import greedy_continuation, measure_model
 from zloss.protocol.center.weight_files import read_weight_files
 from zloss.protocol.center.write import write_centered
 from zloss.results.centering import FILE, Centering
+from zloss.results.named_path import without_folders
 from zloss.results.provenance import Provenance, shared_keys
 from zloss.results.record import to_plain
 from zloss.results.writing import write_json
@@ -85,7 +86,7 @@ def center_checkpoint(
         numbers_before = measure_model(audit, before, blocks, progress)
         greedy_before = greedy_continuation(before, blocks)
         with progress.step(f"writing {folder.name}", None):
-            write_centered(files, change, folder, Path(config.model).name)
+            write_centered(files, change, folder, without_folders(config.model))
     stored = {
         str(tensor.dtype).removeprefix("torch.") for tensor in (*change.replaced.values(), *change.added.values())
     }
@@ -96,7 +97,7 @@ def center_checkpoint(
         raise CheckpointError(f"the perplexity of {config.model} is not finite on this text: nothing can be compared.")
     gap = abs(numbers_after.ppl - numbers_before.ppl) / numbers_before.ppl
     result = Centering(
-        model=config.model,
+        model=without_folders(config.model),
         corpus=corpus.name,
         predictions=blocks.predictions,
         tied_before=head.tied,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from zloss.audit.checkpoint.config import AuditConfig
@@ -50,6 +51,8 @@ class RecommendConfig:
     """Optimizer steps of every run, at least 100. Default: what the budget gives."""
     seeds: Annotated[tuple[int, ...], Option(metavar="N,N,...", comma_separated=True)] = (1, 2, 3)
     """The first seed selects an arm, the others confirm it. With one confirming seed nothing can be confirmed."""
+    max_arms: int | None = None
+    """Most arms beside CE, the most telling first. Default: as many as the audit proposes and the budget has room for."""
     tolerance_ppl: float | None = None
     """How much PPL may rise, in PPL. Default: 1 % of the PPL of CE."""
     precision: StackPrecision = "fp32"
@@ -94,6 +97,8 @@ class RecommendConfig:
         check_numbers(self, ("lr", "clip", "router_coef"), positive=True)
         check_numbers(self, ("weight_decay",))
         check_choices(self, {"bos": BosPolicy, "precision": StackPrecision, "schedule": Schedule})
+        if self.max_arms is not None:
+            check_counts(self, ("max_arms",))
         if self.warmup is not None:
             check_counts(self, ("warmup",), least=0)
         if self.steps is not None and (isinstance(self.steps, bool) or self.steps < LEAST_STEPS):
@@ -197,21 +202,25 @@ class RecommendConfig:
     @property
     def request(self) -> str:
         """What decides how many arms, seeds and steps there are."""
-        return f"budget {self.budget_seconds}, steps {self.steps}, seeds {','.join(map(str, self.seeds))}"
+        most = "" if self.max_arms is None else f", at most {self.max_arms} arms"
+        return f"budget {self.budget_seconds}, steps {self.steps}, seeds {','.join(map(str, self.seeds))}{most}"
 
     def fingerprint(self, tokens: str) -> str:
         """Identity of the runs: the settings they share, the tokens and the weights, which `tokens` stands for."""
         fields = asdict(self)
-        for irrelevant in (
-            "texts",
-            "valid_texts",
-            "text_field",
+        requested = (
+            "budget",
+            "steps",
+            "seeds",
+            "max_arms",
             "runs",
             "tolerance_ppl",
             "router_convention",
             "router_coef",
-        ):
+        )
+        for irrelevant in ("model", "texts", "valid_texts", "text_field", "optimizer_state", *requested):
             fields.pop(irrelevant)
+        fields["optimizer_state"] = None if self.optimizer_state is None else Path(self.optimizer_state).name
         return hashlib.sha256((json.dumps(fields, sort_keys=True) + tokens).encode()).hexdigest()[:16]
 
 

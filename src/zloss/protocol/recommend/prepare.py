@@ -78,7 +78,7 @@ def prepare(session: Session, *, timed: bool = True) -> Prepared:
         )
     report = audit_model(session, start.checkpoint)
     session.stopwatch.save()
-    found = candidates(report)
+    found = candidates(report)[: config.max_arms]
     if cost is None:
         arms, asked = with_references(found), steps or LEAST_STEPS
         time_plan = TimePlan(arms, (), config.seeds, asked, 0.0)

@@ -191,7 +191,7 @@ def _look(kind: str, series: Series, suffix: str = "") -> str:
     tip = _plain(series.tip or series.name)
     if series.tone in TONES:
         return f'class="{kind}{series.tone}{suffix}" data-label="{tip}"'
-    return f'class="{kind}method{suffix}" style="stroke:{series.tone}" data-label="{tip}"'
+    return f'class="{kind}method{suffix}" stroke="{_plain(series.tone)}" data-label="{tip}"'
 
 
 def _polyline(layer: Series | Mark, frame: _Frame) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zloss.report.tables.head import why_missing
+from zloss.report.tables.head import head_definition, why_missing
 from zloss.results.audit import AuditReport
 from zloss.results.quantities import BY_KEY, HEADLINE, Definition
 
@@ -38,7 +38,7 @@ def cards(report: AuditReport) -> list[Card]:
     heads, gradient = report.heads, report.gradient
     out = [
         _card(
-            BY_KEY[key],
+            head_definition(key, report),
             getattr(heads.raw, key),
             getattr(heads.centered, key),
             why_missing(report, f"heads.centered.{key}"),

@@ -22,6 +22,7 @@ from zloss.report.charts.svg import Drawing, drawings
 from zloss.report.charts.tails import tail_panels
 from zloss.report.charts.training import training_panels
 from zloss.report.html.cards import Card, cards
+from zloss.report.html.content_policy import colour_class, content_policy, generated_rules, width_class
 from zloss.report.html.further_views import measured_view, reproduction_view, router_scale_view
 from zloss.report.html.recommendation_view import recommendation_view
 from zloss.report.html.thinning import thin
@@ -30,11 +31,14 @@ from zloss.report.tables.comparison import ShownTable, paired_table, router_tabl
 from zloss.report.tables.drift import STATES, DriftLine, drift_lines, drift_titles, movement_name
 from zloss.report.tables.head import HeadLine, head_lines
 from zloss.report.tables.implementation_audit import TitledTable, implementation_tables
-from zloss.report.tables.method_verdicts import VerdictLine, verdict_line, verdict_notes
+from zloss.report.tables.method_verdicts import VerdictLine, answer, verdict_line, verdict_notes
 from zloss.report.tables.plain import flat_lines
 from zloss.report.tables.router import RouterView, router_view
+from zloss.report.tables.side_by_side import differences
 from zloss.report.tables.verdicts import WORDS, effect_number, status, tally
 from zloss.report.text import numbers, symbols
+from zloss.report.text.loss_answer import bottom_line as bottom_line_of_loss
+from zloss.report.text.loss_answer import headline
 from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
@@ -90,6 +94,9 @@ class AuditView:
 class LossAuditView:
     """What the template shows of an audit of a loss."""
 
+    name: str
+    answer: list[str]
+    """What the loss applies, and how many findings there are."""
     findings: list[Finding]
     blocks: list[tuple[str, Lines]]
     """(title, lines) of every section."""
@@ -113,6 +120,8 @@ class ComparisonView:
 
     comparison: Comparison
     baseline: str
+    answer: str
+    """The verdicts in one sentence."""
     metrics: list[str]
     """Keys of all metrics, in their order in the file."""
     quality: tuple[tuple[QualityJudgement, VerdictLine], ...]
@@ -183,22 +192,28 @@ def _render(results: DecidedResults) -> str:
         hint=lambda key: definition.hint if (definition := define(key)) else "",
         visible=visible_text,
         bottom_line=bottom_line,
+        colour_class=colour_class,
+        width_class=width_class,
     )
     names = audit_names(results.audits)
     audits = [
         _audit_view(report, name, f"a{i}") for i, (name, report) in enumerate(zip(names, results.audits, strict=True))
     ]
     assets = files("zloss.report.html") / "assets"
+    style = (assets / "page.css").read_text(encoding="utf-8") + generated_rules()
+    script = (assets / "page.js").read_text(encoding="utf-8")
     shared = None if results.shared is None else results.shared.decisions
     return environment.get_template("page.html").render(
         title=_title(names, results),
-        style=Markup((assets / "page.css").read_text(encoding="utf-8")),
-        script=Markup((assets / "page.js").read_text(encoding="utf-8")),
+        policy=Markup(content_policy(style, script)),
+        style=Markup(style),
+        script=Markup(script),
         audits=audits,
         dumbbells=drawings(compared_panels([(view.name, view.report) for view in audits]), "compare")
         if len(audits) > 1
         else [],
         headline=[BY_KEY[key] for key in HEADLINE],
+        differing=differences([(view.name, view.report) for view in audits]),
         shared_decisions=shared,
         shared_tally=tally(shared) if shared else "",
         loss_audits=[_loss_audit_view(audit) for audit in results.loss_audits],
@@ -270,6 +285,8 @@ def _loss_audit_view(audit: LossAudit) -> LossAuditView:
     blocks = [(title, flat_lines(plain[key])) for key, title in titles.items() if plain[key] is not None]
     rest = flat_lines(plain, skip=("schema", "findings", *titles))
     return LossAuditView(
+        name=str(audit.provenance.get("loss", "loss")),
+        answer=[headline(audit), bottom_line_of_loss(audit)[0]],
         findings=sorted(audit.findings, key=lambda finding: order[finding.severity or finding.verdict]),
         blocks=[*blocks, *([("Further", rest)] if rest else [])],
     )
@@ -297,6 +314,7 @@ def _comparison_view(judged: JudgedComparison, key: str) -> ComparisonView:
     return ComparisonView(
         comparison=comparison,
         baseline="baseline" if baseline is None else baseline.label,
+        answer=answer(comparison),
         metrics=list(dict.fromkeys(name for method in comparison.methods for name in method.metrics)),
         quality=tuple((item, verdict_line(item.verdict)) for item in judged.quality),
         notes=verdict_notes(comparison),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zloss.report.text.numbers import number
 from zloss.results.audit import NOT_MEASURED, AuditReport
-from zloss.results.quantities import HEAD, Definition
+from zloss.results.quantities import BY_KEY, HEAD, Definition
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,26 @@ class HeadLine:
     note: str
 
 
+CAPPED = {
+    "a_p_99": "p99 output-to-hidden gain through the softcap, ‖WᵀCp‖/‖p‖ with C = diag(1 − tanh²(z/cap))",
+    "a_p_mean": "mean output-to-hidden gain through the softcap",
+    "delta_u_99": "tail of the source that reaches the hidden state through the softcap, per token at λ_diag",
+}
+"""Quantities that mean something else where the logits are capped."""
+
+
+def head_definition(key: str, report: AuditReport) -> Definition:
+    """How a number of the head is written for this model; under a softcap the gain is another one."""
+    found = BY_KEY[key]
+    if report.model.softcap is None or key not in CAPPED:
+        return found
+    return replace(found, symbol=f"{found.symbol}, capped", meaning=CAPPED[key])
+
+
 def head_lines(report: AuditReport) -> list[HeadLine]:
     """Every number of both coordinates; `note` has the bounds of a sketched quantile and why a number is missing."""
     lines = []
-    for label in HEAD:
+    for label in (head_definition(quantity.key, report) for quantity in HEAD):
         raw, centered = getattr(report.heads.raw, label.key), getattr(report.heads.centered, label.key)
         notes = []
         for coordinate, value in (("raw", raw), ("centered", centered)):

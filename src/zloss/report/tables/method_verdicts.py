@@ -48,6 +48,15 @@ def verdict_line(verdict: QualityVerdict) -> VerdictLine:
     )
 
 
+def answer(comparison: Comparison) -> str:
+    """The verdicts in one sentence, accepted methods first; empty where nothing was judged."""
+    lines = [verdict_line(verdict) for verdict in comparison.quality.methods]
+    words = ("accepted", "rejected", "inconclusive", NO_VERDICT)
+    found = {word: [line.label.replace(", λ", " λ") for line in lines if line.word == word] for word in words}
+    parts = [f"{word}: {', '.join(labels)}" for word, labels in found.items() if labels]
+    return f"{parts[0][0].upper()}{parts[0][1:]}{''.join(f'; {part}' for part in parts[1:])}." if parts else ""
+
+
 def verdict_notes(comparison: Comparison) -> list[str]:
     """What a reader needs beside the verdicts: tolerance, methods compared, seeds and what they vary."""
     quality, compared, seeds = comparison.quality, len(comparison.quality.methods), len(comparison.seeds)

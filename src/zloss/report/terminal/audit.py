@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from zloss.decide.bottom_line import bottom_line
 from zloss.decide.next_command import NextCommand
-from zloss.report.tables.head import head_lines
+from zloss.report.tables.head import head_definition, head_lines
+from zloss.report.tables.side_by_side import differences
 from zloss.report.tables.verdicts import effect_number, status, tally
 from zloss.report.terminal.fitting import print_legend, print_table
 from zloss.report.terminal.router import print_router
@@ -15,7 +16,7 @@ from zloss.report.text.numbers import factor, number
 from zloss.report.text.summary import summarize
 from zloss.results.audit import AuditReport
 from zloss.results.decision import Decision
-from zloss.results.quantities import HEADLINE, define, symbol
+from zloss.results.quantities import BY_KEY, HEADLINE, symbol
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,21 +33,26 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     # `Text`, not markup: a model or corpus name may hold square brackets.
     console.print(Text(f"{report.model.name} on {report.corpus.name}", style="bold"))
-    shape = (
-        f"{number(report.corpus.predictions)} predictions, PPL {number(report.ppl)}, V {number(report.model.vocab)}, "
-    )
-    console.print(
-        Text(shape + f"D {number(report.model.width)}, {'tied' if report.model.tied else 'untied'} head", style="dim")
-    )
+    facts = [
+        f"{number(report.corpus.predictions)} predictions",
+        f"PPL {number(report.ppl)}",
+        f"V {number(report.model.vocab)}",
+        f"D {number(report.model.width)}",
+        f"{'tied' if report.model.tied else 'untied'} head",
+    ]
+    if beyond := report.model.rows_beyond_tokenizer:
+        facts.append(f"{number(beyond)} rows of V beyond the tokenizer")
+    console.print(Text(", ".join(facts), style="dim"))
     for sentence in summarize(report):
         console.print(Text(sentence))
     explained = console.width >= EXPLAINED_WIDTH
     print_table(console, numbers_table(report, explained=explained), keys=4)
     if not explained:
-        print_legend(console, (*HEADLINE, *(("r_z", "c_z") if report.gradient is not None else ())))
+        headline = (head_definition(key, report) for key in HEADLINE)
+        print_legend(console, (*headline, *(("r_z", "c_z") if report.gradient is not None else ())))
     console.print(Text("Other symbols and keys: zloss glossary WORD", style="dim"))
     if report.router is not None:
         print_router(report.router, console)
@@ -57,20 +63,19 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
 def numbers_table(report: AuditReport, *, explained: bool = False) -> Table:
     """Every measured number of the head, and R_Z, C_Z; with `explained` their meanings beside them."""
     rows = [
-        (line.label.key, line.label.axis, number(line.raw), number(line.centered), factor(line.ratio))
+        (line.label, line.label.axis, number(line.raw), number(line.centered), factor(line.ratio))
         for line in head_lines(report)
     ]
     if report.gradient is not None:
         raw, centered = report.gradient.raw, report.gradient.centered
         ratio = centered.r_z / raw.r_z if raw.r_z and centered.r_z is not None else None
-        rows.append(("r_z", symbol("r_z"), number(raw.r_z), number(centered.r_z), factor(ratio)))
-        rows.append(("c_z", symbol("c_z"), number(raw.c_z), number(centered.c_z), ""))
+        rows.append((BY_KEY["r_z"], symbol("r_z"), number(raw.r_z), number(centered.r_z), factor(ratio)))
+        rows.append((BY_KEY["c_z"], symbol("c_z"), number(raw.c_z), number(centered.c_z), ""))
     table = _table("quantity", "raw", "centered", "centered / raw")
     if explained:
         table.add_column("meaning", overflow="fold")
-    for key, *cells in rows:
-        definition = define(key)
-        table.add_row(*cells, *([definition.meaning] if explained and definition else []))
+    for definition, *cells in rows:
+        table.add_row(*cells, *([definition.meaning] if explained else []))
     return table
 
 
@@ -80,7 +85,7 @@ def print_decisions(decisions: Sequence[Decision], console: Console | None = Non
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     console.print(Text(f"Decision map: {tally(decisions)}", style="bold"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -103,7 +108,7 @@ def print_next_command(command: NextCommand, console: Console | None = None) -> 
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     console.print(Text(f"Next: {command.why}."))
     console.print(Text(f"  {command.line}", style="bold"), soft_wrap=True)
 
@@ -122,7 +127,9 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
+    for sentence in differences(named):
+        console.print(Text(sentence))
     columns = [(name, report, coordinate) for name, report in named for coordinate in ("raw", "centered")]
     table = _table("", *(f"{name if coordinate == 'raw' else ''}\n{coordinate}" for name, _, coordinate in columns))
     table.add_row("PPL", *(number(report.ppl) for _, report, _ in columns))

@@ -24,7 +24,7 @@ LINES = (
 
 def print_centering(result: Centering, folder: str, console: Console | None = None) -> None:
     """The table, what happened to the tie, and whether the copy was verified."""
-    console = console or Console()
+    console = console or Console(markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title, justify in (("", "left"), ("before", "right"), ("after", "right")):
         table.add_column(title, justify=justify)  # type: ignore[arg-type]

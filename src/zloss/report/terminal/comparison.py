@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zloss.report.tables.comparison import estimable_columns
-from zloss.report.tables.method_verdicts import verdict_line, verdict_notes
+from zloss.report.tables.method_verdicts import answer, verdict_line, verdict_notes
 from zloss.report.terminal.fitting import print_legend, print_sentence, print_table
 from zloss.results.comparison import ComparedMethod, Comparison, PairedDifferences, SeedDifference, SeedSummary
 from zloss.results.quantities import symbol, titled
@@ -41,7 +41,9 @@ def print_comparison(comparison: Comparison) -> None:
     """One line per method; differences are method minus baseline, tails in the same coordinate."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False)
+    if text := answer(comparison):
+        print_sentence(console, text, style="bold")
     seeds = comparison.seeds
     matched = f"{len(seeds)} matched seed{'s' if len(seeds) != 1 else ''}, mean ± std"
     for title, stated in (TABLES if comparison.router is None else ROUTERS).items():
@@ -78,14 +80,16 @@ def _print_verdicts(console: Console, comparison: Comparison) -> None:
 def _print_differences(console: Console, comparison: Comparison, paired: Paired) -> None:
     title = f"against {comparison.baseline}: paired differences, tails in the same coordinate"
     table = _table(title, "method", "Δ PPL", "Δ P_Z^99.9", "Δ A_p^99", "tails in")
-    for verdict, (_, differences) in zip(comparison.quality.methods, paired, strict=True):
-        side = differences.same_coordinate.of(verdict.coordinate)
+    coordinates = {(verdict.method, verdict.coef): verdict.coordinate for verdict in comparison.quality.methods}
+    for method, differences in paired:
+        coordinate = coordinates.get((method.method, method.coef))
+        side = differences.same_coordinate.of(coordinate)
         table.add_row(
-            _name(verdict.method, verdict.coef),
+            _name(method.method, method.coef),
             _signed(differences.deployed.get("ppl")),
             _signed(side.get("p_z_999")),
             _signed(side.get("a_p_99")),
-            verdict.coordinate or "—",
+            coordinate or "—",
         )
     if paired:
         print_table(console, table)

@@ -21,7 +21,7 @@ def print_drift(drift: Drift, console: Console | None = None) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     predictions = drift.blocks * drift.block_size
     # `Text`, not markup: a name may hold square brackets.
     console.print(Text(f"{drift.model}: {len(drift.checkpoints)} checkpoints on {drift.corpus}", style="bold"))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zloss.results.quantities import define
+from zloss.results.quantities import Definition, define
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,15 +31,15 @@ def print_table(console: Console, table: Table, *, keys: int = 1, together: int 
         console.print(part)
 
 
-def print_legend(console: Console, keys: Iterable[str]) -> None:
-    """A line per quantity: its symbol, its meaning and its unit."""
-    for key in keys:
-        if found := define(key):
+def print_legend(console: Console, quantities: Iterable[str | Definition]) -> None:
+    """A line per quantity, given by its key or its definition: its symbol, its meaning and its unit."""
+    for quantity in quantities:
+        if found := define(quantity) if isinstance(quantity, str) else quantity:
             unit = f", in {found.unit}" if found.unit in UNITS and found.unit != "share" else ""
             print_sentence(console, f"{found.meaning}{unit}", first=f"{found.symbol}: ")
 
 
-def print_sentence(console: Console, text: str, *, first: str = "", rest: str = "    ") -> None:
+def print_sentence(console: Console, text: str, *, first: str = "", rest: str = "    ", style: str = "") -> None:
     """Text behind `first`, broken between words only, so that a path or a command stays whole."""
     lines = textwrap.wrap(
         text,
@@ -49,7 +49,7 @@ def print_sentence(console: Console, text: str, *, first: str = "", rest: str = 
         break_long_words=False,
         break_on_hyphens=False,
     )
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True, style=style)
 
 
 def _parts(console: Console, table: Table, keys: int, together: int) -> Iterator[Table]:

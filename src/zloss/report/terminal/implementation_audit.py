@@ -25,7 +25,7 @@ def print_implementation_audit(
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     # `Text`, not markup: a model or corpus name may hold square brackets.
     console.print(Text(f"{audit.model.name} on {audit.corpus.name}", style="bold"))
     shape = f"{number(audit.corpus.predictions)} tokens, V {number(audit.model.vocab)}, λ {audit.coef:g}, "

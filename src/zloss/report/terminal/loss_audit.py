@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from zloss.results.loss_audit import Finding, Identified, LossAudit
+from zloss.report.text.loss_answer import bottom_line, headline, severity, source_line, target_model_lines
+from zloss.results.loss_audit import LossAudit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,7 @@ def print_loss_audit(audit: LossAudit, console: Console | None = None) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     # `Text`, not markup: names of losses may hold square brackets.
     console.print(Text(str(audit.provenance.get("loss", "loss")), style="bold"))
     console.print(Text(headline(audit)))
@@ -38,108 +38,6 @@ def print_loss_audit(audit: LossAudit, console: Console | None = None) -> None:
     console.print(Text(text, style=style))
 
 
-def bottom_line(audit: LossAudit) -> tuple[str, str]:
-    """How many errors, warnings and notes there are and their ids, with a style."""
-    counted = []
-    for severity in ("error", "warning", "note"):
-        ids = [finding.id for finding in audit.findings if _mark(finding) == severity]
-        if ids:
-            counted.append(f"{len(ids)} {severity}{'s' * (len(ids) != 1)}: {', '.join(ids)}")
-    if not counted:
-        return "No finding.", "bold green"
-    return "; ".join(counted) + ".", "bold red" if counted[0].split()[1].startswith("error") else "bold yellow"
-
-
-def _mark(finding: Finding) -> str:
-    """Findings written before severities existed count as errors."""
-    if finding.verdict != "finding":
-        return finding.verdict
-    return finding.severity or "error"
-
-
-def headline(audit: LossAudit) -> str:
-    """The identified objective in one line."""
-    got = audit.identified
-    if got.has_z is None:
-        return f"It cannot be told what this loss applies. {got.reason or ''}".rstrip()
-    ce = _cross_entropy(got)
-    if not got.has_z:
-        return f"{ce}; {'no Z' if got.coordinate is None else 'no Z, but a gradient that is not cross-entropy'}."
-    if got.coef is None:
-        return f"{ce}; a Z whose numbers cannot be told: {got.penalty}."
-    error = got.uncertainty
-    coef = f"λ = {got.coef:.6g}" + _plus_minus(error.coef)
-    target = "" if got.target is None else f", c = {got.target:.6g}" + _plus_minus(error.target)
-    rule = _rule(got)
-    extra = "".join(f", {key} = {value:.6g}" for key, value in got.extra.items())
-    shared = " with the weights of CE" if got.z_weights == "shared" else ""
-    where = f"Z on {got.penalty} [{got.coordinate}]{shared}"
-    return f"{ce}; {where}: {coef}{target}{rule}{extra}, over {got.z_denominator}."
-
-
-def _cross_entropy(got: Identified) -> str:
-    """Denominator, smoothing, token weights and moved targets of the CE part."""
-    if got.ce_denominator == "unknown":
-        return "CE with unknown weights"
-    ce = f"CE over {got.ce_denominator}"
-    weights = {"class": "class weights", "position": "weights by position", "token": "token weights"}
-    notes = [f"label smoothing {got.label_smoothing:.4g}"] if got.label_smoothing else []
-    notes += [weights[got.ce_weights]] if got.ce_weights is not None and got.ce_weights in weights else []
-    notes += ["means of groups"] if got.ce_weights == "groups" else []
-    notes += [f"targets {got.targets} by one"] if got.targets != "given" else []
-    return f"{ce} ({', '.join(notes)})" if notes else ce
-
-
-def _rule(got: Identified) -> str:
-    """c as log V, or log V plus a constant, where it follows the vocabulary."""
-    if got.target_rule != "log_v" or not got.vocab or got.target is None:
-        return ""
-    constant = got.target - math.log(got.vocab)
-    return " (log V)" if abs(constant) < 1e-3 else f" (log V {constant:+.4g})"
-
-
-def _plus_minus(error: float | None) -> str:
-    return "" if error is None else f" ± {error:.1g}"
-
-
-def source_line(audit: LossAudit) -> str:
-    """Forward error, Δ_src and cosine in one line."""
-    source = audit.source
-    if source.delta_src is None:
-        return f"Source against fp64: not measured ({source.reason})."
-    what = "Z source" if source.of == "z" else "total gradient"
-    return (
-        f"Against fp64 on {source.tokens} {source.dtype} tokens: "
-        f"forward {_number(source.forward_rel_error)}, {what} Δ_src {_number(source.delta_src)}, "
-        f"1 − cosine {_number(_one_minus(source.cosine))}."
-    )
-
-
-def target_model_lines(audit: LossAudit) -> list[str]:
-    """The source on a model's own logits; nothing where no model was given."""
-    found = audit.target_model
-    if found is None:
-        return []
-    if found.delta_src is None:
-        return [f"On the logits of {found.model}: not measured ({found.reason})."]
-    what = "Z source" if found.of == "z" else "total gradient"
-    where = f"On {found.tokens} {found.dtype} tokens of {found.model} ({found.text}), at the {_place(found.at)}: "
-    floor = "" if found.beyond_rounding else f" (rounding alone can cause {_number(found.rounding_floor)})"
-    weight = "" if found.delta_weight is None else f", dW {_number(found.delta_weight)}"
-    assumed = [] if found.assumed is None else [f"The fp64 source there is that of {found.assumed}."]
-    return [
-        f"{where}forward {_number(found.forward_rel_error)}, {what} Δ_src {_number(found.delta_src)}{floor}{weight}, "
-        f"1 − cosine {_number(_one_minus(found.cosine))}.",
-        f"Relative error of a token's source: mean {_number(found.token_mean)}, p99 {_number(found.token_p99)}, "
-        f"max {_number(found.token_max)}.",
-        *assumed,
-    ]
-
-
-def _place(at: str) -> str:
-    return "hidden states" if at == "hidden" else "logits"
-
-
 def verdict_table(audit: LossAudit) -> Table:
     """One line per question: errors, warnings and notes first, then passes, then what was not asked."""
     from rich.table import Table
@@ -149,15 +47,7 @@ def verdict_table(audit: LossAudit) -> Table:
     for column in ("verdict", "id", "sentence"):
         table.add_column(column, no_wrap=column != "sentence")
     order = list(MARKS)
-    for finding in sorted(audit.findings, key=lambda item: order.index(_mark(item))):
-        mark, style = MARKS[_mark(finding)]
+    for finding in sorted(audit.findings, key=lambda item: order.index(severity(item))):
+        mark, style = MARKS[severity(finding)]
         table.add_row(Text(mark, style=style), finding.id, Text(finding.sentence))
     return table
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
-def _one_minus(cosine: float | None) -> float | None:
-    return None if cosine is None else max(1.0 - cosine, 0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zloss.report.tables.recommendation import ARM_TITLES, arm_lines, confirmation_lines, seeds_sentence
+from zloss.report.tables.verdicts import status
+from zloss.report.terminal.audit import MARKS
 from zloss.report.text.numbers import seconds
 from zloss.results.recommend_plan import RecommendPlan
 from zloss.results.recommendation import Recommendation
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"confirmed here": "green", "direction only": "yellow", "undecided": "dim"}
-MARKS = {True: ("●", "yellow"), False: ("●", "green"), None: ("○", "dim")}
 
 
 def print_recommendation(found: Recommendation, console: Console | None = None) -> None:
@@ -22,7 +23,7 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
     from rich.table import Column, Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     # `Text`, not markup: a name may hold square brackets.
     console.print(Text(found.action, style="bold"))
     console.print(Text(found.confidence, style=STYLES[found.level]))
@@ -39,7 +40,7 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
     console.print(Text("stages", style="bold"))
     stages = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for decision in found.stages:
-        mark, style = MARKS[decision.fired]
+        mark, style = MARKS[status(decision)]
         stages.add_row(Text(mark, style=style), decision.stage, Text(decision.reason))
     console.print(stages)
     if found.arms:
@@ -71,7 +72,7 @@ def print_plan(plan: RecommendPlan, console: Console | None = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     console.print(Text(f"{plan.model} on {plan.text}: {len(plan.arms)} arms", style="bold"))
     table = Table("arm", "objective", "why", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for arm in plan.arms:

@@ -31,7 +31,7 @@ def print_reproduction_record(record: ReproductionRecord, console: Console | Non
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     console.print(Text(f"{record.label}: {record.title} ({record.profile} profile)", style="bold"))
     if record.claims:
         console.print(Text(f"Claims of the paper on our numbers: {claims_tally(record)}."))

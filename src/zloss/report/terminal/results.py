@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from zloss.decide.decided_results import DecidedResults, audit_names
 from zloss.report.terminal.audit import print_audit, print_decisions, print_side_by_side
+from zloss.report.terminal.comparison import print_comparison
 from zloss.report.terminal.drift import print_drift
 from zloss.report.terminal.implementation_audit import print_implementation_audit
+from zloss.report.terminal.loss_audit import print_loss_audit
 from zloss.report.terminal.recommendation import print_recommendation
 from zloss.report.terminal.reproduction import print_reproduction_record
 from zloss.report.terminal.router import print_measured_scale
@@ -13,9 +15,13 @@ from zloss.report.terminal.router_scale import print_router_scale
 
 
 def print_results(results: DecidedResults) -> None:
-    """Implementation audits; one audit in full, several side by side, or the decision map alone; then recommendations,
-    drifts, router scales and reproductions."""
+    """Audits of losses and implementations and comparisons, each with its answer; one audit in full, several side by side,
+    or the shared decision map; then recommendations, drifts, router scales and reproductions."""
     audits = results.audits
+    for loss in results.loss_audits:
+        print_loss_audit(loss)
+    for judged in results.comparisons:
+        print_comparison(judged.comparison)
     for audit in results.implementation_audits:
         print_implementation_audit(audit)
     if len(audits) == 1:

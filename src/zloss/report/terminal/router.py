@@ -18,7 +18,7 @@ def print_router(router: RouterFindings, console: Console | None = None) -> None
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     view = router_view(router)
     for group in view.groups:
         console.print(Text(group.title, style="bold"))
@@ -32,7 +32,7 @@ def print_measured_scale(scale: MeasuredScale, console: Console | None = None) -
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     console.print(Text(f"Measured router Z-loss{f': {scale.name}' if scale.name else ''}", style="bold"))
     console.print(Text(scale.sentence))
     _print_lines(scale_lines(scale), console)

@@ -21,8 +21,9 @@ def print_router_scale(
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    console = console or Console()
+    console = console or Console(markup=False)
     table = Table(
         title=f"router Z-loss, λ_R = {scales.coef:g}, L = {scales.layers}, k = {scales.top_k}, T = {scales.tokens}",
     )
@@ -31,7 +32,7 @@ def print_router_scale(
         table.add_column(name, justify="right", no_wrap=True)
     for scale in scales.conventions:
         table.add_row(
-            scale.convention,
+            Text(scale.convention),  # not markup: a name may hold square brackets
             f"{scale.relative:.6g}{'' if scale.uniform else ' (mean)'}",
             f"{scale.absolute:.4g}",
             "none" if scale.equal_coef is None else f"{scale.equal_coef:.6g}",
@@ -50,4 +51,6 @@ def print_match(coef: float, source: str, matched: float, target: str) -> None:
     """The coefficient under `source` and the equal one under `target`."""
     from rich.console import Console
 
-    Console().print(f"{coef:g} under {source} = {matched:.6g} under {target}", highlight=False, soft_wrap=True)
+    Console(markup=False).print(
+        f"{coef:g} under {source} = {matched:.6g} under {target}", highlight=False, soft_wrap=True
+    )

@@ -50,6 +50,18 @@ def coefficient(value: float | None) -> str:
     return power if mantissa == "1" else f"{mantissa}×{power}"
 
 
+def percent(value: float) -> str:
+    """A share in percent, with two significant digits however small it is.
+
+    >>> percent(0.0136), percent(3.4e-5), percent(1.234), percent(0.0)
+    ('1.4 %', '0.0034 %', '123 %', '0 %')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{100 * value:g} %"
+    places = max(1 - math.floor(math.log10(abs(100 * value))), 0)
+    return f"{100 * value:,.{places}f} %"
+
+
 def factor(value: float | None) -> str:
     """A ratio as a multiplier: "×0.63".
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from zloss.decide.budget import usual_range
-from zloss.report.text.numbers import coefficient, factor, number
+from zloss.report.text.numbers import coefficient, factor, number, percent
 from zloss.results.audit import AuditReport
 from zloss.results.quantities import symbol
 
@@ -59,9 +59,7 @@ def _budget(report: AuditReport) -> str:
     budget, gradient = report.lambda_budget, report.gradient
     if budget is None or gradient is None or gradient.raw.r_z is None or budget.raw is None:
         return ""
-    sentence = (
-        f"At λ = {coefficient(gradient.coef)} the Z gradient of the head is {gradient.raw.r_z:.2%} of the CE gradient"
-    )
+    sentence = f"At λ = {coefficient(gradient.coef)} the Z gradient of the head is {percent(gradient.raw.r_z)} of the CE gradient"
     sentence += f"; the budget R_Z = {budget.r_z:.3g} is met at λ = {coefficient(budget.raw)} raw"
     if budget.centered is not None:
         sentence += f", {coefficient(budget.centered)} centered"

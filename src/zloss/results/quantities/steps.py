@@ -139,6 +139,15 @@ STEP = (
     Definition(
         "cross_entropy", "CE", "training cross-entropy of the step", "nat", "mean over the step's tokens", "", "lower"
     ),
+    Definition(
+        "valid_ce",
+        "validation CE",
+        "cross-entropy of the first validation blocks while the run trains",
+        "nat",
+        "mean over their tokens",
+        "",
+        "lower",
+    ),
     Definition("auxiliary", "auxiliary", "auxiliary part of the training loss", "nat", "mean over the step's tokens"),
     Definition(
         "grad_norm",

@@ -82,6 +82,18 @@ class RouterConvention:
                 found.append("micro_batches")
         return tuple(found)
 
+    @property
+    def over_ranks(self) -> str:
+        """What its count is where the tokens of a step lie on several ranks, with and without `groups`."""
+        counts = {
+            "decisions": "N_tl is counted over all ranks with `groups`",
+            "layer_tokens": "N_l of every layer is counted over all ranks with `groups`",
+            "valid_tokens": "`valid_tokens` has to be the count over all ranks",
+        }
+        alone = "without, each rank divides by its own count: where n ranks average gradients, a decision on a rank with N_r "
+        alone += "of N decisions gets N/(n·N_r) times its share"
+        return f"{counts[self.token_count]}; {alone}."
+
     def numerators(self, layers: int, top_k: int, context: RouterContext) -> tuple[Fraction, ...]:
         """c_l of every layer: everything in α_l but the count of tokens."""
         base = self.factor * Fraction(top_k) ** self.top_k_power

@@ -8,15 +8,17 @@ The source 2(log Z − c)·p is the head's, with E experts for V words; the conv
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError, ShapeError
+from zloss.ranks.global_normalizer import Gradients, as_groups, gradient_divisor
 from zloss.source.listing import at_least_fp32
 from zloss.source.objective import check_target, is_number, is_on, resolve_target
 from zloss.source.objectives.standard import StandardZLoss
@@ -32,11 +34,13 @@ class RouterLoss:
     """The router Z-loss of one forward pass, with what it applies to each decision. Only `loss` carries a gradient."""
 
     loss: Tensor
-    """λ Σ α (log Z − c)²; 0 when off or when nothing is counted."""
+    """λ Σ α (log Z − c)²; 0 when off or when nothing is counted. With `groups` this rank's part times the divisor of the
+    gradients: its mean over ranks is the loss of all decisions where gradients are averaged, its sum where they are
+    summed."""
     per_layer: Tensor
     """Each layer's part of `loss`, [L]."""
     alpha_per_layer: Tensor
-    """α_l, fp64 [L]; 0 for a layer without counted tokens."""
+    """α_l, fp64 [L]; 0 for a layer without counted tokens. With `groups` that of a decision among those of all ranks."""
     absolute_per_layer: Tensor
     """λ_R·α_l, fp64 [L]."""
     relative_per_layer: Tensor
@@ -131,15 +135,20 @@ def router_loss(
     capacity: int | None = None,
     normalizer: float | Tensor | None = None,
     context: RouterContext | None = None,
+    groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None = None,
+    gradients: Gradients | int = "averaged",
 ) -> RouterLoss:
     """λ_R Σ α (log Z_R − c_R)² under a named convention, with the record of what it applies.
 
     `router_logits`: one [T, E] tensor per layer, or [L, T, E], before the softmax. `mask` ([T], [L, T] or one [T] per
     layer, True = counted) takes padding out of numerator and denominator. `target=None` is c_R = log E. `weight` (one
     [E, D] per layer) adds the correction norm, `capacity` (routes per expert and layer) the dropped-route fraction.
-    `normalizer` replaces each layer's token count N_l: the tokens of all micro-batches or ranks.
+    `normalizer` replaces each layer's token count N_l: the tokens of all micro-batches or ranks. `groups`: the process
+    groups over which the decisions are split (data, expert, sequence); N_l is then counted over all their ranks in one
+    all-reduce of L numbers, and `gradients` says what the framework does with the ranks' gradients, as for
+    `zloss.global_normalizer`. `context.valid_tokens` is a count over all ranks.
 
-    Scaling: whatever the convention says; see `relative`.
+    Scaling: whatever the convention says; see `relative`. Statistics are those of this rank.
 
     >>> r = torch.zeros(2, 5, 8, requires_grad=True)
     >>> out = router_loss(r, coef=1e-3, convention="active_route_mean", top_k=4, target=0.0)
@@ -156,7 +165,8 @@ def router_loss(
     c = resolve_target(target, decisions.experts)
     with torch.no_grad(), torch.autocast(decisions.logits_NE.device.type, enabled=False):
         stats = router_statistics(decisions, top_k)
-        count_L, numerators_L, alpha_L, relative_L = _weights(found, stats, top_k, normalizer, context)
+        counted_L, divisor = _counted(stats.decisions_per_layer, normalizer, groups, gradients)
+        count_L, numerators_L, alpha_L, relative_L = _weights(found, counted_L, top_k, context)
         # λα in one rounding of the exact λ·c_l, so that matched coefficients give the same bits.
         absolute_L = _over(_fp64([exact * c_l for c_l in numerators_L], alpha_L), count_L)
         source = StandardZLoss(1.0, c).source(stats.tokens)
@@ -165,11 +175,13 @@ def router_loss(
         value_N = torch.where(counted_N, source.value, 0)
         along_p_N = torch.where(counted_N, source.along_p, 0)
         lambda_alpha_L = absolute_L.to(value_N)
-        per_layer = decisions.sum_per_layer(value_N) * lambda_alpha_L
+        applied_L = lambda_alpha_L if divisor == 1 else (absolute_L * divisor).to(value_N)
+        per_layer = decisions.sum_per_layer(value_N) * applied_L
+        applied_N = decisions.spread(applied_L)
         absolute_N = decisions.spread(lambda_alpha_L)
         correction_L = None if weight is None else _correction_norm(stats, absolute_N * along_p_N, weight)
     return RouterLoss(
-        loss=_attach(per_layer.sum(), along_p_N, absolute_N, stats),
+        loss=_attach(per_layer.sum(), along_p_N, applied_N, stats),
         per_layer=per_layer,
         alpha_per_layer=alpha_L,
         absolute_per_layer=absolute_L,
@@ -191,24 +203,36 @@ def check_top_k(top_k: int, experts: int) -> None:
         raise InputError(f"`top_k` is expected to be at most the number of experts, E = {experts}, but got {top_k}.")
 
 
-def _weights(
-    convention: RouterConvention,
-    stats: RouterStats,
-    top_k: int,
+def _counted(
+    own_L: Tensor,
     normalizer: float | Tensor | None,
-    context: RouterContext,
-) -> tuple[Tensor, Sequence[Fraction], Tensor, Tensor]:
-    """D_l, c_l, α_l = c_l / D_l and s_rel = c_l · (N_tl / D_l), fp64, without moving a count off its device."""
-    counted_L = stats.decisions_per_layer
+    groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None,
+    gradients: Gradients | int,
+) -> tuple[Tensor, int]:
+    """Decisions of every layer that the loss is divided by, and what the framework divides summed gradients by."""
     if normalizer is not None:
+        if groups is not None:
+            raise InputError("`normalizer` and `groups` both say what is counted: pass one of them.")
         if not isinstance(normalizer, Tensor) and not is_number(normalizer):
             raise InputError(f"`normalizer` is expected to be a number or a 0-d tensor, but got {normalizer!r}.")
-        value = torch.as_tensor(normalizer, dtype=torch.float64, device=counted_L.device).detach()
+        value = torch.as_tensor(normalizer, dtype=torch.float64, device=own_L.device).detach()
         if value.numel() != 1 or (not isinstance(normalizer, Tensor) and not (math.isfinite(value) and value >= 0)):
             raise InputError(
                 f"`normalizer` is expected to be a finite number ≥ 0 or a 0-d tensor, but got {normalizer!r}."
             )
-        counted_L = value.reshape(1).expand_as(counted_L)
+        return value.reshape(1).expand_as(own_L), 1
+    if groups is None:
+        return own_L, 1
+    spread, whole_L = as_groups(groups), own_L.clone()
+    for group in spread:
+        dist.all_reduce(whole_L, dist.ReduceOp.SUM, group=group)
+    return whole_L, gradient_divisor(gradients, spread)
+
+
+def _weights(
+    convention: RouterConvention, counted_L: Tensor, top_k: int, context: RouterContext
+) -> tuple[Tensor, Sequence[Fraction], Tensor, Tensor]:
+    """D_l, c_l, α_l = c_l / D_l and s_rel = c_l · (N_tl / D_l), fp64, without moving a count off its device."""
     total = counted_L.sum()
     if convention.token_count == "decisions":
         count_L = total.expand_as(counted_L)
@@ -216,7 +240,7 @@ def _weights(
         count_L = torch.full_like(counted_L, context.valid_tokens)
     else:
         count_L = counted_L
-    numerators = convention.numerators(stats.decisions.layers, top_k, context)
+    numerators = convention.numerators(len(counted_L), top_k, context)
     alpha_L = _over(_fp64(numerators, counted_L), count_L)
     # Numerator and denominator of c_l apart: N_tl / D_l is a whole number in the common case, so s_rel is exact.
     top_L = _fp64([Fraction(c_l.numerator) for c_l in numerators], counted_L)

@@ -20,6 +20,7 @@ from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import HiddenStates
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS, endpoints
+from zloss.ranks.job import Job
 from zloss.results.audit import NO_INPUT_PATH, Heads
 from zloss.results.routing_metrics import RoutingMetrics
 from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetrics
@@ -62,11 +63,18 @@ class Validated:
     by_block: BlockValues
 
 
-def validate(measurement: Measurement, blocks: Blocks, hidden_of: HiddenStates, progress: Progress) -> Validated:
-    """The pass over the validation text, over all tokens and block by block."""
+def validate(
+    measurement: Measurement, blocks: Blocks, hidden_of: HiddenStates, progress: Progress, job: Job | None = None
+) -> Validated:
+    """The pass over the validation text, over all tokens and block by block.
+
+    Of several ranks each passes over its own blocks; the first one has those of all afterwards.
+    """
+    job = job or Job()
     tails, by_block = Tails(measurement), BlockValues(blocks.count, blocks.size)
-    with progress.step("validation", blocks.predictions) as step:
-        shown = 0
+    own = job.own_range(blocks.count, EVALUATION_BLOCKS)
+    with progress.step("validation", len(own) * blocks.size) as step:
+        shown = own.start
 
         def go_on(finished: int) -> bool:
             nonlocal shown
@@ -74,7 +82,12 @@ def validate(measurement: Measurement, blocks: Blocks, hidden_of: HiddenStates, 
             shown = finished
             return True
 
-        TokenPass(measurement, blocks, hidden_of, EVALUATION_BLOCKS).run(tails, go_on, by_block=by_block)
+        token_pass = TokenPass(measurement, blocks, hidden_of, EVALUATION_BLOCKS)
+        token_pass.run(tails, go_on, finished=own.start, end=own.stop, by_block=by_block)
+    if job.ranks > 1:
+        tails.join(job.gather)
+        for state in job.gather(by_block.state())[1:]:
+            by_block.merge(state)
     return Validated(tails, by_block)
 
 

@@ -12,6 +12,7 @@ from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import HiddenStates, hidden_states
 from zloss.models.output_head import find_head
+from zloss.ranks.job import Job
 from zloss.results.run_metrics import RunMetrics
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
@@ -24,9 +25,21 @@ from zloss.train.step.objective import run_objective
 
 
 def run_metrics(
-    config: TrainConfig, checkpoint: Checkpoint, data: TrainData, records: list[StepRecord], progress: Progress
-) -> RunMetrics:
-    """Everything of metrics.json; a number that does not exist is None with its reason."""
+    config: TrainConfig,
+    checkpoint: Checkpoint,
+    data: TrainData,
+    records: list[StepRecord],
+    progress: Progress,
+    job: Job | None = None,
+) -> RunMetrics | None:
+    """Everything of metrics.json; a number that does not exist is None with its reason.
+
+    The ranks of a job share the pass over the validation blocks, but for a mixture of experts, whose routing the first rank
+    reads alone. The first one has the metrics, the others None.
+    """
+    job = job or Job()
+    if config.moe is not None and not job.first:
+        return None
     checkpoint.model.eval()
     run = measured_run(config, data)
     measurement = measurement_of(find_head(checkpoint), coef=config.diag_coef, gain_beta=config.gain_beta)
@@ -34,7 +47,9 @@ def run_metrics(
     with hidden_states(checkpoint, measurement.head) as hidden_of:
         if routing is not None:
             hidden_of = _with_routing(hidden_of, checkpoint, data, config, routing)
-        validated = validate(measurement, data.valid, hidden_of, progress)
+        validated = validate(measurement, data.valid, hidden_of, progress, Job() if config.moe is not None else job)
+    if not job.first:
+        return None
     return assembled_metrics(
         run,
         measurement,

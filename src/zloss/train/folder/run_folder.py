@@ -49,16 +49,21 @@ def check_alike(of_every_rank: Sequence[object], what: str) -> None:
 
 def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
     """Write config.json, or check that the one in `folder` is of the same run. The result identifies the run."""
+    refuse_other_settings(folder, config, start)
     record = config_record(config, start)
-    mine, before = record.to_dict(), earlier_settings(folder)
-    names = _differing(before, mine, start) if before is not None else []
+    write_run_config(folder, record)
+    return identity_of(record)
+
+
+def refuse_other_settings(folder: Path, config: TrainConfig, start: Start) -> None:
+    """An error where `folder` holds a run that differs from this one in a setting, its data or its initial weights."""
+    before = earlier_settings(folder)
+    names = [] if before is None else _differing(before, config_record(config, start).to_dict(), start)
     if names:
         raise InputError(
             f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
             "choose another folder, or remove that one."
         )
-    write_run_config(folder, record)
-    return identity_of(record)
 
 
 def identity_of(record: RunConfig) -> str:

@@ -30,8 +30,8 @@ TAILS = {"router_log_z_p99": 0.99, "router_log_z_p999": 0.999, "router_log_z_max
 def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int) -> dict[str, float | None]:
     """Telemetry of one step from its micro-batches; one transfer to the host."""
     records = [part.record for part in passes]
-    log_z = torch.cat([record.stats.log_z for record in records])
-    violation = torch.stack([(r.stats.log_z - r.target).square().mean() for r in records])
+    log_z = torch.cat([_counted_log_z(record) for record in records])
+    violation = torch.stack([(_counted_log_z(r) - r.target).square().mean() for r in records])
     load_LE = torch.stack([record.load for record in records]).sum(dim=0)
     found: dict[str, Tensor] = {
         "entropy": _mean([record.entropy for record in records]),
@@ -52,6 +52,11 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
     numbers["s_rel"] = measured_scale(router_z, reference, moe.router_coef)
     numbers["dropped_routes"] = sum(part.dropped for part in passes) / len(passes)
     return numbers
+
+
+def _counted_log_z(record: RouterLoss) -> Tensor:
+    """log Z_R of the decisions that count: [N] without the masked ones."""
+    return record.stats.log_z[record.stats.valid]
 
 
 def measured_scale(router_z: float | None, violation: float | None, coef: float) -> float | None:
@@ -86,10 +91,10 @@ class ValidationRouting:
         self._correction += float(_present(record.correction_norm)) * tokens
         self._balance += float(balance) * tokens
         self._over += 0.0 if record.dropped is None else float(record.dropped) * tokens
-        self._violation += float((record.stats.log_z - record.target).square().mean()) * tokens
+        self._violation += float((_counted_log_z(record) - record.target).square().mean()) * tokens
         self._dropped += routing.dropped(self._moe.top_k) * tokens
         self._tokens += tokens
-        self._log_z.update(record.stats.log_z)
+        self._log_z.update(_counted_log_z(record))
 
     def metrics(self, step_tokens: int) -> RoutingMetrics:
         """Routing over all passes; `step_tokens` is the number of tokens of a training step."""

@@ -13,6 +13,7 @@ import torch
 from zloss.errors import InputError, MissingDependencyError
 from zloss.ranks.job import Job
 from zloss.results.train_config import TrainConfig
+from zloss.train.step.tracker_errors import tracker_errors
 
 
 def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str], job: Job) -> Any:
@@ -40,12 +41,14 @@ def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str],
         )
     if trackers:
         plain = {key: value for key, value in asdict(config).items() if isinstance(value, (bool, int, float, str))}
-        accelerator.init_trackers("tracking", config=plain)
+        with tracker_errors():
+            accelerator.init_trackers("tracking", config=plain)
     return accelerator
 
 
 def close_accelerator(accelerator: Any) -> None:
     """End the trackers and let go of the prepared model."""
-    for tracker in accelerator.trackers:
-        tracker.finish()  # `end_training` would also take down the process group, which the next run needs
+    with tracker_errors():
+        for tracker in accelerator.trackers:
+            tracker.finish()  # `end_training` would also take down the process group, which the next run needs
     accelerator.free_memory()

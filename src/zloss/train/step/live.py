@@ -1,19 +1,25 @@
-"""The live view of runs on the terminal: a bar per run with loss, tokens/s, time left, P_Z and the gradient tail."""
+"""The live view of runs on the terminal: which run of how many, step, time left, loss, validation, tokens/s and tails."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from zloss.results.step_record import StepRecord
 
 WINDOW = 100
-"""Steps over which the p99 of ‖g‖₂ on the bar is taken, the last ones."""
+"""Steps over which p99 ‖g‖₂ and the time of a step are taken, the last ones."""
+REFRESH = 4
+"""Redraws per second."""
+BAR = 24
+"""Columns of a bar at most."""
 
 
 class Shown(Protocol):
@@ -45,45 +51,126 @@ class NoView:
         yield _Nothing()
 
 
-class _Bar:
-    def __init__(self, progress: Any, task: Any) -> None:
-        self._progress, self._task = progress, task
-        self._norms: deque[float] = deque(maxlen=WINDOW)
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands in a series of runs."""
+
+    number: int = 1
+    """From 1."""
+    runs: int = 1
+    steps_after: int = 0
+    """Steps of the runs that follow it."""
+
+
+@dataclass
+class RunProgress:
+    """What is known of a run that trains."""
+
+    name: str
+    steps: int
+    done: int
+    position: Position = field(default_factory=Position)
+    clock: Callable[[], float] = time.monotonic
+    record: StepRecord | None = None
+    tokens: int = 0
+    valid_ce: float | None = None
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    moments: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
+    """When the last steps ended."""
+
+    def __post_init__(self) -> None:
+        self.moments.append(self.clock())
 
     def show(self, record: StepRecord, tokens: int) -> None:
-        self._norms.append(record.grad_norm)
-        self._progress.update(self._task, advance=1, text=step_text(record, tokens, self._norms))
+        """Take a finished step."""
+        self.record, self.tokens, self.done = record, tokens, record.step
+        self.norms.append(record.grad_norm)
+        self.moments.append(self.clock())
+        if (found := record.telemetry.get("valid_ce")) is not None:
+            self.valid_ce = found
+
+    def left(self, steps: int) -> float | None:
+        """Seconds that `steps` more steps take at the pace of the last ones; None before the first."""
+        if len(self.moments) < 2:
+            return None
+        return steps * (self.moments[-1] - self.moments[0]) / (len(self.moments) - 1)
+
+
+def choose_view(quiet: bool) -> NoView | TerminalView:
+    """Two lines on a terminal; nothing with `quiet`, or where stderr is not a terminal."""
+    return NoView() if quiet or not sys.stderr.isatty() else TerminalView()
 
 
 class TerminalView:
-    """A bar of rich per run, which stays on the terminal when the run is done."""
+    """Two lines per run, which stay on the terminal when the run is done."""
+
+    def __init__(self) -> None:
+        self._position = Position()
+
+    def place(self, position: Position) -> None:
+        """Say where the next run stands in its series."""
+        self._position = position
 
     @contextmanager
     def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.live import Live
+        from rich.text import Text
 
-        columns = (
-            TextColumn("{task.description:<24}"),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[text]}"),
-        )
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            yield _Bar(progress, progress.add_task(name, total=steps, completed=done, text=""))
+        console = Console(stderr=True)
+        progress = RunProgress(name, steps, done, self._position)
+
+        def drawn() -> Text:
+            return Text("\n".join(progress_lines(progress, console.width)))
+
+        with Live(get_renderable=drawn, console=console, refresh_per_second=REFRESH):
+            yield progress
 
 
-def step_text(record: StepRecord, tokens: int, norms: deque[float]) -> str:
-    """Loss and tokens/s of a step, its P_Z where it has one, and p99 ‖g‖₂ over `norms`, the last steps."""
-    rate = f"{tokens / record.seconds:,.0f} tok/s" if record.seconds else ""
+def progress_lines(progress: RunProgress, width: int) -> list[str]:
+    """Two lines of at most `width` columns: the place of the run with its time left, and the numbers of its last step."""
+    return [_place_line(progress, width), _numbers_line(progress, width)]
+
+
+def _place_line(progress: RunProgress, width: int) -> str:
+    position, remaining = progress.position, progress.steps - progress.done
+    run = f"run {position.number} of {position.runs}  " if position.runs > 1 else ""
+    left = f"{duration(progress.left(remaining))} left"
+    if position.runs > position.number:
+        left += f", {duration(progress.left(remaining + position.steps_after))} for all"
+    first, last = f"{run}{progress.name}", f"step {progress.done} of {progress.steps}  {left}"
+    room = min(width - len(first) - len(last) - 4, BAR)
+    if room >= 4:
+        full = round(room * progress.done / progress.steps) if progress.steps else room
+        return f"{first}  {'━' * full}{'─' * (room - full)}  {last}"
+    # A long name gives way: the step and the time left are what changes.
+    return f"{first[: max(width - len(last) - 2, 0)]}  {last}"[:width]
+
+
+def _numbers_line(progress: RunProgress, width: int) -> str:
+    record = progress.record
+    if record is None:
+        return ""
     violation = record.telemetry.get("p_z_999")
-    shown = "" if violation is None else f"P_Z {violation:.3g}"
-    finite = [norm for norm in norms if np.isfinite(norm)]
-    tail = f"p99 ‖g‖ {np.quantile(finite, 0.99):.3g}" if finite else ""
-    return "  ".join(part for part in (f"loss {record.loss:.4f}", rate, shown, tail) if part)
+    finite = [norm for norm in progress.norms if np.isfinite(norm)]
+    parts = [f"  loss {record.loss:.4f}"]
+    parts += [] if progress.valid_ce is None else [f"valid CE {progress.valid_ce:.4f}"]
+    parts += [f"{progress.tokens / record.seconds:,.0f} tok/s"] if record.seconds else []
+    parts += [] if violation is None else [f"P_Z {violation:.3g}"]
+    parts += [f"p99 ‖g‖ {np.quantile(finite, 0.99):.3g}"] if finite else []
+    while len(parts) > 1 and len("  ".join(parts)) > width:
+        parts.pop()
+    return "  ".join(parts)[:width]
 
 
-def choose_view(quiet: bool) -> NoView | TerminalView:
-    """Bars on a terminal; nothing with `quiet`, or where stderr is not a terminal."""
-    return NoView() if quiet or not sys.stderr.isatty() else TerminalView()
+def duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds.
+
+    >>> duration(42), duration(725), duration(7384), duration(None)
+    ('0:42', '12:05', '2:03:04', '-:--')
+    """
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""Several commands of `zloss` on the ranks of one launch, in the order in which they are given; see `test_train_on_ranks.py`."""
+"""Several commands of `zloss` on the ranks of one launch, in the order in which they are given; see `conftest.py`."""
 
 from __future__ import annotations
 

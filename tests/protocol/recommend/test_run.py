@@ -1,0 +1,207 @@
+"""The whole protocol on a model trained by us: its answer follows the diagnosed shift, and a killed command goes on.
+
+About half a minute on a quiet core: twelve runs of 100 steps, which every test here shares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.protocol.recommend.trained_model import shift_model, tiny_recommendation, train_model
+from zloss.errors import InputError
+from zloss.protocol.recommend import kept_audits
+from zloss.protocol.recommend.run import make_plan, run_recommendation
+from zloss.results.comparison import Comparison
+from zloss.results.files import read_record
+from zloss.results.recommend_plan import RecommendPlan
+from zloss.results.recommendation import NOT_TESTED, Recommendation
+from zloss.train.compare.finished_run import load_runs
+
+Made = tuple[Recommendation, Path, list[str]]
+KILLED = """
+import json, os, signal, sys
+from contextlib import contextmanager
+from pathlib import Path
+from zloss.protocol.recommend.config import RecommendConfig
+from zloss.protocol.recommend.run import run_recommendation
+
+class Killer:
+    @contextmanager
+    def run(self, name, steps, done):
+        self.name = name
+        yield self
+
+    def show(self, record, tokens):
+        if self.name.startswith("centered") and record.step == 60:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+fields = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(sys.argv[1]).items()}
+run_recommendation(RecommendConfig(**fields), Path(sys.argv[2]), view=Killer())
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def shifted_model(model: Path) -> Path:
+    return shift_model(model, model.parents[1] / "shifted")
+
+
+def recommended(model: Path, folder: Path, **changes: Any) -> Made:
+    said: list[str] = []
+    return run_recommendation(tiny_recommendation(model, **changes), folder, say=said.append), folder, said
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return recommended(model, tmp_path_factory.mktemp("plain"), max_arms=1)
+
+
+@pytest.fixture(scope="module")
+def shifted(shifted_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return recommended(shifted_model, tmp_path_factory.mktemp("shifted"))
+
+
+def test_a_shift_of_250_is_answered_by_centering_and_no_shift_is_not(plain: Made, shifted: Made) -> None:
+    """The paper: a common shift is for the centered coordinate, where raw Z-loss transports it; without one nothing is."""
+    assert shifted[0].objective == "centered-head"
+    assert plain[0].objective not in ("centered-head", "centered")
+    assert "Source coordinate fired" in " ".join(shifted[0].why)
+    assert "Source coordinate fired" not in " ".join(plain[0].why)
+
+
+def test_raw_z_loss_on_the_shifted_model_is_stopped_for_its_gradients(shifted: Made) -> None:
+    (standard,) = (arm for arm in shifted[0].arms if arm.method == "standard")
+    assert standard.state == "stopped"
+    assert standard.steps is not None
+    assert standard.steps < 100
+    assert "‖g‖" in standard.reason
+    runs, unfinished = load_runs(shifted[1] / "runs")
+    assert {run.key for run in runs} == {("ce", 0.0), ("centered", 0.001)}
+    assert len(unfinished) == 1
+
+
+def test_the_answer_says_what_it_rests_on(shifted: Made) -> None:
+    found = shifted[0]
+    assert found.confidence.startswith(
+        "direction only: shifted on text.txt, learning rate 0.0001, 100 steps, 6,400 tokens"
+    )
+    assert found.confidence.endswith(NOT_TESTED)
+    assert (found.selection_seed, found.confirmation_seeds) == (1, (2,))
+    assert any("nothing can be confirmed" in note for note in found.notes)
+    assert any("fresh" in note for note in found.notes)
+    assert [each.stage for each in found.stages if each.fired is None] == []
+    assert len(found.stages) == 8
+    assert {paste.where for paste in found.paste} >= {
+        "any stack",
+        "Liger",
+        "flash-attn",
+        "t5x / MaxText",
+        "Megatron-LM",
+    }
+
+
+def test_only_further_seeds_and_the_other_half_are_quoted(plain: Made) -> None:
+    found, folder, _ = plain
+    confirmation = read_record(folder / "confirmation" / "comparison.json", Comparison)
+    assert confirmation.seeds == (2,)
+    assert found.confirmation == confirmation.quality.methods
+    selection = read_record(folder / "selection" / "comparison.json", Comparison)
+    assert selection.seeds == (1,)
+    chosen = next(arm for arm in found.arms if arm.state == "chosen")
+    quoted = next(each for each in found.confirmation if each.method == chosen.method)
+    assert quoted.parts is not None
+    assert quoted.parts.quality is not None
+    assert quoted.parts.quality.numbers["delta_ce"] != chosen.delta_ce
+
+
+def test_arms_seeds_time_and_verdicts_are_said_while_it_runs(plain: Made) -> None:
+    text = "\n".join(plain[2])
+    assert "s per step of 64 tokens" in text
+    assert "100 steps each, on seed 1; the chosen one and ce on 2; about" in text
+    assert "ce, seed 1: 4 runs left, about" in text
+    assert "passes so far" in text or "not at least 1 % lower" in text
+
+
+def test_no_result_holds_a_path_of_the_machine(shifted: Made, shifted_model: Path) -> None:
+    for file in shifted[1].rglob("*.json"):
+        assert str(shifted_model.parent) not in file.read_text(encoding="utf-8"), file.name
+
+
+def numbers(found: Recommendation) -> Any:
+    """Everything but times."""
+    data = found.to_dict()
+    for key in ("seconds", "provenance", "cost"):
+        del data[key]
+    return data
+
+
+def test_a_command_that_is_killed_goes_on_to_the_same_answer(
+    shifted: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = tiny_recommendation(shifted_model), tmp_path / "out"
+    words = [sys.executable, "-c", KILLED, json.dumps(asdict(config)), str(folder)]
+    source = str(Path(__file__).parents[3] / "src")
+    killed = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONPATH": source}, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    assert (folder / "runs" / "ce-0-s1" / "metrics.json").is_file()
+    assert not (folder / "runs" / "centered-0.001-s1" / "metrics.json").is_file()
+    assert not list(folder.glob("recommendation*"))
+    monkeypatch.setattr(kept_audits, "run_audit", lambda *_, **__: pytest.fail("the audit was made again"))
+    said: list[str] = []
+    found = run_recommendation(config, folder, say=said.append)
+    assert "going on with the plan from before" in said
+    assert "ce, seed 1: kept from before" in said
+    assert numbers(found) == numbers(shifted[0])
+
+
+def test_a_finished_recommendation_is_made_again_from_its_files(
+    plain: Made, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zloss.protocol.recommend import arm_runs
+
+    monkeypatch.setattr(arm_runs, "run_training", lambda *_, **__: pytest.fail("a run was made again"))
+    monkeypatch.setattr(kept_audits, "run_audit", lambda *_, **__: pytest.fail("the audit was made again"))
+    again = run_recommendation(tiny_recommendation(model, max_arms=1), plain[1])
+    assert numbers(again) == numbers(plain[0])
+
+
+def test_another_training_in_the_same_folder_is_refused(plain: Made, model: Path) -> None:
+    with pytest.raises(InputError, match="holds a recommendation of another model, text or training"):
+        run_recommendation(tiny_recommendation(model, max_arms=1, lr=3e-4), plain[1])
+
+
+def test_runs_of_a_trainer_of_ones_own_give_the_same_answer(plain: Made, model: Path, tmp_path: Path) -> None:
+    config = replace(tiny_recommendation(model, max_arms=1), runs=(str(plain[1] / "runs"),))
+    found = run_recommendation(config, tmp_path / "own")
+    assert (found.objective, found.coef, found.level) == (plain[0].objective, plain[0].coef, plain[0].level)
+    assert found.confirmation == plain[0].confirmation
+    assert found.tested == plain[0].tested
+    assert "trainer of one's own" in found.notes[0]
+
+
+def test_the_plan_alone_has_the_arms_as_settings_and_trains_nothing(
+    shifted: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zloss.protocol.recommend import prepare
+
+    monkeypatch.setattr(prepare, "probe_cost", lambda *_, **__: pytest.fail("steps were timed"))
+    plan = make_plan(tiny_recommendation(shifted_model, max_arms=None), tmp_path / "out")
+    assert plan == read_record(tmp_path / "out" / "plan.json", RecommendPlan)
+    assert [arm.method for arm in plan.arms][:3] == ["ce", "centered", "standard"]
+    assert plan.arms[1].code == "zloss.CenteredZLoss(coef=0.001)"
+    assert plan.settings["steps"] == 100
+    assert plan.settings["optimizer_state"] == "fresh"
+    assert not (tmp_path / "out" / "runs").exists()

@@ -1,0 +1,111 @@
+"""What a reader is told first, and what keeps results from being misread: answers, other texts, capped gains, small shares."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from zloss.decide.decided_results import decide_results
+from zloss.decide.decision_map import with_decisions
+from zloss.report.html.page import render_page
+from zloss.report.tables.method_verdicts import answer
+from zloss.report.tables.side_by_side import differences
+from zloss.report.terminal.audit import print_audit, print_side_by_side
+from zloss.report.terminal.results import print_results
+from zloss.report.text.loss_answer import headline
+from zloss.report.text.summary import summarize
+from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers
+from zloss.results.comparison import Comparison
+from zloss.results.loss_audit import LossAudit
+
+CAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
+
+
+@pytest.fixture
+def capped(bare: AuditReport) -> AuditReport:
+    """The report of a model with a softcap, without μ and the centered head."""
+    return with_decisions(
+        replace(
+            bare,
+            model=replace(bare.model, softcap=30.0, rows_beyond_tokenizer=12),
+            mu_abs_99=None,
+            heads=replace(bare.heads, raw=replace(bare.heads.raw, mu_abs_99=None, mu_rms=None), centered=HeadNumbers()),
+            reasons=dict.fromkeys(("heads.centered", "heads.raw.mu_abs_99", "heads.raw.mu_rms"), CAPPED),
+        )
+    )
+
+
+def printed(report: AuditReport) -> str:
+    stream = io.StringIO()
+    print_audit(report, Console(file=stream, width=80))
+    return " ".join(stream.getvalue().split())
+
+
+def test_pages_of_losses_and_comparisons_begin_with_the_answer(loss_audit: LossAudit, comparison: Comparison) -> None:
+    page = render_page(decide_results(loss_audits=(loss_audit,)))
+    assert page.index('class="answer"') < page.index("Decision map</h2>")
+    assert page.index('class="answer"') < page.index("not evaluated")
+    page = render_page(decide_results(comparisons=(comparison,)))
+    assert page.index('class="answer"') < page.index("Decision map</h2>")
+    assert page.index("Verdicts</h3>") < page.index("Decision map</h2>")
+    assert "heavy" in answer(comparison)
+
+
+def test_the_terminal_begins_with_the_answer_too(
+    loss_audit: LossAudit, comparison: Comparison, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = decide_results(loss_audits=(loss_audit,), comparisons=(comparison,))
+    print_results(results)
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.index(" ".join(headline(loss_audit).split())[:40]) < text.index("Decision map")
+    assert text.index(answer(results.comparisons[0].comparison)[:20]) < text.index("Decision map")
+
+
+def test_audits_of_different_texts_or_sizes_say_so(report: AuditReport, other: AuditReport) -> None:
+    assert differences([("a", report), ("b", other)]) == []
+    moved = replace(other, corpus=replace(other.corpus, name="other.txt"))
+    longer = replace(other, corpus=replace(other.corpus, blocks=2 * other.corpus.blocks))
+    for changed in (moved, longer):
+        (sentence,) = differences([("a", report), ("b", changed)])
+        assert sentence.startswith("Not on the same text")
+        stream = io.StringIO()
+        print_side_by_side([("a", report), ("b", changed)], Console(file=stream, width=80))
+        assert "Not on the same text" in stream.getvalue()
+        assert "Not on the same text" in render_page(decide_results(audits=(report, changed)))
+    (sentence,) = differences([("a", report), ("b", replace(other, diag_coef=1e-3))])
+    assert "λ_diag, which differs" in sentence
+
+
+def test_a_softcapped_model_is_not_told_to_run_the_same_audit_again(capped: AuditReport) -> None:
+    for stage in ("Source coordinate", "Objective decomposition"):
+        (decision,) = [found for found in capped.decisions if found.stage == stage]
+        assert decision.fired is None
+        assert "not shift-invariant" in decision.reason
+        assert "To evaluate this stage" not in decision.reason
+        assert "cannot evaluate this stage here" in decision.reason
+
+
+def test_what_an_audit_left_out_still_names_its_command(bare: AuditReport) -> None:
+    left_out = replace(bare, tied_paths=None, reasons={"tied_paths": "left out (gradient_blocks = 0)"})
+    (decision,) = [found for found in with_decisions(left_out).decisions if found.stage == "Shared pathway"]
+    assert "zloss audit MODEL" in decision.reason
+
+
+def test_the_gain_through_a_softcap_has_a_label_of_its_own(capped: AuditReport, report: AuditReport) -> None:
+    assert "A_p^99, capped: p99 output-to-hidden gain through the softcap" in printed(capped)
+    assert "through the softcap" in render_page(decide_results(audits=(capped,)))
+    assert "capped" not in printed(report)
+
+
+def test_rows_beyond_the_tokenizer_are_on_the_terminal(capped: AuditReport) -> None:
+    assert "12 rows of V beyond the tokenizer" in printed(capped)
+
+
+def test_a_small_share_keeps_its_digits(report: AuditReport) -> None:
+    assert report.gradient is not None
+    assert report.lambda_budget is not None
+    small = replace(report, gradient=replace(report.gradient, raw=GradientNumbers(3.4e-5, 0.1)))
+    assert "is 0.0034 % of the CE gradient" in " ".join(summarize(small))

@@ -1,0 +1,89 @@
+"""A recommendation on the page, on a terminal of 80 columns, and beside other results."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.decide.recommend.made_up import made_up_plan, made_up_recommendation
+from zloss.decide.decided_results import decide_results
+from zloss.report.files import write_recommendation
+from zloss.report.html.page import render_page
+from zloss.report.terminal.recommendation import print_plan, print_recommendation
+from zloss.results.audit import AuditReport
+from zloss.results.files import load_results
+from zloss.results.recommendation import NOT_TESTED
+
+
+def printed(found: object) -> str:
+    screen = io.StringIO()
+    show = print_plan if type(found) is type(made_up_plan()) else print_recommendation
+    show(found, Console(file=screen, width=80))  # type: ignore[operator]
+    return screen.getvalue()
+
+
+def test_the_page_says_what_to_do_how_sure_why_and_what_to_paste() -> None:
+    found = made_up_recommendation()
+    text = render_page(decide_results(recommendations=(found,)))
+    assert "Recommendation for tiny &lt;model&gt;" in text
+    for part in (
+        "direction only",
+        NOT_TESTED,
+        "What it costs",
+        "What is not guaranteed",
+        "Decision map",
+        "Confirmation",
+    ):
+        assert part in text, part
+    assert text.count('<details class="decision') == 8
+    assert "objective = zloss.CenteredZLoss(coef=0.001)" in text
+    assert "the nearest setting" in text
+    assert "inconclusive" in text
+    assert "left out" in text
+    assert "<model>" not in text
+
+
+def test_the_page_of_an_undecided_answer_has_nothing_to_paste() -> None:
+    found = replace(
+        made_up_recommendation(), objective=None, coef=None, level="undecided", paste=(), confirmation=(), notes=()
+    )
+    text = render_page(decide_results(recommendations=(found,)))
+    assert "Lines to paste" not in text
+    assert "undecided" in text
+
+
+def test_a_terminal_of_eighty_columns_has_it_all() -> None:
+    text = printed(made_up_recommendation())
+    assert max(map(len, text.splitlines())) <= 80
+    joined = " ".join(text.split())
+    for part in (
+        "Train with Centered Z-loss, λ = 0.001",
+        "direction only",
+        "not guaranteed",
+        "Quality gate",
+        "stopped",
+    ):
+        assert part in joined, part
+    assert "Liger, nearest" in joined
+    assert "40 min 12 s of 45 min 0 s" in joined
+
+
+def test_a_plan_shows_its_arms_as_settings() -> None:
+    joined = " ".join(printed(made_up_plan()).split())
+    assert "zloss.CrossEntropy()" in joined
+    assert "lr 5e-05" in joined
+    assert "the first selects, the others confirm" in joined
+
+
+def test_the_files_are_read_back_and_joined_with_an_audit(report: AuditReport, tmp_path: Path) -> None:
+    found = made_up_recommendation()
+    written = write_recommendation(tmp_path, found)
+    assert [path.name for path in written] == ["recommendation.json", "report.html"]
+    (result,) = load_results([tmp_path])
+    assert (result.kind, result.record) == ("recommendation", found)
+    page = render_page(decide_results((report,), recommendations=(found,)))
+    assert report.model.name in page
+    assert "What is not guaranteed" in page

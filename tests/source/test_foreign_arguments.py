@@ -1,0 +1,83 @@
+"""Arguments of foreign types get our errors, by the name of the argument. The fuzzer of losses draws more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import zloss
+from zloss.errors import InputError
+
+FOREIGN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "none": lambda x: None,
+    "text": lambda x: "x",
+    "array": lambda x: x.numpy(),
+    "numpy scalar": lambda x: np.float32(1.0),
+    "list": lambda x: x.tolist(),
+    "sparse": lambda x: x.to_sparse(),
+    "nested": lambda x: torch.nested.nested_tensor(list(x)),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "complex": lambda x: x.to(torch.complex64),
+}
+
+
+def calls() -> dict[str, Callable[[Any], Any]]:
+    """Function and argument → the call with that argument replaced."""
+    hidden, weight, target = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4), torch.randint(7, (5,))
+    objective = zloss.StandardZLoss(1e-4)
+    return {
+        "head_loss hidden": lambda x: zloss.head_loss(x, weight, target, objective),
+        "head_loss weight": lambda x: zloss.head_loss(hidden, x, target, objective),
+        "head_loss target": lambda x: zloss.head_loss(hidden, weight, x, objective),
+        "HeadLoss weight": lambda x: zloss.HeadLoss(objective)(hidden, x, target),
+        "head_source hidden": lambda x: zloss.head_source(x, weight, target, objective),
+        "logits_loss logits": lambda x: zloss.logits_loss(x, target, objective),
+        "logits_loss target": lambda x: zloss.logits_loss(hidden, x, objective),
+        "router_loss router_logits": lambda x: zloss.router_loss(x, coef=1e-3, convention="megatron", top_k=2),
+        "z_loss_source logits": lambda x: zloss.z_loss_source(x, 1e-4, 0.0),
+        "centered_logits_from_raw weight": lambda x: zloss.centered_logits_from_raw(torch.randn(5, 7), hidden, x),
+        "shift_head_ shift": lambda x: zloss.shift_head_(torch.nn.Linear(4, 7), x),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("call", calls())
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_an_argument_of_a_foreign_type_is_named(call: str, kind: str) -> None:
+    name = call.split()[1]
+    with pytest.raises(InputError, match=name):
+        calls()[call](FOREIGN[kind](torch.randn(5, 4)))
+
+
+def test_a_tensor_made_in_inference_mode_is_named_where_a_gradient_is_wanted() -> None:
+    weight, target = torch.randn(7, 4, requires_grad=True), torch.randint(7, (5,))
+    with torch.inference_mode():
+        hidden, logits = torch.randn(5, 4), torch.randn(5, 7)
+        assert zloss.head_loss(hidden, weight, target, zloss.CrossEntropy()).loss.isfinite()
+    with pytest.raises(InputError, match=r"`hidden` was made under torch.inference_mode.*clone"):
+        zloss.head_loss(hidden, weight, target, zloss.CrossEntropy())
+    assert zloss.logits_loss(logits, target, zloss.CrossEntropy()).loss.isfinite()
+
+
+@pytest.mark.parametrize("value", ["x", None, [], True, float("nan"), np.float32(1.0), torch.ones(3)], ids=repr)
+def test_numbers_of_foreign_types_are_named(value: Any) -> None:
+    if value is not None:
+        with pytest.raises(InputError, match="`coef`"):
+            zloss.StandardZLoss(value)
+        with pytest.raises(InputError, match="`coef`"):
+            zloss.router_scale("megatron", layers=2, tokens=4, top_k=1, coef=value)
+    with pytest.raises(InputError, match="`vocab`"):
+        zloss.explain(zloss.CrossEntropy(), vocab=value)
+    with pytest.raises(InputError, match="`objective`"):
+        zloss.explain(value, vocab=7)
+
+
+def test_a_whole_number_beyond_the_range_of_floats_is_no_number() -> None:
+    with pytest.raises(InputError, match="`coef`"):
+        zloss.StandardZLoss(10**400)
+    with pytest.raises(InputError, match="`target`"):
+        zloss.CenteredZLoss(1e-4, target=-(10**400))
