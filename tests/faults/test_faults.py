@@ -138,3 +138,20 @@ def test_ctrl_c_is_no_traceback(known: dict[str, Scenario], tmp_path: Path) -> N
     child.kill_at(0.5 * scenario.seconds, signal.SIGINT)
     assert child.wait().check_contract().code in (0, 130)
     scenario.check_again(place)
+
+
+def test_a_finished_run_is_tidied_up_and_never_overwritten(known: dict[str, Scenario], tmp_path: Path) -> None:
+    """Killed after its metrics were written, it was skipped with its checkpoints; with a cut config.json, trained over."""
+    scenario, place = known["train"], tmp_path / "place"
+    assert run(scenario.start_words(place)).code == 0
+    folder = place / "standard-0.01-s1"
+    (folder / ".zloss-lock").write_text("1\n")
+    (folder / "checkpoints" / ".step-0000012.part").mkdir(parents=True)
+    scenario.check_again(place)
+    assert not (folder / "checkpoints").exists()
+    config, metrics = (folder / "config.json"), (folder / "metrics.json").read_bytes()
+    config.write_bytes(config.read_bytes()[:100])
+    ended = run(scenario.start_words(place)).check_contract()
+    assert ended.code == 2
+    assert "holds a finished run whose settings are unknown" in ended.error
+    assert (folder / "metrics.json").read_bytes() == metrics
