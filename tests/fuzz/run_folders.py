@@ -51,9 +51,22 @@ def case(seed: int, folder: Path) -> None:
         run_command(train_words(folder), codes=(0, 2))
 
 
+def _is_sound(file: Path) -> bool:
+    """Whether every line, or the whole file, is JSON: a file may be damaged twice."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        for part in text.splitlines() if file.suffix == ".jsonl" else [text]:
+            json.loads(part)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _damage(file: Path, random: Random) -> None:
     content = file.read_bytes()
     kind = random.random()
+    if kind >= 0.3 and not _is_sound(file):  # damaged a moment ago
+        kind = 0.2
     if kind < 0.1:
         file.unlink()
     elif kind < 0.3:
