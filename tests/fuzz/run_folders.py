@@ -7,9 +7,8 @@ import shutil
 from functools import cache
 from pathlib import Path
 from random import Random
-from tempfile import mkdtemp
 
-from tests.fuzz.contract import run_command
+from tests.fuzz.contract import lasting_folder, run_command
 from tests.fuzz.mutation import damaged_bytes, damaged_json
 from tests.train.tiny_run import SCRATCH, some_text
 
@@ -27,7 +26,7 @@ def train_words(folder: Path) -> list[str]:
 @cache
 def sound_runs() -> Path:
     """Two finished runs of one experiment."""
-    folder = Path(mkdtemp(prefix="zloss-fuzz-runs-"))
+    folder = lasting_folder("runs")
     (folder / "text.txt").write_text(some_text()[:20_000], encoding="utf-8")
     return folder / "runs"
 
