@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -95,12 +96,18 @@ def test_an_input_output_error_is_no_traceback(known: dict[str, Scenario], tmp_p
     assert "Input/output error" in ended.error
 
 
-def test_a_user_without_a_home_can_audit(known: dict[str, Scenario], tmp_path: Path) -> None:
+def test_a_user_without_a_home_can_audit(
+    known: dict[str, Scenario], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No $HOME and no entry in the password file: a traceback before the first line of work."""
-    scenario = known["conversion"]
+    scenario, temporary = known["conversion"], tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     ended = run(scenario.start_words(tmp_path / "place"), without_home).check_contract()
     assert ended.code == 0
     assert scenario.numbers(tmp_path / "place") == scenario.reference
+    assert list(temporary.iterdir()) == []  # the conversion was made there
 
 
 def test_paths_that_may_not_be_entered_and_names_that_are_too_long(tmp_path: Path) -> None:
@@ -138,3 +145,20 @@ def test_ctrl_c_is_no_traceback(known: dict[str, Scenario], tmp_path: Path) -> N
     child.kill_at(0.5 * scenario.seconds, signal.SIGINT)
     assert child.wait().check_contract().code in (0, 130)
     scenario.check_again(place)
+
+
+def test_a_finished_run_is_tidied_up_and_never_overwritten(known: dict[str, Scenario], tmp_path: Path) -> None:
+    """Killed after its metrics were written, it was skipped with its checkpoints; with a cut config.json, trained over."""
+    scenario, place = known["train"], tmp_path / "place"
+    assert run(scenario.start_words(place)).code == 0
+    folder = place / "standard-0.01-s1"
+    (folder / ".zloss-lock").write_text("1\n")
+    (folder / "checkpoints" / ".step-0000012.part").mkdir(parents=True)
+    scenario.check_again(place)
+    assert not (folder / "checkpoints").exists()
+    config, metrics = (folder / "config.json"), (folder / "metrics.json").read_bytes()
+    config.write_bytes(config.read_bytes()[:100])
+    ended = run(scenario.start_words(place)).check_contract()
+    assert ended.code == 2
+    assert "holds a finished run whose settings are unknown" in ended.error
+    assert (folder / "metrics.json").read_bytes() == metrics

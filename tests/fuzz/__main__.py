@@ -35,7 +35,7 @@ def main() -> int:
             seed, begin = next(counts[name]), time.monotonic()
             try:
                 kinds[name](seed, Path(scratch) / name.replace(" ", "-"))
-            except AssertionError:
+            except Exception:
                 failed.setdefault(name, []).append(seed)
                 print(f"--- {name}, seed {seed}\n{traceback.format_exc()}", flush=True)
             cases[name] += 1

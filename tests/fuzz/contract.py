@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
+import tempfile
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from pathlib import Path
 from zloss.cli.main import main
 
 CODES = (0, 1, 2, 130)
+_LASTING: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class BrokenContractError(AssertionError):
@@ -52,13 +53,10 @@ def run_command(words: Sequence[str], *, codes: Sequence[int] = CODES) -> Ended:
     return Ended(code, said, complaint)
 
 
-def left_behind(folder: Path) -> list[str]:
-    """Files that a command must not leave: parts of writes that did not end."""
-    found = []
-    for root, folders, files in os.walk(folder):
-        found += [os.path.join(root, name) for name in (*folders, *files) if name.endswith(".part")]
-        found += [os.path.join(root, name) for name in files if name.startswith(".zloss-")]
-    return found
+def lasting_folder(name: str) -> Path:
+    """A temporary folder that is there until the process ends."""
+    _LASTING.append(tempfile.TemporaryDirectory(prefix=f"zloss-fuzz-{name}-"))
+    return Path(_LASTING[-1].name)
 
 
 def _utf8_stream() -> io.TextIOWrapper:

@@ -7,9 +7,8 @@ import shutil
 from functools import cache
 from pathlib import Path
 from random import Random
-from tempfile import mkdtemp
 
-from tests.fuzz.contract import BrokenContractError, run_command
+from tests.fuzz.contract import BrokenContractError, lasting_folder, run_command
 from tests.fuzz.mutation import damaged_bytes, damaged_json
 from tests.tiny_models import save_model
 from tests.train.tiny_run import some_text
@@ -23,7 +22,7 @@ LARGEST = 600
 @cache
 def sound_models() -> Path:
     """One folder per architecture, and a text."""
-    folder = Path(mkdtemp(prefix="zloss-fuzz-models-"))
+    folder = lasting_folder("models")
     for name in MODELS:
         save_model(name, folder / name)
     (folder / "text.txt").write_text(some_text()[:4000], encoding="utf-8")

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t\r"}
-_VISIBLE |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), "�")}
+_VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t\r"}
+_VISIBLE |= {0x7F: "␡", **dict.fromkeys(range(0x80, 0xA0), "�")}
 _COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 
 

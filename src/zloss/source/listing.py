@@ -51,7 +51,8 @@ def z_loss_source(logits: Tensor, coef: float, target: float, reduction: Reducti
     """
     check_reduction(reduction)
     check_floating("logits", logits)
-    for name, value in (("coef", coef), ("target", target)):
+    numbers: dict[str, object] = {"coef": coef, "target": target}
+    for name, value in numbers.items():
         if not (is_number(value) or (isinstance(value, Tensor) and value.numel() == 1)):
             raise CoefficientError(f"`{name}` is expected to be a number, but got {value!r}.")
     check_differentiable(logits=logits)

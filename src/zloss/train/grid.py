@@ -15,7 +15,7 @@ from zloss.results.run_metrics import RunMetrics
 from zloss.results.train_config import UNPENALIZED, TrainConfig
 from zloss.source.objectives.registry import objective_names
 from zloss.train.check_runs import check_runs
-from zloss.train.folder.run_folder import claim_folder, is_finished
+from zloss.train.folder.run_folder import is_finished, settle_finished
 from zloss.train.run import run_training_of
 from zloss.train.run_options import RunOptions
 from zloss.train.start.run_start import Start, prepare_start
@@ -110,5 +110,5 @@ def _finished(configs: Sequence[TrainConfig], start: Start, folder: Path) -> set
     names = {config.name for config in configs if is_finished(folder / config.name)}
     for config in configs:
         if config.name in names:
-            claim_folder(folder / config.name, config, start)
+            settle_finished(folder / config.name, config, start)
     return names

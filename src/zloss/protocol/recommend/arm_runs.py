@@ -21,7 +21,7 @@ from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
 from zloss.results.writing import write_json
 from zloss.train.compare.finished_run import FinishedRun, read_run
-from zloss.train.folder.run_folder import claim_folder, is_finished
+from zloss.train.folder.run_folder import claim_folder, is_finished, settle_finished
 from zloss.train.folder.saved_state import SavedState
 from zloss.train.folder.step_log import read_steps
 from zloss.train.run import run_training
@@ -78,7 +78,7 @@ class ArmRunner:
         """The finished run, or why it ended early; a folder with other settings is refused."""
         place, config = self.place(config), self.start.settled(config)
         if is_finished(place):
-            claim_folder(place, config, self.start)
+            settle_finished(place, config, self.start)
             return read_run(place)
         stopped = _read_stopped(place)
         if stopped is not None:

@@ -110,7 +110,7 @@ def _layers(router_logits: LayerTensors) -> tuple[tuple[Tensor, ...], Sequence[T
     return tensors, layers
 
 
-def tensor_sequence(name: str, value: LayerTensors, *, dims: int) -> tuple[Tensor, ...]:
+def tensor_sequence(name: str, value: object, *, dims: int) -> tuple[Tensor, ...]:
     """One tensor per layer: a tensor of `dims` axes alone, the first axis of one with one more, or a sequence."""
     if isinstance(value, Tensor):
         check_tensor(name, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +21,9 @@ from zloss.results.train_config import TrainConfig
 from zloss.train.folder.config_record import config_record
 from zloss.train.folder.step_log import STEPS_FILE
 from zloss.train.start.run_start import Start
+
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints inside that of an unfinished run."""
 
 
 @contextmanager
@@ -53,6 +57,13 @@ def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
     record = config_record(config, start)
     write_run_config(folder, record)
     return identity_of(record)
+
+
+def settle_finished(folder: Path, config: TrainConfig, start: Start) -> None:
+    """Check that a finished run is ours, and remove what a process that was killed at its very end left in the folder."""
+    with locked_folder(folder):
+        claim_folder(folder, config, start)
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 
 def refuse_other_settings(folder: Path, config: TrainConfig, start: Start) -> None:
