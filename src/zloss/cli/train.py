@@ -48,7 +48,7 @@ class Train:
     stress: StressName | None = None
     """A stress setting of the paper: its coefficient, learning rate and clipping, where they are not given."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: RunOptions(trackers=("tensorboard",))
+        default_factory=lambda: RunOptions(trackers=("tensorboard",), validate_every=TrainConfig.steps // 10)
     )
     out: str = "zloss-train"
     """Folder of the runs."""
