@@ -58,11 +58,13 @@ class Objective(ABC):
 
 def check_coefficient(name: str, value: float | None) -> None:
     """A coefficient is None or a finite number ≥ 0."""
-    if value is not None and not (is_number(value) and math.isfinite(value) and value >= 0):
-        raise CoefficientError(
-            f"`{name}` is expected to be None (off) or a finite number ≥ 0, but got {value!r}: "
-            "a negative penalty would drive log Z away from its target."
-        )
+    if value is None:
+        return
+    expected = f"`{name}` is expected to be None (off) or a finite number ≥ 0, but got {value!r}"
+    if not (is_number(value) and math.isfinite(value)):
+        raise CoefficientError(f"{expected}.")
+    if value < 0:
+        raise CoefficientError(f"{expected}: a negative penalty would drive log Z away from its target.")
 
 
 def check_target(name: str, value: float | None) -> None:
