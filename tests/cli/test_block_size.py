@@ -10,7 +10,6 @@ import pytest
 
 from tests.tiny_models import save_model
 from zloss.cli.main import main
-from zloss.results.files import read_json
 
 POSITIONS = 128
 
@@ -71,7 +70,7 @@ def test_blocks_beyond_the_table_are_one_sentence_with_the_largest_that_fits(
 def test_the_record_of_an_audit_and_of_a_run_have_the_size_that_was_used(learned: Path, tmp_path: Path) -> None:
     made = commands(learned, tmp_path)
     assert main([*made["audit"], "--quiet"]) == 0
-    report = read_json(tmp_path / "audit" / "report.json")
+    report = json.loads((tmp_path / "audit" / "report.json").read_text())
     assert report["corpus"]["block_size"] == POSITIONS
     assert "128 positions" in report["notes"][0]
     assert "128 positions" in (tmp_path / "audit" / "report.html").read_text()
@@ -97,4 +96,4 @@ def test_the_bos_takes_one_position(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*audit, "--block-size", "128"]) == 2
     assert "give at most 127" in capsys.readouterr().err
     assert main(audit) == 0
-    assert read_json(tmp_path / "audit" / "report.json")["corpus"]["block_size"] == 127
+    assert json.loads((tmp_path / "audit" / "report.json").read_text())["corpus"]["block_size"] == 127

@@ -71,7 +71,7 @@ def test_a_second_training_changes_nothing_and_a_killed_first_one_leaves_no_lock
         while not (run / "steps.jsonl").exists() and time.time() < deadline:
             time.sleep(0.05)
         before = (run / "config.json").read_bytes()
-        assert main(train_words(text, out)) == 2
+        assert main(long) == 2
         error = capsys.readouterr().err.strip()
         assert f"(pid {first.pid})" in error
         assert len(error.splitlines()) == 1

@@ -163,6 +163,9 @@ def test_defaults_that_follow_from_other_options() -> None:
     assert plain == Train()
     assert plain.config == TrainConfig()
     assert (train("--steps", "80").config.warmup, train("--steps=80", "--warmup", "3").config.warmup) == (8, 3)
+    assert train("--steps", "80").options.validate_every == 8
+    assert train("--steps", "4").options.validate_every == 1
+    assert train("--steps", "80", "--validate-every", "0").options.validate_every == 0
     assert (train("--moe").methods, train("--moe", "--methods", "ce,standard").methods) == (("ce",), ("ce", "standard"))
     stressed = train("--stress", "unclipped")
     assert (stressed.config.lr, stressed.config.clip, stressed.coef) == (2e-4, 1e8, (1e-3,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import pytest
 
 from tests.tiny_models import save_model
 from zloss.cli.main import main
-from zloss.results.files import read_json
 
 SMALL = ["--blocks", "2", "--block-size", "16", "--gradient-blocks", "0"]
 
@@ -49,13 +49,24 @@ def test_with_force_nothing_of_the_other_one_stays(models: dict[str, Path], tmp_
     assert (tmp_path / "decisions.json").is_file()
     assert audit(models["second"], tmp_path, "--force", "--no-figures") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
-    assert read_json(tmp_path / "report.json")["model"]["name"].endswith("second")
+    assert json.loads((tmp_path / "report.json").read_text())["model"]["name"].endswith("second")
 
 
 def test_the_same_model_and_text_may_be_audited_again(models: dict[str, Path], tmp_path: Path) -> None:
     assert audit(models["first"], tmp_path) == 0
     assert audit(models["first"], tmp_path, "--no-figures", "--seed", "1") == 0
     assert not (tmp_path / "figures").exists(), "figures of the earlier audit beside the report of the new one"
+
+
+def test_a_recommendation_is_not_overwritten(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.decide.recommend.made_up import made_up_recommendation
+    from zloss.report.files import write_recommendation
+
+    write_recommendation(tmp_path, made_up_recommendation())
+    assert audit(models["first"], tmp_path) == 2
+    assert "holds a recommendation for tiny <model> on a text, and this is an audit of first" in capsys.readouterr().err
 
 
 def test_other_kinds_of_results_are_not_mixed(

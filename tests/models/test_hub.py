@@ -52,7 +52,7 @@ def test_a_misspelt_folder_is_refused_at_once_with_the_nearest_one(
         assert main([command, "models/gtp2"]) == 2
         assert time.perf_counter() - began < 10
         error = capsys.readouterr().err.strip()
-        assert "there is no folder models/gtp2. Did you mean models/gpt2?" in error
+        assert "no model 'models/gtp2': there is no such folder. Did you mean models/gpt2?" in error
         assert len(error.splitlines()) == 1
 
 

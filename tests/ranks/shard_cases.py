@@ -215,6 +215,7 @@ def special_cases() -> Iterator[tuple[str, dict[str, float]]]:
         },
     )
 
+    yield from token_sharded_cases(mesh)
     for output in ("head weight", "logits"):
         hidden, weight, _, target = inputs(torch.float64)
         module = torch.nn.Linear(WIDTH, VOCAB, bias=False, dtype=torch.float64)
@@ -265,6 +266,55 @@ def special_cases() -> Iterator[tuple[str, dict[str, float]]]:
     zloss.head_loss(*got, target, OBJECTIVES["centered"], weight_grad_buffer=buffer, **how.keyword).loss.backward()
     zloss.head_loss(*want, target, OBJECTIVES["centered"]).loss.backward()
     yield "float32|given buffer", {"dW": difference(buffer - 1, plain(want[1].grad)[how.rows], 1.0)}
+
+
+def token_sharded_cases(mesh: Any) -> Iterator[tuple[str, dict[str, float]]]:
+    """Hidden states [B, N, D] sharded over N, which no number of ranks divides, in several chunks."""
+    torch.manual_seed(3)
+    hidden, target = torch.randn(2, 19, WIDTH, dtype=torch.float64), torch.randint(0, VALID, (2, 19))
+    target[0, 3:9] = -100
+    hidden[0, 4] = torch.nan  # at an ignored token
+    _, weight, _, _ = inputs(torch.float64)
+    for statistics, reduction in (("light", "mean"), ("full", "mean"), ("light", "none")):
+        options: dict[str, Any] = {
+            "statistics": statistics,
+            "reduction": reduction,
+            "chunk_size": 7,
+            "logit_scale": 0.7,
+        }
+        spread = distribute_tensor(hidden, mesh, [Shard(1)], src_data_rank=None).requires_grad_()
+        head = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
+        want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+        objective = OBJECTIVES["centered"]
+        with Collectives() as counted:
+            own = zloss.head_loss(spread, head, target, objective, **options)
+            own.loss.sum().backward()
+        whole = zloss.head_loss(*want, target, objective, **options)
+        whole.loss.sum().backward()
+        assert isinstance(spread.grad, DTensor)
+        assert spread.grad.placements == (Shard(1),)
+        names = [name for name, _ in counted.seen]
+        scattered = any("reduce_scatter" in name for name in names) == (statistics == "light")
+        largest = max(size for _, size in counted.seen)
+        yield (
+            f"float64|own tokens, {statistics}, {reduction}",
+            {
+                "loss": difference(own.loss, whole.loss),
+                "log_z": difference(own.stats.log_z[own.stats.valid], whole.stats.log_z[whole.stats.valid]),
+                "dh": difference(spread.grad.full_tensor(), want[0].grad),
+                "dW": difference(plain(head.grad), plain(want[1].grad)[_chunk_rows()]),
+                "scattered": 0.0 if scattered else float("inf"),
+                # Nothing as large as the hidden states of all tokens moves at once.
+                "moved": 0.0 if largest < hidden.numel() else float("inf"),
+            },
+        )
+
+
+def _chunk_rows() -> slice:
+    """Own rows in torch's layout."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    step = -(-VOCAB // world)
+    return slice(min(rank * step, VOCAB), min((rank + 1) * step, VOCAB))
 
 
 class Collectives(TorchDispatchMode):

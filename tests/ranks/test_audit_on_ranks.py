@@ -18,6 +18,8 @@ from tests.ranks.launch import launched
 from zloss.cli.main import main
 from zloss.ranks.job import Job
 
+pytestmark = pytest.mark.timeout(900)  # the launches that these tests share count for the first of them
+
 
 def numbers(value: Any, path: str = "") -> dict[str, float]:
     """Every number of a report by its place, without the time it took."""

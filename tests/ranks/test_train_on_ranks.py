@@ -19,6 +19,8 @@ from zloss.train.data.micro_batches import micro_batches
 from zloss.train.folder.step_log import read_steps
 from zloss.train.start.run_start import prepare_start
 
+pytestmark = pytest.mark.timeout(900)  # the launches that these tests share count for the first of them
+
 
 def numbers(value: Any, path: str = "") -> dict[str, Any]:
     """Every entry of a file by its place, without the time a step took."""

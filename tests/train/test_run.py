@@ -185,18 +185,21 @@ def test_finished_runs_are_skipped_and_other_settings_refused(grid: tuple[Path, 
         run_grid(Grid(replace(grid[1], lr=2e-3), ("ce",), (1e-2,), (1,)), grid[0])
 
 
-def test_a_finished_run_without_a_readable_config_is_made_anew(tmp_path: Path) -> None:
+def test_a_finished_run_without_a_readable_config_is_not_overwritten(tmp_path: Path) -> None:
     """Its settings were overwritten by others, and its metrics stayed."""
     config = tiny_config(tmp_path, steps=3, warmup=1, gradient_blocks=0)
     run_grid(Grid(config, ("ce",), (1e-2,), (1,)), tmp_path / "out", options=RunOptions(checkpoint_every=0))
     place = tmp_path / "out" / "ce-0-s1"
-    for cut in ("", "[]", (place / "config.json").read_text()[:100]):
+    assert read_run_provenance(place).row_pass in ("c", "torch")
+    metrics, settings = (place / "metrics.json").read_bytes(), (place / "config.json").read_text()
+    for cut in ("", "[]", settings[:100]):
         (place / "config.json").write_text(cut)
         assert not is_finished(place)
-    other = replace(config, steps=2, lr=2e-3)
-    run_grid(Grid(other, ("ce",), (1e-2,), (1,)), tmp_path / "out", options=RunOptions(checkpoint_every=0))
-    assert json.loads((place / "metrics.json").read_text())["steps"] == len(read_steps(place)) == 2
-    assert read_run_provenance(place).row_pass in ("c", "torch")
+        other = replace(config, steps=2, lr=2e-3)
+        with pytest.raises(InputError, match="holds a finished run whose settings are unknown"):
+            run_grid(Grid(other, ("ce",), (1e-2,), (1,)), tmp_path / "out", options=RunOptions(checkpoint_every=0))
+        assert (place / "metrics.json").read_bytes() == metrics
+        assert len(read_steps(place)) == 3
 
 
 def test_a_run_of_an_earlier_version_keeps_its_folder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from zloss.results.reproduction import ReproductionRecord
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "cannot be tested here"
-MARKS = {HOLDS: "✓ holds", FAILS: "✗ does not hold", UNTESTED: "○ cannot be tested here"}
+MARKS = {HOLDS: "✓ holds", FAILS: "✗ does not hold", UNTESTED: "○ not testable here"}
 
 
 def reproductions() -> list[tuple[str, ReproductionRecord]]:
@@ -47,7 +47,14 @@ def claims() -> str:
     for page, record in reproductions():
         if not record.claims:
             continue
-        lines = [(claim.statement, MARKS[claim.verdict], claim.evidence.replace("_", "\\_")) for claim in record.claims]
+        lines = [
+            (
+                claim.statement,
+                MARKS[claim.verdict].replace(" ", "\N{NO-BREAK SPACE}"),
+                claim.evidence.replace("_", "\\_"),
+            )
+            for claim in record.claims
+        ]
         parts += [f"### {record.label}", f"{record.title}. [Numbers, settings and deviations](results/{page}.md)."]
         parts.append(table(("the paper", "here", "our numbers, or the reason"), lines))
     return "\n\n".join(parts)

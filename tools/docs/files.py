@@ -30,6 +30,8 @@ WRITTEN = {
     "zloss.centering/1": ("centering.json", "`zloss center`"),
     "zloss.drift/1": ("drift.json", "`zloss drift`"),
     "zloss.drift-checkpoint/1": ("kept.json", "`zloss drift`, one per checkpoint"),
+    "zloss.recommend-plan/1": ("plan.json", "`zloss recommend`"),
+    "zloss.recommendation/1": ("recommendation.json", "`zloss recommend`"),
     "zloss.reproduction/1": ("LABEL.json", "`zloss reproduce LABEL`"),
 }
 NAMES = {float: "number", int: "integer", str: "text", bool: "true or false", Any: "any value", type(None): "null"}

@@ -43,13 +43,17 @@ class Audit:
         from zloss.report.terminal.audit import print_audit, print_next_command
         from zloss.results.folder import check_folder
         from zloss.results.folder_lock import locked_folder
-        from zloss.results.folder_owner import Owner, refuse_other, text_name
+        from zloss.results.folder_owner import Owner, place_of, refuse_other, text_name
 
         folder = Path(self.out)
         text = text_name(self.config.texts, self.config.corpus)
         with open_job() as job, ExitStack() as held:
             job.from_first(check_folder, folder)
-            job.from_first(lambda: refuse_other(folder, Owner("audit", self.config.model, text), force=self.force))
+            job.from_first(
+                lambda: refuse_other(
+                    folder, Owner("audit", self.config.model, text, place_of(self.config.model)), force=self.force
+                )
+            )
             job.from_first(lambda: held.enter_context(locked_folder(folder)))
             report = run_audit_of(
                 job,

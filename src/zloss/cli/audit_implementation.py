@@ -46,12 +46,16 @@ class AuditImplementation:
         from zloss.report.terminal.implementation_audit import print_implementation_audit
         from zloss.results.folder import check_folder
         from zloss.results.folder_lock import locked_folder
-        from zloss.results.folder_owner import Owner, refuse_other, text_name
+        from zloss.results.folder_owner import Owner, place_of, refuse_other, text_name
 
         folder = Path(self.out)
         check_folder(folder)
         text = text_name(self.config.texts, self.config.corpus)
-        refuse_other(folder, Owner("implementation-audit", self.config.model, text), force=self.force)
+        refuse_other(
+            folder,
+            Owner("implementation-audit", self.config.model, text, place_of(self.config.model)),
+            force=self.force,
+        )
         with locked_folder(folder):
             audit = run_implementation_audit(self.config, progress=choose_progress(self.quiet), command=command_line())
             results = decide_results(implementation_audits=(audit,), thresholds=self.thresholds)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import sys
+import textwrap
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,7 +48,7 @@ class Train:
     stress: StressName | None = None
     """A stress setting of the paper: its coefficient, learning rate and clipping, where they are not given."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: RunOptions(trackers=("tensorboard",))
+        default_factory=lambda: RunOptions(trackers=("tensorboard",), validate_every=TrainConfig.steps // 10)
     )
     out: str = "zloss-train"
     """Folder of the runs."""
@@ -104,7 +106,7 @@ class Train:
                     options=replace(self.options, trackers=trackers, command=command_line()),
                     view=choose_view(quiet),
                     progress=choose_progress(quiet),
-                    say=(lambda text: None) if quiet else print,
+                    say=(lambda text: None) if quiet else _say,
                     job=job,
                 )
             except KeyboardInterrupt:
@@ -134,3 +136,9 @@ class Train:
             if value != default:
                 raise InputError(f"`{name}` is for a mixture of experts: give `moe` as well.")
         return Grid(config, self.methods, self.coef, self.seeds)
+
+
+def _say(text: str) -> None:
+    """A line, broken between words where it is wider than the terminal."""
+    width = shutil.get_terminal_size().columns
+    print(textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))

@@ -68,6 +68,7 @@ def token_tables(measurement: Measurement, hidden_TD: Tensor, target_T: Tensor) 
     """Token quantities chunk by chunk; both coordinates are read from the same two products with the head."""
     problem = measurement.problem(hidden_TD, target_T)
     for chunk, shape_CD in shaped_chunks(problem):
+        assert isinstance(chunk.tokens, slice)  # a measurement holds all its tokens
         yield TokenTable(
             chunk.tokens,
             chunk.injection.cross_entropy,

@@ -20,7 +20,7 @@ PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 def refuse_missing_folder(name: str) -> None:
     """An error where `name` can only be a folder and there is none."""
     if not Path(name).is_dir() and looks_like_a_path(name):
-        raise CheckpointError(f"there is no folder {name}.{near_folder(name)}")
+        raise CheckpointError(f"no model {name!r}: there is no such folder.{near_folder(name)}")
 
 
 def looks_like_a_path(name: str) -> bool:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zloss.errors import InputError
+from zloss.ranks.token_shard import TokenShard
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -38,6 +39,24 @@ def local_shard(name: str, tensor: Tensor, dim: int) -> tuple[Tensor, dist.Proce
             f"elsewhere, but its placements are {tuple(tensor.placements)}: call `{name}.redistribute(...)` first."
         )
     return tensor.to_local(), tensor.device_mesh.get_group(axis)
+
+
+def local_tokens(hidden: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, TokenShard] | None:
+    """Own hidden states [..., D] and whose they are, where they are sharded over tokens along `group` and nothing else; the
+    gradient that comes back is of own tokens. None for any other tensor."""
+    if not is_dtensor(hidden):
+        return None
+    sharded = [axis for axis, place in enumerate(hidden.placements) if not place.is_replicate()]
+    if len(sharded) != 1 or hidden.dim() < 2:
+        return None
+    place: Any = hidden.placements[sharded[0]]
+    mesh_group = hidden.device_mesh.get_group(sharded[0])
+    if not place.is_shard() or place.dim % hidden.dim() == hidden.dim() - 1:
+        return None
+    if dist.get_process_group_ranks(mesh_group) != dist.get_process_group_ranks(group):
+        return None
+    local = hidden.to_local(grad_placements=hidden.placements)
+    return local, TokenShard(tuple(hidden.shape[:-1]), place.dim % hidden.dim(), group, local.device)
 
 
 def replicated(name: str, tensor: Tensor | None) -> Tensor | None:

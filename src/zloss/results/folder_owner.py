@@ -5,6 +5,7 @@ A folder has one page, report.html, so it has room for one result of the kinds t
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +15,18 @@ from typing import Any
 from zloss.errors import OutputError
 
 PAGE_FILE, DECISIONS_FILE, FIGURES = "report.html", "decisions.json", "figures"
+PLACE_KEY = "place"
+"""The key of `place_of` among the facts of a model."""
 NAMES = {
     "audit": "an audit",
     "loss-audit": "an audit of the loss",
     "implementation-audit": "an implementation audit",
     "drift": "a drift",
     "comparison": "a comparison of training runs",
+    "recommendation": "a recommendation",
 }
 """Kind, as a schema names it → what it is called in an error."""
-RECORD_FILES = ("report.json", "implementation_audit.json", "drift.json", "comparison.json")
+RECORD_FILES = ("report.json", "implementation_audit.json", "drift.json", "comparison.json", "recommendation.json")
 """Files of the records that have a page."""
 
 
@@ -36,21 +40,24 @@ class Owner:
     """The model, the run or the loss, as it was asked for."""
     text: str = ""
     """Name of the text; empty where there is none."""
+    place: str = ""
+    """`place_of` the model, where it is known: models of one name may lie in different folders."""
 
     def same(self, other: Owner) -> bool:
-        """Whether a later result may take the place of an earlier one. Paths are compared as far as both are known."""
-        if (self.kind, self.text) != (other.kind, other.text):
-            return False
-        mine, theirs = Path(self.subject), Path(other.subject)
-        if mine.name != theirs.name:
-            return False
-        both_exist = len(mine.parts) > 1 and len(theirs.parts) > 1 and mine.exists() and theirs.exists()
-        return not both_exist or mine.resolve() == theirs.resolve()
+        """Whether a later result may take the place of an earlier one."""
+        mine, theirs = ((one.kind, Path(one.subject).name, one.text) for one in (self, other))
+        return mine == theirs and (self.place == other.place or not self.place or not other.place)
 
     def __str__(self) -> str:
         subject = Path(self.subject).name
-        about = f" of {subject}" if self.kind in ("audit", "implementation-audit", "drift") else f" {subject}"
-        return NAMES[self.kind] + (about if subject else "") + (f" on {self.text}" if self.text else "")
+        word = {"loss-audit": "", "recommendation": "for "}.get(self.kind, "of ")
+        return NAMES[self.kind] + (f" {word}{subject}" if subject else "") + (f" on {self.text}" if self.text else "")
+
+
+def place_of(model: str) -> str:
+    """A checksum of where a local model lies, which tells nothing of the folders; empty for a name on the hub."""
+    path = Path(model)
+    return hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16] if path.exists() else ""
 
 
 def text_name(texts: Sequence[str], corpus: str | None) -> str:
@@ -62,8 +69,9 @@ def refuse_other(folder: Path, mine: Owner, *, force: bool = False) -> None:
     """An error where the folder holds a result of something else, unless it may be replaced."""
     for there in [] if force else owners(folder):
         if not there.same(mine):
+            which = f"{mine}" if str(mine) != str(there) else "one of another folder with that name"
             raise OutputError(
-                f"{folder} holds {there}, and this is {mine}: choose another folder, or pass `force` to replace it."
+                f"{folder} holds {there}, and this is {which}: choose another folder, or pass `force` to replace it."
             )
 
 
@@ -107,9 +115,12 @@ def _owner(file: Path) -> Owner | None:
         return None
     if kind == "loss-audit":
         return Owner(kind, _text(data, "provenance", "loss"))
+    if kind == "recommendation":
+        return Owner(kind, _text(data, "tested", "model"), _text(data, "tested", "text"))
     if kind == "drift":
         return Owner(kind, _text(data, "model"), _text(data, "corpus"))
-    return Owner(kind, _text(data, "model", "name"), _text(data, "corpus", "name"))
+    place = _text(data, "model", PLACE_KEY) or _text(data, "model", "extra", PLACE_KEY)
+    return Owner(kind, _text(data, "model", "name"), _text(data, "corpus", "name"), place)
 
 
 def _text(data: Any, *path: str) -> str:

@@ -156,6 +156,7 @@ def _head_loss(
         normalizer=normalizer,
         weight_grad_buffer=weight_grad_buffer,
         group=head.group,
+        tokens=head.tokens,
     )
     parts = _BACKENDS[resolve_backend(options.backend, hidden.device, problem.dtype)](problem)
     if problem.poisoned_T is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.errors import CoordinateError, ShapeError
+from zloss.ranks.token_shard import TokenShard
 from zloss.ranks.vocabulary_shard import VocabularyShard, whole_vocabulary
 from zloss.transport.backends.product_plan import ProductPlan, fp32_plan, plan_products
 from zloss.transport.gradient_buffer import check_gradient_buffer
@@ -59,6 +60,8 @@ class HeadProblem:
     options: HeadOptions
     weight_grad_buffer: Tensor | None = None
     """Where dW is added, in place of a gradient of its own."""
+    tokens: TokenShard | None = None
+    """Whose tokens `hidden_TD` has, where each rank holds its own; None where this process holds all of them."""
 
     @property
     def vocab(self) -> int:
@@ -69,6 +72,12 @@ class HeadProblem:
     def operands(self) -> Operands:
         """What the loss is differentiated by."""
         return self.hidden_TD, self.weight_VD, self.bias_V
+
+    def largest_hidden(self) -> Tensor:
+        """max |u| over all tokens."""
+        own_TD = self.hidden_TD.detach().abs()
+        largest = own_TD.amax() if own_TD.numel() else own_TD.new_zeros(())
+        return largest if self.tokens is None else self.shard.max_(largest)
 
     def with_operands(self, hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> HeadProblem:
         return replace(self, hidden_TD=hidden_TD, weight_VD=weight_VD, bias_V=bias_V)
@@ -90,30 +99,35 @@ def prepare_head(
     normalizer: float | Tensor | None = None,
     weight_grad_buffer: Tensor | None = None,
     group: ProcessGroup | None = None,
+    tokens: TokenShard | None = None,
 ) -> HeadProblem:
     """Check the tensors against each other and the options, and flatten the leading dimensions.
 
-    With a `group`, `weight` and `bias` are this rank's rows, in rank order.
+    With a `group`, `weight` and `bias` are this rank's rows, in rank order; with `tokens`, `hidden` has own tokens only.
     """
     _check_shapes(hidden, weight, target, bias, token_weight)
     check_gradient_buffer(weight_grad_buffer, weight, options)
     dtype = compute_dtype(hidden, weight, bias)
+    leading = tuple(hidden.shape[:-1]) if tokens is None else tokens.leading
     first_masked = None if bias is None else _first_minus_inf(bias)
     if group is None:
         shard = whole_vocabulary(options.vocab_of(weight.shape[0]))
         masked = first_masked is not None and first_masked < shard.total
     else:
-        shard, masked = agree_on_shards(hidden, weight, target, options, group, bias=bias, first_masked=first_masked)
+        shard, masked = agree_on_shards(
+            hidden, weight, target, options, group, bias=bias, first_masked=first_masked, leading=leading
+        )
     targets = prepare_targets(
-        target, hidden.shape[:-1], shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
+        target, torch.Size(leading), shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
     if masked:
         _refuse_mean_of_masked(options)
     flat_TD = hidden.reshape(-1, hidden.shape[-1])
-    poisoned_T = _poisoned_tokens(flat_TD, targets.valid_T)
+    poisoned_T = _poisoned_tokens(flat_TD, targets.valid_T, tokens)
     rounding = autocast_dtype(hidden.device.type, dtype)
     if poisoned_T is not None:
-        flat_TD = torch.where(poisoned_T.unsqueeze(1), flat_TD.new_zeros(()), flat_TD)
+        own_T = poisoned_T if tokens is None else poisoned_T[tokens.own]
+        flat_TD = torch.where(own_T.unsqueeze(1), flat_TD.new_zeros(()), flat_TD)
     return HeadProblem(
         hidden_TD=flat_TD,
         weight_VD=weight,
@@ -144,6 +158,7 @@ def prepare_head(
         grad_enabled=torch.is_grad_enabled(),
         options=options,
         weight_grad_buffer=weight_grad_buffer,
+        tokens=tokens,
     )
 
 
@@ -194,8 +209,11 @@ def _refuse_mean_of_masked(options: HeadOptions) -> None:
         )
 
 
-def _poisoned_tokens(hidden_TD: Tensor, valid_T: Tensor) -> Tensor | None:
-    poisoned_T = ~valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
+def _poisoned_tokens(hidden_TD: Tensor, valid_T: Tensor, tokens: TokenShard | None) -> Tensor | None:
+    own_valid_T = valid_T if tokens is None else valid_T[tokens.own]
+    poisoned_T = ~own_valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
+    if tokens is not None:
+        poisoned_T = tokens.whole(poisoned_T)
     if may_read(poisoned_T) and not bool(poisoned_T.any()):
         return None
     return poisoned_T

@@ -74,7 +74,7 @@ def head_source(
         memory_budget=memory_budget,
     )
     check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
-    head = open_head(hidden, weight, bias, target, token_weight, group)
+    head = open_head(hidden, weight, bias, target, token_weight, group, whole_tokens=True)
     problem = prepare_head(
         head.hidden,
         head.weight,

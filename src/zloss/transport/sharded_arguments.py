@@ -10,7 +10,8 @@ from torch.distributed import ProcessGroup
 
 from zloss.errors import InputError
 from zloss.ranks.agreement import Shared, exchange, fingerprint, tokens_fingerprint
-from zloss.ranks.distributed_tensors import local_shard, replicated
+from zloss.ranks.distributed_tensors import local_shard, local_tokens, replicated
+from zloss.ranks.token_shard import TokenShard
 from zloss.ranks.vocabulary_shard import VocabularyShard
 from zloss.transport.options import HeadOptions, check_vocab
 
@@ -25,6 +26,8 @@ class OpenHead:
     target: Tensor
     token_weight: Tensor | None
     group: ProcessGroup | None
+    tokens: TokenShard | None = None
+    """Whose tokens `hidden` has, where each rank holds its own; None where they are whole on every rank."""
 
 
 def open_head(
@@ -34,17 +37,26 @@ def open_head(
     target: Tensor,
     token_weight: Tensor | None,
     group: ProcessGroup | None,
+    *,
+    whole_tokens: bool = False,
 ) -> OpenHead:
-    """Rows of this rank where the head is a DTensor with Shard(0); hidden states and targets whole on every rank."""
+    """Rows of this rank where the head is a DTensor with Shard(0); targets whole on every rank.
+
+    Hidden states are own ones where they are sharded over the tokens along the same group, unless `whole_tokens`; else
+    they are whole on every rank.
+    """
     weight, group = _opened("weight", weight, 0, group)
     if bias is not None:
         bias, bias_group = local_shard("bias", bias, 0)
         if bias_group is not None and group is None:
             raise InputError("`bias` is sharded but `weight` is not: shard both along the vocabulary, or neither.")
-    hidden_, target_ = replicated("hidden", hidden), replicated("target", target)
-    assert hidden_ is not None
+    target_, token_weight = replicated("target", target), replicated("token_weight", token_weight)
     assert target_ is not None
-    return OpenHead(hidden_, weight, bias, target_, replicated("token_weight", token_weight), group)
+    if group is not None and not whole_tokens and (own := local_tokens(hidden, group)) is not None:
+        return OpenHead(own[0], weight, bias, target_, token_weight, group, own[1])
+    hidden_ = replicated("hidden", hidden)
+    assert hidden_ is not None
+    return OpenHead(hidden_, weight, bias, target_, token_weight, group)
 
 
 def open_logits(
@@ -79,16 +91,18 @@ def agree_on_shards(
     bias: Tensor | None = None,
     first_masked: int | None = None,
     dim: int = 0,
+    leading: tuple[int, ...] | None = None,
 ) -> tuple[VocabularyShard, bool]:
     """The rows of this rank among those of the group, and whether a row inside log Z has a bias of -inf on any rank.
 
     Rows are numbered in rank order. `sharded` has its rows along `dim`; `differentiable` gets a gradient, which is summed
-    over ranks or not, alike on all. `first_masked` is the first own row whose bias is -inf.
+    over ranks or not, alike on all. `first_masked` is the first own row whose bias is -inf. `leading` is the shape of the
+    tokens of all ranks, where `differentiable` has own ones.
     """
     if options.backend == "dense":
         raise InputError("backend='dense' needs the whole head on one process: use 'auto', 'chunked' or 'triton'.")
     grads = (torch.is_grad_enabled(), differentiable.requires_grad, bias is None)
-    leading = tuple(differentiable.shape[:-1])
+    leading = tuple(differentiable.shape[:-1]) if leading is None else leading
     shared = [
         Shared(int(target.numel()), "have `target` of different sizes: each rank needs the same tokens."),
         Shared(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,6 +177,29 @@ def test_a_finished_recommendation_is_made_again_from_its_files(
     monkeypatch.setattr(kept_audits, "run_audit", lambda *_, **__: pytest.fail("the audit was made again"))
     again = run_recommendation(tiny_recommendation(model, max_arms=1), plain[1])
     assert numbers(again) == numbers(plain[0])
+
+
+def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budget(
+    plain: Made, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan had room for a second arm and a third seed; when their turn comes the time is over."""
+    from zloss.protocol.recommend import arm_runs, prepare
+
+    folder = Path(shutil.copytree(plain[1], tmp_path / "out"))
+    planned = prepare.plan_time
+    monkeypatch.setattr(prepare, "check_budget", lambda *_: None)
+    monkeypatch.setattr(prepare, "plan_time", lambda *given, **options: planned(*given, **{**options, "budget": None}))
+    monkeypatch.setattr(arm_runs, "run_training", lambda *_, **__: pytest.fail("a run began"))
+    said: list[str] = []
+    config = tiny_recommendation(model, max_arms=2, seeds=(1, 2, 3), budget="1s")
+    found = run_recommendation(config, folder, say=said.append)
+    # Another request on the same runs: they are kept, and so are their steps.
+    assert "ce, seed 1: kept from before" in said
+    assert found.confirmation == plain[0].confirmation
+    left_out = [arm for arm in found.arms if arm.state == "left out"]
+    assert [arm.reason for arm in left_out] == ["the budget has no room for it"]
+    assert "the budget had no room for seed 3" in found.notes
+    assert found.confirmation_seeds == (2,)
 
 
 def test_another_training_in_the_same_folder_is_refused(plain: Made, model: Path) -> None:

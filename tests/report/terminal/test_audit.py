@@ -35,6 +35,17 @@ def test_every_number_and_stage_is_printed(report: AuditReport) -> None:
     assert "…" not in text
 
 
+def test_a_wide_terminal_has_the_meanings_beside_the_numbers(report: AuditReport) -> None:
+    narrow, wide = (printed(width) for width in (80, 140))
+    for console, _ in (narrow, wide):
+        print_audit(report, console)
+    meaning = "p99.9 of |log Z − c|, the log-normalizer tail"
+    (line,) = [line for line in wide[1].getvalue().splitlines() if meaning in line]
+    assert number(report.heads.raw.p_z_999) in line
+    (line,) = [line for line in narrow[1].getvalue().splitlines() if meaning in line]
+    assert line.startswith("P_Z^99.9: ")
+
+
 def test_names_with_brackets_are_printed_as_they_are(report: AuditReport) -> None:
     console, stream = printed()
     print_audit(replace(report, model=replace(report.model, name="[red]model[/red]")), console)

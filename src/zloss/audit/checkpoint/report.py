@@ -18,6 +18,7 @@ from zloss.results.audit import (
     TiedPaths,
 )
 from zloss.results.figure_data import MAX_SINGULAR_VALUES, Figures, Spectrum
+from zloss.results.folder_owner import PLACE_KEY, place_of
 from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
 from zloss.transport.backends.native.rows import row_pass_name
@@ -118,6 +119,7 @@ def _model_info(audit: AuditMeasurements) -> ModelInfo:
             "class": type(model).__name__,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "dtype": audit.config.dtype,
+            PLACE_KEY: place_of(audit.config.model),
             "logit_agreement": audit.agreement,
         },
     )

@@ -31,6 +31,7 @@ from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
 from zloss.results.audit import CorpusInfo, ModelInfo
+from zloss.results.folder_owner import PLACE_KEY, place_of
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
@@ -172,6 +173,7 @@ def _model_info(config: ImplementationAuditConfig, model: AuditedHead) -> ModelI
         extra={
             "source": model.checkpoint.source,
             "class": type(model.checkpoint.model).__name__,
+            PLACE_KEY: place_of(config.model),
             "parameters": sum(parameter.numel() for parameter in model.checkpoint.model.parameters()),
         },
     )

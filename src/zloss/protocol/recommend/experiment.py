@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -76,8 +75,7 @@ class Experiment:
         self._session, self._prepared, self._plan = session, prepared, prepared.plan
         options = RunOptions(checkpoint_every=self._plan.checkpoint_every, command=session.command)
         self._runner = ArmRunner(prepared.start, session.runs_folder, options, session.view, session.progress)
-        self._measured = list[float]()
-        self._done = 0
+        self._slowdowns = list[float]()
         self._notes = list[str]()
 
     def run(self) -> Outcome:
@@ -148,14 +146,13 @@ class Experiment:
         kept = self._runner.is_kept(config)
         if not kept:
             session.say(f"{arm.label}, seed {seed}: {left} runs left, about {duration(left * self._run_seconds())}")
-        began = time.monotonic()
         found = self._runner.run(config, Watch(session.stopwatch.tick, endpoints, session.thresholds))
-        self._done += 1
         session.stopwatch.save()
         if kept:
             session.say(f"{arm.label}, seed {seed}: kept from before")
-        elif isinstance(found, FinishedRun):
-            self._measured.append(time.monotonic() - began)
+        if isinstance(found, FinishedRun) and found.provenance is not None and self._plan.step_seconds:
+            # Of all steps, those before an interruption included.
+            self._slowdowns.append(found.provenance.train_seconds / (self._plan.steps * self._plan.step_seconds))
         return found
 
     def _fits(self, arm: Arm, seed: int, runs: int) -> bool:
@@ -165,10 +162,9 @@ class Experiment:
         return kept or budget is None or self._session.stopwatch.seconds + runs * self._run_seconds() <= budget
 
     def _run_seconds(self) -> float:
-        """Time of a run: the slowest that was measured by this command, else what the plan expects."""
-        if self._measured:
-            return max(self._measured[-2:])
-        return self._plan.steps * (self._plan.step_seconds or 0.0) + (self._plan.run_seconds or 0.0)
+        """Time of a run: what the plan expects, times how much slower the last two runs were than their plan."""
+        expected = self._plan.steps * (self._plan.step_seconds or 0.0) + (self._plan.run_seconds or 0.0)
+        return expected * max(self._slowdowns[-2:], default=1.0)
 
     def _say_so_far(self, selection: Comparison, key: tuple[str, float]) -> None:
         arm = next((arm for arm in judge_arms(selection) if arm.key == key), None)

@@ -34,12 +34,9 @@ def run_metrics(
 ) -> RunMetrics | None:
     """Everything of metrics.json; a number that does not exist is None with its reason.
 
-    The ranks of a job share the pass over the validation blocks, but for a mixture of experts, whose routing the first rank
-    reads alone. The first one has the metrics, the others None.
+    The ranks of a job share the pass over the validation blocks. The first one has the metrics, the others None.
     """
     job = job or Job()
-    if config.moe is not None and not job.first:
-        return None
     checkpoint.model.eval()
     run = measured_run(config, data)
     measurement = measurement_of(find_head(checkpoint), coef=config.diag_coef, gain_beta=config.gain_beta)
@@ -47,7 +44,9 @@ def run_metrics(
     with hidden_states(checkpoint, measurement.head) as hidden_of:
         if routing is not None:
             hidden_of = _with_routing(hidden_of, checkpoint, data, config, routing)
-        validated = validate(measurement, data.valid, hidden_of, progress, Job() if config.moe is not None else job)
+        validated = validate(measurement, data.valid, hidden_of, progress, job)
+    if routing is not None and job.ranks > 1:
+        routing.join(job)
     if not job.first:
         return None
     return assembled_metrics(

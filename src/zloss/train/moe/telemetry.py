@@ -14,15 +14,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from zloss.ranks.job import Job
 from zloss.results.moe_config import MoeRun
 from zloss.results.routing_metrics import RouterLayers, RoutingMetrics
 from zloss.source.router.loss import RouterLoss
 from zloss.source.summary import exact_quantile
-from zloss.streaming import Quantiles
+from zloss.streaming import Accumulator, Quantiles
+from zloss.streaming.over_ranks import merged
 from zloss.train.moe.loss import RouterTerms
 from zloss.train.moe.router_variant import absolute_coef, applied_coef, relative_scale
 from zloss.train.moe.routing import Routing
 
+SUMS = ("_load_LE", "_entropy_L", "_correction", "_balance", "_over", "_violation", "_dropped", "_tokens")
+"""What `ValidationRouting` adds up over forward passes."""
 TAILS = {"router_log_z_p99": 0.99, "router_log_z_p999": 0.999, "router_log_z_max": 1.0}
 
 
@@ -76,18 +80,20 @@ class ValidationRouting:
 
     def __init__(self, moe: MoeRun) -> None:
         self._moe = moe
-        self._load_LE: Tensor | None = None
-        self._entropy_L: Tensor | None = None
+        shape = moe.layers, moe.experts
+        self._load_LE, self._entropy_L = (
+            torch.zeros(shape, dtype=torch.float64),
+            torch.zeros(shape[0], dtype=torch.float64),
+        )
         self._correction = self._balance = self._over = self._violation = self._dropped = 0.0
         self._tokens = 0
-        self._log_z = Quantiles()
+        self._log_z: Accumulator = Quantiles()
 
     def update(self, routing: Routing, record: RouterLoss, balance: Tensor) -> None:
         """Add one forward pass."""
         tokens = routing.tokens
-        entropy_L = record.stats.entropy_per_layer.double() * tokens
-        self._load_LE = record.load.double() if self._load_LE is None else self._load_LE + record.load
-        self._entropy_L = entropy_L if self._entropy_L is None else self._entropy_L + entropy_L
+        self._load_LE += record.load.double().cpu()
+        self._entropy_L += record.stats.entropy_per_layer.double().cpu() * tokens
         self._correction += float(_present(record.correction_norm)) * tokens
         self._balance += float(balance) * tokens
         self._over += 0.0 if record.dropped is None else float(record.dropped) * tokens
@@ -96,11 +102,20 @@ class ValidationRouting:
         self._tokens += tokens
         self._log_z.update(_counted_log_z(record))
 
+    def join(self, job: Job) -> None:
+        """Add what the other ranks of a job have seen, on the first one."""
+        whole = merged({"log_z": self._log_z}, job.gather)
+        parts = job.gather({name: getattr(self, name) for name in SUMS})
+        if whole is not None:
+            self._log_z = whole["log_z"]
+        for part in parts[1:]:
+            for name, value in part.items():
+                setattr(self, name, getattr(self, name) + value)
+
     def metrics(self, step_tokens: int) -> RoutingMetrics:
         """Routing over all passes; `step_tokens` is the number of tokens of a training step."""
         moe = self._moe
-        assert self._load_LE is not None
-        assert self._entropy_L is not None
+        assert isinstance(self._log_z, Quantiles)
         entropy_L, cv_L = self._entropy_L / self._tokens, load_cv(self._load_LE)
         tails = {name: self._log_z.quantile(q) for name, q in TAILS.items()}
         return RoutingMetrics(

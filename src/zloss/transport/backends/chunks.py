@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zloss.ranks.token_shard import TokenChunk
 from zloss.ranks.vocabulary_shard import VocabularyShard
 from zloss.source.injection import Injection, WeightedSource
 from zloss.source.statistics import TokenStats
@@ -23,7 +24,8 @@ from zloss.transport.targets import Targets
 class LogitsChunk:
     """The rows of a chunk with their statistics, and what is injected. The buffers behind it are reused by the next."""
 
-    tokens: slice
+    tokens: slice | Tensor
+    """Places among all tokens: a range, or an index [C] where ranks hold tokens of their own."""
     index_C: Tensor
     """Targets as own rows; 0 where the target is another rank's."""
     rows: RowPass
@@ -69,6 +71,8 @@ class HeadChunk(LogitsChunk):
     """Whether E W and W[y] are of own rows alone, so that dh is to be summed over ranks."""
     mean_row_D: Tensor | None
     """w̄."""
+    part: TokenChunk | None = None
+    """Whose tokens they are, where ranks hold tokens of their own."""
 
 
 class ChunkedRun:

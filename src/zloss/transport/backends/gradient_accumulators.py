@@ -58,13 +58,23 @@ class GradientAccumulators:
         self._has_uniform = self._has_uniform or uniform_C is not None
         own_p_C, own_target_C = chunk.joined.own_exp(p_C), chunk.joined.own_target(target_C)
         if self._hidden_TD is not None and not chunk.partial:
-            self._hidden_TD[chunk.tokens] = self._hidden_gradient(chunk, p_C, target_C, uniform_C)
+            whole_CD = self._hidden_gradient(chunk, p_C, target_C, uniform_C)
+            if chunk.part is None:
+                self._hidden_TD[chunk.tokens] = whole_CD
+            else:
+                self._hidden_TD[chunk.part.own_rows] = whole_CD[chunk.part.own_in_chunk]
         elif self._hidden_TD is not None:
             shared_C = uniform_C if self._problem.shard.adds_shared_terms else None
-            own_CD = self._hidden_TD[chunk.tokens]
-            own_CD.copy_(self._hidden_gradient(chunk, own_p_C, own_target_C, shared_C))
+            own_CD = self._hidden_gradient(chunk, own_p_C, own_target_C, shared_C)
             # The sum over ranks runs beside the products of this chunk's dW and of the next chunk.
-            self._sums.append(self._problem.shard.start_sum_(own_CD))
+            if chunk.part is None:
+                place_CD = self._hidden_TD[chunk.tokens]
+                place_CD.copy_(own_CD)
+                self._sums.append(self._problem.shard.start_sum_(place_CD))
+            else:
+                while self._sums:  # what is summed is a buffer of its own here: one at a time
+                    self._sums.pop().wait()
+                self._sums.append(chunk.part.start_scatter(own_CD, self._hidden_TD))
         if self._weight_VD is not None:
             inside_VD = self._weight_VD[: self._problem.vocab]
             self._factors.add_(inside_VD, self._head, chunk, own_p_C, own_target_C, first=not self._started)

@@ -6,10 +6,12 @@ Axes: C tokens of a chunk, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from zloss.ranks.token_shard import TokenChunk
 from zloss.source.injection import inject
 from zloss.transport.backends.chunk_sizes import chunk_bounds
 from zloss.transport.backends.chunk_statistics import chunk_stats, mean_energy
@@ -40,27 +42,26 @@ def iterate_head_chunks(
     # Without a mean the entropy is not in E W; with a bias it also needs E·b, which 16-bit parts of E do not give, and on
     # a shard E W is of own rows alone.
     drop = plan.entropy and (not plan.mu or (bias_V is not None and products.parts > 0) or not shard.whole)
-    tokens = problem.hidden_TD.shape[0]
     bounds = chunk_bounds(
-        tokens,
+        targets.index_T.shape[0],
         shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.parts),
         options.chunk_size,
         device_type=products.device_type,
         memory_budget=options.memory_budget,
     )
-    longest = max([stop - start for start, stop in bounds], default=0)
+    spans = _spans(problem, bounds)
+    longest = max([span.count for span in spans], default=0)
     buffers_BCV = empty_rows(work.buffers, longest, problem.vocab, problem.dtype, products, problem.hidden_TD)
     narrow_NCV = empty_parts(products, longest, problem.vocab, problem.hidden_TD)
 
-    for start, stop in bounds:
-        chunk_tokens = slice(start, stop)
-        valid_C = targets.valid_T[chunk_tokens]
-        index_C, own_C = shard.own_targets(targets.index_T[chunk_tokens])
-        hidden_CD = _logits_(problem, head, bias_V, chunk_tokens, buffers_BCV[0, : stop - start])
+    for span, narrow_CD in _with_hidden(problem, spans):
+        valid_C = targets.valid_T[span.tokens]
+        index_C, own_C = shard.own_targets(targets.index_T[span.tokens])
+        hidden_CD = _logits_(problem, head, bias_V, narrow_CD, buffers_BCV[0, : span.count])
         rows = row_pass(
             work,
-            buffers_BCV[:, : stop - start],
-            narrow_NCV[:, : stop - start],
+            buffers_BCV[:, : span.count],
+            narrow_NCV[:, : span.count],
             index_C,
             norm=plan.p_norm,
             mean=plan.mu_residual,
@@ -99,7 +100,7 @@ def iterate_head_chunks(
         )
         check_rows(stats)
         yield HeadChunk(
-            tokens=chunk_tokens,
+            tokens=span.tokens,
             index_C=index_C,
             rows=rows,
             joined=joined,
@@ -111,7 +112,39 @@ def iterate_head_chunks(
             target_rows_CD=target_rows_CD,
             partial=partial,
             mean_row_D=mean_row_D,
+            part=span.part,
         )
+
+
+@dataclass(frozen=True)
+class _Span:
+    """The tokens of one chunk: a range of those of this process, or some of every rank."""
+
+    tokens: slice | Tensor
+    count: int
+    part: TokenChunk | None = None
+
+
+def _with_hidden(problem: HeadProblem, spans: list[_Span]) -> Iterator[tuple[_Span, Tensor]]:
+    """Every span with its hidden states [C, D]. Those of other ranks are fetched while the span before is worked on."""
+    own_TD = problem.hidden_TD.detach()
+    if problem.tokens is None:
+        yield from ((span, own_TD[span.tokens]) for span in spans)
+        return
+    parts = [span.part for span in spans if span.part is not None]
+    following = parts[0].start_gather(own_TD) if parts else None
+    for place, span in enumerate(spans):
+        assert following is not None
+        current = following
+        following = parts[place + 1].start_gather(own_TD) if place + 1 < len(parts) else None
+        yield span, current.wait()
+
+
+def _spans(problem: HeadProblem, bounds: list[tuple[int, int]]) -> list[_Span]:
+    if problem.tokens is None or not bounds:
+        return [_Span(slice(start, stop), stop - start) for start, stop in bounds]
+    longest = max(stop - start for start, stop in bounds)
+    return [_Span(part.tokens_C, len(part.tokens_C), part) for part in problem.tokens.chunks(longest)]
 
 
 def _means(problem: HeadProblem, head: HeadProducts, bias_V: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -138,10 +171,11 @@ def _over_ranks(
     return both_CX[:, :width].contiguous(), both_CX[:, width:]
 
 
-def _logits_(problem: HeadProblem, head: HeadProducts, bias_V: Tensor | None, tokens: slice, out_CV: Tensor) -> Tensor:
+def _logits_(
+    problem: HeadProblem, head: HeadProducts, bias_V: Tensor | None, narrow_CD: Tensor, out_CV: Tensor
+) -> Tensor:
     """out = s(W u + b) before the softcap; returns s·u in compute precision."""
     scale = problem.options.logit_scale
-    narrow_CD = problem.hidden_TD.detach()[tokens]
     if problem.rounding is not None:
         narrow_CD = narrow_CD.to(problem.rounding)
     hidden_CD = narrow_CD.to(problem.dtype)

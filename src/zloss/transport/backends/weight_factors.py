@@ -39,7 +39,7 @@ class WeightFactors:
         self._unit: Tensor | None = None
         self._unit_of_weight: Tensor | None = None
         if self._plan.parts and weight_T.numel():
-            width = problem.hidden_TD.detach().abs().amax().float() * abs(problem.options.logit_scale)
+            width = problem.largest_hidden().float() * abs(problem.options.logit_scale)
             largest = weight_T.detach().abs().amax()
             self._unit = power_of_two(largest * width, _EXPONENT)
             self._unit_of_weight = power_of_two(largest, _EXPONENT)
