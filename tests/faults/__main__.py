@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.faults.child import Child, debris, largest_file, run, warm_up
-from tests.faults.scenarios import Scenario, scenarios
+from tests.faults.scenarios import Scenario, recommendation, scenarios
 from tests.faults.write_events import full_from_write, kill_at_write
 
 
@@ -82,6 +82,8 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="zloss-faults-") as scratch:
         folder = Path(scratch)
         known = scenarios(folder / "inputs")
+        if campaign == "kills":
+            known["recommend"] = recommendation(folder / "inputs")
         for name, scenario in known.items():
             scenario.learn(folder / "reference")
             print(f"{name}: {scenario.seconds:.1f} s, {scenario.writes} writes", flush=True)

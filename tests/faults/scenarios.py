@@ -95,24 +95,35 @@ def scenarios(folder: Path) -> dict[str, Scenario]:
     }
 
 
+def recommendation(folder: Path) -> Scenario:
+    """The whole protocol on the model and the text of `scenarios(folder)`: audit, four runs of 100 steps, answer."""
+    model, text = folder / "gpt2", folder / "text.txt"
+    training = "--steps 100 --seeds 1,2 --max-arms 1 --micro-batch 1 --block-size 24 --blocks 100 --valid-blocks 88"
+    words = ["recommend", str(model), "--text", str(text), "--audit-blocks", "8", *training.split(), "--quiet"]
+    return Scenario("recommend", lambda place: [*words, "--out", str(place)], _recommendation_numbers)
+
+
+def _recommendation_numbers(place: Path) -> Any:
+    """The answer with all its numbers but times."""
+    found = json.loads((place / "recommendation.json").read_text())
+    kept = ("objective", "confidence", "why", "arms", "confirmation")
+    return _without_times({key: found[key] for key in kept if key in found})
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_times(inner) for key, inner in value.items() if "second" not in key}
+    return [_without_times(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _train_words(text: Path, place: Path) -> list[str]:
+    training = f"--methods standard --coef 1e-2 --steps {STEPS} --checkpoint-every 3 --trackers tensorboard"
     words = [
         "train",
         *SCRATCH,
-        "--methods",
-        "standard",
-        "--coef",
-        "1e-2",
-        "--steps",
-        str(STEPS),
+        *training.split(),
         "--text",
         str(text),
-    ]
-    words += [
-        "--checkpoint-every",
-        "3",
-        "--trackers",
-        "tensorboard",
         "--gradient-blocks",
         "2",
         "--save-model",
