@@ -117,7 +117,9 @@ def _proposed_by(arms: Sequence[Arm], key: tuple[str, float] | None) -> tuple[st
 
 def _few_seeds(outcome: Outcome, answer: Answer) -> tuple[str, ...]:
     if len(outcome.seeds) == 2 and answer.method != CE:
-        return ("one confirming seed has no spread over seeds, so nothing can be confirmed: give three seeds",)
+        return (
+            "one confirming seed has no spread over seeds, so nothing can be confirmed: give three seeds and the time for them",
+        )
     return ("undecided means: keep what you have",) if answer.level == UNDECIDED else ()
 
 

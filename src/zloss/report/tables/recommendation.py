@@ -53,10 +53,11 @@ def seeds_sentence(found: Recommendation) -> str:
     """Which seed selected and which confirmed."""
     if found.selection_seed is None:
         return "No run was made."
-    confirming = ", ".join(map(str, found.confirmation_seeds)) or "none"
+    seeds = ", ".join(map(str, found.confirmation_seeds)) or "none"
+    word = "seeds" if len(found.confirmation_seeds) > 1 else "seed"
     return (
-        f"Seed {found.selection_seed} and half of the validation text selected; seeds {confirming} and the other half "
-        "confirmed. Numbers of the selection are not evidence: it chose by them."
+        f"Seed {found.selection_seed} and half of the validation text selected; {word} {seeds} and the other half were for "
+        "confirmation. Numbers of the selection are not evidence: it chose by them."
     )
 
 
