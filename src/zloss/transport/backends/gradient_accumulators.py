@@ -37,7 +37,8 @@ class GradientAccumulators:
         self._weight_VD = None
         if self._given:
             assert problem.weight_grad_buffer is not None
-            self._weight_VD = self._factors.enter_(problem.weight_grad_buffer)
+            self._weight_VD = problem.weight_grad_buffer
+            self._factors.enter_(self._weight_VD[: problem.vocab])
         elif weight:
             self._weight_VD = torch.empty(rows, width, dtype=dtype, device=device)
         self._bias_V = torch.zeros(rows, dtype=dtype, device=device) if bias else None

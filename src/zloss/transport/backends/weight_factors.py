@@ -49,9 +49,11 @@ class WeightFactors:
         """Whether chunks are added in a unit other than the gradient's."""
         return self._unit is not None
 
-    def enter_(self, given_VD: Tensor) -> Tensor:
-        """A given buffer in the unit in which chunks are added."""
-        return given_VD if self._unit is None else given_VD.mul_(self._unit)
+    def enter_(self, given_VD: Tensor) -> None:
+        """Put a given buffer into the unit in which chunks are added."""
+        if self._unit is not None:
+            given_VD.mul_(self._unit)
+            wide_pass("given dW in the unit of its chunks", (given_VD,), (given_VD,))
 
     def leave(self, weight_VD: Tensor, uniform_D: Tensor | None, out_VD: Tensor) -> None:
         """out = dW in the unit of the gradient, less its part along 1/V, in one pass; out may be dW itself."""
