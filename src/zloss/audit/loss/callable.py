@@ -308,3 +308,9 @@ def _read_item(item: Item) -> Reported:
         return Reported(item.name, value, (), None, False)
     number = float(value.detach().double().reshape(())) if value.numel() == 1 else None
     return Reported(item.name, number, tuple(value.shape), value.dtype, value.requires_grad)
+
+
+def loss_name(function: Callable[..., Any]) -> str:
+    """What an audit calls a loss that was given no name."""
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    return f"the loss {name!r}"

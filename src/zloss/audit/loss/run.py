@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import math
-import platform
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-import zloss
-from zloss.audit.loss import probes
-from zloss.audit.loss.bf16_inputs import bf16_input_error
-from zloss.audit.loss.callable import BlackBox, LossFunction
-from zloss.audit.loss.describe import cannot_tell
-from zloss.audit.loss.evidence import Evidence
-from zloss.audit.loss.findings import CHECKS
-from zloss.audit.loss.identify import Identification, identify
-from zloss.audit.loss.probes import Space
-from zloss.audit.loss.reach import try_sizes
-from zloss.audit.loss.settle import settle
-from zloss.audit.loss.source_error import audited_probe, measure_source
+from zloss.audit.loss.callable import BlackBox, LossFunction, loss_name
 from zloss.audit.loss.time_limit import TIME_LIMIT
-from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError, UnknownNameError
-from zloss.results.loss_audit import LossAudit, SourceError
+from zloss.results.loss_audit import LossAudit
 from zloss.source.number_kind import is_number
 
 if TYPE_CHECKING:
     from zloss.audit.loss.model_tokens import ModelTokens
+    from zloss.console.progress import Progress
 
 EXPECTABLE = (
     "coef",
@@ -76,64 +62,24 @@ def audit_loss(
     >>> audit_loss(lambda z, y: F.cross_entropy(z, y) + 1e-3 * z.logsumexp(-1).square().mean()).identified.coordinate
     'raw'
     """
-    started = time.perf_counter()
+    # The questions are many modules; a program that only names this function does not load them.
+    from zloss.audit.loss.question import question
+
     wanted = _check_options(fn, off, per_token, expect, valid_vocab)
-    space, device = _space(valid_vocab), torch.device("cpu") if logits is None else logits.device
-    box = BlackBox(fn, name or _name(fn), linear, device, seed, ignore_index, time_limit=time_limit)
-    if ignore_index >= 0:
-        space = replace(space, avoid=frozenset({ignore_index}))
-    with (progress or Silent()).step("audit of the loss", None) as step:
-        space = settle(box, space, logits)
-        ident = identify(box, space, seed, lambda: step.advance(1))
-        off_box = None if off is None else box.like(off, _name(off))
-        token_box = None if per_token is None else box.like(per_token, _name(per_token))
-        probe, dtype = audited_probe(ident, logits, target, ignore_index, seed)
-        ident = _at_vocabulary(ident, probe.reference.lanes)
-        source, floor = measure_source(box, off_box, ident, probe, dtype)
-        source = replace(source, bf16_inputs=bf16_input_error(box, ident, seed))
-    with (progress or Silent()).step("sizes", None) as step:
-        reach = try_sizes(box, ident, seed, thorough=thorough, advance=lambda: step.advance(1))
-    evidence = Evidence(box, off_box, token_box, wanted, ident, source, floor, seed, reach)
-    findings = tuple(check(evidence) for check in CHECKS)
-    drifted = next((f for f in findings if f.id == "not_repeatable" and f.verdict == "finding"), None)
-    if drifted is not None:
-        # State may show only after many calls: nothing that was identified before holds.
-        told = cannot_tell(drifted.sentence, ident.identified.computes_in, ident.space, targets=box.targets)
-        ident = replace(ident, identified=told, selection=replace(ident.selection, how="unexplained"))
-        source = SourceError(None, None, None, reason="the loss is not repeatable")
-        evidence = replace(evidence, ident=ident, source=source, reach=(), stable=False)
-        findings = tuple(drifted if f.id == drifted.id else f for f in (check(evidence) for check in CHECKS))
-    on_model = None
-    if model_tokens is not None:
-        from zloss.audit.loss.on_model import source_on_model
-
-        on_model = source_on_model(box, off_box, ident, model_tokens, progress or Silent())
-    provenance = {
-        "loss": box.name,
-        "linear": linear,
-        "device": str(box.device),
-        "probe_dtype": str(ident.dtype).removeprefix("torch."),
-        "probe_tokens": ident.space.tokens,
-        "probe_vocab": space.lanes,
-        "sizes": [one.words for one in reach],
-        "thorough": thorough,
-        "calls": box.calls,
-        "seed": seed,
-        "zloss": zloss.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    return LossAudit(ident.identified, findings, source, provenance, target_model=on_model)
-
-
-def _at_vocabulary(ident: Identification, lanes: int) -> Identification:
-    """State a c that follows log V for the vocabulary of the audited logits, not for that of the probes."""
-    got = ident.identified
-    if got.target_rule != "log_v" or got.target is None or got.vocab is None or lanes == got.vocab:
-        return ident
-    moved = replace(got, target=got.target + math.log(lanes / got.vocab), vocab=lanes)
-    return replace(ident, identified=moved)
+    device = torch.device("cpu") if logits is None else logits.device
+    box = BlackBox(fn, name or loss_name(fn), linear, device, seed, ignore_index, time_limit=time_limit)
+    return question(
+        box,
+        off,
+        per_token,
+        wanted,
+        valid_vocab=valid_vocab,
+        logits=logits,
+        target=target,
+        thorough=thorough,
+        model_tokens=model_tokens,
+        progress=progress,
+    )
 
 
 def _check_options(
@@ -152,14 +98,3 @@ def _check_options(
         if number and value is not None and not (is_number(value) and math.isfinite(value)):
             raise InputError(f"`expect[{key!r}]` is expected to be a finite number or None, but got {value!r}.")
     return wanted
-
-
-def _space(valid_vocab: int | None) -> Space:
-    if valid_vocab is None:
-        return Space(probes.VOCAB, probes.VOCAB)
-    return Space(valid_vocab, (valid_vocab // 64 + 1) * 64)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__qualname__", None) or type(function).__name__
-    return f"the loss {name!r}"
