@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def written(folder: Path, *words: str) -> tuple[int, dict[str, object], str]:
+def written(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     out = folder / "benchmarks"
     command = [sys.executable, str(BENCHMARKS / "all.py"), "--out", str(out), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -24,11 +25,11 @@ def test_a_command_becomes_rows_of_the_table(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="triton is not installed: pip install 'zloss[triton]'")
     code, record, page = written(tmp_path, "--only", "roofline")
     assert code == 0
-    (result,) = record["results"]  # type: ignore[misc]
+    (result,) = record["results"]
     assert len(result["figures"]) == 5
     assert all(figure["value"] <= figure["ceiling"] for figure in result["figures"])
     assert "| H100: operand / three 16-bit products |" in page
-    assert "cores" in record["machine"]  # type: ignore[operator]
+    assert "cores" in record["machine"]
 
 
 def test_a_figure_fails_only_beyond_its_noise() -> None:

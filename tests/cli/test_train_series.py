@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -27,7 +28,7 @@ def train(model: str, out: Path, *more: str) -> int:
     return main(["train", model, *SMALL, "--out", str(out), *more])
 
 
-def steps(run: Path) -> list[dict[str, object]]:
+def steps(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
 
 
@@ -61,7 +62,7 @@ def test_validation_while_training_is_recorded_and_changes_nothing(
     assert f"PPL {metrics['ppl']:.4g}" in line
     assert f"P_Z^99.9 {metrics['p_z_999']:.4g}" in line
     assert cell_len(line) <= 80
-    seen = {record["step"]: record["telemetry"].get("valid_ce") for record in steps(run)}  # type: ignore[attr-defined]
+    seen = {record["step"]: record["telemetry"].get("valid_ce") for record in steps(run)}
     assert [step for step, value in seen.items() if value is not None] == [2, 4, 6]
     assert seen[6] == pytest.approx(metrics["ce"], rel=1e-5), "all six validation blocks, after the last step"
     assert train(models["gpt2"], tmp_path / "without", "--methods", "standard", "--validate-every", "0") == 0

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 _LEFT_OVER = ((".part", ".tmp"), (".zloss-", ".converting-"))
 HANGS_AFTER = 300.0
@@ -173,9 +174,9 @@ def without_home() -> None:
     """A user without $HOME and without an entry in the password file, as in many containers."""
     import pwd
 
-    def missing(*arguments: object) -> None:
+    def missing(*arguments: object) -> NoReturn:
         raise KeyError("getpwuid(): uid not found")
 
     for name in ("HOME", "USER", "LOGNAME", "XDG_CACHE_HOME", "ZLOSS_CACHE"):
         os.environ.pop(name, None)
-    pwd.getpwuid = pwd.getpwnam = missing  # type: ignore[assignment]
+    pwd.getpwuid = pwd.getpwnam = missing

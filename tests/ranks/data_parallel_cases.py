@@ -171,12 +171,14 @@ def streams() -> dict[str, Any]:
         estimate, exact = tail.quantile(0.99), truth.quantile(0.99)
         assert estimate is not None
         assert exact is not None
+        moments = [bundle["moments"] for bundle in (joined, whole, own)]
+        of_all, of_one_process, of_own = (one for one in moments if isinstance(one, Moments))
         found[str(limit)] = {
             "exact": estimate.exact,
             "inside": estimate.lower <= exact.value <= estimate.upper,
-            "count": joined["moments"].count == whole["moments"].count == 1100,  # type: ignore[attr-defined]
-            "mean": joined["moments"].mean - whole["moments"].mean,  # type: ignore[attr-defined]
-            "kept": own["moments"].count == len(values[rank]),  # type: ignore[attr-defined]
+            "count": of_all.count == of_one_process.count == 1100,
+            "mean": of_all.mean - of_one_process.mean,
+            "kept": of_own.count == len(values[rank]),
         }
     return found
 

@@ -15,13 +15,17 @@ from zloss.report.html.page import render_page
 from zloss.report.terminal.recommendation import print_plan, print_recommendation
 from zloss.results.audit import AuditReport
 from zloss.results.files import load_results
-from zloss.results.recommendation import NOT_TESTED
+from zloss.results.recommend_plan import RecommendPlan
+from zloss.results.recommendation import NOT_TESTED, Recommendation
 
 
-def printed(found: object) -> str:
+def printed(found: Recommendation | RecommendPlan) -> str:
     screen = io.StringIO()
-    show = print_plan if type(found) is type(made_up_plan()) else print_recommendation
-    show(found, Console(file=screen, width=80))  # type: ignore[operator]
+    console = Console(file=screen, width=80)
+    if isinstance(found, RecommendPlan):
+        print_plan(found, console)
+    else:
+        print_recommendation(found, console)
     return screen.getvalue()
 
 

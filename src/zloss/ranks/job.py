@@ -15,6 +15,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from zloss.errors import ZlossError
@@ -164,7 +165,7 @@ def _open_group(job: Job) -> None:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     # torchrun keeps its store when it starts the processes anew, with the addresses of those that are gone in it.
     store, _, _ = next(rendezvous("env://", timeout=timeout))
-    fresh = dist.PrefixStore(f"zloss/{os.environ.get(RESTARTS_VARIABLE, '0')}", store)  # type: ignore[attr-defined]
+    fresh = PrefixStore(f"zloss/{os.environ.get(RESTARTS_VARIABLE, '0')}", store)
     dist.init_process_group(backend, store=fresh, rank=job.rank, world_size=job.ranks, timeout=timeout)
 
 

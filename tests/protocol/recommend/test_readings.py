@@ -13,7 +13,7 @@ import pytest
 from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError
 from zloss.protocol.recommend.centered_reading import as_centered_head
-from zloss.protocol.recommend.validation_halves import on_half
+from zloss.protocol.recommend.validation_halves import Half, on_half
 from zloss.train.compare.comparison import compare_runs
 from zloss.train.compare.finished_run import FinishedRun, read_run
 from zloss.train.run import run_training
@@ -77,9 +77,10 @@ def test_a_comparison_of_halves_judges_by_their_blocks_alone(runs: dict[str, Fin
     blocks = head.record.validation_blocks
     assert blocks is not None
     spoiled = replace(blocks, ce=tuple(99.0 if i % 2 else value for i, value in enumerate(blocks.ce)))
-    for half, delta in (("selection", 0.0), ("confirmation", 90.0)):
+    changes: dict[Half, float] = {"selection": 0.0, "confirmation": 90.0}
+    for half, delta in changes.items():
         changed = replace(head, record=replace(head.record, validation_blocks=spoiled))
-        found = compare_runs([on_half(ce, half), on_half(changed, half)])  # type: ignore[arg-type]
+        found = compare_runs([on_half(ce, half), on_half(changed, half)])
         parts = found.quality.methods[0].parts
         assert parts is not None
         assert parts.quality is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser import in_browser, started_browser
 from zloss.decide.decided_results import DecidedResults, decide_results
 from zloss.report.html.page import write_page
 from zloss.results.audit import AuditReport
@@ -18,32 +18,15 @@ from zloss.results.comparison import Comparison
 from zloss.results.loss_audit import LossAudit
 
 COMMITTED = Path(__file__).parents[3] / "docs/results/matched_smollm2.json"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver (apt-get install chromium chromium-driver)"
-    ),
-]
+pytestmark = [pytest.mark.browser, in_browser]
 pytest.importorskip("selenium", reason="needs selenium")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.set_window_size(1280, 900)
-    yield driver
-    driver.quit()
+    with started_browser() as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")

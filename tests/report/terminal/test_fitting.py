@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import pytest
 from rich.cells import cell_len
@@ -14,9 +15,9 @@ from zloss.report.terminal.fitting import print_sentence, print_table
 from zloss.report.terminal.recommendation import print_plan, print_recommendation
 
 
-def lines(print_to: object, width: int) -> list[str]:
+def lines(print_to: Callable[[Console], None], width: int) -> list[str]:
     stream = io.StringIO()
-    print_to(Console(file=stream, width=width))  # type: ignore[operator]
+    print_to(Console(file=stream, width=width))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
