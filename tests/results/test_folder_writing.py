@@ -78,7 +78,7 @@ def test_parts_of_ended_processes_are_removed_and_those_of_running_ones_stay(tmp
         "import os, sys, tempfile; from pathlib import Path; from zloss.results.unfinished import *\n"
         "folder = Path(sys.argv[1])\n"
         "made = Path(tempfile.mkdtemp(dir=folder, prefix=part_prefix('m'), suffix=SUFFIX))\n"
-        "handle = os.open(made, os.O_RDONLY); hold_part(handle); (made / 'weights').write_text('x' * 1000)\n"
+        "handle = os.open(made, os.O_RDONLY); take_lock(handle); (made / 'weights').write_text('x' * 1000)\n"
         "print(made.name, flush=True); sys.stdin.read()\n"
     )
     other = subprocess.Popen(

@@ -26,7 +26,8 @@ from zloss.errors import CheckpointError, InputError, MissingDependencyError, Ou
 from zloss.models.loaded_weights import check_loaded
 from zloss.results.folder_writing import whole_folder
 from zloss.results.reading import read_object
-from zloss.results.unfinished import hold_part, remove_abandoned
+from zloss.results.system_lock import take_lock
+from zloss.results.unfinished import remove_abandoned
 
 _NOTE = "zloss.json"
 """The file of a converted folder that holds what safetensors do not, and the checksum of every other file."""
@@ -97,7 +98,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         end = time.monotonic() + _PATIENCE
-        while not hold_part(handle) and time.monotonic() < end:
+        while not take_lock(handle) and time.monotonic() < end:
             time.sleep(0.1)
         yield
     finally:

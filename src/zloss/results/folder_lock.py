@@ -7,19 +7,15 @@ a kill nothing has to be cleaned up. Where the system has no such locks, or the 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from zloss.errors import InputError, OutputError
+from zloss.results.system_lock import take_lock
 
 LOCK_FILE = ".zloss-lock"
 """Holds the process id of its holder; removed at the end of an orderly one."""
-
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What a file system without locks answers."""
 
 _ATTEMPTS = 1000
 """How often the folder is made again where other processes remove it, empty, at the same moment."""
@@ -55,7 +51,7 @@ def _locked(folder: Path) -> int:
     while True:
         handle = _opened(folder / LOCK_FILE)
         try:
-            if not _take(handle):
+            if not take_lock(handle):
                 raise InputError(
                     f"{folder} is in use by {_holder(handle)}: wait for it to end, or choose another folder."
                 )
@@ -83,22 +79,6 @@ def _opened(file: Path) -> int:
             attempts += 1
             if attempts == _ATTEMPTS:
                 raise
-
-
-def _take(handle: int) -> bool:
-    """Whether this process holds the lock now; True without one where there are no locks."""
-    if sys.platform == "win32":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-    return True
 
 
 def _is_at(file: Path, handle: int) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zloss.errors import OutputError, ZlossError
-from zloss.results.unfinished import SUFFIX, hold_part, part_prefix, remove_abandoned
+from zloss.results.system_lock import take_lock
+from zloss.results.unfinished import SUFFIX, part_prefix, remove_abandoned
 from zloss.results.writing import why_not_written
 
 
@@ -29,7 +30,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror or error}. Choose another folder.") from error
     try:
-        hold_part(handle)
+        take_lock(handle)
         yield scratch
         _sync_and_share(scratch)
         _move(scratch, target)

@@ -11,9 +11,10 @@ import contextlib
 import os
 import re
 import shutil
-import sys
 import time
 from pathlib import Path
+
+from zloss.results.system_lock import take_lock
 
 SUFFIX = ".part"
 _NAME = re.compile(r"\..*\.zloss-(\d+)-\w+\.part")
@@ -24,21 +25,6 @@ _OLD = 3600.0
 def part_prefix(name: str) -> str:
     """How the name of a part of `name` begins: shorter than 255 bytes, however long `name` is."""
     return f".{name[:40]}.zloss-{os.getpid()}-"
-
-
-def hold_part(handle: int) -> bool:
-    """Take the lock of an open part; False where another process has it. True without one where there are no locks."""
-    if sys.platform == "win32":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def remove_abandoned(folder: Path) -> None:
@@ -66,7 +52,7 @@ def _is_abandoned(path: Path, process: int) -> bool:
     except OSError:
         return False
     try:
-        return hold_part(handle)
+        return take_lock(handle)
     finally:
         os.close(handle)
 

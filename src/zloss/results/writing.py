@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import OutputError, first_line
-from zloss.results.unfinished import SUFFIX, hold_part, part_prefix, remove_abandoned
+from zloss.results.system_lock import take_lock
+from zloss.results.unfinished import SUFFIX, part_prefix, remove_abandoned
 
 _WRITE_FAILED = re.compile(r"os error \d+|No space left|File too large|PytorchStreamWriter|inline_container")
 
@@ -25,7 +26,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=part_prefix(path.name), suffix=SUFFIX)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
-            hold_part(handle)
+            take_lock(handle)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
