@@ -68,7 +68,7 @@ def test_an_optional_package_that_is_missing_anywhere_is_one_sentence(
     said = capsys.readouterr().err
     assert said == (
         "zloss center: This command needs the package 'huggingface_hub', which is not installed: "
-        "pip install 'zloss[audit]'.\n"
+        "pip install 'zloss[audit]' (in a clone of zloss: '.[audit]').\n"
     )
 
 
