@@ -97,9 +97,7 @@ class MissingDependencyError(ZlossError, ImportError):
     """An optional package is needed; the message says how to install it."""
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
-        super().__init__(
-            f"{purpose} needs the package {package!r}, which is not installed: {_install(extra)}."
-        )
+        super().__init__(f"{purpose} needs the package {package!r}, which is not installed: {_install(extra)}.")
 
 
 class OutdatedDependencyError(MissingDependencyError):

@@ -32,7 +32,7 @@ class AuditImplementation:
     """Replace the result of something else that the folder holds."""
     quiet: bool = False
     """No progress and no table."""
-    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self) -> int:
         if self.config.precision in ("bf16", "both") or self.config.autocast == "bf16":

@@ -30,7 +30,7 @@ class Compare:
     mu_rms. Default: what each method is meant to lower."""
     quiet: bool = False
     """No table."""
-    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self) -> int:
         from zloss.decide.decided_results import decide_results

@@ -34,7 +34,7 @@ class Recommend:
     """Print the result as JSON to stdout, and nothing else there."""
     quiet: bool = False
     """No progress and no page on the terminal."""
-    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self) -> int:
         self._make_bf16_safe()
