@@ -55,3 +55,10 @@ def check_differentiable(**tensors: Tensor | None) -> None:
                 f"`{name}` was made under torch.inference_mode(), so no gradient can go through this loss: pass "
                 f"`{name}.clone()`, or make it under torch.no_grad()."
             )
+
+
+def check_holds_values(**tensors: Tensor) -> None:
+    """No tensor is on the meta device: what is moved to the device of another argument has values to move."""
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise DeviceError(f"`{name}` is on the meta device, which holds no values: move it to a real device.")

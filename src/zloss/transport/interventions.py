@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError, ShapeError, TiedHeadError
 from zloss.source.listing import centered_logits_from_raw
-from zloss.source.tensor_kind import check_floating
+from zloss.source.tensor_kind import check_floating, check_holds_values
 from zloss.transport.options import check_vocab
 
 
@@ -44,6 +44,7 @@ def shift_head_(
     """
     _refuse_tied(linear, model, "shift_head_")
     check_floating("shift", shift)
+    check_holds_values(shift=shift)
     if shift.shape != (linear.in_features,):
         raise ShapeError(f"`shift` is expected to be [D] = [{linear.in_features}], but got {list(shift.shape)}.")
     check_vocab(valid_vocab, linear.out_features)

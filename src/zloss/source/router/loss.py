@@ -26,7 +26,7 @@ from zloss.source.router.catalog import find_convention
 from zloss.source.router.convention import RouterContext, RouterConvention, check_count, exact_coefficient
 from zloss.source.router.decisions import LayerTensors, read_router_logits, tensor_sequence
 from zloss.source.router.statistics import RouterStats, router_statistics
-from zloss.source.tensor_kind import check_differentiable
+from zloss.source.tensor_kind import check_differentiable, check_holds_values
 
 
 @dataclass(frozen=True)
@@ -267,6 +267,8 @@ def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors
             f"`weight` is expected to be one [E, D] router weight per layer with L = {decisions.layers} and E = "
             f"{decisions.experts}, but got {shapes}. A [D, E] weight must be transposed."
         )
+    for w_ED in weights:
+        check_holds_values(weight=w_ED)
     norms = [
         (p_TE @ at_least_fp32(w_ED.detach()).to(p_TE)).norm(dim=1)
         for p_TE, w_ED in zip(stats.p_NE.split_with_sizes(list(decisions.tokens)), weights, strict=True)
