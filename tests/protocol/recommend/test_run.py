@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.protocol.recommend.trained_model import shift_model, tiny_recommendation, train_model
-from zloss.errors import InputError
+from zloss.errors import InputError, OutputError
 from zloss.protocol.recommend import kept_audits
 from zloss.protocol.recommend.run import make_plan, run_recommendation
 from zloss.results.comparison import Comparison
@@ -205,6 +205,22 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
 def test_another_training_in_the_same_folder_is_refused(plain: Made, model: Path) -> None:
     with pytest.raises(InputError, match="holds a recommendation of another model, text or training"):
         run_recommendation(tiny_recommendation(model, max_arms=1, lr=3e-4), plain[1])
+
+
+def test_the_recommendation_of_another_model_is_not_overwritten(
+    plain: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zloss.protocol.recommend import prepare
+    from zloss.report.files import write_recommendation
+
+    monkeypatch.setattr(prepare, "prepare_start", lambda *_: pytest.fail("the model was loaded"))
+    write_recommendation(tmp_path, plain[0])
+    runs = (str(plain[1] / "runs"),)
+    for changes in ({}, {"runs": runs}):
+        with pytest.raises(OutputError, match="and this is a recommendation for shifted on") as refused:
+            run_recommendation(tiny_recommendation(shifted_model, max_arms=1, **changes), tmp_path)
+        assert f"holds a recommendation for {plain[0].tested.model} on {plain[0].tested.text}" in str(refused.value)
+        assert "pass `force`" in str(refused.value)
 
 
 def test_runs_of_a_trainer_of_ones_own_give_the_same_answer(plain: Made, model: Path, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class SourceTally:
         self.scalar.update([abs(self.value_got - self.value) / max(self.value, TINY)])
         self.value = self.value_got = 0.0
 
-    def row(self, storage: str, logit_scale: float, statistics: Statistics, target: float) -> SourceLine:
+    def line(self, storage: str, logit_scale: float, statistics: Statistics, target: float) -> SourceLine:
         return SourceLine(
             storage=storage,
             logit_scale=logit_scale,
@@ -207,4 +207,4 @@ def source_audit(
             advance(chunk.stop - chunk.start)
         for tally in tallies.values():
             tally.end_block()
-    return tuple(tally.row(storage, scale, statistics, target) for (storage, scale), tally in tallies.items())
+    return tuple(tally.line(storage, scale, statistics, target) for (storage, scale), tally in tallies.items())

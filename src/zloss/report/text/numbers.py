@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 MISSING = "–"
-_ACCENTS = {"w̄": r"$\bar{w}$", "Z̃": r"$\tilde{Z}$"}
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
@@ -78,18 +77,15 @@ def factor(value: float | None) -> str:
 def seconds(value: float | None) -> str:
     """A duration.
 
-    >>> seconds(0.42), seconds(75)
-    ('0.42 s', '1 min 15 s')
+    >>> seconds(0.42), seconds(75), seconds(119.7)
+    ('0.42 s', '1 min 15 s', '2 min 0 s')
     """
     if value is None:
         return MISSING
-    return (
-        f"{value:.2g} s"
-        if value < 10
-        else f"{value:.0f} s"
-        if value < 60
-        else f"{int(value // 60)} min {value % 60:.0f} s"
-    )
+    if value < 10:
+        return f"{value:.2g} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def pair(raw: float | None, centered: float | None) -> str:
