@@ -52,13 +52,14 @@ def coefficient(value: float | None) -> str:
 def percent(value: float) -> str:
     """A share in percent, with two significant digits however small it is.
 
-    >>> percent(0.0136), percent(3.4e-5), percent(1.234), percent(0.0)
-    ('1.4 %', '0.0034 %', '123 %', '0 %')
+    >>> percent(0.0136), percent(3.4e-5), percent(1.234), percent(0.0), percent(1e307)
+    ('1.4 %', '0.0034 %', '123 %', '0 %', 'inf %')
     """
-    if value == 0 or not math.isfinite(value):
-        return f"{100 * value:g} %"
-    places = max(1 - math.floor(math.log10(abs(100 * value))), 0)
-    return f"{100 * value:,.{places}f} %"
+    share = 100 * value  # may overflow where `value` does not
+    if share == 0 or abs(share) >= 1e6 or math.isnan(share):
+        return f"{share:.2g} %"
+    places = max(1 - math.floor(math.log10(abs(share))), 0)
+    return f"{share:,.{places}f} %"
 
 
 def factor(value: float | None) -> str:

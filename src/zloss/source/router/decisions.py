@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zloss.errors import DeviceError, DtypeError, InputError, ShapeError
-from zloss.source.listing import at_least_fp32
+from zloss.source.precision import at_least_fp32
 from zloss.source.tensor_kind import check_holds_values, check_tensor
 
 LayerTensors = Tensor | Sequence[Tensor]
@@ -105,6 +105,7 @@ def _layers(router_logits: LayerTensors) -> tuple[tuple[Tensor, ...], Sequence[T
                 f"layer {index} of `router_logits` is expected to be [T, E], but got {got}: flatten batch and "
                 "sequence with `.flatten(0, -2)`."
             )
+        check_holds_values(router_logits=layer)
         if layer.shape[1] == 0:
             raise ShapeError(f"layer {index} of `router_logits` has no experts: shape {list(layer.shape)}.")
     return tensors, layers
