@@ -23,7 +23,7 @@ from zloss.audit.implementation.storage import Storage, storage_dtype
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead
-from zloss.optimizer.adam import first_direction
+from zloss.optimizer.adam_first_step import first_direction
 from zloss.text.blocks import Blocks
 
 Part = Literal["total", "z"]
