@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zloss.errors import ShapeError
-from zloss.source.listing import at_least_fp32
+from zloss.source.precision import at_least_fp32
 from zloss.source.router.convention import RouterConvention
 from zloss.source.router.loss import router_loss
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zloss.errors import DeviceError, DtypeError, InputError, ShapeError
-from zloss.source.listing import at_least_fp32
+from zloss.source.precision import at_least_fp32
 from zloss.source.tensor_kind import check_tensor
 
 LayerTensors = Tensor | Sequence[Tensor]
