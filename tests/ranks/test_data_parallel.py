@@ -92,6 +92,12 @@ def test_counts_of_one_process() -> None:
     assert float(zloss.global_normalizer(torch.tensor([0, 5]), ignore_index=0)) == 1
 
 
+@pytest.mark.parametrize("count", [torch.tensor(500), torch.tensor(500.0), [torch.tensor(200), torch.tensor(300)]])
+def test_a_count_may_be_a_tensor(count: Any) -> None:
+    """`(labels != -100).sum()` was taken for one target: N was 1."""
+    assert float(zloss.global_normalizer(count)) == 500
+
+
 def test_a_step_without_a_valid_token_divides_by_one() -> None:
     assert float(zloss.global_normalizer(torch.tensor([-100, -100]))) == 1
 
@@ -100,6 +106,8 @@ def test_a_step_without_a_valid_token_divides_by_one() -> None:
     ("arguments", "told"),
     [
         ({"tokens": -1}, "count ≥ 0"),
+        ({"tokens": torch.tensor(-1)}, "count ≥ 0"),
+        ({"tokens": torch.ones(3)}, "sum of the weights"),
         ({"tokens": 4, "gradients": "mean"}, "averaged"),
         ({"tokens": 4, "gradients": 0}, "divisor ≥ 1"),
     ],

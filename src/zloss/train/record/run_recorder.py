@@ -34,6 +34,7 @@ from zloss.errors import InputError
 from zloss.models.weight_fingerprint import weight_fingerprint
 from zloss.optimizer.adam_state import StatefulOptimizer
 from zloss.optimizer.recorder import OpenStep, Recorder
+from zloss.ranks.process_group import first_rank, world_size
 from zloss.results.folder_lock import locked_folder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.recorded_run import RecordedData, RecordedRun
@@ -42,8 +43,7 @@ from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.step_record import StepRecord
 from zloss.results.writing import write_json
 from zloss.source.objective import Objective
-from zloss.telemetry.across_ranks import first_rank, world_size
-from zloss.telemetry.micro_batch import LossParts, MicroBatch, micro_batch
+from zloss.telemetry.micro_batch import HasLossParts, MicroBatch, micro_batch
 from zloss.telemetry.window import StepWindow
 from zloss.text.blocks import Blocks
 from zloss.train.folder.provenance import run_provenance
@@ -141,7 +141,7 @@ class RunRecorder:
             )
         return known[:step]
 
-    def micro_batch(self, output: LossParts | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
+    def micro_batch(self, output: HasLossParts | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
         """One loss that backward was or will be called on, an output of `head_loss`; a step may have several.
 
         `normalizer`: the one that `head_loss` was given; None for the mean over valid tokens. A handle of `apply` calls it
