@@ -9,17 +9,16 @@ import pytest
 import torch
 
 import zloss
-from tests.ranks.launch import launched
+from tests.forked import forked_ranks
+from tests.ranks.data_parallel_cases import main
 from tests.ranks.recipe_cases import recipes
 from zloss.source.router.catalog import router_conventions
 
 
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
-    """One launch for all cases."""
-    done = launched(2, "tests.ranks.data_parallel_cases")
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    """One job for all cases."""
+    found: dict[str, Any] = json.loads(forked_ranks(2, main))
     return found
 
 
