@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
+
+import pytest
 
 # Laws draw from hypothesis; on shared CI machines wall-clock deadlines say nothing about the code.
 from hypothesis import settings
@@ -25,3 +28,12 @@ def pytest_collection_finish() -> None:
     """Every run of training ends with a garbage collection: leave the 700,000 objects of imported modules out of it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def cache_of_all_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache, empty when the tests begin, that all processes share: the embedded model is converted in it once."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    monkeypatch.setenv("ZLOSS_CACHE", str(folder))
+    return folder

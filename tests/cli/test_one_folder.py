@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from zloss.results.folder_lock import LOCK_FILE, locked_folder
 STEPS = 40
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    file = tmp_path / "text.txt"
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("text") / "text.txt"
     file.write_text(some_text(), encoding="utf-8")
     return str(file)
 
@@ -28,6 +29,14 @@ def text(tmp_path: Path) -> str:
 def train_words(text: str, out: Path) -> list[str]:
     words = ["train", *SCRATCH, "--methods", "ce", "--text", text, "--steps", str(STEPS), "--trackers", "none"]
     return [*words, "--checkpoint-every", "10", "--out", str(out)]
+
+
+@pytest.fixture(scope="module")
+def finished(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was trained to its end."""
+    out = tmp_path_factory.mktemp("finished") / "runs"
+    assert main([*train_words(text, out), "--quiet"]) == 0
+    return out
 
 
 def steps(out: Path) -> list[int]:
@@ -79,11 +88,11 @@ def test_a_second_training_changes_nothing_and_a_killed_first_one_leaves_no_lock
 
 @pytest.mark.parametrize("length", [0, STEPS - 1, STEPS + 1])
 def test_a_log_of_another_length_is_refused_and_trained_again(
-    tmp_path: Path, text: str, length: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text: str, finished: Path, length: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "runs"
+    out = Path(shutil.copytree(finished, tmp_path / "runs"))
     words = [*train_words(text, out), "--quiet"]
-    assert main(words) == 0
+    assert main(words) == 0  # nothing is left to do
     log = out / "ce-0-s1" / "steps.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join((lines + lines[-1:])[:length]))
