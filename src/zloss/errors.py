@@ -97,9 +97,7 @@ class MissingDependencyError(ZlossError, ImportError):
     """An optional package is needed; the message says how to install it."""
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
-        super().__init__(
-            f"{purpose} needs the package {package!r}, which is not installed: pip install 'zloss[{extra}]'."
-        )
+        super().__init__(f"{purpose} needs the package {package!r}, which is not installed: {_install(extra)}.")
 
 
 class OutdatedDependencyError(MissingDependencyError):
@@ -110,7 +108,7 @@ class OutdatedDependencyError(MissingDependencyError):
         ImportError.__init__(
             self,
             f"{purpose} needs {package} ≥ {least}, but {package} {installed} is installed: "
-            f"pip install --upgrade 'zloss[{extra}]'.",
+            f"{_install(extra, '--upgrade ')}.",
         )
 
 
@@ -145,6 +143,11 @@ def extra_of(package: str) -> str:
         if name and extra and extra[1] != "dev" and name[0].replace("_", "-").lower() == wanted:
             return extra[1]
     return "audit"
+
+
+def _install(extra: str, options: str = "") -> str:
+    """The command for a released version and the one for a clone, where the name of the package is its folder."""
+    return f"pip install {options}'zloss[{extra}]' (in a clone of zloss: '.[{extra}]')"
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -81,6 +81,8 @@ def test_an_incomplete_audit_is_completed_first(report: AuditReport) -> None:
     broken = with_fired(report, "Source coordinate", nonfinite=Nonfinite(nan=3))
     assert words(broken, replace(GIVEN, dtype="bf16"))[-2:] == ["--dtype", "fp32"]
     assert words(broken)[1] == "center"
+    # fp64 has more range than fp32: the same audit in fp32 would tell nothing.
+    assert words(broken, replace(GIVEN, dtype="fp64"))[1] == "center"
 
 
 def test_missing_gradients_of_a_tied_head_are_measured_where_nothing_fired(report: AuditReport) -> None:

@@ -17,8 +17,9 @@ from zloss.report.terminal.audit import print_audit, print_side_by_side
 from zloss.report.terminal.results import print_results
 from zloss.report.text.loss_answer import headline
 from zloss.report.text.summary import summarize
-from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers
+from zloss.results.audit import AuditReport, HeadNumbers
 from zloss.results.comparison import Comparison
+from zloss.results.gradient_numbers import GradientNumbers
 from zloss.results.loss_audit import LossAudit
 
 CAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"

@@ -32,7 +32,7 @@ class Audit:
     """No progress and no table."""
     resume: bool = False
     """Go on after the last finished block of an interrupted audit in the same folder."""
-    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self) -> int:
         from zloss.audit.checkpoint.run import run_audit_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,6 +73,7 @@ class AuditLoss:
         from zloss.console.progress import choose_progress
         from zloss.report.files import clear_leftovers
         from zloss.report.terminal.loss_audit import print_loss_audit
+        from zloss.results.folder import check_folder
         from zloss.results.folder_owner import Owner, refuse_other
 
         expect: dict[str, Any] = {}
@@ -81,6 +83,7 @@ class AuditLoss:
         if self.target is not None:
             expect["target"] = self.target
         if self.out:
+            check_folder(Path(self.out))
             refuse_other(Path(self.out), Owner("loss-audit", self.function), force=self.force)
         function = load_function(self.function)
         tokens = self._model_tokens(progress)
@@ -153,6 +156,6 @@ def _write_page(folder: str, audit: LossAudit) -> list[Path]:
     try:
         write_page(path, decide_results(loss_audits=(audit,)))
     except MissingDependencyError as error:
-        print(error)
+        print(error, file=sys.stderr)
         return []
     return [path]

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import tyro
 
+from zloss.cli.bf16_limit import limit_bf16_products
 from zloss.cli.command_line import command_line
 from zloss.decide.thresholds import Thresholds
 from zloss.protocol.recommend.config import RecommendConfig
@@ -30,14 +31,17 @@ class Recommend:
     """Only audit, and write the arms as settings for a trainer of your own (plan.json); --runs takes its runs."""
     out: str = "zloss-recommend"
     """Folder for recommendation.json, report.html, the audits and the runs."""
+    force: bool = False
+    """Replace the result of something else that the folder holds. A plan and runs of other settings are refused all the same."""
     json: bool = False
     """Print the result as JSON to stdout, and nothing else there."""
     quiet: bool = False
     """No progress and no page on the terminal."""
-    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self) -> int:
-        self._make_bf16_safe()
+        if self.config.precision == "bf16":
+            limit_bf16_products(quiet=self.quiet)
 
         from zloss.results.folder import check_folder
         from zloss.results.folder_lock import locked_folder
@@ -65,6 +69,7 @@ class Recommend:
             self.config,
             folder,
             thresholds=self.thresholds,
+            force=self.force,
             progress=choose_progress(self.quiet),
             view=choose_view(self.quiet),
             say=self._say(),
@@ -101,13 +106,3 @@ class Recommend:
 
     def _say(self) -> Callable[[str], None]:
         return (lambda text: None) if self.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-
-    def _make_bf16_safe(self) -> None:
-        """Limit oneDNN before torch is loaded; where torch is loaded already, the products run without oneDNN."""
-        if self.config.precision != "bf16" or "torch" in sys.modules:
-            return
-        from zloss.measure.bf16_products import make_bf16_safe
-
-        note = make_bf16_safe()
-        if note and not self.quiet:
-            print(note, file=sys.stderr)

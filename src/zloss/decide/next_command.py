@@ -3,9 +3,10 @@
 An audit evaluates the stages of the checkpoint; implementation, optimizer and quality need other commands. The first rule
 below that applies gives the command:
 
-1. the audit is not complete, has nonfinite numbers in 16 bits, or lacks its gradients: complete it;
+1. the audit was interrupted, or has nonfinite numbers and ran in 16 bits: repeat it, whole or in fp32;
 2. a stage fired: the command that measures its action, in the order of the bottom line;
-3. no stage fired: the audit of the loss, which the numbers of a checkpoint cannot replace.
+3. the head is tied and the gradients were left out: the audit with gradients;
+4. otherwise: the audit of the loss, which the numbers of a checkpoint cannot replace.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _complete_it(report: AuditReport, given: AuditedInput) -> NextCommand | None
     if report.status == "partial":
         return NextCommand(_audit(given, "--resume"), "finish the text, because this audit was interrupted")
     bad = report.nonfinite.nan + report.nonfinite.inf
-    if bad and given.dtype != "fp32":
+    if bad and given.dtype == "bf16":
         return NextCommand(
             _audit(given, "--dtype", "fp32"),
             f"find out whether the {bad} tokens with nonfinite statistics come from {given.dtype} or from the weights",

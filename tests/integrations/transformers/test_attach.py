@@ -108,6 +108,15 @@ def test_remove_gives_the_trainer_its_functions_back() -> None:
     assert not any(name.startswith("zloss/") for log in train(trainer) for name in log)
 
 
+def test_remove_gives_back_functions_that_were_replaced_before() -> None:
+    trainer = make_trainer(small())
+    log, clip = (lambda logs, *_: None), (lambda parameters, *_: None)
+    trainer.log, trainer.accelerator.clip_grad_norm_ = log, clip
+    attach(trainer, OBJECTIVE).remove()
+    assert trainer.log is log
+    assert trainer.accelerator.clip_grad_norm_ is clip
+
+
 def test_settings_that_bypass_the_loss_are_refused() -> None:
     with pytest.raises(InputError, match="label_smoothing"):
         attach(make_trainer(small(), label_smoothing_factor=0.1), OBJECTIVE)

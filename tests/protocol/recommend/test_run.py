@@ -5,20 +5,17 @@ About half a minute on a quiet core: twelve runs of 100 steps, which every test 
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import Forked
 from tests.protocol.recommend.trained_model import shift_model, tiny_recommendation, train_model
-from zloss.errors import InputError
+from tests.train.killing_view import KillingView
+from zloss.errors import InputError, OutputError
 from zloss.protocol.recommend import kept_audits
 from zloss.protocol.recommend.run import make_plan, run_recommendation
 from zloss.results.comparison import Comparison
@@ -28,26 +25,6 @@ from zloss.results.recommendation import NOT_TESTED, Recommendation
 from zloss.train.compare.finished_run import load_runs
 
 Made = tuple[Recommendation, Path, list[str]]
-KILLED = """
-import json, os, signal, sys
-from contextlib import contextmanager
-from pathlib import Path
-from zloss.protocol.recommend.config import RecommendConfig
-from zloss.protocol.recommend.run import run_recommendation
-
-class Killer:
-    @contextmanager
-    def run(self, name, steps, done):
-        self.name = name
-        yield self
-
-    def show(self, record, tokens):
-        if self.name.startswith("centered") and record.step == 60:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-fields = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(sys.argv[1]).items()}
-run_recommendation(RecommendConfig(**fields), Path(sys.argv[2]), view=Killer())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +130,12 @@ def test_a_command_that_is_killed_goes_on_to_the_same_answer(
     shifted: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, folder = tiny_recommendation(shifted_model), tmp_path / "out"
-    words = [sys.executable, "-c", KILLED, json.dumps(asdict(config)), str(folder)]
-    source = str(Path(__file__).parents[3] / "src")
-    killed = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONPATH": source}, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+
+    def work() -> None:
+        run_recommendation(config, folder, view=KillingView(60, runs="centered"))
+
+    killed = Forked(work).wait()
+    assert killed.killed, killed.error[-2000:]
     assert (folder / "runs" / "ce-0-s1" / "metrics.json").is_file()
     assert not (folder / "runs" / "centered-0.001-s1" / "metrics.json").is_file()
     assert not list(folder.glob("recommendation*"))
@@ -205,6 +184,22 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
 def test_another_training_in_the_same_folder_is_refused(plain: Made, model: Path) -> None:
     with pytest.raises(InputError, match="holds a recommendation of another model, text or training"):
         run_recommendation(tiny_recommendation(model, max_arms=1, lr=3e-4), plain[1])
+
+
+def test_the_recommendation_of_another_model_is_not_overwritten(
+    plain: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zloss.protocol.recommend import prepare
+    from zloss.report.files import write_recommendation
+
+    monkeypatch.setattr(prepare, "prepare_start", lambda *_: pytest.fail("the model was loaded"))
+    write_recommendation(tmp_path, plain[0])
+    runs = (str(plain[1] / "runs"),)
+    for changes in ({}, {"runs": runs}):
+        with pytest.raises(OutputError, match="and this is a recommendation for shifted on") as refused:
+            run_recommendation(tiny_recommendation(shifted_model, max_arms=1, **changes), tmp_path)
+        assert f"holds a recommendation for {plain[0].tested.model} on {plain[0].tested.text}" in str(refused.value)
+        assert "pass `force`" in str(refused.value)
 
 
 def test_runs_of_a_trainer_of_ones_own_give_the_same_answer(plain: Made, model: Path, tmp_path: Path) -> None:

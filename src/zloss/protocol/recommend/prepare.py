@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zloss.decide.recommend.candidates import CE, candidates, with_references
-from zloss.decide.recommend.time_plan import LEAST_STEPS, Speed, TimePlan, check_budget, duration, plan_time
+from zloss.decide.recommend.time_plan import LEAST_STEPS, Speed, TimePlan, check_budget, plan_time, rounded_duration
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.weight_fingerprint import model_fingerprint
@@ -74,7 +74,7 @@ def prepare(session: Session, *, timed: bool = True) -> Prepared:
         check_budget(config.budget_seconds, steps, _speed(session, cost, steps, expected))
         session.say(
             f"{cost.step:.2g} s per step of {config.micro_batch * config.accumulate * config.block_size} tokens; "
-            f"audit: about {duration(_audit_seconds(config, cost))}"
+            f"audit: about {rounded_duration(_audit_seconds(config, cost))}"
         )
     report = audit_model(session, start.checkpoint)
     session.stopwatch.save()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zloss.console.progress import Progress, Silent
 from zloss.decide.recommend.judged_arm import judge_arms
-from zloss.decide.recommend.time_plan import duration
+from zloss.decide.recommend.time_plan import rounded_duration
 from zloss.decide.thresholds import Thresholds
 from zloss.models.checkpoint import Checkpoint
 from zloss.protocol.recommend.assemble import Evidence, answer_of, assemble
@@ -23,6 +23,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.files import write_record
 from zloss.results.folder import check_folder
+from zloss.results.folder_owner import Owner, refuse_other, text_name
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.recommend_plan import Arm, RecommendPlan
 from zloss.results.recommendation import Recommendation, Tested
@@ -40,6 +41,7 @@ def run_recommendation(
     folder: Path,
     *,
     thresholds: Thresholds | None = None,
+    force: bool = False,
     progress: Progress | None = None,
     view: LiveView | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -47,14 +49,18 @@ def run_recommendation(
 ) -> Recommendation:
     """The record. Audits and finished runs are kept in `folder`, so the same call goes on after an interruption.
 
+    `force`: replace the result of something else that `folder` holds.
     What can be refused is refused before the first model is loaded; too small a budget, after a few timed steps.
     """
     session = _session(config, folder, thresholds, progress, view, say, command)
     started = datetime.now(UTC)
     if config.router_convention is not None:
         find_convention(config.router_convention)
-    if config.runs:
-        return _from_own_runs(session, started)
+    own = read_own_runs(config.runs, config.seeds) if config.runs else None
+    text = text_name(config.texts, config.corpus) if own is None else _text_of(own.ce[0].config)
+    refuse_other(folder, Owner("recommendation", config.model, text), force=force)
+    if own is not None:
+        return _from_own_runs(session, own, started)
     prepared = prepare(session)
     say(plan_sentence(prepared.plan))
     outcome = Experiment(session, prepared).run()
@@ -86,8 +92,8 @@ def make_plan(
 def plan_sentence(plan: RecommendPlan) -> str:
     """What will be run, and how long it is expected to take."""
     names = ", ".join(arm.label for arm in plan.arms)
-    time = "" if plan.seconds is None else f"; about {duration(plan.seconds)} in all"
-    of = "" if plan.budget_seconds is None else f" of {duration(plan.budget_seconds)}"
+    time = "" if plan.seconds is None else f"; about {rounded_duration(plan.seconds)} in all"
+    of = "" if plan.budget_seconds is None else f" of {rounded_duration(plan.budget_seconds)}"
     out = f"; left out: {', '.join(f'{one.method} {one.coef:g}' for one in plan.left_out)}" if plan.left_out else ""
     seeds = ", ".join(map(str, plan.seeds[1:]))
     return f"{names}, {plan.steps} steps each, on seed {plan.seeds[0]}; the chosen one and ce on {seeds}{time}{of}{out}"
@@ -115,9 +121,8 @@ def _session(
     )
 
 
-def _from_own_runs(session: Session, started: datetime) -> Recommendation:
+def _from_own_runs(session: Session, own: OwnRuns, started: datetime) -> Recommendation:
     config = session.config
-    own = read_own_runs(config.runs, config.seeds)
     check_inputs(config)
     selection = compared(session, [run for run in (*own.ce, *own.runs) if run.seed == own.seeds[0]], "selection")
     checkpoint = load_model(session)

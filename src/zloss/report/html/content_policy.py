@@ -34,7 +34,7 @@ def colour_class(colour: str) -> str:
 
 def width_class(percent: float) -> str:
     """The class of a bar's width, in whole per cent."""
-    return f"width-{min(max(round(percent), 0), 100)}"
+    return f"width-{round(min(max(percent, 0), 100))}"
 
 
 def _checksum(text: str) -> str:

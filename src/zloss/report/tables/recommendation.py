@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zloss.report.text.numbers import number
-from zloss.results.comparison import QualityVerdict
+from zloss.results.quality import QualityVerdict
 from zloss.results.recommendation import Recommendation
 
 ARM_TITLES = ("arm", "state", "ΔCE", "lowered", "p99 ‖δ_u‖", "steps")
