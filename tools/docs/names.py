@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import zloss
-from tools.docs.markdown import table
+from tools.docs.markdown import sentence
 
 SHOWN = re.compile(r"^::: (\S+)\.(\w+)$", re.MULTILINE)
 CALLED_FROM = ("zloss", "zloss.integrations.transformers", "zloss.integrations.lightning", "zloss.integrations.moe")
 """Modules that a user imports a name from, the nearest first."""
+READ_ONLY = ("HeadLossOutput", "Objective", "RouterLoss", "TokenStats", "ZLossHandle")
+"""Classes outside `zloss.results` that users get and do not make."""
 
 
 def names(page: Path) -> str:
@@ -26,26 +28,28 @@ def names(page: Path) -> str:
         if module == "zloss":  # `::: zloss.errors` is a module with a page of its own.
             continue
         shown = getattr(importlib.import_module(module), name)
-        lines.append((f"`{_home(name, shown)}.{name}{_arguments(shown)}`", _first_sentence(shown)))
-    return table(("name and arguments", "what it is"), lines)
+        lines.append(f"- `{_home(name, shown)}.{name}{_arguments(shown)}`: {sentence(_first_sentence(shown))}")
+    return "\n".join(lines)
 
 
 def _home(name: str, shown: Any) -> str:
     for module in CALLED_FROM:
-        if (module != "zloss" or name in zloss.__all__) and getattr(importlib.import_module(module), name, None) is shown:
+        if (module != "zloss" or name in zloss.__all__) and getattr(
+            importlib.import_module(module), name, None
+        ) is shown:
             return module
     raise AssertionError(f"{name} of the reference is not importable from {', '.join(CALLED_FROM)}")
 
 
 def _arguments(shown: Any) -> str:
-    """Names of the arguments; those with a default follow `…=`. Records that a user only reads have none."""
+    """The arguments with their defaults, `*` before those that need their name. Records that a user only reads have none."""
     if inspect.isclass(shown) and not _is_made_by_users(shown):
         return ""
-    words = []
+    words: list[str] = []
     for argument in inspect.signature(shown).parameters.values():
-        if argument.kind is inspect.Parameter.VAR_KEYWORD:
-            words.append(f"**{argument.name}")
-        elif argument.default is inspect.Parameter.empty:
+        if argument.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        if argument.default is inspect.Parameter.empty:
             words.append(argument.name)
         else:
             words.append(f"{argument.name}={_default(argument.default)}")
@@ -57,11 +61,9 @@ def _default(value: Any) -> str:
 
 
 def _is_made_by_users(shown: Any) -> bool:
-    return not any(room in shown.__module__ for room in (".results.", "statistics", "handle")) and not re.search(
-        r"(Output|RouterLoss)$", shown.__name__
-    )
+    return ".results." not in shown.__module__ and shown.__name__ not in READ_ONLY
 
 
 def _first_sentence(shown: Any) -> str:
     said = " ".join((inspect.getdoc(shown) or "").split("\n\n")[0].split())
-    return re.split(r"(?<=[.:])\s", said)[0].rstrip(":")
+    return re.split(r"(?<=[.:])(?<!e\.g\.)\s", said)[0].rstrip(":")
