@@ -55,6 +55,8 @@ class NextCommand:
         return " ".join(word if word in PLACEHOLDERS else shlex.quote(word) for word in self.words)
 
 
+RECOMMENDED_ON = 256
+"""Tokens of a block of `zloss recommend` unless it is told otherwise."""
 PLACEHOLDERS = ("MODULE:FUNCTION",)
 """Words that the user replaces."""
 
@@ -108,7 +110,7 @@ def _follow(decision: Decision, report: AuditReport, given: AuditedInput) -> Nex
         )
     if decision.stage in TRAINED:
         return NextCommand(
-            ("zloss", "recommend", given.model, *_text(given), "--out", "zloss-recommend"),
+            ("zloss", "recommend", given.model, *_text(given), *_short_blocks(report), "--out", "zloss-recommend"),
             f"{TRAINED[decision.stage]}, on matched runs that this audit proposes, confirmed on further seeds",
         )
     return None
@@ -123,6 +125,13 @@ def _audit(given: AuditedInput, *more: str) -> tuple[str, ...]:
 def _text(given: AuditedInput) -> tuple[str, ...]:
     named = () if given.corpus is None else ("--corpus", given.corpus)
     return (*(word for text in given.texts for word in ("--text", text)), *named)
+
+
+def _short_blocks(report: AuditReport) -> tuple[str, ...]:
+    """The block size of the audit where the model has too few positions for the one that `zloss recommend` takes."""
+    size = report.corpus.block_size
+    decided = size < RECOMMENDED_ON and any(note.startswith("Blocks have ") for note in report.notes)
+    return ("--block-size", str(size)) if decided else ()
 
 
 def _valid_vocab(given: AuditedInput) -> tuple[str, ...]:

@@ -166,6 +166,7 @@ def test_the_callers_random_state_is_left_alone() -> None:
         ("torch:no_such_name", "unknown name"),
         ("f", "MODULE:FUNCTION"),
         ("a.py:f", "no file"),
+        ("torch.nn:CrossEntropyLoss", r"is a class, not a loss: .*`loss = CrossEntropyLoss\(…\)`"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(name: str, words: str) -> None:

@@ -30,6 +30,10 @@ def load_function(name: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{name} is a {type(found).__name__}, not a function.")
+    if isinstance(found, type):
+        raise InputError(
+            f"{name} is a class, not a loss: put an object into the file, `loss = {attribute}(…)`, and name that."
+        )
     function: Callable[..., Any] = found
     return function
 

@@ -145,9 +145,8 @@ class Experiment:
         config = session.config.train_config(arm, seed, self._plan.steps)
         kept = self._runner.is_kept(config)
         if not kept:
-            session.say(
-                f"{arm.label}, seed {seed}: {left} runs left, about {rounded_duration(left * self._run_seconds())}"
-            )
+            runs = f"{left} run{'s' if left != 1 else ''} left"
+            session.say(f"{arm.label}, seed {seed}: {runs}, about {rounded_duration(left * self._run_seconds())}")
         found = self._runner.run(config, Watch(session.stopwatch.tick, endpoints, session.thresholds))
         session.stopwatch.save()
         if kept:
