@@ -139,6 +139,9 @@ def forked_ranks(ranks: int, work: Callable[[], int | None]) -> str:
             given = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
             os.environ.update({name: str(value) for name, value in given.items()})
             os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+            if "accelerate" in sys.modules:
+                # What the parent knows of its processes is not true of this one.
+                sys.modules["accelerate.state"].PartialState._reset_state()
             return work()
 
         return on_rank

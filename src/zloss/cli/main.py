@@ -59,7 +59,7 @@ COMMANDS = {
 }
 
 
-ON_RANKS = ("audit", "train")
+ON_RANKS = ("audit", "train", "recommend")
 """Commands that divide their work over the processes of a launcher."""
 
 

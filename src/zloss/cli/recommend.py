@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -15,6 +15,9 @@ from zloss.cli.bf16_limit import limit_bf16_products
 from zloss.cli.command_line import command_line
 from zloss.decide.thresholds import Thresholds
 from zloss.protocol.recommend.config import RecommendConfig
+
+if TYPE_CHECKING:
+    from zloss.protocol.recommend.crew import Crew
 
 
 @dataclass(frozen=True)
@@ -43,22 +46,31 @@ class Recommend:
         if self.config.precision == "bf16":
             limit_bf16_products(quiet=self.quiet)
 
+        from zloss.protocol.recommend.crew import Crew
+        from zloss.ranks.job import open_job
         from zloss.results.folder import check_folder
         from zloss.results.folder_lock import locked_folder
 
         folder = Path(self.out)
-        check_folder(folder)
-        try:
-            with locked_folder(folder):
-                return self._plan(folder) if self.plan else self._recommend(folder)
-        except KeyboardInterrupt:
-            print(
-                "interrupted: finished runs and checkpoints are kept; the same command goes on from there.",
-                file=sys.stderr,
-            )
-            return 130
+        with open_job() as job:
+            crew = Crew(job)
+            try:
+                if not job.first:
+                    crew.follow()
+                    return 0
+                with crew.leading():
+                    check_folder(folder)
+                    with locked_folder(folder):
+                        return self._plan(folder, crew) if self.plan else self._recommend(folder, crew)
+            except KeyboardInterrupt:
+                if job.first:
+                    print(
+                        "interrupted: finished runs and checkpoints are kept; the same command goes on from there.",
+                        file=sys.stderr,
+                    )
+                return 130
 
-    def _recommend(self, folder: Path) -> int:
+    def _recommend(self, folder: Path, crew: Crew) -> int:
         from zloss.console.progress import choose_progress
         from zloss.protocol.recommend.run import run_recommendation
         from zloss.report.files import write_recommendation
@@ -74,6 +86,7 @@ class Recommend:
             view=choose_view(self.quiet),
             say=self._say(),
             command=command_line(),
+            crew=crew,
         )
         written = write_recommendation(folder, found)
         if self.json:
@@ -83,7 +96,7 @@ class Recommend:
             print("\n".join(str(path) for path in written))
         return 0
 
-    def _plan(self, folder: Path) -> int:
+    def _plan(self, folder: Path, crew: Crew) -> int:
         from zloss.console.progress import choose_progress
         from zloss.protocol.recommend.run import make_plan
         from zloss.report.terminal.recommendation import print_plan
@@ -96,6 +109,7 @@ class Recommend:
             progress=choose_progress(self.quiet),
             say=self._say(),
             command=command_line(),
+            crew=crew,
         )
         if self.json:
             print(json.dumps(plan.to_dict(), ensure_ascii=False, allow_nan=False, indent=1))

@@ -74,7 +74,9 @@ class Experiment:
     def __init__(self, session: Session, prepared: Prepared) -> None:
         self._session, self._prepared, self._plan = session, prepared, prepared.plan
         options = RunOptions(checkpoint_every=self._plan.checkpoint_every, command=session.command)
-        self._runner = ArmRunner(prepared.start, session.runs_folder, options, session.view, session.progress)
+        self._runner = ArmRunner(
+            prepared.start, session.runs_folder, options, session.view, session.progress, session.crew
+        )
         self._slowdowns = list[float]()
         self._notes = list[str]()
 

@@ -23,7 +23,7 @@ from zloss.source.objectives.registry import make_objective
 from zloss.text.blocks import make_blocks
 from zloss.text.corpus import open_corpus
 from zloss.train.start.optimizer_state import read_adam_state
-from zloss.train.start.run_start import Start, prepare_start
+from zloss.train.start.run_start import Start
 
 NO_ROOM = "the budget has no room for it"
 IMPLEMENTATION_STEPS = 20
@@ -56,7 +56,7 @@ def prepare(session: Session, *, timed: bool = True) -> Prepared:
     config = session.config
     check_inputs(config)
     with session.progress.step(f"loading {Path(config.model).name[-30:]}", None):
-        start = prepare_start(config.train_config(CE_ARM, config.seeds[0], config.steps or LEAST_STEPS))
+        start = session.crew.load(config.train_config(CE_ARM, config.seeds[0], config.steps or LEAST_STEPS))
         check_training_fits(start.checkpoint)
         weights = model_fingerprint(start.checkpoint)
     texts = f"{start.data.train.fingerprint()} {start.data.valid.fingerprint()}"
@@ -69,7 +69,7 @@ def prepare(session: Session, *, timed: bool = True) -> Prepared:
     steps = config.steps or (None if before is None else before.steps)
     if timed:
         first = config.train_config(CE_ARM, config.seeds[0], steps or LEAST_STEPS)
-        cost = probe_cost(first, start, session.folder, session.progress)
+        cost = probe_cost(first, start, session.folder, session.progress, session.crew)
         expected = _audit_seconds(config, cost) + _implementation_seconds(config, cost)
         check_budget(config.budget_seconds, steps, _speed(session, cost, steps, expected))
         session.say(
@@ -108,6 +108,7 @@ def audit_model(session: Session, checkpoint: Checkpoint) -> AuditReport:
         thresholds=session.thresholds,
         progress=session.progress,
         command=session.command,
+        crew=session.crew,
     )
 
 

@@ -13,6 +13,7 @@ from zloss.decide.thresholds import Thresholds
 from zloss.models.checkpoint import Checkpoint
 from zloss.protocol.recommend.assemble import Evidence, answer_of, assemble
 from zloss.protocol.recommend.config import RecommendConfig
+from zloss.protocol.recommend.crew import Crew
 from zloss.protocol.recommend.experiment import Experiment, Outcome, choose, compared, source_fired
 from zloss.protocol.recommend.kept_audits import kept_implementation_audit
 from zloss.protocol.recommend.own_runs import OwnRuns, read_own_runs
@@ -46,13 +47,15 @@ def run_recommendation(
     view: LiveView | None = None,
     say: Callable[[str], None] = lambda text: None,
     command: str = "zloss.protocol.recommend.run.run_recommendation",
+    crew: Crew | None = None,
 ) -> Recommendation:
     """The record. Audits and finished runs are kept in `folder`, so the same call goes on after an interruption.
 
-    `force`: replace the result of something else that `folder` holds.
+    `force`: replace the result of something else that `folder` holds. `crew`: this process as the first of several; the
+    others are in `Crew.follow`.
     What can be refused is refused before the first model is loaded; too small a budget, after a few timed steps.
     """
-    session = _session(config, folder, thresholds, progress, view, say, command)
+    session = _session(config, folder, thresholds, progress, view, say, command, crew)
     started = datetime.now(UTC)
     if config.router_convention is not None:
         find_convention(config.router_convention)
@@ -84,9 +87,10 @@ def make_plan(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda text: None,
     command: str = "zloss.protocol.recommend.run.make_plan",
+    crew: Crew | None = None,
 ) -> RecommendPlan:
     """Audit and arms alone, as settings for a trainer of one's own; nothing is trained."""
-    return prepare(_session(config, folder, thresholds, progress, None, say, command), timed=False).plan
+    return prepare(_session(config, folder, thresholds, progress, None, say, command, crew), timed=False).plan
 
 
 def plan_sentence(plan: RecommendPlan) -> str:
@@ -107,6 +111,7 @@ def _session(
     view: LiveView | None,
     say: Callable[[str], None],
     command: str,
+    crew: Crew | None,
 ) -> Session:
     check_folder(folder)
     return Session(
@@ -117,6 +122,7 @@ def _session(
         progress or Silent(),
         view or NoView(),
         say,
+        crew or Crew(),
         command,
     )
 
