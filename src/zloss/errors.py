@@ -55,7 +55,8 @@ class UnknownNameError(InputError):
         known = list(known)
         near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"unknown {kind}: {got!r}. Known: {', '.join(repr(name) for name in known)}.{hint}")
+        # The hint stands first: lists of known names may be long.
+        super().__init__(f"unknown {kind}: {got!r}.{hint} Known: {', '.join(repr(name) for name in known)}.")
 
 
 class ReductionError(UnknownNameError):

@@ -74,6 +74,8 @@ def test_a_loss_with_findings_is_told_what_to_do(loss_audit: LossAudit) -> None:
     print_loss_audit(loss_audit, Console(file=stream, width=80))
     assert loss_audit.found
     assert "What to do: " in stream.getvalue()
+    page = render_page(decide_results(loss_audits=(loss_audit,)))
+    assert page.index("What to do: ") < page.index("Decision map</h2>")
     stream = io.StringIO()
     print_loss_audit(replace(loss_audit, findings=()), Console(file=stream, width=80))
     assert "What to do" not in stream.getvalue()

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class AuditLoss:
     """Probe a loss function as a black box: λ, c, coordinate and denominators from its gradients, and a verdict on each
-    known trap. Exit code 1 if there is a finding that is an error."""
+    known trap. Exit code 1 if there is a finding that is an error.
+
+    Example: zloss audit-loss my_loss.py:my_loss --coef 1e-4 --target 0
+    """
 
     function: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODULE:FUNCTION")]
     """The loss, as MODULE:FUNCTION or FILE.py:FUNCTION; called as f(logits, target), or f(hidden, weight, target)."""

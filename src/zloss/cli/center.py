@@ -15,7 +15,10 @@ from zloss.protocol.center.config import CenterConfig
 @dataclass(frozen=True)
 class Center:
     """Subtract the mean row from a model's output head and write the result as an ordinary checkpoint folder. Probabilities and
-    cross-entropy stay; the mean logit of every token becomes zero. The copy is loaded again and compared with the original."""
+    cross-entropy stay; the mean logit of every token becomes zero. The copy is loaded again and compared with the original.
+
+    Example: zloss center ./my_checkpoint --text valid.txt --out centered
+    """
 
     config: Annotated[CenterConfig, tyro.conf.arg(name="")] = field(default_factory=CenterConfig)
     out: str = "zloss-centered"

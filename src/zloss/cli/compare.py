@@ -16,7 +16,10 @@ class Compare:
     """Pair the runs of `zloss train` by seed and every setting, print mean ± std and paired differences, and judge each
     method: accepted, rejected or inconclusive, from its validation quality, the coordinate it is meant to lower, and what
     reaches the optimizer. Of runs with --moe the router variants are compared: scale, entropy, load, and how far their
-    losses are from the baseline's."""
+    losses are from the baseline's.
+
+    Example: zloss compare runs --tolerance-ppl 0.1
+    """
 
     folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """The --out of `zloss train`."""

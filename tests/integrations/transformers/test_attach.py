@@ -142,6 +142,11 @@ def test_settings_that_bypass_the_loss_are_refused() -> None:
         attach(trainer, OBJECTIVE)
 
 
+def test_a_model_in_the_place_of_a_trainer_is_told_of_apply() -> None:
+    with pytest.raises(InputError, match=r"got Linear. A model takes `apply\(model, objective\)`"):
+        attach(torch.nn.Linear(2, 2), OBJECTIVE)
+
+
 def test_a_bypass_that_no_setting_shows_raises_in_the_first_step() -> None:
     class Elsewhere(transformers.Trainer):
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zloss.report.tables.plain import Lines, flat_lines
-from zloss.report.text.loss_answer import bottom_line, headline, severity
+from zloss.report.text.loss_answer import bottom_line, headline, severity, what_to_do
 from zloss.results.loss_audit import Finding, LossAudit
 
 
@@ -16,6 +16,8 @@ class LossAuditView:
     name: str
     answer: list[str]
     """What the loss applies, and how many findings there are."""
+    remedy: str
+    """What to do about them; empty where there are none."""
     findings: list[Finding]
     blocks: list[tuple[str, Lines]]
     """(title, lines) of every section."""
@@ -36,6 +38,7 @@ def loss_audit_view(audit: LossAudit) -> LossAuditView:
     return LossAuditView(
         name=str(audit.provenance.get("loss", "loss")),
         answer=[headline(audit), bottom_line(audit)[0]],
+        remedy=what_to_do(audit),
         findings=sorted(audit.findings, key=lambda finding: order.index(severity(finding))),
         blocks=[*blocks, *([("Further", rest)] if rest else [])],
     )

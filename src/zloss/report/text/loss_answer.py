@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from zloss.decide.remedies import remedies_for
 from zloss.results.loss_audit import Finding, Identified, LossAudit
 
 
@@ -17,6 +18,12 @@ def bottom_line(audit: LossAudit) -> tuple[str, str]:
     if not counted:
         return "No finding.", "bold green"
     return "; ".join(counted) + ".", "bold red" if counted[0].split()[1].startswith("error") else "bold yellow"
+
+
+def what_to_do(audit: LossAudit) -> str:
+    """The remedy of every finding in one sentence; empty where there is none."""
+    remedy = remedies_for([finding.id for finding in audit.found])
+    return f"What to do: {remedy[0].lower()}{remedy[1:]}." if remedy else ""
 
 
 def severity(finding: Finding) -> str:
