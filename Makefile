@@ -6,7 +6,7 @@ GPU_VENV ?= .venv-gpu
 GPU_BIN  := $(GPU_VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help install audit test check docs pages format bench bench-all fuzz faults gpu release clean
+.PHONY: help install audit test check docs pages format bench bench-all fuzz faults gpu compat release clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -76,9 +76,12 @@ $(GPU_BIN)/.installed: pyproject.toml constraints-gpu.txt
 	@$(GPU_BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-gpu.txt -e ".[peers]"
 	@touch $@
 
+compat:          ## the tests against the oldest and newest stated dependencies and each Python, one throw-away environment per row
+	@$(PYTHON) -m tools.compat
+
 release: install ## build wheel and sdist, check them, and try the wheel in a fresh environment
 	@$(PIP) build twine hatchling
-	@$(BIN)/python tools/check_release.py
+	@$(BIN)/python -m tools.check_release
 
 clean:           ## remove .venv, .venv-gpu, the site and caches
 	rm -rf $(VENV) $(GPU_VENV) site .pytest_cache .mypy_cache .ruff_cache

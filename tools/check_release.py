@@ -1,6 +1,6 @@
 """Builds wheel and sdist, and tries the wheel in a fresh environment with nothing but the minimal dependencies.
 
-    python tools/check_release.py [--out dist]
+    python -m tools.check_release [--out dist]
 
 1. The version stands in `zloss/__init__.py` alone; the built files carry it, and CITATION.cff and CHANGELOG.md name it.
 2. `twine check` accepts both files. Every data file of the source tree is in the wheel.
@@ -17,10 +17,11 @@ import re
 import subprocess
 import sys
 import tempfile
-import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from tools.fresh_environment import FreshEnvironment
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("zloss", "zloss_paper")
@@ -74,34 +75,28 @@ def first_example() -> str:
 
 def environment_problems(wheel: Path, folder: Path) -> Iterator[str]:
     """What goes wrong with the wheel in a new environment."""
-    place = folder / "venv"
-    venv.create(place, with_pip=True)
-    pip = (place / "bin/python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt")
-    run(*map(str, pip), "torch")  # first: its pin keeps later resolution from fetching the CUDA build
-    run(*map(str, pip), str(wheel))
+    environment = FreshEnvironment.made(folder)
+    for what in ("torch", str(wheel)):  # torch first: its pin keeps later resolution from fetching the CUDA build
+        done = environment.pip("install", "--quiet", "-c", ROOT / "constraints.txt", what)
+        if done.returncode:
+            yield f"pip does not install {what}: {done.stderr[-500:]}"
+            return
     text = folder / "text.txt"
     text.write_text("some text\n")
     example = folder / "example.py"
     example.write_text(first_example())
     for command in ("python -c 'import zloss; print(zloss.__version__)'", "zloss --help", f"python {example}"):
-        done = shell(command, place, folder)
+        done = environment.shell(command)
         if done.returncode:
             yield f"{command!r} ended with {done.returncode}: {done.stderr[-500:]}"
     for command, extra in MISSING_EXTRAS.items():
         command = command.format(text=text, folder=folder / "out")
-        done = shell(command, place, folder)
+        done = environment.shell(command)
         said = " ".join((done.stdout + done.stderr).split())
         if extra not in said or "pip install" not in said:
             yield f"{command!r} does not name {extra}: {said[-500:]}"
         if command.startswith("zloss") and done.returncode != 2:
             yield f"{command!r} ended with {done.returncode}, not with 2"
-
-
-def shell(command: str, place: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command with the programs of the environment, outside the source tree."""
-    path = f"{place / 'bin'}:/usr/bin:/bin"
-    words = ["env", "-i", f"PATH={path}", f"HOME={folder}", "bash", "-c", command]
-    return subprocess.run(words, cwd=folder, text=True, capture_output=True, check=False)
 
 
 def run(*words: str) -> None:

@@ -1,0 +1,63 @@
+"""The rows: which Python, and which dependencies at their oldest stated or at their pinned version. All others are the newest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.compat.requirements import floor, pinned_versions, stated_ranges
+
+ROOT = Path(__file__).parents[2]
+EVERY = "*"
+"""In the place of names: every dependency that pyproject.toml states a range for."""
+EXTRAS = ("train", "integrations", "triton")
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+"""Taken out of the extra `dev`; its formatters, type checker and site are not part of what users run."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One environment."""
+
+    name: str
+    python: str
+    """As in "3.11"."""
+    what: str
+    oldest: tuple[str, ...] = ()
+    """Dependencies at the oldest version that pyproject.toml states."""
+    pinned: tuple[str, ...] = ()
+    """Dependencies at the version of constraints.txt."""
+
+
+ROWS = (
+    Row("pinned", "3.11", "the versions of constraints.txt, with which `make test` runs: the control", pinned=(EVERY,)),
+    Row("oldest", "3.11", "every dependency at its oldest stated version", oldest=(EVERY,)),
+    Row("oldest-torch", "3.11", "the oldest torch, all else the newest that fits", oldest=("torch",)),
+    Row(
+        "oldest-transformers",
+        "3.11",
+        "the oldest transformers with the torch of constraints.txt, all else the newest that fits",
+        oldest=("transformers",),
+        pinned=("torch",),
+    ),
+    Row("newest-3.11", "3.11", "the newest of everything"),
+    Row("newest-3.12", "3.12", "the newest of everything"),
+    Row("newest-3.13", "3.13", "the newest of everything"),
+)
+
+
+def ranges(root: Path = ROOT) -> dict[str, str]:
+    """Name → stated range of all that a row installs."""
+    tools = stated_ranges(root / "pyproject.toml", ("dev",))
+    return stated_ranges(root / "pyproject.toml", EXTRAS) | {name: tools[name] for name in TEST_TOOLS}
+
+
+def constraints(row: Row, root: Path = ROOT) -> dict[str, str]:
+    """Name → the one version that a row allows; dependencies that are not named are free."""
+    stated, pins = ranges(root), pinned_versions(root / "constraints.txt")
+    floors = {name: found for name, spec in stated.items() if (found := floor(spec))}
+
+    def chosen(names: tuple[str, ...], versions: dict[str, str]) -> dict[str, str]:
+        return versions if EVERY in names else {name: versions[name] for name in names}
+
+    return chosen(row.oldest, floors) | chosen(row.pinned, pins)

@@ -1,0 +1,53 @@
+"""The tests of a row: out of every room those in which a dependency does the work; about 4 minutes on one core."""
+
+from __future__ import annotations
+
+MARKS = "not slow and not browser"
+
+ROOMS = {
+    "losses and gradients against fp64": (
+        "tests/laws/test_objectives_and_backends.py",
+        "tests/transport/test_head_loss.py",
+        "tests/transport/test_logits_loss.py",
+        "tests/transport/test_interventions.py",
+        "tests/transport/backends/test_native_rows.py",
+        "tests/transport/backends/triton/test_availability.py",
+        "tests/transport/backends/triton/test_interpreted.py::test_interpreted[check_kernels]",
+    ),
+    "routers": ("tests/source/router", "tests/audit/router/test_measure.py"),
+    "statistics": ("tests/streaming/test_quantiles.py", "tests/streaming/test_bundle.py"),
+    "optimizer": ("tests/optimizer/test_adam.py", "tests/optimizer/test_recorder.py"),
+    "models and text": ("tests/models", "tests/text/test_blocks.py"),
+    "audits": (
+        "tests/measure/test_whole_model.py",
+        "tests/audit/checkpoint",
+        "tests/audit/loss/test_on_model.py",
+        "tests/audit/implementation/test_source.py",
+    ),
+    "training": (
+        "tests/train/test_run.py",
+        "tests/train/test_resume.py::test_killed_runs_go_on_bit_for_bit",
+        "tests/train/moe/test_run.py::test_metrics_against_the_saved_model",
+        "tests/telemetry/test_window.py",
+    ),
+    "several processes": ("tests/ranks/test_data_parallel.py", "tests/ranks/test_mesh.py"),
+    "integrations": ("tests/integrations",),
+    "reports": (
+        "tests/report/charts/test_matplotlib_files.py",
+        "tests/report/html/test_html.py",
+        "tests/report/terminal",
+        "tests/decide/verdicts",
+        "tests/console",
+    ),
+    "protocols": ("tests/protocol/center",),
+    "command line": (
+        "tests/cli/test_main.py",
+        "tests/cli/test_options.py",
+        "tests/cli/test_audit.py::test_an_audit_writes_its_report_and_prints_its_table",
+        "tests/cli/test_train.py",
+    ),
+    "results": ("tests/results/test_writing.py", "tests/results/test_reading.py"),
+}
+DESELECTED = ("tests/cli/test_main.py::test_help_answers_in_half_a_second",)
+"""A bar on seconds says how busy the machine is, not which versions are installed."""
+FILES = tuple(file for files in ROOMS.values() for file in files)
