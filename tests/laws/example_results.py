@@ -110,7 +110,7 @@ def example_results() -> dict[str, ResultRecord]:
     measured = MeasuredScale(1e-3, 0.0, (1e-5,), 2.0, 2.0, (2.0,), 0.0, 1e-7, name="a trainer")
     reproduced = read_record(DOCUMENTED / "tab_pretrained.json", ReproductionRecord)
     drift, kept = made_up_drift([2.0, 2.0, 9.0]), made_up_run([2.0])[0]
-    kept = replace(kept, blocks=replace(kept.blocks, tails={"shift.raw": ((2.0, 1.0),)}))
+    kept = replace(kept, blocks=replace(kept.blocks, tails={"shift.raw": ((2.0, 1.0),) * len(kept.blocks.tokens)}))
     advice = made_up_recommendation()
     advice = replace(advice, stages=decide_results((audit,), (loss,), (compared,)).maps[0].decisions)
     protocols = (drift, kept, advice, made_up_plan())

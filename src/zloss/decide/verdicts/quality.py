@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from zloss.decide.verdicts.groups import LEAST_GROUPS, contiguous_groups, group_sums
 from zloss.decide.verdicts.interval import LARGEST_EXPONENT, PairedInterval, paired_interval
 from zloss.decide.verdicts.part import against_bound
+from zloss.errors import InputError
 from zloss.results.verdict import Interval, VerdictPart
 
 NATS = "nats per token"
@@ -57,6 +58,10 @@ def judge_quality_by_seed(differences_S: Sequence[float], *, baseline_ppl: float
 
 
 def _judge(interval: PairedInterval, baseline_ppl: float, tolerance_ppl: float) -> VerdictPart:
+    if not baseline_ppl > 0:
+        raise InputError(
+            f"the PPL of the baseline is expected to be above 0, but is {baseline_ppl:g}: its run is damaged."
+        )
     # A tolerance of −100 % of the PPL and less asks for a CE of −∞, which no method reaches.
     share = tolerance_ppl / baseline_ppl
     tolerance = math.log1p(share) if share > -1 else -math.inf

@@ -62,14 +62,14 @@ def _listed(items: list[str]) -> str:
 
 def _budget(report: AuditReport) -> str:
     budget, gradient = report.lambda_budget, report.gradient
-    if budget is None or gradient is None or gradient.raw.r_z is None or budget.raw is None:
+    if budget is None or gradient is None or gradient.raw.r_z is None or budget.raw is None or not budget.raw > 0:
         return ""
     sentence = f"At λ = {coefficient(gradient.coef)} the Z gradient of the head is {percent(gradient.raw.r_z)} of the CE gradient"
     sentence += f"; it would be {percent(budget.r_z)}, the budget of R_Z, at λ = {coefficient(budget.raw)} raw"
     if budget.centered is not None:
         sentence += f", {coefficient(budget.centered)} centered"
     farthest = max(
-        (value for value in (budget.raw, budget.centered) if value is not None),
+        (value for value in (budget.raw, budget.centered) if value is not None and value > 0),
         key=lambda value: abs(math.log(value / 1e-4)),
     )
     return f"{sentence} ({usual_range(farthest)})."
