@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from tests.ranks.launch import launched
+from tests.ranks.launch import launched, needs_fsdp2_means
 
 
+@needs_fsdp2_means
 def test_head_and_body_on_two_meshes_equal_one_process() -> None:
     done = launched(4, "tests.ranks.mesh_cases")
     assert done.returncode == 0, done.stderr[-3000:]
