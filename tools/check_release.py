@@ -77,9 +77,9 @@ def environment_problems(wheel: Path, folder: Path) -> Iterator[str]:
     """What goes wrong with the wheel in a new environment."""
     environment = FreshEnvironment.made(folder)
     for what in ("torch", str(wheel)):  # torch first: its pin keeps later resolution from fetching the CUDA build
-        done = environment.pip("install", "--quiet", "-c", ROOT / "constraints.txt", what)
+        done = environment.install(what, constraints=ROOT / "constraints.txt")
         if done.returncode:
-            yield f"pip does not install {what}: {done.stderr[-500:]}"
+            yield f"{what} cannot be installed: {done.stderr[-500:]}"
             return
     text = folder / "text.txt"
     text.write_text("some text\n")

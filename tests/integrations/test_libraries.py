@@ -60,7 +60,7 @@ def test_an_old_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     versions(monkeypatch, transformers="4.57.1")
     with pytest.raises(OutdatedDependencyError) as old:
         apply(model, OBJECTIVE)
-    one_sentence(old, "transformers ≥ 5.0", "4.57.1", "zloss[audit]")
+    one_sentence(old, "transformers ≥ 5.2", "4.57.1", "zloss[audit]")
 
 
 def test_an_old_trl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,11 +69,11 @@ def test_an_old_trl(monkeypatch: pytest.MonkeyPatch) -> None:
     versions(monkeypatch, trl="1.2.0")
     with pytest.raises(OutdatedDependencyError) as old:
         attach(trainer, OBJECTIVE)
-    one_sentence(old, "trl ≥ 1.15", "trl 1.2.0", "zloss[trl]")
+    one_sentence(old, "trl ≥ 1.16", "trl 1.2.0", "zloss[trl]")
     versions(monkeypatch, trl=None)
     with pytest.raises(MissingDependencyError) as missing:
         attach(trainer, OBJECTIVE)
-    one_sentence(missing, "trl>=1.15", "zloss[trl]")
+    one_sentence(missing, "trl>=1.16", "zloss[trl]")
 
 
 def test_an_old_tracker_of_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

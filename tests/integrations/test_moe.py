@@ -115,7 +115,8 @@ def test_frozen_routers_in_training_are_an_error_not_a_silent_nothing() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(InputError, match="sigmoid"):
+    # Early releases of transformers 5 do not record the router logits of DeepSeek-V3.
+    with pytest.raises(InputError, match=r"sigmoid|records no router logits"):
         attach_router_loss(seeded(deepseek_v3), coef=1e-3, convention="megatron")
     with pytest.raises(UnknownNameError, match="Did you mean 'megatron'"):
         attach_router_loss(seeded(SOFTMAX["olmoe"]), coef=1e-3, convention="megatorn")

@@ -30,6 +30,11 @@ def without(word: str) -> Callable[[State], State]:
     return lambda state: {name: tensor for name, tensor in state.items() if word not in name}
 
 
+def head_renamed(message: str) -> str:
+    """Early releases of transformers 5 call the head of GPT-NeoX `embed_out`, as its checkpoints do."""
+    return message.replace("embed_out.weight", "lm_head.weight")
+
+
 def renamed(state: State) -> State:
     return {f"other.{name}": tensor for name, tensor in state.items()}
 
@@ -60,7 +65,7 @@ def test_tensors_that_are_not_the_models_are_named(
     with pytest.raises(CheckpointError) as refused:
         load_checkpoint(str(folder))
     for word in words:
-        assert word in str(refused.value)
+        assert word in head_renamed(str(refused.value))
 
 
 def test_audit_and_train_refuse_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +73,7 @@ def test_audit_and_train_refuse_them(tmp_path: Path, capsys: pytest.CaptureFixtu
     rewrite(folder, without("embed_out"))
     for command in ("audit", "train"):
         assert main([command, str(folder), "--out", str(tmp_path / command), "--quiet"]) == 2
-        error = capsys.readouterr().err.strip()
+        error = head_renamed(capsys.readouterr().err.strip())
         assert "lm_head.weight" in error
         assert len(error.splitlines()) == 1
 

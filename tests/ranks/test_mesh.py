@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 from tests.forked import forked_ranks
+from tests.ranks.launch import needs_fsdp2_means
 from tests.ranks.mesh_cases import main
 
 
+@needs_fsdp2_means
 def test_head_and_body_on_two_meshes_equal_one_process() -> None:
     found = json.loads(forked_ranks(4, main))
     assert found["clipped"]

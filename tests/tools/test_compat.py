@@ -109,6 +109,8 @@ def test_the_installers_reason_names_no_place() -> None:
     assert reason.startswith("zloss[train] 0.3 depends on numpy>=2; The user requested (constraint) numpy==1.26; ")
     missing = "Looking in indexes: https://index.example/simple\nERROR: No matching distribution found for torch==2.8\n"
     assert installer_reason(missing) == "No matching distribution found for torch==2.8"
+    unsolved = "error: No solution found\n  cause: Because trl==1.16 depends on accelerate>=1.10.1\n    you lose.\n"
+    assert installer_reason(unsolved) == "Because trl==1.16 depends on accelerate>=1.10.1 you lose."
     assert (
         without_places("from /home/me/zloss/constraints.txt and https://index.example/x") == "from constraints.txt and"
     )

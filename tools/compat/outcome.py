@@ -71,14 +71,18 @@ def read_counts(junit: Path) -> Counts:
 
 
 def installer_reason(said: str) -> str:
-    """The lines in which pip says why it cannot install, without places of this machine or of an index."""
+    """The lines in which pip or uv says why it cannot install, without places of this machine or of an index."""
     lines = [line.strip() for line in said.splitlines()]
     told = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     if "The conflict is caused by:" in lines:
         begin = lines.index("The conflict is caused by:") + 1
         end = next((i for i in range(begin, len(lines)) if not lines[i]), len(lines))
         told = [*lines[begin:end], *(line for line in told if "conflicting dependencies" in line)]
-    return without_places("; ".join(told) or (lines[-1] if lines else "pip said nothing"))
+    elif any(line.startswith("cause:") for line in lines):  # uv
+        begin = next(i for i, line in enumerate(lines) if line.startswith("cause:"))
+        told = [" ".join(lines[begin:]).removeprefix("cause:").strip()]
+    told = told or [line for line in lines if line][-1:] or ["the installer gave no reason"]
+    return "; ".join(map(without_places, told))
 
 
 def without_places(text: str) -> str:

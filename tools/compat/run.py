@@ -52,7 +52,7 @@ def install(environment: FreshEnvironment, versions: dict[str, str]) -> str:
     file.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()), encoding="utf-8")
     package = f"{ROOT}[{','.join(EXTRAS)}]"
     try:
-        done = environment.pip("install", "--no-compile", "-c", file, package, *TEST_TOOLS, seconds=INSTALL_SECONDS)
+        done = environment.install(package, *TEST_TOOLS, constraints=file, seconds=INSTALL_SECONDS)
     except subprocess.TimeoutExpired:
         return f"The installation was not done after {INSTALL_SECONDS // 60} minutes."
     return installer_reason(done.stdout + "\n" + done.stderr) if done.returncode else ""
@@ -60,8 +60,12 @@ def install(environment: FreshEnvironment, versions: dict[str, str]) -> str:
 
 def installed(environment: FreshEnvironment) -> dict[str, str]:
     """Name → version of every distribution, names as package indexes normalise them."""
-    listed = json.loads(environment.pip("list", "--format", "json").stdout)
-    return {re.sub(r"[-_.]+", "-", entry["name"]).lower(): entry["version"] for entry in listed}
+    question = (
+        "import importlib.metadata, json; "
+        "print(json.dumps({found.name: found.version for found in importlib.metadata.distributions()}))"
+    )
+    listed = json.loads(environment.shell(f"python -c {shlex.quote(question)}").stdout)
+    return {re.sub(r"[-_.]+", "-", name).lower(): listed[name] for name in sorted(listed, key=str.lower)}
 
 
 def python_version(environment: FreshEnvironment) -> str:

@@ -10,7 +10,6 @@ ROOMS = {
         "tests/transport/test_head_loss.py",
         "tests/transport/test_logits_loss.py",
         "tests/transport/test_interventions.py",
-        "tests/transport/backends/test_native_rows.py",
         "tests/transport/backends/triton/test_availability.py",
         "tests/transport/backends/triton/test_interpreted.py::test_interpreted[check_kernels]",
     ),
@@ -25,7 +24,8 @@ ROOMS = {
         "tests/audit/implementation/test_source.py",
     ),
     "training": (
-        "tests/train/test_run.py",
+        "tests/train/test_run.py::test_losses_and_norms_equal_a_straight_loop",
+        "tests/train/test_run.py::test_bf16_is_autocast_over_fp32_weights",
         "tests/train/test_resume.py::test_killed_runs_go_on_bit_for_bit",
         "tests/train/moe/test_run.py::test_metrics_against_the_saved_model",
         "tests/telemetry/test_window.py",
@@ -39,12 +39,13 @@ ROOMS = {
         "tests/decide/verdicts",
         "tests/console",
     ),
-    "protocols": ("tests/protocol/center",),
+    "protocols": ("tests/protocol/center/test_center.py::test_the_copy_loads_without_our_package",),
     "command line": (
         "tests/cli/test_main.py",
         "tests/cli/test_options.py",
         "tests/cli/test_audit.py::test_an_audit_writes_its_report_and_prints_its_table",
-        "tests/cli/test_train.py",
+        "tests/cli/test_train.py::test_one_folder_per_run",
+        "tests/cli/test_train.py::test_a_stress_setting_and_tensorboard",
     ),
     "results": ("tests/results/test_writing.py", "tests/results/test_reading.py"),
 }

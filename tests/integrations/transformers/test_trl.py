@@ -17,7 +17,7 @@ from tests.integrations.transformers.small_models import OBJECTIVE, VOCAB, small
 from zloss.errors import InputError, UnsupportedModelError
 from zloss.integrations.transformers import apply, attach
 
-trl = pytest.importorskip("trl", minversion="1.15")
+trl = pytest.importorskip("trl", minversion="1.16")
 datasets = pytest.importorskip("datasets")
 
 

@@ -17,7 +17,7 @@ from zloss.transport.options import HeadOptions
 from zloss.transport.statistics_plan import Statistics
 
 LEAST_PEFT = "0.21"
-LEAST_TRANSFORMERS = "5.0"
+LEAST_TRANSFORMERS = "5.2"
 OWN_Z = ("z_loss_coefficient", "z_loss_coef")
 """Keys of a config under which a model adds a Z-loss of its own (Bamba)."""
 ELSEWHERE = {"ProphetNetForCausalLM": "its loss is computed from log-probabilities of several streams"}

@@ -40,7 +40,7 @@ def attach(
 ) -> TrainerAttachment:
     """From now on the trainer minimises CE + Z and logs `zloss/…` scalars over its last `window` steps.
 
-    `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.15), before `train()`. Every tracker in its
+    `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), before `train()`. Every tracker in its
     `report_to` gets the scalars with its other numbers. CE and Z stand apart as zloss/ce and zloss/z, in nats per
     predicted token; `zloss.source.summary` lists the other names. On several processes they are of the tokens of
     all of them, joined in one collective per log.

@@ -7,7 +7,7 @@ from typing import Any
 from zloss.errors import InputError, require_version
 from zloss.telemetry.trackers import LEAST, require_tracker
 
-LEAST_TRL = "1.15"
+LEAST_TRL = "1.16"
 
 
 def refuse_bypasses(trainer: Any) -> None:

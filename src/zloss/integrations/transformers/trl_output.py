@@ -36,7 +36,7 @@ def fused_output(call: TrainingCall, output: Any, given: dict[str, Any]) -> Any:
     try:
         from trl.trainer.utils import FusedCausalLMOutput
     except ImportError as error:
-        raise MissingDependencyError("trl>=1.15", "Training with SFTTrainer", "trl") from error
+        raise MissingDependencyError("trl>=1.16", "Training with SFTTrainer", "trl") from error
     assert call.output is not None
     stats = call.output.stats
     if stats.entropy is None:
