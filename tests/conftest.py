@@ -30,6 +30,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """What is still frozen at the end would be reported as leaked by libraries that count their objects."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def cache_of_all_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache, empty when the tests begin, that all processes share: the embedded model is converted in it once."""

@@ -15,7 +15,7 @@ ROOMS = {
     ),
     "routers": ("tests/source/router", "tests/audit/router/test_measure.py"),
     "statistics": ("tests/streaming/test_quantiles.py", "tests/streaming/test_bundle.py"),
-    "optimizer": ("tests/optimizer/test_adam.py", "tests/optimizer/test_recorder.py"),
+    "optimizer": ("tests/optimizer/test_adam_first_step.py", "tests/optimizer/test_recorder.py"),
     "models and text": ("tests/models", "tests/text/test_blocks.py"),
     "audits": (
         "tests/measure/test_whole_model.py",
