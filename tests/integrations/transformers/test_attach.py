@@ -40,7 +40,8 @@ def test_five_steps_equal_eager_ce_plus_z(name: str) -> None:
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
+        # Adam divides a gradient by its own size, so the rounding of one near zero is seen: a twentieth of a step of 1e-3.
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=5e-5)
 
 
 class _Norms(transformers.TrainerCallback):
