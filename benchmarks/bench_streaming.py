@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from ceilings import Figure, print_figures
+from memory import status_mb
 
 from zloss.streaming import CoMoments, Count, HashSample, Histogram, Moments, Quantiles, TopTokens
 
@@ -47,33 +48,27 @@ def stream(values: int, dtype: torch.dtype = torch.float32, seed: int = 0):
         yield torch.randn(size, generator=generator, dtype=dtype).exp_(), torch.arange(start, start + size)
 
 
-def peak_mb() -> float:
-    """Peak resident set of this process; `ru_maxrss` would include that of the process that started this one."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
-
-
-def memory(values: int, dtype: torch.dtype) -> None:
-    """Run in a process of its own: the peak resident set only ever grows."""
+def memory(values: int, dtype: torch.dtype) -> bool:
+    """Whether the ceiling is met. Run in a process of its own: the peak resident set only ever grows."""
     import datasketches  # noqa: F401  # the cost of loading a library is not the cost of the stream
 
     warm = FullSet()
     for batch in stream(BATCH, dtype):
         warm.update(*batch)
     del warm
-    before, start, full = peak_mb(), time.perf_counter(), FullSet()
+    before, start, full = status_mb("VmHWM"), time.perf_counter(), FullSet()
     exact_peak = None
     for x, position in stream(values, dtype):
         full.update(x, position)
         if exact_peak is None and not full.quantiles.exact:
-            exact_peak = peak_mb() - before
-    seconds, peak = time.perf_counter() - start, peak_mb() - before
+            exact_peak = status_mb("VmHWM") - before
+    seconds, peak = time.perf_counter() - start, status_mb("VmHWM") - before
     p999 = full.quantiles.quantile(0.999)
     print(
         f"{values:,} {dtype} values: peak {peak:.1f} MB (at the switch to the sketch {exact_peak or 0:.1f} MB), "
         f"{seconds:.1f} s; p99.9 = {p999.value:.4f} in [{p999.lower:.4f}, {p999.upper:.4f}], of the distribution itself: 21.9824"
     )
-    print_figures([Figure(f"peak memory of {values:,} values", peak, 64.0, unit="MB")])
+    return print_figures([Figure(f"peak memory of {values:,} values", peak, 64.0, unit="MB")])
 
 
 def speed(repetitions: int) -> None:
@@ -103,7 +98,7 @@ def speed(repetitions: int) -> None:
         print(f"{name:20s} {rates[-1]:8.1f} {rates[0]:8.1f}")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--values", type=int, default=100_000_000)
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
@@ -113,14 +108,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.memory_only:
-        memory(options.values, getattr(torch, options.dtype))
-        return
+        return 0 if memory(options.values, getattr(torch, options.dtype)) else 1
     speed(options.repetitions)
-    if not options.skip_memory:
-        command = [sys.executable, __file__, "--memory-only", "--values", str(options.values), "--dtype", options.dtype]
-        sys.stdout.flush()
-        subprocess.run(command, check=True)
+    if options.skip_memory:
+        return 0
+    command = [sys.executable, __file__, "--memory-only", "--values", str(options.values), "--dtype", options.dtype]
+    sys.stdout.flush()
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,17 +10,16 @@ fp32. "recorded" reads every gradient and parameter norm, and the tails of P_Z, 
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from ceilings import Figure, print_figures, ratio
 from interleaved import Timing, measure, measure_quietly
+from memory import status_mb
 
 import zloss
 from zloss.models.checkpoint import Checkpoint
@@ -136,19 +135,10 @@ def child(kind: str) -> None:
     # A step on very few tokens allocates gradients, Adam state and kernels, so that the peak after it is the batch's own.
     step.ids, step.target = whole_ids[:1, :8], whole_target[:1, :8]
     run()
-    before = peak_megabytes()
+    before = status_mb("VmHWM")
     step.ids, step.target = whole_ids, whole_target
     run()
-    print(peak_megabytes() - before)
-
-
-def peak_megabytes() -> float:
-    """Peak resident memory of this program; getrusage would also count what the process was before it became this program."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return float(line.split()[1]) / 1024
+    print(status_mb("VmHWM") - before)
 
 
 def main() -> int:

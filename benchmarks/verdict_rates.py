@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from zloss.cli.main import main
-from zloss.results.comparison import QualityVerdict
+from zloss.results.quality import QualityVerdict
 from zloss.results.validation_blocks import ValidationBlocks
 from zloss.train.compare.comparison import compare_runs
 from zloss.train.compare.finished_run import FinishedRun, load_runs

@@ -16,10 +16,12 @@ from torch import Tensor
 from tests.straight_histogram import count, log_edges
 from zloss.results import audit as s
 from zloss.results import figure_data as fd
-from zloss.results.comparison import ComparedMethod, Comparison, Quality, QualityVerdict, SeedSummary
+from zloss.results.comparison import ComparedMethod, Comparison, SeedSummary
 from zloss.results.coordinate import Coordinate
+from zloss.results.gradient_numbers import GradientInfo, GradientNumbers, PathNumbers, TiedPaths
 from zloss.results.loss_audit import Finding, Identified, LossAudit, SourceError, Uncertainty
 from zloss.results.provenance import AuditProvenance
+from zloss.results.quality import Quality, QualityVerdict
 
 COEF = 1e-4
 BETA = 1e-2
@@ -172,7 +174,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
     return float((a * b).sum() / (a.norm() * b.norm()))
 
 
-def gradients(model: TinyModel, ids_NB: Tensor, target_NB: Tensor) -> tuple[s.GradientInfo, s.TiedPaths]:
+def gradients(model: TinyModel, ids_NB: Tensor, target_NB: Tensor) -> tuple[GradientInfo, TiedPaths]:
     """CE and Z gradients of the tied table by autograd; the paths by giving input and output a table of their own."""
     rows, paths = {}, {}
     for centered in (False, True):
@@ -185,10 +187,10 @@ def gradients(model: TinyModel, ids_NB: Tensor, target_NB: Tensor) -> tuple[s.Gr
         z_in, z_out = torch.autograd.grad(aux, (table_in, table_out))
         g_ce, g_z = ce_in + ce_out, z_in + z_out
         name = "centered" if centered else "raw"
-        rows[name] = s.GradientNumbers(float(g_z.norm() / g_ce.norm()), cosine(g_z, g_ce))
-        paths[name] = s.PathNumbers(float(z_out.norm()), float(z_in.norm()), cosine(z_out, z_in))
-    info = s.GradientInfo(COEF, ids_NB.shape[0], rows["raw"], rows["centered"], rows["raw"])
-    return info, s.TiedPaths(paths["raw"], paths["centered"])
+        rows[name] = GradientNumbers(float(g_z.norm() / g_ce.norm()), cosine(g_z, g_ce))
+        paths[name] = PathNumbers(float(z_out.norm()), float(z_in.norm()), cosine(z_out, z_in))
+    info = GradientInfo(COEF, ids_NB.shape[0], rows["raw"], rows["centered"], rows["raw"])
+    return info, TiedPaths(paths["raw"], paths["centered"])
 
 
 def geometry(raw: Columns, centered: Columns, mean_row: Tensor, keep: Tensor) -> fd.GeometrySample:
@@ -254,8 +256,8 @@ def straight_report(
     *,
     name: str,
     corpus: str,
-    gradient: s.GradientInfo | None = None,
-    paths: s.TiedPaths | None = None,
+    gradient: GradientInfo | None = None,
+    paths: TiedPaths | None = None,
     tied: bool = True,
     k: int = 12,
     sample: int = fd.MAX_SAMPLE,

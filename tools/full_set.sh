@@ -35,7 +35,7 @@ for name in dense moe; do
     cp "$runs/$name/comparison.json" "$out/$name/"
 done
 
-# What precision does to the source, the update and the fp16 margin, on the logits of a model that was trained so.
+# What precision does to the source, the update and the fp16 margin, on the logits of a small model that is trained here.
 $zloss train --from-config tiny --train-tokenizer 512 --methods standard --coef 1e-3 \
     --steps 24 --lr 1e-3 --block-size 64 --valid-blocks 32 --micro-batch 4 --adam-every 4 --gradient-blocks 4 \
     --checkpoint-every 0 --trackers none --save-model --quiet --out "$runs/trained"

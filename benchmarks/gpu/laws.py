@@ -17,6 +17,7 @@ from benchmarks.gpu.logits import logits
 from benchmarks.gpu.memory import flat_memory
 from benchmarks.gpu.record import Checked
 from benchmarks.gpu.source import source
+from tests.quick_interpreter import make_interpreter_quick
 from zloss.errors import ZlossError
 from zloss.transport.backends.choice import Backend
 from zloss.transport.backends.triton.availability import require_triton
@@ -37,6 +38,8 @@ def all_laws(device: torch.device, *, quick: bool, calls: int, say: Callable[[st
     """Every case of every law; `say` hears when a law begins."""
     sweep = QUICK if quick else Sweep()
     backends, _ = usable_backends(device)
+    if "triton" in backends and device.type == "cpu":
+        make_interpreter_quick()
     # Interpreted kernels take milliseconds per row: the long law leaves them out.
     without_interpreter = tuple(name for name in backends if name != "triton" or device.type == "cuda")
     laws: dict[str, Iterator[Checked]] = {

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from zloss.source.objectives.standard import StandardZLoss as StandardZLoss
     from zloss.source.router.convention import RouterContext as RouterContext
     from zloss.source.router.convention import RouterConvention as RouterConvention
-    from zloss.source.router.loss import RouterLoss as RouterLoss
     from zloss.source.router.loss import router_loss as router_loss
+    from zloss.source.router.loss_record import RouterLoss as RouterLoss
     from zloss.source.router.scale import match_coefficient as match_coefficient
     from zloss.source.router.scale import router_scale as router_scale
     from zloss.source.statistics import TokenStats as TokenStats
@@ -69,7 +69,7 @@ _HOME = {
     "Objective": "source.objective",
     "make_objective": "source.objectives.registry",
     "register_objective": "source.objectives.registry",
-    "RouterLoss": "source.router.loss",
+    "RouterLoss": "source.router.loss_record",
     "router_loss": "source.router.loss",
     "RouterContext": "source.router.convention",
     "RouterConvention": "source.router.convention",

@@ -1,4 +1,4 @@
-"""Where things that are costly to make again are kept."""
+"""The folder of what is costly to make again: converted GGUF files and the compiled row pass."""
 
 from __future__ import annotations
 

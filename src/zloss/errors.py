@@ -55,7 +55,8 @@ class UnknownNameError(InputError):
         known = list(known)
         near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"unknown {kind}: {got!r}. Known: {', '.join(repr(name) for name in known)}.{hint}")
+        # The hint stands first: lists of known names may be long.
+        super().__init__(f"unknown {kind}: {got!r}.{hint} Known: {', '.join(repr(name) for name in known)}.")
 
 
 class ReductionError(UnknownNameError):
@@ -97,9 +98,7 @@ class MissingDependencyError(ZlossError, ImportError):
     """An optional package is needed; the message says how to install it."""
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
-        super().__init__(
-            f"{purpose} needs the package {package!r}, which is not installed: pip install 'zloss[{extra}]'."
-        )
+        super().__init__(f"{purpose} needs the package {package!r}, which is not installed: {_install(extra)}.")
 
 
 class OutdatedDependencyError(MissingDependencyError):
@@ -110,7 +109,7 @@ class OutdatedDependencyError(MissingDependencyError):
         ImportError.__init__(
             self,
             f"{purpose} needs {package} ≥ {least}, but {package} {installed} is installed: "
-            f"pip install --upgrade 'zloss[{extra}]'.",
+            f"{_install(extra, '--upgrade ')}.",
         )
 
 
@@ -145,6 +144,11 @@ def extra_of(package: str) -> str:
         if name and extra and extra[1] != "dev" and name[0].replace("_", "-").lower() == wanted:
             return extra[1]
     return "audit"
+
+
+def _install(extra: str, options: str = "") -> str:
+    """The command for a released version and the one for a clone, where the name of the package is its folder."""
+    return f"pip install {options}'zloss[{extra}]' (in a clone of zloss: '.[{extra}]')"
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.faults.child import Child, largest_file, run
 from tests.tiny_models import save_model
 from zloss.cli.main import main
 from zloss.text.corpus import pydoc_topics
@@ -95,7 +94,9 @@ def test_every_mistake_is_one_sentence_and_exit_code_two(
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "report.json").write_text("an earlier report")
-    for name, (words, message) in mistakes(model, tmp_path).items():
+    made = mistakes(model, tmp_path)
+    capsys.readouterr()  # bars of transformers
+    for name, (words, message) in made.items():
         arguments = words if "--out" in words else [*words, "--out", str(kept)]
         assert main(["audit", *arguments, *QUICK]) == 2, name
         error = capsys.readouterr().err
@@ -109,37 +110,28 @@ def test_every_mistake_is_one_sentence_and_exit_code_two(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a filesystem that is full")
 def test_a_full_disk_is_one_sentence(model: Path, tmp_path: Path) -> None:
     """A tiny file system in a user namespace would need privileges; a limit on file size fails writes the same way."""
-    code = (
-        "import resource, sys; from zloss.cli.main import main; import torch, transformers\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
-        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "sys.exit(main(sys.argv[1:]))"
-    )
     words = ["audit", str(model), "--quiet", "--out", str(tmp_path / "full"), *QUICK]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert "cannot write" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = run(words, largest_file(2000)).check_contract()
+    assert done.code == 2, done.error
+    assert "cannot write" in done.error
     assert not [path for path in (tmp_path / "full").rglob("*") if path.is_file()]
 
 
 def test_ctrl_c_leaves_a_partial_report_and_resume_finishes_it(model: Path, text: Path, tmp_path: Path) -> None:
-    words = [str(model), "--text", str(text), "--out", str(tmp_path), "--blocks", "600", "--block-size", "64"]
+    words = [str(model), "--text", str(text), "--out", str(tmp_path), "--blocks", "200", "--block-size", "64"]
     words += ["--batch-blocks", "1", "--quiet", "--gradient-blocks", "1", "--no-figures"]
-    command = [sys.executable, "-m", "zloss.cli.main", "audit", *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ZLOSS_SAVE_EVERY": "0"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    process = Child(["audit", *words], lambda: os.environ.update(ZLOSS_SAVE_EVERY="0"))
     state = tmp_path / "audit-state.npz"
     deadline = time.monotonic() + 120
     while not state.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
-    assert "--resume" in error
+        time.sleep(0.002)
+    process.kill(signal.SIGINT)
+    ended = process.wait()
+    assert ended.code == 130, ended.error
+    assert "--resume" in ended.error
     partial = json.loads((tmp_path / "report.json").read_text())
     assert partial["status"] == "partial"
-    assert 0 < partial["finished_blocks"] < 600
+    assert 0 < partial["finished_blocks"] < 200
     assert partial["corpus"]["predictions"] == 64 * partial["finished_blocks"]
     assert main(["audit", *words, "--resume"]) == 0
     resumed = json.loads((tmp_path / "report.json").read_text())

@@ -123,6 +123,26 @@ def test_a_tolerance_can_reject(runs: Path) -> None:
     assert data["quality"]["tolerance_ppl"] == pytest.approx(0.01 * ce)
 
 
+def test_an_audit_in_the_folder_of_the_runs_is_not_overwritten(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(runs, folder, ignore=shutil.ignore_patterns("comparison.*", "report.html"))
+    audit = {"schema": "zloss.audit/1", "model": {"name": "mine"}, "corpus": {"name": "text.txt"}}
+    for name, content in (("report.json", json.dumps(audit)), ("report.html", "the page of the audit")):
+        (folder / name).write_text(content)
+    assert main(["compare", str(folder), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert "holds an audit of mine on text.txt, and this is a comparison of training runs" in error
+    assert "--force" in error
+    assert (folder / "report.html").read_text() == "the page of the audit"
+    assert not (folder / "comparison.json").exists()
+    assert main(["compare", str(folder), "--quiet", "--force"]) == 0
+    assert not (folder / "report.json").exists()
+    assert "the page of the audit" not in (folder / "report.html").read_text()
+    assert (folder / "ce-0-s1" / "metrics.json").is_file()
+
+
 def test_limits_of_the_optimizer_are_options(runs: Path, tmp_path: Path) -> None:
     loose = ["--grad-max-ratio", "1e6", "--event-rate-increase", "1", "--spike-rate-increase", "1"]
     assert main(["compare", str(runs), *loose, "--quiet"]) == 0

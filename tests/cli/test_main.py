@@ -68,7 +68,7 @@ def test_an_optional_package_that_is_missing_anywhere_is_one_sentence(
     said = capsys.readouterr().err
     assert said == (
         "zloss center: This command needs the package 'huggingface_hub', which is not installed: "
-        "pip install 'zloss[audit]'.\n"
+        "pip install 'zloss[audit]' (in a clone of zloss: '.[audit]').\n"
     )
 
 
@@ -92,3 +92,17 @@ def test_the_model_has_one_name_in_title_record_and_command(tmp_path: Path) -> N
     assert json.loads(record)["model"]["name"] == "tiny"
     assert "<title>tiny · zloss</title>" in page
     assert str(tmp_path) not in record + page
+
+
+def test_a_long_sentence_is_one_line_in_a_pipe_and_wrapped_at_words_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert cli.main(["reproduce"]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(["reproduce"]) == 2
+    wrapped = capsys.readouterr().err
+    assert max(map(len, wrapped.splitlines())) <= 60
+    assert wrapped.split() == line.split()

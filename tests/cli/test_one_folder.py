@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.faults.child import Child
 from tests.tiny_models import save_model
 from tests.train.tiny_run import SCRATCH, some_text
 from zloss.cli.main import main
@@ -20,9 +19,9 @@ from zloss.results.folder_lock import LOCK_FILE, locked_folder
 STEPS = 40
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    file = tmp_path / "text.txt"
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("text") / "text.txt"
     file.write_text(some_text(), encoding="utf-8")
     return str(file)
 
@@ -32,10 +31,12 @@ def train_words(text: str, out: Path) -> list[str]:
     return [*words, "--checkpoint-every", "10", "--out", str(out)]
 
 
-def started(words: list[str]) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    command = [sys.executable, "-m", "zloss.cli.main", *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture(scope="module")
+def finished(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was trained to its end."""
+    out = tmp_path_factory.mktemp("finished") / "runs"
+    assert main([*train_words(text, out), "--quiet"]) == 0
+    return out
 
 
 def steps(out: Path) -> list[int]:
@@ -46,14 +47,12 @@ def steps(out: Path) -> list[int]:
 def test_two_trainings_in_one_folder(tmp_path: Path, text: str) -> None:
     """One of the two died, or the survivor's log was cut and later skipped as finished."""
     out = tmp_path / "runs"
-    pair = [started(train_words(text, out)) for _ in range(2)]
-    ended = [(process.communicate()[1], process.returncode) for process in pair]
-    assert sorted(code for _, code in ended) in ([0, 2], [0, 0]), ended
-    for said, code in ended:
-        if code == 2:
-            assert f"{out / 'ce-0-s1'} is in use by another process of zloss (pid" in said
-            assert len(said.strip().splitlines()) == 1
-            assert "Traceback" not in said
+    pair = [Child(train_words(text, out)) for _ in range(2)]
+    ended = [child.wait() for child in pair]
+    assert sorted(each.check_contract().code or 0 for each in ended) in ([0, 2], [0, 0]), ended
+    for each in ended:
+        if each.code == 2:
+            assert f"{out / 'ce-0-s1'} is in use by another process of zloss (pid" in each.error
     assert steps(out) == list(range(1, STEPS + 1))
     assert not (out / "ce-0-s1" / LOCK_FILE).exists()
     assert main(["compare", str(out), "--quiet"]) == 0
@@ -65,7 +64,7 @@ def test_a_second_training_changes_nothing_and_a_killed_first_one_leaves_no_lock
     out = tmp_path / "runs"
     run = out / "ce-0-s1"
     long = [word if word != str(STEPS) else "100000" for word in train_words(text, out)]
-    first = started(long)
+    first = Child(long)
     try:
         deadline = time.time() + 120
         while not (run / "steps.jsonl").exists() and time.time() < deadline:
@@ -77,8 +76,8 @@ def test_a_second_training_changes_nothing_and_a_killed_first_one_leaves_no_lock
         assert len(error.splitlines()) == 1
         assert (run / "config.json").read_bytes() == before
     finally:
-        first.send_signal(signal.SIGKILL)
-        first.communicate()
+        first.kill()
+        first.wait()
     assert (run / LOCK_FILE).exists()
     assert main(train_words(text, out)) == 2  # another number of steps, not the lock
     assert "other settings" in capsys.readouterr().err
@@ -89,11 +88,11 @@ def test_a_second_training_changes_nothing_and_a_killed_first_one_leaves_no_lock
 
 @pytest.mark.parametrize("length", [0, STEPS - 1, STEPS + 1])
 def test_a_log_of_another_length_is_refused_and_trained_again(
-    tmp_path: Path, text: str, length: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text: str, finished: Path, length: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "runs"
+    out = Path(shutil.copytree(finished, tmp_path / "runs"))
     words = [*train_words(text, out), "--quiet"]
-    assert main(words) == 0
+    assert main(words) == 0  # nothing is left to do
     log = out / "ce-0-s1" / "steps.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join((lines + lines[-1:])[:length]))
@@ -107,11 +106,9 @@ def test_two_audits_in_one_folder(tmp_path: Path, text: str, capsys: pytest.Capt
     model, out = save_model("gpt2", tmp_path / "model"), tmp_path / "audit"
     words = ["audit", str(model), "--text", text, "--blocks", "4", "--block-size", "32", "--no-figures", "--quiet"]
     with locked_folder(out):
-        second = started([*words, "--out", str(out)])
-        _, error = second.communicate()
-        assert second.returncode == 2
-        assert f"{out} is in use by another process of zloss (pid {os.getpid()})" in error
-        assert len(error.strip().splitlines()) == 1
+        second = Child([*words, "--out", str(out)]).wait().check_contract()
+        assert second.code == 2
+        assert f"{out} is in use by another process of zloss (pid {os.getpid()})" in second.error
         assert [path.name for path in out.iterdir()] == [LOCK_FILE]
     assert main([*words, "--out", str(out)]) == 0
     assert (out / "report.json").exists()

@@ -84,10 +84,15 @@ def test_other_kinds_of_results_are_not_mixed(
         ["audit-loss", f"{loss}:loss"],
         ["audit-implementation", str(models["first"]), "--blocks", "1", "--implementations", "none"],
         ["drift", str(run), "--blocks", "8", "--block-size", "128"],
+        ["recommend", str(models["first"])],
         ["report", str(elsewhere)],
     ):
         capsys.readouterr()
         assert main([*words, "--out", str(held)]) == 2, words
         assert "holds an audit of first on pydoc" in capsys.readouterr().err
+    assert main(["compare", str(held)]) == 2
+    error = capsys.readouterr().err
+    assert "holds an audit of first on pydoc, and this is a comparison of training runs" in error
+    assert "--force" in error
     assert main(["report", str(elsewhere), "--out", str(held), "--force", "--quiet"]) == 0
     assert not (held / "report.json").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiny_models import save_model
 from zloss.cli.main import main
-from zloss.protocol.recommend import arm_runs, kept_audits, memory, prepare
+from zloss.protocol.recommend import crew, memory, prepare
 from zloss.protocol.recommend.probe import RunCost
 
 QUICK = ["--block-size", "64", "--valid-blocks", "32", "--audit-blocks", "4", "--blocks", "100", "--micro-batch", "1"]
@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_every_mistake_is_one_sentence_and_exit_code_two(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room, name in ((kept_audits, "run_audit"), (arm_runs, "run_training")):
+    for room, name in ((crew, "run_audit_of"), (crew, "run_training_of")):
         monkeypatch.setattr(room, name, lambda *_, **__: pytest.fail("something long began"))
     slow = RunCost(step=2.0, checkpoint=0.0, valid_block=0.1, rest=1.0)
     monkeypatch.setattr(prepare, "probe_cost", lambda *_, **__: slow)
@@ -57,7 +57,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
-    monkeypatch.setattr(prepare, "prepare_start", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(crew, "prepare_start", lambda *_: pytest.fail("the model was loaded"))
     assert main(["recommend", model, *QUICK, "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert "training neox needs at least" in error
@@ -80,6 +80,6 @@ def test_an_interruption_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kept_audits, "run_audit", interrupted)
+    monkeypatch.setattr(crew, "run_audit_of", interrupted)
     assert main(["recommend", model, *QUICK, "--plan", "--out", str(tmp_path / "out")]) == 130
     assert "the same command goes on" in capsys.readouterr().err

@@ -18,10 +18,12 @@ from zloss.decide.stages import STAGES
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport, HeadNumbers, Heads
-from zloss.results.comparison import Comparison, Quality, RouterVariant, RouterVariants
+from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision
 from zloss.results.loss_audit import Finding, LossAudit
+from zloss.results.quality import Quality
 from zloss.results.router import MeasuredScale, RouterFindings
+from zloss.results.router_variants import RouterVariant, RouterVariants
 
 CHECKPOINT, TRAINING = [stage.name for stage in STAGES[:4]], [stage.name for stage in STAGES[4:]]
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.laws.example_results import ROUTERS
 from zloss.decide.bottom_line import ORDER
 from zloss.decide.next_command import AuditedInput, next_command
 from zloss.decide.recommend.candidates import candidates
 from zloss.decide.stages import STAGES
+from zloss.models.positions import settle_block_size
 from zloss.results.audit import AuditReport, Nonfinite
 from zloss.results.decision import LambdaBudget
 
@@ -55,6 +58,17 @@ def test_other_stages_of_the_checkpoint_are_trained(report: AuditReport, stage: 
     assert (method, 2e-4) in [arm.key for arm in candidates(fired)]
 
 
+def test_a_model_with_few_positions_is_trained_on_blocks_that_fit(report: AuditReport) -> None:
+    fired = with_fired(report, "Shared pathway", corpus=replace(report.corpus, block_size=128))
+    assert "--block-size" not in words(fired)  # chosen by the user for the audit alone
+    config = SimpleNamespace(max_position_embeddings=128)
+    checkpoint: Any = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config), model=torch.nn.Module())
+    note = settle_block_size(checkpoint, None, bos=False).note
+    assert note is not None
+    found = words(replace(fired, notes=(note,)))
+    assert found == ["zloss", "recommend", "my model", *TEXT, "--block-size", "128", "--out", "zloss-recommend"]
+
+
 @pytest.mark.parametrize("raw", [None, 0.5])
 def test_a_budget_above_the_usual_range_is_not_run(report: AuditReport, raw: float | None) -> None:
     (first, *_) = candidates(with_fired(report, "Shared pathway", lambda_budget=LambdaBudget(0.05, raw=raw)))
@@ -81,6 +95,8 @@ def test_an_incomplete_audit_is_completed_first(report: AuditReport) -> None:
     broken = with_fired(report, "Source coordinate", nonfinite=Nonfinite(nan=3))
     assert words(broken, replace(GIVEN, dtype="bf16"))[-2:] == ["--dtype", "fp32"]
     assert words(broken)[1] == "center"
+    # fp64 has more range than fp32: the same audit in fp32 would tell nothing.
+    assert words(broken, replace(GIVEN, dtype="fp64"))[1] == "center"
 
 
 def test_missing_gradients_of_a_tied_head_are_measured_where_nothing_fired(report: AuditReport) -> None:

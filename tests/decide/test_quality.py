@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from zloss.decide.quality import judge_quality
+from zloss.decide.quality import judge_comparison
 from zloss.decide.thresholds import Thresholds
-from zloss.results.comparison import Comparison, Quality, QualityVerdict
+from zloss.results.comparison import Comparison
+from zloss.results.quality import Quality, QualityVerdict
 
 
 def judged(comparison: Comparison, tolerance: float | None, *verdicts: QualityVerdict) -> list[bool]:
     quality = Quality(tolerance_ppl=tolerance, methods=verdicts)
-    return [item.accepted for item in judge_quality(replace(comparison, quality=quality), Thresholds()).quality]
+    return [item.accepted for item in judge_comparison(replace(comparison, quality=quality), Thresholds()).quality]
 
 
 def test_ppl_is_held_against_the_stated_tolerance(comparison: Comparison) -> None:
@@ -24,7 +25,7 @@ def test_ppl_is_held_against_the_stated_tolerance(comparison: Comparison) -> Non
 def test_without_one_it_is_a_share_of_the_baseline(comparison: Comparison) -> None:
     base = comparison.baseline_method
     assert base is not None
-    (item, *_) = judge_quality(comparison, Thresholds(quality_tolerance=0.2)).quality
+    (item, *_) = judge_comparison(comparison, Thresholds(quality_tolerance=0.2)).quality
     assert item.tolerance == pytest.approx(0.2 * (base.mean("ppl") or 0.0))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, PAGES, ROOT, Block, blocks_of
+from tests.tiny_models import save_model
 from zloss.cli.main import COMMANDS
 from zloss.cli.options import parse
 from zloss.errors import ZlossError
@@ -37,6 +38,19 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch:
     blocks = [block for block in blocks_of(page) if block.language == "python"]
     assert blocks, page
     for block in blocks:
+        exec(compile(block.text, str(block), "exec"), names)
+
+
+def test_the_trainer_and_the_loop_of_the_integrations_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # This page needs a folder with a model, so it is not among those that run as they are.
+    pytest.importorskip("datasets")
+    save_model("phi", tmp_path / "my_model")
+    (tmp_path / "train.txt").write_text("A text of one's own, in words of one's own. " * 600, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    blocks = [block for block in blocks_of(DOCS / "integrations.md") if block.language == "python"]
+    trainer, loop = (block for block in blocks if "from_pretrained" in block.text)
+    names: dict[str, object] = {"__name__": "page"}
+    for block in (trainer, loop):
         exec(compile(block.text, str(block), "exec"), names)
 
 

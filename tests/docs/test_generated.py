@@ -41,3 +41,8 @@ def test_every_public_name_has_its_place_in_the_reference() -> None:
     homes = {f"{getattr(zloss, name).__module__}.{name}" for name in set(zloss.__all__) - {"__version__", "errors"}}
     assert homes <= set(shown), homes - set(shown)
     assert "zloss.errors" in shown
+
+
+def test_every_key_of_a_written_file_has_a_meaning() -> None:
+    lines = GENERATED[DOCS / "reference/files.md"].splitlines()
+    assert [line for line in lines if line.startswith("| `") and line.endswith("|  |")] == []

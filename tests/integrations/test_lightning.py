@@ -35,7 +35,7 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def fit(module: Any, callback: ZLossCallback, folder: Path, steps: int = 2) -> None:
+def fit(module: Any, callback: ZLossCallback, folder: Path, steps: int = 2, **settings: Any) -> None:
     trainer = lightning.Trainer(
         max_steps=steps,
         accumulate_grad_batches=2,
@@ -47,6 +47,7 @@ def fit(module: Any, callback: ZLossCallback, folder: Path, steps: int = 2) -> N
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
+        **settings,
     )
     data = [batch(seed) for seed in range(2 * steps)]
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=None))
@@ -68,6 +69,15 @@ def test_losses_norms_and_scalars(tmp_path: Path) -> None:
         pair = wanted[2 * step : 2 * step + 2]
         assert float(row["zloss/ce"]) + float(row["zloss/z"]) == pytest.approx(sum(pair) / 2, rel=1e-4)
     assert not module.model._forward_hooks
+
+
+def test_clipping_by_value_has_no_clip_rate(tmp_path: Path) -> None:
+    """The limit of an entry was compared with the norm of all of them."""
+    fit(Module(), ZLossCallback(OBJECTIVE), tmp_path, steps=1, gradient_clip_algorithm="value")
+    (file,) = tmp_path.rglob("metrics.csv")
+    (row,) = csv.DictReader(file.open())
+    assert "zloss/grad_norm_preclip" in row
+    assert "zloss/clip_rate" not in row
 
 
 def test_evaluation_mode_raises_before_the_first_step(tmp_path: Path) -> None:

@@ -60,6 +60,20 @@ def test_gradients_reach_the_routers_with_the_promised_scale(model: Any) -> None
     assert found.relative == pytest.approx(L, rel=1e-3)
 
 
+def test_a_positional_mask_and_positional_labels_are_seen() -> None:
+    """Padding was counted where the mask had no keyword, and a tuple with positional labels got no router term."""
+    model, inputs = seeded(SOFTMAX["mixtral"]).train(), batch(padded=True)
+    ids, mask, labels = inputs["input_ids"], inputs["attention_mask"], inputs["labels"]
+    with attach_router_loss(model, coef=1e-2, convention="megatron") as handle:
+        by_name = model(**inputs).loss
+        by_place = model(ids, mask, labels=labels).loss
+        assert handle.last is not None
+        assert handle.last.decisions == L * int(mask.sum())
+        assert torch.equal(by_place, by_name)
+        as_tuple = model(ids, mask, None, None, None, labels, return_dict=False)[0]
+        assert torch.equal(as_tuple, by_name)
+
+
 def test_encoder_decoder_masks_each_stack_by_its_own() -> None:
     model, inputs = seeded(switch).train(), batch(padded=True)
     with attach_router_loss(model, coef=1e-2, convention="hf_switch") as handle:

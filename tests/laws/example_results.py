@@ -14,7 +14,7 @@ from tests.decide.recommend.made_up import made_up_plan, made_up_recommendation
 from zloss.decide.decided_results import decide_results
 from zloss.decide.decision_map import with_decisions
 from zloss.results.audit import AuditReport, QuantileBound
-from zloss.results.comparison import Comparison, HeadSummaries, RouterVariant, RouterVariants
+from zloss.results.comparison import Comparison, HeadSummaries
 from zloss.results.decision import DecisionMaps
 from zloss.results.files import read_record
 from zloss.results.implementation_audit import AppliedLoss, Fp16Room, ImplementationAudit, StoredLogits, UpdateErrors
@@ -22,6 +22,7 @@ from zloss.results.loss_audit import LossAudit, TargetModelSource
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.results.router_scale import RouterScaleTable
+from zloss.results.router_variants import RouterVariant, RouterVariants
 from zloss.results.schema import ResultRecord
 from zloss.source.router.scale_table import router_scale_table
 
@@ -109,7 +110,7 @@ def example_results() -> dict[str, ResultRecord]:
     measured = MeasuredScale(1e-3, 0.0, (1e-5,), 2.0, 2.0, (2.0,), 0.0, 1e-7, name="a trainer")
     reproduced = read_record(DOCUMENTED / "tab_pretrained.json", ReproductionRecord)
     drift, kept = made_up_drift([2.0, 2.0, 9.0]), made_up_run([2.0])[0]
-    kept = replace(kept, blocks=replace(kept.blocks, tails={"shift.raw": ((2.0, 1.0),)}))
+    kept = replace(kept, blocks=replace(kept.blocks, tails={"shift.raw": ((2.0, 1.0),) * len(kept.blocks.tokens)}))
     advice = made_up_recommendation()
     advice = replace(advice, stages=decide_results((audit,), (loss,), (compared,)).maps[0].decisions)
     protocols = (drift, kept, advice, made_up_plan())

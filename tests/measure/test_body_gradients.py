@@ -197,6 +197,25 @@ def test_a_layer_that_changes_its_input_is_not_cut() -> None:
         assert agrees(found, model)
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_forward_of_the_layer_itself_is_put_back(shares: bool) -> None:
+    """Hooks of accelerate are such forwards: they were deleted, and the model ran without them."""
+    model, head = toy(shares=shares)
+    layer = model.layers[1]
+    straight, called = layer.forward, []
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        called.append(1)
+        return straight(*args, **kwargs)
+
+    layer.forward = own
+    found, _ = measured(model, head)
+    assert layer.forward is own
+    assert called
+    del layer.forward
+    assert agrees(found, model)
+
+
 def overwrite(backward: Any, tensor: Tensor, name: str, adjoint: Tensor) -> None:
     """Only the last contribution to a tensor that several layers read."""
     if backward._sums.owns(tensor):

@@ -9,34 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny_models import save_model
+from tests.measure.conftest import COUNT, SIZE
 from zloss.measure.measurement import Measurement, measurement_of
 from zloss.measure.tail_table import HEAD_NUMBERS
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
-from zloss.models.checkpoint import Checkpoint, load_checkpoint
+from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import find_head
 from zloss.results.audit import HeadNumbers
 from zloss.text.blocks import Blocks
-
-SIZE, COUNT = 16, 7
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return load_checkpoint(str(save_model("gpt2", tmp_path_factory.mktemp("model"))), dtype="fp64")
-
-
-@pytest.fixture(scope="module")
-def measurement(checkpoint: Checkpoint) -> Measurement:
-    return measurement_of(find_head(checkpoint), coef=1e-4)
-
-
-@pytest.fixture(scope="module")
-def blocks() -> Blocks:
-    stream = torch.randint(512, (COUNT * SIZE + 1,), generator=torch.Generator().manual_seed(5))
-    return Blocks(stream, SIZE, COUNT, None, 0)
 
 
 def taken(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, batch: int, **options: Any) -> Tails:

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 with uneven valid counts against one process; launched once by `test_data_parallel.py`.
+"""DDP and FSDP2 with uneven valid counts against one process; run once by `test_data_parallel.py`.
 
 Each rank has two micro-batches per step. Counts of valid tokens differ between ranks and micro-batches, and in one step a
 rank has none at all.
@@ -261,7 +261,3 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps(answer))
     leave()
-
-
-if __name__ == "__main__":
-    main()

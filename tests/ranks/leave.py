@@ -1,4 +1,4 @@
-"""The end of a rank that a test has launched."""
+"""The end of a rank that a test has started."""
 
 from __future__ import annotations
 

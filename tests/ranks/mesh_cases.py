@@ -1,4 +1,4 @@
-"""A tensor-parallel head with an FSDP2 body on a 2 × 2 mesh against one process; launched once by `test_mesh.py`.
+"""A tensor-parallel head with an FSDP2 body on a 2 × 2 mesh against one process; run once by `test_mesh.py`.
 
 The recorder reads every step; `clip_` clips over both meshes together.
 """
@@ -115,7 +115,3 @@ def _adam(record: StepRecord, name: str) -> float | None:
     assert record.adam is not None
     value: float | None = getattr(record.adam, name)
     return value
-
-
-if __name__ == "__main__":
-    main()

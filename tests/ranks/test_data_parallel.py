@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import zloss
-from tests.ranks.launch import launched, needs_fsdp2_means
+from tests.forked import forked_ranks
+from tests.ranks.data_parallel_cases import main
+from tests.ranks.launch import needs_fsdp2_means
 from tests.ranks.recipe_cases import recipes
 from zloss.source.router.catalog import router_conventions
 
 
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
-    """One launch for all cases."""
-    done = launched(2, "tests.ranks.data_parallel_cases")
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    """One job for all cases."""
+    found: dict[str, Any] = json.loads(forked_ranks(2, main))
     return found
 
 
@@ -95,6 +95,12 @@ def test_counts_of_one_process() -> None:
     assert float(zloss.global_normalizer(torch.tensor([0, 5]), ignore_index=0)) == 1
 
 
+@pytest.mark.parametrize("count", [torch.tensor(500), torch.tensor(500.0), [torch.tensor(200), torch.tensor(300)]])
+def test_a_count_may_be_a_tensor(count: Any) -> None:
+    """`(labels != -100).sum()` was taken for one target: N was 1."""
+    assert float(zloss.global_normalizer(count)) == 500
+
+
 def test_a_step_without_a_valid_token_divides_by_one() -> None:
     assert float(zloss.global_normalizer(torch.tensor([-100, -100]))) == 1
 
@@ -103,6 +109,8 @@ def test_a_step_without_a_valid_token_divides_by_one() -> None:
     ("arguments", "told"),
     [
         ({"tokens": -1}, "count ≥ 0"),
+        ({"tokens": torch.tensor(-1)}, "count ≥ 0"),
+        ({"tokens": torch.ones(3)}, "sum of the weights"),
         ({"tokens": 4, "gradients": "mean"}, "averaged"),
         ({"tokens": 4, "gradients": 0}, "divisor ≥ 1"),
     ],

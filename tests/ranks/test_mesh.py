@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from tests.ranks.launch import launched, needs_fsdp2_means
+from tests.forked import forked_ranks
+from tests.ranks.launch import needs_fsdp2_means
+from tests.ranks.mesh_cases import main
 
 
 @needs_fsdp2_means
 def test_head_and_body_on_two_meshes_equal_one_process() -> None:
-    done = launched(4, "tests.ranks.mesh_cases")
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout[done.stdout.index("{") :])
+    found = json.loads(forked_ranks(4, main))
     assert found["clipped"]
     wrong = {name: value for name, value in found["differences"].items() if not value <= 1e-5}
     assert not wrong

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.ranks.shard_cases import TOKENS, WIDTH
+from tests.forked import forked_ranks
+from tests.ranks.shard_cases import TOKENS, WIDTH, main
 
 LIMITS = {"float32": 2e-6, "float64": 1e-12, "bfloat16": 8e-3}
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """One launch for all cases of a number of ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
-    done = subprocess.run([*command, "-m", "tests.ranks.shard_cases"], capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    """One job for all cases of a number of ranks."""
+    answer: dict[str, Any] = json.loads(forked_ranks(request.param, main))
     return answer
 
 

@@ -8,17 +8,20 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from zloss.decide.bottom_line import bottom_line
 from zloss.decide.decided_results import decide_results
 from zloss.decide.decision_map import with_decisions
 from zloss.report.html.page import render_page
 from zloss.report.tables.method_verdicts import answer
 from zloss.report.tables.side_by_side import differences
 from zloss.report.terminal.audit import print_audit, print_side_by_side
+from zloss.report.terminal.loss_audit import print_loss_audit
 from zloss.report.terminal.results import print_results
 from zloss.report.text.loss_answer import headline
 from zloss.report.text.summary import summarize
-from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers
+from zloss.results.audit import AuditReport, HeadNumbers
 from zloss.results.comparison import Comparison
+from zloss.results.gradient_numbers import GradientNumbers
 from zloss.results.loss_audit import LossAudit
 
 CAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
@@ -52,6 +55,30 @@ def test_pages_of_losses_and_comparisons_begin_with_the_answer(loss_audit: LossA
     assert page.index('class="answer"') < page.index("Decision map</h2>")
     assert page.index("Verdicts</h3>") < page.index("Decision map</h2>")
     assert "heavy" in answer(comparison)
+
+
+def test_the_page_of_an_audit_begins_with_what_to_do_first(report: AuditReport) -> None:
+    page = render_page(decide_results(audits=(report,)))
+    assert page.index(bottom_line(report.decisions)[:20]) < page.index('class="cards"')
+
+
+def test_three_numbers_that_fall_are_listed_with_commas(report: AuditReport) -> None:
+    lower = replace(report.heads.raw, p_z_999=1.0, a_p_99=2.0, delta_u_99=3.0)
+    heads = replace(report.heads, raw=lower, centered=replace(lower, p_z_999=0.5, a_p_99=1.0, delta_u_99=1.5))
+    sentence = next(said for said in summarize(replace(report, heads=heads)) if said.startswith("Centering"))
+    assert "lowers P_Z^99.9 from 1 to 0.5 (×0.5), A_p^99 from 2 to 1 (×0.5) and p99" in sentence
+
+
+def test_a_loss_with_findings_is_told_what_to_do(loss_audit: LossAudit) -> None:
+    stream = io.StringIO()
+    print_loss_audit(loss_audit, Console(file=stream, width=80))
+    assert loss_audit.found
+    assert "What to do: " in stream.getvalue()
+    page = render_page(decide_results(loss_audits=(loss_audit,)))
+    assert page.index("What to do: ") < page.index("Decision map</h2>")
+    stream = io.StringIO()
+    print_loss_audit(replace(loss_audit, findings=()), Console(file=stream, width=80))
+    assert "What to do" not in stream.getvalue()
 
 
 def test_the_terminal_begins_with_the_answer_too(

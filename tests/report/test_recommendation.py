@@ -12,6 +12,7 @@ from tests.decide.recommend.made_up import made_up_plan, made_up_recommendation
 from zloss.decide.decided_results import decide_results
 from zloss.report.files import write_recommendation
 from zloss.report.html.page import render_page
+from zloss.report.tables.recommendation import seeds_sentence
 from zloss.report.terminal.recommendation import print_plan, print_recommendation
 from zloss.results.audit import AuditReport
 from zloss.results.files import load_results
@@ -91,3 +92,13 @@ def test_the_files_are_read_back_and_joined_with_an_audit(report: AuditReport, t
     page = render_page(decide_results((report,), recommendations=(found,)))
     assert report.model.name in page
     assert "What is not guaranteed" in page
+
+
+def test_a_centered_head_that_passes_without_a_shift_is_explained() -> None:
+    found = made_up_recommendation()
+    head = replace(found.arms[0], method="centered-head", coef=0.0, state="passed")
+    stages = tuple(replace(stage, fired=stage.stage == "Shared pathway") for stage in found.stages)
+    said = "centered-head is proposed only where Source coordinate fired"
+    assert said in seeds_sentence(replace(found, arms=(head,), stages=stages))
+    fired = tuple(replace(stage, fired=True) for stage in found.stages)
+    assert said not in seeds_sentence(replace(found, arms=(head,), stages=fired))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from zloss.errors import InputError
-from zloss.results.audit import NO_INPUT_PATH, AuditReport, HeadNumbers, Heads
+from zloss.results.audit import AuditReport, HeadNumbers, Heads
+from zloss.results.gradient_numbers import NO_INPUT_PATH
 from zloss.results.writing import write_json
 
 HEAD_KEYS = {

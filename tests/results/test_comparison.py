@@ -9,8 +9,10 @@ import pytest
 
 from tests.laws.example_results import DOCUMENTED, VARIANT
 from zloss.errors import InputError
-from zloss.results.comparison import Comparison, QualityVerdict, RouterVariants
+from zloss.results.comparison import Comparison
+from zloss.results.quality import QualityVerdict
 from zloss.results.record import to_plain
+from zloss.results.router_variants import RouterVariants
 
 TEXT = (DOCUMENTED / "matched_smollm2.json").read_text(encoding="utf-8")
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import zloss
-from zloss.errors import InputError
+from zloss.errors import InputError, UnknownNameError
 from zloss.source.explain import FRAMEWORKS
 
 
@@ -43,6 +43,11 @@ def test_off_is_off() -> None:
     assert zloss.explain(zloss.StandardZLoss(None), vocab=8)["flash-attn"].setting == "lse_square_scale=0.0"
     with pytest.raises(InputError, match="vocab"):
         zloss.explain(zloss.CrossEntropy(), vocab=0)
+
+
+def test_an_unknown_framework_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'Liger'"):
+        zloss.explain(zloss.CrossEntropy(), vocab=8)["liger"]
 
 
 LIGER = """

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import zloss
-from zloss.errors import InputError
+from zloss.errors import DeviceError, InputError, ShapeError
 
 FOREIGN: dict[str, Callable[[torch.Tensor], Any]] = {
     "none": lambda x: None,
@@ -81,3 +81,21 @@ def test_a_whole_number_beyond_the_range_of_floats_is_no_number() -> None:
         zloss.StandardZLoss(10**400)
     with pytest.raises(InputError, match="`target`"):
         zloss.CenteredZLoss(1e-4, target=-(10**400))
+
+
+def test_a_tensor_without_values_beside_real_ones_is_named() -> None:
+    logits, options = torch.randn(5, 7), {"coef": 1e-3, "convention": "megatron", "top_k": 2}
+    calls = {
+        "router_logits": lambda: zloss.router_loss(logits.to("meta"), **options),
+        "mask": lambda: zloss.router_loss(logits, mask=torch.ones(5, dtype=torch.bool, device="meta"), **options),
+        "weight": lambda: zloss.router_loss(logits, weight=torch.ones(7, 4, device="meta"), **options),
+        "shift": lambda: zloss.shift_head_(torch.nn.Linear(4, 7), torch.ones(4, device="meta")),
+    }
+    for name, call in calls.items():
+        with pytest.raises(DeviceError, match=f"`{name}` is on the meta device"):
+            call()
+
+
+def test_logits_without_a_class_are_refused() -> None:
+    with pytest.raises(ShapeError, match="at least one class"):
+        zloss.z_loss_source(torch.ones(5, 0), 1e-4, 0.0)

@@ -69,12 +69,15 @@ def test_no_valid_token() -> None:
     assert out.stats.summary() == {"tokens": 0.0}
 
 
-def test_a_nonfinite_token_shows_in_the_maximum() -> None:
+def test_a_nonfinite_token_shows_in_the_mean_and_the_maximum() -> None:
     stats = loss_of().stats
     stats.gain[1] = torch.inf
     assert stats.summary()["gain_max"] == math.inf
     stats.gain[1] = torch.nan
     assert math.isnan(stats.summary()["gain_max"])
+    # The mean once counted it as 0, and stayed finite.
+    assert math.isnan(stats.summary()["gain_mean"])
+    assert math.isfinite(stats.summary()["log_z_mean"])
 
 
 def test_one_transfer_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

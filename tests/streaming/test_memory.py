@@ -16,7 +16,7 @@ BUDGET_MB = 64
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_stream_past_the_exact_limit_stays_within_the_budget(dtype):
-    command = [sys.executable, str(BENCHMARK), "--memory-only", "--values", "12000000", "--dtype", dtype]
+    command = [sys.executable, str(BENCHMARK), "--memory-only", "--values", "7000000", "--dtype", dtype]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     peak, at_switch = (
         float(x) for x in re.search(r"peak ([\d.]+) MB \(at the switch .* ([\d.]+) MB\)", output).groups()

@@ -62,7 +62,9 @@ def test_bos_stands_in_front_of_every_block_and_is_not_counted(tokenizer: Any) -
 def test_too_short_a_text_says_how_many_blocks_it_has(tokenizer: Any) -> None:
     with pytest.raises(CorpusError, match=r"give \d+ blocks of 64"):
         make_blocks(corpus("a few words only " * 30), tokenizer, size=64, count=50, bos_id=None)
-    with pytest.raises(CorpusError, match="give 0 blocks"):
+    with pytest.raises(CorpusError, match=r"give 0 blocks of 64, but 1 are needed: use a smaller"):
+        make_blocks(corpus("a few words"), tokenizer, size=64, count=None, bos_id=None)
+    with pytest.raises(CorpusError, match="is empty"):
         make_blocks(corpus(""), tokenizer, size=64, count=None, bos_id=None)
     with pytest.raises(CorpusError, match="size ≥ 1"):
         make_blocks(corpus(), tokenizer, size=0, count=1, bos_id=None)

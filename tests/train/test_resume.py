@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
+import resource
 import signal
-import subprocess
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import RAISED, Ended, Forked
+from tests.train.killing_view import KillingView
 from tests.train.tiny_run import tiny_config
 from zloss.results.train_config import TrainConfig
 from zloss.train.folder.step_log import read_steps
@@ -20,51 +20,20 @@ from zloss.train.run import run_training
 from zloss.train.run_options import RunOptions
 from zloss.train.start.run_start import prepare_start
 
-KILLED = """
-import json, os, signal, sys
-from contextlib import contextmanager
-from pathlib import Path
-from zloss.results.train_config import TrainConfig
-from zloss.train.run import run_training
-from zloss.train.run_options import RunOptions
-from zloss.train.start.run_start import prepare_start
-
-class Killer:
-    @contextmanager
-    def run(self, name, steps, done):
-        yield self
-
-    def show(self, record, tokens):
-        if record.step == int(sys.argv[3]):
-            os.kill(os.getpid(), int(sys.argv[4]))
-
-fields = json.loads(sys.argv[1])
-config = TrainConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
-limit = int(sys.argv[5])
-start = prepare_start(config)
-if limit:
-    import resource
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-run_training(config, start, Path(sys.argv[2]), options=RunOptions(checkpoint_every=4), view=Killer())
-"""
-
 
 def in_process(
-    config: TrainConfig, folder: Path, *, at: int, with_signal: int = signal.SIGKILL, limit: int = 0
-) -> subprocess.CompletedProcess[str]:
-    """The run in a process of its own, sent a signal after step `at`."""
-    words = [
-        sys.executable,
-        "-c",
-        KILLED,
-        json.dumps(asdict(config)),
-        str(folder),
-        str(at),
-        str(int(with_signal)),
-        str(limit),
-    ]
-    source = str(Path(__file__).parents[2] / "src")
-    return subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source}, check=False)
+    config: TrainConfig, folder: Path, *, at: int, with_signal: int = signal.SIGKILL, limit: int | None = None
+) -> Ended:
+    """The run in a process of its own, sent a signal after step `at`; files may not grow beyond `limit` bytes."""
+
+    def work() -> None:
+        start = prepare_start(config)
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        view = KillingView(at, number=with_signal)
+        run_training(config, start, folder, options=RunOptions(checkpoint_every=4), view=view)
+
+    return Forked(work).wait()
 
 
 def outcome(folder: Path) -> tuple[list[Any], dict[str, Any]]:
@@ -84,7 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainConfig, tuple[
 def test_killed_runs_go_on_bit_for_bit(whole: tuple[TrainConfig, Any], tmp_path: Path) -> None:
     config, wanted = whole
     killed = in_process(config, tmp_path / "run", at=7)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert killed.killed, killed.error
     assert len(read_steps(tmp_path / "run")) == 7
     assert not (tmp_path / "run" / "metrics.json").exists()
     shown: list[int] = []
@@ -101,7 +70,7 @@ def test_a_cut_off_checkpoint_is_detected_and_the_one_before_is_used(
 ) -> None:
     config, wanted = whole
     killed = in_process(config, tmp_path / "run", at=10)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert killed.killed, killed.error
     newest = tmp_path / "run" / "checkpoints" / "step-0000008" / "optimizer.bin"
     newest.write_bytes(newest.read_bytes()[:-100])
     shown: list[int] = []
@@ -116,7 +85,7 @@ def test_a_cut_off_checkpoint_is_detected_and_the_one_before_is_used(
 def test_interrupts_keep_the_last_step(whole: tuple[TrainConfig, Any], tmp_path: Path) -> None:
     config, wanted = whole
     stopped = in_process(config, tmp_path / "run", at=6, with_signal=signal.SIGINT)
-    assert "KeyboardInterrupt" in stopped.stderr
+    assert "KeyboardInterrupt" in stopped.error
     shown: list[int] = []
     run_training(
         config, prepare_start(config), tmp_path / "run", options=RunOptions(checkpoint_every=4), view=_Steps(shown)
@@ -129,8 +98,8 @@ def test_a_full_disk_is_one_sentence(whole: tuple[TrainConfig, Any], tmp_path: P
     """A limit on the size of files makes every large write fail, as a full disk would."""
     config, _ = whole
     failed = in_process(config, tmp_path / "run", at=99, limit=50_000)
-    assert failed.returncode == 1
-    assert "OutputError: cannot write a checkpoint" in failed.stderr.strip().splitlines()[-1]
+    assert failed.code == RAISED
+    assert "OutputError: cannot write a checkpoint" in failed.error.strip().splitlines()[-1]
     assert not list((tmp_path / "run" / "checkpoints").glob("*"))
 
 

@@ -250,6 +250,18 @@ def test_a_model_from_scratch_and_a_shifted_head(tmp_path: Path) -> None:
     assert found["tied_paths"] is None
 
 
+def test_a_trainer_that_was_left_in_the_middle_of_its_accumulation_changes_nothing(tmp_path: Path) -> None:
+    from accelerate.state import GradientState
+
+    config = replace(tiny_config(tmp_path), steps=2, warmup=0, adam_every=1)
+    GradientState().sync_gradients = False
+    try:
+        found = run_training(config, prepare_start(config), tmp_path / "run", options=RunOptions(checkpoint_every=0))
+    finally:
+        GradientState._reset_state()
+    assert found.training.adam_samples == 2
+
+
 def test_bad_settings_are_refused() -> None:
     for changes, message in (
         ({"steps": 0}, "`steps`"),

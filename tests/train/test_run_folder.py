@@ -1,4 +1,4 @@
-"""Whose run a folder holds, where its config.json is damaged."""
+"""Whose run a folder holds, where its config.json or the manifest of a checkpoint is damaged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from zloss.errors import InputError
+from zloss.ranks.job import Job
 from zloss.train.folder.run_folder import earlier_settings, is_finished
+from zloss.train.folder.saved_state import SavedState
 
 
 @pytest.mark.parametrize("content", [None, "", '{"method": "ce", "se', "[]", '{"coef": NaN}'])
@@ -20,3 +22,16 @@ def test_a_finished_run_without_readable_settings_is_not_overwritten(tmp_path: P
     with pytest.raises(InputError, match=r"holds a finished run whose settings are unknown: .*config\.json"):
         earlier_settings(tmp_path)
     assert not is_finished(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "3", '{"files": []}', '{"files": {}, "identity": "mine"}', '{"step": [], "files": {}}']
+)
+def test_a_checkpoint_with_a_damaged_manifest_is_passed_over(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "checkpoints" / "step-0000004"
+    place.mkdir(parents=True)
+    (place / "manifest.json").write_text(content)
+    assert SavedState(tmp_path, "mine", Job()).load(accelerator=None) == (0, [])
+    assert "step-0000004 is damaged" in capsys.readouterr().err

@@ -93,6 +93,8 @@ def test_bad_input() -> None:
         zloss.shift_head_(head(), torch.ones(29))
     with pytest.raises(errors.InputError, match=r"nn\.Linear"):
         zloss.center_head_(nn.Embedding(3, 4))  # type: ignore[arg-type]
+    with pytest.raises(errors.InputError, match=r"CenteredHeadWrapper works on an nn\.Linear"):
+        zloss.CenteredHeadWrapper(nn.Embedding(3, 4))  # type: ignore[arg-type]
 
 
 def test_a_tied_head_is_recognised_by_its_embedding_whatever_kind_of_module_that_is() -> None:

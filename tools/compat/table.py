@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tools.compat.outcome import Outcome
 from tools.compat.record import Record
+from tools.compat.rows import ROWS
 
 HEAD = """# Versions tested
 
@@ -50,7 +51,10 @@ def _rows(outcomes: Sequence[Outcome]) -> str:
         for outcome in outcomes
     ]
     head = ("row", "what", "Python", *SHOWN, "verdict", "passed", "failed", "skipped", "seconds", "commit")
-    return markdown(head, lines) + "\nSeconds: installation + tests.\n"
+    done = {outcome.row for outcome in outcomes}
+    left = [f"`{row.name}` ({row.what})" for row in ROWS if row.name not in done]
+    not_run = f"\nNot run yet: {', '.join(left)}.\n" if left else ""
+    return markdown(head, lines) + "\nSeconds: installation + tests.\n" + not_run
 
 
 def _failures(outcome: Outcome) -> str:
@@ -61,7 +65,7 @@ def _failures(outcome: Outcome) -> str:
 
 def _unavailable(outcomes: Sequence[Outcome]) -> str:
     told = "".join(f"- `{outcome.row}`: {outcome.unavailable}\n" for outcome in outcomes if outcome.unavailable)
-    return f"## What could not be had\n\n{told or 'Every row could be had.'}".rstrip() + "\n"
+    return f"## What could not be had\n\n{told or 'Every row that was run could be had.'}".rstrip() + "\n"
 
 
 def _skips(outcomes: Sequence[Outcome]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from tools.docs.markdown import WRITTEN_BY, table
 from tools.docs.sentences import sentences_of
 from zloss.cli.flags import flags_of, nested_type, option_hints, option_of, with_flags
-from zloss.cli.main import BAD_INPUT, COMMANDS, DONE, FAILED_CHECK, INTERRUPTED
+from zloss.cli.main import BAD_INPUT, CLOSED_PIPE, COMMANDS, DONE, FAILED_CHECK, INTERRUPTED
 
 EXIT_CODES = (
     (DONE, "The command did what it was asked."),
@@ -18,6 +18,7 @@ EXIT_CODES = (
      "does not hold, a centered copy gives another PPL."),
     (BAD_INPUT, "The input is wrong, or something that is needed is missing. One sentence on stderr says what; no traceback."),
     (INTERRUPTED, "Ctrl-C. What was finished is written where a command can go on from it."),
+    (CLOSED_PIPE, "The reader of the output has ended, as in `zloss glossary | head -1`."),
 )  # fmt: skip
 VARIABLES = (
     ("ZLOSS_CACHE", "Folder of the C helper and of converted GGUF models; else `zloss` in `XDG_CACHE_HOME` or `~/.cache`."),

@@ -11,6 +11,7 @@ from tools.docs.commands import commands
 from tools.docs.figures import figures
 from tools.docs.files import files
 from tools.docs.glossary import glossary
+from tools.docs.names import names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -22,6 +23,9 @@ def generated() -> dict[Path, str]:
         DOCS / "glossary.md": glossary(),
         DOCS / "reference" / "files.md": files(),
         DOCS / "reference" / "commands.md": commands(),
+        DOCS / "reference" / "python.md": with_parts(
+            DOCS / "reference" / "python.md", names=names(DOCS / "reference" / "python.md")
+        ),
         DOCS / "coming_from.md": with_parts(
             DOCS / "coming_from.md", heads=equivalents.heads(), routers=equivalents.routers()
         ),

@@ -19,7 +19,10 @@ from zloss.decide.thresholds import Thresholds
 @dataclass(frozen=True)
 class Audit:
     """Measure common shift, log-normalizer tail and output-to-hidden gain of a language model on a text, raw and centered,
-    and say what to do about them. Without arguments: the embedded SmolLM2-135M on an English text that ships with Python."""
+    and say what to do about them. Without arguments: the embedded SmolLM2-135M on an English text that ships with Python.
+
+    Example: zloss audit ./my_checkpoint --text valid.txt --out audit
+    """
 
     config: Annotated[AuditConfig, tyro.conf.arg(name="")] = field(default_factory=AuditConfig)
     out: str = "zloss-audit"
@@ -32,7 +35,7 @@ class Audit:
     """No progress and no table."""
     resume: bool = False
     """Go on after the last finished block of an interrupted audit in the same folder."""
-    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self) -> int:
         from zloss.audit.checkpoint.run import run_audit_of

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from zloss.audit.implementation.config import ImplementationAuditConfig
+from zloss.cli.bf16_limit import limit_bf16_products
 from zloss.cli.command_line import command_line
 from zloss.decide.thresholds import Thresholds
 
@@ -32,11 +33,11 @@ class AuditImplementation:
     """Replace the result of something else that the folder holds."""
     quiet: bool = False
     """No progress and no table."""
-    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self) -> int:
         if self.config.precision in ("bf16", "both") or self.config.autocast == "bf16":
-            self._make_bf16_safe()
+            limit_bf16_products(quiet=self.quiet)
 
         from zloss.audit.implementation.run import run_implementation_audit
         from zloss.console.progress import choose_progress
@@ -69,13 +70,3 @@ class AuditImplementation:
             print("interrupted: the record holds the sections that were finished.", file=sys.stderr)
             return 130
         return 0
-
-    def _make_bf16_safe(self) -> None:
-        """Limit oneDNN before torch is loaded; where torch is loaded already, the products run without oneDNN."""
-        if "torch" in sys.modules:
-            return
-        from zloss.measure.bf16_products import make_bf16_safe
-
-        note = make_bf16_safe()
-        if note and not self.quiet:
-            print(note, file=sys.stderr)

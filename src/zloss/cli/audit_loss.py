@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class AuditLoss:
     """Probe a loss function as a black box: λ, c, coordinate and denominators from its gradients, and a verdict on each
-    known trap. Exit code 1 if there is a finding that is an error."""
+    known trap. Exit code 1 if there is a finding that is an error.
+
+    Example: zloss audit-loss my_loss.py:my_loss --coef 1e-4 --target 0
+    """
 
     function: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODULE:FUNCTION")]
     """The loss, as MODULE:FUNCTION or FILE.py:FUNCTION; called as f(logits, target), or f(hidden, weight, target)."""
@@ -72,6 +76,7 @@ class AuditLoss:
         from zloss.console.progress import choose_progress
         from zloss.report.files import clear_leftovers
         from zloss.report.terminal.loss_audit import print_loss_audit
+        from zloss.results.folder import check_folder
         from zloss.results.folder_owner import Owner, refuse_other
 
         expect: dict[str, Any] = {}
@@ -81,6 +86,7 @@ class AuditLoss:
         if self.target is not None:
             expect["target"] = self.target
         if self.out:
+            check_folder(Path(self.out))
             refuse_other(Path(self.out), Owner("loss-audit", self.function), force=self.force)
         function = load_function(self.function)
         tokens = self._model_tokens(progress)
@@ -153,6 +159,6 @@ def _write_page(folder: str, audit: LossAudit) -> list[Path]:
     try:
         write_page(path, decide_results(loss_audits=(audit,)))
     except MissingDependencyError as error:
-        print(error)
+        print(error, file=sys.stderr)
         return []
     return [path]

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from zloss.cli.arguments import RepeatedStrings
 from zloss.cli.command_line import command_line
+from zloss.protocol.center.config import CenterConfig
 
 
 @dataclass(frozen=True)
 class Center:
     """Subtract the mean row from a model's output head and write the result as an ordinary checkpoint folder. Probabilities and
-    cross-entropy stay; the mean logit of every token becomes zero. The copy is loaded again and compared with the original."""
+    cross-entropy stay; the mean logit of every token becomes zero. The copy is loaded again and compared with the original.
 
-    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")] = "smollm2"
-    """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file (written in fp32)."""
+    Example: zloss center ./my_checkpoint --text valid.txt --out centered
+    """
+
+    config: Annotated[CenterConfig, tyro.conf.arg(name="")] = field(default_factory=CenterConfig)
     out: str = "zloss-centered"
     """Folder for the copy and centering.json."""
-    text: Annotated[RepeatedStrings, tyro.conf.arg(metavar="FILE")] = ()
-    """Text on which both are compared: plain text, .jsonl or .parquet; repeat to append. Default: one that ships with Python."""
-    corpus: Literal["pydoc", "wikitext-103", "fineweb-edu"] | None = None
-    """A named corpus instead of files."""
-    blocks: int = 16
-    """Blocks of that text."""
-    block_size: int | None = None
-    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
-    keep_tied: bool = False
-    """Keep a tied head tied: needs learned positions that are added to the embedding (GPT-2, OPT). Default: untie the copy."""
-    valid_vocab: int | None = None
-    """Rows over which the mean row is taken, where the head has padding rows. Default: all."""
     force: bool = False
     """Replace what the folder holds."""
     quiet: bool = False
@@ -40,21 +30,12 @@ class Center:
 
     def run(self) -> int:
         from zloss.console.progress import choose_progress
-        from zloss.protocol.center.run import CenterConfig, center_checkpoint
+        from zloss.protocol.center.run import center_checkpoint
         from zloss.report.terminal.centering import print_centering
 
-        config = CenterConfig(
-            model=self.model,
-            texts=tuple(self.text),
-            corpus=self.corpus,
-            blocks=self.blocks,
-            block_size=self.block_size,
-            keep_tied=self.keep_tied,
-            valid_vocab=self.valid_vocab,
-        )
         folder = Path(self.out)
         result = center_checkpoint(
-            config, folder, force=self.force, progress=choose_progress(self.quiet), command=command_line()
+            self.config, folder, force=self.force, progress=choose_progress(self.quiet), command=command_line()
         )
         if not self.quiet:
             print_centering(result, str(folder))

@@ -16,7 +16,10 @@ class Compare:
     """Pair the runs of `zloss train` by seed and every setting, print mean ± std and paired differences, and judge each
     method: accepted, rejected or inconclusive, from its validation quality, the coordinate it is meant to lower, and what
     reaches the optimizer. Of runs with --moe the router variants are compared: scale, entropy, load, and how far their
-    losses are from the baseline's."""
+    losses are from the baseline's.
+
+    Example: zloss compare runs --tolerance-ppl 0.1
+    """
 
     folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """The --out of `zloss train`."""
@@ -28,18 +31,22 @@ class Compare:
     diagnosed: str | None = None
     """A number of the head that every method has to lower instead of its own: p_z_999, mu_abs_99, delta_u_99, diag_z or
     mu_rms. Default: what each method is meant to lower."""
+    force: bool = False
+    """Replace the result of something else that the folder holds."""
     quiet: bool = False
     """No table."""
-    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self) -> int:
         from zloss.decide.decided_results import decide_results
         from zloss.report.files import write_comparison
         from zloss.report.terminal.comparison import print_comparison
+        from zloss.results.folder_owner import Owner, refuse_other
         from zloss.train.compare.comparison import compare_runs
         from zloss.train.compare.finished_run import load_runs
 
         folder = Path(self.folder)
+        refuse_other(folder, Owner("comparison"), force=self.force)
         runs, unfinished = load_runs(folder)
         comparison = compare_runs(
             runs,

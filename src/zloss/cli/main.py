@@ -59,7 +59,7 @@ COMMANDS = {
 }
 
 
-ON_RANKS = ("audit", "train")
+ON_RANKS = ("audit", "train", "recommend")
 """Commands that divide their work over the processes of a launcher."""
 
 
@@ -129,7 +129,11 @@ def _main(words: list[str]) -> int:
 
 
 def _refused(name: str, sentence: str) -> int:
-    print(printable(f"zloss {name}: {sentence}"), file=sys.stderr)
+    said = printable(f"zloss {name}: {sentence}")
+    if sys.stderr.isatty():  # a terminal would break the line inside words; a pipe gets one line
+        width = shutil.get_terminal_size().columns
+        said = textwrap.fill(said, width, break_long_words=False, break_on_hyphens=False)
+    print(said, file=sys.stderr)
     return BAD_INPUT
 
 

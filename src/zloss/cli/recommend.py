@@ -7,13 +7,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from zloss.cli.bf16_limit import limit_bf16_products
 from zloss.cli.command_line import command_line
 from zloss.decide.thresholds import Thresholds
 from zloss.protocol.recommend.config import RecommendConfig
+
+if TYPE_CHECKING:
+    from zloss.protocol.recommend.crew import Crew
 
 
 @dataclass(frozen=True)
@@ -30,31 +34,43 @@ class Recommend:
     """Only audit, and write the arms as settings for a trainer of your own (plan.json); --runs takes its runs."""
     out: str = "zloss-recommend"
     """Folder for recommendation.json, report.html, the audits and the runs."""
+    force: bool = False
+    """Replace the result of something else that the folder holds. A plan and runs of other settings are refused all the same."""
     json: bool = False
     """Print the result as JSON to stdout, and nothing else there."""
     quiet: bool = False
     """No progress and no page on the terminal."""
-    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self) -> int:
-        self._make_bf16_safe()
+        if self.config.precision == "bf16":
+            limit_bf16_products(quiet=self.quiet)
 
+        from zloss.protocol.recommend.crew import Crew
+        from zloss.ranks.job import open_job
         from zloss.results.folder import check_folder
         from zloss.results.folder_lock import locked_folder
 
         folder = Path(self.out)
-        check_folder(folder)
-        try:
-            with locked_folder(folder):
-                return self._plan(folder) if self.plan else self._recommend(folder)
-        except KeyboardInterrupt:
-            print(
-                "interrupted: finished runs and checkpoints are kept; the same command goes on from there.",
-                file=sys.stderr,
-            )
-            return 130
+        with open_job() as job:
+            crew = Crew(job)
+            try:
+                if not job.first:
+                    crew.follow()
+                    return 0
+                with crew.leading():
+                    check_folder(folder)
+                    with locked_folder(folder):
+                        return self._plan(folder, crew) if self.plan else self._recommend(folder, crew)
+            except KeyboardInterrupt:
+                if job.first:
+                    print(
+                        "interrupted: finished runs and checkpoints are kept; the same command goes on from there.",
+                        file=sys.stderr,
+                    )
+                return 130
 
-    def _recommend(self, folder: Path) -> int:
+    def _recommend(self, folder: Path, crew: Crew) -> int:
         from zloss.console.progress import choose_progress
         from zloss.protocol.recommend.run import run_recommendation
         from zloss.report.files import write_recommendation
@@ -65,10 +81,12 @@ class Recommend:
             self.config,
             folder,
             thresholds=self.thresholds,
+            force=self.force,
             progress=choose_progress(self.quiet),
             view=choose_view(self.quiet),
             say=self._say(),
             command=command_line(),
+            crew=crew,
         )
         written = write_recommendation(folder, found)
         if self.json:
@@ -78,7 +96,7 @@ class Recommend:
             print("\n".join(str(path) for path in written))
         return 0
 
-    def _plan(self, folder: Path) -> int:
+    def _plan(self, folder: Path, crew: Crew) -> int:
         from zloss.console.progress import choose_progress
         from zloss.protocol.recommend.run import make_plan
         from zloss.report.terminal.recommendation import print_plan
@@ -91,6 +109,7 @@ class Recommend:
             progress=choose_progress(self.quiet),
             say=self._say(),
             command=command_line(),
+            crew=crew,
         )
         if self.json:
             print(json.dumps(plan.to_dict(), ensure_ascii=False, allow_nan=False, indent=1))
@@ -101,13 +120,3 @@ class Recommend:
 
     def _say(self) -> Callable[[str], None]:
         return (lambda text: None) if self.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-
-    def _make_bf16_safe(self) -> None:
-        """Limit oneDNN before torch is loaded; where torch is loaded already, the products run without oneDNN."""
-        if self.config.precision != "bf16" or "torch" in sys.modules:
-            return
-        from zloss.measure.bf16_products import make_bf16_safe
-
-        note = make_bf16_safe()
-        if note and not self.quiet:
-            print(note, file=sys.stderr)

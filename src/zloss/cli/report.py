@@ -31,7 +31,7 @@ class Report:
     """Replace the result of something else that the folder holds."""
     quiet: bool = False
     """Print nothing but errors."""
-    thresholds: Annotated[Thresholds, tyro.conf.arg(name="")] = field(default_factory=Thresholds)
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self) -> int:
         from zloss.decide.decided_results import decide_results

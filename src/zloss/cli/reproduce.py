@@ -57,7 +57,10 @@ class Reproduce:
             _print_list()
             return 0
         if not self.labels:
-            raise InputError(f"which table? `zloss reproduce LABEL`, with one of {', '.join(labels())}, or `all`.")
+            raise InputError(
+                f"no table was named: `zloss reproduce {labels()[0]}` runs one, `zloss reproduce all` every one, and "
+                "`zloss reproduce --list` shows their names."
+            )
         recipes = [find_recipe(label) for label in (labels() if self.labels == ("all",) else self.labels)]
 
         if self.rejudge:

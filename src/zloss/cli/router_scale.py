@@ -10,7 +10,10 @@ import tyro
 
 @dataclass(frozen=True)
 class RouterScale:
-    """Scale of a router Z-loss coefficient under every known convention, and the coefficient that matches it elsewhere."""
+    """Scale of a router Z-loss coefficient under every known convention, and the coefficient that matches it elsewhere.
+
+    Example: zloss router-scale --coef 1e-3 --from megatron --to olmoe --layers 16 --top-k 8
+    """
 
     coef: float = 1e-3
     """λ_R as written in the configuration of `--from`."""

@@ -31,7 +31,10 @@ class Train:
     """Train a language model under CE, Centered head, Standard, Centered, Factorized and Gain-aware Z-loss (or any registered
     objective) with everything else equal: one folder per method, coefficient and seed. `zloss compare` reads them.
     Runs that are finished are skipped, a killed run goes on from its last checkpoint. With --moe a mixture of experts is
-    trained from scratch under several router Z-losses instead."""
+    trained from scratch under several router Z-losses instead.
+
+    Example: zloss train smollm2 --methods ce,centered --coef 1e-4 --seeds 1,2 --text train.txt --steps 200 --out runs
+    """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
     methods: CommaStrings = ("ce", "centered-head", "standard", "centered")

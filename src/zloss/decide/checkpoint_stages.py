@@ -8,8 +8,9 @@ from zloss.decide.budget import budget_effects
 from zloss.decide.stage_outcome import StageOutcome, unevaluated, without_verdict
 from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT, Stage
 from zloss.decide.thresholds import Thresholds
-from zloss.results.audit import NO_INPUT_PATH, NOT_MEASURED, AuditReport
+from zloss.results.audit import NOT_MEASURED, AuditReport
 from zloss.results.decision import Effect
+from zloss.results.gradient_numbers import NO_INPUT_PATH
 
 
 def source_coordinate(report: AuditReport, thresholds: Thresholds) -> StageOutcome:

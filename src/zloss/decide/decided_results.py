@@ -8,7 +8,7 @@ from typing import Any
 
 from zloss.decide.bottom_line import bottom_line, ordered_actions
 from zloss.decide.decision_map import decide, with_decisions
-from zloss.decide.quality import JudgedComparison, judge_quality
+from zloss.decide.quality import JudgedComparison, judge_comparison
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
@@ -88,7 +88,7 @@ def decide_results(
         audits=tuple(with_decisions(audit, **given, thresholds=thresholds) for audit in audits),
         loss_audits=tuple(loss_audits),
         comparisons=tuple(
-            judge_quality(comparison, limits, stated_thresholds=thresholds is not None) for comparison in comparisons
+            judge_comparison(comparison, limits, stated_thresholds=thresholds is not None) for comparison in comparisons
         ),
         shared=shared,
         router_scales=tuple(router_scales),

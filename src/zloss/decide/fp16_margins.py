@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdicts.endpoints import EndpointLimit
-from zloss.results.comparison import method_label
 from zloss.results.decision import Effect
 from zloss.results.implementation_audit import CE, ImplementationAudit
+from zloss.results.method_label import method_label
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 An audit evaluates the stages of the checkpoint; implementation, optimizer and quality need other commands. The first rule
 below that applies gives the command:
 
-1. the audit is not complete, has nonfinite numbers in 16 bits, or lacks its gradients: complete it;
+1. the audit was interrupted, or has nonfinite numbers and ran in 16 bits: repeat it, whole or in fp32;
 2. a stage fired: the command that measures its action, in the order of the bottom line;
-3. no stage fired: the audit of the loss, which the numbers of a checkpoint cannot replace.
+3. the head is tied and the gradients were left out: the audit with gradients;
+4. otherwise: the audit of the loss, which the numbers of a checkpoint cannot replace.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class NextCommand:
         return " ".join(word if word in PLACEHOLDERS else shlex.quote(word) for word in self.words)
 
 
+RECOMMENDED_ON = 256
+"""Tokens of a block of `zloss recommend` unless it is told otherwise."""
 PLACEHOLDERS = ("MODULE:FUNCTION",)
 """Words that the user replaces."""
 
@@ -82,7 +85,7 @@ def _complete_it(report: AuditReport, given: AuditedInput) -> NextCommand | None
     if report.status == "partial":
         return NextCommand(_audit(given, "--resume"), "finish the text, because this audit was interrupted")
     bad = report.nonfinite.nan + report.nonfinite.inf
-    if bad and given.dtype != "fp32":
+    if bad and given.dtype == "bf16":
         return NextCommand(
             _audit(given, "--dtype", "fp32"),
             f"find out whether the {bad} tokens with nonfinite statistics come from {given.dtype} or from the weights",
@@ -107,7 +110,7 @@ def _follow(decision: Decision, report: AuditReport, given: AuditedInput) -> Nex
         )
     if decision.stage in TRAINED:
         return NextCommand(
-            ("zloss", "recommend", given.model, *_text(given), "--out", "zloss-recommend"),
+            ("zloss", "recommend", given.model, *_text(given), *_short_blocks(report), "--out", "zloss-recommend"),
             f"{TRAINED[decision.stage]}, on matched runs that this audit proposes, confirmed on further seeds",
         )
     return None
@@ -122,6 +125,13 @@ def _audit(given: AuditedInput, *more: str) -> tuple[str, ...]:
 def _text(given: AuditedInput) -> tuple[str, ...]:
     named = () if given.corpus is None else ("--corpus", given.corpus)
     return (*(word for text in given.texts for word in ("--text", text)), *named)
+
+
+def _short_blocks(report: AuditReport) -> tuple[str, ...]:
+    """The block size of the audit where the model has too few positions for the one that `zloss recommend` takes."""
+    size = report.corpus.block_size
+    decided = size < RECOMMENDED_ON and any(note.startswith("Blocks have ") for note in report.notes)
+    return ("--block-size", str(size)) if decided else ()
 
 
 def _valid_vocab(given: AuditedInput) -> tuple[str, ...]:

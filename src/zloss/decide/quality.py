@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdicts.from_file import judged_from_file, with_optimizer
-from zloss.results.comparison import Comparison, QualityVerdict
+from zloss.results.comparison import Comparison
+from zloss.results.quality import QualityVerdict
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class JudgedComparison:
     quality: tuple[QualityJudgement, ...]
 
 
-def judge_quality(
+def judge_comparison(
     comparison: Comparison, thresholds: Thresholds, *, stated_thresholds: bool = False
 ) -> JudgedComparison:
     """Judge every method; a tolerance that the comparison states replaces `quality_tolerance`.

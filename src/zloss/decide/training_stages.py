@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zloss.decide.fp16_margins import judged_margins
-from zloss.decide.quality import QualityJudgement, judge_quality
+from zloss.decide.quality import QualityJudgement, judge_comparison
 from zloss.decide.stage_outcome import StageOutcome, joined_sentence, unevaluated
 from zloss.decide.stages import OPTIMIZER, QUALITY, ROUTER
 from zloss.decide.thresholds import Thresholds
@@ -150,7 +150,7 @@ def _tail_effects(base: ComparedMethod, method: ComparedMethod) -> tuple[Effect,
 def quality_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) -> StageOutcome:
     """The largest rise of CE and PPL over the matched baseline of each comparison, against the stated tolerance."""
     judged = [
-        (comparison, item) for comparison in comparisons for item in judge_quality(comparison, thresholds).quality
+        (comparison, item) for comparison in comparisons for item in judge_comparison(comparison, thresholds).quality
     ]
     if not judged:
         why = "the comparison states no PPL difference" if comparisons else NO_COMPARISON

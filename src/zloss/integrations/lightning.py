@@ -5,7 +5,6 @@ trainer = lightning.Trainer(callbacks=[ZLossCallback(zloss.CenteredZLoss(1e-4))]
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.source.objective import Objective
 from zloss.telemetry.alert_action import OnAlert, alert_action
 from zloss.telemetry.alerts import AlertMonitor
-from zloss.telemetry.window import StepWindow
+from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow, for_trackers
 
 LEAST_LIGHTNING = "2.2"
 try:
@@ -24,8 +23,6 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"lightning>={LEAST_LIGHTNING}", "ZLossCallback", "lightning") from error
 require_version("lightning", LEAST_LIGHTNING, "ZLossCallback", "lightning")
-
-PREFIX = "zloss/"
 
 
 class ZLossCallback(Callback):
@@ -42,7 +39,7 @@ class ZLossCallback(Callback):
         *,
         model: str = "model",
         label_smoothing: float = 0.0,
-        window: int = 50,
+        window: int = DEFAULT_WINDOW,
         on_alert: OnAlert = "log",
     ) -> None:
         self.objective, self.model, self.label_smoothing = objective, model, label_smoothing
@@ -78,11 +75,13 @@ class ZLossCallback(Callback):
             )
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
-        self.window.end_step(norm, trainer.gradient_clip_val or None)
+        # A clip rate counts norms above a limit; clipping by value has no such limit.
+        by_norm = trainer.gradient_clip_algorithm != "value"
+        self.window.end_step(norm, (trainer.gradient_clip_val or None) if by_norm else None)
         if (trainer.global_step + 1) % max(1, trainer.log_every_n_steps):
             return
         found, last = self.window.both()
-        pl_module.log_dict({f"{PREFIX}{name}": value for name, value in found.items() if math.isfinite(value)})
+        pl_module.log_dict(for_trackers(found))
         for alert in self.monitor.observe(trainer.global_step + 1, last):
             self._act(alert)
 

@@ -6,7 +6,6 @@ load-balancing term, are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError
+from zloss.integrations.call_arguments import given_arguments
 from zloss.models.routers import RouterModule, find_routers
 from zloss.source.router.catalog import find_convention
 from zloss.source.router.convention import RouterConvention, check_count
@@ -95,10 +95,11 @@ class RouterLossHandle:
     def _begin(self, _model: nn.Module, _inputs: Any) -> None:
         self._layers.clear()
 
-    def _end(self, model: nn.Module, _inputs: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
+    def _end(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         layers, self._layers = self._layers, []
+        given = given_arguments(model, args, kwargs)
         as_tuple = isinstance(output, tuple)
-        loss = (output[0] if kwargs.get("labels") is not None else None) if as_tuple else getattr(output, "loss", None)
+        loss = (output[0] if given.get("labels") is not None else None) if as_tuple else getattr(output, "loss", None)
         if loss is None:  # generation or feature extraction
             return None
         if model.training and torch.is_grad_enabled() and not any(layer.requires_grad for layer in layers):
@@ -112,7 +113,7 @@ class RouterLossHandle:
             convention=self.convention,
             top_k=self.top_k,
             target=self.target,
-            mask=self.routers.masks(kwargs, [layer.shape[0] for layer in layers]),
+            mask=self.routers.masks(given, [layer.shape[0] for layer in layers]),
             capacity=self.capacity,
             context=self.routers.context,
         )

@@ -11,7 +11,7 @@ from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.gradient_engine import objective_gradients
 from zloss.measure.measurement import Measurement
 from zloss.models.checkpoint import Checkpoint
-from zloss.results.audit import PathNumbers
+from zloss.results.gradient_numbers import PathNumbers
 from zloss.source.objective import Objective
 
 

@@ -10,7 +10,7 @@ from zloss.measure.gradient_engine import objective_gradients
 from zloss.measure.gradient_products import AgainstCe
 from zloss.measure.measurement import Measurement
 from zloss.models.checkpoint import Checkpoint
-from zloss.results.audit import GradientNumbers, PathNumbers
+from zloss.results.gradient_numbers import GradientNumbers, PathNumbers
 from zloss.source.objective import Objective
 from zloss.source.objectives.centered import CenteredZLoss
 from zloss.source.objectives.standard import StandardZLoss

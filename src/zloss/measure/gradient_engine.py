@@ -21,7 +21,7 @@ from zloss.measure.body_gradients import all_parameters_on, body_gradients
 from zloss.measure.diagnostic_batch import DiagnosticBatch, MadeForward
 from zloss.measure.gradient_products import AgainstCe, ObjectiveGradient
 from zloss.measure.gradient_seeds import CE, gradient_seeds
-from zloss.measure.head_products import InputPath, head_products
+from zloss.measure.head_gradient_products import InputPath, head_gradient_products
 from zloss.measure.hidden_source import shaped_tokens
 from zloss.measure.layer_cuts import cut_forward
 from zloss.measure.measurement import Measurement
@@ -68,7 +68,7 @@ def objective_gradients(
             after_layer=lambda: step.advance(1),
         )
         entering = InputPath(used_rows_U, body.table_UD) if head.tied else None
-        products = head_products(problem, log_z_T, seeds, entering)
+        products = head_gradient_products(problem, log_z_T, seeds, entering)
         step.advance(1)
 
     def over_all_parameters(name: str) -> AgainstCe | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zloss.results.audit import PathNumbers
+from zloss.results.gradient_numbers import PathNumbers
 
 
 @dataclass(frozen=True)

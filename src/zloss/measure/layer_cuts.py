@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from zloss.measure.graph_room import GraphRoom, SavedBytes
-from zloss.measure.recomputed_layers import decoder_layers, recomputed_layers
+from zloss.measure.recomputed_layers import Forward, decoder_layers, recomputed_layers, replaced_forwards
 from zloss.models.hidden_states import HiddenStates
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -91,15 +91,14 @@ class _ChangedInput(Exception):
 @contextmanager
 def _cut_layers(model: nn.Module, room: GraphRoom) -> Iterator[list[LayerCall]]:
     """Inside, every call of a layer of the stack is cut and appended to the list."""
-    layers, calls = decoder_layers(model), list[LayerCall]()
+    calls: list[LayerCall] = []
     graph_bytes: list[int] = []
-    for layer in layers:
-        layer.forward = _Cut(layer, layer.forward, calls, room, graph_bytes)
-    try:
+
+    def cut(layer: nn.Module, forward: Forward) -> Forward:
+        return _Cut(layer, forward, calls, room, graph_bytes)
+
+    with replaced_forwards(decoder_layers(model), cut):
         yield calls
-    finally:
-        for layer in layers:
-            del layer.forward  # the class's own method shows again
 
 
 class _Cut:
@@ -109,7 +108,7 @@ class _Cut:
     """
 
     def __init__(
-        self, layer: nn.Module, forward: Any, calls: list[LayerCall], room: GraphRoom, graph_bytes: list[int]
+        self, layer: nn.Module, forward: Forward, calls: list[LayerCall], room: GraphRoom, graph_bytes: list[int]
     ) -> None:
         self._layer, self._forward, self._calls = layer, forward, calls
         self._room, self._graph_bytes = room, graph_bytes
@@ -132,7 +131,7 @@ class _Cut:
         return tree_unflatten(cut, returned_structure)
 
 
-def _run(forward: Any, arguments: list[Any], structure: TreeSpec, *, graph: bool) -> tuple[list[Tensor], Any]:
+def _run(forward: Forward, arguments: list[Any], structure: TreeSpec, *, graph: bool) -> tuple[list[Tensor], Any]:
     """(leaves in place of the inputs that ask for a gradient, what `forward` returned); the graph begins at the leaves."""
     asking = (x for x in arguments if isinstance(x, Tensor) and x.requires_grad)
     leaves = {id(x): x.detach().requires_grad_(graph) for x in asking}

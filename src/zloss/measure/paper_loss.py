@@ -7,7 +7,6 @@ For a method that deploys a centered head, the common shift of the logits is sub
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from zloss.errors import CoordinateError
@@ -18,6 +17,7 @@ from zloss.source.objectives.centered import CenteredZLoss
 from zloss.source.objectives.centered_head import CenteredHead
 from zloss.source.objectives.cross_entropy import CrossEntropy
 from zloss.source.objectives.standard import StandardZLoss
+from zloss.source.precision import at_least_fp32
 from zloss.transport.head_loss import HeadLossOutput
 from zloss.transport.logits_loss import logits_loss
 
@@ -37,7 +37,7 @@ def paper_loss(
         logits = centered_logits_from_raw(logits, hidden, head.weight_VD * head.logit_scale, scaled_bias)
         objective = _on_deployed(objective)
     return logits_loss(
-        logits.float() if logits.dtype != torch.float64 else logits,
+        at_least_fp32(logits),
         target,
         objective,
         # The gain costs one more product of the size of the logits, so it is formed only where the loss needs it.

@@ -6,13 +6,15 @@ Hugging Face's own switch works only in training mode, where dropout would distu
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
+
+Forward = Callable[..., Any]
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -32,17 +34,30 @@ def _parameters(stack: list[nn.Module]) -> int:
 @contextmanager
 def recomputed_layers(model: nn.Module) -> Iterator[None]:
     """Inside, every layer of the stack keeps only its input for the backward pass."""
-    layers = decoder_layers(model)
+    with replaced_forwards(decoder_layers(model), lambda layer, forward: _recomputed(forward)):
+        yield
+
+
+@contextmanager
+def replaced_forwards(layers: Sequence[nn.Module], replace: Callable[[nn.Module, Forward], Forward]) -> Iterator[None]:
+    """Inside, the forward of every layer is `replace(layer, forward)`; afterwards it is what it was.
+
+    A forward that was set on the layer itself, as hooks of accelerate do, is put back; otherwise that of its class shows again.
+    """
+    before = [(layer, vars(layer).get("forward")) for layer in layers]
     for layer in layers:
-        layer.forward = _recomputed(layer.forward)
+        layer.forward = replace(layer, layer.forward)
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward  # the class's own method shows again
+        for layer, own in before:
+            if own is None:
+                del layer.forward
+            else:
+                layer.forward = own
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputed(forward: Forward) -> Forward:
     """The same function; in the backward pass it is called again with its containers as they were before the first call."""
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
 import time
 import zlib
@@ -31,11 +30,8 @@ from zloss.results.unfinished import remove_abandoned
 
 _NOTE = "zloss.json"
 """The file of a converted folder that holds what safetensors do not, and the checksum of every other file."""
-_EARLIER_PARTS = ".converting-*"
-"""Unfinished conversions of versions up to 0.5, which nobody else removes."""
 _PATIENCE = 300.0
-_ABANDONED_AFTER = 3600.0
-"""Seconds after which such a part is no longer being written."""
+"""Seconds for which a process waits while another one converts."""
 
 
 @contextlib.contextmanager
@@ -72,7 +68,6 @@ def _kept_folder(name: str) -> Path | None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(folder.parent, os.W_OK):
             return folder if folder.is_dir() else None
-        _remove_earlier_parts(folder.parent)
         remove_abandoned(folder.parent)
     except OSError:
         return None
@@ -103,12 +98,6 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _remove_earlier_parts(folder: Path) -> None:
-    for part in folder.glob(_EARLIER_PARTS):
-        if time.time() - part.stat().st_mtime > _ABANDONED_AFTER:
-            shutil.rmtree(part, ignore_errors=True)
 
 
 def _sound_note(folder: Path) -> dict[str, Any] | None:

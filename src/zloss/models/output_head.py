@@ -58,16 +58,17 @@ def find_head(checkpoint: Checkpoint) -> OutputHead:
         bias_V=bias if isinstance(bias, Tensor) else None,
         tied=isinstance(table, Tensor) and table.data_ptr() == weight.data_ptr(),
         logit_scale=_logit_scale(config),
-        softcap=_positive(config, "final_logit_softcapping"),
+        softcap=_nonzero(config, "final_logit_softcapping"),
     )
 
 
-def _positive(config: Any, key: str) -> float | None:
+def _nonzero(config: Any, key: str) -> float | None:
+    """A number of the config; None where it is missing, None or 0."""
     value = getattr(config, key, None)
     return float(value) if value else None
 
 
 def _logit_scale(config: Any) -> float:
     """Cohere multiplies by `logit_scale`, Granite divides by `logits_scaling`, Falcon-H1 has `lm_head_multiplier`."""
-    multiply = (_positive(config, "logit_scale") or 1.0) * (_positive(config, "lm_head_multiplier") or 1.0)
-    return multiply / (_positive(config, "logits_scaling") or 1.0)
+    multiply = (_nonzero(config, "logit_scale") or 1.0) * (_nonzero(config, "lm_head_multiplier") or 1.0)
+    return multiply / (_nonzero(config, "logits_scaling") or 1.0)

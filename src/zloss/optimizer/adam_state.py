@@ -18,7 +18,8 @@ from torch.distributed import ProcessGroup
 
 from zloss.errors import InputError
 from zloss.optimizer.multi_tensor import Norms, buckets, inf_norm, l2_norm, norms, pieces
-from zloss.ranks.own_parts import gathered, own_part, share_of
+from zloss.ranks.own_parts import own_part, share_of
+from zloss.ranks.process_group import gathered
 
 
 class StatefulOptimizer(Protocol):

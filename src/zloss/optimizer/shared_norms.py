@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.optimizer.multi_tensor import l2_norm, norms
-from zloss.ranks.own_parts import EqualShares, gathered
+from zloss.ranks.own_parts import EqualShares
+from zloss.ranks.process_group import gathered
 
 
 def own_norms(classes: Sequence[EqualShares]) -> Tensor:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zloss.errors import InputError
+from zloss.ranks.process_group import gathered
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,7 @@ class Shared:
 def exchange(own: list[int], shared: list[Shared], group: dist.ProcessGroup, device: torch.device) -> list[list[int]]:
     """`own` of every rank, in rank order, after all ranks agreed on `shared`. One all-gather of a few integers."""
     mine = torch.tensor([*own, *(fact.value for fact in shared)], dtype=torch.int64, device=device)
-    gathered = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(gathered, mine, group=group)
-    table = torch.stack(gathered).tolist()
+    table = gathered(mine, group).tolist()
     for column, fact in enumerate(shared, start=len(own)):
         if len({line[column] for line in table}) > 1:
             raise InputError(f"the ranks of the group {fact.difference}")

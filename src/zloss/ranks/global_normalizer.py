@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zloss.errors import InputError, UnknownNameError
+from zloss.errors import DtypeError, InputError, UnknownNameError
+from zloss.ranks.process_group import default_group
 
 Gradients = Literal["averaged", "summed"]
 
@@ -32,16 +33,17 @@ def global_normalizer(
 ) -> Tensor:
     """What to pass as `normalizer=` in every micro-batch of one optimizer step; call it once, before the first.
 
-    `tokens`: the targets of all micro-batches of this rank, or the count of valid ones (or the sum of their weights); 0
-    for a rank without a batch, which has to call it too. `groups`: one group, or several orthogonal ones, over which
-    tokens are split; None is the default group where one is initialised. `gradients`: "averaged" for DDP and FSDP,
-    "summed", or the number by which the framework divides the summed gradients.
+    `tokens`: the targets of all micro-batches of this rank, or the count of valid ones (or the sum of their weights) as a
+    number or a 0-d tensor; 0 for a rank without a batch, which has to call it too. `groups`: one group, or several
+    orthogonal ones, over which tokens are split; None is the default group where one is initialised. `gradients`:
+    "averaged" for DDP and FSDP, "summed", or the number by which the framework divides the summed gradients.
 
     >>> import torch, zloss
     >>> float(zloss.global_normalizer([torch.tensor([1, 2, -100]), torch.tensor([3, -100, -100])]))
     3.0
     """
-    spread = _world() if groups is None else as_groups(groups)
+    world = default_group()
+    spread = ([] if world is None else [world]) if groups is None else as_groups(groups)
     count = _count(tokens, ignore_index)
     total = torch.tensor(count, dtype=torch.float64, device=device or _device(tokens))
     for group in spread:
@@ -51,30 +53,40 @@ def global_normalizer(
     return torch.where(total > 0, total / divisor, 1.0)
 
 
-def _world() -> list[dist.ProcessGroup]:
-    world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    return [] if world is None else [world]
-
-
 def as_groups(groups: dist.ProcessGroup | Iterable[dist.ProcessGroup]) -> list[dist.ProcessGroup]:
     """One group or several as a list."""
     return [groups] if isinstance(groups, dist.ProcessGroup) else list(groups)
 
 
 def _count(tokens: Tensor | Iterable[Tensor] | int | float, ignore_index: int) -> float:
-    if isinstance(tokens, Tensor):
-        tokens = [tokens]
     if isinstance(tokens, int | float):
-        if not 0 <= tokens < float("inf"):
-            raise InputError(f"`tokens` is expected to be a count ≥ 0, but got {tokens!r}.")
-        return float(tokens)
-    return float(sum(int((target != ignore_index).sum()) for target in tokens))
+        return _checked_count(tokens)
+    parts = [tokens] if isinstance(tokens, Tensor) else tokens
+    return float(sum(_valid_tokens(part, ignore_index) for part in parts))
+
+
+def _valid_tokens(part: Tensor, ignore_index: int) -> float:
+    """Valid targets of one micro-batch; a 0-d tensor is their count already."""
+    if part.dim() == 0:
+        return _checked_count(part.item())
+    if part.is_floating_point():
+        raise DtypeError(
+            f"`tokens` is expected to hold targets (integers) or one count, but got {part.dtype} {list(part.shape)}: pass the "
+            "sum of the weights of the valid tokens."
+        )
+    return int((part != ignore_index).sum())
+
+
+def _checked_count(count: float) -> float:
+    if not 0 <= count < float("inf"):
+        raise InputError(f"`tokens` is expected to be a count ≥ 0, but got {count!r}.")
+    return float(count)
 
 
 def _device(tokens: object) -> torch.device:
     if isinstance(tokens, Tensor):
         return tokens.device
-    backend = dist.get_backend() if dist.is_available() and dist.is_initialized() else "gloo"
+    backend = "gloo" if default_group() is None else dist.get_backend()
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
 
 

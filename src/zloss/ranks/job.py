@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -18,11 +19,13 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from zloss.errors import ZlossError
+from zloss.errors import InputError, ZlossError
 
 TIMEOUT_VARIABLE = "ZLOSS_RANK_TIMEOUT"
 """Environment variable: seconds after which a rank that waits for another one gives up."""
 TIMEOUT_SECONDS = 1800.0
+MOST_SECONDS = 1e9
+"""Thirty years, which a `timedelta` holds."""
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 """Environment variable of `torchrun --max-restarts`: how often it has started the processes anew."""
 LOST = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket")
@@ -136,7 +139,7 @@ class Job:
             ) from error
 
 
-GO_ON = "what was finished is saved, and the same command goes on with it (an audit with --resume)."
+GO_ON = "what was finished is saved, and the same command goes on with it (an audit with `resume`)."
 
 
 @contextmanager
@@ -161,12 +164,23 @@ def open_job() -> Iterator[Job]:
 
 
 def _open_group(job: Job) -> None:
-    timeout = timedelta(seconds=float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_SECONDS)))
+    timeout = timedelta(seconds=_timeout_seconds())
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     # torchrun keeps its store when it starts the processes anew, with the addresses of those that are gone in it.
     store, _, _ = next(rendezvous("env://", timeout=timeout))
     fresh = PrefixStore(f"zloss/{os.environ.get(RESTARTS_VARIABLE, '0')}", store)
     dist.init_process_group(backend, store=fresh, rank=job.rank, world_size=job.ranks, timeout=timeout)
+
+
+def _timeout_seconds() -> float:
+    given = os.environ.get(TIMEOUT_VARIABLE)
+    try:
+        seconds = TIMEOUT_SECONDS if given is None else float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < MOST_SECONDS:
+        raise InputError(f"{TIMEOUT_VARIABLE} is expected to be a number of seconds above 0, but got {given!r}.")
+    return seconds
 
 
 def leave(code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The parts of distributed tensors on this rank, and norms of the whole tensors from one small all-gather.
+"""The parts of distributed tensors on this rank, and how much each counts in a sum over all ranks.
 
 A part that k ranks hold alike counts 1/k on each of them, so that the sum over all ranks counts every entry once: for an
 axis of a device mesh with Replicate(), for a plain parameter under DDP, for both together under HSDP or FSDP2 with tensor
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -61,12 +60,3 @@ def group_of(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> dist
     if group is None and any(is_dtensor(tensor) for tensor in tensors):
         return dist.group.WORLD
     return group
-
-
-def gathered(numbers: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The numbers of every rank, [ranks, X]."""
-    if group is None:
-        return numbers.unsqueeze(0)
-    everyone = [torch.empty_like(numbers) for _ in range(group.size())]
-    dist.all_gather(everyone, numbers.contiguous(), group=group)
-    return torch.stack(everyone)

@@ -41,11 +41,13 @@ def write_audit(folder: Path, report: AuditReport, *, figures: bool = True) -> l
 def write_comparison(folder: Path, results: DecidedResults) -> list[Path]:
     """comparison.json, comparison.md and report.html of the one comparison in `results`."""
     (judged,) = results.comparisons
-    record, text, page = (folder / name for name in ("comparison.json", "comparison.md", "report.html"))
+    record, text, page = (folder / name for name in ("comparison.json", "comparison.md", PAGE_FILE))
     write_record(record, judged.comparison)
     write_text(text, comparison_markdown(judged.comparison))
     write_page(page, results)
-    return [record, text, page]
+    written = [record, text, page]
+    clear_leftovers(folder, written)
+    return written
 
 
 def write_drift(folder: Path, drift: Drift, *, figures: bool = True) -> list[Path]:
@@ -69,8 +71,9 @@ def write_drift_figures(folder: Path, drift: Drift, *, formats: Sequence[str] = 
 
 def write_recommendation(folder: Path, found: Recommendation) -> list[Path]:
     """recommendation.json and report.html; each appears whole or not at all."""
-    record, page = folder / RECOMMENDATION_FILE, folder / "report.html"
+    record, page = folder / RECOMMENDATION_FILE, folder / PAGE_FILE
     write_page(page, DecidedResults(recommendations=(found,)))
+    clear_leftovers(folder, [record, page])
     # Last: its presence says that the recommendation is finished.
     write_record(record, found)
     return [record, page]

@@ -115,6 +115,20 @@ class Movement:
 
 
 @dataclass(frozen=True)
+class DriftFinding:
+    """A movement in short: what moved, where it began, and whether CE shows it."""
+
+    quantity: str
+    """Key of the number in `raw` and `centered`."""
+    coordinate: Coordinate
+    """The coordinate it was measured in."""
+    began: int | None
+    """First step at which it had moved."""
+    ce_invisible: bool
+    """True where it moved while CE stood still."""
+
+
+@dataclass(frozen=True)
 class Drift:
     """Checkpoints of one run in the order of their steps, and the judgement on every watched number."""
 
@@ -144,6 +158,8 @@ class Drift:
     """What made it."""
     notes: tuple[str, ...] = ()
     """Sentences on how the text was cut."""
+    findings: tuple[DriftFinding, ...] = ()
+    """The movements that took place, in short; follows from `movements`."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
 
@@ -153,6 +169,12 @@ class Drift:
                 f"`ce_changes` is expected to have one entry between two `checkpoints`, but there are {len(self.ce_changes)} "
                 f"and {len(self.checkpoints)}."
             )
+        found = tuple(
+            DriftFinding(each.quantity, each.coordinate, each.began, each.state == "invisible")
+            for each in self.movements
+            if each.state in ("invisible", "with_ce")
+        )
+        object.__setattr__(self, "findings", found)
 
     @property
     def invisible(self) -> tuple[Movement, ...]:

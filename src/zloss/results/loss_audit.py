@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from zloss.results.record import from_plain
+from zloss.results.record import from_plain, to_plain
 from zloss.results.schema import without_schema
 from zloss.results.writing import write_json
 
@@ -22,9 +21,13 @@ class Finding:
     """One question put to the loss: its verdict, one sentence, and the number it rests on."""
 
     id: str
+    """Name of the question, such as "zero_gradient_z"."""
     verdict: Verdict
+    """ "pass", "finding", or "not_applicable" where the question could not be asked."""
     sentence: str
+    """What was seen; of a question that does not apply, why, and what to pass so that it does."""
     figure: float | None = None
+    """The number that the sentence rests on; None without one."""
     severity: Severity | None = None
     """How much a finding matters; None where the verdict is not "finding". Errors set the exit code of the command."""
 
@@ -34,8 +37,11 @@ class Uncertainty:
     """Half-widths of the identified numbers; None where the number itself is None."""
 
     coef: float | None = None
+    """Of λ."""
     coef_relative: float | None = None
+    """The same relative to λ."""
     target: float | None = None
+    """Of c, in nats."""
     unexplained: float | None = None
     """Largest share of the non-CE gradient, over the probe groups, that the identified penalty leaves unexplained."""
 
@@ -48,13 +54,21 @@ class Identified:
     """
 
     has_z: bool | None
-    """None where it cannot be told; then `coef`, `target` and `coordinate` are None and `reason` says why."""
+    """Whether the loss applies a Z. None where it cannot be told; then `coef`, `target` and `coordinate` are None and
+    `reason` says why."""
     coef: float | None
+    """λ; None without a Z, or where its numbers cannot be told."""
     target: float | None
+    """c, in nats, at the vocabulary `vocab`; None where the penalty has none or it cannot be told."""
     coordinate: str | None
+    """The logits whose log-normalizer is penalised: "raw", "centered", "max_shifted" or "other"; None without a Z."""
     ce_denominator: str
+    """D_ce, the count that CE is divided by: "valid", "all", "sum" (1), "mean" where masks are refused, "none" without CE, or
+    "other"."""
     z_denominator: str | None
+    """D_z, in the same words; None without a Z."""
     uncertainty: Uncertainty
+    """How exact the numbers are."""
     penalty: str = "none"
     """The penalised quantity in words; says more than `coordinate` where that is "other"."""
     target_rule: str | None = None
@@ -62,7 +76,9 @@ class Identified:
     vocab: int | None = None
     """The V that `target` is stated for."""
     ce_scale: float | None = 1.0
+    """Factor on CE / D_ce; None where the gradient could not be explained."""
     label_smoothing: float | None = 0.0
+    """ε of label smoothing; None where the gradient could not be explained."""
     ce_weights: str | None = "uniform"
     """How the weight on CE differs between valid tokens: "uniform", "class", "position", "groups" (means of groups of
     tokens, averaged) or "token"; None where the gradient could not be explained."""
@@ -81,16 +97,22 @@ class Identified:
 
 @dataclass(frozen=True)
 class SourceError:
-    """The applied source against fp64 on the audited logits. Scaling: per-token ratios, averaged over tokens."""
+    """The applied source against fp64 on the audited logits. Scaling: ratios of norms over all audited tokens."""
 
     forward_rel_error: float | None
+    """Relative error of the value."""
     delta_src: float | None
+    """‖applied − fp64‖ / ‖fp64‖ of the source named by `of`."""
     cosine: float | None
+    """Cosine of the source named by `of` to fp64."""
     of: Literal["z", "total"] = "total"
-    """Which source the two figures compare: the Z source where there is one that could be identified."""
+    """Which source `delta_src` and `cosine` compare: that of Z where the loss has one, else the whole gradient."""
     delta_total: float | None = None
+    """The same as `delta_src`, of the whole gradient."""
     tokens: int = 0
+    """Tokens that were audited."""
     dtype: str = "float32"
+    """Precision of the logits that the loss was given."""
     bf16_inputs: float | None = None
     """Linear losses: relative error of dW on bf16 hidden and weight. About 2e-3 is the rounding of dW itself; 1e-2
     and more are logits stored in bf16."""
@@ -160,10 +182,15 @@ class LossAudit:
     SCHEMA: ClassVar[str] = SCHEMA
 
     identified: Identified
+    """What the loss applies."""
     findings: tuple[Finding, ...]
+    """Every question with its verdict, in the order in which they were put."""
     source: SourceError
+    """How far the applied source is from fp64."""
     provenance: dict[str, Any]
+    """The audited loss by name, the probes, versions, and seconds."""
     schema: str = SCHEMA
+    """Kind and version of the file."""
     target_model: TargetModelSource | None = None
     """The source on a model's own logits; None where no model was given."""
 
@@ -181,10 +208,8 @@ class LossAudit:
         return tuple(finding for finding in self.found if finding.severity in ("error", None))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: no tuples, no NaN."""
-        head = {"schema": self.schema}
-        body: dict[str, Any] = _plain(asdict(self))
-        return head | body
+        """Plain JSON values; a number that is not finite becomes None."""
+        return {"schema": self.schema, **to_plain(self)}
 
     @classmethod
     def from_dict(cls, data: Any) -> LossAudit:
@@ -196,13 +221,3 @@ class LossAudit:
         path = Path(folder) / "report.json"
         write_json(path, self.to_dict())
         return path
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from zloss.results.comparison import method_label
+from zloss.results.method_label import method_label
 from zloss.results.record import from_plain, to_plain
 from zloss.results.schema import without_schema
 

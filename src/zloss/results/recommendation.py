@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from zloss.results.comparison import QualityVerdict, method_label
 from zloss.results.decision import Decision
+from zloss.results.method_label import method_label
 from zloss.results.provenance import Provenance
+from zloss.results.quality import QualityVerdict
 from zloss.results.record import from_plain, to_plain
 from zloss.results.schema import without_schema
 

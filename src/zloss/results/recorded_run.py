@@ -56,6 +56,7 @@ class RecordedRun:
     measured: dict[str, Any]
     """Settings of the measurement: samples of Adam's state, blocks of the gradient section, λ_diag."""
     data: RecordedData
+    """Both texts."""
     initial_weights: str
     """Checksum of all weights before the first step."""
     extra: dict[str, Any] = field(default_factory=dict)

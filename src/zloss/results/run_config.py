@@ -32,6 +32,7 @@ class TextPart:
     name: str
     """File names, or the name of a corpus."""
     blocks: int
+    """Number of blocks."""
     offset: int
     """First block."""
     tokens: int
@@ -47,7 +48,9 @@ class RunData:
     """Both texts of a run."""
 
     train: TextPart
+    """The blocks that are trained on."""
     valid: TextPart
+    """The blocks on which the trained model is measured."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class RunConfig:
     config: TrainConfig
     """The configuration, paths by their last part."""
     data: RunData
+    """Both texts."""
     initial_weights: str
     """Checksum of the pretrained weights; "seed" for weights that are drawn from the run's seed."""
 

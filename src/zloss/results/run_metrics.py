@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zloss.errors import InputError
-from zloss.results.audit import GradientNumbers, Heads, Nonfinite, PathNumbers
+from zloss.results.audit import Heads, Nonfinite
 from zloss.results.coordinate import Coordinate
+from zloss.results.gradient_numbers import GradientNumbers, PathNumbers
 from zloss.results.reading import read_object
 from zloss.results.record import EXTRA, from_plain, to_plain
 from zloss.results.routing_metrics import RoutingMetrics

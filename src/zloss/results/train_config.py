@@ -117,9 +117,18 @@ class TrainConfig:
         check_counts(self, ("steps", "micro_batch", "accumulate", "valid_blocks", "adam_every"))
         check_optional_counts(self, ("blocks", "block_size"))
         check_counts(self, ("warmup", "offset", "gradient_blocks", "seed"), least=0)
-        check_numbers(self, ("weight_decay", "coef", "head_shift", "gain_beta"))
+        if self.valid_offset is not None:
+            check_counts(self, ("valid_offset",), least=0)
+        check_numbers(self, ("weight_decay", "coef", "head_shift", "gain_beta", "lr_floor", "spike"))
         check_numbers(self, ("lr", "clip", "eps", "diag_coef"), positive=True)
         check_choices(self, {"bos": BosPolicy, "precision": Precision, "head": HeadKind, "decay": Decay})
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(
+                    f"`{name}` is expected to be a number from 0 to below 1, but got {getattr(self, name)!r}."
+                )
+        if not all(math.isfinite(threshold) and threshold >= 0 for threshold in self.thresholds):
+            raise InputError(f"`thresholds` are expected to be finite numbers ≥ 0, but got {list(self.thresholds)!r}.")
         if self.target is not None and not math.isfinite(self.target):
             raise InputError(f"`target` is expected to be a finite number, but got {self.target!r}.")
         if self.train_tokenizer is not None:

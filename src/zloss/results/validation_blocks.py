@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from zloss.errors import InputError
+
 VIOLATION = "violation"
 """|log Z − c|; the coordinate follows, `violation.raw`, as after the next three."""
 SHIFT = "shift"
@@ -44,6 +46,19 @@ class ValidationBlocks:
     """Quantity and coordinate (`violation.raw`) → for each block its values among the K largest, largest first."""
     means: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
     """`shift_squared.raw`, `violation_squared.raw` and `violation_squared.centered` → mean over the tokens of each block."""
+
+    def __post_init__(self) -> None:
+        lengths = {"ce": len(self.ce)} | {name: len(found) for name, found in {**self.tails, **self.means}.items()}
+        for name, length in lengths.items():
+            if length != len(self.tokens):
+                raise InputError(
+                    f"`{name}` is expected to have one entry for each of the {len(self.tokens)} blocks in `tokens`, but has "
+                    f"{length}."
+                )
+        if any(count < 1 for count in self.tokens):
+            raise InputError(
+                f"`tokens` is expected to have at least 1 prediction per block, but has {min(self.tokens)}."
+            )
 
 
 def kept_values(tokens: int) -> int:

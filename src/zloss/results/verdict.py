@@ -14,7 +14,9 @@ class Interval:
     """Two one-sided 95 % bounds of a difference or ratio between method and baseline."""
 
     lower: float
+    """Lower bound."""
     upper: float
+    """Upper bound."""
     unit: str
     """ "nats per token", or "ratio"."""
 
@@ -24,6 +26,7 @@ class VerdictPart:
     """Quality, the diagnosed coordinate, or the optimizer-facing endpoints of one method."""
 
     state: State
+    """Whether the part holds; "open" where the runs do not decide."""
     reason: str
     """One sentence; for an open part, what would settle it."""
     numbers: dict[str, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zloss.errors import InputError
+from zloss.errors import InputError, UnknownNameError
 from zloss.source.objective import Objective
 from zloss.source.objectives.standard import StandardZLoss
 
@@ -58,7 +58,10 @@ class Explanation:
 
     def __getitem__(self, framework: str) -> FrameworkRecipe:
         """The recipe in a framework, by name."""
-        return {recipe.framework: recipe for recipe in self.recipes}[framework]
+        by_name = {recipe.framework: recipe for recipe in self.recipes}
+        if framework not in by_name:
+            raise UnknownNameError("framework", framework, by_name)
+        return by_name[framework]
 
     def __str__(self) -> str:
         lines = [self.objective]

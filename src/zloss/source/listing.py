@@ -11,19 +11,22 @@ from torch import Tensor
 
 from zloss.errors import CoefficientError, ShapeError
 from zloss.source.number_kind import is_number
+from zloss.source.precision import at_least_fp32
 from zloss.source.reduction import Reduction, check_reduction
 from zloss.source.tensor_kind import check_differentiable, check_floating, check_one_device
-
-
-def at_least_fp32(x: Tensor) -> Tensor:
-    """fp64 stays fp64, everything else becomes fp32."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def centered_logits_from_raw(raw_logits: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """z̃ = z_raw − μ_head·1 with μ_head = w̄·u + b̄: the finite-precision deployment (paper eq:centered_raw).
 
-    Subtracting one fp32 scalar per token keeps the realized softmax, which a second low-precision projection would not.
+    `raw_logits` [..., V], `hidden` [..., D], `weight` [V, D], `bias` [V]. Subtracting one fp32 scalar per token keeps the
+    realized softmax, which a second low-precision projection would not.
+
+    >>> import torch, zloss
+    >>> hidden, weight = torch.randn(3, 8), torch.randn(11, 8) + 1
+    >>> centered = zloss.centered_logits_from_raw(hidden @ weight.T, hidden, weight)
+    >>> bool(centered.mean(dim=-1).abs().max() < 1e-5)
+    True
     """
     for name, tensor, dims in (("raw_logits", raw_logits, 1), ("hidden", hidden, 1), ("weight", weight, 2)):
         check_floating(name, tensor, dims)
@@ -47,10 +50,16 @@ def centered_logits_from_raw(raw_logits: Tensor, hidden: Tensor, weight: Tensor,
 def z_loss_source(logits: Tensor, coef: float, target: float, reduction: Reduction = "mean") -> Tensor:
     """2λ(log Z − c)·p, the gradient of λ(logsumexp(z) − c)² at the logits (paper eq:source).
 
-    Scaling: "mean" divides by the number of tokens; "sum" and "none" do not.
+    `logits` [..., V]; the source has their shape. Scaling: "mean" divides by the number of tokens; "sum" and "none" do not.
+
+    >>> import torch, zloss
+    >>> float(zloss.z_loss_source(torch.zeros(1, 4), coef=0.5, target=0.0).sum())  # 2λ·log 4
+    1.386294...
     """
     check_reduction(reduction)
     check_floating("logits", logits)
+    if logits.shape[-1] == 0:
+        raise ShapeError(f"`logits` are expected to be [..., V] with at least one class, but got {list(logits.shape)}.")
     numbers: dict[str, object] = {"coef": coef, "target": target}
     for name, value in numbers.items():
         if not (is_number(value) or (isinstance(value, Tensor) and value.numel() == 1)):

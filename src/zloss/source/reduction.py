@@ -58,7 +58,7 @@ def reduction_weights(
         return TokenWeights(weight, reduction, one, "one")
     name: DenominatorName
     if normalizer is not None:
-        denominator, name = _as_denominator(normalizer, weight), "normalizer"
+        denominator, name = as_denominator(normalizer, weight), "normalizer"
     else:
         denominator, name = weight.sum(), "valid_tokens" if token_weight is None else "token_weight"
     per_token = torch.where(
@@ -67,7 +67,8 @@ def reduction_weights(
     return TokenWeights(per_token, reduction, denominator, name)
 
 
-def _as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
+def as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
+    """An explicit `normalizer` as a 0-d tensor of the dtype and device of `like`; its value is checked on the CPU only."""
     if isinstance(normalizer, Tensor):
         if normalizer.numel() != 1:
             raise InputError(
@@ -76,7 +77,7 @@ def _as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
         denominator = normalizer.detach().to(like).reshape(())
         if denominator.device.type == "cpu" and not bool(denominator >= 0):
             raise InputError(
-                f"`normalizer` is expected to be a number ≥ 0 (the global token count), but got {normalizer}."
+                f"`normalizer` is expected to be a number ≥ 0 (the global token count), but got {normalizer.item()}."
             )
         return denominator
     if not is_number(normalizer) or not math.isfinite(normalizer) or normalizer < 0:

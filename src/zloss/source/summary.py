@@ -12,7 +12,7 @@
 | tokens                              | how many tokens these are                                 |
 
 A quantity that does not exist for these logits has no entry; without a valid token only `tokens` is there. Quantiles are
-interpolated linearly between order statistics.
+interpolated linearly between order statistics. A NaN at a valid token makes the mean and the maximum NaN.
 
 Scaling: every token counts once, whatever the reduction and the weights of the loss are.
 """
@@ -58,8 +58,8 @@ TAILS: dict[str, Callable[[TokenStats], Tensor | None]] = {
 def token_values(stats: TokenStats) -> dict[str, Tensor]:
     """Every quantity that exists, one value per token, NaN at ignored tokens: [T], on the device."""
     found = {name: of(stats) for name, of in (MEANS | TAILS).items()}
-    hidden = ~stats.valid.flatten()
-    return {name: value.flatten().masked_fill(hidden, math.nan) for name, value in found.items() if value is not None}
+    ignored = ~stats.valid.flatten()
+    return {name: value.flatten().masked_fill(ignored, math.nan) for name, value in found.items() if value is not None}
 
 
 def summarize(parts: Sequence[TokenStats]) -> dict[str, float]:
@@ -79,7 +79,7 @@ def summarize_values(values: dict[str, Tensor], tokens: Tensor) -> dict[str, flo
     """The table above of values [T] that are NaN beyond `tokens` of them. All quantities go through the same operations."""
     if not values:
         return {"tokens": float(tokens)}
-    means_Q = torch.stack(list(values.values())).double().nansum(dim=1) / tokens
+    means_Q = sum_of_valid(torch.stack(list(values.values())), tokens) / tokens
     tails = [name for name in values if name not in MEANS]
     numbers = [tokens.double().reshape(1), means_Q]
     if tails:
@@ -90,6 +90,12 @@ def summarize_values(values: dict[str, Tensor], tokens: Tensor) -> dict[str, flo
     names += [entry_name(name, level) for name in tails for level in LEVELS]
     found = dict(zip(names, torch.cat(numbers).tolist(), strict=True))
     return found if found["tokens"] else {"tokens": 0.0}
+
+
+def sum_of_valid(values_QT: Tensor, tokens: Tensor) -> Tensor:
+    """Σ over the valid tokens in fp64, [Q]; NaN where a valid token has one. Ignored tokens are NaN and add nothing."""
+    broken_Q = values_QT.isnan().sum(dim=-1) > values_QT.shape[-1] - tokens
+    return values_QT.double().nansum(dim=-1).masked_fill(broken_Q, math.nan)
 
 
 def entry_name(quantity: str, level: str) -> str:

@@ -22,24 +22,39 @@ def check_tensor(name: str, value: object) -> None:
         raise DtypeError(f"`{name}` is expected to be floating point, but is quantized: pass `{name}.dequantize()`.")
 
 
+def check_float(name: str, tensor: Tensor) -> None:
+    """fp64, fp32, bf16 or fp16."""
+    if tensor.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        raise DtypeError(f"`{name}` is expected to be fp64, fp32, bf16 or fp16, but got {tensor.dtype}.")
+
+
 def check_floating(name: str, value: object, dims: int = 1) -> None:
     """A dense floating-point tensor with at least `dims` axes."""
     check_tensor(name, value)
     assert isinstance(value, Tensor)
-    if value.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        raise DtypeError(f"`{name}` is expected to be fp64, fp32, bf16 or fp16, but got {value.dtype}.")
+    check_float(name, value)
     if value.dim() < dims:
         raise ShapeError(f"`{name}` is expected to have at least {dims} axes, but has shape {list(value.shape)}.")
 
 
-def check_one_device(**tensors: Tensor | None) -> None:
-    """All given tensors are on one device that holds values."""
+def check_same_device(**tensors: Tensor | None) -> None:
+    """All given tensors are on one device."""
     devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     if len(set(devices.values())) > 1:
         listing = ", ".join(f"`{name}` on {device}" for name, device in devices.items())
         raise DeviceError(f"all tensors are expected on one device, but got {listing}.")
-    if any(device.type == "meta" for device in devices.values()):
+
+
+def check_not_all_meta(**tensors: Tensor | None) -> None:
+    """At least one of the given tensors holds values."""
+    if all(tensor.device.type == "meta" for tensor in tensors.values() if tensor is not None):
         raise DeviceError("all tensors are on the meta device, which holds no values: move them to a real device.")
+
+
+def check_one_device(**tensors: Tensor | None) -> None:
+    """All given tensors are on one device that holds values."""
+    check_same_device(**tensors)
+    check_not_all_meta(**tensors)
 
 
 def check_differentiable(**tensors: Tensor | None) -> None:
@@ -55,3 +70,10 @@ def check_differentiable(**tensors: Tensor | None) -> None:
                 f"`{name}` was made under torch.inference_mode(), so no gradient can go through this loss: pass "
                 f"`{name}.clone()`, or make it under torch.no_grad()."
             )
+
+
+def check_holds_values(**tensors: Tensor) -> None:
+    """No tensor is on the meta device: what is moved to the device of another argument has values to move."""
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise DeviceError(f"`{name}` is on the meta device, which holds no values: move it to a real device.")

@@ -47,9 +47,8 @@ class OrderStatistics:
         """A view of the values in ascending order, valid until the next `append`."""
         values = self.values()
         if not self._sorted:
-            values += (
-                0.0  # -0.0 becomes 0.0, so that equal numbers have equal bits and the order of arrival does not matter
-            )
+            # -0.0 becomes 0.0, so that equal numbers have equal bits and the order of arrival does not matter.
+            values += 0.0
             values.sort()
             self._sorted = True
         return values

@@ -4,7 +4,7 @@ Each rank sends its counts, its sums, and the K largest values of every tail. A 
 value that a rank kept back can lie above it; where one can, it is left out. K follows the number of tokens: it is agreed on
 without a further collective, because every rank knows all counts of the collective before.
 
-Axes: Q quantities, T tokens of this rank, K values kept.
+Axes: R ranks, P numbers that a rank sends, T tokens of this rank, K values kept.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from zloss.source.summary import LEVELS, MEANS, entry_name
+from zloss.ranks.process_group import default_group, gathered
+from zloss.source.summary import LEVELS, MEANS, entry_name, sum_of_valid
 
 FIRST_KEPT = 2048
 """K before the counts are known: enough for p99 of 100,000 evenly spread tokens per rank."""
@@ -35,16 +35,6 @@ class TokenTotals:
     auxiliary: Tensor
 
 
-def world_size() -> int:
-    """Processes whose tokens are joined; 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def first_rank() -> bool:
-    """Whether this process writes what all of them know."""
-    return world_size() == 1 or dist.get_rank() == 0
-
-
 class RankJoin:
     """Joins totals over all ranks; remembers how many values of a tail to send."""
 
@@ -59,9 +49,7 @@ class RankJoin:
         """
         kept = self.kept
         packed = torch.cat([_pack(part, kept) for part in totals])
-        gathered = [torch.empty_like(packed) for _ in range(world_size())]
-        dist.all_gather(gathered, packed)
-        whole_RP = torch.stack(gathered).cpu()
+        whole_RP = gathered(packed, default_group()).cpu()
         found, start, most = [], 0, 0.0
         for part in totals:
             width = _width(part, kept)
@@ -84,7 +72,7 @@ def _pack(part: TokenTotals, kept: int) -> Tensor:
     """[tokens, Σ CE, Σ Z, Σ of every quantity, the K largest values of every tail], fp64."""
     device = part.tokens.device
     head = torch.stack([value.double().to(device) for value in (part.tokens, part.cross_entropy, part.auxiliary)])
-    sums = [value_T.double().nansum().reshape(1) for value_T in part.values.values()]
+    sums = [sum_of_valid(value_T.unsqueeze(0), part.tokens) for value_T in part.values.values()]
     largest = [_largest(part.values[name].double(), part.tokens, kept) for name in _tail_names(list(part.values))]
     return torch.cat([head, *sums, *largest])
 
@@ -110,8 +98,8 @@ def _summary(names: list[str], whole_RP: Tensor, kept: int) -> dict[str, float]:
         values_RK = whole_RP[:, start : start + kept]
         start += kept
         # A rank with more tokens than K kept back values, all of them at most its smallest that was sent.
-        hidden = values_RK[:, -1][tokens_R > kept]
-        bound = float(hidden.max()) if len(hidden) else -math.inf
+        held_back = values_RK[:, -1][tokens_R > kept]
+        bound = float(held_back.max()) if len(held_back) else -math.inf
         ordered = values_RK.flatten().sort(descending=True).values
         for level, q in LEVELS.items():
             value = _quantile_from_top(ordered, int(tokens), q, bound)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from zloss.errors import InputError, TrainingAlertError
-from zloss.telemetry.across_ranks import first_rank
+from zloss.ranks.process_group import first_rank
 from zloss.telemetry.alert_rules import Alert
 
 OnAlert = Literal["log", "raise"] | Callable[[Alert], None]

@@ -26,8 +26,8 @@ class MicroBatch:
     """Σ_t of the penalty, its coefficient included; 0-d."""
 
 
-class LossParts(Protocol):
-    """An output of `head_loss`, `logits_loss` or a loss that contains one."""
+class HasLossParts(Protocol):
+    """What is read of an output of `head_loss`, `logits_loss` or a loss that contains one."""
 
     @property
     def stats(self) -> TokenStats: ...
@@ -40,7 +40,7 @@ class LossParts(Protocol):
 
 
 def micro_batch(
-    output: LossParts, reduction: Reduction = "mean", normalizer: float | Tensor | None = None
+    output: HasLossParts, reduction: Reduction = "mean", normalizer: float | Tensor | None = None
 ) -> MicroBatch:
     """The sums of a loss without token weights; `reduction` and `normalizer` are those that the loss was called with."""
     parts = output.cross_entropy.detach(), output.auxiliary.detach()

@@ -7,6 +7,7 @@ micro-batches give the same numbers.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -14,10 +15,15 @@ import torch
 from torch import Tensor
 
 from zloss.errors import InputError
+from zloss.ranks.process_group import world_size
 from zloss.source.summary import entry_name, joined, summarize_values, token_values
-from zloss.telemetry.across_ranks import RankJoin, TokenTotals, world_size
+from zloss.telemetry.across_ranks import RankJoin, TokenTotals
 from zloss.telemetry.micro_batch import MicroBatch
 
+DEFAULT_WINDOW = 50
+"""Optimizer steps of a window where none are asked for."""
+PREFIX = "zloss/"
+"""Beginning of the names that trackers show."""
 DEPLOYED = {"p_z_999": ("p_z", "999"), "p_z_99": ("p_z", "99"), "a_p_99": ("gain", "99")}
 """Name of a scalar in the coordinate that the objective deploys → its quantity and level."""
 
@@ -131,6 +137,11 @@ class StepWindow:
             self._deployed(numbers | _step_numbers(steps)) if numbers["tokens"] else numbers
             for numbers, steps in zip(found, groups, strict=True)
         ]
+
+
+def for_trackers(numbers: dict[str, float]) -> dict[str, float]:
+    """The finite ones of some numbers, under the names that trackers show."""
+    return {f"{PREFIX}{name}": value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _of_this_rank(part: TokenTotals) -> dict[str, float]:

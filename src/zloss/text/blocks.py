@@ -72,11 +72,19 @@ def make_blocks(
     available = max(0, (len(stream) - 1) // size)
     if available < offset + (count or 1):
         raise CorpusError(
-            f"the text {corpus.name!r} has {len(stream)} tokens, which give {available} blocks of {size}, "
-            f"but {offset + (count or 1)} are needed: use fewer blocks, a smaller block size, or a longer text."
+            _too_short(corpus.name, len(stream), size=size, available=available, needed=offset + (count or 1))
         )
     taken = available - offset if count is None else count
     return Blocks(stream[offset * size : (offset + taken) * size + 1].clone(), size, taken, bos_id, offset)
+
+
+def _too_short(name: str, tokens: int, *, size: int, available: int, needed: int) -> str:
+    """What the text has, and which of the ways out are open to it."""
+    if tokens == 0:
+        return f"the text {name!r} is empty: give a text with more than {size} tokens."
+    has = f"the text {name!r} has {tokens} tokens, which give {available} blocks of {size}, but {needed} are needed"
+    fewer = f"use fewer blocks (it has {available}), a" if available else "use a"
+    return f"{has}: {fewer} smaller block size, or a longer text."
 
 
 def _token_pieces(corpus: Corpus, tokenizer: Any, needed: int | None) -> Iterator[np.ndarray[Any, Any]]:

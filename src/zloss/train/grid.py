@@ -101,7 +101,7 @@ def run_grid(
 
 def result_text(metrics: RunMetrics) -> str:
     """The main numbers of a finished run, in at most 50 columns."""
-    numbers = {"PPL": metrics.ppl, "P_Z^99.9": metrics.p_z_999, "max ‖g‖": metrics.training.flat().get("grad_norm_max")}
+    numbers = {"PPL": metrics.ppl, "P_Z^99.9": metrics.p_z_999, "max ‖g‖": metrics.training.grad_norm_max}
     return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
 
 

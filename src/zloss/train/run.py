@@ -18,25 +18,24 @@ from zloss.results.folder_writing import whole_folder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_metrics import RunMetrics, write_metrics
 from zloss.results.train_config import TrainConfig
-from zloss.telemetry.micro_batch import micro_batch
-from zloss.train.data.micro_batches import check_divisible, micro_batches
+from zloss.train.data.micro_batches import check_divisible
 from zloss.train.folder.metrics import run_metrics
 from zloss.train.folder.provenance import run_provenance
 from zloss.train.folder.run_folder import check_alike, mark_unfinished, run_in_folder
 from zloss.train.folder.saved_state import SavedState
 from zloss.train.folder.step_log import StepLog
-from zloss.train.moe.telemetry import router_numbers
 from zloss.train.run_options import RunOptions
 from zloss.train.start.accelerator import close_accelerator, make_accelerator
 from zloss.train.start.adamw import make_adamw
-from zloss.train.start.data_parallel import backward_pass, prepared
+from zloss.train.start.data_parallel import prepared
 from zloss.train.start.run_start import Start, initial_checkpoint
 from zloss.train.step.live import LiveView, NoView
 from zloss.train.step.live_validation import LiveValidation
 from zloss.train.step.loss_model import LossModel
 from zloss.train.step.objective import run_objective
+from zloss.train.step.optimizer_step import OptimizerStep
 from zloss.train.step.run_loss import run_loss
-from zloss.train.step.telemetry import step_tails, step_window
+from zloss.train.step.telemetry import step_window
 from zloss.train.step.tracker_errors import quiet_tracker_threads, tracker_errors
 from zloss.train.step.tracking import tracked
 
@@ -97,10 +96,6 @@ def _train(
     checkpoint = initial_checkpoint(start, config)
     plain = run_loss(config, checkpoint, data)
     loss_model, optimizer = prepared(accelerator, plain, make_adamw(plain, config), job, config, data)
-    validation = LiveValidation(
-        LossModel(checkpoint, objective, config.head, data.valid.counted), config, data, options.validate_every
-    )
-    window = step_window(objective, deployed=config.head == "paper")
     recorder = Recorder(
         loss_model.parameters(),
         optimizer,
@@ -109,11 +104,22 @@ def _train(
         group=job.group,
         micro_batches_add_up=True,
     )
+    validated = LossModel(checkpoint, objective, config.head, data.valid.counted)
+    step_of_run = OptimizerStep(
+        config,
+        data,
+        job,
+        accelerator,
+        loss_model,
+        optimizer,
+        recorder,
+        window=step_window(objective, deployed=config.head == "paper"),
+        validation=LiveValidation(validated, config, data, options.validate_every),
+    )
     saved = SavedState(folder, identity, job)
     done, recorder.records = job.together(saved.load, accelerator)
     job.together(check_alike, job.everyone(done), "checkpoints: they need one folder that all of them read")
     loss_model.train()
-
     if job.first:
         mark_unfinished(folder)
     with (
@@ -125,45 +131,7 @@ def _train(
     ):
         try:
             for step in range(done + 1, config.steps + 1):
-                clock = time.perf_counter()
-                lr = config.lr_at(step)
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
-
-                routed = []
-                own = list(micro_batches(config, data, step, job))
-                for batch in own:
-                    torch.manual_seed(batch.seed)
-                    inputs, targets = batch.inputs_BT.to(accelerator.device), batch.targets_BT.to(accelerator.device)
-                    with backward_pass(loss_model, last=batch is own[-1]):
-                        out = loss_model(inputs, targets, config.tokens_per_step)
-                        # Each rank has its part of the step's loss, and DDP averages gradients: the average of ranks·part
-                        # is the sum of the parts.
-                        accelerator.backward(out.loss * job.ranks)
-                    recorder.micro_batch(*(part * job.ranks for part in (out.loss, out.cross_entropy, out.auxiliary)))
-                    window.add(micro_batch(out, normalizer=config.tokens_per_step))
-                    if config.moe is not None:
-                        routed.append(out.router)
-
-                with recorder.step(step) as opened:
-                    opened.lr = lr
-                    window.end_step(opened.norm, config.clip)
-                    opened.telemetry = step_tails(window)
-                    if config.moe is not None:
-                        passes = [part for rank in job.everyone(routed) for part in rank]
-                        opened.telemetry |= router_numbers(passes, config.moe, config.tokens_per_step)
-                    if opened.finite:
-                        opened.clip_()
-                        optimizer.step()
-                    else:
-                        # An update with a nonfinite gradient would make all weights nonfinite: it is counted and left out.
-                        opened.skip()
-                    opened.seconds = time.perf_counter() - clock
-                    if job.first and validation.due(step):
-                        opened.telemetry |= validation.telemetry(accelerator.device, accelerator.autocast())
-                optimizer.zero_grad()
-
-                record = recorder.records[-1]
+                record = step_of_run.take(step)
                 if log is not None:
                     log.append(record)
                 shown.show(record, config.tokens_per_step)
@@ -178,7 +146,6 @@ def _train(
             if options.checkpoint_every and done % options.checkpoint_every:
                 saved.save(accelerator, done, recorder.records)
             raise
-
     metrics = run_metrics(config, checkpoint, data, recorder.records, progress, job)
     if metrics is None:
         close_accelerator(accelerator)

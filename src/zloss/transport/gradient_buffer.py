@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from zloss.errors import DtypeError, InputError, ShapeError
+from zloss.source.tensor_kind import check_same_device
 from zloss.transport.options import HeadOptions
-from zloss.transport.tensor_arguments import check_same_device, check_tensors
+from zloss.transport.tensor_arguments import check_tensors
 
 
 def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOptions) -> None:

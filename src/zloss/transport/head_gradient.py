@@ -46,35 +46,42 @@ def head_gradient_rows(
 ) -> Iterator[tuple[slice, dict[str, HeadGradientRows]]]:
     """(rows, gradient of each source at those rows), over all rows inside log Z."""
     options, vocab = problem.options, problem.vocab
-    hidden_TD = problem.hidden_TD.detach().to(problem.dtype) * options.logit_scale
-    bias_V = None if problem.bias_V is None else problem.bias_V.detach()[:vocab].to(problem.dtype) * options.logit_scale
+    narrow_TD = problem.hidden_TD.detach()
+    narrow_TD = narrow_TD if problem.rounding is None else narrow_TD.to(problem.rounding)
+    hidden_TD = narrow_TD.to(problem.dtype) * options.logit_scale
+    bias_V = problem.scaled_bias()
     scale_T1 = hidden_TD.new_full((hidden_TD.shape[0], 1), options.logit_scale)
     tokens = max(1, hidden_TD.shape[0])
     step = max(1, _BLOCK_BYTES // (tokens * problem.dtype.itemsize))
     for start in range(0, vocab, step):
         rows = slice(start, min(start + step, vocab))
-        p_TR = hidden_TD.new_empty((hidden_TD.shape[0], rows.stop - rows.start))
-        HeadProducts(problem.weight_VD[rows], problem.dtype, problem.rounding).logits_(hidden_TD, p_TR)
-        if bias_V is not None:
-            p_TR += bias_V[rows]
-        slope_TR = None
-        if options.softcap is not None:
-            slope_TR = torch.empty_like(p_TR)
-            softcap_(p_TR, slope_TR, options.softcap)
-        p_TR.sub_(log_z_T.unsqueeze(1)).exp_()
-        if slope_TR is not None:
-            p_TR.mul_(slope_TR)
-        block = _Block(rows, p_TR, slope_TR, problem)
-        yield (
-            rows,
-            {
+        # Operands were rounded to the autocast dtype where asked; from there on nothing may be rounded again.
+        with torch.autocast(hidden_TD.device.type, enabled=False):
+            block = _block(problem, rows, log_z_T, hidden_TD, bias_V)
+            gradients = {
                 name: HeadGradientRows(
                     block.gradient(source, hidden_TD),
                     None if bias_V is None else block.gradient(source, scale_T1).squeeze(1),
                 )
                 for name, source in sources.items()
-            },
-        )
+            }
+        yield rows, gradients
+
+
+def _block(problem: HeadProblem, rows: slice, log_z_T: Tensor, hidden_TD: Tensor, bias_V: Tensor | None) -> _Block:
+    """p at a block of rows, times the slope of the softcap where there is one; `hidden_TD` and `bias_V` carry the scale."""
+    p_TR = hidden_TD.new_empty((hidden_TD.shape[0], rows.stop - rows.start))
+    HeadProducts(problem.weight_VD[rows], problem.dtype, problem.rounding).logits_(hidden_TD, p_TR)
+    if bias_V is not None:
+        p_TR += bias_V[rows]
+    slope_TR = None
+    if problem.options.softcap is not None:
+        slope_TR = torch.empty_like(p_TR)
+        softcap_(p_TR, slope_TR, problem.options.softcap)
+    p_TR.sub_(log_z_T.unsqueeze(1)).exp_()
+    if slope_TR is not None:
+        p_TR.mul_(slope_TR)
+    return _Block(rows, p_TR, slope_TR, problem)
 
 
 class _Block:

@@ -18,13 +18,13 @@ from zloss.transport.backends.dense import dense_head_loss
 from zloss.transport.backends.loss_parts import LossParts
 from zloss.transport.backends.product_plan import Products
 from zloss.transport.backends.torch_rows import TorchRows
-from zloss.transport.head_problem import HeadProblem, prepare_head
+from zloss.transport.head_problem import HeadProblem
+from zloss.transport.open_problem import open_problem
 from zloss.transport.options import HeadOptions
 from zloss.transport.outside_compile import outside_compile_unless
-from zloss.transport.sharded_arguments import open_head
 from zloss.transport.statistics_plan import Statistics
 from zloss.transport.targets import Targets
-from zloss.transport.tensor_arguments import check_tensors, compute_dtype
+from zloss.transport.tensor_arguments import compute_dtype
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,9 @@ def _traceable(
     weight_grad_buffer: Tensor | None,
     group: ProcessGroup | None,
 ) -> bool:
-    """The Triton backend is made of ops; per-token losses go through the chunks a second time in backward, a buffer for dW
-    is changed by the way, and ranks compare their arguments."""
+    """Whether a compiler may trace the loss: the Triton backend is made of ops. Three cases cannot be traced: per-token losses,
+    which compute the chunks again in backward, a buffer for dW, which is written in forward, and ranks, which compare their
+    arguments."""
     if group is not None or is_dtensor(weight) or is_dtensor(hidden):
         return False
     in_triton = runs_in_triton(options.backend, hidden.device, compute_dtype(hidden, weight, bias))
@@ -144,19 +145,16 @@ def _head_loss(
     group: ProcessGroup | None,
 ) -> HeadLossOutput:
     """`head_loss` with checked options."""
-    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
-    head = open_head(hidden, weight, bias, target, token_weight, group)
-    problem = prepare_head(
-        head.hidden,
-        head.weight,
-        head.target,
-        head.bias,
+    problem = open_problem(
+        hidden,
+        weight,
+        target,
+        bias,
         options,
-        token_weight=head.token_weight,
+        token_weight=token_weight,
         normalizer=normalizer,
+        group=group,
         weight_grad_buffer=weight_grad_buffer,
-        group=head.group,
-        tokens=head.tokens,
     )
     parts = _BACKENDS[resolve_backend(options.backend, hidden.device, problem.dtype)](problem)
     if problem.poisoned_T is not None:
@@ -236,6 +234,7 @@ class HeadLoss(nn.Module):
         weight_grad_buffer: Tensor | None = None,
         group: ProcessGroup | None = None,
     ) -> HeadLossOutput:
+        """The loss of these tensors; the arguments are those of `head_loss`. `group` replaces the one of the module."""
         group = self.group if group is None else group
         return _head_loss(
             hidden, weight, target, bias, self.options, normalizer, token_weight, weight_grad_buffer, group

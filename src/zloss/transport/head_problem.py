@@ -14,20 +14,14 @@ from torch.distributed import ProcessGroup
 from zloss.errors import CoordinateError, ShapeError
 from zloss.ranks.token_shard import TokenShard
 from zloss.ranks.vocabulary_shard import VocabularyShard, whole_vocabulary
+from zloss.source.tensor_kind import check_float, check_same_device
 from zloss.transport.backends.product_plan import ProductPlan, fp32_plan, plan_products
 from zloss.transport.gradient_buffer import check_gradient_buffer
 from zloss.transport.options import HeadOptions
 from zloss.transport.sharded_arguments import agree_on_shards
 from zloss.transport.statistics_plan import StatisticsPlan, plan_statistics
 from zloss.transport.targets import Targets, prepare_targets
-from zloss.transport.tensor_arguments import (
-    autocast_dtype,
-    check_float,
-    check_same_device,
-    check_tensors,
-    compute_dtype,
-    may_read,
-)
+from zloss.transport.tensor_arguments import autocast_dtype, check_tensors, compute_dtype, may_read
 
 Operands = tuple[Tensor, Tensor, Tensor | None]
 
@@ -78,6 +72,14 @@ class HeadProblem:
         own_TD = self.hidden_TD.detach().abs()
         largest = own_TD.amax() if own_TD.numel() else own_TD.new_zeros(())
         return largest if self.tokens is None else self.shard.max_(largest)
+
+    def scaled_bias(self) -> Tensor | None:
+        """s·b of the rows inside log Z in compute precision, rounded first where autocast would; detached."""
+        if self.bias_V is None:
+            return None
+        bias_V = self.bias_V.detach()[: self.vocab]
+        bias_V = (bias_V if self.rounding is None else bias_V.to(self.rounding)).to(self.dtype)
+        return bias_V * self.options.logit_scale
 
     def with_operands(self, hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> HeadProblem:
         return replace(self, hidden_TD=hidden_TD, weight_VD=weight_VD, bias_V=bias_V)

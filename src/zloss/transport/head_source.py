@@ -19,11 +19,10 @@ from zloss.transport.backends.head_chunks import iterate_head_chunks
 from zloss.transport.backends.product_plan import ProductPlan, Products
 from zloss.transport.backends.row_work import RowWork
 from zloss.transport.backends.torch_rows import TorchRows
-from zloss.transport.head_problem import HeadProblem, prepare_head
+from zloss.transport.head_problem import HeadProblem
+from zloss.transport.open_problem import open_problem
 from zloss.transport.options import HeadOptions
 from zloss.transport.outside_compile import outside_compile
-from zloss.transport.sharded_arguments import open_head
-from zloss.transport.tensor_arguments import check_tensors
 
 Part = Literal["z", "total"]
 
@@ -56,6 +55,12 @@ def head_source(
     The source stands at the final logits: after logit scale and softcap, before any transport. Scaling: the reduction
     weight (1/N for "mean") is inside; V is `valid_vocab` where given. Of a head that is divided over ranks this rank's
     columns come back.
+
+    >>> import torch, zloss
+    >>> hidden, weight, target = torch.randn(4, 8), torch.randn(11, 8), torch.tensor([1, 2, -100, 10])
+    >>> source = zloss.head_source(hidden, weight, target, zloss.CenteredZLoss(1e-4), part="z")
+    >>> source.shape, bool(source[2].any())
+    (torch.Size([4, 11]), False)
     """
     if not isinstance(part, str) or part not in get_args(Part):
         raise UnknownNameError("part", part, get_args(Part))
@@ -73,17 +78,16 @@ def head_source(
         chunk_size=chunk_size,
         memory_budget=memory_budget,
     )
-    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
-    head = open_head(hidden, weight, bias, target, token_weight, group, whole_tokens=True)
-    problem = prepare_head(
-        head.hidden,
-        head.weight,
-        head.target,
-        head.bias,
+    problem = open_problem(
+        hidden,
+        weight,
+        target,
+        bias,
         options,
-        token_weight=head.token_weight,
+        token_weight=token_weight,
         normalizer=normalizer,
-        group=head.group,
+        group=group,
+        whole_tokens=True,
     )
     chosen = resolve_backend(backend, hidden.device, problem.dtype)
     with torch.autocast(hidden.device.type, enabled=False):

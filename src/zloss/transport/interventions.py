@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError, ShapeError, TiedHeadError
 from zloss.source.listing import centered_logits_from_raw
-from zloss.source.tensor_kind import check_floating
+from zloss.source.tensor_kind import check_floating, check_holds_values
 from zloss.transport.options import check_vocab
 
 
@@ -22,6 +22,11 @@ def center_head_(
     only the `nn.Linear` itself is seen, and it does not know who shares its weight: leave `model` out only for a head
     that is known to be untied. Rows from `valid_vocab` on are padding: they are
     outside the mean, and it is subtracted from them too, so that a softmax over all rows stays as well.
+
+    >>> import zloss
+    >>> head = zloss.center_head_(nn.Linear(8, 11))
+    >>> bool(head.weight.mean(dim=0).abs().max() < 1e-6)
+    True
     """
     _refuse_tied(linear, model, "center_head_")
     vocab = check_vocab(valid_vocab, linear.out_features)
@@ -41,9 +46,13 @@ def shift_head_(
 
     `model` is that of `center_head_`: with it a tied head is refused, without it a tie is not seen. Padding rows
     move with the others, so that a softmax over all rows stays as well; `valid_vocab` is checked and changes nothing.
+
+    >>> import zloss
+    >>> head = zloss.shift_head_(nn.Linear(8, 11), torch.ones(8))
     """
     _refuse_tied(linear, model, "shift_head_")
     check_floating("shift", shift)
+    check_holds_values(shift=shift)
     if shift.shape != (linear.in_features,):
         raise ShapeError(f"`shift` is expected to be [D] = [{linear.in_features}], but got {list(shift.shape)}.")
     check_vocab(valid_vocab, linear.out_features)
@@ -51,10 +60,14 @@ def shift_head_(
     return linear
 
 
-def _refuse_tied(linear: nn.Linear, model: nn.Module | Tensor | None, what: str) -> None:
-    """Writing into a tied table would also move every input embedding."""
+def _check_linear(linear: object, what: str) -> None:
     if not isinstance(linear, nn.Linear):
         raise InputError(f"{what} works on an nn.Linear output head, but got {type(linear).__name__}.")
+
+
+def _refuse_tied(linear: nn.Linear, model: nn.Module | Tensor | None, what: str) -> None:
+    """Writing into a tied table would also move every input embedding."""
+    _check_linear(linear, what)
     if model is not None and not isinstance(model, nn.Module | Tensor):
         raise InputError(
             f"`model` is expected to be the nn.Module that holds the head, its input embedding or its table, but got "
@@ -86,10 +99,16 @@ class CenteredHeadWrapper(nn.Module):
     z̃ = z_raw − μ_head·1 (paper eq:centered_raw). The raw projection runs as the wrapped head does (16 bits included), so
     the realized softmax is unchanged; the weights are not touched. The output is fp32. Rows from `valid_vocab` on are
     padding: they are outside the mean, and their logits move with the others, so that a softmax over all rows stays.
+
+    >>> import zloss
+    >>> deployed = zloss.CenteredHeadWrapper(nn.Linear(8, 11))
+    >>> bool(deployed(torch.randn(3, 8)).mean(dim=-1).abs().max() < 1e-5)
+    True
     """
 
     def __init__(self, linear: nn.Linear, *, valid_vocab: int | None = None) -> None:
         super().__init__()
+        _check_linear(linear, "CenteredHeadWrapper")
         self.linear = linear
         self._vocab = check_vocab(valid_vocab, linear.out_features)
 

@@ -13,12 +13,13 @@ from torch.distributed import ProcessGroup
 
 from zloss.errors import MissingInputError, ShapeError
 from zloss.ranks.vocabulary_shard import VocabularyShard, whole_vocabulary
+from zloss.source.tensor_kind import check_same_device
 from zloss.transport.backends.product_plan import ProductPlan, fp32_plan, plan_products
 from zloss.transport.options import HeadOptions
 from zloss.transport.sharded_arguments import agree_on_shards
 from zloss.transport.statistics_plan import StatisticsPlan, plan_statistics
 from zloss.transport.targets import Targets, prepare_targets
-from zloss.transport.tensor_arguments import check_same_device, check_tensors, compute_dtype
+from zloss.transport.tensor_arguments import check_tensors, compute_dtype
 
 
 @dataclass(frozen=True)

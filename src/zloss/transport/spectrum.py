@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from zloss.results.choices import SvdMethod
+from zloss.source.precision import at_least_fp32
 
 RANK = 16
 POWER_ITERATIONS = 4
@@ -81,7 +82,7 @@ def _from_gram(gram_DD: Tensor) -> HeadSpectrum:
 
 
 def _randomized(weight_VD: Tensor, logit_scale: float, seed: int, *, centered: bool) -> HeadSpectrum:
-    weight = logit_scale * (weight_VD if weight_VD.dtype == torch.float64 else weight_VD.float())
+    weight = logit_scale * at_least_fp32(weight_VD)
     if centered:
         weight = weight - weight.mean(dim=0)
     rank = min(RANK, *weight.shape)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from zloss.errors import DeviceError, DtypeError
-from zloss.source.tensor_kind import check_differentiable, check_tensor
+from zloss.source.tensor_kind import check_differentiable, check_not_all_meta, check_tensor
 
 
 def check_tensors(*, optional: Mapping[str, object] | None = None, **required: object) -> None:
@@ -25,23 +24,7 @@ def check_tensors(*, optional: Mapping[str, object] | None = None, **required: o
         check_tensor(name, value)
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     check_differentiable(**tensors)
-    devices = {tensor.device.type for tensor in tensors.values()}
-    if devices == {"meta"}:
-        raise DeviceError("all tensors are on the meta device, which holds no values: move them to a real device.")
-
-
-def check_float(name: str, tensor: Tensor) -> None:
-    """fp64, fp32, bf16 or fp16."""
-    if tensor.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        raise DtypeError(f"`{name}` is expected to be fp64, fp32, bf16 or fp16, but got {tensor.dtype}.")
-
-
-def check_same_device(**tensors: Tensor | None) -> None:
-    """All given tensors are on one device."""
-    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
-    if len(set(devices.values())) > 1:
-        listing = ", ".join(f"`{name}` on {device}" for name, device in devices.items())
-        raise DeviceError(f"all tensors are expected on one device, but got {listing}.")
+    check_not_all_meta(**tensors)
 
 
 def may_read(tensor: Tensor) -> bool:

@@ -6,7 +6,6 @@ audit goes on after its last finished block.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,9 +15,10 @@ from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
 from zloss.console.progress import Progress
 from zloss.decide.decision_map import with_decisions
+from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint
 from zloss.results.audit import AuditReport
-from zloss.results.writing import write_json
+from zloss.results.files import read_record, write_record
 from zloss_paper.engine.fingerprint import fingerprint, texts_by_content, weights_by_files
 
 Extra = Callable[[], Mapping[str, Any]]
@@ -52,7 +52,7 @@ class AuditCache:
                 report = replace(report, extra={**report.extra, name: dict(measure())})
         self._reports[key] = report
         if place is not None and report is not before:
-            write_json(place / "report.json", report.to_dict())
+            write_record(place / "report.json", report)
         return report
 
     def _made(self, config: AuditConfig, checkpoint: Checkpoint, place: Path | None) -> AuditReport:
@@ -81,6 +81,6 @@ def _kept(place: Path | None) -> AuditReport | None:
     if file is None or not file.is_file():
         return None
     try:
-        return AuditReport.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except ValueError:  # also our own InputError: cut off, or of another version; it is made again
+        return read_record(file, AuditReport)
+    except InputError:  # cut off, or of another version: it is made again
         return None

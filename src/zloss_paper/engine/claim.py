@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
+from zloss.results.reproduction import Verdict as Verdict
 from zloss_paper.engine.table import Table
 
-Verdict = Literal["holds", "does not hold", "cannot be tested here"]
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
 OPEN: Verdict = "cannot be tested here"

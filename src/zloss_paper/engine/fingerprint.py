@@ -24,7 +24,7 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
 
 def texts_by_content(texts: Sequence[str]) -> list[str]:
     """The sha256 of every file: a moved text is still the same text."""
-    return [_sha256(Path(text)) for text in texts]
+    return [file_sha256(Path(text)) for text in texts]
 
 
 def weights_by_files(model: str) -> str:
@@ -36,7 +36,8 @@ def weights_by_files(model: str) -> str:
     return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
 
 
-def _sha256(text: Path) -> str:
+def file_sha256(text: Path) -> str:
+    """The checksum of a text file; an error that names it where it cannot be read."""
     try:
         with text.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zloss.errors import CorpusError
 from zloss.results.choices import CorpusName
 from zloss.results.reproduction import TextSource as TextSource
+from zloss_paper.engine.fingerprint import file_sha256
 
 WIKITEXT, FINEWEB = "WikiText-103", "FineWeb-Edu"
 """The paper's corpora, by its names."""
@@ -69,10 +69,7 @@ def training_sources(texts: Sequence[str], corpus: str | None, stated: str = "")
 
 
 def _file(path: Path, stated: str) -> TextSource:
-    try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise CorpusError(f"cannot read the text {path}: {error.strerror}.") from error
+    digest = file_sha256(path)
     known = BY_SHA256.get(digest)
     if known is not None:
         return TextSource(path.name, known.title, known.source, known.licence, digest, known.corpus)

@@ -79,8 +79,7 @@ def sample_errors(sample: GeometrySample | None, head: str) -> dict[str, float |
     """
     if sample is None:
         return {}
-    suffix = head
-    gain2, delta_z, delta_u = (getattr(sample, f"{column}_{suffix}") for column in ("a2", "delta_z", "delta_u"))
+    gain2, delta_z, delta_u = (getattr(sample, f"{column}_{head}") for column in ("a2", "delta_z", "delta_u"))
     identity = _largest(
         abs(u - math.sqrt(a2) * z) / u for a2, z, u in zip(gain2, delta_z, delta_u, strict=True) if u > 0
     )

@@ -10,7 +10,8 @@ batch nor λ here, so its norms can be compared in kind only. Cost: 8 blocks of 
 from __future__ import annotations
 
 from zloss.report.text.numbers import number
-from zloss.results.audit import NO_INPUT_PATH, AuditReport, GradientNumbers, PathNumbers
+from zloss.results.audit import AuditReport
+from zloss.results.gradient_numbers import NO_INPUT_PATH, GradientNumbers, PathNumbers
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
 from zloss_paper.engine.checks import LineTest, Tested, all_lines
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN, Check, Claim, Judgement

@@ -25,7 +25,7 @@ TARGETS = (paper_target("GPT-2 Medium", WIKITEXT, 8), paper_target("GPT-2 Medium
 
 
 def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
-    """Rows of fp32 and bf16 storage."""
+    """Lines of fp32 and bf16 storage."""
     audited = [
         (model, found)
         for model in config.models.rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +45,7 @@ def run_moe_table(
     runs = [run for _, run in made]
     comparison = compare_runs(runs).to_dict()
     lines = _lines(config, runs, comparison, key, variant_column)
-    seconds = [json.loads((run.folder / "provenance.json").read_text())["seconds"] for run in runs]
+    seconds = [run.provenance.seconds for run in runs if run.provenance is not None]
     panels = router_panels(router_curves(runs))
 
     def draw(place: Path) -> list[Path]:

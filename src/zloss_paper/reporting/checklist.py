@@ -8,14 +8,13 @@ reads the audit of the profile.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from zloss.errors import InputError
 from zloss.results.files import load_results
+from zloss.results.reading import read_object
 from zloss_paper.engine.audited_models import AuditTableConfig, audit_table, paper_target
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import Recipe, RecipeResult
@@ -99,20 +98,10 @@ def read_results(paths: Sequence[str]) -> tuple[Given, ...]:
     for name in paths:
         path = Path(name)
         if path.name == "metrics.json" and path.is_file():
-            found.append(Given(path.name, "metrics", _metrics(path)))
+            found.append(Given(path.name, "metrics", read_object(path, advice="make that run again")))
         else:
             found += [Given(result.path.name, result.kind, result.record.to_dict()) for result in load_results([path])]
     return tuple(found)
-
-
-def _metrics(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}): it may be cut off.") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path} is expected to hold the metrics of a run by name, but holds a {type(data).__name__}.")
-    return data
 
 
 def configure(profile: Profile, overrides: Overrides) -> ReportingConfig:

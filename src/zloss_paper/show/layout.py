@@ -10,10 +10,6 @@ from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.reproduction import NOT_JUDGED, Reproduction, ratio_of
 from zloss_paper.engine.table import Cell, Line
 
-NOT_COMPARABLE = (
-    "The numbers are not comparable with the paper's (see the deviations); its claims may still be tested on ours."
-)
-
 
 @dataclass(frozen=True)
 class PrintedLine:

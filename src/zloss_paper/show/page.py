@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from zloss.report.tables.reproduction import NOT_COMPARABLE
 from zloss.results.reproduction import write_reproduction_record
 from zloss.results.writing import write_text
 from zloss_paper.engine.profile import MEANING
 from zloss_paper.engine.reproduction import Reproduction
-from zloss_paper.show.layout import NOT_COMPARABLE, deviations, header, missing, printed_lines, tally
+from zloss_paper.show.layout import deviations, header, missing, printed_lines, tally
 
 
 def write_reproduction(folder: Path, result: Reproduction) -> list[Path]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from zloss.report.tables.reproduction import NOT_COMPARABLE
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.reproduction import Reproduction
-from zloss_paper.show.layout import NOT_COMPARABLE, deviations, header, missing, printed_lines, tally
+from zloss_paper.show.layout import deviations, header, missing, printed_lines, tally
 
 if TYPE_CHECKING:
     from rich.console import Console

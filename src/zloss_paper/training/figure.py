@@ -14,7 +14,6 @@ from zloss.report.charts.matplotlib_files import write_panels
 from zloss.report.charts.training import Curve, step_panel
 from zloss.results.step_record import StepRecord
 from zloss.train.compare.finished_run import FinishedRun
-from zloss.train.folder.step_log import read_steps
 
 DRAWN: dict[str, Callable[[StepRecord], float | None]] = {
     "grad_norm": lambda record: record.grad_norm,
@@ -24,7 +23,7 @@ DRAWN: dict[str, Callable[[StepRecord], float | None]] = {
 
 def step_means(runs: Sequence[FinishedRun], read: Callable[[StepRecord], float | None]) -> list[float]:
     """The mean over runs of every step; NaN where one of them has no finite number."""
-    seeds = [[read(record) for record in read_steps(run.folder)] for run in runs]
+    seeds = [[read(record) for record in run.steps] for run in runs]
     return [
         statistics.fmean(math.nan if value is None else value for value in values)
         for values in zip(*seeds, strict=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,5 +34,4 @@ def run_record(run: FinishedRun) -> dict[str, Any]:
 
 def training_seconds(runs: Sequence[FinishedRun]) -> dict[str, float]:
     """How long the runs took when they were made."""
-    made = [json.loads((run.folder / "provenance.json").read_text(encoding="utf-8")) for run in runs]
-    return {"runs": len(runs), "seconds": sum(one["seconds"] for one in made)}
+    return {"runs": len(runs), "seconds": sum(run.provenance.seconds for run in runs if run.provenance is not None)}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from zloss.report.text.numbers import number
 from zloss.train.compare.finished_run import FinishedRun
-from zloss.train.folder.step_log import read_steps
 from zloss_paper.engine.paper_methods import CENTERED_HEAD
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.training.arms import BASELINE
@@ -41,8 +40,7 @@ def run_notes(config: TrainingTableConfig, runs: Runs, bench: Workbench) -> tupl
 def _control_note(baseline: Sequence[FinishedRun], control: Sequence[FinishedRun]) -> str:
     """With the fused head, Centered head and CE must take the same gradients; the recorded steps show whether they did."""
     same = all(
-        [(step.loss, step.grad_norm) for step in read_steps(a.folder)]
-        == [(step.loss, step.grad_norm) for step in read_steps(b.folder)]
+        [(step.loss, step.grad_norm) for step in a.steps] == [(step.loss, step.grad_norm) for step in b.steps]
         for a, b in zip(baseline, control, strict=True)
     )
     if same:

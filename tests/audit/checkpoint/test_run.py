@@ -239,6 +239,16 @@ def test_a_saved_pass_of_another_model_is_refused(folders: dict[str, Path], text
     assert run_audit(config, folder=tmp_path, resume=True).heads == whole.heads
 
 
+def test_an_interval_of_saves_that_is_no_number_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zloss.audit.checkpoint.resume import SavedPass
+
+    monkeypatch.setenv("ZLOSS_SAVE_EVERY", "soon")
+    with pytest.raises(InputError, match="ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is 'soon'"):
+        SavedPass(tmp_path, "pass", lambda: "model")
+
+
 def test_a_second_ctrl_c_inside_a_batch_leaves_the_last_saved_state(
     folders: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +302,11 @@ def test_the_row_pass_is_in_the_provenance(
         assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "torch"
     if why_missing() is None:
         assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "c"
+
+
+def test_a_negative_gain_shrinkage_is_refused() -> None:
+    with pytest.raises(InputError, match="`gain_beta` is expected to be a finite number ≥ 0"):
+        AuditConfig(model="tiny", gain_beta=-0.1)
 
 
 def test_the_model_is_left_as_it_was(folders: dict[str, Path], text: Path) -> None:

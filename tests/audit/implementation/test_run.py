@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.audit.implementation.models import Case, tiny_case
-from zloss.audit.implementation import sections
+from zloss.audit.implementation import implementations
+from zloss.audit.implementation.applied_losses import chosen_implementations
 from zloss.audit.implementation.config import ImplementationAuditConfig
 from zloss.audit.implementation.run import run_implementation_audit
 from zloss.audit.implementation.storage import storage_dtype
@@ -52,6 +53,33 @@ def test_the_source_section_is_that_of_the_models_own_logits(tied: tuple[Impleme
         assert line.delta_src_max == pytest.approx(float(delta.max()), rel=0.3)
         assert line.tokens == 48
     assert [line.storage for line in record.source] == ["bf16", "fp16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "absent", "sentence"),
+    [
+        ("triton", "triton", "Auditing zloss, Triton needs the package 'triton', .*zloss\\[triton\\]"),
+        ("liger", "triton", "Auditing Liger cross-entropy needs the package 'triton', .*zloss\\[triton\\]"),
+        ("liger", "liger_kernel", "needs the package 'liger_kernel', .*zloss\\[peers\\]"),
+        ("flash-attn", "flash_attn", "no extra of zloss installs: install it, or leave 'flash-attn' out"),
+    ],
+)
+def test_what_is_missing_is_named_and_nothing_else(
+    name: str, absent: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(implementations.importlib.util, "find_spec", lambda package: None if package == absent else 1)
+    found = implementations.find_implementation(name)
+    assert not found.installed
+    with pytest.raises(ZlossError, match=sentence):
+        found.require()
+
+
+def test_an_older_torch_is_not_called_a_missing_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(implementations.F, "linear_cross_entropy", raising=False)
+    found = implementations.find_implementation("torch-linear")
+    assert not found.installed
+    with pytest.raises(InputError, match=r"needs a torch with torch\.nn\.functional\.linear_cross_entropy"):
+        found.require()
 
 
 def test_every_section_has_its_lines(tied: tuple[ImplementationAudit, Case]) -> None:
@@ -170,7 +198,7 @@ def test_a_config_refuses_what_it_cannot_mean(options: dict[str, Any]) -> None:
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    chosen = sections.chosen_implementations(ImplementationAuditConfig(), notes.append)
-    left = set(sections.IMPLEMENTATIONS) - {implementation.name for implementation in chosen}
+    chosen = chosen_implementations(ImplementationAuditConfig(), notes.append)
+    left = set(implementations.IMPLEMENTATIONS) - {implementation.name for implementation in chosen}
     assert len(left) == len(notes)
     assert {"dense", "chunked-linear", "torch-ce"} <= {implementation.name for implementation in chosen}

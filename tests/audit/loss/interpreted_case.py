@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Any
 
 from torch import Tensor
 
+from tests.quick_interpreter import make_interpreter_quick
+from zloss.audit.loss import probes, question, reach
 from zloss.audit.loss.run import audit_loss
 
 
@@ -23,5 +26,13 @@ def ours(logits: Tensor, target: Tensor) -> Any:
     return zloss.logits_loss(logits, target, zloss.StandardZLoss(1e-3, 0.0), backend="triton")
 
 
+def make_small() -> None:
+    """Fewer tokens, and sizes that do not depend on time: an interpreted kernel takes 10 ms per token."""
+    question._space = lambda valid_vocab: probes.Space(probes.VOCAB, probes.VOCAB, tokens=24)
+    reach.TOKENS, reach.VOCABS, reach.BUDGET = (130,), (5000, 70001), math.inf
+
+
 if __name__ == "__main__":
+    make_interpreter_quick()
+    make_small()
     print(json.dumps(audit_loss({"liger": liger, "ours": ours}[sys.argv[1]]).to_dict()))

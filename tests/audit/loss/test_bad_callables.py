@@ -166,6 +166,7 @@ def test_the_callers_random_state_is_left_alone() -> None:
         ("torch:no_such_name", "unknown name"),
         ("f", "MODULE:FUNCTION"),
         ("a.py:f", "no file"),
+        ("torch.nn:CrossEntropyLoss", r"is a class, not a loss: .*`loss = CrossEntropyLoss\(…\)`"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(name: str, words: str) -> None:
@@ -273,3 +274,16 @@ def test_the_module_of_the_command_does_not_import_torch() -> None:
     source = Path(__file__).parents[3] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_loss_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was refused after the whole audit."""
+    script = tmp_path / "losses.py"
+    script.write_text("def loss(z, y):\n    raise AssertionError('the loss was called')\n")
+    (tmp_path / "file").write_text("in the way")
+    assert main(["audit-loss", f"{script}:loss", "--out", str(tmp_path / "file" / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "is not a writable folder" in error
+    assert "--out" in error

@@ -26,7 +26,12 @@ def test_an_interpreted_kernel_has_the_findings_that_are_true_of_it(case: str) -
     if case == "liger" and importlib.util.find_spec("liger_kernel") is None:
         pytest.skip("liger-kernel is not installed")
     root = Path(__file__).parents[3]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root / "src")}
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)]),
+    }
     script = Path(__file__).with_name("interpreted_case.py")
     done = subprocess.run([sys.executable, script, case], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

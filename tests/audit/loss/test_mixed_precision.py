@@ -131,3 +131,14 @@ def test_rounding_of_the_gradient_counts_where_the_scalar_is_near_zero() -> None
     source = SourceError(None, None, None)
     evidence = Evidence(box, None, None, {}, identify(box, space, 0), source, 0.0, 0)
     assert max(slope.mismatch for slope in slopes(evidence)) < TOLERANCE
+
+
+def test_a_z_of_bf16_logits_has_one_error_and_not_a_wrong_coefficient() -> None:
+    def bf16_z(logits: Tensor, target: Tensor) -> Tensor:
+        log_z = logits.bfloat16().logsumexp(-1)
+        return cross_entropy(logits, target) + 1e-4 * mean_valid(log_z**2, target).float()
+
+    audit = audit_loss(bf16_z, expect={"coef": 1e-4, "target": 0.0})
+    assert [finding.id for finding in audit.found] == ["low_precision_source"]
+    wrong = audit_loss(bf16_z, expect={"coef": 2e-4, "target": 0.0})
+    assert "differs_from_expected" in {finding.id for finding in wrong.found}

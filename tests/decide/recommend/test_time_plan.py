@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zloss.decide.recommend.time_plan import Speed, check_budget, duration, plan_time, planned_runs
+from zloss.decide.recommend.time_plan import Speed, check_budget, plan_time, planned_runs, rounded_duration
 from zloss.errors import InputError
 from zloss.results.recommend_plan import Arm
 
@@ -62,4 +62,10 @@ def test_too_small_a_budget_is_one_sentence_that_names_what_is_needed() -> None:
 
 
 def test_durations_in_words() -> None:
-    assert [duration(value) for value in (5, 89, 90, 3600, 3700)] == ["5 s", "89 s", "2 min", "1 h", "1 h 2 min"]
+    assert [rounded_duration(value) for value in (5, 89, 90, 3600, 3700)] == [
+        "5 s",
+        "89 s",
+        "2 min",
+        "1 h",
+        "1 h 2 min",
+    ]

@@ -109,6 +109,15 @@ def test_remove_gives_the_trainer_its_functions_back() -> None:
     assert not any(name.startswith("zloss/") for log in train(trainer) for name in log)
 
 
+def test_remove_gives_back_functions_that_were_replaced_before() -> None:
+    trainer = make_trainer(small())
+    log, clip = (lambda logs, *_: None), (lambda parameters, *_: None)
+    trainer.log, trainer.accelerator.clip_grad_norm_ = log, clip
+    attach(trainer, OBJECTIVE).remove()
+    assert trainer.log is log
+    assert trainer.accelerator.clip_grad_norm_ is clip
+
+
 def test_settings_that_bypass_the_loss_are_refused() -> None:
     with pytest.raises(InputError, match="label_smoothing"):
         attach(make_trainer(small(), label_smoothing_factor=0.1), OBJECTIVE)
@@ -132,6 +141,11 @@ def test_settings_that_bypass_the_loss_are_refused() -> None:
     attach(trainer, OBJECTIVE)
     with pytest.raises(InputError, match="already"):
         attach(trainer, OBJECTIVE)
+
+
+def test_a_model_in_the_place_of_a_trainer_is_told_of_apply() -> None:
+    with pytest.raises(InputError, match=r"got Linear. A model takes `apply\(model, objective\)`"):
+        attach(torch.nn.Linear(2, 2), OBJECTIVE)
 
 
 def test_a_bypass_that_no_setting_shows_raises_in_the_first_step() -> None:

@@ -7,7 +7,7 @@ import torch
 
 import zloss
 from tests.integrations.transformers.small_models import assert_equals_truth, batch, small, truth
-from tests.integrations.transformers.sweep import try_class
+from tests.integrations.transformers.sweep import outcome_of, try_class
 from tests.integrations.transformers.tiny_configs import causal_classes
 from zloss.errors import CoordinateError, UnsupportedModelError
 from zloss.integrations.transformers import apply
@@ -22,7 +22,7 @@ FAMILIES = (
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_loss_and_gradients_are_those_of_the_logits(name: str) -> None:
-    outcome = try_class(name, causal_classes()[name])
+    outcome = outcome_of(name, causal_classes()[name])
     assert outcome.state == "exact", outcome
 
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.integrations.transformers.two_ranks import CASES
+from tests.forked import forked_ranks
+from tests.integrations.transformers.two_ranks import CASES, main
 
 
 @pytest.fixture(scope="module")
 def differences() -> dict[str, dict[str, float]]:
-    """One launch for all cases."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, "-m", "tests.integrations.transformers.two_ranks"], capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, dict[str, float]] = json.loads(done.stdout[done.stdout.index("{") :])
+    """One job for all cases."""
+    found: dict[str, dict[str, float]] = json.loads(forked_ranks(2, main))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integrations.transformers.sweep import PAGE, try_class
+from tests.integrations.transformers.sweep import PAGE, outcome_of
 from tests.integrations.transformers.tiny_configs import causal_classes
 from zloss.integrations.transformers import support
 from zloss.integrations.transformers.support_table import support_page
@@ -28,5 +28,5 @@ def test_the_page_is_made_from_the_table() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_sweep_gives_the_table() -> None:
-    states = {name: try_class(name, model_type).state for name, model_type in causal_classes().items()}
+    states = {name: outcome_of(name, model_type).state for name, model_type in causal_classes().items()}
     assert states == {model.name: model.state for model in support().classes}

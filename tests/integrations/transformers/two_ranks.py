@@ -1,4 +1,4 @@
-"""DDP and FSDP2 on two gloo processes against one process; launched once by `test_ranks.py`.
+"""DDP and FSDP2 on two gloo processes against one process; run once by `test_ranks.py`.
 
 Rank r trains on sequence r of the batch. With the sum over both ranks' tokens as the divisor, the average of the ranks'
 gradients times 2 is the gradient of the whole batch.
@@ -7,7 +7,6 @@ gradients times 2 is the gradient of the whole batch.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.integrations.transformers.small_models import GPT2, OBJECTIVE, batch, small, truth
+from tests.ranks.leave import leave
 from zloss.integrations.transformers import apply
 
 CASES = {
@@ -81,11 +81,4 @@ def main() -> None:
     found = {case: run(*how) for case, how in CASES.items()}
     if dist.get_rank() == 0:
         json.dump(found, sys.stdout)
-        sys.stdout.flush()
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+    leave()

@@ -32,7 +32,7 @@ def test_a_wrong_label_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main(["reproduce", "tab:pretraned"]) == cli.BAD_INPUT
     assert "Did you mean 'tab:pretrained'?" in capsys.readouterr().err
     assert cli.main(["reproduce"]) == cli.BAD_INPUT
-    assert "which table" in capsys.readouterr().err
+    assert "no table was named" in capsys.readouterr().err
 
 
 def test_a_missing_model_or_text_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

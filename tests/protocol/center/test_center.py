@@ -13,7 +13,8 @@ import torch
 
 from tests.tiny_models import save_model
 from zloss.errors import CoordinateError, OutputError, TiedHeadError
-from zloss.protocol.center.run import CenterConfig, center_checkpoint
+from zloss.protocol.center.config import CenterConfig
+from zloss.protocol.center.run import center_checkpoint
 
 
 def save(kind: str, folder: Path, shard: str | None = None) -> Path:
@@ -84,6 +85,19 @@ def test_a_tied_head_with_learned_positions_can_stay_tied(tmp_path: Path) -> Non
     with pytest.raises(TiedHeadError, match="cannot keep its head tied"):
         center(save("granite", tmp_path / "rotary"), tmp_path / "none", keep_tied=True)
     assert not (tmp_path / "none").exists()
+
+
+def test_an_error_after_the_download_is_not_called_a_failed_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    from zloss.protocol.center import source_folder as hub
+
+    monkeypatch.setattr(hub, "hub_options", lambda: {"local_files_only": True})
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(CoordinateError, match="softcaps its logits"), hub.source_folder("owner/model"):
+        raise CoordinateError("owner/model softcaps its logits.")
 
 
 def test_a_softcapped_head_is_refused_with_the_reason(tmp_path: Path) -> None:

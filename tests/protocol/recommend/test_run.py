@@ -6,21 +6,20 @@ About half a minute on a quiet core: twelve runs of 100 steps, which every test 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import Forked, forked_ranks
 from tests.protocol.recommend.trained_model import shift_model, tiny_recommendation, train_model
-from zloss.errors import InputError
-from zloss.protocol.recommend import kept_audits
+from tests.train.killing_view import KillingView
+from zloss.errors import InputError, OutputError
+from zloss.protocol.recommend import crew
 from zloss.protocol.recommend.run import make_plan, run_recommendation
+from zloss.ranks.job import StoppedError, open_job
 from zloss.results.comparison import Comparison
 from zloss.results.files import read_record
 from zloss.results.recommend_plan import RecommendPlan
@@ -28,26 +27,6 @@ from zloss.results.recommendation import NOT_TESTED, Recommendation
 from zloss.train.compare.finished_run import load_runs
 
 Made = tuple[Recommendation, Path, list[str]]
-KILLED = """
-import json, os, signal, sys
-from contextlib import contextmanager
-from pathlib import Path
-from zloss.protocol.recommend.config import RecommendConfig
-from zloss.protocol.recommend.run import run_recommendation
-
-class Killer:
-    @contextmanager
-    def run(self, name, steps, done):
-        self.name = name
-        yield self
-
-    def show(self, record, tokens):
-        if self.name.startswith("centered") and record.step == 60:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-fields = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(sys.argv[1]).items()}
-run_recommendation(RecommendConfig(**fields), Path(sys.argv[2]), view=Killer())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -153,14 +132,16 @@ def test_a_command_that_is_killed_goes_on_to_the_same_answer(
     shifted: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, folder = tiny_recommendation(shifted_model), tmp_path / "out"
-    words = [sys.executable, "-c", KILLED, json.dumps(asdict(config)), str(folder)]
-    source = str(Path(__file__).parents[3] / "src")
-    killed = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONPATH": source}, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+
+    def work() -> None:
+        run_recommendation(config, folder, view=KillingView(60, runs="centered"))
+
+    killed = Forked(work).wait()
+    assert killed.killed, killed.error[-2000:]
     assert (folder / "runs" / "ce-0-s1" / "metrics.json").is_file()
     assert not (folder / "runs" / "centered-0.001-s1" / "metrics.json").is_file()
     assert not list(folder.glob("recommendation*"))
-    monkeypatch.setattr(kept_audits, "run_audit", lambda *_, **__: pytest.fail("the audit was made again"))
+    monkeypatch.setattr(crew, "run_audit_of", lambda *_, **__: pytest.fail("the audit was made again"))
     said: list[str] = []
     found = run_recommendation(config, folder, say=said.append)
     assert "going on with the plan from before" in said
@@ -171,10 +152,8 @@ def test_a_command_that_is_killed_goes_on_to_the_same_answer(
 def test_a_finished_recommendation_is_made_again_from_its_files(
     plain: Made, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zloss.protocol.recommend import arm_runs
-
-    monkeypatch.setattr(arm_runs, "run_training", lambda *_, **__: pytest.fail("a run was made again"))
-    monkeypatch.setattr(kept_audits, "run_audit", lambda *_, **__: pytest.fail("the audit was made again"))
+    monkeypatch.setattr(crew, "run_training_of", lambda *_, **__: pytest.fail("a run was made again"))
+    monkeypatch.setattr(crew, "run_audit_of", lambda *_, **__: pytest.fail("the audit was made again"))
     again = run_recommendation(tiny_recommendation(model, max_arms=1), plain[1])
     assert numbers(again) == numbers(plain[0])
 
@@ -183,13 +162,19 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
     plain: Made, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan had room for a second arm and a third seed; when their turn comes the time is over."""
-    from zloss.protocol.recommend import arm_runs, prepare
+    from zloss.protocol.recommend import prepare
 
     folder = Path(shutil.copytree(plain[1], tmp_path / "out"))
     planned = prepare.plan_time
     monkeypatch.setattr(prepare, "check_budget", lambda *_: None)
     monkeypatch.setattr(prepare, "plan_time", lambda *given, **options: planned(*given, **{**options, "budget": None}))
-    monkeypatch.setattr(arm_runs, "run_training", lambda *_, **__: pytest.fail("a run began"))
+    train = crew.Crew.train
+
+    def timed_steps_only(self: crew.Crew, config: Any, start: Any, place: Path, **options: Any) -> None:
+        assert place.name == ".probe", "a run began"
+        train(self, config, start, place, **options)
+
+    monkeypatch.setattr(crew.Crew, "train", timed_steps_only)
     said: list[str] = []
     config = tiny_recommendation(model, max_arms=2, seeds=(1, 2, 3), budget="1s")
     found = run_recommendation(config, folder, say=said.append)
@@ -205,6 +190,21 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
 def test_another_training_in_the_same_folder_is_refused(plain: Made, model: Path) -> None:
     with pytest.raises(InputError, match="holds a recommendation of another model, text or training"):
         run_recommendation(tiny_recommendation(model, max_arms=1, lr=3e-4), plain[1])
+
+
+def test_the_recommendation_of_another_model_is_not_overwritten(
+    plain: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zloss.report.files import write_recommendation
+
+    monkeypatch.setattr(crew, "prepare_start", lambda *_: pytest.fail("the model was loaded"))
+    write_recommendation(tmp_path, plain[0])
+    runs = (str(plain[1] / "runs"),)
+    for changes in ({}, {"runs": runs}):
+        with pytest.raises(OutputError, match="and this is a recommendation for shifted on") as refused:
+            run_recommendation(tiny_recommendation(shifted_model, max_arms=1, **changes), tmp_path)
+        assert f"holds a recommendation for {plain[0].tested.model} on {plain[0].tested.text}" in str(refused.value)
+        assert "pass `force`" in str(refused.value)
 
 
 def test_runs_of_a_trainer_of_ones_own_give_the_same_answer(plain: Made, model: Path, tmp_path: Path) -> None:
@@ -229,3 +229,54 @@ def test_the_plan_alone_has_the_arms_as_settings_and_trains_nothing(
     assert plan.settings["steps"] == 100
     assert plan.settings["optimizer_state"] == "fresh"
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_two_processes_give_the_recommendation_of_one_which_goes_on_in_their_folder(
+    shifted_model: Path, tmp_path: Path
+) -> None:
+    config = tiny_recommendation(shifted_model, micro_batch=2)
+
+    def work() -> int:
+        with open_job() as job:
+            member = crew.Crew(job)
+            if not job.first:
+                member.follow()
+                return 0
+            with member.leading():
+                print(json.dumps(run_recommendation(config, tmp_path / "out", crew=member).to_dict()))
+        return 0
+
+    two = Recommendation.from_dict(json.loads(forked_ranks(2, work).splitlines()[-1]))
+    # An arm that is stopped early ends on both processes, and the next one begins.
+    assert [arm.state for arm in two.arms] == ["chosen", "failed", "stopped"]
+    remade = tmp_path / "out" / "runs" / "centered-0.001-s1"
+    shutil.rmtree(remade)
+    one = run_recommendation(config, tmp_path / "out")
+    assert (remade / "metrics.json").is_file()
+    assert [(arm.method, arm.state) for arm in one.arms] == [(arm.method, arm.state) for arm in two.arms]
+    changes = [(before.delta_ce, after.delta_ce) for before, after in zip(two.arms, one.arms, strict=True)]
+    assert changes[1][0] not in (None, 0)
+    assert changes[1][0] == pytest.approx(changes[1][1], abs=1e-5)
+    assert (one.action, one.confidence, one.confirmation) == (two.action, two.confidence, two.confirmation)
+
+
+def test_an_error_of_the_first_process_ends_the_others(shifted_model: Path, tmp_path: Path) -> None:
+    """One block a step cannot be divided over two processes."""
+    config = tiny_recommendation(shifted_model, micro_batch=1)
+
+    def work() -> int:
+        with open_job() as job:
+            member = crew.Crew(job)
+            try:
+                if not job.first:
+                    member.follow()
+                with member.leading():
+                    run_recommendation(config, tmp_path / "out", crew=member)
+            except StoppedError:
+                return 0
+            except InputError as error:
+                print(error)
+                return 0
+        return 1
+
+    assert "a step has 1 blocks" in forked_ranks(2, work)

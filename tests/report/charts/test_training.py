@@ -13,7 +13,8 @@ from zloss.report.charts.matplotlib_files import write_panels
 from zloss.report.charts.panel import legend
 from zloss.report.charts.svg import drawings
 from zloss.report.charts.training import Curve, norm_tail_panel, router_panels, step_panel, training_panels
-from zloss.results.comparison import Comparison, MethodCurves
+from zloss.results.comparison import Comparison
+from zloss.results.method_curves import MethodCurves
 
 COMMITTED = Path(__file__).parents[3] / "docs/results/matched_smollm2.json"
 

@@ -28,6 +28,13 @@ def test_a_registered_objective_is_made_by_name(monkeypatch: pytest.MonkeyPatch)
     assert zloss.make_objective("palm", 1e-4) == zloss.StandardZLoss(1e-4, target=0.0)
 
 
+@pytest.mark.parametrize("target", [None, "0", float("nan")])
+def test_the_target_of_the_shift_has_no_default_of_log_v(target: object) -> None:
+    """The error once offered None (log V), which is refused."""
+    with pytest.raises(errors.CoefficientError, match="`shift_target` is expected to be a finite number"):
+        zloss.FactorizedZLoss(1e-4, 1e-4, shift_target=target)  # type: ignore[arg-type]
+
+
 def test_objectives_are_frozen_values() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         zloss.StandardZLoss(1e-4).coef = 2.0  # type: ignore[misc]

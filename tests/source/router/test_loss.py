@@ -365,6 +365,7 @@ def test_statistics_carry_no_graph() -> None:
         ({"weight": torch.zeros(L, D, E)}, ShapeError, "transposed"),
         ({"capacity": 0}, InputError, "`capacity`"),
         ({"normalizer": -1.0}, InputError, "`normalizer`"),
+        ({"normalizer": torch.tensor(-1.0)}, InputError, "`normalizer` is expected to be a number ≥ 0"),
         ({"context": RouterContext(encoder_layers=L)}, InputError, "`encoder_layers`"),
         ({"convention": "olmo_core", "context": RouterContext(model_layers=2)}, InputError, "`model_layers`"),
     ],

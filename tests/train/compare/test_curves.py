@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.made_metrics import metrics_of
-from zloss.results.comparison import Curve
+from zloss.results.method_curves import Curve
 from zloss.results.step_record import StepRecord
 from zloss.train.compare import curves
 from zloss.train.compare.finished_run import FinishedRun

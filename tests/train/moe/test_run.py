@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import signal
-import subprocess
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.forked import Forked
+from tests.train.killing_view import KillingView
 from tests.train.moe.tiny_moe import COEF, SHAPE, VARIANTS, routed, run_variants, tiny_moe_config
 from tests.train.tiny_run import tiny_config
 from zloss.models.routers import find_routers
@@ -199,42 +197,19 @@ def test_accumulation_does_not_change_the_router_loss(tmp_path: Path, monkeypatc
     assert all(got != pytest.approx(pair, rel=1e-3) for got, pair in zip(wrong, want, strict=True))
 
 
-KILLED = """
-import json, os, signal, sys
-from contextlib import contextmanager
-from pathlib import Path
-from zloss.results.train_config import TrainConfig
-from zloss.results.moe_config import MoeRun
-from zloss.train.run import run_training
-from zloss.train.run_options import RunOptions
-from zloss.train.start.run_start import prepare_start
-
-class Killer:
-    @contextmanager
-    def run(self, name, steps, done):
-        yield self
-
-    def show(self, record, tokens):
-        if record.step == 7:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-fields = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(sys.argv[1]).items()}
-config = TrainConfig(**{**fields, "moe": MoeRun(**fields["moe"])})
-run_training(config, prepare_start(config), Path(sys.argv[2]), options=RunOptions(checkpoint_every=3), view=Killer())
-"""
-
-
 def test_a_killed_run_goes_on_bit_for_bit(base: TrainConfig, tmp_path: Path) -> None:
     config = routed(base, "active_route_sum")
-    words = [sys.executable, "-c", KILLED, json.dumps(asdict(config)), str(tmp_path / "killed")]
-    killed = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    options = RunOptions(checkpoint_every=3)
+
+    def work() -> None:
+        run_training(config, prepare_start(config), tmp_path / "killed", options=options, view=KillingView(7))
+
+    killed = Forked(work).wait()
+    assert killed.killed, killed.error
     assert len(read_steps(tmp_path / "killed")) == 7
     outcomes = []
     for name in ("killed", "whole"):
-        metrics = run_training(
-            config, prepare_start(config), tmp_path / name, options=RunOptions(checkpoint_every=3)
-        ).to_dict()
+        metrics = run_training(config, prepare_start(config), tmp_path / name, options=options).to_dict()
         outcomes.append(([replace(r, seconds=None) for r in read_steps(tmp_path / name)], metrics))
     assert outcomes[0] == outcomes[1]
 

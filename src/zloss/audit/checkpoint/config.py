@@ -58,6 +58,7 @@ class AuditConfig:
 
     def __post_init__(self) -> None:
         check_numbers(self, ("diag_coef",), positive=True)
+        check_numbers(self, ("gain_beta",))
         check_counts(self, ("batch_blocks",))
         check_counts(self, ("gradient_blocks", "offset"), least=0)
         check_optional_counts(self, ("blocks", "block_size"))

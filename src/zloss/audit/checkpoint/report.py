@@ -8,17 +8,10 @@ from zloss.audit.checkpoint.extremes import extreme_tables
 from zloss.audit.checkpoint.measurements import AuditMeasurements
 from zloss.audit.checkpoint.spacing import spacing
 from zloss.measure.measurement import Measurement
-from zloss.results.audit import (
-    AuditReport,
-    CorpusInfo,
-    GradientInfo,
-    Heads,
-    ModelInfo,
-    Precision,
-    TiedPaths,
-)
+from zloss.results.audit import AuditReport, CorpusInfo, Heads, ModelInfo, Precision
 from zloss.results.figure_data import MAX_SINGULAR_VALUES, Figures, Spectrum
 from zloss.results.folder_owner import PLACE_KEY, place_of
+from zloss.results.gradient_numbers import GradientInfo, TiedPaths
 from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
 from zloss.transport.backends.native.rows import row_pass_name

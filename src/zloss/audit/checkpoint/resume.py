@@ -37,7 +37,7 @@ class SavedPass:
         self._path = None if folder is None else folder / name
         self._fingerprint = fingerprint
         self._model = functools.cache(model)
-        self._interval = float(os.environ.get("ZLOSS_SAVE_EVERY", SAVE_EVERY_SECONDS))
+        self._interval = _interval()
         self._saved_at = time.monotonic()
 
     def load(self) -> tuple[int, dict[str, Any]] | None:
@@ -74,3 +74,12 @@ class SavedPass:
         """Delete the file, because the pass is complete."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def _interval() -> float:
+    """Seconds between two saves, as the environment sets them."""
+    given = os.environ.get("ZLOSS_SAVE_EVERY", str(SAVE_EVERY_SECONDS))
+    try:
+        return float(given)
+    except ValueError as error:
+        raise InputError(f"ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is {given!r}.") from error

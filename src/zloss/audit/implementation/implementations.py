@@ -20,13 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zloss.errors import MissingDependencyError, UnknownNameError
+from zloss.errors import InputError, MissingDependencyError, UnknownNameError
 from zloss.source.objectives.standard import StandardZLoss
 from zloss.transport.head_loss import head_loss
 from zloss.transport.logits_loss import logits_loss
 
 Loss = Callable[..., Tensor]
 Takes = Literal["logits", "linear"]
+EXTRAS = {"triton": "triton", "liger_kernel": "peers", "cut_cross_entropy": "peers"}
+"""Package → the extra of zloss that installs it."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +49,35 @@ class Implementation:
     backend: str | None = None
     """Ours: the backend it runs."""
 
+    torch_function: str | None = None
+    """Name of the function of `torch.nn.functional` that it calls, where older versions of torch lack it."""
+
     @property
     def installed(self) -> bool:
-        needed = [self.package] if self.package else []
-        needed += ["triton"] if self.kernel else []
-        return all(importlib.util.find_spec(name) is not None for name in needed) and self._torch_has_it()
-
-    def _torch_has_it(self) -> bool:
-        return self.name != "torch-linear" or hasattr(F, "linear_cross_entropy")
+        """Whether it can be loaded here."""
+        return not self._missing_packages() and self._torch_has_it()
 
     def require(self) -> None:
         """One sentence where it cannot be loaded."""
-        if not self.installed:
-            raise MissingDependencyError(self.package or "triton", f"auditing {self.title}", "triton")
+        for package in self._missing_packages():
+            if package in EXTRAS:
+                raise MissingDependencyError(package, f"Auditing {self.title}", EXTRAS[package])
+            raise InputError(
+                f"auditing {self.title} needs the package {package!r}, which is not installed and which no extra of zloss "
+                f"installs: install it, or leave {self.name!r} out."
+            )
+        if not self._torch_has_it():
+            raise InputError(
+                f"auditing {self.title} needs a torch with torch.nn.functional.{self.torch_function}, but torch "
+                f"{torch.__version__} has none: use a newer one, or leave {self.name!r} out."
+            )
+
+    def _missing_packages(self) -> list[str]:
+        needed = [*([self.package] if self.package else []), *(["triton"] if self.kernel else [])]
+        return [name for name in needed if importlib.util.find_spec(name) is None]
+
+    def _torch_has_it(self) -> bool:
+        return self.torch_function is None or hasattr(F, self.torch_function)
 
 
 def _of_package(module: str, name: str) -> Any:
@@ -200,7 +218,14 @@ IMPLEMENTATIONS = {
             backend="triton",
         ),
         Implementation("torch-projection", "F.linear, F.cross_entropy + manual Z", "linear", _torch_projection),
-        Implementation("torch-linear", "F.linear_cross_entropy", "linear", _torch_linear, has_z=False),
+        Implementation(
+            "torch-linear",
+            "F.linear_cross_entropy",
+            "linear",
+            _torch_linear,
+            has_z=False,
+            torch_function="linear_cross_entropy",
+        ),
         Implementation(
             "liger-linear", "Liger fused linear cross-entropy", "linear", _liger_linear, "liger_kernel", True, 0.0, True
         ),

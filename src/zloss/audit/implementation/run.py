@@ -13,17 +13,10 @@ from typing import Any
 import torch
 
 from zloss.audit.checkpoint.clock import Clock
+from zloss.audit.implementation.applied_losses import applied_losses, chosen_implementations
+from zloss.audit.implementation.audited_head import AuditedHead, head_inputs
 from zloss.audit.implementation.config import ImplementationAuditConfig
-from zloss.audit.implementation.sections import (
-    AuditedHead,
-    applied_losses,
-    chosen_implementations,
-    fp16_rooms,
-    head_inputs,
-    named_objectives,
-    stored_logits,
-    update_errors,
-)
+from zloss.audit.implementation.sections import fp16_rooms, named_objectives, stored_logits, update_errors
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError
 from zloss.measure.model_blocks import model_blocks
@@ -38,6 +31,8 @@ from zloss.results.provenance import AuditProvenance, shared_keys
 from zloss.text.corpus import Corpus, open_corpus
 
 INTERRUPTED = "the audit was interrupted before it was complete"
+Sections = dict[str, tuple[Callable[[], Any], str]]
+"""Name of a section → what measures it, and why it is left out; empty where it is not."""
 
 
 def run_implementation_audit(
@@ -76,7 +71,7 @@ def run_implementation_audit(
         hidden_TD = head_inputs(model, progress)
         return stored_logits(config, model, hidden_TD, progress)
 
-    sections: dict[str, tuple[Callable[[], Any], str]] = {
+    sections: Sections = {
         "source": (source, ""),
         "implementations": (
             lambda: applied_losses(config, model, implementations, hidden_TD, progress, note),
@@ -91,18 +86,7 @@ def run_implementation_audit(
             "" if config.overflow_blocks else "left out (overflow_blocks = 0)",
         ),
     }
-    found: dict[str, Any] = dict.fromkeys(sections, ())
-    reasons: dict[str, str] = {}
-    interrupted = False
-    for name, (measure, left_out) in sections.items():
-        if interrupted or left_out:
-            reasons[name] = INTERRUPTED if interrupted else left_out
-            continue
-        try:
-            with clock(name):
-                found[name] = measure()
-        except KeyboardInterrupt:
-            interrupted, reasons[name] = True, INTERRUPTED
+    found, reasons = _measured(sections, clock)
     return ImplementationAudit(
         model=_model_info(config, model),
         corpus=CorpusInfo(
@@ -122,11 +106,28 @@ def run_implementation_audit(
             extra={"threads": torch.get_num_threads(), "device": device.type},
         ),
         autocast=None if config.autocast == "fp32" else config.autocast,
-        status="partial" if interrupted else "complete",
+        status="partial" if INTERRUPTED in reasons.values() else "complete",
         timings=clock.seconds,
         reasons=reasons,
         notes=tuple(notes),
     )
+
+
+def _measured(sections: Sections, clock: Clock) -> tuple[dict[str, Any], dict[str, str]]:
+    """(lines of every section, why a section is empty); after Ctrl-C the sections behind it are empty."""
+    found: dict[str, Any] = dict.fromkeys(sections, ())
+    reasons: dict[str, str] = {}
+    interrupted = False
+    for name, (measure, left_out) in sections.items():
+        if interrupted or left_out:
+            reasons[name] = INTERRUPTED if interrupted else left_out
+            continue
+        try:
+            with clock(name):
+                found[name] = measure()
+        except KeyboardInterrupt:
+            interrupted, reasons[name] = True, INTERRUPTED
+    return found, reasons
 
 
 def _device(name: str) -> torch.device:

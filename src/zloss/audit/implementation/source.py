@@ -20,7 +20,8 @@ from torch import Tensor
 
 from zloss.audit.implementation.storage import ReferenceHead, Storage, storage_dtype, token_chunks
 from zloss.audit.implementation.tail import Tail, TailTally
-from zloss.source.listing import at_least_fp32, z_loss_source
+from zloss.source.listing import z_loss_source
+from zloss.source.precision import at_least_fp32
 
 Statistics = Literal["fp32", "storage"]
 """Where log Ẑ and p̂ live: accumulated and kept in fp32, or rounded to the storage dtype themselves."""
@@ -164,7 +165,7 @@ class SourceTally:
         self.scalar.update([abs(self.value_got - self.value) / max(self.value, TINY)])
         self.value = self.value_got = 0.0
 
-    def row(self, storage: str, logit_scale: float, statistics: Statistics, target: float) -> SourceLine:
+    def line(self, storage: str, logit_scale: float, statistics: Statistics, target: float) -> SourceLine:
         return SourceLine(
             storage=storage,
             logit_scale=logit_scale,
@@ -207,4 +208,4 @@ def source_audit(
             advance(chunk.stop - chunk.start)
         for tally in tallies.values():
             tally.end_block()
-    return tuple(tally.row(storage, scale, statistics, target) for (storage, scale), tally in tallies.items())
+    return tuple(tally.line(storage, scale, statistics, target) for (storage, scale), tally in tallies.items())

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from zloss.audit.implementation.config import Storage as Storage
 from zloss.errors import UnknownNameError
 from zloss.models.output_head import OutputHead
 
-Storage = Literal["fp32", "bf16", "fp16"]
 STORAGE: dict[Storage, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 CHUNK_VALUES = 1 << 22

@@ -23,7 +23,7 @@ from zloss.audit.implementation.storage import Storage, storage_dtype
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead
-from zloss.optimizer.adam import first_direction
+from zloss.optimizer.adam_first_step import first_direction
 from zloss.text.blocks import Blocks
 
 Part = Literal["total", "z"]
@@ -75,8 +75,8 @@ def update_audit(
     target: float,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[UpdateLine, ...]:
-    """Rows for every storage, multiplier, part and scope; `advance` is told the tokens of each block and multiplier."""
-    rows: list[UpdateLine] = []
+    """Lines for every storage, multiplier, part and scope; `advance` is told the tokens of each block and multiplier."""
+    lines: list[UpdateLine] = []
     with trainable(checkpoint.model) as parameters:
         of_head = [_of_head(parameter, head) for parameter in parameters]
         for scale in logit_scales:
@@ -89,13 +89,13 @@ def update_audit(
                     for scope, errors in _errors(grads[REFERENCE], grads[storage], of_head).items():
                         found[storage, part, scope] = errors
                 grads.clear()
-            rows += [
+            lines += [
                 UpdateLine(storage, scale, part, scope, blocks.predictions, coef, target, *found[storage, part, scope])
                 for storage in storages
                 for part in PARTS
                 for scope in SCOPES
             ]
-    return tuple(rows)
+    return tuple(lines)
 
 
 def _errors(

@@ -7,62 +7,24 @@ logit gradient itself.
 
 from __future__ import annotations
 
-import inspect
-import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from zloss.audit.loss.output import Item, LossCallError, LossOutput, read_output
+from zloss.audit.loss.call_errors import arguments_hint, gpu_hint, named_error, statement
+from zloss.audit.loss.outcome import Outcome, read_item
+from zloss.audit.loss.output import LossCallError, LossOutput, read_output
 from zloss.audit.loss.time_limit import TIME_LIMIT, LossTimeoutError, limited
 
 LossFunction = Callable[..., Any]
 
 HIDDEN_SCALE = 64.0
 """s: brings the gain of the probe head to where gain-aware losses live."""
-
-
-@dataclass(frozen=True)
-class Reported:
-    """A value a loss returned beside itself: its number (None if not a scalar), dtype, and whether it claims a gradient."""
-
-    name: str
-    value: float | None
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    requires_grad: bool
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One call: everything in fp64 on the CPU, whatever the loss computed in."""
-
-    value: float
-    dtype: torch.dtype
-    grad_TV: Tensor
-    """∂(upstream · loss)/∂logits, before any conversion of ours to a mean."""
-    grad_hidden_TD: Tensor | None
-    """s · ∂loss/∂hidden, which is δ · logitsᵀ."""
-    has_gradient: bool
-    """False when the loss came without a graph."""
-    reported: tuple[Reported, ...]
-    overwritten: tuple[str, ...]
-    """Names of the arguments whose contents had changed after backward."""
-    beyond: float = 0.0
-    """Norm of the gradient on the row that only a shifting loss is given, which has no target."""
-
-    @property
-    def finite(self) -> bool:
-        return bool(torch.isfinite(self.grad_TV).all()) and abs(self.value) < float("inf")
-
-    def item(self, name: str) -> Reported | None:
-        return next((one for one in self.reported if one.name == name), None)
 
 
 @dataclass
@@ -120,7 +82,7 @@ class BlackBox:
                 f"{self.name} returned a tensor of shape {list(loss.shape)} for {target.numel()} targets, "
                 f"but {kind} is expected.{hint}"
             )
-        reported = tuple(_read_item(item) for item in output.items)
+        reported = tuple(read_item(item) for item in output.items)
         seed_tensor: Tensor = loss
         if through is not None:
             (value,) = (item.value for item in output.items if item.name == through)
@@ -258,56 +220,9 @@ class BlackBox:
             ]
             dtype = str(arguments[0].dtype).removeprefix("torch.")
             raise LossCallError(
-                f"{self.name} raised {first_line(error)}{_statement(error)} when called with {', '.join(shapes)} in "
-                f"{dtype}.{_arguments_hint(self.function, self.linear, error)}{_cuda_hint(error, self.device)}"
+                f"{self.name} raised {named_error(error)}{statement(error)} when called with {', '.join(shapes)} in "
+                f"{dtype}.{arguments_hint(self.function, self.linear, error)}{gpu_hint(error, self.device)}"
             ) from error
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
-
-
-def _statement(error: BaseException) -> str:
-    """The line of an error that has no words of its own, such as a bare assert."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if str(error).strip() or not frames or not frames[-1].line:
-        return ""
-    return f" at `{frames[-1].line[:120]}` (line {frames[-1].lineno} of {Path(frames[-1].filename).name})"
-
-
-def _arguments_hint(function: LossFunction, linear: bool, error: BaseException) -> str:
-    """A forgotten or superfluous `linear`, read from the signature."""
-    if not isinstance(error, TypeError):
-        return ""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ""
-    free = inspect.Parameter.empty
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = sum(1 for p in parameters if p.kind in kinds and p.default is free)
-    if not linear and needed == 3:
-        return " It needs three arguments: a loss of (hidden, weight, target) is audited with `linear=True`."
-    if linear and needed == 2:
-        return " It takes two arguments: a loss of (logits, target) is audited without `linear`."
-    return ""
-
-
-def _cuda_hint(error: BaseException, device: torch.device) -> str:
-    text = f"{type(error).__name__} {error}".lower()
-    wants_gpu = any(word in text for word in ("cuda", "gpu", "triton", "nvidia", "active drivers"))
-    if device.type == "cpu" and wants_gpu:
-        return " The probes ran on the CPU, and this loss seems to want a GPU: run the audit on a machine that has one."
-    return ""
-
-
-def _read_item(item: Item) -> Reported:
-    value = item.value
-    if not isinstance(value, Tensor):
-        return Reported(item.name, value, (), None, False)
-    number = float(value.detach().double().reshape(())) if value.numel() == 1 else None
-    return Reported(item.name, number, tuple(value.shape), value.dtype, value.requires_grad)
 
 
 def loss_name(function: Callable[..., Any]) -> str:

@@ -27,8 +27,6 @@ class Candidate:
     words: str
     value: Callable[[Reference], Tensor]
     shape: Callable[[Reference], Tensor]
-    shift_blind: bool = False
-    """Whether a common shift of the logits leaves v unchanged."""
     coupled: bool = False
     """Whether v mixes the tokens of a batch; then it must be evaluated batch by batch."""
     fixed: bool = False
@@ -91,7 +89,7 @@ def not_squared(of: Candidate) -> Candidate:
 
 
 RAW = Candidate("raw", "raw", "log Z", lambda r: r.log_z_T, _raw_shape)
-CENTERED = Candidate("centered", "centered", "log Z − μ (row-centered)", _centered_value, _centered_shape, True)
+CENTERED = Candidate("centered", "centered", "log Z − μ (row-centered)", _centered_value, _centered_shape)
 MEAN_LOGIT = Candidate("mean_logit", "other", "the mean logit μ", lambda r: r.mu_T, lambda r: r.uniform_TV)
 
 NOT_SQUARED = (not_squared(RAW),)
@@ -107,7 +105,6 @@ CANDIDATES: tuple[Candidate, ...] = (
         "log Z − max z with the maximum detached",
         _max_shifted_value,
         _raw_shape,
-        True,
     ),
     Candidate(
         "max_shifted",
@@ -115,7 +112,6 @@ CANDIDATES: tuple[Candidate, ...] = (
         "log Z − max z",
         _max_shifted_value,
         lambda r: r.p_TV - r.argmax_TV(split=False),
-        True,
     ),
     Candidate(
         "max_shifted_split",
@@ -123,7 +119,6 @@ CANDIDATES: tuple[Candidate, ...] = (
         "log Z − max z",
         _max_shifted_value,
         lambda r: r.p_TV - r.argmax_TV(split=True),
-        True,
     ),
     Candidate(
         "probabilities",
@@ -131,7 +126,6 @@ CANDIDATES: tuple[Candidate, ...] = (
         "logsumexp of the probabilities, not of the logits",
         _probability_value,
         _probability_shape,
-        True,
     ),
     Candidate(
         "probabilities_detached",
@@ -139,7 +133,6 @@ CANDIDATES: tuple[Candidate, ...] = (
         "logsumexp of the probabilities, with p as its source",
         _probability_value,
         _raw_shape,
-        True,
     ),
     Candidate(
         "centered_detached",
@@ -147,7 +140,6 @@ CANDIDATES: tuple[Candidate, ...] = (
         "log Z − μ with μ detached (its source is p, not p − 1/V)",
         _centered_value,
         _raw_shape,
-        True,
     ),
     Candidate("row_max", "other", "the row maximum", lambda r: r.max_T, lambda r: r.argmax_TV(split=False)),
     Candidate("row_max_split", "other", "the row maximum", lambda r: r.max_T, lambda r: r.argmax_TV(split=True)),

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.audit.loss.fit import ROUNDING, Measured
+from zloss.audit.loss.fit import ROUNDING
+from zloss.audit.loss.measured import Measured
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,6 @@ def decompose(data: Measured) -> Rows:
     a, b, u = (x.squeeze(-1) / size).unbind(-1)
     scale_T = (a * size[:, 0]).abs() + (b * size[:, 1]).abs()
     rounding_T = ROUNDING * data.eps * data.noise_T * scale_T
-    # A hundredth of a percent of the row is no structure, whatever the arithmetic.
+    # A millionth of the row is no structure, whatever the arithmetic.
     inside_T = rest <= torch.maximum(rounding_T, 1e-6 * g.norm(dim=-1)) + 1e-300
     return Rows(a, b, u, solved_T, inside_T, torch.maximum(4 * rounding_T, 1e-9 * scale_T))

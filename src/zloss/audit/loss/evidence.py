@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from zloss.audit.loss.callable import BlackBox, Outcome
+from zloss.audit.loss.callable import BlackBox
 from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.outcome import Outcome
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.probes import Probe
 from zloss.audit.loss.reach import SizeTried

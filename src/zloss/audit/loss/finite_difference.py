@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.audit.loss.callable import Outcome
 from zloss.audit.loss.evidence import Evidence
+from zloss.audit.loss.outcome import Outcome
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.precision import UNIT
 from zloss.audit.loss.probes import Probe

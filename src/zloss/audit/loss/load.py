@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from zloss.audit.loss.call_errors import named_error
 from zloss.errors import InputError, UnknownNameError
 
 
@@ -29,6 +30,10 @@ def load_function(name: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{name} is a {type(found).__name__}, not a function.")
+    if isinstance(found, type):
+        raise InputError(
+            f"{name} is a class, not a loss: put an object into the file, `loss = {attribute}(…)`, and name that."
+        )
     function: Callable[..., Any] = found
     return function
 
@@ -44,10 +49,9 @@ def _module(name: str) -> ModuleType:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        text = str(error).strip().splitlines()
-        detail = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
         raise InputError(
-            f"cannot import {name!r} ({detail}). Name a module that can be imported from here, or a file ending in .py."
+            f"cannot import {name!r} ({named_error(error)}). Name a module that can be imported from here, or a file that ends "
+            "in .py."
         ) from error
 
 

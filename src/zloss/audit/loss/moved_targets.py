@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-import torch
-
 from zloss.audit.loss.decompose import Rows, decompose
-from zloss.audit.loss.fit import Measured
+from zloss.audit.loss.measured import Measured
 from zloss.audit.loss.reference import Reference
 
 Moved = Literal["shifted", "rolled"]
@@ -42,10 +40,3 @@ def _with_targets_of(data: Measured, ahead: int) -> Rows:
             given=Reference(given.logits_TV, target, given.lanes),
         )
     )
-
-
-def uses_no_target(data: Measured) -> bool:
-    """Whether the gradient lies along p and 1/V alone: the targets do not enter."""
-    rows = decompose(data)
-    solved = rows.solved_T & rows.inside_T
-    return bool(torch.as_tensor(rows.exact)) and bool((rows.b_T[solved].abs() <= rows.tolerance_T[solved]).all())

@@ -7,7 +7,8 @@ import math
 import torch
 
 from zloss.audit.loss import probes
-from zloss.audit.loss.callable import BlackBox, Outcome
+from zloss.audit.loss.callable import BlackBox
+from zloss.audit.loss.outcome import Outcome
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.probes import Probe, Space
 from zloss.audit.loss.reference import Reference

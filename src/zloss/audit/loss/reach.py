@@ -14,8 +14,9 @@ from torch import Tensor
 from zloss.audit.loss import probes
 from zloss.audit.loss.callable import BlackBox
 from zloss.audit.loss.decompose import decompose
-from zloss.audit.loss.fit import ROUNDING, measure
+from zloss.audit.loss.fit import ROUNDING
 from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.measured import measure
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.probes import Probe, Space
 

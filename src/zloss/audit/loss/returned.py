@@ -9,8 +9,8 @@ from typing import Literal
 
 import torch
 
-from zloss.audit.loss.callable import Reported
 from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.outcome import Reported
 from zloss.audit.loss.output import Z_NAMES
 from zloss.audit.loss.probes import Probe
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from zloss.audit.loss.candidates import CANDIDATES, CENTERED, MEAN_LOGIT, RAW, Candidate
-from zloss.audit.loss.fit import ROUNDING, Fit, Measured, fit
+from zloss.audit.loss.fit import ROUNDING, Fit, fit
+from zloss.audit.loss.measured import Measured
 from zloss.audit.loss.reference import Reference
 
 How = Literal["none", "explained", "filtered", "moderate_only", "rounded", "unexplained"]

@@ -62,6 +62,8 @@ def measure_source(
     tokens = len(probe.target_T)
     if not ident.trusted:
         why = "the gradient is not explained by a known penalty with equal token weights: no reference to compare with"
+        if ident.selection.how == "rounded":
+            why = "part of the gradient is noise of 16 bits, so the loss has no exact source to compare with"
         return SourceError(None, None, None, tokens=tokens, dtype=name, reason=why), 0.0
     try:
         outcome = box(probe.logits_TV, probe.target_T, dtype=dtype)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from zloss.audit.loss.candidates import CENTERED, RAW, Candidate
 from zloss.audit.loss.decompose import Rows, decompose
-from zloss.audit.loss.fit import Measured, fit
+from zloss.audit.loss.fit import fit
 from zloss.audit.loss.forms import is_function, name_form
+from zloss.audit.loss.measured import Measured
 from zloss.audit.loss.select import Selection, select
 
 

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from zloss.errors import ShapeError
-from zloss.source.listing import at_least_fp32
+from zloss.results.moe_config import PAPER_CONVENTIONS
+from zloss.source.precision import at_least_fp32
 from zloss.source.router.convention import RouterConvention
 from zloss.source.router.loss import router_loss
-
-PAPER_CONVENTIONS = ("token_layer_mean", "active_route_mean", "active_route_sum")
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 
 from zloss.decide.drift.ce_changes import CrossEntropies
 from zloss.decide.drift.limits import DriftLimits
-from zloss.decide.drift.watched import Watched
+from zloss.decide.drift.watched import SHIFT_KEYS, Watched
 from zloss.decide.drift.watched_values import WatchedValues
 from zloss.results.drift import CeChange, Movement
 from zloss.results.quantities import symbol
-
-COORDINATE_SAID = {"raw": "raw ", "centered": "centered "}
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def judge_movement(
 
 def said(watched: Watched) -> str:
     """The number in a sentence; μ exists in one coordinate only."""
-    where = "" if watched.key.startswith("mu_") else COORDINATE_SAID[watched.coordinate]
+    where = "" if watched.key in SHIFT_KEYS else f"{watched.coordinate} "
     return f"{where}{symbol(watched.key)}"
 
 

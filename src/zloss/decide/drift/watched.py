@@ -50,3 +50,4 @@ WATCHED: tuple[Watched, ...] = (
 )
 """In the order in which findings are told: the common shift first, because the raw numbers below follow it."""
 SHIFT_KEYS = ("mu_abs_99", "mu_rms")
+"""Numbers of the common shift. They exist in raw logits only: centered, they are rounding noise."""

@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from zloss.decide.recommend.candidates import GAIN_AWARE
 from zloss.decide.verdicts.coordinate import EFFECT
-from zloss.results.comparison import ComparedMethod, Comparison, QualityVerdict
-
-GAIN_AWARE = "gain-aware"
+from zloss.results.comparison import ComparedMethod, Comparison
+from zloss.results.quality import QualityVerdict
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from zloss.results.comparison import FEW_STEPS
 from zloss.results.recommend_plan import Arm
 
 LEAST_STEPS, MOST_STEPS, STEP_UNIT = FEW_STEPS, 1000, 50
+LEAST_RUNS = 4
+"""Runs of the smallest plan: CE and one arm, on the selecting seed and on one confirming seed."""
 SHARE = 0.9
 """Share of the budget that is planned; the rest is for what a probe of a few steps does not show."""
 
@@ -76,23 +78,18 @@ def plan_time(
 
 def too_small(budget: float, steps: int, speed: Speed) -> InputError:
     """The error of a budget without room for CE and one arm on two seeds."""
-    needed = speed.seconds(least_runs(), steps) / SHARE
+    needed = speed.seconds(LEAST_RUNS, steps) / SHARE
     return InputError(
-        f"`budget` is {duration(budget)}, but CE and one arm on two seeds, {least_runs()} runs of {steps} steps at "
-        f"{speed.step:.2g} s, need about {duration(needed)}: give more time, or fewer tokens per step with `micro_batch` "
+        f"`budget` is {rounded_duration(budget)}, but CE and one arm on two seeds, {LEAST_RUNS} runs of {steps} steps at "
+        f"{speed.step:.2g} s, need about {rounded_duration(needed)}: give more time, or fewer tokens per step with `micro_batch` "
         "or `block_size`."
     )
-
-
-def least_runs() -> int:
-    """Runs of the smallest plan: CE and one arm, on the selecting seed and on one confirming seed."""
-    return 4
 
 
 def check_budget(budget: float | None, steps: int | None, speed: Speed) -> None:
     """Refuse a budget that has no room for the smallest plan, before the audit begins."""
     asked = steps or LEAST_STEPS
-    if budget is not None and speed.seconds(least_runs(), asked) > SHARE * budget:
+    if budget is not None and speed.seconds(LEAST_RUNS, asked) > SHARE * budget:
         raise too_small(budget, asked, speed)
 
 
@@ -116,10 +113,10 @@ def _longer(plan: TimePlan, candidates: Sequence[Arm], speed: Speed, room: float
     return _plan(plan.arms, candidates, plan.seeds, steps, speed)
 
 
-def duration(seconds: float) -> str:
-    """A time in words.
+def rounded_duration(seconds: float) -> str:
+    """A planned time in words, from 90 s on in whole minutes, rounded up.
 
-    >>> duration(45), duration(1830), duration(5400)
+    >>> rounded_duration(45), rounded_duration(1830), rounded_duration(5400)
     ('45 s', '31 min', '1 h 30 min')
     """
     if seconds < 90:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zloss.decide.verdicts.groups import contiguous_groups, group_sums
-from zloss.decide.verdicts.interval import PairedInterval, paired_interval
+from zloss.decide.verdicts.interval import LARGEST_EXPONENT, PairedInterval, paired_interval
 from zloss.decide.verdicts.part import against_bound
 from zloss.results.verdict import Interval, VerdictPart
 
@@ -32,8 +32,6 @@ RATIO = "ratio"
 """Unit of the interval: method / baseline."""
 MOST_NUMBERS = 4_000_000
 """Numbers in memory at once while resamples of a tail are read."""
-LARGEST_LOG = 700.0
-"""Beyond it exp is infinite in fp64."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def judge_ratio(shown: str, interval: PairedInterval, numbers: Mapping[str, Any]
     """The part of a log ratio and its interval."""
     state = against_bound(interval.lower, interval.upper, EFFECT)
     settle = interval.seeds_to_settle(EFFECT)
-    ratio = math.exp(min(interval.difference, LARGEST_LOG))
+    ratio = math.exp(min(interval.difference, LARGEST_EXPONENT))
     numbers = {
         **numbers,
         "ratio": ratio,
@@ -170,7 +168,7 @@ def judge_ratio(shown: str, interval: PairedInterval, numbers: Mapping[str, Any]
         why = "one seed" if interval.seeds < 2 else "one group of validation text"
         more = "run at least one more seed" if interval.seeds < 2 else "validate on more text"
         return VerdictPart("open", f"{why}: {shown} × {ratio:.4g}; {more}.", numbers)
-    low, high = (math.exp(min(bound, LARGEST_LOG)) for bound in (interval.lower, interval.upper))
+    low, high = (math.exp(min(bound, LARGEST_EXPONENT)) for bound in (interval.lower, interval.upper))
     bounds = Interval(low, high, RATIO)
     span = f"{shown} × {ratio:.4g} ({low:.4g} to {high:.4g})"
     if state == "fails":

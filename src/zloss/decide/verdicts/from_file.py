@@ -11,8 +11,9 @@ from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdicts.optimizer import judge_optimizer
 from zloss.decide.verdicts.quality import RUN_AGAIN, judge_quality_by_seed
 from zloss.decide.verdicts.router_scale import judge_scale
-from zloss.decide.verdicts.verdict import join_parts
-from zloss.results.comparison import ComparedMethod, Comparison, QualityVerdict
+from zloss.decide.verdicts.verdict import with_verdict
+from zloss.results.comparison import ComparedMethod, Comparison
+from zloss.results.quality import QualityVerdict
 from zloss.results.verdict import VerdictPart, VerdictParts
 
 CENTERED_HEAD = "centered-head"
@@ -35,15 +36,7 @@ def judged_from_file(
     )
     if parts.coordinate is None:
         return replace(stated, accepted=None, parts=parts, reasons=())
-    verdict = join_parts(parts)
-    return replace(
-        stated,
-        accepted=verdict.accepted,
-        reason=" ".join(verdict.reasons),
-        verdict=verdict.name,
-        reasons=verdict.reasons,
-        parts=parts,
-    )
+    return with_verdict(stated, parts)
 
 
 def with_optimizer(comparison: Comparison, stated: QualityVerdict, thresholds: Thresholds) -> QualityVerdict:
@@ -54,15 +47,7 @@ def with_optimizer(comparison: Comparison, stated: QualityVerdict, thresholds: T
     parts = replace(stated.parts, optimizer=judge_optimizer(comparison, method, thresholds))
     if stated.verdict is None:
         return replace(stated, parts=parts)
-    verdict = join_parts(parts)
-    return replace(
-        stated,
-        accepted=verdict.accepted,
-        reason=" ".join(verdict.reasons),
-        verdict=verdict.name,
-        reasons=verdict.reasons,
-        parts=parts,
-    )
+    return with_verdict(stated, parts)
 
 
 def _quality(base: ComparedMethod, method: ComparedMethod, tolerance_ppl: float | None) -> VerdictPart:

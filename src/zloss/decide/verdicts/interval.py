@@ -18,6 +18,8 @@ from functools import cache
 from zloss.errors import MissingDependencyError
 
 LEVEL = 0.95
+LARGEST_EXPONENT = 700.0
+"""Beyond it exp is infinite in fp64."""
 MOST_SEEDS = 200
 """More seeds than this are not proposed."""
 

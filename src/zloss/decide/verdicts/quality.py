@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zloss.decide.verdicts.groups import LEAST_GROUPS, contiguous_groups, group_sums
-from zloss.decide.verdicts.interval import PairedInterval, paired_interval
+from zloss.decide.verdicts.interval import LARGEST_EXPONENT, PairedInterval, paired_interval
 from zloss.decide.verdicts.part import against_bound
+from zloss.errors import InputError
 from zloss.results.verdict import Interval, VerdictPart
 
 NATS = "nats per token"
-LARGEST = 700.0
-"""Beyond it exp is infinite in fp64."""
 RUN_AGAIN = "the runs hold no per-block validation: run them again"
 
 
@@ -59,12 +58,20 @@ def judge_quality_by_seed(differences_S: Sequence[float], *, baseline_ppl: float
 
 
 def _judge(interval: PairedInterval, baseline_ppl: float, tolerance_ppl: float) -> VerdictPart:
+    if not baseline_ppl > 0:
+        raise InputError(
+            f"the PPL of the baseline is expected to be above 0, but is {baseline_ppl:g}: its run is damaged."
+        )
     # A tolerance of −100 % of the PPL and less asks for a CE of −∞, which no method reaches.
     share = tolerance_ppl / baseline_ppl
     tolerance = math.log1p(share) if share > -1 else -math.inf
 
     def ppl(nats: float | None) -> float | None:
-        return None if nats is None or not math.isfinite(nats) or nats > LARGEST else baseline_ppl * math.expm1(nats)
+        return (
+            None
+            if nats is None or not math.isfinite(nats) or nats > LARGEST_EXPONENT
+            else baseline_ppl * math.expm1(nats)
+        )
 
     state = against_bound(interval.lower, interval.upper, tolerance)
     settle = interval.seeds_to_settle(tolerance)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from zloss.results.quality import QualityVerdict
 from zloss.results.verdict import VerdictName, VerdictParts
 
 ALL = 3
@@ -36,3 +37,16 @@ def join_parts(parts: VerdictParts) -> Verdict:
     deciding = {"rejected": "fails", "accepted": "holds", "inconclusive": "open"}[name]
     reasons = tuple(f"{key}: {part.reason}" for key, part in named if part.state == deciding)
     return Verdict(name, parts, reasons)
+
+
+def with_verdict(stated: QualityVerdict, parts: VerdictParts) -> QualityVerdict:
+    """`stated` with the verdict that follows from `parts`, and its reasons."""
+    verdict = join_parts(parts)
+    return replace(
+        stated,
+        accepted=verdict.accepted,
+        reason=" ".join(verdict.reasons),
+        verdict=verdict.name,
+        reasons=verdict.reasons,
+        parts=parts,
+    )

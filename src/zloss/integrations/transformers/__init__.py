@@ -14,16 +14,18 @@ from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.integrations.transformers.support_table import support
 
 if TYPE_CHECKING:
+    from zloss.integrations.transformers.attach_trainer import attach as attach
     from zloss.integrations.transformers.trainer_attachment import TrainerAttachment as TrainerAttachment
-    from zloss.integrations.transformers.trainer_attachment import attach as attach
 
 __all__ = ["RouterZLoss", "TrainerAttachment", "ZLossHandle", "apply", "attach", "support"]
+
+_HOME = {"attach": "attach_trainer", "TrainerAttachment": "trainer_attachment"}
 
 
 def __getattr__(name: str) -> Any:
     """`attach` imports the Trainer of transformers, which takes seconds: on first use."""
-    if name in ("attach", "TrainerAttachment"):
+    if name in _HOME:
         import importlib
 
-        return getattr(importlib.import_module("zloss.integrations.transformers.trainer_attachment"), name)
+        return getattr(importlib.import_module(f"zloss.integrations.transformers.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

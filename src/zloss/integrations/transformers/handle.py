@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import UnsupportedModelError
+from zloss.integrations.call_arguments import given_arguments
 from zloss.integrations.moe import RouterLossHandle
 from zloss.integrations.transformers.lazy_logits import LazyLogits
 from zloss.integrations.transformers.settings import Settings
@@ -107,12 +107,6 @@ class ZLossHandle:
 
             return fused_output(call, output, given_arguments(model, args, kwargs))
         return without_logits(output)
-
-
-def given_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, positional ones too."""
-    names = list(inspect.signature(type(model).forward).parameters)[1:]
-    return dict(zip(names, args, strict=False)) | kwargs
 
 
 def forbid_backward(model: nn.Module, output: Any, given: dict[str, Any]) -> None:

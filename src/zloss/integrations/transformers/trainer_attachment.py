@@ -1,43 +1,30 @@
-"""`attach`: a Trainer trains with CE + Z and logs what its head does, in every tracker it has."""
+"""A Trainer to which a Z-loss is attached: what it logs at every step, and what is taken back with `remove()`."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
 
-from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError
-from zloss.integrations.moe import RouterZLoss
-from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, apply
+from zloss.errors import MissingDependencyError, UnsupportedModelError
+from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS
 from zloss.integrations.transformers.handle import ZLossHandle
-from zloss.integrations.transformers.trainer_checks import refuse_bypasses
-from zloss.integrations.transformers.trainer_settings import experiment_settings, training_data
 from zloss.optimizer.fp16_margin import max_safe_scale
-from zloss.source.objective import Objective
 from zloss.telemetry.alert_action import OnAlert, alert_action, logger
 from zloss.telemetry.alerts import Alert, AlertMonitor
 from zloss.telemetry.levels import exceeded_levels
-from zloss.telemetry.window import StepWindow
-from zloss.text.blocks import Blocks
-from zloss.train.record.record_run import record_run
-from zloss.train.record.recorded_config import RecordOptions
+from zloss.telemetry.window import StepWindow, for_trackers
 from zloss.train.record.run_recorder import RunRecorder
-from zloss.transport.backends.choice import Backend
 
 try:
     from transformers import TrainerCallback
 except ImportError as missing:
     raise MissingDependencyError(f"transformers>={LEAST_TRANSFORMERS}", "`attach`", "audit") from missing
 
-PREFIX = "zloss/"
-DEFAULT_WINDOW = 50
 STATE_FILE = "zloss_alerts.json"
 """Beside a checkpoint of the trainer: the state of the alerts."""
 
@@ -66,6 +53,8 @@ class TrainerAttachment:
         self._max_norm: float | None = None
         self._callback = _StepWatch(self)
         self._own_log, self._own_clip = trainer.log, trainer.accelerator.clip_grad_norm_
+        places = ((trainer, "log"), (trainer.accelerator, "clip_grad_norm_"))
+        self._replaced = [(holder, name, vars(holder).get(name)) for holder, name in places]
         trainer.log = self._log
         trainer.accelerator.clip_grad_norm_ = self._clip
         trainer.add_callback(self._callback)
@@ -74,9 +63,12 @@ class TrainerAttachment:
             handle.observers.append(recorder.micro_batch)
 
     def remove(self) -> None:
-        """Give the trainer its own functions back and take the hooks off the model."""
-        vars(self._trainer).pop("log", None)
-        vars(self._trainer.accelerator).pop("clip_grad_norm_", None)
+        """Give the trainer its functions back as they were before, and take the hooks off the model."""
+        for holder, name, before in self._replaced:
+            if before is None:
+                vars(holder).pop(name, None)
+            else:
+                setattr(holder, name, before)
         self._trainer.remove_callback(self._callback)
         self.handle.remove()
         if self.recorder is not None:
@@ -95,7 +87,7 @@ class TrainerAttachment:
     def _named(self, found: dict[str, float]) -> dict[str, float]:
         if self.handle.router is not None and self.handle.router.last is not None:
             found["router_z"] = float(self.handle.router.last.loss.detach())
-        return {f"{PREFIX}{name}": value for name, value in found.items() if math.isfinite(value)}
+        return for_trackers(found)
 
     def begin_step(self) -> None:
         """Called before every optimizer step. A Trainer that divides token losses by the tokens of all micro-batches adds
@@ -203,88 +195,3 @@ class _StepWatch(TrainerCallback):
 
 def _checkpoint(args: Any, state: Any) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
-
-
-def attach(
-    trainer: Any,
-    objective: Objective,
-    *,
-    on_alert: OnAlert = "log",
-    label_smoothing: float = 0.0,
-    router: RouterZLoss | None = None,
-    window: int = DEFAULT_WINDOW,
-    backend: Backend = "auto",
-    record: str | os.PathLike[str] | None = None,
-    validation: Blocks | Tensor | Sequence[Sequence[int]] | None = None,
-    record_options: RecordOptions | None = None,
-) -> TrainerAttachment:
-    """From now on the trainer minimises CE + Z and logs `zloss/…` scalars over its last `window` steps.
-
-    `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), before `train()`. Every tracker in its
-    `report_to` gets the scalars with its other numbers. CE and Z stand apart as zloss/ce and zloss/z, in nats per
-    predicted token; `zloss.source.summary` lists the other names. On several processes they are of the tokens of
-    all of them, joined in one collective per log.
-
-    `on_alert`: what is done when a tail changes (`zloss.telemetry.alerts` has the rule, counted in logs): "log" a
-    warning, "raise" an error, or a function of the alert.
-
-    `record`: a folder. The run is written into `record/<method>-<λ>-s<seed>/` with its step records and, when training
-    ends, the numbers of the trained model on `validation` (see `zloss.record_run`); `zloss compare record` judges the
-    methods. `record_options`: what is measured beside that.
-
-    Refused: settings under which the trainer computes its loss outside the model. A step that bypassed the loss all the
-    same raises at its end.
-
-    >>> from zloss.integrations.transformers import attach
-    >>> attach(trainer, zloss.CenteredZLoss(1e-4))  # doctest: +SKIP
-    """
-    refuse_bypasses(trainer)
-    alert_action(on_alert)  # checks itself
-    if (record is None) != (validation is None):
-        raise InputError(
-            "`record` and `validation` belong together: a recorded run is measured on `validation` when it ends, and "
-            "nothing else needs it."
-        )
-    handle = apply(
-        trainer.model,
-        objective,
-        label_smoothing=label_smoothing,
-        router=router,
-        backend=backend,
-    )
-    try:
-        recorder = None
-        if record is not None and validation is not None:
-            recorder = _recorder(trainer, objective, record, validation, record_options, label_smoothing, router)
-        across = StepWindow(window, objective.coordinate, across_ranks=True)
-        return TrainerAttachment(trainer, handle, across, on_alert, recorder)
-    except BaseException:
-        handle.remove()
-        raise
-
-
-def _recorder(
-    trainer: Any,
-    objective: Objective,
-    record: str | os.PathLike[str],
-    validation: Blocks | Tensor | Sequence[Sequence[int]],
-    options: RecordOptions | None,
-    label_smoothing: float,
-    router: RouterZLoss | None,
-) -> RunRecorder:
-    args = trainer.args
-    settings = experiment_settings(args) | {"label_smoothing": label_smoothing}
-    if router is not None:
-        settings["router"] = {name: str(value) for name, value in asdict(router).items()}
-    return record_run(
-        record,
-        trainer.model,
-        objective,
-        seed=args.seed,
-        validation=validation,
-        clip=args.max_grad_norm or None,
-        settings=settings,
-        training_data=training_data(trainer.train_dataset),
-        loop=type(trainer).__name__,
-        options=options,
-    )

@@ -12,6 +12,11 @@ LEAST_TRL = "1.16"
 
 def refuse_bypasses(trainer: Any) -> None:
     """Raise for settings under which the model's own loss is not what the trainer minimises."""
+    if not all(hasattr(trainer, part) for part in ("args", "model", "accelerator", "log")):
+        raise InputError(
+            f"`trainer` is expected to be a Trainer of transformers or TRL, but got {type(trainer).__name__}. A model takes "
+            "`apply(model, objective)`."
+        )
     args = trainer.args
     if any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__):
         require_version("trl", LEAST_TRL, f"`attach` to a {type(trainer).__name__} of TRL", "trl")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -17,6 +16,7 @@ from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import load_checkpoint
 from zloss.models.output_head import find_head
 from zloss.protocol.center.change import plan_change, refuse_uncenterable
+from zloss.protocol.center.config import CenterConfig
 from zloss.protocol.center.source_folder import source_folder
 from zloss.protocol.center.verify import greedy_continuation, measure_model
 from zloss.protocol.center.weight_files import read_weight_files
@@ -30,26 +30,6 @@ from zloss.text.corpus import open_corpus
 
 PPL_AGREEMENT = 1e-6
 """Largest relative difference of PPL that is only rounding for fp32 weights; a 16-bit head is rounded once more."""
-
-
-@dataclass(frozen=True)
-class CenterConfig:
-    """What to center, and the text on which the copy is checked."""
-
-    model: str = "smollm2"
-    """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file."""
-    texts: tuple[str, ...] = ()
-    """Text on which the copy is checked: plain text, .jsonl or .parquet."""
-    corpus: Literal["pydoc", "wikitext-103", "fineweb-edu"] | None = None
-    """A named corpus instead of files."""
-    blocks: int = 16
-    """Blocks of the check."""
-    block_size: int | None = None
-    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
-    keep_tied: bool = False
-    """Keep a tied head tied, by moving the mean row into learned additive positions (GPT-2, OPT)."""
-    valid_vocab: int | None = None
-    """Rows over which the mean row is taken, where the head has padding rows. Default: all."""
 
 
 def center_checkpoint(

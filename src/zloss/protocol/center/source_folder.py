@@ -31,6 +31,8 @@ def source_folder(name: str) -> Iterator[Path]:
 
     identifier = SMOLLM2_HUB if name == SMOLLM2 else name
     try:
-        yield Path(snapshot_download(identifier, allow_patterns=list(WANTED), **hub_options()))
+        fetched = Path(snapshot_download(identifier, allow_patterns=list(WANTED), **hub_options()))
     except Exception as error:
         raise CheckpointError(f"the files of {name} could not be fetched: {first_line(error)}.") from error
+    # Outside the `try`: what goes wrong in the caller's block is no failure of the download.
+    yield fetched

@@ -87,9 +87,3 @@ def greedy_continuation(checkpoint: Checkpoint, blocks: Blocks) -> Tensor:
         do_sample=False, num_beams=1, pad_token_id=0, repetition_penalty=1.0,
     )  # fmt: skip
     return out[0, prompt.shape[1] :]
-
-
-def same_body(before: Checkpoint, after: Checkpoint, changed: set[str]) -> bool:
-    """Whether every parameter that was not meant to change has the same bits."""
-    mine, theirs = dict(before.model.named_parameters()), dict(after.model.named_parameters())
-    return all(torch.equal(mine[name], theirs[name]) for name in mine if name in theirs and name not in changed)

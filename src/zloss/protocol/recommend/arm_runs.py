@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 from zloss.console.progress import Progress
 from zloss.decide.recommend.certain_rejection import certain_rejection
 from zloss.decide.thresholds import Thresholds
+from zloss.protocol.recommend.crew import Crew
 from zloss.ranks.job import Job
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
@@ -24,7 +26,6 @@ from zloss.train.compare.finished_run import FinishedRun, read_run
 from zloss.train.folder.run_folder import claim_folder, is_finished, settle_finished
 from zloss.train.folder.saved_state import SavedState
 from zloss.train.folder.step_log import read_steps
-from zloss.train.run import run_training
 from zloss.train.run_options import RunOptions
 from zloss.train.start.run_start import Start
 from zloss.train.step.live import LiveView, Shown
@@ -41,9 +42,7 @@ class StoppedArm:
 
 
 class _ArmStoppedError(Exception):
-    def __init__(self, stopped: StoppedArm) -> None:
-        super().__init__(stopped.reason)
-        self.stopped = stopped
+    """Ends the run of this process alone."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ class ArmRunner:
     options: RunOptions
     view: LiveView
     progress: Progress
+    crew: Crew = field(default_factory=Crew)
 
     def place(self, config: TrainConfig) -> Path:
         """The folder of a run."""
@@ -84,33 +84,52 @@ class ArmRunner:
         if stopped is not None:
             claim_folder(place, config, self.start)
             return stopped
-        view = _WatchedView(self.view, place, config, watch)
+        alone = self.crew.job.ranks == 1
+        view = _WatchedView(self.view, place, config, watch, alone=alone)
         try:
-            run_training(config, self.start, place, options=self.options, view=view, progress=self.progress)
-        except _ArmStoppedError as error:
-            write_json(place / STOPPED_FILE, {"step": error.stopped.step, "reason": error.stopped.reason})
+            self.crew.train(config, self.start, place, options=self.options, view=view, progress=self.progress)
+        except (_ArmStoppedError, KeyboardInterrupt):
+            if view.stopped is None:
+                raise
+            write_json(place / STOPPED_FILE, {"step": view.stopped.step, "reason": view.stopped.reason})
             SavedState(place, "", Job()).clear()
-            return error.stopped
+            return view.stopped
         return read_run(place)
 
 
 class _WatchedView:
     """The live view of a run; it ends the run where the rule says so."""
 
-    def __init__(self, inner: LiveView, place: Path, config: TrainConfig, watch: Watch) -> None:
-        self._inner, self._place, self._config, self._watch = inner, place, config, watch
+    stopped: StoppedArm | None = None
+
+    def __init__(self, inner: LiveView, place: Path, config: TrainConfig, watch: Watch, *, alone: bool) -> None:
+        self._inner, self._place, self._config, self._watch, self._alone = inner, place, config, watch, alone
 
     @contextmanager
     def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
         # Steps before an interruption are in the log already, and are not shown again.
         records = read_steps(self._place)[:done] if done else []
         with self._inner.run(name, steps, done) as shown:
-            yield _WatchedSteps(shown, records, self._config, self._watch)
+            yield _WatchedSteps(shown, records, self._config, self._watch, self._stop)
+
+    def _stop(self, stopped: StoppedArm) -> None:
+        self.stopped = stopped
+        if self._alone:
+            raise _ArmStoppedError(stopped.reason)
+        # The other processes are in the same step: Ctrl-C ends it on all of them.
+        signal.raise_signal(signal.SIGINT)
 
 
 class _WatchedSteps:
-    def __init__(self, inner: Shown, records: list[StepRecord], config: TrainConfig, watch: Watch) -> None:
-        self._inner, self._records, self._config, self._watch = inner, records, config, watch
+    def __init__(
+        self,
+        inner: Shown,
+        records: list[StepRecord],
+        config: TrainConfig,
+        watch: Watch,
+        stop: Callable[[StoppedArm], None],
+    ) -> None:
+        self._inner, self._records, self._config, self._watch, self._stop = inner, records, config, watch, stop
 
     def show(self, record: StepRecord, tokens: int) -> None:
         self._inner.show(record, tokens)
@@ -127,7 +146,7 @@ class _WatchedSteps:
             thresholds=self._watch.thresholds,
         )
         if reason is not None:
-            raise _ArmStoppedError(StoppedArm(record.step, reason))
+            self._stop(StoppedArm(record.step, reason))
 
 
 def _read_stopped(place: Path) -> StoppedArm | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from zloss.decide import stages
 from zloss.decide.recommend.candidates import CENTERED_HEAD, GAIN_AWARE, STANDARD
 from zloss.decide.recommend.judged_arm import JudgedArm, judge_arms, ranked
-from zloss.decide.recommend.time_plan import duration
+from zloss.decide.recommend.time_plan import rounded_duration
 from zloss.protocol.recommend.arm_runs import ArmRunner, StoppedArm, Watch
 from zloss.protocol.recommend.centered_reading import as_centered_head
 from zloss.protocol.recommend.prepare import CE_ARM, NO_ROOM, Prepared
@@ -74,7 +74,9 @@ class Experiment:
     def __init__(self, session: Session, prepared: Prepared) -> None:
         self._session, self._prepared, self._plan = session, prepared, prepared.plan
         options = RunOptions(checkpoint_every=self._plan.checkpoint_every, command=session.command)
-        self._runner = ArmRunner(prepared.start, session.runs_folder, options, session.view, session.progress)
+        self._runner = ArmRunner(
+            prepared.start, session.runs_folder, options, session.view, session.progress, session.crew
+        )
         self._slowdowns = list[float]()
         self._notes = list[str]()
 
@@ -145,7 +147,8 @@ class Experiment:
         config = session.config.train_config(arm, seed, self._plan.steps)
         kept = self._runner.is_kept(config)
         if not kept:
-            session.say(f"{arm.label}, seed {seed}: {left} runs left, about {duration(left * self._run_seconds())}")
+            runs = f"{left} run{'s' if left != 1 else ''} left"
+            session.say(f"{arm.label}, seed {seed}: {runs}, about {rounded_duration(left * self._run_seconds())}")
         found = self._runner.run(config, Watch(session.stopwatch.tick, endpoints, session.thresholds))
         session.stopwatch.save()
         if kept:

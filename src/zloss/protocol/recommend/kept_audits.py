@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from zloss import __version__
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.checkpoint.run import run_audit
 from zloss.audit.implementation.config import ImplementationAuditConfig
 from zloss.audit.implementation.run import run_implementation_audit
 from zloss.console.progress import Progress
@@ -18,6 +17,7 @@ from zloss.decide.decision_map import with_decisions
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint
+from zloss.protocol.recommend.crew import Crew
 from zloss.results.audit import AuditReport
 from zloss.results.files import read_record, write_record
 from zloss.results.implementation_audit import FILE as IMPLEMENTATION_FILE
@@ -38,11 +38,12 @@ def kept_audit(
     thresholds: Thresholds,
     progress: Progress,
     command: str,
+    crew: Crew,
 ) -> AuditReport:
     """The audit with its decisions; Ctrl-C during it ends the whole command."""
 
     def measure() -> AuditReport:
-        return run_audit(config, progress=progress, command=command, checkpoint=checkpoint)
+        return crew.audit(config, checkpoint, progress=progress, command=command)
 
     report = _kept(folder / AUDIT_FOLDER / AUDIT_FILE, AuditReport, f"{identity} {config}", measure)
     return with_decisions(report, thresholds=thresholds)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zloss.decide.recommend.candidates import CE, candidates, with_references
-from zloss.decide.recommend.time_plan import LEAST_STEPS, Speed, TimePlan, check_budget, duration, plan_time
+from zloss.decide.recommend.time_plan import LEAST_STEPS, Speed, TimePlan, check_budget, plan_time, rounded_duration
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.weight_fingerprint import model_fingerprint
@@ -23,7 +23,7 @@ from zloss.source.objectives.registry import make_objective
 from zloss.text.blocks import make_blocks
 from zloss.text.corpus import open_corpus
 from zloss.train.start.optimizer_state import read_adam_state
-from zloss.train.start.run_start import Start, prepare_start
+from zloss.train.start.run_start import Start
 
 NO_ROOM = "the budget has no room for it"
 IMPLEMENTATION_STEPS = 20
@@ -56,7 +56,7 @@ def prepare(session: Session, *, timed: bool = True) -> Prepared:
     config = session.config
     check_inputs(config)
     with session.progress.step(f"loading {Path(config.model).name[-30:]}", None):
-        start = prepare_start(config.train_config(CE_ARM, config.seeds[0], config.steps or LEAST_STEPS))
+        start = session.crew.load(config.train_config(CE_ARM, config.seeds[0], config.steps or LEAST_STEPS))
         check_training_fits(start.checkpoint)
         weights = model_fingerprint(start.checkpoint)
     texts = f"{start.data.train.fingerprint()} {start.data.valid.fingerprint()}"
@@ -69,12 +69,12 @@ def prepare(session: Session, *, timed: bool = True) -> Prepared:
     steps = config.steps or (None if before is None else before.steps)
     if timed:
         first = config.train_config(CE_ARM, config.seeds[0], steps or LEAST_STEPS)
-        cost = probe_cost(first, start, session.folder, session.progress)
+        cost = probe_cost(first, start, session.folder, session.progress, session.crew)
         expected = _audit_seconds(config, cost) + _implementation_seconds(config, cost)
         check_budget(config.budget_seconds, steps, _speed(session, cost, steps, expected))
         session.say(
             f"{cost.step:.2g} s per step of {config.micro_batch * config.accumulate * config.block_size} tokens; "
-            f"audit: about {duration(_audit_seconds(config, cost))}"
+            f"audit: about {rounded_duration(_audit_seconds(config, cost))}"
         )
     report = audit_model(session, start.checkpoint)
     session.stopwatch.save()
@@ -108,6 +108,7 @@ def audit_model(session: Session, checkpoint: Checkpoint) -> AuditReport:
         thresholds=session.thresholds,
         progress=session.progress,
         command=session.command,
+        crew=session.crew,
     )
 
 

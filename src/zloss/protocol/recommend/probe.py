@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zloss.console.progress import Progress, Silent, Step
+from zloss.protocol.recommend.crew import Crew
 from zloss.results.train_config import TrainConfig
-from zloss.text.blocks import Blocks
 from zloss.train.folder.step_log import read_steps
-from zloss.train.run import run_training
 from zloss.train.run_options import RunOptions
 from zloss.train.start.run_start import Start
 from zloss.train.step.live import NoView, Shown
@@ -50,17 +49,17 @@ class RunCost:
         return self.rest + written * self.checkpoint + valid_blocks * self.valid_block
 
 
-def probe_cost(config: TrainConfig, start: Start, folder: Path, progress: Progress) -> RunCost:
+def probe_cost(config: TrainConfig, start: Start, folder: Path, progress: Progress, crew: Crew) -> RunCost:
     """The cost of a run with these settings, measured on four steps and four validation blocks."""
     place = folder / FOLDER
     shutil.rmtree(place, ignore_errors=True)
     clock, view = _Timed(), _TimedView()
-    short = replace(start, data=replace(start.data, valid=_first_blocks(start.data.valid, VALID_BLOCKS)))
     probe = replace(config, steps=STEPS, warmup=0)
     began = time.perf_counter()
     try:
         with progress.step("timing a few steps", None):
-            run_training(probe, short, place, options=RunOptions(checkpoint_every=STEPS), view=view, progress=clock)
+            options = RunOptions(checkpoint_every=STEPS)
+            crew.train(probe, start, place, options=options, view=view, progress=clock, valid_blocks=VALID_BLOCKS)
         seconds = [record.seconds or 0.0 for record in read_steps(place)]
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -72,11 +71,6 @@ def probe_cost(config: TrainConfig, start: Start, folder: Path, progress: Progre
         valid_block=clock.seconds / blocks,
         rest=max(0.0, whole - view.seconds - clock.seconds),
     )
-
-
-def _first_blocks(blocks: Blocks, count: int) -> Blocks:
-    kept = min(count, blocks.count)
-    return Blocks(blocks.stream[: kept * blocks.size + 1].clone(), blocks.size, kept, blocks.bos_id, blocks.offset)
 
 
 class _Timed(Silent):

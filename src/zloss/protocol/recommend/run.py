@@ -8,11 +8,12 @@ from pathlib import Path
 
 from zloss.console.progress import Progress, Silent
 from zloss.decide.recommend.judged_arm import judge_arms
-from zloss.decide.recommend.time_plan import duration
+from zloss.decide.recommend.time_plan import rounded_duration
 from zloss.decide.thresholds import Thresholds
 from zloss.models.checkpoint import Checkpoint
 from zloss.protocol.recommend.assemble import Evidence, answer_of, assemble
 from zloss.protocol.recommend.config import RecommendConfig
+from zloss.protocol.recommend.crew import Crew
 from zloss.protocol.recommend.experiment import Experiment, Outcome, choose, compared, source_fired
 from zloss.protocol.recommend.kept_audits import kept_implementation_audit
 from zloss.protocol.recommend.own_runs import OwnRuns, read_own_runs
@@ -23,6 +24,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.files import write_record
 from zloss.results.folder import check_folder
+from zloss.results.folder_owner import Owner, refuse_other, text_name
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.recommend_plan import Arm, RecommendPlan
 from zloss.results.recommendation import Recommendation, Tested
@@ -40,21 +42,28 @@ def run_recommendation(
     folder: Path,
     *,
     thresholds: Thresholds | None = None,
+    force: bool = False,
     progress: Progress | None = None,
     view: LiveView | None = None,
     say: Callable[[str], None] = lambda text: None,
     command: str = "zloss.protocol.recommend.run.run_recommendation",
+    crew: Crew | None = None,
 ) -> Recommendation:
     """The record. Audits and finished runs are kept in `folder`, so the same call goes on after an interruption.
 
+    `force`: replace the result of something else that `folder` holds. `crew`: this process as the first of several; the
+    others are in `Crew.follow`.
     What can be refused is refused before the first model is loaded; too small a budget, after a few timed steps.
     """
-    session = _session(config, folder, thresholds, progress, view, say, command)
+    session = _session(config, folder, thresholds, progress, view, say, command, crew)
     started = datetime.now(UTC)
     if config.router_convention is not None:
         find_convention(config.router_convention)
-    if config.runs:
-        return _from_own_runs(session, started)
+    own = read_own_runs(config.runs, config.seeds) if config.runs else None
+    text = text_name(config.texts, config.corpus) if own is None else _text_of(own.ce[0].config)
+    refuse_other(folder, Owner("recommendation", config.model, text), force=force)
+    if own is not None:
+        return _from_own_runs(session, own, started)
     prepared = prepare(session)
     say(plan_sentence(prepared.plan))
     outcome = Experiment(session, prepared).run()
@@ -78,16 +87,17 @@ def make_plan(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda text: None,
     command: str = "zloss.protocol.recommend.run.make_plan",
+    crew: Crew | None = None,
 ) -> RecommendPlan:
     """Audit and arms alone, as settings for a trainer of one's own; nothing is trained."""
-    return prepare(_session(config, folder, thresholds, progress, None, say, command), timed=False).plan
+    return prepare(_session(config, folder, thresholds, progress, None, say, command, crew), timed=False).plan
 
 
 def plan_sentence(plan: RecommendPlan) -> str:
     """What will be run, and how long it is expected to take."""
     names = ", ".join(arm.label for arm in plan.arms)
-    time = "" if plan.seconds is None else f"; about {duration(plan.seconds)} in all"
-    of = "" if plan.budget_seconds is None else f" of {duration(plan.budget_seconds)}"
+    time = "" if plan.seconds is None else f"; about {rounded_duration(plan.seconds)} in all"
+    of = "" if plan.budget_seconds is None else f" of {rounded_duration(plan.budget_seconds)}"
     out = f"; left out: {', '.join(f'{one.method} {one.coef:g}' for one in plan.left_out)}" if plan.left_out else ""
     seeds = ", ".join(map(str, plan.seeds[1:]))
     return f"{names}, {plan.steps} steps each, on seed {plan.seeds[0]}; the chosen one and ce on {seeds}{time}{of}{out}"
@@ -101,6 +111,7 @@ def _session(
     view: LiveView | None,
     say: Callable[[str], None],
     command: str,
+    crew: Crew | None,
 ) -> Session:
     check_folder(folder)
     return Session(
@@ -111,13 +122,13 @@ def _session(
         progress or Silent(),
         view or NoView(),
         say,
+        crew or Crew(),
         command,
     )
 
 
-def _from_own_runs(session: Session, started: datetime) -> Recommendation:
+def _from_own_runs(session: Session, own: OwnRuns, started: datetime) -> Recommendation:
     config = session.config
-    own = read_own_runs(config.runs, config.seeds)
     check_inputs(config)
     selection = compared(session, [run for run in (*own.ce, *own.runs) if run.seed == own.seeds[0]], "selection")
     checkpoint = load_model(session)

@@ -9,6 +9,7 @@ from pathlib import Path
 from zloss.console.progress import Progress, Silent
 from zloss.decide.thresholds import Thresholds
 from zloss.protocol.recommend.config import RecommendConfig
+from zloss.protocol.recommend.crew import Crew
 from zloss.protocol.recommend.stopwatch import Stopwatch
 from zloss.train.step.live import LiveView, NoView
 
@@ -26,6 +27,7 @@ class Session:
     progress: Progress = field(default_factory=Silent)
     view: LiveView = field(default_factory=NoView)
     say: Callable[[str], None] = lambda text: None
+    crew: Crew = field(default_factory=Crew)
     command: str = "zloss.protocol.recommend.run.run_recommendation"
 
     @property

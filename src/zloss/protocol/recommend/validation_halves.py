@@ -12,6 +12,7 @@ from typing import Literal
 
 from zloss.decide.verdicts.coordinate import BlockTail
 from zloss.decide.verdicts.groups import contiguous_groups
+from zloss.decide.verdicts.interval import LARGEST_EXPONENT
 from zloss.errors import InputError
 from zloss.results.audit import HeadNumbers, Heads
 from zloss.results.coordinate import Coordinate
@@ -61,7 +62,7 @@ def _on_blocks(record: RunMetrics, blocks: ValidationBlocks) -> RunMetrics:
     return replace(
         record,
         ce=ce,
-        ppl=None if ce is None or ce > 700 else math.exp(ce),
+        ppl=None if ce is None or ce > LARGEST_EXPONENT else math.exp(ce),
         diag_z=deployed.diag_z,
         p_z_999=deployed.p_z_999,
         a_p_99=None,

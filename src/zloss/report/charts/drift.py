@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zloss.decide.drift.watched import SHIFT_KEYS
 from zloss.report.charts.panel import Axis, Layer, Mark, Panel, Series, across, colour_of
 from zloss.report.charts.scale import linear_scale
 from zloss.report.text.numbers import number
@@ -22,8 +23,6 @@ TRANSPORT = {
 }
 """Quantity → title; the two rows of the figure."""
 COORDINATES: tuple[Coordinate, ...] = ("raw", "centered")
-RAW_ONLY = ("mu_abs_99", "mu_rms")
-"""Centered, these are rounding noise: the line would lie on the axis."""
 
 
 def drift_panels(drift: Drift) -> list[Panel]:
@@ -78,7 +77,7 @@ def _curves(drift: Drift, key: str) -> list[Series]:
         found = [
             (coordinate, coordinate, [getattr(getattr(each, coordinate), key) for each in drift.checkpoints])
             for coordinate in COORDINATES
-            if not (coordinate == "centered" and key in RAW_ONLY)
+            if not (coordinate == "centered" and key in SHIFT_KEYS)
         ]
     curves = []
     for name, tone, values in found:

@@ -14,6 +14,8 @@ SMALLEST = 1e-300
 """Steps between ticks below this are lost in rounding."""
 LARGEST = 1e290
 """Values beyond this are not drawn: differences of two of them may overflow."""
+LOWEST_OF_LOGS = 1e-290
+"""A logarithmic scale begins here at the lowest: below, a value may be rounded to 0, which has no logarithm."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class Scale:
     start: float = 0.0
     end: float = 1.0
     log: bool = False
+
+    def __post_init__(self) -> None:
+        if self.log and self.low < LOWEST_OF_LOGS:
+            object.__setattr__(self, "low", LOWEST_OF_LOGS)
+            object.__setattr__(self, "high", max(self.high, 10 * LOWEST_OF_LOGS))
 
     def __call__(self, value: float) -> float:
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from zloss.report.charts.panel import Axis, Layer, Mark, Panel, Series, Values, across, colour_of
 from zloss.report.charts.scale import Scale, linear_scale, log_scale
-from zloss.results.comparison import MethodCurves
+from zloss.results.method_curves import MethodCurves
 
 CURVES = {
     # quantity: (title, logarithmic axis)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 
 from zloss.report.charts.panel import COLOURS
 
@@ -33,8 +34,8 @@ def colour_class(colour: str) -> str:
 
 
 def width_class(percent: float) -> str:
-    """The class of a bar's width, in whole per cent."""
-    return f"width-{min(max(round(percent), 0), 100)}"
+    """The class of a bar's width, in whole per cent; a bar of no number has none."""
+    return f"width-{0 if math.isnan(percent) else round(min(max(percent, 0), 100))}"
 
 
 def _checksum(text: str) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from zloss.report.tables.comparison import ShownTable, estimable_columns, paired_table, router_table
 from zloss.report.tables.method_verdicts import NO_VERDICT, TITLES, verdict_line, verdict_notes
 from zloss.report.text.numbers import MISSING, number
-from zloss.results.comparison import ComparedProvenance, Comparison, QualityVerdict, SeedSummary
+from zloss.results.comparison import ComparedProvenance, Comparison, SeedSummary
+from zloss.results.quality import QualityVerdict
 from zloss.results.quantities import titled
 
 MEANS = titled(

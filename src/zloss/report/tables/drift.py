@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zloss.decide.drift.watched import SHIFT_KEYS
 from zloss.report.text.numbers import number
 from zloss.results.drift import Drift, Movement
 from zloss.results.quantities import symbol
@@ -40,11 +41,10 @@ class DriftLine:
 
 def drift_titles(columns: tuple[tuple[str, str], ...] = COLUMNS) -> list[str]:
     """Titles of the cells, the coordinate behind a symbol that has two."""
-    raw_only = ("mu_abs_99", "mu_rms")
     return [
         "PPL",
         "ΔCE",
-        *(symbol(key) if key in raw_only else f"{symbol(key)} {coordinate}" for coordinate, key in columns),
+        *(symbol(key) if key in SHIFT_KEYS else f"{symbol(key)} {coordinate}" for coordinate, key in columns),
     ]
 
 
@@ -64,7 +64,7 @@ def drift_lines(drift: Drift, columns: tuple[tuple[str, str], ...] = COLUMNS, di
 
 def movement_name(movement: Movement) -> str:
     """Symbol and coordinate."""
-    if movement.quantity in ("mu_abs_99", "mu_rms"):
+    if movement.quantity in SHIFT_KEYS:
         return symbol(movement.quantity)
     return f"{symbol(movement.quantity)}, {movement.coordinate}"
 

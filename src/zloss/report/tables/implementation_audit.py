@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from zloss.report.tables.comparison import Cell, ShownTable
 from zloss.report.text.numbers import MISSING, number
 from zloss.results.implementation_audit import ImplementationAudit
+from zloss.results.method_label import method_label
 
 PARTS = {"total": "CE+Z", "z": "Z"}
 SCOPES = {"head": "head", "all": "all"}
@@ -142,7 +143,7 @@ def _rooms(audit: ImplementationAudit, show: _Show) -> ShownTable:
     largest = max((int(scale) for scale in scales if scale.isdecimal()), default=65536)
     lines = tuple(
         (
-            f"{line.method}, λ {line.coef:g}" if line.coef else line.method,
+            method_label(line.method, line.coef),
             (
                 show.cell(line.batches),
                 show.cell(line.grad_norm_mean),

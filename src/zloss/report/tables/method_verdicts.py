@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zloss.results.comparison import Comparison, QualityVerdict
+from zloss.results.comparison import Comparison
+from zloss.results.quality import QualityVerdict
 
 NO_VERDICT = "no verdict"
 TITLES = {"quality": "quality", "coordinate": "diagnosed coordinate", "optimizer": "optimizer"}

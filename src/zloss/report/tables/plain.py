@@ -7,10 +7,13 @@ from typing import Any
 
 from zloss.report.text.numbers import MISSING, number
 
+Lines = list[tuple[str, str]]
+"""(key, text) of a small table."""
 
-def flat_lines(data: Mapping[str, Any], *, skip: tuple[str, ...] = (), prefix: str = "") -> list[tuple[str, str]]:
+
+def flat_lines(data: Mapping[str, Any], *, skip: tuple[str, ...] = (), prefix: str = "") -> Lines:
     """Nested plain values as (dotted key, text); the members of `extra` are shown without its name."""
-    lines: list[tuple[str, str]] = []
+    lines: Lines = []
     for key, value in data.items():
         if key in skip:
             continue

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zloss.decide.recommend.candidates import CENTERED_HEAD
+from zloss.decide.stages import SOURCE
 from zloss.report.text.numbers import number
-from zloss.results.comparison import QualityVerdict
+from zloss.results.quality import QualityVerdict
 from zloss.results.recommendation import Recommendation
 
 ARM_TITLES = ("arm", "state", "ΔCE", "lowered", "p99 ‖δ_u‖", "steps")
@@ -57,8 +59,18 @@ def seeds_sentence(found: Recommendation) -> str:
     word = "seeds" if len(found.confirmation_seeds) > 1 else "seed"
     return (
         f"Seed {found.selection_seed} and half of the validation text selected; {word} {seeds} and the other half were for "
-        "confirmation. Numbers of the selection are not evidence: it chose by them."
+        "confirmation. Numbers of the selection are not evidence: it chose by them. The chosen arm is the best that passed, or "
+        f"the nearest where none did.{_unproposed_head(found)}"
     )
+
+
+def _unproposed_head(found: Recommendation) -> str:
+    """Why a Centered head that passes is not the answer: it is measured for every model, and proposed for some."""
+    source = next((stage for stage in found.stages if stage.stage == SOURCE.name), None)
+    passed = any(arm.method == CENTERED_HEAD and arm.state == "passed" for arm in found.arms)
+    if not passed or source is None or source.fired:
+        return ""
+    return f" {CENTERED_HEAD} is proposed only where {SOURCE.name} fired."
 
 
 def _parts(verdict: QualityVerdict) -> list[tuple[str, str, str]]:

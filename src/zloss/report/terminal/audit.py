@@ -115,7 +115,7 @@ def print_next_command(command: NextCommand, console: Console | None = None) -> 
 
 def _effects(decision: Decision) -> list[str]:
     return [
-        f"{effect.quantity} {effect_number(effect, effect.before)} → {effect_number(effect, effect.after)}"
+        f"{symbol(effect.quantity)} {effect_number(effect, effect.before)} → {effect_number(effect, effect.after)}"
         for effect in decision.measured
         # The λ on budget is the same for every stage and is part of the summary.
         if effect.unit != "λ"

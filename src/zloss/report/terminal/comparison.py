@@ -34,6 +34,11 @@ TABLES = {
     "Optimizer, before clipping": titled(("grad_norm_p99", "grad_norm_max", "clip_rate", "phi_10")),
 }
 
+TWO_COORDINATES = (
+    "Tails of raw and of centered logits are not comparable line by line; the paired differences below are in one "
+    "coordinate."
+)
+
 Paired = list[tuple[ComparedMethod, PairedDifferences]]
 
 
@@ -53,6 +58,8 @@ def print_comparison(comparison: Comparison) -> None:
             table.add_row(_name(method.method, method.coef), *(_cell(method.metrics.get(key)) for key, _ in columns))
         print_table(console, table)
         print_legend(console, [key for key, _ in columns])
+        if "p_z_999" in dict(columns) and len({verdict.coordinate for verdict in comparison.quality.methods}) > 1:
+            print_sentence(console, TWO_COORDINATES)
     paired = [(method, method.paired) for method in comparison.methods if method.paired is not None]
     if comparison.router is not None:
         _print_routers(console, comparison.baseline, paired)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zloss.report.text.loss_answer import bottom_line, headline, severity, source_line, target_model_lines
+from zloss.report.text.loss_answer import bottom_line, headline, severity, source_line, target_model_lines, what_to_do
 from zloss.results.loss_audit import LossAudit
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def print_loss_audit(audit: LossAudit, console: Console | None = None) -> None:
     console.print(verdict_table(audit))
     text, style = bottom_line(audit)
     console.print(Text(text, style=style))
+    if remedy := what_to_do(audit):
+        console.print(Text(remedy))
 
 
 def verdict_table(audit: LossAudit) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from zloss.decide.remedies import remedies_for
 from zloss.results.loss_audit import Finding, Identified, LossAudit
 
 
@@ -17,6 +18,12 @@ def bottom_line(audit: LossAudit) -> tuple[str, str]:
     if not counted:
         return "No finding.", "bold green"
     return "; ".join(counted) + ".", "bold red" if counted[0].split()[1].startswith("error") else "bold yellow"
+
+
+def what_to_do(audit: LossAudit) -> str:
+    """The remedy of every finding in one sentence; empty where there is none."""
+    remedy = remedies_for([finding.id for finding in audit.found])
+    return f"What to do: {remedy[0].lower()}{remedy[1:]}." if remedy else ""
 
 
 def severity(finding: Finding) -> str:
@@ -38,25 +45,35 @@ def headline(audit: LossAudit) -> str:
         return f"{ce}; a Z whose numbers cannot be told: {got.penalty}."
     error = got.uncertainty
     coef = f"λ = {got.coef:.6g}" + _plus_minus(error.coef)
-    target = "" if got.target is None else f", c = {got.target:.6g}" + _plus_minus(error.target)
+    target = "" if got.target is None else f", c = {_target(got.target, error.target)}" + _plus_minus(error.target)
     rule = _rule(got)
     extra = "".join(f", {key} = {value:.6g}" for key, value in got.extra.items())
     shared = " with the weights of CE" if got.z_weights == "shared" else ""
     where = f"Z on {got.penalty} [{got.coordinate}]{shared}"
-    return f"{ce}; {where}: {coef}{target}{rule}{extra}, over {got.z_denominator}."
+    return f"{ce}; {where}: {coef}{target}{rule}{extra}, over {_tokens(got.z_denominator)}."
 
 
 def _cross_entropy(got: Identified) -> str:
     """Denominator, smoothing, token weights and moved targets of the CE part."""
     if got.ce_denominator == "unknown":
         return "CE with unknown weights"
-    ce = f"CE over {got.ce_denominator}"
+    ce = f"CE over {_tokens(got.ce_denominator)}"
     weights = {"class": "class weights", "position": "weights by position", "token": "token weights"}
     notes = [f"label smoothing {got.label_smoothing:.4g}"] if got.label_smoothing else []
     notes += [weights[got.ce_weights]] if got.ce_weights is not None and got.ce_weights in weights else []
     notes += ["means of groups"] if got.ce_weights == "groups" else []
     notes += [f"targets {got.targets} by one"] if got.targets != "given" else []
     return f"{ce} ({', '.join(notes)})" if notes else ce
+
+
+def _tokens(denominator: str | None) -> str:
+    """The denominators that count tokens, in words; the others by their name."""
+    return {"valid": "valid tokens", "all": "all tokens"}.get(denominator or "", str(denominator))
+
+
+def _target(c: float, error: float | None) -> str:
+    """c, as 0 where it differs from 0 by less than its uncertainty and by rounding alone."""
+    return "0" if error is not None and abs(c) < min(error, 1e-6) else f"{c:.6g}"
 
 
 def _rule(got: Identified) -> str:

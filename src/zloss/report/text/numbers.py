@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 MISSING = "–"
-_ACCENTS = {"w̄": r"$\bar{w}$", "Z̃": r"$\tilde{Z}$"}
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
@@ -53,13 +52,14 @@ def coefficient(value: float | None) -> str:
 def percent(value: float) -> str:
     """A share in percent, with two significant digits however small it is.
 
-    >>> percent(0.0136), percent(3.4e-5), percent(1.234), percent(0.0)
-    ('1.4 %', '0.0034 %', '123 %', '0 %')
+    >>> percent(0.0136), percent(3.4e-5), percent(1.234), percent(0.0), percent(1e307)
+    ('1.4 %', '0.0034 %', '123 %', '0 %', 'inf %')
     """
-    if value == 0 or not math.isfinite(value):
-        return f"{100 * value:g} %"
-    places = max(1 - math.floor(math.log10(abs(100 * value))), 0)
-    return f"{100 * value:,.{places}f} %"
+    share = 100 * value  # may overflow where `value` does not
+    if share == 0 or abs(share) >= 1e6 or math.isnan(share):
+        return f"{share:.2g} %"
+    places = max(1 - math.floor(math.log10(abs(share))), 0)
+    return f"{share:,.{places}f} %"
 
 
 def factor(value: float | None) -> str:
@@ -78,18 +78,15 @@ def factor(value: float | None) -> str:
 def seconds(value: float | None) -> str:
     """A duration.
 
-    >>> seconds(0.42), seconds(75)
-    ('0.42 s', '1 min 15 s')
+    >>> seconds(0.42), seconds(75), seconds(119.7)
+    ('0.42 s', '1 min 15 s', '2 min 0 s')
     """
     if value is None:
         return MISSING
-    return (
-        f"{value:.2g} s"
-        if value < 10
-        else f"{value:.0f} s"
-        if value < 60
-        else f"{int(value // 60)} min {value % 60:.0f} s"
-    )
+    if value < 10:
+        return f"{value:.2g} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def pair(raw: float | None, centered: float | None) -> str:

@@ -49,22 +49,27 @@ def _centering(report: AuditReport) -> str:
         ratio = after / before
         verb = "keeps" if abs(ratio - 1) <= MOVES_LITTLE else "lowers" if ratio < 1 else "raises"
         verbs[verb].append(f"{name} from {number(before)} to {number(after)} ({factor(ratio)})")
-    parts = [f"{verb} {' and '.join(items)}" for verb, items in verbs.items() if items]
+    parts = [f"{verb} {_listed(items)}" for verb, items in verbs.items() if items]
     if not parts:
         return ""
     return f"Centering leaves PPL at {number(report.ppl)}; on this text it {', and it '.join(parts)}."
 
 
+def _listed(items: list[str]) -> str:
+    """The items with commas, and "and" before the last."""
+    return " and ".join(part for part in (", ".join(items[:-1]), items[-1]) if part)
+
+
 def _budget(report: AuditReport) -> str:
     budget, gradient = report.lambda_budget, report.gradient
-    if budget is None or gradient is None or gradient.raw.r_z is None or budget.raw is None:
+    if budget is None or gradient is None or gradient.raw.r_z is None or budget.raw is None or not budget.raw > 0:
         return ""
     sentence = f"At λ = {coefficient(gradient.coef)} the Z gradient of the head is {percent(gradient.raw.r_z)} of the CE gradient"
-    sentence += f"; the budget R_Z = {budget.r_z:.3g} is met at λ = {coefficient(budget.raw)} raw"
+    sentence += f"; it would be {percent(budget.r_z)}, the budget of R_Z, at λ = {coefficient(budget.raw)} raw"
     if budget.centered is not None:
         sentence += f", {coefficient(budget.centered)} centered"
     farthest = max(
-        (value for value in (budget.raw, budget.centered) if value is not None),
+        (value for value in (budget.raw, budget.centered) if value is not None and value > 0),
         key=lambda value: abs(math.log(value / 1e-4)),
     )
     return f"{sentence} ({usual_range(farthest)})."

@@ -8,7 +8,7 @@ DELTAS = "eq:backward_deltas"
 UPDATE = "tab:update_audit"
 FUSED = "tab:triton_fused"
 OVERFLOW = "eq:overflow_proxy"
-TOKENS = "mean of per-token ratios"
+TOKENS = "mean of per-token ratios; in the audit of a loss, norms over all tokens"
 
 
 def _error(key: str, symbol: str, meaning: str, over: str = "", equation: str = DELTAS) -> Definition:

@@ -27,6 +27,10 @@ class CenteredZLoss(Objective):
     """λ(log Z̃ − c)² with log Z̃ = log Z − μ; source s·(p − 1/V) with s = 2λ(log Z̃ − c).
 
     The source sums to zero over the vocabulary, and a common shift of the logits does not change it.
+
+    >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
+    >>> bool(torch.allclose(CenteredZLoss(0.1).penalty(logits + 50, None), CenteredZLoss(0.1).penalty(logits, None)))
+    True
     """
 
     coef: float | None

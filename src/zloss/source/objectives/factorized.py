@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from zloss.source.objective import (
     Source,
     check_coefficient,
     check_target,
+    is_number,
     is_on,
     off_is_zero,
     require_centered_log_z,
@@ -27,6 +29,9 @@ class FactorizedZLoss(Objective):
     """λ_μ(μ − c_μ)² + λ_rel(log Z̃ − c_rel)²: the expansion of Z-loss without its cross term.
 
     Source: s·p − (s − 2λ_μ(μ − c_μ))/V with s = 2λ_rel(log Z̃ − c_rel). The paper uses λ_μ = λ_rel, c_μ = 0.
+
+    >>> FactorizedZLoss(1e-4, 1e-4).active, FactorizedZLoss(None, 0.0).active
+    (True, False)
     """
 
     shift_coef: float | None
@@ -39,9 +44,10 @@ class FactorizedZLoss(Objective):
     def __post_init__(self) -> None:
         check_coefficient("shift_coef", self.shift_coef)
         check_coefficient("relative_coef", self.relative_coef)
-        if self.shift_target is None:
-            raise CoefficientError("`shift_target` is expected to be a number (0 in the paper), but got None.")
-        check_target("shift_target", self.shift_target)
+        if not (is_number(self.shift_target) and math.isfinite(self.shift_target)):
+            raise CoefficientError(
+                f"`shift_target` is expected to be a finite number (0 in the paper), but got {self.shift_target!r}."
+            )
         check_target("relative_target", self.relative_target)
 
     @property

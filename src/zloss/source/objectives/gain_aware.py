@@ -29,6 +29,10 @@ class GainAwareZLoss(Objective):
     """λ(log Z − c)² / (1 + β·sg(A_p²)); the stop-gradient is part of the objective.
 
     Source: 2λ(log Z − c)/(1 + βA_p²)·p. It attenuates the source where A_p is large; it does not lower A_p.
+
+    >>> logits, gain = torch.zeros(1, 4), torch.tensor([10.0])
+    >>> float(GainAwareZLoss(1.0, beta=0.01, target=0.0).penalty(logits, gain))  # (log 4)² / 2
+    0.960906...
     """
 
     coef: float | None

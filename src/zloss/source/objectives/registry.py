@@ -33,7 +33,12 @@ def objective_names() -> tuple[str, ...]:
 
 
 def register_objective(name: str, factory: ObjectiveFactory) -> None:
-    """Make an objective of your own known by name, e.g. to the methods of `zloss train`."""
+    """Make an objective of your own known by name, e.g. to the methods of `zloss train`.
+
+    >>> register_objective("z-around-zero", lambda coef: StandardZLoss(coef, target=0.0))
+    >>> make_objective("z-around-zero", 1e-4)
+    StandardZLoss(coef=0.0001, target=0.0)
+    """
     _FACTORIES[name] = factory
 
 

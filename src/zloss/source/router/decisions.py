@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from zloss.errors import DeviceError, DtypeError, InputError, ShapeError
-from zloss.source.listing import at_least_fp32
-from zloss.source.tensor_kind import check_tensor
+from zloss.source.precision import at_least_fp32
+from zloss.source.tensor_kind import check_holds_values, check_tensor
 
 LayerTensors = Tensor | Sequence[Tensor]
 """One [T, E] tensor per layer, an [L, T, E] tensor, or [T, E] for a single layer."""
@@ -105,6 +105,7 @@ def _layers(router_logits: LayerTensors) -> tuple[tuple[Tensor, ...], Sequence[T
                 f"layer {index} of `router_logits` is expected to be [T, E], but got {got}: flatten batch and "
                 "sequence with `.flatten(0, -2)`."
             )
+        check_holds_values(router_logits=layer)
         if layer.shape[1] == 0:
             raise ShapeError(f"layer {index} of `router_logits` has no experts: shape {list(layer.shape)}.")
     return tensors, layers
@@ -140,4 +141,6 @@ def _mask(mask: LayerTensors | None, tokens: tuple[int, ...], device: torch.devi
             f"`mask` is expected to be [T], [L, T] or one [T] per layer with L = {len(tokens)} and T = "
             f"{sorted(set(tokens))}, but got {[list(shape) for shape in shapes]}."
         )
+    for part in parts:
+        check_holds_values(mask=part)
     return torch.cat([part.to(device=device, dtype=torch.bool) for part in parts])

@@ -8,9 +8,7 @@ The source 2(log Z − c)·p is the head's, with E experts for V words; the conv
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -18,109 +16,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError, ShapeError
-from zloss.ranks.global_normalizer import Gradients, as_groups, gradient_divisor
-from zloss.source.listing import at_least_fp32
-from zloss.source.objective import check_target, is_number, is_on, resolve_target
+from zloss.ranks.global_normalizer import Gradients
+from zloss.source.objective import check_target, is_on, resolve_target
 from zloss.source.objectives.standard import StandardZLoss
+from zloss.source.precision import at_least_fp32
 from zloss.source.router.catalog import find_convention
 from zloss.source.router.convention import RouterContext, RouterConvention, check_count, exact_coefficient
 from zloss.source.router.decisions import LayerTensors, read_router_logits, tensor_sequence
+from zloss.source.router.layer_weights import counted_decisions, layer_weights
+from zloss.source.router.loss_record import RouterLoss as RouterLoss
 from zloss.source.router.statistics import RouterStats, router_statistics
-from zloss.source.tensor_kind import check_differentiable
-
-
-@dataclass(frozen=True)
-class RouterLoss:
-    """The router Z-loss of one forward pass, with what it applies to each decision. Only `loss` carries a gradient."""
-
-    loss: Tensor
-    """λ Σ α (log Z − c)²; 0 when off or when nothing is counted. With `groups` this rank's part times the divisor of the
-    gradients: its mean over ranks is the loss of all decisions where gradients are averaged, its sum where they are
-    summed."""
-    per_layer: Tensor
-    """Each layer's part of `loss`, [L]."""
-    alpha_per_layer: Tensor
-    """α_l, fp64 [L]; 0 for a layer without counted tokens. With `groups` that of a decision among those of all ranks."""
-    absolute_per_layer: Tensor
-    """λ_R·α_l, fp64 [L]."""
-    relative_per_layer: Tensor
-    """s_rel = N_tl·α_l, fp64 [L]."""
-    coef: float
-    """λ_R; 0 when off."""
-    target: float
-    """c_R."""
-    top_k: int
-    convention: RouterConvention
-    stats: RouterStats = field(repr=False)
-    correction_norm_per_layer: Tensor | None = None
-    """Mean ‖δ_h‖₂ = ‖λα·2(log Z − c)·W_Rᵀp‖₂ over each layer's decisions, [L]; None without the router weight."""
-    dropped_per_layer: Tensor | None = None
-    """Fraction of active routes beyond the capacity, [L]; None without a capacity."""
-
-    @property
-    def alpha(self) -> float:
-        """α; the mean over decisions where layers differ."""
-        return self._over_decisions(self.alpha_per_layer)
-
-    @property
-    def absolute(self) -> float:
-        """λ_R·α, the coefficient of one decision."""
-        return self._over_decisions(self.absolute_per_layer)
-
-    @property
-    def relative(self) -> float:
-        """s_rel, 1 for the token-layer mean."""
-        return self._over_decisions(self.relative_per_layer)
-
-    @property
-    def entropy(self) -> Tensor:
-        """Mean router entropy over counted decisions, in nats."""
-        return self.stats.entropy
-
-    @property
-    def load(self) -> Tensor:
-        """[L, E]: active routes per expert."""
-        return self.stats.load
-
-    @property
-    def load_cv(self) -> Tensor:
-        """Coefficient of variation of the expert load, mean over layers."""
-        return self.stats.load_cv
-
-    @property
-    def decisions(self) -> int:
-        """N_tl, the counted routing decisions of this call."""
-        return int(self.stats.valid.sum())
-
-    @property
-    def nonfinite(self) -> int:
-        """Counted decisions whose log Z is NaN or infinite."""
-        return int(self.stats.nonfinite)
-
-    @property
-    def correction_norm(self) -> Tensor | None:
-        """Mean ‖δ_h‖₂ over counted decisions."""
-        if self.correction_norm_per_layer is None:
-            return None
-        weight_L = self.stats.decisions_per_layer.to(self.correction_norm_per_layer)
-        return torch.where(weight_L > 0, self.correction_norm_per_layer * weight_L, 0).sum() / weight_L.sum()
-
-    @property
-    def dropped(self) -> Tensor | None:
-        """Fraction of all active routes beyond the capacity."""
-        if self.dropped_per_layer is None:
-            return None
-        routes_L = self.load.sum(dim=1)
-        return torch.where(routes_L > 0, self.dropped_per_layer * routes_L, 0).sum() / routes_L.sum()
-
-    def _over_decisions(self, values_L: Tensor) -> float:
-        count_L = self.stats.decisions_per_layer
-        used = values_L[count_L > 0]
-        if used.numel() == 0:
-            return 0.0
-        if bool((used == used[0]).all()):
-            return float(used[0])
-        return float((values_L * count_L).sum() / count_L.sum())
+from zloss.source.tensor_kind import check_differentiable, check_holds_values
 
 
 def router_loss(
@@ -165,10 +71,9 @@ def router_loss(
     c = resolve_target(target, decisions.experts)
     with torch.no_grad(), torch.autocast(decisions.logits_NE.device.type, enabled=False):
         stats = router_statistics(decisions, top_k)
-        counted_L, divisor = _counted(stats.decisions_per_layer, normalizer, groups, gradients)
-        count_L, numerators_L, alpha_L, relative_L = _weights(found, counted_L, top_k, context)
-        # λα in one rounding of the exact λ·c_l, so that matched coefficients give the same bits.
-        absolute_L = _over(_fp64([exact * c_l for c_l in numerators_L], alpha_L), count_L)
+        counted_L, divisor = counted_decisions(stats.decisions_per_layer, normalizer, groups, gradients)
+        weights = layer_weights(found, counted_L, top_k, context)
+        absolute_L = weights.absolute(exact)
         source = StandardZLoss(1.0, c).source(stats.tokens)
         # `where` and not a factor 0: 0·NaN of a masked decision, or of a coefficient that is off, would be NaN.
         counted_N = stats.valid if is_on(coef) else torch.zeros_like(stats.valid)
@@ -183,9 +88,9 @@ def router_loss(
     return RouterLoss(
         loss=_attach(per_layer.sum(), along_p_N, applied_N, stats),
         per_layer=per_layer,
-        alpha_per_layer=alpha_L,
+        alpha_per_layer=weights.alpha_L,
         absolute_per_layer=absolute_L,
-        relative_per_layer=relative_L,
+        relative_per_layer=weights.relative_L,
         coef=float(exact),
         target=c,
         top_k=top_k,
@@ -203,60 +108,6 @@ def check_top_k(top_k: int, experts: int) -> None:
         raise InputError(f"`top_k` is expected to be at most the number of experts, E = {experts}, but got {top_k}.")
 
 
-def _counted(
-    own_L: Tensor,
-    normalizer: float | Tensor | None,
-    groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None,
-    gradients: Gradients | int,
-) -> tuple[Tensor, int]:
-    """Decisions of every layer that the loss is divided by, and what the framework divides summed gradients by."""
-    if normalizer is not None:
-        if groups is not None:
-            raise InputError("`normalizer` and `groups` both say what is counted: pass one of them.")
-        if not isinstance(normalizer, Tensor) and not is_number(normalizer):
-            raise InputError(f"`normalizer` is expected to be a number or a 0-d tensor, but got {normalizer!r}.")
-        value = torch.as_tensor(normalizer, dtype=torch.float64, device=own_L.device).detach()
-        if value.numel() != 1 or (not isinstance(normalizer, Tensor) and not (math.isfinite(value) and value >= 0)):
-            raise InputError(
-                f"`normalizer` is expected to be a finite number ≥ 0 or a 0-d tensor, but got {normalizer!r}."
-            )
-        return value.reshape(1).expand_as(own_L), 1
-    if groups is None:
-        return own_L, 1
-    spread, whole_L = as_groups(groups), own_L.clone()
-    for group in spread:
-        dist.all_reduce(whole_L, dist.ReduceOp.SUM, group=group)
-    return whole_L, gradient_divisor(gradients, spread)
-
-
-def _weights(
-    convention: RouterConvention, counted_L: Tensor, top_k: int, context: RouterContext
-) -> tuple[Tensor, Sequence[Fraction], Tensor, Tensor]:
-    """D_l, c_l, α_l = c_l / D_l and s_rel = c_l · (N_tl / D_l), fp64, without moving a count off its device."""
-    total = counted_L.sum()
-    if convention.token_count == "decisions":
-        count_L = total.expand_as(counted_L)
-    elif convention.token_count == "valid_tokens" and context.valid_tokens is not None:
-        count_L = torch.full_like(counted_L, context.valid_tokens)
-    else:
-        count_L = counted_L
-    numerators = convention.numerators(len(counted_L), top_k, context)
-    alpha_L = _over(_fp64(numerators, counted_L), count_L)
-    # Numerator and denominator of c_l apart: N_tl / D_l is a whole number in the common case, so s_rel is exact.
-    top_L = _fp64([Fraction(c_l.numerator) for c_l in numerators], counted_L)
-    bottom_L = _fp64([Fraction(c_l.denominator) for c_l in numerators], counted_L)
-    return count_L, numerators, alpha_L, top_L * _over(total.expand_as(count_L), count_L) / bottom_L
-
-
-def _fp64(values: Sequence[Fraction], like: Tensor) -> Tensor:
-    return torch.tensor([float(value) for value in values], dtype=torch.float64, device=like.device)
-
-
-def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator, 0 where nothing is counted."""
-    return torch.where(denominator == 0, 0.0, numerator / torch.where(denominator == 0, 1.0, denominator))
-
-
 def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors) -> Tensor:
     """Mean over decisions of ‖λα·2(log Z − c)·W_Rᵀp‖₂, [L]."""
     decisions = stats.decisions
@@ -267,6 +118,8 @@ def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors
             f"`weight` is expected to be one [E, D] router weight per layer with L = {decisions.layers} and E = "
             f"{decisions.experts}, but got {shapes}. A [D, E] weight must be transposed."
         )
+    for w_ED in weights:
+        check_holds_values(weight=w_ED)
     norms = [
         (p_TE @ at_least_fp32(w_ED.detach()).to(p_TE)).norm(dim=1)
         for p_TE, w_ED in zip(stats.p_NE.split_with_sizes(list(decisions.tokens)), weights, strict=True)
@@ -275,13 +128,16 @@ def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors
 
 
 class _Source(torch.autograd.Function):
-    """A scalar whose gradient at the router logits is λα · along_p · p, formed only when it is asked for."""
+    """A scalar whose gradient at the router logits is applied · along_p · p, formed only when it is asked for.
+
+    `applied_N` is λα of every decision, times the divisor of the gradients over ranks.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, along_p_N: Tensor, absolute_N: Tensor, p_NE: Tensor, *tensors: Tensor
+        ctx: Any, value: Tensor, along_p_N: Tensor, applied_N: Tensor, p_NE: Tensor, *tensors: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(along_p_N, absolute_N, p_NE)
+        ctx.save_for_backward(along_p_N, applied_N, p_NE)
         ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
         return value.clone()
 
@@ -291,20 +147,20 @@ class _Source(torch.autograd.Function):
             raise DoubleBackwardError(
                 "router_loss has first derivatives only, but backward was called with create_graph=True."
             )
-        along_p_N, absolute_N, p_NE = ctx.saved_tensors
-        # λα last, as in the value; `where` because a masked decision may hold NaN probabilities, and 0 · NaN is not 0.
-        source_NE = along_p_N.unsqueeze(1) * p_NE * absolute_N.unsqueeze(1)
+        along_p_N, applied_N, p_NE = ctx.saved_tensors
+        # The factor λα last, as in the value; `where` because a masked decision may hold NaN probabilities, and 0 · NaN is not 0.
+        source_NE = along_p_N.unsqueeze(1) * p_NE * applied_N.unsqueeze(1)
         source_NE = grad * torch.where((along_p_N == 0).unsqueeze(1), 0, source_NE)
         parts = source_NE.split_with_sizes([math.prod(shape[:-1]) for shape, _ in ctx.like])
         grads = (part.view(shape).to(dtype) for part, (shape, dtype) in zip(parts, ctx.like, strict=True))
         return (None, None, None, None, *grads)
 
 
-def _attach(value: Tensor, along_p_N: Tensor, absolute_N: Tensor, stats: RouterStats) -> Tensor:
+def _attach(value: Tensor, along_p_N: Tensor, applied_N: Tensor, stats: RouterStats) -> Tensor:
     """The value, differentiable at the logits it came from."""
     tensors = stats.decisions.tensors
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return value
     check_differentiable(**{f"router_logits[{i}]": tensor for i, tensor in enumerate(tensors)})
-    attached = _Source.apply(value, along_p_N, absolute_N, stats.p_NE, *tensors)  # type: ignore[no-untyped-call]
+    attached = _Source.apply(value, along_p_N, applied_N, stats.p_NE, *tensors)  # type: ignore[no-untyped-call]
     return cast(Tensor, attached)

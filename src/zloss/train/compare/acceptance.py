@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import cast
 
 from zloss.decide.thresholds import Thresholds
-from zloss.decide.verdicts.verdict import join_parts
+from zloss.decide.verdicts.verdict import with_verdict
 from zloss.errors import InputError
-from zloss.results.comparison import QualityVerdict
 from zloss.results.coordinate import Coordinate
 from zloss.results.moe_config import OFF
+from zloss.results.quality import QualityVerdict
 from zloss.results.verdict import VerdictPart, VerdictParts
 from zloss.train.compare.differences import difference
 from zloss.train.compare.finished_run import FinishedRun
@@ -72,11 +72,4 @@ def judge(
     if parts.coordinate is None:
         what = "no router loss" if pairing.method.split(" + ")[0] == OFF else "no penalty"
         return replace(found, reason=f"{what}, so there is nothing to accept; its parts stand beside")
-    verdict = join_parts(parts)
-    return replace(
-        found,
-        accepted=verdict.accepted,
-        reason=" ".join(verdict.reasons),
-        verdict=verdict.name,
-        reasons=verdict.reasons,
-    )
+    return with_verdict(found, parts)

@@ -11,7 +11,8 @@ from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdicts.diagnosed import STANDARD
 from zloss.decide.verdicts.optimizer import judge_optimizer
 from zloss.errors import InputError
-from zloss.results.comparison import ComparedProvenance, Comparison, Quality, TokenBudget
+from zloss.results.comparison import ComparedProvenance, Comparison, TokenBudget
+from zloss.results.quality import Quality
 from zloss.results.record import from_plain
 from zloss.train.compare.acceptance import DIAGNOSED, judge
 from zloss.train.compare.curves import training_curves

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from zloss.results.comparison import Curve, MethodCurves, NormTail
+from zloss.results.method_curves import Curve, MethodCurves, NormTail
 from zloss.results.step_record import StepRecord
 from zloss.train.compare.finished_run import FinishedRun
 

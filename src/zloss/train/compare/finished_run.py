@@ -13,12 +13,13 @@ from zloss.results.provenance import RunProvenance, read_run_provenance
 from zloss.results.reading import read_object
 from zloss.results.record import from_plain
 from zloss.results.recorded_run import FREE_RECORDED, RecordedRun
+from zloss.results.run_config import CONFIG_FILE
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import FREE
 from zloss.train.folder.step_log import STEPS_FILE, read_steps
 
-CONFIG_FILE, START = "config.json", "initial_weights"
+START = "initial_weights"
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zloss.results.comparison import RouterVariant, RouterVariants
 from zloss.results.moe_config import OFF
+from zloss.results.router_variants import RouterVariant, RouterVariants
 from zloss.train.compare.pairing import Pairing
 from zloss.train.compare.trajectory import trajectory
 

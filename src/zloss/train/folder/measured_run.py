@@ -21,15 +21,15 @@ from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import HiddenStates
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS, endpoints
 from zloss.ranks.job import Job
-from zloss.results.audit import NO_INPUT_PATH, Heads
+from zloss.results.audit import Heads
+from zloss.results.comparison import FEW_STEPS
+from zloss.results.gradient_numbers import NO_INPUT_PATH
 from zloss.results.routing_metrics import RoutingMetrics
 from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetrics
 from zloss.results.step_record import StepRecord
 from zloss.source.objective import Objective
 from zloss.text.blocks import Blocks
 
-FEW_STEPS = 100
-"""Steps below which a p99 over steps is close to the maximum."""
 EVALUATION_BLOCKS = 4
 """Blocks per forward pass; the numbers do not depend on it beyond rounding."""
 NO_GRADIENTS = RunGradients(r_aux=None, c_aux=None, tied_paths=None, gradient=None, diagnostic_tied_paths=None)

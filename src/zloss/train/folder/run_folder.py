@@ -19,11 +19,9 @@ from zloss.results.run_config import CONFIG_FILE, RunConfig, write_run_config
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN
 from zloss.results.train_config import TrainConfig
 from zloss.train.folder.config_record import config_record
+from zloss.train.folder.saved_state import CHECKPOINTS
 from zloss.train.folder.step_log import STEPS_FILE
 from zloss.train.start.run_start import Start
-
-CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints inside that of an unfinished run."""
 
 
 @contextmanager
@@ -69,7 +67,13 @@ def settle_finished(folder: Path, config: TrainConfig, start: Start) -> None:
 def refuse_other_settings(folder: Path, config: TrainConfig, start: Start) -> None:
     """An error where `folder` holds a run that differs from this one in a setting, its data or its initial weights."""
     before = earlier_settings(folder)
-    names = [] if before is None else _differing(before, config_record(config, start).to_dict(), start)
+    refuse_differing(
+        folder, [] if before is None else _differing(before, config_record(config, start).to_dict(), start)
+    )
+
+
+def refuse_differing(folder: Path, names: Sequence[str]) -> None:
+    """An error where there are `names`: keys in which config.json of `folder` differs from that of a run."""
     if names:
         raise InputError(
             f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "

@@ -21,6 +21,8 @@ from zloss.ranks.job import Job
 from zloss.results.step_record import StepRecord
 from zloss.train.folder.step_log import read_lines, to_lines
 
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints inside that of an unfinished run."""
 MANIFEST, RECORDS = "manifest.json", "records.jsonl"
 KEEP = 2
 
@@ -29,7 +31,7 @@ class SavedState:
     """The checkpoints of one run folder."""
 
     def __init__(self, folder: Path, identity: str, job: Job) -> None:
-        self._folder = folder / "checkpoints"
+        self._folder = folder / CHECKPOINTS
         self._identity, self._job = identity, job
 
     def save(self, accelerator: Any, step: int, records: list[StepRecord]) -> None:
@@ -87,9 +89,10 @@ class SavedState:
         """The manifest of a checkpoint of this run whose files have their checksums; None otherwise."""
         try:
             manifest: dict[str, Any] = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+            int(manifest["step"])
             files: dict[str, str] = manifest["files"]
             sound = all(_checksum(place / name) == checksum for name, checksum in files.items())
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # cut off, or JSON of another shape
             return None
         return manifest if sound and manifest.get("identity") == self._identity else None
 

@@ -1,9 +1,13 @@
-"""`zloss.record_run`: the entry, apart from its parts, which load on the first call so that `import zloss` stays light."""
+"""`zloss.record_run`: from a model and an objective to the recorder of a run.
+
+What it is made of loads on the first call, so that `import zloss` stays light.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -45,20 +49,29 @@ def record_run(
 
     Scaling: losses of a step are per valid token of all its micro-batches, whatever divisor the loop uses.
     """
-    from zloss.train.record.run_recorder import run_recorder
+    from zloss.models.weight_fingerprint import weight_fingerprint
+    from zloss.results.recorded_run import RecordedData, RecordedRun
+    from zloss.train.record.recorded_config import RecordOptions, method_numbers, plain_settings
+    from zloss.train.record.recorded_model import recorded_model
+    from zloss.train.record.run_recorder import RunRecorder
+    from zloss.train.record.validation import as_blocks, identity
 
-    return run_recorder(
-        directory,
-        model,
-        objective,
-        seed=seed,
-        validation=validation,
-        optimizer=optimizer,
-        clip=clip,
-        settings=settings,
-        training_data=training_data,
+    chosen, numbers, blocks = options or RecordOptions(), method_numbers(objective), as_blocks(validation)
+    found = recorded_model(model, head, hidden_of)
+    found.check(blocks)
+    config = RecordedRun(
         loop=loop,
-        head=head,
-        hidden_of=hidden_of,
-        options=options,
+        model=type(found.module).__name__,
+        method=numbers.method,
+        coef=numbers.coef,
+        target=numbers.target,
+        gain_beta=numbers.gain_beta,
+        objective=numbers.numbers,
+        seed=seed,
+        clip=clip,
+        settings=plain_settings(settings),
+        measured=chosen.settings(),
+        data=RecordedData(identity(blocks), training_data),
+        initial_weights=weight_fingerprint(found.module),
     )
+    return RunRecorder(Path(directory) / config.name, config, found, objective, blocks, optimizer, chosen)

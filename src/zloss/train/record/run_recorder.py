@@ -17,41 +17,38 @@ judges the methods. The validation blocks are measured once, at the end.
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError
-from zloss.models.weight_fingerprint import weight_fingerprint
 from zloss.optimizer.adam_state import StatefulOptimizer
 from zloss.optimizer.recorder import OpenStep, Recorder
+from zloss.ranks.process_group import first_rank, world_size
 from zloss.results.folder_lock import locked_folder
 from zloss.results.provenance import write_run_provenance
-from zloss.results.recorded_run import RecordedData, RecordedRun
+from zloss.results.recorded_run import RecordedRun
 from zloss.results.run_config import CONFIG_FILE
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.step_record import StepRecord
 from zloss.results.writing import write_json
 from zloss.source.objective import Objective
-from zloss.telemetry.across_ranks import first_rank, world_size
-from zloss.telemetry.micro_batch import LossParts, MicroBatch, micro_batch
+from zloss.telemetry.micro_batch import HasLossParts, MicroBatch, micro_batch
 from zloss.telemetry.window import StepWindow
 from zloss.text.blocks import Blocks
 from zloss.train.folder.provenance import run_provenance
-from zloss.train.folder.run_folder import earlier_settings
+from zloss.train.folder.run_folder import earlier_settings, refuse_differing
 from zloss.train.folder.step_log import STEPS_FILE, StepLog, read_steps
-from zloss.train.record.recorded_config import RecordOptions, method_numbers, plain_settings
-from zloss.train.record.recorded_model import RecordedModel, recorded_model
-from zloss.train.record.validation import as_blocks, identity
+from zloss.train.record.recorded_config import RecordOptions
+from zloss.train.record.recorded_model import RecordedModel
 from zloss.train.step.telemetry import step_tails
 
 TOKENS = "tokens"
@@ -121,12 +118,7 @@ class RunRecorder:
     def _claim(self) -> None:
         mine, before = json.loads(json.dumps(self.config.to_dict())), earlier_settings(self.folder)
         if before is not None:
-            names = sorted(key for key in {**before, **mine} if before.get(key) != mine.get(key))
-            if names:
-                raise InputError(
-                    f"{self.folder} holds a run with other settings ({', '.join(names)} differ): choose another folder, or "
-                    "remove that one."
-                )
+            refuse_differing(self.folder, [key for key in {**before, **mine} if before.get(key) != mine.get(key)])
         write_json(self.folder / CONFIG_FILE, mine)
 
     def _earlier(self, step: int) -> list[StepRecord]:
@@ -141,7 +133,7 @@ class RunRecorder:
             )
         return known[:step]
 
-    def micro_batch(self, output: LossParts | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
+    def micro_batch(self, output: HasLossParts | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
         """One loss that backward was or will be called on, an output of `head_loss`; a step may have several.
 
         `normalizer`: the one that `head_loss` was given; None for the mean over valid tokens. A handle of `apply` calls it
@@ -264,41 +256,3 @@ class RunRecorder:
             self.finish()
         else:
             self.close()
-
-
-def run_recorder(
-    directory: str | os.PathLike[str],
-    model: nn.Module,
-    objective: Objective,
-    *,
-    seed: int,
-    validation: Blocks | Tensor | Sequence[Sequence[int]],
-    optimizer: StatefulOptimizer | None = None,
-    clip: float | None = None,
-    settings: dict[str, Any] | None = None,
-    training_data: dict[str, Any] | None = None,
-    loop: str = "plain loop",
-    head: nn.Module | None = None,
-    hidden_of: Callable[[Tensor], Tensor] | None = None,
-    options: RecordOptions | None = None,
-) -> RunRecorder:
-    """The recorder of `zloss.record_run`, whose arguments these are."""
-    chosen, numbers, blocks = options or RecordOptions(), method_numbers(objective), as_blocks(validation)
-    found = recorded_model(model, head, hidden_of)
-    found.check(blocks)
-    config = RecordedRun(
-        loop=loop,
-        model=type(found.module).__name__,
-        method=numbers.method,
-        coef=numbers.coef,
-        target=numbers.target,
-        gain_beta=numbers.gain_beta,
-        objective=numbers.numbers,
-        seed=seed,
-        clip=clip,
-        settings=plain_settings(settings),
-        measured=chosen.settings(),
-        data=RecordedData(identity(blocks), training_data),
-        initial_weights=weight_fingerprint(found.module),
-    )
-    return RunRecorder(Path(directory) / config.name, config, found, objective, blocks, optimizer, chosen)

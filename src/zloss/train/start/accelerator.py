@@ -20,13 +20,15 @@ def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str],
     """An `accelerate.Accelerator` of the processes of a job at the run's precision, with its trackers started."""
     try:
         from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
+        from accelerate.state import AcceleratorState, GradientState
     except ImportError as error:
         raise MissingDependencyError("accelerate", "Training", "train") from error
     # Tied weights are stored once, on purpose; accelerate warns of it at every checkpoint.
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     # Precision is a state of the process in accelerate: the next run may have another.
     AcceleratorState._reset_state()
+    # So is what another trainer left in the middle of its accumulation: its optimizer would then leave every update out.
+    GradientState._reset_state()
     accelerator = Accelerator(
         # Without this it takes the processes of a launcher on a machine without GPUs for single ones.
         cpu=job.ranks > 1 and not torch.cuda.is_available(),

@@ -1,8 +1,7 @@
 """How many tokens a chunk has.
 
-Large chunks need fewer passes over dW, small ones less memory. On the CPU the V-wide buffers stay near 128 MB, which a
-cache-friendly product likes: 512 tokens at V = 50k was the best of 64..1024 on the CPUs measured
-(benchmarks/bench_head_loss.py prints the sweep).
+Large chunks need fewer passes over dW, small ones less memory. On the CPU the V-wide buffers stay near 128 MB: 512 tokens
+at V = 50k was the fastest of 64..1024 on the CPUs measured (benchmarks/bench_head_loss.py prints the sweep).
 
 On a GPU reading and writing an fp32 dW once per chunk moves 8·V·D bytes beside a product of 2·C·V·D operations, so it
 hides behind the product from C = 4·(operations per second)/(bytes per second) tokens on: 1200 on an H100, 610 on an

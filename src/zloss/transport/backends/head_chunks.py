@@ -13,13 +13,14 @@ from torch import Tensor
 
 from zloss.ranks.token_shard import TokenChunk
 from zloss.source.injection import inject
+from zloss.source.statistics import TokenStats
 from zloss.transport.backends.chunk_sizes import chunk_bounds
 from zloss.transport.backends.chunk_statistics import chunk_stats, mean_energy
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.joined_rows import JoinedRows, clear_absent_rows_, join_rows, row_pass
 from zloss.transport.backends.products import wide_pass
-from zloss.transport.backends.row_work import RowWork, empty_parts, empty_rows
+from zloss.transport.backends.row_work import RowPass, RowWork, empty_parts, empty_rows
 from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.head_problem import HeadProblem
 from zloss.transport.masked_logits import check_rows
@@ -33,18 +34,12 @@ def iterate_head_chunks(
 
     E W is formed where `back_projection` asks for it or the plan has the gain.
     """
-    options, targets, plan = problem.options, problem.targets, problem.plan
-    products, shard = problem.products, problem.shard
+    products, options = problem.products, problem.options
     work = TorchRows(options.softcap, plan=products) if work is None else work
-    head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding, products)
-    bias_V = _scaled_bias(problem)
-    mean_row_D, mean_bias = _means(problem, head, bias_V) if plan.mu else (None, None)
-    # Without a mean the entropy is not in E W; with a bias it also needs E·b, which 16-bit parts of E do not give, and on
-    # a shard E W is of own rows alone.
-    drop = plan.entropy and (not plan.mu or (bias_V is not None and products.parts > 0) or not shard.whole)
+    head_pass = _HeadPass.over(problem, work, back_projection)
     bounds = chunk_bounds(
-        targets.index_T.shape[0],
-        shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.parts),
+        problem.targets.index_T.shape[0],
+        problem.shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.parts),
         options.chunk_size,
         device_type=products.device_type,
         memory_budget=options.memory_budget,
@@ -53,53 +48,60 @@ def iterate_head_chunks(
     longest = max([span.count for span in spans], default=0)
     buffers_BCV = empty_rows(work.buffers, longest, problem.vocab, problem.dtype, products, problem.hidden_TD)
     narrow_NCV = empty_parts(products, longest, problem.vocab, problem.hidden_TD)
-
     for span, narrow_CD in _with_hidden(problem, spans):
-        valid_C = targets.valid_T[span.tokens]
-        index_C, own_C = shard.own_targets(targets.index_T[span.tokens])
-        hidden_CD = _logits_(problem, head, bias_V, narrow_CD, buffers_BCV[0, : span.count])
+        yield head_pass.chunk(span, narrow_CD, buffers_BCV[:, : span.count], narrow_NCV[:, : span.count])
+
+
+@dataclass(frozen=True)
+class _HeadPass:
+    """What all chunks of one pass have in common."""
+
+    problem: HeadProblem
+    work: RowWork
+    back_projection: bool
+    """Whether E W is wanted for dh."""
+    head: HeadProducts
+    bias_V: Tensor | None
+    """s·b."""
+    mean_row_D: Tensor | None
+    """w̄, where μ is planned."""
+    mean_bias: Tensor | None
+    """Mean of s·b."""
+    drop: bool
+    """Whether the entropy comes from a pass over E."""
+
+    @classmethod
+    def over(cls, problem: HeadProblem, work: RowWork, back_projection: bool) -> _HeadPass:
+        plan, products, shard = problem.plan, problem.products, problem.shard
+        head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding, products)
+        bias_V = problem.scaled_bias()
+        mean_row_D, mean_bias = _means(problem, head, bias_V) if plan.mu else (None, None)
+        # Without a mean the entropy is not in E W; with a bias it also needs E·b, which 16-bit parts of E do not give, and on
+        # a shard E W is of own rows alone.
+        drop = plan.entropy and (not plan.mu or (bias_V is not None and products.parts > 0) or not shard.whole)
+        return cls(problem, work, back_projection, head, bias_V, mean_row_D, mean_bias, drop)
+
+    def chunk(self, span: _Span, narrow_CD: Tensor, buffers_BCV: Tensor, narrow_NCV: Tensor) -> HeadChunk:
+        """Logits, row work, E W, statistics and coefficients of one span; the buffers are those of its tokens."""
+        problem, plan, shard, options = self.problem, self.problem.plan, self.problem.shard, self.problem.options
+        valid_C = problem.targets.valid_T[span.tokens]
+        index_C, own_C = shard.own_targets(problem.targets.index_T[span.tokens])
+        hidden_CD = self._logits_(narrow_CD, buffers_BCV[0])
         rows = row_pass(
-            work,
-            buffers_BCV[:, : span.count],
-            narrow_NCV[:, : span.count],
-            index_C,
-            norm=plan.p_norm,
-            mean=plan.mu_residual,
-            drop=drop,
+            self.work, buffers_BCV, narrow_NCV, index_C, norm=plan.p_norm, mean=plan.mu_residual, drop=self.drop
         )
         if problem.masked and not shard.whole:
             clear_absent_rows_(rows)
-        joined = join_rows(shard, rows, own_C, drop=drop)
+        joined = join_rows(shard, rows, own_C, drop=self.drop)
         projected_CD = target_rows_CD = None
-        if back_projection or plan.gain:
-            projected_CD = head.back_project(rows.shaped)
+        if self.back_projection or plan.gain:
+            projected_CD = self.head.back_project(rows.shaped)
         partial = not (shard.whole or plan.gain)
         if projected_CD is not None and not shard.whole and not partial:
-            projected_CD, target_rows_CD = _over_ranks(problem, head, joined, projected_CD, index_C, back_projection)
-        mu_C = None
-        if mean_row_D is not None:
-            mu_C = hidden_CD @ mean_row_D
-            mu_C = mu_C if mean_bias is None else mu_C + mean_bias
-        energy_C = None
-        if plan.entropy and joined.sums.drop_C is None:
-            assert projected_CD is not None
-            assert mean_row_D is not None
-            energy_C = mean_energy(rows.sums, rows.shaped[0], hidden_CD, projected_CD, mean_row_D, bias_V, mean_bias)
-        stats = chunk_stats(
-            plan,
-            joined.sums,
-            joined.target_logit_C,
-            valid_C,
-            shard.total,
-            mu_C=mu_C,
-            mean_logit_C=joined.mean_logit_C,
-            mean_energy_C=energy_C,
-            projected_CD=projected_CD,
-            mean_row_D=mean_row_D,
-            logit_scale=options.logit_scale,
-        )
+            projected_CD, target_rows_CD = self._over_ranks(joined, projected_CD, index_C)
+        stats = self._statistics(rows, joined, valid_C, hidden_CD, projected_CD)
         check_rows(stats)
-        yield HeadChunk(
+        return HeadChunk(
             tokens=span.tokens,
             index_C=index_C,
             rows=rows,
@@ -111,8 +113,70 @@ def iterate_head_chunks(
             projected_CD=projected_CD,
             target_rows_CD=target_rows_CD,
             partial=partial,
-            mean_row_D=mean_row_D,
+            mean_row_D=self.mean_row_D,
             part=span.part,
+        )
+
+    def _logits_(self, narrow_CD: Tensor, out_CV: Tensor) -> Tensor:
+        """out = s(W u + b) before the softcap; returns s·u in compute precision."""
+        problem, scale = self.problem, self.problem.options.logit_scale
+        if problem.rounding is not None:
+            narrow_CD = narrow_CD.to(problem.rounding)
+        hidden_CD = narrow_CD.to(problem.dtype)
+        if scale != 1:
+            hidden_CD = hidden_CD * scale
+        if problem.products.native:
+            self.head.logits_(narrow_CD, out_CV)
+            if scale != 1:
+                out_CV.mul_(scale)
+                wide_pass("logit scale", (out_CV,), (out_CV,))
+        else:
+            self.head.logits_(hidden_CD, out_CV)
+        if self.bias_V is not None:
+            out_CV.add_(self.bias_V)
+            wide_pass("bias", (out_CV,), (out_CV,))
+        return hidden_CD
+
+    def _over_ranks(self, joined: JoinedRows, own_CD: Tensor, index_C: Tensor) -> tuple[Tensor, Tensor | None]:
+        """exp(z − m) W, and W[y] where dh is wanted, of the whole vocabulary from E W of own rows: one sum over ranks."""
+        width, shard = own_CD.shape[1], self.problem.shard
+        own_CD = joined.scaled_rows(own_CD)
+        if not self.back_projection:
+            return shard.sum_(own_CD), None
+        ones_C = own_CD.new_ones(own_CD.shape[0])
+        if shard.rows:
+            picked_CD = self.head.select(index_C) * joined.own_target(ones_C).unsqueeze(1)
+        else:
+            picked_CD = torch.zeros_like(own_CD)
+        both_CX = shard.sum_(torch.cat([own_CD, picked_CD], dim=1))
+        return both_CX[:, :width].contiguous(), both_CX[:, width:]
+
+    def _statistics(
+        self, rows: RowPass, joined: JoinedRows, valid_C: Tensor, hidden_CD: Tensor, projected_CD: Tensor | None
+    ) -> TokenStats:
+        plan, mean_row_D = self.problem.plan, self.mean_row_D
+        mu_C = energy_C = None
+        if mean_row_D is not None:
+            mu_C = hidden_CD @ mean_row_D
+            mu_C = mu_C if self.mean_bias is None else mu_C + self.mean_bias
+        if plan.entropy and joined.sums.drop_C is None:
+            assert projected_CD is not None
+            assert mean_row_D is not None
+            energy_C = mean_energy(
+                rows.sums, rows.shaped[0], hidden_CD, projected_CD, mean_row_D, self.bias_V, self.mean_bias
+            )
+        return chunk_stats(
+            plan,
+            joined.sums,
+            joined.target_logit_C,
+            valid_C,
+            self.problem.shard.total,
+            mu_C=mu_C,
+            mean_logit_C=joined.mean_logit_C,
+            mean_energy_C=energy_C,
+            projected_CD=projected_CD,
+            mean_row_D=mean_row_D,
+            logit_scale=self.problem.options.logit_scale,
         )
 
 
@@ -153,51 +217,3 @@ def _means(problem: HeadProblem, head: HeadProducts, bias_V: Tensor | None) -> t
         return problem.shard.mean(head.mean()), None
     means = problem.shard.mean(torch.cat([head.mean(), bias_V.mean(dim=0, keepdim=True)]))
     return means[:-1], means[-1]
-
-
-def _over_ranks(
-    problem: HeadProblem, head: HeadProducts, joined: JoinedRows, own_CD: Tensor, index_C: Tensor, target_rows: bool
-) -> tuple[Tensor, Tensor | None]:
-    """exp(z − m) W, and W[y] where asked for, of the whole vocabulary from E W of own rows: one sum over ranks."""
-    width, shard = own_CD.shape[1], problem.shard
-    own_CD = joined.scaled_rows(own_CD)
-    if not target_rows:
-        return shard.sum_(own_CD), None
-    ones_C = own_CD.new_ones(own_CD.shape[0])
-    picked_CD = (
-        head.select(index_C) * joined.own_target(ones_C).unsqueeze(1) if shard.rows else torch.zeros_like(own_CD)
-    )
-    both_CX = shard.sum_(torch.cat([own_CD, picked_CD], dim=1))
-    return both_CX[:, :width].contiguous(), both_CX[:, width:]
-
-
-def _logits_(
-    problem: HeadProblem, head: HeadProducts, bias_V: Tensor | None, narrow_CD: Tensor, out_CV: Tensor
-) -> Tensor:
-    """out = s(W u + b) before the softcap; returns s·u in compute precision."""
-    scale = problem.options.logit_scale
-    if problem.rounding is not None:
-        narrow_CD = narrow_CD.to(problem.rounding)
-    hidden_CD = narrow_CD.to(problem.dtype)
-    if scale != 1:
-        hidden_CD = hidden_CD * scale
-    if problem.products.native:
-        head.logits_(narrow_CD, out_CV)
-        if scale != 1:
-            out_CV.mul_(scale)
-            wide_pass("logit scale", (out_CV,), (out_CV,))
-    else:
-        head.logits_(hidden_CD, out_CV)
-    if bias_V is not None:
-        out_CV.add_(bias_V)
-        wide_pass("bias", (out_CV,), (out_CV,))
-    return hidden_CD
-
-
-def _scaled_bias(problem: HeadProblem) -> Tensor | None:
-    """s·b in compute precision, rounded first where autocast would."""
-    if problem.bias_V is None:
-        return None
-    bias_V = problem.bias_V.detach()[: problem.vocab]
-    bias_V = (bias_V if problem.rounding is None else bias_V.to(problem.rounding)).to(problem.dtype)
-    return bias_V * problem.options.logit_scale

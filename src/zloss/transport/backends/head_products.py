@@ -127,7 +127,7 @@ class HeadProducts:
     def add_outer_(
         self, total_VX: Tensor, parts: tuple[Tensor, ...], factors: tuple[Tensor, ...], *, first: bool
     ) -> None:
-        """total += Eᵀ x for x = Σ factors [C, X]; `first` overwrites the total. lo·lo, 2⁻¹⁸ of the whole, is left out."""
+        """total += Eᵀ x for x = Σ factors [C, X]; `first` overwrites the total. lo·lo, at most 2⁻²² of the whole, is left out."""
         plan = self._plan
         alpha = 1 / plan.exp_scale
         pairs = [(part, factor) for i, part in enumerate(parts) for j, factor in enumerate(factors) if not (i and j)]

@@ -3,12 +3,12 @@
 A head loss has three products with a V-wide factor: the logits h Wᵀ, E W with E = exp(z − m), and Eᵀ(s∘h) with
 s = w·a/S. `products` says in which dtype their factors are:
 
-| option    | factors of E W and Eᵀ(s∘h)                          | products | error of the gradients |
-|-----------|-----------------------------------------------------|----------|------------------------|
-| "operand" | fp16                                                | 3        | 2⁻¹² per entry of E    |
-| "split"   | fp16, E and s∘h each as a sum hi + lo               | 6        | about 1e-6             |
-| "fp32"    | fp32 (fp64 for fp64 operands)                       | 3        | fp32                   |
-| "auto"    | "operand" on CUDA and ROCm for 16-bit operands, "fp32" elsewhere | |                        |
+| option    | factors of E W and Eᵀ(s∘h)                          | products | error of the gradients  |
+|-----------|-----------------------------------------------------|----------|-------------------------|
+| "operand" | fp16                                                | 3        | ≤ 2⁻¹¹ of an entry of E |
+| "split"   | fp16, E and s∘h each as a sum hi + lo               | 6        | about 1e-6              |
+| "fp32"    | fp32 (fp64 for fp64 operands)                       | 3        | fp32                    |
+| "auto"    | "operand" on CUDA and ROCm for 16-bit operands, "fp32" elsewhere | |                         |
 
 The logits product takes W and h as they are. The two others take fp16 also where W and h are bf16: tensor cores multiply
 both at the same speed, E and s∘h have a known range, and fp16 has three bits more. For a bf16 head that takes one fp16

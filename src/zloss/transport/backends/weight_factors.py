@@ -1,9 +1,9 @@
 """The factor s∘h of dW = Eᵀ(s∘h) − onehotᵀ(b∘h), as the products take it, with s = w·a/S.
 
 In 16 bits the product takes x = round(s∘h). That loses much of what distinguishes a from 1: a Z-loss of λ = 1e-4 changes
-s by 2e-3, four rounding steps of fp16. Where E is large this would be lost for good, so on the rows of the target and of the
-largest logit, where E is of the size of 1, the residue E·(s∘h − x) is added back in compute precision. On all other rows
-E is small and the roundings of many tokens average out. "split" keeps s∘h as hi + lo instead.
+s by 2e-3, which is four times the largest rounding error of fp16. So on the rows of the target and of the largest logit,
+where E is of the size of 1, the residue E·(s∘h − x) is added back in compute precision. On all other rows E is small and
+the roundings of many tokens average out. "split" keeps s∘h as hi + lo instead.
 
 fp16 has a narrow range and s∘h is small (w is 1/tokens, S up to V), so x is multiplied by a power of two, one for all
 chunks, and dW is divided by it at the end.

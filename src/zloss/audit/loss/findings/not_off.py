@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 
 from zloss.audit.loss import probes
-from zloss.audit.loss.callable import BlackBox, Outcome
+from zloss.audit.loss.callable import BlackBox
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
-from zloss.audit.loss.fit import measure
 from zloss.audit.loss.identify import Identification, identify
+from zloss.audit.loss.measured import measure
+from zloss.audit.loss.outcome import Outcome
 from zloss.audit.loss.precision import UNIT, computes_in
 from zloss.audit.loss.select import Selection, select
 from zloss.results.loss_audit import Finding

@@ -12,7 +12,7 @@ import torch
 from zloss.transport.backends.chunked_autograd import narrow, wanted_gradients
 from zloss.transport.backends.chunked_head import chunked_head_loss, run_head_chunks
 from zloss.transport.backends.loss_parts import LossParts, parts_of, reduced
-from zloss.transport.backends.triton.ops import with_gradients
+from zloss.transport.backends.triton.gradient_ops import with_gradients
 from zloss.transport.backends.triton.rows import TritonRows
 from zloss.transport.head_problem import HeadProblem
 

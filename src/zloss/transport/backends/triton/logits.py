@@ -16,7 +16,9 @@ from zloss.transport.backends.chunk_statistics import chunk_stats
 from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.loss_parts import LossParts
 from zloss.transport.backends.row_work import RowSums
-from zloss.transport.backends.triton.ops import row_loss, row_projection, row_statistics
+from zloss.transport.backends.triton.gradient_ops import row_loss
+from zloss.transport.backends.triton.ops import row_statistics
+from zloss.transport.backends.triton.projection_op import row_projection
 from zloss.transport.logits_problem import LogitsProblem
 from zloss.transport.masked_logits import check_mean, check_rows
 

@@ -1,25 +1,18 @@
-"""The row kernels as custom ops, so that torch.compile traces around them and autograd goes through them.
+"""The row kernels as custom ops, so that torch.compile traces around them.
 
 All take logits [T, V] of fp32, bf16 or fp16 with any row stride; `vocab` columns are inside log Z, z = scale·logits,
 softcapped where asked. Coefficients are fp32 [T]; `index` is int64 [T], negative at rows that count nothing.
 
-Axes: T tokens, V vocabulary, D width.
+Axes: T tokens, V vocabulary.
 """
 
 from __future__ import annotations
-
-from typing import Any, cast
 
 import torch
 import triton
 from torch import Tensor
 
-from zloss.transport.backends.chunk_sizes import chunk_bounds
-from zloss.transport.backends.chunked_autograd import refuse_double_backward
-from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.narrow_parts import narrowed
-from zloss.transport.backends.product_plan import Products, plan_products
-from zloss.transport.backends.row_work import empty_parts
 from zloss.transport.backends.triton.kernels import (
     INTERPRETED,
     row_exp_kernel,
@@ -44,7 +37,7 @@ def block_shape(columns: int, widest: int) -> tuple[int, int]:
     return block, 8 if block > 2048 else 4
 
 
-def _by_rows(logits: Tensor) -> Tensor:
+def by_rows(logits: Tensor) -> Tensor:
     """The kernels read the columns of a row as neighbours in memory; the rows may have any stride."""
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
@@ -54,7 +47,7 @@ def row_statistics(logits: Tensor, index: Tensor, vocab: int, scale: float, soft
     """m, S, Σ exp(z − m)², Σ z, z_y and Σ exp(z − m)·(m − z) of every row, [6, T] in fp32; z_y is 0 at a negative index and NaN
     at one beyond the vocabulary.
     """
-    logits = _by_rows(logits)
+    logits = by_rows(logits)
     tokens = logits.shape[0]
     out = logits.new_empty((STATISTICS, tokens), dtype=torch.float32)
     block, warps = block_shape(vocab, STATISTICS_BLOCK)
@@ -82,7 +75,7 @@ def _(logits: Tensor, index: Tensor, vocab: int, scale: float, softcap: float | 
     return logits.new_empty((STATISTICS, logits.shape[0]), dtype=torch.float32)
 
 
-def _launch_source(
+def launch_source(
     logits: Tensor,
     out: Tensor,
     row_max: Tensor,
@@ -93,6 +86,7 @@ def _launch_source(
     softcap: float | None,
     slope: bool,
 ) -> None:
+    """Write coefficients·(exp(z − m), onehot(y), 1) to `out`, as `row_source` says; `out` may be `logits` itself."""
     tokens, columns = out.shape
     block, warps = block_shape(columns, SOURCE_BLOCK)
     if tokens == 0:
@@ -136,11 +130,11 @@ def row_source(
 
     `slope` multiplies by the derivative of the softcap. The logits are left alone.
     """
-    logits = _by_rows(logits)
+    logits = by_rows(logits)
     # A GPU rounds to the nearest 16-bit number; the interpreter truncates, so there torch does the rounding.
     out = torch.empty(logits.shape, dtype=torch.float32 if INTERPRETED else dtype, device=logits.device)
     coefficients = (along_p, along_target, along_uniform)
-    _launch_source(logits, out, row_max, index, coefficients, vocab, scale, softcap, slope)
+    launch_source(logits, out, row_max, index, coefficients, vocab, scale, softcap, slope)
     return out.to(dtype)
 
 
@@ -166,7 +160,7 @@ def exp_rows_(logits: Tensor, row_max: Tensor, softcap: float | None) -> None:
     """Overwrite an owned fp32 buffer of logits with exp(z − m), times the slope of the softcap."""
     ones, zeros = torch.ones_like(row_max), torch.zeros_like(row_max)
     index = torch.zeros_like(row_max, dtype=torch.int64)
-    _launch_source(logits, logits, row_max, index, (ones, zeros, zeros), logits.shape[1], 1.0, softcap, True)
+    launch_source(logits, logits, row_max, index, (ones, zeros, zeros), logits.shape[1], 1.0, softcap, True)
 
 
 @exp_rows_.register_fake
@@ -180,7 +174,7 @@ def exp_parts_(
 ) -> Tensor:
     """Write exp_scale·exp(z − m), times the slope of the softcap, to the 16-bit `parts` [1 or 2, T, V]: rounded, and with
     a second part what the rounding left. Returns the first column with z = m, int64 [T]."""
-    logits = _by_rows(logits)
+    logits = by_rows(logits)
     count, tokens, vocab = parts.shape
     # A GPU rounds to the nearest 16-bit number; the interpreter truncates, so there torch does the rounding.
     out = torch.empty((1, tokens, vocab), dtype=torch.float32, device=parts.device) if INTERPRETED else parts
@@ -215,153 +209,3 @@ def exp_parts_(
 @exp_parts_.register_fake
 def _(logits: Tensor, parts: Tensor, row_max: Tensor, exp_scale: float, scale: float, softcap: float | None) -> Tensor:
     return torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-
-
-@torch.library.custom_op("zloss::row_projection", mutates_args=())
-def row_projection(
-    logits: Tensor,
-    row_max: Tensor,
-    weight: Tensor,
-    scale: float,
-    softcap: float | None,
-    chunk_size: int | None,
-    products: str,
-    memory_budget: int | None,
-) -> Tensor:
-    """(exp(z − m)·slope) W, which is S·WᵀCp of every row, [T, D] in fp32: chunks of rows, so no second [T, V] exists."""
-    vocab = weight.shape[0]
-    plan = plan_products(
-        cast(Products, products), device_type=logits.device.type, hidden=weight.dtype, weight=weight.dtype
-    )
-    head = HeadProducts(weight, torch.float32, None, plan)
-    out = logits.new_empty((logits.shape[0], weight.shape[1]), dtype=torch.float32)
-    logits = _by_rows(logits)
-    bounds = chunk_bounds(
-        logits.shape[0],
-        vocab * (2 * plan.parts or 4),
-        chunk_size,
-        device_type=plan.device_type,
-        memory_budget=memory_budget,
-    )
-    for start, stop in bounds:
-        chunk = slice(start, stop)
-        if plan.parts:
-            parts = empty_parts(plan, stop - start, vocab, logits)
-            exp_parts_(logits[chunk], parts, row_max[chunk], plan.exp_scale, scale, softcap)
-            out[chunk] = head.back_project(tuple(parts.unbind()))
-            continue
-        ones, zeros = torch.ones_like(row_max[chunk]), torch.zeros_like(row_max[chunk])
-        index = torch.zeros_like(ones, dtype=torch.int64)
-        e_CV = torch.empty((stop - start, vocab), dtype=torch.float32, device=logits.device)
-        _launch_source(logits[chunk], e_CV, row_max[chunk], index, (ones, zeros, zeros), vocab, scale, softcap, True)
-        out[chunk] = head.back_project((e_CV,))
-    return out
-
-
-@row_projection.register_fake
-def _(
-    logits: Tensor,
-    row_max: Tensor,
-    weight: Tensor,
-    scale: float,
-    softcap: float | None,
-    chunk_size: int | None,
-    products: str,
-    memory_budget: int | None,
-) -> Tensor:
-    return logits.new_empty((logits.shape[0], weight.shape[1]), dtype=torch.float32)
-
-
-@torch.library.custom_op("zloss::row_loss", mutates_args=())
-def row_loss(
-    logits: Tensor,
-    value: Tensor,
-    row_max: Tensor,
-    index: Tensor,
-    along_p: Tensor,
-    along_target: Tensor,
-    along_uniform: Tensor,
-    vocab: int,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
-    """`value` [T] with the gradient that the coefficients state: its backward is `row_source` times the upstream.
-
-    The gradient is formed in the backward pass. So the logits are the only V-wide tensor that is kept for it, and the
-    upstream gradient, one number or one per token, is applied before anything is rounded to the dtype of the logits.
-    """
-    return value.clone()
-
-
-@row_loss.register_fake
-def _(
-    logits: Tensor,
-    value: Tensor,
-    row_max: Tensor,
-    index: Tensor,
-    along_p: Tensor,
-    along_target: Tensor,
-    along_uniform: Tensor,
-    vocab: int,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
-    return torch.empty_like(value)
-
-
-def _keep_for_source(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    logits, _, *rows, vocab, scale, softcap = inputs
-    ctx.save_for_backward(logits, *rows)
-    ctx.shape_of_z = vocab, scale, softcap
-
-
-def _source_of_loss(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    refuse_double_backward()
-    logits, row_max, index, *coefficients = ctx.saved_tensors
-    vocab, scale, softcap = ctx.shape_of_z
-    p, target, uniform = (upstream * coefficient for coefficient in coefficients)
-    grad = row_source(logits, row_max, index, p, target, uniform, vocab, scale, softcap, True, logits.dtype)
-    return grad, *(None,) * 9
-
-
-row_loss.register_autograd(_source_of_loss, setup_context=_keep_for_source)
-
-
-@torch.library.custom_op("zloss::with_gradients", mutates_args=())
-def with_gradients(
-    value: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    grad_hidden: Tensor | None,
-    grad_weight: Tensor | None,
-    grad_bias: Tensor | None,
-) -> Tensor:
-    """`value`, a scalar, as a function of hidden, weight and bias whose gradients are known already."""
-    return value.clone()
-
-
-@with_gradients.register_fake
-def _(
-    value: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    grad_hidden: Tensor | None,
-    grad_weight: Tensor | None,
-    grad_bias: Tensor | None,
-) -> Tensor:
-    return torch.empty_like(value)
-
-
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[4:])
-
-
-def _scaled_gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-    refuse_double_backward()
-    grads = (None if grad is None else grad * upstream for grad in ctx.saved_tensors)
-    return None, *grads, None, None, None
-
-
-with_gradients.register_autograd(_scaled_gradients, setup_context=_keep_gradients)

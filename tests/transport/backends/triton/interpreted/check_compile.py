@@ -11,7 +11,7 @@ from torch import Tensor
 
 import zloss
 from zloss.transport.backends.products import add_product_
-from zloss.transport.backends.triton import ops
+from zloss.transport.backends.triton import gradient_ops, ops, projection_op
 
 TOKENS, VOCAB, WIDTH = 6, 60, 8
 OBJECTIVES = (
@@ -48,18 +48,18 @@ def test_opcheck(dtype: torch.dtype) -> None:
     check = torch.library.opcheck
     check(ops.row_statistics, (logits, index, *shape))
     check(ops.row_source, (logits, rows[0], index, *rows[1:], *shape, True, dtype))
-    check(ops.row_loss, (logits.requires_grad_(), rows[0], rows[0], index, *rows[1:], *shape))
-    check(ops.row_projection, (logits.detach(), rows[0], weight.detach(), 1.3, None, 4, "auto", None))
+    check(gradient_ops.row_loss, (logits.requires_grad_(), rows[0], rows[0], index, *rows[1:], *shape))
+    check(projection_op.row_projection, (logits.detach(), rows[0], weight.detach(), 1.3, None, 4, "auto", None))
     narrow = weight.detach().bfloat16()
     row_max = 1.3 * logits.detach().float().amax(dim=1)  # E is stored in fp16, which holds no exp(z − m) far above 1
-    check(ops.row_projection, (logits.detach(), row_max, narrow, 1.3, None, 4, "split", None))
+    check(projection_op.row_projection, (logits.detach(), row_max, narrow, 1.3, None, 4, "split", None))
     check(ops.exp_rows_, (logits.detach().float(), rows[0], 5.0))
     for parts in (1, 2):
         out = torch.empty(parts, TOKENS, VOCAB, dtype=torch.bfloat16)
         check(ops.exp_parts_, (logits.detach().float(), out, rows[0], 1.0, 1.0, 5.0))
     check(add_product_, (torch.rand(3, 5), torch.rand(3, 4).bfloat16(), torch.rand(4, 5).bfloat16(), 1.0, 0.5))
     grads = torch.rand_like(hidden), torch.rand_like(weight)
-    check(ops.with_gradients, (torch.rand(()), hidden, weight, None, *grads, None))
+    check(gradient_ops.with_gradients, (torch.rand(()), hidden, weight, None, *grads, None))
 
 
 def compare(step: Callable[..., Tensor], *leaves: Tensor, backend: str = "aot_eager", rtol: float = 1e-5) -> None:

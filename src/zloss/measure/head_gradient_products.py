@@ -27,8 +27,8 @@ class InputPath:
 
 
 @dataclass(frozen=True)
-class HeadProducts:
-    """Of every objective by name."""
+class HeadGradientProducts:
+    """Inner products of head gradients with that of CE, of every objective by name."""
 
     weight: dict[str, AgainstCe]
     """At the head's weight: a tied table with both paths, or the untied projection."""
@@ -38,9 +38,9 @@ class HeadProducts:
     """The two paths of a tied table; empty for an untied head."""
 
 
-def head_products(
+def head_gradient_products(
     problem: HeadProblem, log_z_T: Tensor, seeds: Mapping[str, Seed], entering: InputPath | None
-) -> HeadProducts:
+) -> HeadGradientProducts:
     """Products of every objective's head gradient with itself and with that of CE."""
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
 
@@ -80,4 +80,4 @@ def head_products(
         for name in objectives
         if entering is not None
     }
-    return HeadProducts(against_ce("weight"), against_ce("bias"), paths)
+    return HeadGradientProducts(against_ce("weight"), against_ce("bias"), paths)

@@ -1,4 +1,4 @@
-"""What the page shows of router scales and reproductions, with the arithmetic that templates must not do."""
+"""What the page shows of a reproduction, with the arithmetic that templates must not do."""
 
 from __future__ import annotations
 
@@ -12,28 +12,7 @@ from zloss.report.tables.reproduction import (
     missing_numbers,
     reproduction_table,
 )
-from zloss.report.tables.router import NamedLine, scale_lines
-from zloss.report.tables.router_scale import router_scale_legend
 from zloss.results.reproduction import ReproductionRecord
-from zloss.results.router import MeasuredScale
-from zloss.results.router_scale import RouterScaleTable
-
-
-@dataclass(frozen=True)
-class RouterScaleView:
-    """A coefficient under every convention."""
-
-    table: RouterScaleTable
-    legend: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class MeasuredView:
-    """A measured router scale."""
-
-    scale: MeasuredScale
-    title: str
-    lines: tuple[NamedLine, ...]
 
 
 @dataclass(frozen=True)
@@ -46,16 +25,6 @@ class ReproductionView:
     not_comparable: str
     remarks: list[str]
     choices: list[tuple[str, str]]
-
-
-def router_scale_view(table: RouterScaleTable) -> RouterScaleView:
-    """The table with its legend."""
-    return RouterScaleView(table, router_scale_legend(table))
-
-
-def measured_view(scale: MeasuredScale) -> MeasuredView:
-    """The numbers under their names."""
-    return MeasuredView(scale, "Measured from gradients", scale_lines(scale))
 
 
 def reproduction_view(record: ReproductionRecord) -> ReproductionView:
