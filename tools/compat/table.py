@@ -65,7 +65,7 @@ def _failures(outcome: Outcome) -> str:
 
 def _unavailable(outcomes: Sequence[Outcome]) -> str:
     told = "".join(f"- `{outcome.row}`: {outcome.unavailable}\n" for outcome in outcomes if outcome.unavailable)
-    return f"## What could not be had\n\n{told or 'Every row could be had.'}".rstrip() + "\n"
+    return f"## What could not be had\n\n{told or 'Every row that was run could be had.'}".rstrip() + "\n"
 
 
 def _skips(outcomes: Sequence[Outcome]) -> str:
