@@ -24,6 +24,7 @@ import torch
 from ceilings import RECORD, Figure
 
 HERE = Path(__file__).parent
+SCHEMA = "zloss.benchmarks/1"
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ def main() -> int:
         )
     where = machine()
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.with_suffix(".json").write_text(json.dumps({"machine": where, "results": results}, indent=1) + "\n")
+    record = {"schema": SCHEMA, "machine": where, "results": results}
+    given.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     given.out.with_suffix(".md").write_text(table(results, where), encoding="utf-8")
     missed = [f["name"] for result in results for f in result["figures"] if not Figure(**f).within_noise]
     failed = [result["command"] for result in results if result["failure"]]

@@ -19,7 +19,7 @@ def make_interpreter_quick() -> None:
     language, scope_type = interpreter.tl, interpreter._LangPatchScope
     patched: set[str] = set()
 
-    class OfKernel(scope_type):  # type: ignore[misc, valid-type]
+    class OfKernel(scope_type):
         """The patches of a running kernel."""
 
         def restore(self) -> None:

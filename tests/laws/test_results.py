@@ -177,7 +177,7 @@ def test_a_comparison_without_a_schema_is_lifted_or_refused(
 
 
 def test_the_committed_results_open() -> None:
-    files = [path for path in DOCUMENTED.glob("*.json") if json.loads(path.read_text()).get("schema") in RECORDS]
+    files = [path for path in DOCUMENTED.glob("*.json") if json.loads(path.read_text())["schema"] in RECORDS]
     assert files
     for result in load_results(files):
         assert result.record.to_dict() == json.loads(result.path.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[2] / "docs/results"
 FILES = [
     file
     for file in sorted(FOLDER.glob("*.json"))
-    if json.loads(file.read_text(encoding="utf-8")).get("schema") == ReproductionRecord.SCHEMA
+    if json.loads(file.read_text(encoding="utf-8"))["schema"] == ReproductionRecord.SCHEMA
 ]
 
 

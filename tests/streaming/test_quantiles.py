@@ -167,7 +167,7 @@ def test_stored_values_grow_without_a_second_copy_and_are_released_at_the_switch
     held, peak = tracemalloc.get_traced_memory()
     assert quantiles.exact
     assert limit_bytes <= held <= 1.1 * limit_bytes
-    assert peak <= 1.5 * limit_bytes + 2**16  # what Python itself holds differs by version
+    assert peak <= 1.5 * limit_bytes + 2**11  # Python 3.13 itself holds 1.5 KB more
     quantiles.update(batch)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

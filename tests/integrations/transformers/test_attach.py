@@ -23,6 +23,8 @@ FAMILIES = (
     *("GPT2LMHeadModel", "LlamaForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"),
     *("GraniteForCausalLM", "PhiForCausalLM", "OlmoeForCausalLM"),
 )
+NEAR_ZERO = 5e-5 if torch.__version__.startswith("2.8.") else 2e-5
+"""Adam divides a gradient by its own size, so the rounding of one near zero is seen. A step is 1e-3."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -40,8 +42,7 @@ def test_five_steps_equal_eager_ce_plus_z(name: str) -> None:
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        # Adam divides a gradient by its own size, so the rounding of one near zero is seen: a twentieth of a step of 1e-3.
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=5e-5)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=NEAR_ZERO)
 
 
 class _Norms(transformers.TrainerCallback):

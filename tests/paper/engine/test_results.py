@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[3] / "docs/results"
 RESULTS = {
     data["label"]: data
     for file in sorted(FOLDER.glob("*.json"))
-    if (data := json.loads(file.read_text(encoding="utf-8"))).get("schema") == "zloss.reproduction/1"
+    if (data := json.loads(file.read_text(encoding="utf-8")))["schema"] == "zloss.reproduction/1"
 }
 
 

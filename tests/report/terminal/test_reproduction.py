@@ -22,7 +22,7 @@ COMMITTED = Path(__file__).parents[3] / "docs/results"
 FILES = sorted(
     path
     for path in COMMITTED.glob("*.json")
-    if json.loads(path.read_text(encoding="utf-8")).get("schema") == ReproductionRecord.SCHEMA
+    if json.loads(path.read_text(encoding="utf-8"))["schema"] == ReproductionRecord.SCHEMA
 )
 
 

@@ -32,7 +32,7 @@ def test_a_registered_objective_is_made_by_name(monkeypatch: pytest.MonkeyPatch)
 def test_the_target_of_the_shift_has_no_default_of_log_v(target: object) -> None:
     """The error once offered None (log V), which is refused."""
     with pytest.raises(errors.CoefficientError, match="`shift_target` is expected to be a finite number"):
-        zloss.FactorizedZLoss(1e-4, 1e-4, shift_target=target)  # type: ignore[arg-type]
+        zloss.FactorizedZLoss(1e-4, 1e-4, shift_target=target)
 
 
 def test_objectives_are_frozen_values() -> None:

@@ -8,8 +8,8 @@ The source 2(log Z − c)·p is the head's, with E experts for V words; the conv
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -162,5 +162,5 @@ def _attach(value: Tensor, along_p_N: Tensor, applied_N: Tensor, stats: RouterSt
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return value
     check_differentiable(**{f"router_logits[{i}]": tensor for i, tensor in enumerate(tensors)})
-    attached = _Source.apply(value, along_p_N, applied_N, stats.p_NE, *tensors)  # type: ignore[no-untyped-call]
-    return cast(Tensor, attached)
+    attach: Callable[..., Tensor] = _Source.apply
+    return attach(value, along_p_N, applied_N, stats.p_NE, *tensors)
