@@ -71,6 +71,17 @@ def test_a_trigger_fires_just_below_its_value_and_not_just_above(
         assert decision.threshold_name == threshold
 
 
+def test_a_shared_pathway_of_a_negligible_gradient_is_quiet(report: AuditReport) -> None:
+    """A tied model with random weights fired although its Z gradient was 3e-7 of the CE gradient."""
+    assert report.gradient is not None
+    assert report.gradient.raw.r_z is not None
+    for factor, fired in ((0.999, True), (1.001, False)):
+        limits = Thresholds(negligible_r_z=factor * report.gradient.raw.r_z)
+        decision = by_name(decide(report, thresholds=limits))["Shared pathway"]
+        assert decision.fired is fired
+        assert ("neither path matters" in decision.reason) is not fired
+
+
 def r_z_at(coef: float, monkeypatch: pytest.MonkeyPatch, *, centered: bool) -> float:
     monkeypatch.setattr(straight_audit, "COEF", coef)
     model = straight_audit.tiny_model()

@@ -18,6 +18,7 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from zloss.integrations.lightning import ZLossCallback  # noqa: E402
+from zloss.telemetry.logged_scalars import MAIN  # noqa: E402
 
 
 class Module(lightning.LightningModule):
@@ -69,6 +70,15 @@ def test_losses_norms_and_scalars(tmp_path: Path) -> None:
         pair = wanted[2 * step : 2 * step + 2]
         assert float(row["zloss/ce"]) + float(row["zloss/z"]) == pytest.approx(sum(pair) / 2, rel=1e-4)
     assert not module.model._forward_hooks
+
+
+def test_a_choice_of_scalars_is_logged(tmp_path: Path) -> None:
+    fit(Module(), ZLossCallback(OBJECTIVE, scalars="main"), tmp_path, steps=1)
+    (file,) = tmp_path.rglob("metrics.csv")
+    (row,) = csv.DictReader(file.open())
+    assert {name for name in row if name.startswith("zloss/")} == {f"zloss/{name}" for name in MAIN}
+    with pytest.raises(InputError, match="unknown name 'cee'"):
+        ZLossCallback(OBJECTIVE, scalars=["cee"])
 
 
 def test_clipping_by_value_has_no_clip_rate(tmp_path: Path) -> None:

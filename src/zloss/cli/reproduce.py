@@ -66,12 +66,12 @@ class Reproduce:
         if self.rejudge:
             return self._judge_again(recipes)
         from zloss.console.progress import choose_progress
+        from zloss.report.terminal.reproduction import print_reproduction
         from zloss.results.folder import check_folder
         from zloss_paper.engine.profile import Overrides
         from zloss_paper.engine.reproduction import reproduce
+        from zloss_paper.engine.reproduction_files import write_reproduction
         from zloss_paper.engine.workbench import Workbench
-        from zloss_paper.show.page import write_reproduction
-        from zloss_paper.show.terminal import print_reproduction
 
         folder = Path(self.out)
         check_folder(folder)
@@ -91,15 +91,15 @@ class Reproduce:
             failed = failed or bool(result.failed)
             written = write_reproduction(folder, result)
             if not self.quiet:
-                print_reproduction(result)
+                print_reproduction(result.record())
                 print("\n".join(str(path) for path in written))
         return 1 if failed else 0
 
     def _judge_again(self, recipes: list[Recipe[Any]]) -> int:
         """The results in the folder with the claims of today; `all`: those that lie there."""
+        from zloss.report.terminal.reproduction import print_reproduction
         from zloss_paper.engine.kept_result import rejudge
-        from zloss_paper.show.page import write_reproduction
-        from zloss_paper.show.terminal import print_reproduction
+        from zloss_paper.engine.reproduction_files import write_reproduction
 
         folder = Path(self.out)
         if self.labels == ("all",):
@@ -110,7 +110,7 @@ class Reproduce:
             failed = failed or bool(result.failed)
             write_reproduction(folder, result)
             if not self.quiet:
-                print_reproduction(result)
+                print_reproduction(result.record())
         return 1 if failed else 0
 
     def command(self, label: str) -> str:

@@ -105,7 +105,10 @@ def architectural_transport(report: AuditReport, thresholds: Thresholds) -> Stag
 
 
 def shared_pathway(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
-    """‖input path‖ / ‖output path‖ of the Z gradient on a tied table; an untied head has no such path."""
+    """‖input path‖ / ‖output path‖ of the Z gradient on a tied table; quiet where the whole Z gradient is negligible.
+
+    An untied head has no input path.
+    """
     limit = thresholds.input_path_ratio
     if not report.model.tied:
         return StageOutcome(None, limit, False, f"{NO_INPUT_PATH[0].upper()}{NO_INPUT_PATH[1:]}.")
@@ -115,12 +118,18 @@ def shared_pathway(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
     if paths.output_norm == 0:
         return without_verdict(PATHWAY, "the output-path gradient is zero on the diagnostic batch, so the ratio is 0/0")
     ratio = paths.input_norm / paths.output_norm
-    fired = ratio > limit
-    reason = f"The input path carries {ratio:.3g} × the output path's norm ({'above' if fired else 'within'} {limit:g})"
+    r_z = None if report.gradient is None else report.gradient.raw.r_z
+    negligible = r_z is not None and r_z < thresholds.negligible_r_z
+    fired = ratio > limit and not negligible
+    side = "above" if ratio > limit else "within"
+    reason = f"The input path carries {ratio:.3g} × the output path's norm ({side} {limit:g})"
     effects: tuple[Effect, ...] = ()
     if paths.cosine is not None:
         reason += f", cosine {paths.cosine:.3g}"
         square = paths.output_norm**2 + paths.input_norm**2 + 2 * paths.cosine * paths.output_norm * paths.input_norm
         both = math.sqrt(max(square, 0.0))
         effects = (Effect("‖g_Z‖ of the table: output path alone → both", paths.output_norm, both),)
+    if ratio > limit and negligible:
+        coef = report.diag_coef
+        reason += f"; R_Z = {r_z:.2g} at λ = {coef:g} is below {thresholds.negligible_r_z:g}, so neither path matters"
     return StageOutcome(ratio, limit, fired, reason + ".", effects + budget_effects(report, thresholds.r_z_budget))

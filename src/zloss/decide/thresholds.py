@@ -29,6 +29,9 @@ class Thresholds:
     source."""
     input_path_ratio: float = 0.1
     """Shared pathway fires when the input-path norm exceeds this share of the output-path norm on a tied table."""
+    negligible_r_z: float = 0.001
+    """Shared pathway stays quiet while R_Z of the tied table, at the λ of the audit, is below this: neither path of the Z
+    gradient then moves the table beside the CE gradient."""
     delta_src: float = 0.01
     """Implementation fires when Δ_src of an audited loss exceeds this: fp16 storage stays near it, bf16 is six times above."""
     delta_theta: float = 0.01

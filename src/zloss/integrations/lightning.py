@@ -15,7 +15,8 @@ from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.source.objective import Objective
 from zloss.telemetry.alert_action import OnAlert, alert_action
 from zloss.telemetry.alerts import AlertMonitor
-from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow, for_trackers
+from zloss.telemetry.logged_scalars import Scalars, chosen_names, for_trackers
+from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow
 
 LEAST_LIGHTNING = "2.2"
 try:
@@ -29,7 +30,8 @@ class ZLossCallback(Callback):
     """Training loss CE + Z during `fit`, `zloss/…` scalars in every logger of the trainer, alerts on changes.
 
     `model`: the attribute of the LightningModule that holds the transformers model. The scalars are over the last
-    `window` optimizer steps and are written every `log_every_n_steps` of the trainer. Gradient norms are those before
+    `window` optimizer steps and are written every `log_every_n_steps` of the trainer; `scalars="main"` writes ten of them,
+    a list of names these. Gradient norms are those before
     clipping. The state of the alerts is saved with Lightning's checkpoints.
     """
 
@@ -40,12 +42,14 @@ class ZLossCallback(Callback):
         model: str = "model",
         label_smoothing: float = 0.0,
         window: int = DEFAULT_WINDOW,
+        scalars: Scalars = "all",
         on_alert: OnAlert = "log",
     ) -> None:
         self.objective, self.model, self.label_smoothing = objective, model, label_smoothing
         self.window = StepWindow(window, objective.coordinate, across_ranks=True)
         self.monitor = AlertMonitor(pulled=objective.active)
         self.handle: ZLossHandle | None = None
+        self._names = chosen_names(scalars)
         self._act = alert_action(on_alert)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -81,7 +85,7 @@ class ZLossCallback(Callback):
         if (trainer.global_step + 1) % max(1, trainer.log_every_n_steps):
             return
         found, last = self.window.both()
-        pl_module.log_dict(for_trackers(found))
+        pl_module.log_dict(for_trackers(found, self._names))
         for alert in self.monitor.observe(trainer.global_step + 1, last):
             self._act(alert)
 

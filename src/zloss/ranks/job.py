@@ -89,18 +89,23 @@ class Job:
         """The group of all ranks; None for one process."""
         return dist.group.WORLD if self.ranks > 1 else None
 
-    def interrupted_together(self, release: Callable[[], None]) -> None:
-        """`release()`, which raises KeyboardInterrupt where Ctrl-C is held: on all ranks where it does so on one."""
+    def interrupted_or_ended(self, release: Callable[[], None], reason: str | None = None) -> str | None:
+        """The first rank's `reason` to end, on every rank.
+
+        `release()` raises KeyboardInterrupt where Ctrl-C is held; where it does so on one rank, all of them raise it.
+        """
         if self.ranks == 1:
             release()
-            return
+            return reason
         held = False
         try:
             release()
         except KeyboardInterrupt:
             held = True
-        if any(self.everyone(held)):
+        told = self.everyone((held, reason))
+        if any(held for held, _ in told):
             raise KeyboardInterrupt
+        return told[0][1]
 
     def together(self, make: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """`make(...)` on every rank. Where it fails on one, it fails on all of them, and the first rank has the error."""

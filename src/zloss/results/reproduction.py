@@ -19,7 +19,13 @@ from zloss.results.writing import write_json
 
 Profile = Literal["paper", "cpu", "smoke"]
 """Scale of a reproduction: the paper's, two cores, or seconds."""
+PROFILES: dict[Profile, str] = {
+    "paper": "the paper's models, corpora, counts and seeds",
+    "cpu": "two cores, offline: audits on SmolLM2-135M in minutes, training on a small model of its own",
+    "smoke": "seconds: whether it runs at all",
+}
 Verdict = Literal["holds", "does not hold", "cannot be tested here"]
+NOT_JUDGED = "not judged at smoke size"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,8 @@ class ReproducedLine:
     """Key and numbers of the paper's line that this one stands beside; None where the paper has none."""
     ratio: dict[str, float | None]
     """Ours divided by the paper's, by column, where both exist and the paper's is not 0."""
+    printed: dict[str, str] = field(default_factory=dict)
+    """The paper's numbers as it prints them, zeros at the end included, by column."""
 
     def numbers(self, columns: tuple[str, ...]) -> dict[str, float]:
         """The numbers of the line among `columns`."""
@@ -138,6 +146,11 @@ class ReproductionRecord:
     """What made it."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version of this file."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether the claims were judged: the few tokens and steps of the smoke profile decide none."""
+        return self.profile != "smoke"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -7,7 +7,6 @@ micro-batches give the same numbers.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -22,8 +21,6 @@ from zloss.telemetry.micro_batch import MicroBatch
 
 DEFAULT_WINDOW = 50
 """Optimizer steps of a window where none are asked for."""
-PREFIX = "zloss/"
-"""Beginning of the names that trackers show."""
 DEPLOYED = {"p_z_999": ("p_z", "999"), "p_z_99": ("p_z", "99"), "a_p_99": ("gain", "99")}
 """Name of a scalar in the coordinate that the objective deploys → its quantity and level."""
 
@@ -137,11 +134,6 @@ class StepWindow:
             self._deployed(numbers | _step_numbers(steps)) if numbers["tokens"] else numbers
             for numbers, steps in zip(found, groups, strict=True)
         ]
-
-
-def for_trackers(numbers: dict[str, float]) -> dict[str, float]:
-    """The finite ones of some numbers, under the names that trackers show."""
-    return {f"{PREFIX}{name}": value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _of_this_rank(part: TokenTotals) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from zloss.ranks.job import Job
 from zloss.results.folder_writing import whole_folder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_metrics import RunMetrics, write_metrics
+from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
 from zloss.train.data.micro_batches import check_divisible
+from zloss.train.ending import EndingRule, RunEndedError
 from zloss.train.folder.metrics import run_metrics
 from zloss.train.folder.provenance import run_provenance
 from zloss.train.folder.run_folder import check_alike, mark_unfinished, run_in_folder
@@ -68,95 +71,123 @@ def run_training_of(
     options: RunOptions | None = None,
     view: LiveView | None = None,
     progress: Progress | None = None,
+    ending: EndingRule | None = None,
 ) -> RunMetrics | None:
     """`run_training` by the processes of a job, each with its own blocks of every step; the first one writes and returns.
 
-    The run is the same on any number of processes but for rounding, and may go on on another number of them.
+    The run is the same on any number of processes but for rounding, and may go on on another number of them. Where the
+    `ending` rule of the first process gives a reason, all of them leave with a `RunEndedError`.
     """
     config = start.settled(config)
     job.together(check_divisible, config, job)
     with run_in_folder(folder, config, start, job) as identity, quiet_tracker_threads():
-        shown = view if view is not None and job.first else NoView()
-        return _train(job, config, start, folder, identity, options or RunOptions(), shown, progress or Silent())
+        run = _Run(
+            job=job,
+            config=config,
+            start=start,
+            folder=folder,
+            options=options or RunOptions(),
+            view=view if view is not None and job.first else NoView(),
+            progress=progress or Silent(),
+            ending=ending,
+        )
+        return run.train(identity)
 
 
-def _train(
-    job: Job,
-    config: TrainConfig,
-    start: Start,
-    folder: Path,
-    identity: str,
-    options: RunOptions,
-    view: LiveView,
-    progress: Progress,
-) -> RunMetrics | None:
-    """`run_training_of` in a folder that the first process holds."""
-    data, began, objective = start.data, time.time(), run_objective(config)
-    accelerator = make_accelerator(config, folder, options.trackers, job)
-    checkpoint = initial_checkpoint(start, config)
-    plain = run_loss(config, checkpoint, data)
-    loss_model, optimizer = prepared(accelerator, plain, make_adamw(plain, config), job, config, data)
-    recorder = Recorder(
-        loss_model.parameters(),
-        optimizer,
-        clip=config.clip,
-        adam_every=config.adam_every,
-        group=job.group,
-        micro_batches_add_up=True,
-    )
-    validated = LossModel(checkpoint, objective, config.head, data.valid.counted)
-    step_of_run = OptimizerStep(
-        config,
-        data,
-        job,
-        accelerator,
-        loss_model,
-        optimizer,
-        recorder,
-        window=step_window(objective, deployed=config.head == "paper"),
-        validation=LiveValidation(validated, config, data, options.validate_every),
-    )
-    saved = SavedState(folder, identity, job)
-    done, recorder.records = job.together(saved.load, accelerator)
-    job.together(check_alike, job.everyone(done), "checkpoints: they need one folder that all of them read")
-    loss_model.train()
-    if job.first:
-        mark_unfinished(folder)
-    with (
-        StepLog(folder, recorder.records) if job.first else nullcontext() as log,
-        view.run(config.name, config.steps, done) as shown,
-        # The loop seeds the global generators step by step; the caller gets them back as they were.
-        torch.random.fork_rng(),
-        held_interrupts() as release,
-    ):
-        try:
-            for step in range(done + 1, config.steps + 1):
-                record = step_of_run.take(step)
-                if log is not None:
-                    log.append(record)
-                shown.show(record, config.tokens_per_step)
-                if options.trackers:
-                    with tracker_errors():
-                        accelerator.log(tracked(record), step=step)
-                done = step
-                if options.checkpoint_every and (step % options.checkpoint_every == 0 or step == config.steps):
-                    saved.save(accelerator, step, recorder.records)
-                job.interrupted_together(release)
-        except KeyboardInterrupt:
-            if options.checkpoint_every and done % options.checkpoint_every:
-                saved.save(accelerator, done, recorder.records)
-            raise
-    metrics = run_metrics(config, checkpoint, data, recorder.records, progress, job)
-    if metrics is None:
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run in a folder that the first process holds."""
+
+    job: Job
+    config: TrainConfig
+    start: Start
+    folder: Path
+    options: RunOptions
+    view: LiveView
+    progress: Progress
+    ending: EndingRule | None
+
+    def train(self, identity: str) -> RunMetrics | None:
+        """Load, train, evaluate, write."""
+        config, job, began = self.config, self.job, time.time()
+        accelerator = make_accelerator(config, self.folder, self.options.trackers, job)
+        checkpoint = initial_checkpoint(self.start, config)
+        step_of_run = self._prepared_step(accelerator, checkpoint)
+        saved = SavedState(self.folder, identity, job)
+        records = self._take_steps(step_of_run, saved)
+        metrics = run_metrics(config, checkpoint, self.start.data, records, self.progress, job)
+        if metrics is not None:
+            if self.options.save_model:
+                _save_model(checkpoint, self.folder)
+            write_run_provenance(self.folder, run_provenance(self.options.command, began, records))
+            write_metrics(self.folder, metrics)
+            saved.clear()
         close_accelerator(accelerator)
-        return None
-    if options.save_model:
-        _save_model(checkpoint, folder)
-    write_run_provenance(folder, run_provenance(options.command, began, recorder.records))
-    write_metrics(folder, metrics)
-    saved.clear()
-    close_accelerator(accelerator)
-    return metrics
+        return metrics
+
+    def _prepared_step(self, accelerator: Any, checkpoint: Checkpoint) -> OptimizerStep:
+        """Loss, optimizer, recorder and telemetry of the run, on its device and in its group."""
+        config, data, job, objective = self.config, self.start.data, self.job, run_objective(self.config)
+        plain = run_loss(config, checkpoint, data)
+        loss_model, optimizer = prepared(accelerator, plain, make_adamw(plain, config), job, config, data)
+        recorder = Recorder(
+            loss_model.parameters(),
+            optimizer,
+            clip=config.clip,
+            adam_every=config.adam_every,
+            group=job.group,
+            micro_batches_add_up=True,
+        )
+        validated = LossModel(checkpoint, objective, config.head, data.valid.counted)
+        return OptimizerStep(
+            config,
+            data,
+            job,
+            accelerator,
+            loss_model,
+            optimizer,
+            recorder,
+            window=step_window(objective, deployed=config.head == "paper"),
+            validation=LiveValidation(validated, config, data, self.options.validate_every),
+        )
+
+    def _take_steps(self, step_of_run: OptimizerStep, saved: SavedState) -> list[StepRecord]:
+        """Every step after those of the last checkpoint; the records of all of them."""
+        config, job, options, accelerator = self.config, self.job, self.options, step_of_run.accelerator
+        recorder = step_of_run.recorder
+        done, recorder.records = job.together(saved.load, accelerator)
+        job.together(check_alike, job.everyone(done), "checkpoints: they need one folder that all of them read")
+        step_of_run.loss_model.train()
+        if job.first:
+            mark_unfinished(self.folder)
+        with (
+            StepLog(self.folder, recorder.records) if job.first else nullcontext() as log,
+            self.view.run(config.name, config.steps, done) as shown,
+            # The loop seeds the global generators step by step; the caller gets them back as they were.
+            torch.random.fork_rng(),
+            held_interrupts() as release,
+        ):
+            try:
+                for step in range(done + 1, config.steps + 1):
+                    record = step_of_run.take(step)
+                    if log is not None:
+                        log.append(record)
+                    shown.show(record, config.tokens_per_step)
+                    if options.trackers:
+                        with tracker_errors():
+                            accelerator.log(tracked(record), step=step)
+                    done = step
+                    if options.checkpoint_every and (step % options.checkpoint_every == 0 or step == config.steps):
+                        saved.save(accelerator, step, recorder.records)
+                    reason = self.ending(recorder.records) if self.ending is not None and job.first else None
+                    reason = job.interrupted_or_ended(release, reason)
+                    if reason is not None:
+                        raise RunEndedError(step, reason)
+            except KeyboardInterrupt:
+                if options.checkpoint_every and done % options.checkpoint_every:
+                    saved.save(accelerator, done, recorder.records)
+                raise
+        return recorder.records
 
 
 def _save_model(checkpoint: Checkpoint, folder: Path) -> None:

@@ -6,12 +6,6 @@ from dataclasses import dataclass
 
 from zloss.results.reproduction import Profile as Profile
 
-MEANING = {
-    "paper": "the paper's models, corpora, counts and seeds",
-    "cpu": "two cores, offline: audits on SmolLM2-135M in minutes, training on a small model of its own",
-    "smoke": "seconds: whether it runs at all",
-}
-
 
 @dataclass(frozen=True)
 class Overrides:

@@ -17,15 +17,20 @@ import torch
 
 from zloss.results.provenance import ReproductionProvenance, shared_keys
 from zloss.results.record import to_plain
-from zloss.results.reproduction import Choice, PaperVerdict, ReproducedClaim, ReproducedLine, ReproductionRecord
-from zloss_paper.engine.claim import FAILS, OPEN, Claim, Judgement, Verdict
+from zloss.results.reproduction import (
+    NOT_JUDGED,
+    Choice,
+    PaperVerdict,
+    ReproducedClaim,
+    ReproducedLine,
+    ReproductionRecord,
+)
+from zloss_paper.engine.claim import FAILS, OPEN, Claim, Judgement
 from zloss_paper.engine.profile import Overrides, Profile
 from zloss_paper.engine.recipe import Recipe
 from zloss_paper.engine.table import Cell, Line, Table
 from zloss_paper.engine.texts import TextSource
 from zloss_paper.engine.workbench import Workbench
-
-NOT_JUDGED = "not judged at smoke size"
 
 
 @dataclass(frozen=True)
@@ -72,17 +77,8 @@ class Reproduction:
         return bool(self.table.lines) and not any(line.deviations for line in self.table)
 
     @property
-    def judged(self) -> bool:
-        """Whether the claims were judged: at every profile but smoke."""
-        return self.profile != "smoke"
-
-    @property
     def failed(self) -> tuple[JudgedClaim, ...]:
         return tuple(judged for judged in self.claims if judged.ours.verdict == FAILS)
-
-    def count(self, verdict: Verdict) -> int:
-        """Claims with this verdict on our lines."""
-        return sum(judged.ours.verdict == verdict for judged in self.claims)
 
     def beside(self, line: Line) -> Line | None:
         """The paper's line that `line` is printed beside."""
@@ -130,6 +126,9 @@ class Reproduction:
                 if (ratio := ratio_of(line.cells.get(column), None if other is None else other.cells.get(column)))
                 is not None
             },
+            printed={}
+            if other is None
+            else {column: cell.printed for column, cell in other.cells.items() if cell.printed},
         )
 
 

@@ -18,6 +18,7 @@ from tests.integrations.transformers.small_models import OBJECTIVE, small
 from tests.integrations.transformers.trainers import STEPS, EagerTrainer, make_trainer, padded, sequences, train
 from zloss.errors import InputError, UnsupportedModelError, ZlossError
 from zloss.integrations.transformers import RouterZLoss, attach
+from zloss.telemetry.logged_scalars import KNOWN, MAIN
 
 FAMILIES = (
     *("GPT2LMHeadModel", "LlamaForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"),
@@ -87,6 +88,35 @@ def test_norms_before_clipping_and_parts_of_the_loss_are_logged() -> None:
         )
         assert all(f"zloss/{name}" in log for name in names)
     assert attached.handle.calls == 3 + 3 + 1 + 3 + 3
+
+
+@pytest.mark.parametrize("scalars", ["main", ["zloss/ce", "z"]])
+def test_a_choice_of_scalars_is_logged_and_alerts_see_all(scalars: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(small())
+    attached = attach(trainer, OBJECTIVE, scalars=scalars)
+    observed: list[dict[str, float]] = []
+    watch = attached.monitor.observe
+
+    def observe(step: int, numbers: dict[str, float]) -> Any:
+        observed.append(numbers)
+        return watch(step, numbers)
+
+    monkeypatch.setattr(attached.monitor, "observe", observe)
+    wanted = {f"zloss/{name}" for name in (MAIN if scalars == "main" else ("ce", "z"))}
+    for log in train(trainer):
+        assert {name for name in log if name.startswith("zloss/")} == wanted
+    assert all("gain_centered_max" in numbers for numbers in observed)
+    assert len(observed) == STEPS
+
+
+def test_every_scalar_of_a_log_has_a_known_name_and_others_are_refused() -> None:
+    trainer = make_trainer(small())
+    attached = attach(trainer, OBJECTIVE)
+    train(trainer)
+    assert set(attached.window.scalars()) <= set(KNOWN)
+    for scalars in ("few", ["ce", "log_z_p9999"]):
+        with pytest.raises(InputError, match="`scalars`"):
+            attach(make_trainer(small()), OBJECTIVE, scalars=scalars)
 
 
 def test_evaluation_logs_are_the_models_own() -> None:

@@ -12,18 +12,20 @@ import pytest
 import torch
 
 from zloss.errors import InputError
+from zloss.report.tables.reproduction_markdown import reproduction_markdown
+from zloss.results.reproduction import NOT_JUDGED
 from zloss.text.corpus import pydoc_topics
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.paper_models import MODEL_IDS
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.engine.reproduction import NOT_JUDGED, Reproduction, reproduce
+from zloss_paper.engine.reproduction import Reproduction, reproduce
+from zloss_paper.engine.reproduction_files import write_reproduction
 from zloss_paper.engine.texts import BY_SHA256, text_sources
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.heads.gradient_geometry import sample_errors
 from zloss_paper.heads.lines import DEPLOYED
-from zloss_paper.show.page import markdown, write_reproduction
 
 AUDITED = (
     "tab:pretrained",
@@ -236,7 +238,7 @@ def test_the_result_holds_no_path_and_the_whole_story(
 def test_every_page_renders(both: Overrides, bench: Workbench) -> None:
     for label in AUDITED:
         result = smoke(label, both, bench)
-        page = markdown(result)
+        page = reproduction_markdown(result.record())
         tables = [line for line in page.splitlines() if line.startswith("|")]
         assert tables
         widths = {line.replace("\\|", "").count("|") for line in tables[: len(result.table) + 2]}

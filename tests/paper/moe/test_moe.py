@@ -12,9 +12,9 @@ from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce
+from zloss_paper.engine.reproduction_files import write_reproduction
 from zloss_paper.engine.table import Cell, Line, Table
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.show.page import write_reproduction
 
 
 @pytest.fixture(scope="module")

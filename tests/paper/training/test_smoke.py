@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from tests.paper.training.labels import DESCRIBED, TABLES, TRAINING
+from zloss.report.tables.reproduction_markdown import reproduction_markdown
+from zloss.results.reproduction import NOT_JUDGED
 from zloss_paper.engine.claim import FAILS, OPEN
 from zloss_paper.engine.kept_result import rejudge
 from zloss_paper.engine.paper_methods import METHODS
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.engine.reproduction import NOT_JUDGED, Reproduction, reproduce
+from zloss_paper.engine.reproduction import Reproduction, reproduce
+from zloss_paper.engine.reproduction_files import write_reproduction
 from zloss_paper.engine.table import Table
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.show.page import markdown, write_reproduction
 
 SECONDS = 180
 """What all of them may take together."""
@@ -160,7 +162,7 @@ def test_a_kept_result_is_judged_again_as_it_was(smoke: Smoke, tmp_path: Path) -
             assert claim.check(again.table) == claim.check(result.table), (label, claim.id)
         assert again.to_dict() == result.to_dict()
         figures = list(again.draw(tmp_path / "figures")) if again.draw is not None else []
-        assert markdown(again, [figure.relative_to(tmp_path) for figure in figures]) == page
+        assert reproduction_markdown(again.record(), [figure.relative_to(tmp_path) for figure in figures]) == page
 
 
 def test_a_short_run_has_a_maximum_and_no_p99(smoke: Smoke) -> None:
@@ -214,7 +216,7 @@ def test_every_line_stands_beside_the_papers(smoke: Smoke) -> None:
 
 def test_pages_tell_the_story_and_no_path(smoke: Smoke, tmp_path: Path) -> None:
     for label in TRAINING:
-        page = markdown(smoke.results[label])
+        page = reproduction_markdown(smoke.results[label].record())
         assert "not comparable" in page
         written = write_reproduction(tmp_path, smoke.results[label])
         for path in written:

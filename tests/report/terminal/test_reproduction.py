@@ -13,8 +13,8 @@ from rich.console import Console
 from zloss.cli.main import main
 from zloss.decide.decided_results import decide_results
 from zloss.report.html.page import render_page
-from zloss.report.tables.reproduction import reproduction_table
-from zloss.report.terminal.reproduction import print_reproduction_record
+from zloss.report.tables.reproduction import deviations, reproduction_table
+from zloss.report.terminal.reproduction import PADDING, column_groups, folded_keys, print_reproduction
 from zloss.results.files import load_results, records_of
 from zloss.results.reproduction import ReproductionRecord, read_reproduction_record
 
@@ -28,7 +28,7 @@ FILES = sorted(
 
 def printed(record: ReproductionRecord, width: int = 80) -> str:
     stream = io.StringIO()
-    print_reproduction_record(record, Console(file=stream, width=width))
+    print_reproduction(record, Console(file=stream, width=width))
     return stream.getvalue()
 
 
@@ -68,6 +68,49 @@ def test_numbers_fit_eighty_columns_and_are_all_there(file: Path) -> None:
     numbers = [cell for line in table.lines for cell in line.cells[table.keys :]]
     assert all(number in text for number in numbers)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+def test_a_wider_terminal_shows_the_table_in_one_piece() -> None:
+    record = read_reproduction_record(COMMITTED / "tab_fineweb_update_outlier.json")
+    parts = {
+        width: sum(line.startswith(" method") for line in printed(record, width).splitlines()) for width in (80, 200)
+    }
+    assert parts == {80: 2, 200: 1}
+
+
+def test_numbers_are_grouped_in_order_and_whole() -> None:
+    groups = column_groups([10, 8, 8, 8, 60], [10], 40)
+    assert groups == [(1, 2), (3,), (4,)]
+    for group in groups[:-1]:
+        assert 10 + PADDING + sum([10, 8, 8, 8, 60][i] + PADDING for i in group) <= 40
+    assert column_groups([10], [10], 40) == [()]
+
+
+def test_keys_are_folded_between_words_only_where_they_must_be() -> None:
+    assert folded_keys([10, 12], [4, 5], 40) == [10, 12]
+    assert folded_keys([10, 60], [4, 30], 50) == [10, 34]
+    assert folded_keys([10, 60], [4, 30], 20) == [4, 30]
+
+
+def test_numbers_of_the_paper_are_shown_as_it_prints_them() -> None:
+    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
+    row = replace(record.rows[0], beside={**record.rows[0].beside, "ppl": 28.0}, printed={"ppl": "28.00"})
+    assert reproduction_table(replace(record, rows=(row,))).lines[1].cells[3] == "28.00"
+    assert reproduction_table(replace(record, rows=(replace(row, printed={}),))).lines[1].cells[3] == "28"
+
+
+def test_a_deviation_names_its_models_where_it_does_not_concern_all() -> None:
+    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
+    first, second = record.rows[0], replace(record.rows[1], extra={**record.rows[1].extra, "model": "other"})
+    first, second = replace(first, deviations=("both.", "one.")), replace(second, deviations=("both.",))
+    assert deviations(replace(record, rows=(first, second))) == ["both.", "smollm2: one."]
+
+
+def test_the_smoke_profile_judges_no_claim() -> None:
+    record = replace(read_reproduction_record(COMMITTED / "tab_pretrained.json"), profile="smoke")
+    text = printed(record)
+    assert f"{len(record.claims)} claims, not judged at smoke size" in text
+    assert record.claims[0].statement[:40] not in text
 
 
 def test_our_line_stands_above_the_paper_s_and_the_ratio() -> None:

@@ -17,6 +17,7 @@ from zloss.integrations.transformers.trainer_checks import refuse_bypasses
 from zloss.integrations.transformers.trainer_settings import experiment_settings, training_data
 from zloss.source.objective import Objective
 from zloss.telemetry.alert_action import OnAlert, alert_action
+from zloss.telemetry.logged_scalars import Scalars, chosen_names
 from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow
 from zloss.text.blocks import Blocks
 from zloss.train.record.record_run import record_run
@@ -33,6 +34,7 @@ def attach(
     label_smoothing: float = 0.0,
     router: RouterZLoss | None = None,
     window: int = DEFAULT_WINDOW,
+    scalars: Scalars = "all",
     backend: Backend = "auto",
     record: str | os.PathLike[str] | None = None,
     validation: Blocks | Tensor | Sequence[Sequence[int]] | None = None,
@@ -43,7 +45,8 @@ def attach(
     `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), before `train()`. Every tracker in its
     `report_to` gets the scalars with its other numbers. CE and Z stand apart as zloss/ce and zloss/z, in nats per
     predicted token; `zloss.source.summary` lists the other names. On several processes they are of the tokens of
-    all of them, joined in one collective per log.
+    all of them, joined in one collective per log. `scalars="main"` logs ten of them, a list of names these; alerts see
+    all of them whatever is logged.
 
     `on_alert`: what is done when a tail changes (`zloss.telemetry.alerts` has the rule, counted in logs): "log" a
     warning, "raise" an error, or a function of the alert.
@@ -60,6 +63,7 @@ def attach(
     """
     refuse_bypasses(trainer)
     alert_action(on_alert)  # checks itself
+    names = chosen_names(scalars)
     if (record is None) != (validation is None):
         raise InputError(
             "`record` and `validation` belong together: a recorded run is measured on `validation` when it ends, and "
@@ -77,7 +81,7 @@ def attach(
         if record is not None and validation is not None:
             recorder = _recorder(trainer, objective, record, validation, record_options, label_smoothing, router)
         across = StepWindow(window, objective.coordinate, across_ranks=True)
-        return TrainerAttachment(trainer, handle, across, on_alert, recorder)
+        return TrainerAttachment(trainer, handle, across, on_alert, names, recorder)
     except BaseException:
         handle.remove()
         raise

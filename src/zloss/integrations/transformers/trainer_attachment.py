@@ -17,7 +17,8 @@ from zloss.optimizer.fp16_margin import max_safe_scale
 from zloss.telemetry.alert_action import OnAlert, alert_action, logger
 from zloss.telemetry.alerts import Alert, AlertMonitor
 from zloss.telemetry.levels import exceeded_levels
-from zloss.telemetry.window import StepWindow, for_trackers
+from zloss.telemetry.logged_scalars import for_trackers
+from zloss.telemetry.window import StepWindow
 from zloss.train.record.run_recorder import RunRecorder
 
 try:
@@ -33,7 +34,8 @@ class TrainerAttachment:
     """A trainer whose model has a Z-loss and whose logs have its telemetry; `remove()` takes everything back.
 
     `handle` is that of the model, `window` holds the last steps, `monitor` the alerts; `levels` are the thresholds of the
-    decision map that the first logged step was above. `recorder` writes the run folder, or is None.
+    decision map that the first logged step was above. `names` are the scalars that are logged.
+    `recorder` writes the run folder, or is None.
     """
 
     def __init__(
@@ -42,9 +44,11 @@ class TrainerAttachment:
         handle: ZLossHandle,
         window: StepWindow,
         on_alert: OnAlert,
+        names: frozenset[str],
         recorder: RunRecorder | None = None,
     ) -> None:
         self.handle, self.window, self.recorder = handle, window, recorder
+        self._names = names
         self.monitor = AlertMonitor(pulled=handle.settings.objective.active)
         self.levels: dict[str, tuple[float, float]] | None = None
         self._act = alert_action(on_alert)
@@ -87,7 +91,7 @@ class TrainerAttachment:
     def _named(self, found: dict[str, float]) -> dict[str, float]:
         if self.handle.router is not None and self.handle.router.last is not None:
             found["router_z"] = float(self.handle.router.last.loss.detach())
-        return for_trackers(found)
+        return for_trackers(found, self._names)
 
     def begin_step(self) -> None:
         """Called before every optimizer step. A Trainer that divides token losses by the tokens of all micro-batches adds

@@ -20,6 +20,7 @@ from zloss.ranks.job import Job, LostRankError, StoppedError
 from zloss.results.audit import AuditReport
 from zloss.results.train_config import TrainConfig
 from zloss.text.blocks import Blocks
+from zloss.train.ending import EndingRule, RunEndedError
 from zloss.train.run import run_training_of
 from zloss.train.run_options import RunOptions
 from zloss.train.start.run_start import Start, prepare_start
@@ -82,12 +83,12 @@ class Crew:
         view: LiveView,
         progress: Progress,
         valid_blocks: int | None = None,
+        ending: EndingRule | None = None,
     ) -> None:
         """One run in `place`, every process with its own blocks of a step; `valid_blocks` validates on the first ones only."""
         self._order(_Train(config, place, options, valid_blocks))
-        run_training_of(
-            self.job, config, _validated_on(start, valid_blocks), place, options=options, view=view, progress=progress
-        )
+        start = _validated_on(start, valid_blocks)
+        run_training_of(self.job, config, start, place, options=options, view=view, progress=progress, ending=ending)
 
     @contextmanager
     def leading(self) -> Iterator[None]:
@@ -112,8 +113,8 @@ class Crew:
                 if order.failed:
                     raise StoppedError("another rank has reported an error.")
                 return
-            # The first process has the same error or interruption, and decides what follows from it.
-            with contextlib.suppress(StoppedError, KeyboardInterrupt):
+            # The first process leaves the order in the same way, and decides what follows from it.
+            with contextlib.suppress(StoppedError, RunEndedError, KeyboardInterrupt):
                 self._obey(order)
 
     def _obey(self, order: object) -> None:

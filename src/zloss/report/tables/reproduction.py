@@ -1,4 +1,4 @@
-"""A reproduction that was read from its file, as lines of text: ours, the paper's beside it, the ratio, and the claims."""
+"""A reproduction as lines of text, for terminal, page and Markdown: ours, the paper's beside it, the ratio, and the claims."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 from zloss.report.tables.plain import show
 from zloss.report.text.numbers import MISSING, factor, number
 from zloss.results.quantities import define, symbol
-from zloss.results.reproduction import ReproducedLine, ReproductionRecord, Verdict
+from zloss.results.reproduction import NOT_JUDGED, ReproducedLine, ReproductionRecord, Verdict
 
 NOT_COMPARABLE = (
     "The numbers are not comparable with the paper's (see the deviations); its claims may still be tested on ours."
 )
+SMALLEST_PLAIN = 1e-4
+"""A number of the paper below this is shown as a power of ten."""
 VERDICTS: tuple[tuple[Verdict, str], ...] = (
     ("holds", "hold"),
     ("does not hold", "do not hold"),
@@ -53,7 +55,7 @@ def reproduction_table(record: ReproductionRecord) -> ReproductionTable:
         if row.beside is None or not columns:
             continue
         blank = ("",) * len(names)
-        lines.append(ShownLine((*blank, _paper(row, columns), *_cells(row.beside, columns)), "paper"))
+        lines.append(ShownLine((*blank, _paper(row, columns), *_printed(row, columns)), "paper"))
         ratios = tuple(factor(row.ratio.get(column)) for column in columns)
         lines.append(ShownLine((*blank, "ours / paper", *ratios), "ratio"))
     header = (*(_title(name) for name in names), *side, *(symbol(column) for column in columns))
@@ -61,14 +63,24 @@ def reproduction_table(record: ReproductionRecord) -> ReproductionTable:
 
 
 def claims_tally(record: ReproductionRecord) -> str:
-    """ "3 hold, 0 do not hold, 8 cannot be tested here"."""
+    """ "3 hold, 0 do not hold, 8 cannot be tested here"; at the smoke profile that they are not judged."""
+    if not record.judged:
+        return f"{len(record.claims)} claims, {NOT_JUDGED}"
     counts = {verdict: sum(claim.verdict == verdict for claim in record.claims) for verdict, _ in VERDICTS}
     return ", ".join(f"{counts[verdict]} {words}" for verdict, words in VERDICTS)
 
 
 def deviations(record: ReproductionRecord) -> list[str]:
-    """In what our lines differ from the paper's setting, each once."""
-    return list(dict.fromkeys(sentence for row in record.rows for sentence in row.deviations))
+    """In what our lines differ from the paper's setting, each once, with the models it concerns where not all."""
+    models: dict[str, list[str]] = {}
+    for row in record.rows:
+        for sentence in row.deviations:
+            models.setdefault(sentence, []).append(_model(row))
+    every = {_model(row) for row in record.rows}
+    return [
+        sentence if set(found) == every else f"{', '.join(dict.fromkeys(found))}: {sentence}"
+        for sentence, found in models.items()
+    ]
 
 
 def missing_numbers(record: ReproductionRecord) -> list[str]:
@@ -89,6 +101,21 @@ def _cell(value: Any) -> str:
     if value is None:
         return MISSING
     return number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else show(value)
+
+
+def _printed(row: ReproducedLine, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """The paper's numbers as it prints them, zeros at the end included, unless a power of ten is easier to read."""
+    values = row.beside or {}
+    return tuple(
+        row.printed[column]
+        if column in row.printed and abs(values[column]) >= SMALLEST_PLAIN
+        else _cell(values.get(column))
+        for column in columns
+    )
+
+
+def _model(row: ReproducedLine) -> str:
+    return str(row.extra.get("model", ""))
 
 
 def _paper(row: ReproducedLine, columns: tuple[str, ...]) -> str:

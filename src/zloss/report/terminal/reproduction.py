@@ -1,4 +1,4 @@
-"""A reproduction that was read from its file, on a terminal."""
+"""A reproduction on a terminal."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from zloss.report.tables.reproduction import (
     missing_numbers,
     reproduction_table,
 )
-from zloss.results.reproduction import ReproductionRecord
+from zloss.results.reproduction import Choice, ReproductionRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as RichTable
 
 MARKS = {"holds": ("●", "green"), "does not hold": ("✗", "bold red"), "cannot be tested here": ("○", "dim")}
 STYLES = {"ours": "", "paper": "cyan", "ratio": "dim"}
-NAME_WIDTH = 24
-"""Columns of a name that is wrapped because the numbers beside it would not fit."""
-GAP = 2
-"""Blanks between two columns."""
+PADDING = 3
+"""Blanks and rule between two columns."""
+VERDICT_WIDTH = 13
+"""Columns of a verdict; the longest takes two lines."""
 
 
-def print_reproduction_record(record: ReproductionRecord, console: Console | None = None) -> None:
-    """The verdicts in one line, the table, what deviates, and every claim with its evidence."""
+def print_reproduction(record: ReproductionRecord, console: Console | None = None) -> None:
+    """The verdicts in one line, the table, what deviates, every claim with its evidence, and our choices.
+
+    A table wider than the terminal is printed in parts.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -35,55 +39,63 @@ def print_reproduction_record(record: ReproductionRecord, console: Console | Non
     console.print(Text(f"{record.label}: {record.title} ({record.profile} profile)", style="bold"))
     if record.claims:
         console.print(Text(f"Claims of the paper on our numbers: {claims_tally(record)}."))
-    _print_table(reproduction_table(record), console)
+    for table in _tables(reproduction_table(record), console.width):
+        console.print(table)
     if record.columns and not record.comparable:
         console.print(Text(NOT_COMPARABLE))
         for sentence in deviations(record):
             console.print(Text(f"  {sentence}", style="dim"))
     for sentence in (*missing_numbers(record), *record.notes):
         console.print(Text(sentence, style="dim"))
-    _print_claims(record, console)
+    if record.judged:
+        _print_claims(record, console)
+    if record.not_stated_by_the_paper:
+        console.print(Text("Not stated by the paper, so our choice:"))
+        for ours, settings in _grouped(record.not_stated_by_the_paper).items():
+            console.print(Text(f"  {', '.join(settings)}: {ours}", style="dim"))
 
 
-def _print_table(table: ReproductionTable, console: Console) -> None:
-    """Where it is wider than the terminal, its names are wrapped and its numbers spread over several tables."""
+def _tables(table: ReproductionTable, width: int) -> Iterator[RichTable]:
+    """The lines, in as many tables as their numbers need at this width; each repeats the key of a line."""
+    from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
-    from rich.table import Column, Table
+    from rich.table import Column
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    grid = [table.header, *(line.cells for line in table.lines)]
-    widths = [max(cell_len(cells[i]) for cells in grid) for i in range(len(table.header))]
-    numbers = widths[table.keys :]
-    if numbers and sum(width + GAP for width in widths[: table.keys]) + max(numbers) > console.width:
-        widths = [min(width, NAME_WIDTH) for width in widths[: table.keys]] + numbers
-    for chosen in _fitting(widths, table.keys, console.width):
-        columns = [
-            Column(
-                table.header[i],
-                justify="right" if i >= table.keys else "left",
-                no_wrap=i >= table.keys,
-                max_width=widths[i] if numbers else None,
-                overflow="fold",
-            )
-            for i in chosen
-        ]
-        shown = Table(*columns, box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    keys = table.keys
+    cells = [[name, *(line.cells[i] for line in table.lines)] for i, name in enumerate(table.header)]
+    whole = [max(map(cell_len, column)) for column in cells]
+    words = [max(cell_len(word) for cell in column for word in cell.split() or [""]) for column in cells]
+    numbers = sum(size + PADDING for size in whole[keys:])
+    key_widths = folded_keys(whole[:keys], words[:keys], max(width // 2, width - numbers))
+    for group in column_groups(whole, key_widths, width):
+        columns = [Column(table.header[i], width=key_widths[i]) for i in range(keys)]
+        columns += [Column(table.header[i], justify="right", no_wrap=True, min_width=whole[i]) for i in group]
+        shown = RichTable(*columns, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
         for line in table.lines:
-            shown.add_row(*(Text(line.cells[i]) for i in chosen), style=STYLES[line.of])
-        console.print(shown)
+            shown.add_row(*(Text(line.cells[i]) for i in (*range(keys), *group)), style=STYLES[line.of])
+        yield shown
 
 
-def _fitting(widths: Sequence[int], keys: int, room: int) -> Iterator[list[int]]:
-    """Columns of each printed table: the keys, and as many numbers as fit `room`, at least one."""
-    base = sum(width + GAP for width in widths[:keys])
-    chosen, used = list(range(keys)), base
-    for i in range(keys, len(widths)):
-        if len(chosen) > keys and used + widths[i] > room:
-            yield chosen
-            chosen, used = list(range(keys)), base
-        chosen.append(i)
-        used += widths[i] + GAP
-    yield chosen
+def folded_keys(whole: Sequence[int], words: Sequence[int], room: int) -> list[int]:
+    """Widths of the key columns: whole where they fit in `room`, otherwise the wider ones are folded between words."""
+    found = list(words)
+    for i in sorted(range(len(whole)), key=lambda i: whole[i]):
+        spare = room - sum(found) - PADDING * len(found)
+        found[i] += max(0, min(spare, whole[i] - found[i]))
+    return found
+
+
+def column_groups(whole: Sequence[int], key_widths: Sequence[int], width: int) -> list[tuple[int, ...]]:
+    """The number columns of each part of a table, in order: those that fit beside the key whole, and at least one."""
+    room = width - sum(key_widths) - PADDING * len(key_widths)
+    groups: list[list[int]] = [[]]
+    for column in range(len(key_widths), len(whole)):
+        if groups[-1] and sum(whole[i] + PADDING for i in (*groups[-1], column)) > room:
+            groups.append([])
+        groups[-1].append(column)
+    return [tuple(group) for group in groups]
 
 
 def _print_claims(record: ReproductionRecord, console: Console) -> None:
@@ -92,11 +104,19 @@ def _print_claims(record: ReproductionRecord, console: Console) -> None:
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
-    table.add_column(width=13)
-    table.add_column()
+    table.add_column(width=VERDICT_WIDTH)
+    table.add_column(overflow="fold")
     for claim in record.claims:
         mark, style = MARKS[claim.verdict]
         text = Text(claim.statement)
         text.append(f"\n{claim.evidence}", style="dim")
         table.add_row(Text(mark, style=style), Text(claim.verdict), text)
     console.print(table)
+
+
+def _grouped(choices: Sequence[Choice]) -> dict[str, list[str]]:
+    """Settings that share one choice, together."""
+    found: dict[str, list[str]] = {}
+    for choice in choices:
+        found.setdefault(choice.ours, []).append(choice.setting)
+    return found

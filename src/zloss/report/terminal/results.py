@@ -9,7 +9,7 @@ from zloss.report.terminal.drift import print_drift
 from zloss.report.terminal.implementation_audit import print_implementation_audit
 from zloss.report.terminal.loss_audit import print_loss_audit
 from zloss.report.terminal.recommendation import print_recommendation
-from zloss.report.terminal.reproduction import print_reproduction_record
+from zloss.report.terminal.reproduction import print_reproduction
 from zloss.report.terminal.router import print_measured_scale
 from zloss.report.terminal.router_scale import print_router_scale
 
@@ -40,4 +40,4 @@ def print_results(results: DecidedResults) -> None:
     for table in results.router_scales:
         print_router_scale(table, bold=(table.source,))
     for record in results.reproductions:
-        print_reproduction_record(record)
+        print_reproduction(record)

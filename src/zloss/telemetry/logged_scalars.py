@@ -1,0 +1,54 @@
+"""Which scalars of a window go to the trackers, and under which names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Literal
+
+from zloss.errors import InputError
+from zloss.source.summary import LEVELS, MEANS, TAILS, entry_name
+from zloss.telemetry.window import DEPLOYED
+
+PREFIX = "zloss/"
+"""Beginning of the names that trackers show."""
+MAIN = (
+    "ce",
+    "z",
+    "log_z_p999",
+    "mu_abs_p99",
+    "gain_p99",
+    "gain_centered_p99",
+    "p_z_999_raw",
+    "p_z_999_centered",
+    "entropy",
+    "grad_norm_preclip",
+)
+"""The loss in its two parts, one tail of each quantity, and the gradient norm: what one plots."""
+KNOWN = (
+    *MEANS,
+    *(entry_name(quantity, level) for quantity in TAILS for level in ("mean", *LEVELS)),
+    *DEPLOYED,
+    *("z", "tokens", "grad_norm_preclip", "grad_norm_preclip_max", "clip_rate", "window_steps", "router_z"),
+)
+"""Every name, without the prefix."""
+
+Scalars = Literal["all", "main"] | Collection[str]
+"""All of them, the ten of `MAIN`, or names, with or without the prefix."""
+
+
+def chosen_names(scalars: Scalars) -> frozenset[str]:
+    """The names that are logged, without the prefix; one that is not known is refused."""
+    if isinstance(scalars, str):
+        if scalars not in ("all", "main"):
+            raise InputError(f'`scalars` is expected to be "all", "main" or names of scalars, but got {scalars!r}.')
+        return frozenset(KNOWN if scalars == "all" else MAIN)
+    names = frozenset(name.removeprefix(PREFIX) for name in scalars)
+    if unknown := sorted(names - frozenset(KNOWN)):
+        raise InputError(f"`scalars` has the unknown name {unknown[0]!r}; the names are {', '.join(sorted(KNOWN))}.")
+    return names
+
+
+def for_trackers(numbers: dict[str, float], names: Collection[str] = KNOWN) -> dict[str, float]:
+    """The finite ones of the numbers that are logged, under the names that trackers show."""
+    return {f"{PREFIX}{name}": value for name, value in numbers.items() if name in names and math.isfinite(value)}

@@ -1,1 +1,0 @@
-"""A reproduction on the terminal and as a page."""
