@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,30 @@ import pytest
 from zloss import errors
 
 ROOT = Path(__file__).parents[1]
-BUILT_BY_THEIR_CLASS = ("UnknownNameError", "ReductionError", "MissingDependencyError", "OutdatedDependencyError")
+BUILT_BY_THEIR_CLASS = (
+    *("UnknownNameError", "ReductionError", "MissingDependencyError", "OutdatedDependencyError"),
+    "RunEndedError",
+)
 """Errors whose class makes the sentence from its arguments."""
-HOMES = ("zloss.errors", "zloss.ranks.job", "zloss.audit.loss.output", "zloss.audit.loss.time_limit")
 
 
+def homes() -> Iterator[str]:
+    """Modules that define an error of ours."""
+    source = ROOT / "src"
+    ours = {
+        name for name, member in inspect.getmembers(errors, inspect.isclass) if issubclass(member, errors.ZlossError)
+    }
+    for file in sorted(source.rglob("*.py")):
+        classes = [
+            node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.ClassDef)
+        ]
+        if any(ast.unparse(base) in ours for node in classes for base in node.bases):
+            yield ".".join(file.relative_to(source).with_suffix("").parts)
+
+
+@cache
 def public_errors() -> dict[str, type[Exception]]:
-    members = [pair for home in HOMES for pair in inspect.getmembers(importlib.import_module(home), inspect.isclass)]
+    members = [pair for home in homes() for pair in inspect.getmembers(importlib.import_module(home), inspect.isclass)]
     return {name: member for name, member in members if issubclass(member, errors.ZlossError)}
 
 

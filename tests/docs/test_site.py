@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import subprocess
@@ -51,6 +52,23 @@ def test_every_page_is_there(site: Path) -> None:
     for page in DOCS.rglob("*.md"):
         name = "index" if page.stem == "README" else page.stem
         assert (site / page.relative_to(DOCS).with_name(f"{name}.html")).is_file(), page
+
+
+def test_emphasis_is_meant(site: Path) -> None:
+    """Underscores of ‖g‖_∞ … ‖g‖_∞ set the words between them in italics. Pages write *emphasis* with asterisks."""
+    for page in DOCS.rglob("*.md"):
+        source = page.read_text(encoding="utf-8")
+        name = "index" if page.stem == "README" else page.stem
+        built = (site / page.relative_to(DOCS).with_name(f"{name}.html")).read_text(encoding="utf-8")
+        for found in re.findall(r"<em>(.*?)</em>", built, re.DOTALL):
+            words = html.unescape(re.sub(r"<[^>]+>", "", found)).split()
+            assert re.search(r"\*[\[`]*" + re.escape(words[0]), source), f"{page}: {' '.join(words)}"
+
+
+def test_numbered_steps_are_items_of_a_list(site: Path) -> None:
+    """A table inside a step ended the list: steps 4 to 7 of a protocol became one paragraph."""
+    for page in site.rglob("*.html"):
+        assert not re.search(r"^\d+\. ", page.read_text(encoding="utf-8"), re.MULTILINE), page
 
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:

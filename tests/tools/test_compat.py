@@ -130,7 +130,8 @@ def test_the_page_says_what_failed_and_what_could_not_be_had() -> None:
     red = replace(GREEN, row="b", failed=12, failures=tuple(f"test_{i}" for i in range(12)), skips={"no triton": 3})
     none = Outcome("c", "3.19", "a Python to come", "abc", unavailable="This machine has no Python 3.19.")
     text = page(Record({"torch": ">=2.8", "numpy": ""}, ("train",), 3, (GREEN, red, none)))
-    assert "| `a` | the control | 3.11.7 | 2.13.0+cpu |  | green | 7 | 0 | 1 | 0 + 3 | abc |" in text
+    assert "| `a` | 3.11.7 | 2.13.0+cpu |  | green | 7 | 0 | 1 | 0 + 3 | abc |" in text
+    assert "- `a`: the control\n" in text
     assert "## Failures of b" in text
     assert "- `test_9`\n- and 2 more" in text
     assert "- `c`: This machine has no Python 3.19." in text

@@ -40,7 +40,6 @@ def _rows(outcomes: Sequence[Outcome]) -> str:
     lines = [
         (
             f"`{outcome.row}`",
-            outcome.what,
             outcome.python,
             *(outcome.installed.get(name, "") for name in SHOWN),
             f"**{outcome.verdict}**" if outcome.verdict != "green" else "green",
@@ -50,11 +49,12 @@ def _rows(outcomes: Sequence[Outcome]) -> str:
         )
         for outcome in outcomes
     ]
-    head = ("row", "what", "Python", *SHOWN, "verdict", "passed", "failed", "skipped", "seconds", "commit")
+    head = ("row", "Python", *SHOWN, "verdict", "passed", "failed", "skipped", "seconds", "commit")
     done = {outcome.row for outcome in outcomes}
     left = [f"`{row.name}` ({row.what})" for row in ROWS if row.name not in done]
     not_run = f"\nNot run yet: {', '.join(left)}.\n" if left else ""
-    return markdown(head, lines) + "\nSeconds: installation + tests.\n" + not_run
+    meanings = "".join(f"- `{outcome.row}`: {outcome.what}\n" for outcome in outcomes)
+    return f"{markdown(head, lines)}\nSeconds: installation + tests.\n\n{meanings}{not_run}"
 
 
 def _failures(outcome: Outcome) -> str:

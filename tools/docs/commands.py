@@ -18,7 +18,7 @@ EXIT_CODES = (
      "does not hold, a centered copy gives another PPL."),
     (BAD_INPUT, "The input is wrong, or something that is needed is missing. One sentence on stderr says what; no traceback."),
     (INTERRUPTED, "Ctrl-C. What was finished is written where a command can go on from it."),
-    (CLOSED_PIPE, "The reader of the output has ended, as in `zloss glossary | head -1`."),
+    (CLOSED_PIPE, "The reader of the output has ended, as with `head -1` behind a pipe."),
 )  # fmt: skip
 VARIABLES = (
     ("ZLOSS_CACHE", "Folder of the C helper and of converted GGUF models; else `zloss` in `XDG_CACHE_HOME` or `~/.cache`."),
