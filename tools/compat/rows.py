@@ -36,7 +36,8 @@ ROWS = (
         "oldest-torch",
         "3.11",
         # The interpreter of Triton 3.4, which torch 2.8 brings, takes arrays of one element for scalars; numpy 2.4 does not.
-        "the oldest torch, and the oldest numpy, because Triton 3.4 cannot interpret with numpy 2.4; all else the newest that fits",
+        "the oldest torch, and the oldest numpy, because Triton 3.4 cannot interpret with numpy 2.4; "
+        "all else the newest that fits",
         oldest=("torch", "numpy"),
     ),
     Row(
