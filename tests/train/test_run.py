@@ -24,6 +24,7 @@ from zloss.train.folder.step_log import read_steps
 from zloss.train.grid import Grid, run_grid
 from zloss.train.run import run_training
 from zloss.train.run_options import RunOptions
+from zloss.train.start.head_changes import SHIFT_BLOCKS
 from zloss.train.start.run_start import initial_checkpoint, prepare_start
 from zloss.train.step.objective import run_objective
 
@@ -245,7 +246,13 @@ def test_a_model_from_scratch_and_a_shifted_head(tmp_path: Path) -> None:
     assert any(not torch.equal(first[name], other[name]) for name in first)
     one = replace(scratch, steps=1, warmup=0, lr=1e-12, adam_every=1)
     found = run_training(one, start, tmp_path / "run", options=RunOptions(checkpoint_every=0)).to_dict()
-    assert found["heads"]["raw"]["mu_abs_99"] == pytest.approx(40.0, rel=0.2)
+    # The size is that of the first training blocks; the few validation tokens of another text may have another tail.
+    shifted = initial_checkpoint(start, scratch)
+    inputs, _ = gather(start.data.train, torch.arange(SHIFT_BLOCKS))
+    with torch.no_grad():
+        mu = start.data.train.counted(shifted.model(inputs).logits).double().mean(dim=-1).flatten()
+    assert float(mu.abs().quantile(0.99)) == pytest.approx(40.0, rel=1e-3)
+    assert 20 < found["heads"]["raw"]["mu_abs_99"] < 60
     assert found["heads"]["centered"]["p_z_999"] < 5
     assert found["tied_paths"] is None
 
