@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.paper.claim_tables import own, verdict
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.paper_table import paper_table
 from zloss_paper.engine.registry import find_recipe, labels
@@ -43,17 +44,6 @@ SYMMETRIC = {
     ("text:gradient_geometry", "rank_16_tracks"),
 }
 HEADS = ("tab:pretrained", "tab:fineweb_pretrained", "tab:spectral_audit", "text:gradient_geometry")
-
-
-def verdict(label: str, claim: str, table: Table) -> str:
-    (found,) = (one for one in find_recipe(label).claims if one.id == claim)
-    return found.check(table).verdict
-
-
-def own(label: str) -> Table:
-    """The paper's rows; none where it describes runs without printing their numbers."""
-    paper = find_recipe(label).paper
-    return Table(()) if paper is None else paper.table
 
 
 @pytest.mark.parametrize(("label", "claim"), JUDGED)

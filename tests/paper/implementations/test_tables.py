@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.paper.claim_tables import changed, own, verdict
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS
 from zloss.audit.implementation.overflow import OverflowLine
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.profile import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce
-from zloss_paper.engine.table import Cell, Key, Line, Table, cells_of
+from zloss_paper.engine.table import Key, Line, Table, cells_of
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations import shared_audits as shared
 from zloss_paper.implementations.overflow_audit import OverflowConfig, configure
@@ -33,30 +33,6 @@ def bench() -> Workbench:
 
 def smoke(label: str, folder: Path, bench: Workbench) -> Reproduction:
     return reproduce(find_recipe(label), "smoke", Overrides(models=(str(folder),)), bench)
-
-
-def own(label: str) -> Table:
-    paper = find_recipe(label).paper
-    assert paper is not None
-    return paper.table
-
-
-def verdict(label: str, claim: str, table: Table) -> str:
-    (found,) = (one for one in find_recipe(label).claims if one.id == claim)
-    return found.check(table).verdict
-
-
-def changed(table: Table, column: str, change: Any, **key: Key) -> Table:
-    """The table with one column of some lines changed."""
-    touched = table.find(**key)
-    return Table(
-        tuple(
-            replace(line, cells={**line.cells, column: Cell(change(line.cells[column].value))})
-            if line in touched
-            else line
-            for line in table
-        )
-    )
 
 
 WRONG = [

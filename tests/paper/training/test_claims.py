@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from tests.paper.claim_tables import Change, changed, own, verdict
 from tests.paper.training.labels import TRAINING
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.paper_methods import CE, CENTERED, CENTERED_HEAD, FACTORIZED, GAIN_AWARE, STANDARD
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.engine.table import Cell, Key, Table, cells_of
-
-Change = Callable[[float], float]
+from zloss_paper.engine.table import Table, cells_of
 
 
 def times(factor: float) -> Change:
     return lambda value: value * factor
-
-
-def own(label: str) -> Table:
-    paper = find_recipe(label).paper
-    assert paper is not None
-    return paper.table
-
-
-def verdict(label: str, claim: str, table: Table) -> str:
-    (found,) = (one for one in find_recipe(label).claims if one.id == claim)
-    return found.check(table).verdict
-
-
-def changed(table: Table, column: str, change: Change, **key: Key) -> Table:
-    touched = table.find(**key)
-    assert touched
-    return Table(
-        tuple(
-            replace(line, cells={**line.cells, column: Cell(change(line.cells[column].value))})
-            if line in touched
-            else line
-            for line in table
-        )
-    )
 
 
 LOW = [
