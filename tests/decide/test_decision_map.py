@@ -71,15 +71,59 @@ def test_a_trigger_fires_just_below_its_value_and_not_just_above(
         assert decision.threshold_name == threshold
 
 
+def larger_path(report: AuditReport, coef: float = 1e-3) -> float:
+    """The larger path of the Z gradient over the CE gradient at `coef`, from the norms and the cosine of the paths."""
+    assert report.gradient is not None
+    assert report.tied_paths is not None
+    paths, r_z = report.tied_paths.raw, report.gradient.raw.r_z
+    assert paths.output_norm is not None
+    assert paths.input_norm is not None
+    assert paths.cosine is not None
+    assert r_z is not None
+    one, other = paths.output_norm, paths.input_norm
+    of_both = (one**2 + other**2 + 2 * one * other * paths.cosine) ** 0.5
+    return max(one, other) * r_z / of_both * coef / report.gradient.coef
+
+
 def test_a_shared_pathway_of_a_negligible_gradient_is_quiet(report: AuditReport) -> None:
     """A tied model with random weights fired although its Z gradient was 3e-7 of the CE gradient."""
-    assert report.gradient is not None
-    assert report.gradient.raw.r_z is not None
     for factor, fired in ((0.999, True), (1.001, False)):
-        limits = Thresholds(negligible_r_z=factor * report.gradient.raw.r_z)
+        limits = Thresholds(negligible_r_z=factor * larger_path(report))
         decision = by_name(decide(report, thresholds=limits))["Shared pathway"]
         assert decision.fired is fired
-        assert ("neither path matters" in decision.reason) is not fired
+        assert ("so neither matters" in decision.reason) is not fired
+
+
+def test_whether_a_shared_pathway_is_negligible_does_not_depend_on_the_coefficient_of_the_audit(
+    report: AuditReport,
+) -> None:
+    assert report.gradient is not None
+    r_z = report.gradient.raw.r_z
+    assert r_z is not None
+    smaller = replace(
+        report,
+        gradient=replace(
+            report.gradient, coef=report.gradient.coef / 100, raw=replace(report.gradient.raw, r_z=r_z / 100)
+        ),
+    )
+    for factor, fired in ((0.999, True), (1.001, False)):
+        limits = Thresholds(negligible_r_z=factor * larger_path(report))
+        assert by_name(decide(smaller, thresholds=limits))["Shared pathway"].fired is fired
+
+
+def test_two_large_paths_that_cancel_are_not_negligible(report: AuditReport) -> None:
+    assert report.gradient is not None
+    assert report.tied_paths is not None
+    paths = replace(report.tied_paths.raw, output_norm=0.02, input_norm=0.02, cosine=-0.9995)
+    # ‖g_CE‖ = 1, so each path is 0.02 of it at the λ of the audit, and their sum 0.00063.
+    r_z = 0.02 * (2 - 2 * 0.9995) ** 0.5
+    cancelling = replace(
+        report,
+        tied_paths=replace(report.tied_paths, raw=paths),
+        gradient=replace(report.gradient, coef=1e-3, raw=replace(report.gradient.raw, r_z=r_z)),
+    )
+    assert r_z < Thresholds().negligible_r_z
+    assert by_name(decide(cancelling))["Shared pathway"].fired is True
 
 
 def r_z_at(coef: float, monkeypatch: pytest.MonkeyPatch, *, centered: bool) -> float:

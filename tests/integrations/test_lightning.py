@@ -77,7 +77,7 @@ def test_a_choice_of_scalars_is_logged(tmp_path: Path) -> None:
     (file,) = tmp_path.rglob("metrics.csv")
     (row,) = csv.DictReader(file.open())
     assert {name for name in row if name.startswith("zloss/")} == {f"zloss/{name}" for name in MAIN}
-    with pytest.raises(InputError, match="unknown name 'cee'"):
+    with pytest.raises(InputError, match=r"unknown scalar: 'cee'\. Did you mean 'ce'"):
         ZLossCallback(OBJECTIVE, scalars=["cee"])
 
 

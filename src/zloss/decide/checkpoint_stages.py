@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from zloss.decide.budget import budget_effects
+from zloss.decide.budget import USUAL, budget_effects
 from zloss.decide.stage_outcome import StageOutcome, unevaluated, without_verdict
 from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT, Stage
 from zloss.decide.thresholds import Thresholds
 from zloss.results.audit import NOT_MEASURED, AuditReport
 from zloss.results.decision import Effect
-from zloss.results.gradient_numbers import NO_INPUT_PATH
+from zloss.results.gradient_numbers import NO_INPUT_PATH, GradientInfo
 
 
 def source_coordinate(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
@@ -105,7 +105,7 @@ def architectural_transport(report: AuditReport, thresholds: Thresholds) -> Stag
 
 
 def shared_pathway(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
-    """‖input path‖ / ‖output path‖ of the Z gradient on a tied table; quiet where the whole Z gradient is negligible.
+    """‖input path‖ / ‖output path‖ of the Z gradient on a tied table; quiet where both are negligible beside CE's.
 
     An untied head has no input path.
     """
@@ -118,18 +118,28 @@ def shared_pathway(report: AuditReport, thresholds: Thresholds) -> StageOutcome:
     if paths.output_norm == 0:
         return without_verdict(PATHWAY, "the output-path gradient is zero on the diagnostic batch, so the ratio is 0/0")
     ratio = paths.input_norm / paths.output_norm
-    r_z = None if report.gradient is None else report.gradient.raw.r_z
-    negligible = r_z is not None and r_z < thresholds.negligible_r_z
-    fired = ratio > limit and not negligible
     side = "above" if ratio > limit else "within"
     reason = f"The input path carries {ratio:.3g} × the output path's norm ({side} {limit:g})"
     effects: tuple[Effect, ...] = ()
+    fired = ratio > limit
     if paths.cosine is not None:
         reason += f", cosine {paths.cosine:.3g}"
-        square = paths.output_norm**2 + paths.input_norm**2 + 2 * paths.cosine * paths.output_norm * paths.input_norm
-        both = math.sqrt(max(square, 0.0))
+        cross = 2 * paths.cosine * paths.output_norm * paths.input_norm
+        both = math.sqrt(max(paths.output_norm**2 + paths.input_norm**2 + cross, 0.0))
         effects = (Effect("‖g_Z‖ of the table: output path alone → both", paths.output_norm, both),)
-    if ratio > limit and negligible:
-        coef = report.diag_coef
-        reason += f"; R_Z = {r_z:.2g} at λ = {coef:g} is below {thresholds.negligible_r_z:g}, so neither path matters"
+        larger = _beside_ce(report.gradient, max(paths.output_norm, paths.input_norm), both)
+        if fired and larger is not None and larger < thresholds.negligible_r_z:
+            fired = False
+            share = f"{larger:.2g} of the CE gradient at λ = {USUAL[1]:g} (below {thresholds.negligible_r_z:g})"
+            reason += f", but the larger path is {share}, so neither matters"
     return StageOutcome(ratio, limit, fired, reason + ".", effects + budget_effects(report, thresholds.r_z_budget))
+
+
+def _beside_ce(gradient: GradientInfo | None, path: float, both: float) -> float | None:
+    """The norm of one path over that of the CE gradient, at the end of the usual range of λ; None where it is not known.
+
+    R_Z is that of the sum of both paths, in which they may cancel; Z gradients are linear in λ.
+    """
+    if gradient is None or gradient.raw.r_z is None or gradient.coef == 0 or both == 0:
+        return None
+    return gradient.raw.r_z * path / both * USUAL[1] / gradient.coef

@@ -29,9 +29,9 @@ class Thresholds:
     source."""
     input_path_ratio: float = 0.1
     """Shared pathway fires when the input-path norm exceeds this share of the output-path norm on a tied table."""
-    negligible_r_z: float = 0.001
-    """Shared pathway stays quiet while R_Z of the tied table, at the λ of the audit, is below this: neither path of the Z
-    gradient then moves the table beside the CE gradient."""
+    negligible_r_z: float = 0.005
+    """Shared pathway stays quiet while the larger path of the Z gradient, at λ = 1e-3, is below this share of the CE
+    gradient of the table: a tenth of `r_z_budget`, at the largest usual λ."""
     delta_src: float = 0.01
     """Implementation fires when Δ_src of an audited loss exceeds this: fp16 storage stays near it, bf16 is six times above."""
     delta_theta: float = 0.01

@@ -44,6 +44,18 @@ class StoppedError(ZlossError):
 
 
 @dataclass(frozen=True)
+class _AfterStep:
+    """What a rank tells the others after a step."""
+
+    failure: str | None
+    """Its error in one sentence."""
+    interrupted: bool
+    """Whether Ctrl-C is held."""
+    reason: str | None
+    """Why the run ends here."""
+
+
+@dataclass(frozen=True)
 class Job:
     """This process among those of its job."""
 
@@ -89,23 +101,30 @@ class Job:
         """The group of all ranks; None for one process."""
         return dist.group.WORLD if self.ranks > 1 else None
 
-    def interrupted_or_ended(self, release: Callable[[], None], reason: str | None = None) -> str | None:
-        """The first rank's `reason` to end, on every rank.
+    def between_steps(self, work: Callable[[], str | None], release: Callable[[], None]) -> str | None:
+        """`work()` on every rank; what it returns on the first one, a reason to end or None, on all of them.
 
-        `release()` raises KeyboardInterrupt where Ctrl-C is held; where it does so on one rank, all of them raise it.
+        Where `work` fails on one rank, it fails on all, as in `together`. Where Ctrl-C is held on one, which `release()`
+        answers with KeyboardInterrupt, all raise it, whatever the reason. One message per rank tells all of it.
         """
         if self.ranks == 1:
+            reason = work()
             release()
             return reason
-        held = False
+        reason, failure, held = None, None, False
+        try:
+            reason = work()
+        except ZlossError as error:
+            failure = error
         try:
             release()
         except KeyboardInterrupt:
             held = True
-        told = self.everyone((held, reason))
-        if any(held for held, _ in told):
+        told = self.everyone(_AfterStep(None if failure is None else str(failure), held, reason))
+        self._raise_where_failed(failure, [one.failure for one in told])
+        if any(one.interrupted for one in told):
             raise KeyboardInterrupt
-        return told[0][1]
+        return told[0].reason
 
     def together(self, make: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """`make(...)` on every rank. Where it fails on one, it fails on all of them, and the first rank has the error."""
@@ -117,10 +136,14 @@ class Job:
             made.append(make(*args, **keywords))
         except ZlossError as error:
             failure = error
-        told = self.everyone(None if failure is None else str(failure))
+        self._raise_where_failed(failure, self.everyone(None if failure is None else str(failure)))
+        return made[0]
+
+    def _raise_where_failed(self, failure: ZlossError | None, told: list[str | None]) -> None:
+        """The error of the first rank that has one on the first rank; the others end without words."""
         failed = [rank for rank, sentence in enumerate(told) if sentence is not None]
         if not failed:
-            return made[0]
+            return
         if not self.first:
             raise StoppedError("another rank has reported an error.") from failure
         raise failure or ZlossError(f"rank {failed[0]} of {self.ranks}: {told[failed[0]]}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from typing import Literal
 
-from zloss.errors import InputError
+from zloss.errors import InputError, UnknownNameError
 from zloss.source.summary import LEVELS, MEANS, TAILS, entry_name
 from zloss.telemetry.window import DEPLOYED
 
@@ -39,14 +39,21 @@ Scalars = Literal["all", "main"] | Collection[str]
 
 def chosen_names(scalars: Scalars) -> frozenset[str]:
     """The names that are logged, without the prefix; one that is not known is refused."""
-    if isinstance(scalars, str):
-        if scalars not in ("all", "main"):
-            raise InputError(f'`scalars` is expected to be "all", "main" or names of scalars, but got {scalars!r}.')
+    if scalars == "all" or scalars == "main":
         return frozenset(KNOWN if scalars == "all" else MAIN)
-    names = frozenset(name.removeprefix(PREFIX) for name in scalars)
-    if unknown := sorted(names - frozenset(KNOWN)):
-        raise InputError(f"`scalars` has the unknown name {unknown[0]!r}; the names are {', '.join(sorted(KNOWN))}.")
-    return names
+    if (
+        isinstance(scalars, str)
+        or not isinstance(scalars, Collection)
+        or not all(isinstance(name, str) for name in scalars)
+    ):
+        raise InputError(
+            f'`scalars` is expected to be "all", "main" or a list of names such as ["ce", "z"], but got {scalars!r}.'
+        )
+    names = [name.removeprefix(PREFIX) for name in scalars]
+    for name in names:
+        if name not in KNOWN:
+            raise UnknownNameError("scalar", name, KNOWN)
+    return frozenset(names)
 
 
 def for_trackers(numbers: dict[str, float], names: Collection[str] = KNOWN) -> dict[str, float]:

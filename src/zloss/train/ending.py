@@ -1,4 +1,4 @@
-"""A rule that may end a run before its last step."""
+"""A rule that may end a run without its result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from zloss.errors import ZlossError
 from zloss.results.step_record import StepRecord
 
 EndingRule = Callable[[Sequence[StepRecord]], str | None]
-"""All steps so far to the reason why the run ends here, or None. The first process of a job asks it after every step."""
+"""All steps so far to the reason why the run ends here, or None.
+
+The first process of a job asks it after every step, the last one included, and when a run goes on from a checkpoint.
+"""
 
 
 class RunEndedError(ZlossError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,11 @@ class _Run:
         checkpoint = initial_checkpoint(self.start, config)
         step_of_run = self._prepared_step(accelerator, checkpoint)
         saved = SavedState(self.folder, identity, job)
-        records = self._take_steps(step_of_run, saved)
+        try:
+            records = self._take_steps(step_of_run, saved)
+        except RunEndedError:
+            close_accelerator(accelerator)
+            raise
         metrics = run_metrics(config, checkpoint, self.start.data, records, self.progress, job)
         if metrics is not None:
             if self.options.save_model:
@@ -167,27 +172,44 @@ class _Run:
             torch.random.fork_rng(),
             held_interrupts() as release,
         ):
+            kept, whole, reason = done, True, None
+
+            def finish(record: StepRecord) -> str | None:
+                """Log, show and keep a step; the reason why the run ends with it."""
+                nonlocal kept
+                if log is not None:
+                    log.append(record)
+                shown.show(record, config.tokens_per_step)
+                if options.trackers:
+                    with tracker_errors():
+                        accelerator.log(tracked(record), step=record.step)
+                found = self._reason_to_end(recorder.records)
+                last = record.step == config.steps
+                if found is None and options.checkpoint_every and (last or record.step % options.checkpoint_every == 0):
+                    saved.save(accelerator, record.step, recorder.records)
+                    kept = record.step
+                return found
+
             try:
-                for step in range(done + 1, config.steps + 1):
-                    record = step_of_run.take(step)
-                    if log is not None:
-                        log.append(record)
-                    shown.show(record, config.tokens_per_step)
-                    if options.trackers:
-                        with tracker_errors():
-                            accelerator.log(tracked(record), step=step)
-                    done = step
-                    if options.checkpoint_every and (step % options.checkpoint_every == 0 or step == config.steps):
-                        saved.save(accelerator, step, recorder.records)
-                    reason = self.ending(recorder.records) if self.ending is not None and job.first else None
-                    reason = job.interrupted_or_ended(release, reason)
-                    if reason is not None:
-                        raise RunEndedError(step, reason)
+                # A run that was interrupted in the step that ends it ends there again.
+                reason = job.between_steps(lambda: self._reason_to_end(recorder.records), release)
+                while reason is None and done < config.steps:
+                    whole = False
+                    record = step_of_run.take(done + 1)
+                    whole, done = True, record.step
+                    reason = job.between_steps(partial(finish, record), release)
             except KeyboardInterrupt:
-                if options.checkpoint_every and done % options.checkpoint_every:
+                # A second Ctrl-C may come inside a step: what is half done is not kept.
+                if options.checkpoint_every and whole and done > kept:
                     saved.save(accelerator, done, recorder.records)
                 raise
+        if reason is not None:
+            raise RunEndedError(done, reason)
         return recorder.records
+
+    def _reason_to_end(self, records: list[StepRecord]) -> str | None:
+        """What the ending rule says of the steps so far; only the first process asks it."""
+        return self.ending(records) if self.ending is not None and self.job.first and records else None
 
 
 def _save_model(checkpoint: Checkpoint, folder: Path) -> None:

@@ -114,8 +114,11 @@ def test_every_scalar_of_a_log_has_a_known_name_and_others_are_refused() -> None
     attached = attach(trainer, OBJECTIVE)
     train(trainer)
     assert set(attached.window.scalars()) <= set(KNOWN)
-    for scalars in ("few", ["ce", "log_z_p9999"]):
-        with pytest.raises(InputError, match="`scalars`"):
+    with pytest.raises(InputError, match=r"unknown scalar: 'log_z_p9999'\. Did you mean 'log_z_p999'"):
+        attach(make_trainer(small()), OBJECTIVE, scalars=["ce", "log_z_p9999"])
+    wrong: list[Any] = ["ce", None, 5, [1]]
+    for scalars in wrong:
+        with pytest.raises(InputError, match="`scalars` is expected"):
             attach(make_trainer(small()), OBJECTIVE, scalars=scalars)
 
 

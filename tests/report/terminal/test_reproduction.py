@@ -111,6 +111,17 @@ def test_the_smoke_profile_judges_no_claim() -> None:
     text = printed(record)
     assert f"{len(record.claims)} claims, not judged at smoke size" in text
     assert record.claims[0].statement[:40] not in text
+    page = render_page(decide_results(reproductions=(record,)))
+    assert f"{len(record.claims)} claims, not judged at smoke size" in page
+    assert "cannot be tested here" not in page
+
+
+def test_a_printed_number_without_its_value_is_left_out() -> None:
+    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
+    beside = {name: value for name, value in (record.rows[0].beside or {}).items() if name != "ppl"}
+    for row in (replace(record.rows[0], beside=beside), replace(record.rows[0], beside=beside | {"ppl": "much"})):
+        cells = reproduction_table(replace(record, rows=(row,))).lines[1].cells
+        assert cells[3] == ("much" if "ppl" in (row.beside or {}) else "–")
 
 
 def test_our_line_stands_above_the_paper_s_and_the_ratio() -> None:

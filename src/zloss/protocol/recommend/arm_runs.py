@@ -49,8 +49,8 @@ class Watch:
     """Endpoints of the finished CE run of the same seed; None for a run that is never stopped."""
     thresholds: Thresholds = field(default_factory=Thresholds)
 
-    def reason_to_end(self, config: TrainConfig, records: Sequence[StepRecord]) -> str | None:
-        """Why the rejection of the run is certain after these steps; None where it is not."""
+    def after(self, config: TrainConfig, records: Sequence[StepRecord]) -> str | None:
+        """Records the time of the last step; why the rejection of the run is certain after these, or None."""
         self.after_step()
         if self.baseline is None:
             return None
@@ -96,7 +96,7 @@ class ArmRunner:
                 options=self.options,
                 view=self.view,
                 progress=self.progress,
-                ending=partial(watch.reason_to_end, config),
+                ending=partial(watch.after, config),
             )
         except RunEndedError as ended:
             write_json(place / STOPPED_FILE, {"step": ended.step, "reason": ended.reason})

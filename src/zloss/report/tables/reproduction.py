@@ -106,12 +106,13 @@ def _cell(value: Any) -> str:
 def _printed(row: ReproducedLine, columns: tuple[str, ...]) -> tuple[str, ...]:
     """The paper's numbers as it prints them, zeros at the end included, unless a power of ten is easier to read."""
     values = row.beside or {}
-    return tuple(
-        row.printed[column]
-        if column in row.printed and abs(values[column]) >= SMALLEST_PLAIN
-        else _cell(values.get(column))
-        for column in columns
-    )
+
+    def text(column: str) -> str:
+        value, printed = values.get(column), row.printed.get(column)
+        plain = isinstance(value, (int, float)) and abs(value) >= SMALLEST_PLAIN
+        return printed if printed and plain else _cell(value)
+
+    return tuple(map(text, columns))
 
 
 def _model(row: ReproducedLine) -> str:
