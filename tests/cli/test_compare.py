@@ -57,6 +57,12 @@ def metrics(runs: Path, name: str) -> dict[str, Any]:
     return data
 
 
+def test_one_run_is_told_from_a_folder_of_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It said that there is no folder with a metrics.json, and there was one."""
+    assert main(["compare", str(next(runs.glob("*/metrics.json")).parent)]) == 2
+    assert "is one run: pass the folder that holds it" in capsys.readouterr().err
+
+
 def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(runs), "--tolerance-ppl", "1000"]) == 0
     printed = capsys.readouterr().out

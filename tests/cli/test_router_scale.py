@@ -29,6 +29,8 @@ def test_converts_and_lists_every_convention(
     assert run("--coef", "1e-3", "--from", "megatron", "--to", "olmoe", "--layers", "16", "--top-k", "8") == 0
     printed = capsys.readouterr().out
     assert "0.001 under megatron = 0.128 under olmoe" in printed
+    # A coefficient alone is not Megatron's penalty: its target is 0, the default here is log E.
+    assert "pass target=0.0" in printed
     rows = {
         line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:5]]
         for line in printed.splitlines()

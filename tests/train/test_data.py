@@ -83,6 +83,14 @@ def test_shared_text_is_refused(tmp_path: Path, tokenizer: Any) -> None:
         open_data(config(tmp_path, offset=10**5), tokenizer, None)
 
 
+def test_a_text_with_fewer_blocks_than_validation_takes_says_so(tmp_path: Path, tokenizer: Any) -> None:
+    """It said that training blocks 0…37 and validation blocks -27…37 share text."""
+    count = open_data(config(tmp_path), tokenizer, None).train.count + 5
+    for valid_blocks in (count, count + 27):
+        with pytest.raises(CorpusError, match=rf"has {count} blocks of 16, .* besides {valid_blocks} for validation"):
+            open_data(config(tmp_path, valid_blocks=valid_blocks), tokenizer, None)
+
+
 def test_wikitext_is_trained_on_its_own_split_and_says_so_when_it_cannot_be_fetched(
     tmp_path: Path, tokenizer: Any
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zloss.cli.main import main
+from zloss.decide.stages import STAGES
 from zloss.errors import InputError
 from zloss.report.terminal.glossary import entries
 from zloss.results.quantities import QUANTITIES
@@ -30,6 +31,18 @@ def test_a_letter_is_explained_without_all_that_contain_it() -> None:
 
 def test_a_part_finds_all_that_have_it() -> None:
     assert {"p99 ‖g‖₂ (grad_norm_p99)", "max ‖g‖₂ (grad_norm_max)"} <= {name for name, _ in entries(("grad_norm_",))}
+
+
+def test_the_first_words_of_a_report_are_explained() -> None:
+    for stage in STAGES:
+        ((name, meaning),) = entries((stage.name,))
+        assert name == stage.name
+        assert stage.trigger in meaning
+    assert entries(("token-layer",))
+
+
+def test_one_quantity_under_two_keys_is_explained_once() -> None:
+    assert len(entries(("s_rel",))) == 1
 
 
 def test_an_unknown_word_is_an_input_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,13 @@ def router_scale_legend(scales: RouterScaleTable) -> list[tuple[str, str]]:
         ("λα", f"{absolute}, with T = {scales.tokens} tokens in each of L = {scales.layers} layers"),
         ("equal λ_R", f"the coefficient that applies what {scales.coef:g} applies under {scales.source}"),
     ]
+    legend.append(
+        (
+            "c_R",
+            "the target of log Z_R is no part of the scale. Most codebases have 0, and `zloss.router_loss` has log E: with a "
+            "coefficient of theirs pass target=0.0",
+        )
+    )
     if not all(scale.uniform for scale in scales.conventions):
         legend.append(("(mean)", "layers have different scales; this is the mean over routing decisions"))
     return legend

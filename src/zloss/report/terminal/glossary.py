@@ -5,12 +5,16 @@ from __future__ import annotations
 import shutil
 import textwrap
 
+from zloss.decide.stages import STAGES
 from zloss.errors import InputError
 from zloss.results.quantities import HEAD, QUANTITIES, Definition
 from zloss.results.quantities.notation import LETTERS, WORDS
 
 Entry = tuple[str, str]
 """What is explained, and the explanation."""
+STAGE_NAMES: tuple[Entry, ...] = tuple(
+    (stage.name, f"stage of the decision map. {stage.risk}. It looks at: {stage.trigger}.") for stage in STAGES
+)
 
 
 def print_glossary(words: tuple[str, ...] = ()) -> None:
@@ -31,18 +35,21 @@ def entries(words: tuple[str, ...] = ()) -> list[Entry]:
             raise InputError(
                 f"the glossary has no {word!r}: give a symbol (μ, A_p^99), a key (p_z_999) or part of one."
             )
-        found += [entry for entry in named if entry not in found]
+        # A quantity that two files hold under two keys is explained once.
+        for entry in named:
+            if entry[1] not in {meaning for _, meaning in found}:
+                found.append(entry)
     return found
 
 
 def _exact(word: str) -> list[Entry]:
-    plain = [entry for entry in (*LETTERS, *WORDS) if word in entry[0].replace(" or ", ", ").split(", ")]
+    plain = [entry for entry in (*LETTERS, *WORDS, *STAGE_NAMES) if word in entry[0].replace(" or ", ", ").split(", ")]
     return plain + [_entry(quantity) for quantity in QUANTITIES if word in (quantity.key, quantity.symbol)]
 
 
 def _containing(word: str) -> list[Entry]:
     part = word.lower()
-    plain = [entry for entry in (*LETTERS, *WORDS) if part in entry[0].lower()]
+    plain = [entry for entry in (*LETTERS, *WORDS, *STAGE_NAMES) if part in entry[0].lower()]
     return plain + [_entry(q) for q in QUANTITIES if part in q.key.lower() or part in q.symbol.lower()]
 
 

@@ -43,5 +43,6 @@ WORDS = (
     ("matched runs", "runs that differ in the method and its coefficient only: same start, data, order, optimizer"),
     ("paired difference", "method minus baseline at the same seed, then mean and standard deviation over seeds"),
     ("event", "a step whose gradient norm exceeds a threshold τ; Φ_τ is the share of such steps"),
+    ("token-layer mean", "mean over all routing decisions, tokens times layers with a router; s_rel is 1 under it"),
     ("block", "a stretch of text of fixed length in which every prediction is counted once"),
 )

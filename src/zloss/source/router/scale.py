@@ -98,6 +98,9 @@ def match_coefficient(
 ) -> float:
     """The coefficient under `target` that applies what `coef` applies under `source`: λ·s_source / s_target.
 
+    The target c_R is no part of a scale. Most codebases have 0: pass it to `router_loss` with their coefficient, because
+    `target=None` is log E.
+
     `tokens` matters only beside `valid_tokens`. Where a convention weighs its stacks unequally, scales are means over
     decisions.
 

@@ -145,6 +145,8 @@ def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
             _ = runs[-1].steps  # refused here, before anything is compared
         else:
             unfinished.append(place.name)
+    if not runs and (folder / METRICS_FILE).is_file():
+        raise InputError(f"{folder} is one run: pass the folder that holds it and the runs it is compared with.")
     if not runs:
         raise InputError(f"{folder} holds no finished run: expected folders with a {METRICS_FILE}.")
     return runs, unfinished

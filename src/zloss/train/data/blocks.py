@@ -50,8 +50,9 @@ def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainD
         needed = None if start is None or behind is None else max(start + config.valid_blocks, behind)
         whole = blocks(source, needed, 0)
         if start is None:
-            start = whole.count - config.valid_blocks
-        stop = behind if behind is not None else start if start > config.offset else whole.count
+            start = stop = whole.count - config.valid_blocks  # the last blocks are kept for validation
+        else:
+            stop = behind if behind is not None else start if start > config.offset else whole.count
         if stop <= config.offset:
             raise CorpusError(
                 f"the text {source.name!r} has {whole.count} blocks of {config.block_size}, which leaves none to train on "
