@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 
 
 @dataclass(frozen=True)
 class Glossary:
-    """Print what symbols and keys mean: a symbol (A_p^99), a key of a written file (p_z_999) or part of either.
+    """Print what symbols and keys mean: a symbol (A_p^99), a key of a written file (p_z_999), a stage of the decision map, or part of
+    one of them.
     Without an argument: the letters, the words and the numbers of an output head. docs/glossary.md lists everything."""
 
-    words: tyro.conf.Positional[tuple[str, ...]] = ()
+    words: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[WORD ...]")] = ()
     """Symbols, keys or parts of them."""
 
     def run(self) -> int:
