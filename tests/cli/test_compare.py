@@ -68,6 +68,7 @@ def test_differences_are_paired_and_judged_in_one_coordinate(runs: Path, capsys:
     printed = capsys.readouterr().out
     data = json.loads((runs / "comparison.json").read_text())
     assert data["schema"] == "zloss.comparison/1"
+    assert data["model"] == "tiny from scratch"
     assert data["baseline"] == "ce"
     assert data["methods"][0]["method"] == "ce"
     assert data["methods"][0]["paired"] is None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.decide.recommend.made_up import made_up_recommendation
 from tests.tiny_models import save_model
 from zloss.cli.main import main
-from zloss.protocol.recommend import crew, memory, prepare
+from zloss.protocol.recommend import crew, memory, prepare, run
+from zloss.protocol.recommend.paste import paste_lines
 from zloss.protocol.recommend.probe import RunCost
 
 QUICK = ["--block-size", "64", "--valid-blocks", "32", "--audit-blocks", "4", "--blocks", "100", "--micro-batch", "1"]
@@ -83,3 +86,20 @@ def test_an_interruption_says_how_to_go_on(
     monkeypatch.setattr(crew, "run_audit_of", interrupted)
     assert main(["recommend", model, *QUICK, "--plan", "--out", str(tmp_path / "out")]) == 130
     assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_the_line_to_paste_lost_the_folder_of_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = f"{'long' * 20}/my run/checkpoint-1500"
+    Path(given).mkdir(parents=True)
+    paste = paste_lines("centered-head", 0.0, vocab=100, model="checkpoint-1500")
+    found = replace(made_up_recommendation(), paste=paste)
+    monkeypatch.setattr(run, "run_recommendation", lambda *_, **__: found)
+    assert main(["recommend", given, "--out", "advice"]) == 0
+    assert f"zloss center '{given}' --out centered" in capsys.readouterr().out
+    for file in ("recommendation.json", "report.html"):
+        written = Path("advice", file).read_text(encoding="utf-8")
+        assert "zloss center checkpoint-1500 --out centered" in written
+        assert "my run" not in written

@@ -99,6 +99,7 @@ def example_results() -> dict[str, ResultRecord]:
     )
     compared = replace(
         compared,
+        model="smollm2",
         methods=(method,),
         router=RouterVariants("token_layer_mean", (VARIANT,), (VARIANT,), top_k=2, decisions=96),
         unpaired=("standard-0.3-s3",),

@@ -67,6 +67,21 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatc
     assert time.perf_counter() - began < 10
 
 
+@pytest.mark.usefixtures("unreachable")
+def test_center_says_the_same_of_a_missing_model_as_audit_and_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama").mkdir()
+    for name, said in (("lama", "Did you mean llama?"), ("lama.gguf", "there is no GGUF file lama.gguf.")):
+        errors = set()
+        for command in ("audit", "train", "center"):
+            assert main([command, name]) == 2
+            errors.add(capsys.readouterr().err.strip().removeprefix(f"zloss {command}: "))
+        (error,) = errors
+        assert said in error
+
+
 def test_a_conversion_shows_no_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

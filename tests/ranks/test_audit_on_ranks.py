@@ -76,6 +76,7 @@ def test_a_model_that_is_divided_over_ranks(root: Path, on_ranks: OnRanks, alone
     report = json.loads((root / "sharded" / "report.json").read_text())
     assert report["gradient"] is None
     assert "shard" in report["reasons"]["gradient"]
+    assert "shard" in report["reasons"]["router"]
     got = numbers(report)
     kept = {name: value for name, value in alone.items() if name.startswith((".heads.", ".ppl", ".tails", ".mu_abs"))}
     assert len(kept) > 20

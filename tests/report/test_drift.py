@@ -75,6 +75,18 @@ def test_the_terminal_view_fits_80_columns_and_cuts_nothing() -> None:
     assert "it began between steps 200 and 300" in " ".join(text.split())
 
 
+def test_the_first_checkpoint_that_shows_a_movement_was_called_its_beginning() -> None:
+    drift, stream = made_up_drift(GROWN), io.StringIO()
+    print_drift(drift, Console(file=stream, width=200))
+    page, printed = render_page(decide_results(drifts=(drift,))), stream.getvalue()
+    assert "first seen at step 300" in printed
+    assert "first seen at step" in page
+    for text in (printed, page):
+        assert "it began between steps 200 and 300" in text
+        assert "began at step" not in text
+        assert "from step 300" not in text
+
+
 def test_the_written_files_are_read_back(tmp_path: Path) -> None:
     drift = made_up_drift(GROWN)
     written = write_drift(tmp_path, drift)

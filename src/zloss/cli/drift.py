@@ -16,8 +16,8 @@ from zloss.protocol.drift.config import DriftConfig
 
 @dataclass(frozen=True)
 class Drift:
-    """Audit every checkpoint of one run on the same text and say what moved while cross-entropy stood still, and at which
-    step that began. Finished checkpoints are kept in --out and reused, so the same command goes on after an interruption.
+    """Audit every checkpoint of one run on the same text and say what moved while cross-entropy stood still, and between
+    which steps that began. Finished checkpoints are kept in --out and reused, so the same command goes on after an interruption.
     Example: zloss drift runs/big --text valid.txt --out drift"""
 
     config: Annotated[DriftConfig, tyro.conf.arg(name="")] = field(default_factory=DriftConfig)

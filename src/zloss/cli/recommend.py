@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,9 +72,11 @@ class Recommend:
 
     def _recommend(self, folder: Path, crew: Crew) -> int:
         from zloss.console.progress import choose_progress
+        from zloss.protocol.recommend.paste import with_model_as_given
         from zloss.protocol.recommend.run import run_recommendation
         from zloss.report.files import write_recommendation
         from zloss.report.terminal.recommendation import print_recommendation
+        from zloss.results.named_path import without_folders
         from zloss.train.step.live import choose_view
 
         found = run_recommendation(
@@ -92,7 +94,9 @@ class Recommend:
         if self.json:
             print(json.dumps(found.to_dict(), ensure_ascii=False, allow_nan=False, indent=1))
         elif not self.quiet:
-            print_recommendation(found)
+            # Only the files are free of folders: a line on the terminal is pasted where the command was typed.
+            as_given = with_model_as_given(found.paste, without_folders(self.config.model), self.config.model)
+            print_recommendation(replace(found, paste=as_given))
             print("\n".join(str(path) for path in written))
         return 0
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zloss.decide.bottom_line import bottom_line, ordered_actions
 from zloss.decide.decision_map import decide, with_decisions
+from zloss.decide.joined_models import joined_models
 from zloss.decide.quality import JudgedComparison, judge_comparison
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
@@ -52,11 +53,15 @@ class DecidedResults:
     def maps(self) -> tuple[DecisionMap, ...]:
         """The map of each audit by its name, or the shared one."""
         if self.shared is not None:
-            return (self.shared,)
+            return (replace(self.shared, models=self._models(None)),)
         return tuple(
-            _map(name, audit.thresholds, audit.decisions)
+            replace(_map(name, audit.thresholds, audit.decisions), models=self._models(audit))
             for name, audit in zip(audit_names(self.audits), self.audits, strict=True)
         )
+
+    def _models(self, audit: AuditReport | None) -> str | None:
+        compared = [judged.comparison for judged in self.comparisons]
+        return joined_models(audit, self.loss_audits, self.implementation_audits, compared)
 
 
 def decide_results(

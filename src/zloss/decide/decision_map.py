@@ -10,6 +10,7 @@ from zloss.decide import stages
 from zloss.decide import training_stages as training
 from zloss.decide.budget import lambda_budget
 from zloss.decide.implementation_stage import implementation
+from zloss.decide.router_stage import router_reduction
 from zloss.decide.stage_outcome import StageOutcome, decision, unevaluated
 from zloss.decide.thresholds import Thresholds, stored_thresholds
 from zloss.results.audit import AuditReport
@@ -49,7 +50,7 @@ def decide(
         for stage, evaluate in on_checkpoint.items()
     }
     outcomes[stages.IMPLEMENTATION] = implementation(loss_audits, limits, update_errors, implementation_audits)
-    outcomes[stages.ROUTER] = training.router_reduction(report.router if report else None, comparisons, limits, routers)
+    outcomes[stages.ROUTER] = router_reduction(report, comparisons, limits, routers)
     outcomes[stages.OPTIMIZER] = training.optimizer_consequence(comparisons, limits, implementation_audits)
     outcomes[stages.QUALITY] = training.quality_gate(comparisons, limits)
     return tuple(decision(stage, outcomes[stage]) for stage in stages.STAGES)

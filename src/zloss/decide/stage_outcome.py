@@ -31,6 +31,13 @@ def unevaluated(stage: Stage, why: str = "") -> StageOutcome:
     return StageOutcome(None, None, None, f"{because}To evaluate this stage: {commands}.")
 
 
+def not_of_this_model(stage: Stage, why: str, needed: str) -> StageOutcome:
+    """No verdict for this model; the commands are for a model that has what the stage reads, named by `needed`."""
+    commands = ", then ".join(f"`{command}`" for command in stage.commands)
+    sentence = f"{why[0].upper()}{why[1:]}. To evaluate this stage for a model that has {needed}: {commands}."
+    return StageOutcome(None, None, None, sentence)
+
+
 def without_verdict(stage: Stage, why: str) -> StageOutcome:
     """No verdict, and no command that would give one: what the stage reads does not exist for this model."""
     commands = " and ".join(f"`{command}`" for command in stage.commands)

@@ -1,4 +1,4 @@
-"""Stages that read compared runs: router reduction, optimizer consequence, quality gate."""
+"""Stages that read compared runs: optimizer consequence, quality gate."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from zloss.decide.fp16_margins import judged_margins
 from zloss.decide.quality import QualityJudgement, judge_comparison
 from zloss.decide.stage_outcome import StageOutcome, joined_sentence, unevaluated
-from zloss.decide.stages import OPTIMIZER, QUALITY, ROUTER
+from zloss.decide.stages import OPTIMIZER, QUALITY
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdicts.optimizer import endpoint_limits
 from zloss.results.comparison import ComparedMethod, Comparison
 from zloss.results.decision import Effect
 from zloss.results.implementation_audit import ImplementationAudit
-from zloss.results.router import MeasuredScale, RouterFindings
-from zloss.results.router_scale import RouterScaleTable
 
 NONFINITE = ("nonfinite_gradient", "nonfinite_microbatch")
 TAILS = (
@@ -32,48 +30,6 @@ TAILS = (
     "loss_p99",
 )
 NO_COMPARISON = "no comparison of training runs was given"
-OWN_ROUTER_LOSS = "the model's own router loss (measured)"
-GIVEN_ROUTER_LOSS = "the measured router loss"
-REPLACE_ROUTER_LOSS = "Replace the penalty by λ_R·α·(log Z_R − c_R)², then measure its scale again"
-
-
-def router_reduction(
-    router: RouterFindings | None,
-    comparisons: Sequence[Comparison],
-    thresholds: Thresholds,
-    routers: Sequence[MeasuredScale | RouterScaleTable] = (),
-) -> StageOutcome:
-    """The s_rel farthest from 1: measured from a router loss, applied in compared runs, or that of a stated convention.
-
-    A measured gradient that no squared log-normalizer explains has no s_rel, and fires by itself.
-    """
-    tolerance = thresholds.router_scale_tolerance
-    scales: list[tuple[str, float, float | None]] = []
-    # The diagnostic convention of an audit is ours, so only a measured scale is the model's.
-    own = () if router is None or router.applied is None else ((OWN_ROUTER_LOSS, router.applied),)
-    given = ((one.name or GIVEN_ROUTER_LOSS, one) for one in routers if isinstance(one, MeasuredScale))
-    for where, measured in (*own, *given):
-        if measured.verdict in ("not_squared", "unexplained"):
-            return StageOutcome(None, tolerance, True, f"{where}: {measured.sentence}", action=REPLACE_ROUTER_LOSS)
-        scales.append((where, measured.relative, measured.coef))
-    stated = (one for one in routers if isinstance(one, RouterScaleTable))
-    scales += [(f"{one.source} (stated)", one.scale(one.source).relative, one.coef) for one in stated]
-    variants = (variant for c in comparisons if c.router is not None for variant in c.router.conventions)
-    scales += [(variant.convention, variant.s_rel, variant.coef) for variant in variants if variant.s_rel is not None]
-    if not scales:
-        if comparisons and router is None:
-            reason = "The compared runs have no router, so there is no reduction to match."
-            return StageOutcome(None, tolerance, False, reason)
-        if router is not None:
-            return unevaluated(ROUTER, "a checkpoint does not show how its router loss was reduced")
-        return unevaluated(ROUTER, "no router was audited, and no compared run has one")
-    name, scale, coef = max(scales, key=lambda item: abs(item[1] - 1))
-    fired = abs(scale - 1) > tolerance
-    reason = f"s_rel = {scale:.4g} under {name}: {'not ' if fired else ''}the scale of the token-layer mean (± {tolerance:g})."
-    effects: tuple[Effect, ...] = ()
-    if coef is not None and scale != 0:
-        effects = (Effect("λ_R that gives s_rel = 1", coef, coef / scale, unit="λ", note=f"under {name}"),)
-    return StageOutcome(scale, tolerance, fired, reason, effects)
 
 
 def optimizer_consequence(

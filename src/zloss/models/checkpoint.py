@@ -68,13 +68,18 @@ def load_checkpoint(
         gguf = embedded
     elif name.endswith(".gguf"):
         gguf = Path(name)
-        if not gguf.is_file():
-            raise CheckpointError(f"there is no GGUF file {name}.")
+        refuse_missing_gguf(gguf)
     else:
         return _load_pretrained(name, dtype, trust_remote_code, allow_pickle, revision)
     with converted_gguf(gguf) as (folder, wants_bos):
         loaded = _load_pretrained(str(folder), dtype, False, False)
     return Checkpoint(name, f"gguf:{gguf.name}", loaded.model, loaded.tokenizer, wants_bos)
+
+
+def refuse_missing_gguf(file: Path) -> None:
+    """An error where there is no such GGUF file."""
+    if not file.is_file():
+        raise CheckpointError(f"there is no GGUF file {file}.")
 
 
 def embedded_smollm2() -> Path | None:
@@ -98,7 +103,7 @@ def _load_pretrained(
     try:
         config = AutoConfig.from_pretrained(identifier, **place)
     except Exception as error:
-        raise CheckpointError(_not_found(name, identifier, error)) from error
+        raise CheckpointError(not_found(name, identifier, error)) from error
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(f"{name} is an encoder-decoder model; an audit needs a causal language model.")
     try:
@@ -130,7 +135,8 @@ def _load_pretrained(
     return Checkpoint(name, "safetensors", model.eval(), tokenizer, _tokenizer_adds_bos(tokenizer))
 
 
-def _not_found(name: str, identifier: str, error: Exception) -> str:
+def not_found(name: str, identifier: str, error: Exception) -> str:
+    """Why there is no such model, in one sentence, with the folder whose name is nearest."""
     if Path(name).is_dir():
         return f"the folder {name} is not a Hugging Face model: {first_line(error)}."
     if name == SMOLLM2:

@@ -174,6 +174,8 @@ class Comparison:
 
     SCHEMA: ClassVar[str] = "zloss.comparison/1"
 
+    model: str | None = field(default=None, metadata=written_with("model"))
+    """Name of the model that every run began with; absent where the runs do not name it."""
     baseline: str
     """Name of the method that the others are compared with."""
     baseline_coef: float | None = None

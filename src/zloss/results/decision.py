@@ -90,6 +90,8 @@ class DecisionMap:
     """Where to begin, in one sentence; None in files from before it was kept."""
     order: tuple[str, ...] | None = field(default=None, metadata=written_with("order"))
     """Names of the fired stages in the order in which to act on them."""
+    models: str | None = field(default=None, metadata=written_with("models"))
+    """Which result is of which model, in one sentence; absent where all name the same one."""
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Movement:
     last_before: int | None = None
     """Last step at which the number had not yet moved from `before`."""
     began: int | None = None
-    """First step at which it had moved."""
+    """Step of the first checkpoint at which the movement is seen; it began between `last_before` and this step."""
     noise: float | None = None
     """Half the width of the 95 % interval of the change over the text; None where the number does not depend on tokens."""
     level: float | None = None
@@ -116,14 +116,14 @@ class Movement:
 
 @dataclass(frozen=True)
 class DriftFinding:
-    """A movement in short: what moved, where it began, and whether CE shows it."""
+    """A movement in short: what moved, where it is first seen, and whether CE shows it."""
 
     quantity: str
     """Key of the number in `raw` and `centered`."""
     coordinate: Coordinate
     """The coordinate it was measured in."""
     began: int | None
-    """First step at which it had moved."""
+    """Step of the first checkpoint at which the movement is seen."""
     ce_invisible: bool
     """True where it moved while CE stood still."""
 
@@ -151,7 +151,7 @@ class Drift:
     finding: str
     """What matters, in a few sentences."""
     began: int | None
-    """Step at which the drift that CE cannot see began; None without one."""
+    """Step of the first checkpoint at which the drift that CE cannot see is seen; None without one."""
     limits: dict[str, float]
     """The limits that the judgement used, by name."""
     provenance: Provenance

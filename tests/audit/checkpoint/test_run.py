@@ -175,6 +175,7 @@ def test_an_interrupted_audit_reports_what_it_has_and_goes_on(
     assert partial.corpus.predictions == 12 * SIZE
     assert partial.gradient is None
     assert "interrupted" in partial.to_dict()["reasons"]["gradient"]
+    assert "interrupted" in partial.to_dict()["reasons"]["router"]
     resumed = run_audit(config, folder=tmp_path, resume=True)
     assert resumed.status == "complete"
     assert resumed.heads == whole.heads

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from zloss.decide.recommend import answer
 from zloss.decide.recommend.answer import decide_answer
 from zloss.decide.recommend.judged_arm import JudgedArm, judge_arms, ranked
 from zloss.results.comparison import Comparison
@@ -24,7 +26,7 @@ HEAD = arm("centered-head", 0.0, verdict="accepted")
 
 
 @pytest.mark.parametrize(
-    ("chosen", "confirmed", "head", "answer"),
+    ("chosen", "confirmed", "head", "wanted"),
     [
         (arm(), arm(verdict="accepted"), None, ("confirmed here", "centered", 1e-3)),
         (arm(), arm(), HEAD, ("direction only", "centered", 1e-3)),
@@ -34,6 +36,7 @@ HEAD = arm("centered-head", 0.0, verdict="accepted")
         (arm(passes=False), arm(passes=False), None, ("direction only", "ce", 0.0)),
         (arm(passes=False), arm(), None, ("undecided", None, None)),
         (arm(passes=False), arm(passes=False), HEAD, ("confirmed here", "centered-head", 0.0)),
+        (arm(passes=False), arm(), HEAD, ("confirmed here", "centered-head", 0.0)),
         (HEAD, HEAD, HEAD, ("confirmed here", "centered-head", 0.0)),
         (arm(), None, None, ("undecided", None, None)),
         (None, None, None, ("undecided", None, None)),
@@ -43,11 +46,19 @@ def test_every_row_of_the_table(
     chosen: JudgedArm | None,
     confirmed: JudgedArm | None,
     head: JudgedArm | None,
-    answer: tuple[str, str | None, float | None],
+    wanted: tuple[str, str | None, float | None],
 ) -> None:
     found = decide_answer(chosen, confirmed, head, diagnosed=True)
-    assert (found.level, found.method, found.coef) == answer
+    assert (found.level, found.method, found.coef) == wanted
     assert found.why.endswith(".") or ":" in found.why
+
+
+def test_the_guide_had_other_rows_than_the_rule() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "recommend.md").read_text(encoding="utf-8")
+    rows = [line for line in (answer.__doc__ or "").splitlines() if line.startswith("| ") and "| answer |" not in line]
+    assert len(rows) == 9
+    for row in rows:
+        assert row.replace("what one has", "what you have") in guide, row
 
 
 def test_where_every_arm_was_stopped_no_z_loss_is_an_answer() -> None:

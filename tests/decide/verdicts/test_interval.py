@@ -33,6 +33,14 @@ def test_student_quantiles_are_those_of_a_table() -> None:
     assert student_quantile(31) == pytest.approx(1.6955, abs=1e-3)
 
 
+def test_quality_that_holds_names_the_smallest_tolerance_in_words_read_once() -> None:
+    ce = cross_entropies(np.random.default_rng(0), 3, 0.0, 1e-4, 1e-4)
+    part = judge_quality(ce, baseline_ppl=20.0, tolerance_ppl=0.2)
+    smallest = part.numbers["smallest_tolerance_ppl"]
+    assert part.state == "holds"
+    assert part.reason.endswith(f"; the smallest tolerance that still holds is {smallest:+.3g} PPL.")
+
+
 def test_half_width_is_the_stated_formula() -> None:
     rng = np.random.default_rng(0)
     ce = cross_entropies(rng, 3, 0.01, 0.02, 0.03)

@@ -184,6 +184,11 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
     left_out = [arm for arm in found.arms if arm.state == "left out"]
     assert [arm.reason for arm in left_out] == ["the budget has no room for it"]
     assert "the budget had no room for seed 3" in found.notes
+    # The plan had named the arm and the seed, and nothing was said when they were dropped.
+    dropped = [line for line in said if ": left out, " in line]
+    assert [line.split(":")[0] for line in dropped] == [left_out[0].label, "seed 3"]
+    assert all(line.endswith("and the budget has 0 s left") for line in dropped)
+    assert "its run and 4 of the confirmation would take about" in dropped[0]
     assert found.confirmation_seeds == (2,)
 
 

@@ -26,6 +26,8 @@ NEED_MU = (
     "heads.raw.mu_rms",
 )
 """Numbers that do not exist without μ."""
+INTERRUPTED = "the audit was interrupted before it"
+SHARDED = "left out: the layers of the model were divided over processes (shard)"
 
 
 def audit_report(audit: AuditMeasurements) -> AuditReport:
@@ -77,10 +79,13 @@ def _reasons(audit: AuditMeasurements) -> dict[str, str]:
     reasons: dict[str, str] = {}
     if audit.gradient is None:
         left_out = "left out (gradient_blocks = 0)"
-        why = "the audit was interrupted before it" if audit.gradient_blocks else left_out
+        why = INTERRUPTED if audit.gradient_blocks else left_out
         if audit.config.shard:
-            why = "left out: the layers of the model were divided over processes (shard)"
+            why = SHARDED
         reasons |= dict.fromkeys(("gradient", "tied_paths"), why)
+    if audit.router is None and (audit.config.shard or not audit.complete):
+        # Without a reason, no router section means that the model has no router.
+        reasons["router"] = SHARDED if audit.config.shard else INTERRUPTED
     if audit.measurement.lacks_centered is not None:
         reasons |= dict.fromkeys(NEED_MU, audit.measurement.lacks_centered)
     return reasons

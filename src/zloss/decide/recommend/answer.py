@@ -1,15 +1,18 @@
 """From selection and confirmation to the answer and how sure it is.
 
+The first row that applies:
+
 | selection | confirmation | answer | level |
 |---|---|---|---|
-| the chosen arm passes | accepted | the arm | confirmed here |
-| it passes | passes, inconclusive | the arm | direction only |
-| it passes | does not pass | Centered head where it passes, else none | its own level; undecided |
-| no arm passes | the nearest arm is rejected | Centered head where it passes, else no Z-loss | confirmed here |
-| no arm passes | it does not pass, inconclusive | the same | direction only |
-| no arm passes | it passes | none | undecided |
-| every arm stopped early | – | Centered head where it passes, else no Z-loss | its own level; direction only |
-| no stage fired | does not decide | no Z-loss | direction only; confirmed here where the arm is rejected |
+| no stage of the checkpoint fired | does not decide | no Z-loss | direction only; confirmed here if the arm is rejected |
+| the chosen arm passes | it is accepted | the arm | confirmed here |
+| the chosen arm passes | it passes, inconclusive | the arm | direction only |
+| anything else | Centered head passes | Centered head | confirmed here if it is accepted, else direction only |
+| the chosen arm passes | it does not pass | none: keep what one has | undecided |
+| no arm passes | the nearest arm passes | none: keep what one has | undecided |
+| no arm passes | the nearest arm is rejected | no Z-loss | confirmed here |
+| no arm passes | the nearest arm does not pass, inconclusive | no Z-loss | direction only |
+| every arm was stopped early | – | no Z-loss | direction only |
 
 Centered head is a second choice only where the source stage fired: it trains as CE does, so it costs no further run.
 """

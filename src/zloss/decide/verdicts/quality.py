@@ -124,7 +124,7 @@ def _reason(
     if state == "fails":
         return f"{span}."
     if state == "holds":
-        return f"{span}; it would hold down to a tolerance of {_signed(ppl(interval.upper))} PPL."
+        return f"{span}; the smallest tolerance that still holds is {_signed(ppl(interval.upper))} PPL."
     if not interval.groups:
         return f"{span}; {RUN_AGAIN}."
     if interval.groups < LEAST_GROUPS:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from zloss.errors import CheckpointError, first_line
-from zloss.models.checkpoint import SMOLLM2_HUB, embedded_smollm2
+from zloss.errors import CheckpointError
+from zloss.models.checkpoint import SMOLLM2_HUB, embedded_smollm2, not_found, refuse_missing_gguf
 from zloss.models.gguf import converted_gguf
 from zloss.models.hub import hub_options, refuse_missing_folder
 from zloss.results.choices import SMOLLM2
@@ -20,6 +20,7 @@ def source_folder(name: str) -> Iterator[Path]:
     """A folder in the Hugging Face format with safetensors weights."""
     gguf = embedded_smollm2() if name == SMOLLM2 else Path(name) if name.endswith(".gguf") else None
     if gguf is not None:
+        refuse_missing_gguf(gguf)
         with converted_gguf(gguf) as (folder, _wants_bos):
             yield folder
         return
@@ -33,6 +34,6 @@ def source_folder(name: str) -> Iterator[Path]:
     try:
         fetched = Path(snapshot_download(identifier, allow_patterns=list(WANTED), **hub_options()))
     except Exception as error:
-        raise CheckpointError(f"the files of {name} could not be fetched: {first_line(error)}.") from error
+        raise CheckpointError(not_found(name, identifier, error)) from error
     # Outside the `try`: what goes wrong in the caller's block is no failure of the download.
     yield fetched

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 from zloss.decide import stages
 from zloss.decide.decision_map import decide
@@ -20,6 +19,7 @@ from zloss.protocol.recommend.session import Session
 from zloss.results.audit import AuditReport
 from zloss.results.decision import Decision
 from zloss.results.implementation_audit import ImplementationAudit
+from zloss.results.named_path import without_folders
 from zloss.results.provenance import Provenance, shared_keys
 from zloss.results.recommend_plan import Arm, LeftOut
 from zloss.results.recommendation import ArmResult, ArmState, Recommendation, Tested
@@ -71,7 +71,7 @@ def assemble(session: Session, evidence: Evidence) -> Recommendation:
     )
     key = None if answer.method is None or answer.coef is None else (answer.method, answer.coef)
     tied_bytes = 4 * report.model.vocab * report.model.width if report.model.tied else 0
-    vocab, model = report.model.valid_vocab or report.model.vocab, Path(config.model).name
+    vocab, model = report.model.valid_vocab or report.model.vocab, without_folders(config.model)
     return Recommendation(
         action=action(answer.method, answer.coef),
         objective=answer.method,

@@ -94,6 +94,9 @@ class Experiment:
             left = len(arms) - number + needs * len(further)
             if number and not self._fits(arm, seed, 1 + needs * len(further)):
                 left_out.append((arm, NO_ROOM))
+                self._say_left_out(
+                    arm.label, f"its run and {needs * len(further)} of the confirmation", 1 + needs * len(further)
+                )
                 continue
             found = self._train(arm, seed, left, endpoints=baseline.metrics)
             if isinstance(found, StoppedArm):
@@ -132,6 +135,7 @@ class Experiment:
         for number, seed in enumerate(seeds):
             if number and not self._fits(arms[-1], seed, len(arms)):
                 self._notes.append(f"the budget had no room for seed {seed}")
+                self._say_left_out(f"seed {seed}", "its run" if len(arms) == 1 else f"its {len(arms)} runs", len(arms))
                 continue
             for place, arm in enumerate(arms):
                 found = self._train(arm, seed, len(arms) * (len(seeds) - number) - place)
@@ -163,6 +167,14 @@ class Experiment:
         budget = self._plan.budget_seconds
         kept = self._runner.is_kept(self._session.config.train_config(arm, seed, self._plan.steps))
         return kept or budget is None or self._session.stopwatch.seconds + runs * self._run_seconds() <= budget
+
+    def _say_left_out(self, what: str, needed: str, runs: int) -> None:
+        """What was planned and is dropped while it runs, with the time that it would need and the time that is left."""
+        left = max(0.0, (self._plan.budget_seconds or 0.0) - self._session.stopwatch.seconds)
+        time = rounded_duration(runs * self._run_seconds())
+        self._session.say(
+            f"{what}: left out, {needed} would take about {time}, and the budget has {rounded_duration(left)} left"
+        )
 
     def _run_seconds(self) -> float:
         """Time of a run: what the plan expects, times how much slower the last two runs were than their plan."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
 from zloss.results.recommendation import Paste
 from zloss.source.explain import explain
 from zloss.source.objective import Objective
@@ -20,6 +24,12 @@ def paste_lines(method: str, coef: float, *, vocab: int, model: str) -> tuple[Pa
     objective = make_objective(method, coef)
     own = [_centering(model)] if isinstance(objective, CenteredHead) else [_plain(objective), _transformers(objective)]
     return (*own, *_frameworks(objective, coef, vocab))
+
+
+def with_model_as_given(pastes: Sequence[Paste], recorded: str, given: str) -> tuple[Paste, ...]:
+    """The lines with the model as the user gave it: a record names no folders, so its line finds the model only beside it."""
+    old, new = _center_command(recorded), _center_command(given)
+    return tuple(replace(paste, lines=paste.lines.replace(old, new)) for paste in pastes)
 
 
 def code(objective: Objective) -> str:
@@ -59,10 +69,14 @@ def _transformers(objective: Objective) -> Paste:
 
 def _centering(model: str) -> Paste:
     lines = (
-        f"zloss center {model} --out centered  # a checkpoint folder, from the command line\n"
+        f"{_center_command(model)}  # a checkpoint folder, from the command line\n"
         "zloss.center_head_(model.lm_head)  # or in place, on an untied head"
     )
     return Paste("any stack", lines, "training stays on plain CE; softmax and PPL do not change")
+
+
+def _center_command(model: str) -> str:
+    return f"zloss center {shlex.quote(model)} --out centered"
 
 
 def _frameworks(objective: Objective, coef: float, vocab: int) -> list[Paste]:

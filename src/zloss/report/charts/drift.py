@@ -1,4 +1,4 @@
-"""Curves of the watched numbers over the steps of a run, raw and centered; a dashed line where drift began."""
+"""Curves of the watched numbers over the steps of a run, raw and centered; a dashed line where drift is first seen."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _panel(drift: Drift, key: str, title: str) -> Panel | None:
             layers.append(Mark("quantile", (float(movement.began),) * 2, across(y), movement.coordinate))
             captions.append(
                 f"{movement.coordinate.capitalize()}: {number(movement.before)} → {number(movement.after)} while CE stood "
-                f"still, from step {movement.began}."
+                f"still, first seen at step {movement.began}."
             )
     for curve in curves:
         layers += [curve, Series("spots", curve.xs, curve.ys, curve.name, curve.tone)]

@@ -49,9 +49,11 @@ class AuditView:
     corpus_lines: Lines
     provenance_lines: Lines
     router: RouterView | None
+    models: str | None = None
+    """Which of several joined results is of which model; None where all are of this one."""
 
 
-def audit_view(report: AuditReport, name: str, key: str) -> AuditView:
+def audit_view(report: AuditReport, name: str, key: str, *, models: str | None = None) -> AuditView:
     """The view of one audit; `key` is the prefix of its element ids."""
     return AuditView(
         report=report,
@@ -69,6 +71,7 @@ def audit_view(report: AuditReport, name: str, key: str) -> AuditView:
         corpus_lines=flat_lines(to_plain(report.corpus)),
         provenance_lines=flat_lines(to_plain(report.provenance)),
         router=None if report.router is None else router_view(report.router),
+        models=models,
     )
 
 

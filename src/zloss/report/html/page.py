@@ -81,7 +81,8 @@ def _render(results: DecidedResults) -> str:
     )
     names = audit_names(results.audits)
     audits = [
-        audit_view(report, name, f"a{i}") for i, (name, report) in enumerate(zip(names, results.audits, strict=True))
+        audit_view(report, name, f"a{i}", models=one.models)
+        for i, (name, report, one) in enumerate(zip(names, results.audits, results.maps if names else (), strict=True))
     ]
     assets = files("zloss.report.html") / "assets"
     style = (assets / "page.css").read_text(encoding="utf-8") + generated_rules()
@@ -99,6 +100,7 @@ def _render(results: DecidedResults) -> str:
         headline=[BY_KEY[key] for key in HEADLINE],
         differing=differences([(view.name, view.report) for view in audits]),
         shared_decisions=shared,
+        shared_models=None if shared is None else results.maps[0].models,
         shared_tally=tally(shared) if shared else "",
         loss_audits=[loss_audit_view(audit) for audit in results.loss_audits],
         implementation_audits=[implementation_audit_view(audit) for audit in results.implementation_audits],

@@ -28,8 +28,8 @@ EXPLAINED_WIDTH = 120
 """Columns from which on the table of numbers has one for their meanings; below, a legend stands under it."""
 
 
-def print_audit(report: AuditReport, console: Console | None = None) -> None:
-    """Summary, table of numbers, decisions."""
+def print_audit(report: AuditReport, console: Console | None = None, *, models: str | None = None) -> None:
+    """Summary, table of numbers, decisions; `models` says which of several joined results is of which model."""
     from rich.console import Console
     from rich.text import Text
 
@@ -57,7 +57,7 @@ def print_audit(report: AuditReport, console: Console | None = None) -> None:
     if report.router is not None:
         print_router(report.router, console)
     if report.decisions:
-        print_decisions(report.decisions, console)
+        print_decisions(report.decisions, console, models=models)
 
 
 def numbers_table(report: AuditReport, *, explained: bool = False) -> Table:
@@ -79,7 +79,9 @@ def numbers_table(report: AuditReport, *, explained: bool = False) -> Table:
     return table
 
 
-def print_decisions(decisions: Sequence[Decision], console: Console | None = None) -> None:
+def print_decisions(
+    decisions: Sequence[Decision], console: Console | None = None, *, models: str | None = None
+) -> None:
     """The eight stages with verdict and reason; under a fired one its action and what it would change."""
     from rich.console import Console
     from rich.table import Table
@@ -87,6 +89,8 @@ def print_decisions(decisions: Sequence[Decision], console: Console | None = Non
 
     console = console or Console(markup=False)
     console.print(Text(f"Decision map: {tally(decisions)}", style="bold"))
+    if models is not None:
+        console.print(Text(models))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -122,7 +126,9 @@ def _effects(decision: Decision) -> list[str]:
     ]
 
 
-def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Console | None = None) -> None:
+def print_side_by_side(
+    named: Sequence[tuple[str, AuditReport]], console: Console | None = None, *, models: Sequence[str | None] = ()
+) -> None:
     """A column per audit and coordinate, then the verdicts stage by stage."""
     from rich.console import Console
     from rich.text import Text
@@ -150,6 +156,8 @@ def print_side_by_side(named: Sequence[tuple[str, AuditReport]], console: Consol
             cells.append(Text(f"{mark}{value}", style=style))
         verdicts.add_row(decisions[0].stage, *cells)
     print_table(console, verdicts)
+    for sentence in dict.fromkeys(one for one in models if one is not None):
+        console.print(Text(sentence))
 
 
 def _table(*columns: str, left: int = 1) -> Table:

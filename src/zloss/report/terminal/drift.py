@@ -44,6 +44,6 @@ def print_drift(drift: Drift, console: Console | None = None) -> None:
     for movement in shown:
         mark, style = MARKS[movement.state]
         change = f"{number(movement.before)} → {number(movement.after)}"
-        began = f"began at step {movement.began}, {STATES[movement.state]}"
+        began = f"first seen at step {movement.began}, {STATES[movement.state]}"
         moved.add_row(Text(mark, style=style), movement_name(movement), change, began)
     console.print(moved)

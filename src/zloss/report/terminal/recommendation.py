@@ -60,8 +60,11 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
     for paste in found.paste:
         near = "" if paste.exact else ", nearest" if paste.lines else ""
         console.print(Text(f"{paste.where}{near}", style="bold"))
-        for text in (paste.lines or paste.note).splitlines():
-            console.print(Text(f"  {text}"))
+        if not paste.lines:
+            console.print(Text(f"  {paste.note}"))
+        for text in paste.lines.splitlines():
+            # Never broken over two lines: it is copied as it stands.
+            console.print(Text(f"  {text}"), soft_wrap=True)
     budget = "" if found.budget_seconds is None else f" of {seconds(found.budget_seconds)}"
     console.print(Text(f"{seconds(found.seconds)}{budget}", style="dim"))
 

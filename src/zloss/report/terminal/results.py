@@ -25,12 +25,14 @@ def print_results(results: DecidedResults) -> None:
     for audit in results.implementation_audits:
         print_implementation_audit(audit)
     if len(audits) == 1:
-        print_audit(audits[0])
+        print_audit(audits[0], models=results.maps[0].models)
     elif audits:
-        print_side_by_side(list(zip(audit_names(audits), audits, strict=True)))
+        print_side_by_side(
+            list(zip(audit_names(audits), audits, strict=True)), models=[one.models for one in results.maps]
+        )
     else:
         for decision_map in results.maps:
-            print_decisions(decision_map.decisions)
+            print_decisions(decision_map.decisions, models=decision_map.models)
     for found in results.recommendations:
         print_recommendation(found)
     for drift in results.drifts:

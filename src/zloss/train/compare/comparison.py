@@ -51,6 +51,7 @@ def compare_runs(
     first = base[0].metrics
     made = made_by(runs)
     comparison = Comparison(
+        model=base[0].model,
         baseline=base[0].method,
         baseline_coef=base[0].coef,
         seeds=tuple(sorted(seeds)),

@@ -61,6 +61,18 @@ class FinishedRun:
         """The numbers of `record` under their flat keys in metrics.json, for what walks over all of them."""
         return self.record.to_dict()
 
+    @property
+    def model(self) -> str | None:
+        """Name of the model that the run began with; None for a run by other hands, which records a class alone."""
+        if self.config.get("schema") == RecordedRun.SCHEMA:
+            return None
+        if self.moe is not None:
+            return "a mixture of experts from scratch"
+        if self.config.get("from_config") is not None:
+            return f"{self.config['from_config']} from scratch"
+        name = self.config.get("model")
+        return name if isinstance(name, str) else None
+
     @cached_property
     def steps(self) -> list[StepRecord]:
         """The records of steps.jsonl; an error where they are not the run's steps, from the first to the last."""
