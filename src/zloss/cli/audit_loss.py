@@ -67,6 +67,8 @@ class AuditLoss:
     """Folder for report.json and report.html."""
     force: bool = False
     """Replace the result of something else that the folder holds."""
+    verbose: bool = False
+    """Print the questions that passed or were not applicable too."""
     quiet: bool = False
     """Print nothing but errors."""
 
@@ -115,7 +117,7 @@ class AuditLoss:
         if self.out:
             clear_leftovers(Path(self.out), written)
         if not self.quiet:
-            print_loss_audit(_in_flags(audit))
+            print_loss_audit(_in_flags(audit), whole=self.verbose, elsewhere="--verbose prints them")
             for path in written:
                 print(path)
         return 1 if (audit.found if self.strict else audit.errors) else 0

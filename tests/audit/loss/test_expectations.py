@@ -151,7 +151,7 @@ def test_the_table_of_the_command_spoke_python(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("zloss.audit.loss.reach.BUDGET", 1e-9)
-    assert main(["audit-loss", f"{script}:plain", "--out", str(tmp_path / "out")]) == 0
+    assert main(["audit-loss", f"{script}:plain", "--verbose", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     for flag in ("--per-token", "--valid-vocab", "--coef λ --target c", "--off", "--thorough"):
         assert flag in printed
@@ -160,3 +160,20 @@ def test_the_table_of_the_command_spoke_python(
     sentences = " ".join(one["sentence"] for one in written["findings"])
     assert "`per_token=`" in sentences
     assert "--" not in sentences
+
+
+def test_a_clean_loss_printed_a_screen_of_passes(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["audit-loss", f"{script}:right", "--coef", "1e-4"]
+    assert main(words) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) < 12
+    assert re.search(r"\d+ passed, \d+ not applicable; --verbose prints them\.", short)
+    assert "No finding." in short
+    assert main([*words, "--verbose"]) == 0
+    whole = capsys.readouterr().out
+    assert all(one in whole for one in ("zero_gradient_z", "padding_in_log_z", "not_repeatable"))
+    assert "--verbose" not in whole
+    assert main(["audit-loss", f"{script}:plain", "--coef", "1e-4"]) == 1
+    found = capsys.readouterr().out
+    assert "✗ error" in found
+    assert "✓ pass" not in found
