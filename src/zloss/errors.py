@@ -51,9 +51,10 @@ class MissingInputError(InputError):
 class UnknownNameError(InputError):
     """A name that is not known; the message suggests the nearest known one."""
 
-    def __init__(self, kind: str, got: object, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, got: object, known: Iterable[str], *, alike: float = 0.5) -> None:
+        """`alike` is how near the suggested name is at least, from 0 to 1."""
         known = list(known)
-        near = difflib.get_close_matches(str(got), known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(got), known, n=1, cutoff=alike)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         # The hint stands first: lists of known names may be long.
         super().__init__(f"unknown {kind}: {got!r}.{hint} Known: {', '.join(repr(name) for name in known)}.")

@@ -1,4 +1,4 @@
-"""Argument types the subcommands share: comma-separated lists, flags that append when repeated, counts with 0 for none."""
+"""Argument types the subcommands share: comma-separated lists, repeated flags, counts with 0 for none, numbers or words."""
 
 from __future__ import annotations
 
@@ -33,6 +33,24 @@ def zero_is_none(metavar: str) -> PrimitiveConstructorSpec[int | None]:
         instance_from_str=lambda words: int(words[0]) or None,
         is_instance=lambda value: value is None or isinstance(value, int),
         str_from_instance=lambda value: [str(value or 0)],
+    )
+
+
+def number_or_word(metavar: str) -> PrimitiveConstructorSpec[float | str | None]:
+    """A number where it reads as one, else the word itself; `None` is None."""
+
+    def parse(words: list[str]) -> float | str | None:
+        try:
+            return None if words[0] == "None" else float(words[0])
+        except ValueError:
+            return words[0]
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=parse,
+        is_instance=lambda value: value is None or isinstance(value, (int, float, str)),
+        str_from_instance=lambda value: [str(value)],
     )
 
 

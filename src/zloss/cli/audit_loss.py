@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from zloss.cli.arguments import number_or_word
 from zloss.results.choices import DtypeName
 from zloss.results.named_path import without_folders
 from zloss.results.option import Option
@@ -37,8 +38,8 @@ class AuditLoss:
     """The loss takes (hidden, weight, target) instead of (logits, target)."""
     coef: float | None = None
     """The λ you believe it applies."""
-    target: float | None = None
-    """The c you believe it applies."""
+    target: Annotated[float | str | None, number_or_word("C|log_v")] = None
+    """The c you believe it applies: a number, or log_v for the log V of whatever vocabulary the loss is given."""
     ignore_index: int = -100
     """The target value of ignored tokens."""
     valid_vocab: int | None = None
@@ -66,6 +67,8 @@ class AuditLoss:
     """Folder for report.json and report.html."""
     force: bool = False
     """Replace the result of something else that the folder holds."""
+    verbose: bool = False
+    """Print the questions that passed or were not applicable too."""
     quiet: bool = False
     """Print nothing but errors."""
 
@@ -74,6 +77,7 @@ class AuditLoss:
         from zloss.audit.loss.output import LossCallError
         from zloss.audit.loss.run import audit_loss
         from zloss.console.progress import choose_progress
+        from zloss.errors import InputError
         from zloss.report.files import clear_leftovers
         from zloss.report.terminal.loss_audit import print_loss_audit
         from zloss.results.folder import check_folder
@@ -106,13 +110,14 @@ class AuditLoss:
                 model_tokens=tokens,
                 progress=progress,
             )
-        except LossCallError as error:
-            raise LossCallError(_with_flags(str(error))) from error
+        except InputError as error:
+            kind = LossCallError if isinstance(error, LossCallError) else InputError
+            raise kind(_with_flags(str(error))) from error
         written = [audit.write(self.out), *_write_page(self.out, audit)] if self.out else []
         if self.out:
             clear_leftovers(Path(self.out), written)
         if not self.quiet:
-            print_loss_audit(audit)
+            print_loss_audit(_in_flags(audit), whole=self.verbose, elsewhere="--verbose prints them")
             for path in written:
                 print(path)
         return 1 if (audit.found if self.strict else audit.errors) else 0
@@ -142,11 +147,36 @@ def _without_folders(function: str) -> str:
     return f"{without_folders(file)}{colon}{name}"
 
 
+FLAGS = {
+    "`expect={'coef': λ, 'target': c}`": "--coef λ --target c",
+    "`expect={'coef': λ}`": "--coef λ",
+    "`expect={'target': 'log_v'}`": "--target log_v",
+    "`expect['coef']`": "--coef",
+    "`expect['target']`": "--target",
+    "`linear=True`": "--linear",
+    "`linear`": "--linear",
+    "`off=`": "--off",
+    "`per_token=`": "--per-token",
+    "`thorough=True`": "--thorough",
+    "`valid_vocab=`": "--valid-vocab",
+}
+"""What the sentences of the library say → what a user of this command writes.
+
+Only these spellings are replaced: a value that the audited loss returns may be called `target` as well.
+"""
+
+
 def _with_flags(sentence: str) -> str:
     """The arguments of the library as flags of this command."""
-    for argument, flag in (("`linear=True`", "--linear"), ("`linear`", "--linear"), ("`per_token=`", "--per-token")):
+    for argument, flag in FLAGS.items():
         sentence = sentence.replace(argument, flag)
     return sentence
+
+
+def _in_flags(audit: LossAudit) -> LossAudit:
+    """The audit as this command prints it; the files keep the words of the library."""
+    told = tuple(replace(one, sentence=_with_flags(one.sentence)) for one in audit.findings)
+    return replace(audit, findings=told)
 
 
 def _write_page(folder: str, audit: LossAudit) -> list[Path]:

@@ -92,6 +92,18 @@ def raising_property(z, y):
 def vector(z, y):
     return z.logsumexp(-1)
 
+def third_has_a_default(z, y, coef=0.0):
+    return F.cross_entropy(z, y)
+
+def head_with_a_default(hidden, weight, target=None):
+    return F.cross_entropy(hidden @ weight.T, target)
+
+def own_word(z, y):
+    raise ValueError("`target` is wrong")
+
+def threeD(z, y):
+    return plain(z, y)
+
 def wants_cuda(z, y):
     return F.cross_entropy(z.cuda(), y.cuda())
 """
@@ -241,6 +253,34 @@ def test_a_forgotten_flag_is_named(script: Path) -> None:
         AuditLoss(f"{script}:linear").run()
     with pytest.raises(InputError, match="two arguments"):
         AuditLoss(f"{script}:good", linear=True).run()
+
+
+def test_a_wrong_linear_ended_in_an_error_of_torch_alone(script: Path) -> None:
+    """With a default on the third parameter the wrong call is accepted, and torch complains of shapes."""
+    with pytest.raises(InputError, match=r"Does it take \(logits, target\)\? Then leave out `linear=True`\."):
+        audit_loss(load_function(f"{script}:third_has_a_default"), linear=True)
+    with pytest.raises(InputError, match=r"Does it take \(logits, target\)\? Then leave out --linear\."):
+        AuditLoss(f"{script}:third_has_a_default", linear=True).run()
+    with pytest.raises(InputError, match=r"Does it take \(hidden, weight, target\)\? Then pass --linear\."):
+        AuditLoss(f"{script}:head_with_a_default").run()
+    with pytest.raises(InputError) as caught:
+        AuditLoss(f"{script}:raises").run()
+    assert "Does it take" not in str(caught.value)
+
+
+def test_a_word_of_the_loss_was_printed_as_a_flag(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit-loss", f"{script}:own_word"]) == 2
+    error = capsys.readouterr().err
+    assert "'target' is wrong" in error
+    assert "--target" not in error
+
+
+def test_a_far_fetched_name_was_suggested(script: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load_function(f"{script}:nothere")
+    assert "Did you mean" not in str(caught.value)
+    with pytest.raises(InputError, match="Did you mean 'plain'"):
+        load_function(f"{script}:plane")
 
 
 def test_an_error_comes_with_the_call_and_its_shapes(script: Path) -> None:

@@ -10,10 +10,16 @@ from typing import Any
 
 import torch
 
+HEAD_NAMES = ("hidden", "hidden_states", "weight", "lm_head", "lm_head_weight", "head")
+"""What the first two parameters of a loss of (hidden, weight, target) are called."""
+
 
 def named_error(error: BaseException) -> str:
-    """The kind of an error and the first line of its text."""
-    text = str(error).strip().splitlines()
+    """The kind of an error and the first line of its text.
+
+    Backticks become quotes: names between backticks are printed as flags, and these are not arguments of the audit.
+    """
+    text = str(error).replace("`", "'").strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
 
 
@@ -26,20 +32,27 @@ def statement(error: BaseException) -> str:
 
 
 def arguments_hint(function: Callable[..., Any], linear: bool, error: BaseException) -> str:
-    """A forgotten or superfluous `linear`, read from the signature."""
-    if not isinstance(error, TypeError):
-        return ""
+    """A forgotten or superfluous `linear`, read from the signature.
+
+    A third parameter with a default lets the wrong call begin: then torch complains of shapes or dtypes.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return ""
     free = inspect.Parameter.empty
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = sum(1 for p in parameters if p.kind in kinds and p.default is free)
-    if not linear and needed == 3:
+    places = [p for p in parameters if p.kind in kinds]
+    needed = sum(1 for p in places if p.default is free)
+    of_a_head = any(p.name.lower() in HEAD_NAMES for p in places[:2])
+    if isinstance(error, TypeError) and not linear and needed == 3:
         return " It needs three arguments: a loss of (hidden, weight, target) is audited with `linear=True`."
-    if linear and needed == 2:
+    if isinstance(error, TypeError) and linear and needed == len(places) == 2:
         return " It takes two arguments: a loss of (logits, target) is audited without `linear`."
+    if linear and needed < 3 and len(places) > 1 and not of_a_head:
+        return " Does it take (logits, target)? Then leave out `linear=True`."
+    if not linear and len(places) >= 3 and of_a_head:
+        return " Does it take (hidden, weight, target)? Then pass `linear=True`."
     return ""
 
 

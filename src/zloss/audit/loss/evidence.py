@@ -53,7 +53,7 @@ class Evidence:
     @cached_property
     def returned(self) -> tuple[Returned, ...]:
         """What the loss returns beside itself."""
-        return recognise(self.ident)
+        return recognise(self.ident, self.expect.get("target"))
 
     @property
     def reported(self) -> Returned | None:

@@ -14,6 +14,9 @@ from typing import Any
 from zloss.audit.loss.call_errors import named_error
 from zloss.errors import InputError, UnknownNameError
 
+NEAR = 0.7
+"""How alike a suggested name is at least: a file has many names, and some are alike by chance."""
+
 
 def load_function(name: str) -> Callable[..., Any]:
     """The callable that `name` points at; the current folder is importable, as with `python -m`."""
@@ -26,7 +29,9 @@ def load_function(name: str) -> Callable[..., Any]:
         if not hasattr(found, part):
             named = {key: getattr(found, key) for key in dir(found) if not key.startswith("_")}
             public = [key for key, value in named.items() if callable(value)]
-            raise UnknownNameError(f"name in {module_name}", attribute, public[:40])
+            # What a file imports stands after what it defines.
+            public.sort(key=lambda key: getattr(named[key], "__module__", None) != getattr(module, "__name__", None))
+            raise UnknownNameError(f"name in {module_name}", attribute, public[:40], alike=NEAR)
         found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{name} is a {type(found).__name__}, not a function.")

@@ -23,7 +23,7 @@ WORDS: dict[Role, str] = {
     "z": "the Z that is trained",
     "z_without_coef": "Z without its λ",
     "z_multiple": "a multiple of the Z that is trained",
-    "z_not_trained": "a (log Z)² that is not trained",
+    "z_not_trained": "the mean of (log Z)², which is not trained",
     "ce": "the cross-entropy",
     "total": "the loss again",
     "tokens": "the number of tokens",
@@ -31,7 +31,7 @@ WORDS: dict[Role, str] = {
     "log_z": "the mean log Z",
     "logits": "logits",
     "tensor": "a tensor",
-    "unknown": "a number that is none of Z, CE, token count and accuracy",
+    "unknown": "a number that is not recognised: not the Z that is trained, CE, a token count or an accuracy",
 }
 Z_ROLES = ("z", "z_without_coef", "z_multiple")
 CLOSE, CLOSE_16_BITS = 2e-3, 2e-2
@@ -39,21 +39,33 @@ CLOSE, CLOSE_16_BITS = 2e-3, 2e-2
 
 @dataclass(frozen=True)
 class Returned:
-    """One returned value and what it is; `ratio` is reported over trained Z where the two are in proportion."""
+    """One returned value and what it is.
+
+    `ratio` is reported over trained Z where the two are in proportion; for a Z that is not trained, reported over the
+    mean of (log Z − c)², None where the two are equal. `target` is the c of a Z that is not trained, in words; empty for 0.
+    """
 
     name: str
     role: Role
     ratio: float | None = None
+    target: str = ""
+
+    @property
+    def words(self) -> str:
+        if self.role != "z_not_trained" or self.ratio is None:
+            return WORDS[self.role]
+        square = f"(log Z − {self.target})²" if self.target else "(log Z)²"
+        return f"{self.ratio:.4g} times the mean of {square}, which is not trained"
 
     @property
     def named_z(self) -> bool:
         return self.name.rpartition(".")[2].lower() in Z_NAMES
 
 
-def recognise(ident: Identification) -> tuple[Returned, ...]:
-    """Every value beside the loss."""
+def recognise(ident: Identification, expected_target: float | None = None) -> tuple[Returned, ...]:
+    """Every value beside the loss; `expected_target` is the c that its user believes in, None if that is unknown or log V."""
     first = ident.outcomes["mixed"].reported
-    return tuple(_recognise(ident, item) for item in first)
+    return tuple(_recognise(ident, item, expected_target) for item in first)
 
 
 def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
@@ -62,10 +74,12 @@ def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
         for one in returned:
             if one.role == role:
                 return one
-    return next((one for one in returned if one.named_z and one.role == "unknown"), None)
+    # A Z without a λ may be a statistic that is only logged; one with a λ claims to be trained.
+    claims = (one.role == "unknown" or (one.role == "z_not_trained" and one.ratio is not None) for one in returned)
+    return next((one for one, claim in zip(returned, claims, strict=True) if one.named_z and claim), None)
 
 
-def _recognise(ident: Identification, item: Reported) -> Returned:
+def _recognise(ident: Identification, item: Reported, expected_target: float | None) -> Returned:
     if item.value is None:
         wide = math.prod(item.shape) >= ident.space.tokens * ident.space.lanes // 2
         return Returned(item.name, "logits" if wide else "tensor")
@@ -93,7 +107,33 @@ def _recognise(ident: Identification, item: Reported) -> Returned:
             and ratios[0]
         ):
             return Returned(item.name, "z_multiple", ratios[0])
+    if ident.identified.has_z is False:
+        untrained = _untrained(ident, names, said, close, expected_target)
+        if untrained is not None:
+            ratio, target = untrained
+            return Returned(item.name, "z_not_trained", ratio, target)
     return Returned(item.name, "unknown")
+
+
+def _untrained(
+    ident: Identification, names: list[str], said: list[float], close: float, expected_target: float | None
+) -> tuple[float, str] | None:
+    """(λ, c in words) where the values are λ times the mean of (log Z − c)² on every probe; c is 0, log V or the expected one."""
+    log_v = math.log(ident.space.lanes)
+    targets = {"": 0.0, "log V": log_v} | ({f"{expected_target:.5g}": expected_target} if expected_target else {})
+    found: list[tuple[float, float, str]] = []
+    for words, c in targets.items():
+        means = [float((ident.probes[name].reference.log_z_T - c).square().mean()) for name in names]
+        ratios = [s / mean for s, mean in zip(said, means, strict=True) if mean]
+        if len(ratios) < 2 or not ratios[0] or not all(math.isfinite(x) for x in ratios):
+            continue
+        spread = max(abs(x / ratios[0] - 1) for x in ratios)
+        if spread <= close:
+            found.append((spread, ratios[0], words))
+    if not found:
+        return None
+    _, ratio, words = min(found)
+    return ratio, words
 
 
 def _value(ident: Identification, name: str, item: str) -> float:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from zloss.audit.loss.model_tokens import ModelTokens
     from zloss.console.progress import Progress
 
+LOG_V = ("log_v", "log V", "logV")
+"""Words for c = log V in `expect`; the first is that of `target_rule`."""
 EXPECTABLE = (
     "coef",
     "target",
@@ -53,7 +55,8 @@ def audit_loss(
     `fn(logits, target)`, or with `linear` `fn(hidden, weight, target)`, returns a scalar, a tuple whose first item is
     the loss, or an object with `.loss`; a second item, `.z_loss` or `.auxiliary` is the Z it reports. `off` is the same
     loss with its Z switched off, `per_token` its reduction="none" variant, `expect` what the user believes
-    (`coef`, `target`, `coordinate`, `denominator`, ...). `logits` and `target` are where Δ_src is measured;
+    (`coef`, `target`, `coordinate`, `denominator`, ...; a `target` of "log_v" or None is c = log V).
+    `logits` and `target` are where Δ_src is measured;
     `name` is what the report calls the loss; `thorough` also tries many tokens and a large vocabulary at once;
     `model_tokens` (`open_model_tokens`) are tokens of a model on a text, on whose own logits Δ_src is measured too;
     `time_limit` is how many seconds one call may take (None or 0: no limit; the main thread only).
@@ -91,10 +94,15 @@ def _check_options(
     if valid_vocab is not None and (isinstance(valid_vocab, bool) or valid_vocab < 2):
         raise InputError(f"`valid_vocab` is expected to be a number of rows ≥ 2, but got {valid_vocab!r}.")
     wanted = dict(expect or {})
+    if isinstance(word := wanted.get("target"), str) and word in LOG_V:
+        wanted["target"] = None
     for key, value in wanted.items():
         if key not in EXPECTABLE:
             raise UnknownNameError("key of `expect`", key, EXPECTABLE)
         number = key in ("coef", "target", "label_smoothing")
         if number and value is not None and not (is_number(value) and math.isfinite(value)):
-            raise InputError(f"`expect[{key!r}]` is expected to be a finite number or None, but got {value!r}.")
+            or_word = f", {LOG_V[0]!r} (c = log V)" if key == "target" else ""
+            raise InputError(
+                f"`expect[{key!r}]` is expected to be a finite number{or_word} or None, but got {value!r}."
+            )
     return wanted

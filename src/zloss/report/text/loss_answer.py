@@ -20,6 +20,13 @@ def bottom_line(audit: LossAudit) -> tuple[str, str]:
     return "; ".join(counted) + ".", "bold red" if counted[0].split()[1].startswith("error") else "bold yellow"
 
 
+def other_answers(audit: LossAudit) -> str:
+    """How many questions passed and how many were not applicable; empty where every answer is a finding."""
+    verdicts = [finding.verdict for finding in audit.findings]
+    counts = ((verdicts.count("pass"), "passed"), (verdicts.count("not_applicable"), "not applicable"))
+    return ", ".join(f"{count} {word}" for count, word in counts if count)
+
+
 def what_to_do(audit: LossAudit) -> str:
     """The remedy of every finding in one sentence; empty where there is none."""
     remedy = remedies_for([finding.id for finding in audit.found])

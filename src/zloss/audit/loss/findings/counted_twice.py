@@ -12,7 +12,7 @@ def check(evidence: Evidence) -> Finding:
     """λ identified over λ expected."""
     expected, identified = evidence.expect.get("coef"), evidence.ident.identified
     if not expected:
-        return not_applicable(ID, "Pass expect={'coef': λ, 'target': c}: what you believe the loss applies.")
+        return not_applicable(ID, "Pass `expect={'coef': λ, 'target': c}`: what you believe the loss applies.")
     if not identified.has_z or identified.coef is None:
         return not_applicable(ID, no_z(evidence) or "The penalty is not a known one, so its λ cannot be compared.")
     ratio = identified.coef / float(expected)

@@ -24,7 +24,7 @@ NEGLIGIBLE = 1e-6
 def check(evidence: Evidence) -> Finding:
     """The loss with its Z switched off must be cross-entropy, in gradient and in value."""
     if evidence.off is None:
-        return not_applicable(ID, "Pass off=<the same loss with its Z switched off> (--off MODULE:FUNCTION).")
+        return not_applicable(ID, "Pass the same loss with its Z switched off as `off=`.")
     ident = evidence.ident
     outcomes: dict[str, Outcome] = {}
     for name, probe in ident.probes.items():

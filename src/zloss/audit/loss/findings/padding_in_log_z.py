@@ -21,7 +21,7 @@ def check(evidence: Evidence) -> Finding:
     ident = evidence.ident
     lanes, width = ident.space.lanes, ident.space.width
     if lanes == width:
-        return not_applicable(ID, "Pass valid_vocab=N, the number of real rows, if the vocabulary is padded.")
+        return not_applicable(ID, "If the vocabulary is padded, pass the number of real rows as `valid_vocab=`.")
     generator = torch.Generator().manual_seed(evidence.seed)
     base = probes.continuous(generator, **ident.space.sizes())
     worst, where = 0.0, ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
-from zloss.audit.loss.returned import WORDS
 from zloss.results.loss_audit import Finding
 
 ID = "returned_values"
@@ -19,5 +18,5 @@ def check(evidence: Evidence) -> Finding:
         )
     if not evidence.returned:
         return not_applicable(ID, "The loss returns one value.")
-    told = "; ".join(f"`{one.name}` is {WORDS[one.role]}" for one in evidence.returned)
+    told = "; ".join(f"`{one.name}` is {one.words}" for one in evidence.returned)
     return passed(ID, f"Beside the loss: {told}.")

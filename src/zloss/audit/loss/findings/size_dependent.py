@@ -27,7 +27,8 @@ def check(evidence: Evidence) -> Finding:
     refused = [one.words for one in tried if one.verdict == "refused"]
     left_out = [one.words for one in tried if one.verdict == "left_out"]
     if not same:
-        return not_applicable(ID, "The loss accepts no other size." if refused else "No other size was tried.")
+        untried = "No other size was tried, for time (`thorough=True` tries them)."
+        return not_applicable(ID, "The loss accepts no other size." if refused else untried)
     notes = f" It refuses {len(refused)} sizes." if refused else ""
     notes += f" Not tried, for time: {'; '.join(left_out)} (`thorough=True`)." if left_out else ""
     largest = _largest(same)

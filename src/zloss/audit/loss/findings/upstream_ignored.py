@@ -29,7 +29,9 @@ def check(evidence: Evidence) -> Finding:
         return found(ID, f"k · loss does not give k · gradient (relative error {worst:.3g}).", worst)
     if evidence.per_token is None:
         return passed(
-            ID, "k · loss gives k · gradient. Pass per_token=<its reduction='none' variant> to check that too.", worst
+            ID,
+            "k · loss gives k · gradient. Pass its reduction='none' variant as `per_token=` to check that one too.",
+            worst,
         )
     generator = torch.Generator().manual_seed(evidence.seed)
     upstream_T = 0.25 + torch.rand(len(probe.target_T), generator=generator, dtype=torch.float64)

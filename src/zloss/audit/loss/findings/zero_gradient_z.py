@@ -39,5 +39,5 @@ def check(evidence: Evidence) -> Finding:
             0.0,
         )
     return not_applicable(
-        ID, "Neither value nor gradient holds a Z; pass expect={'coef': ...} if you believe there is one."
+        ID, "Neither value nor gradient holds a Z; pass `expect={'coef': λ}` if you believe there is one."
     )
