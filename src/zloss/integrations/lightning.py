@@ -31,8 +31,8 @@ class ZLossCallback(Callback):
 
     `model`: the attribute of the LightningModule that holds the transformers model. The scalars are over the last
     `window` optimizer steps and are written every `log_every_n_steps` of the trainer; `scalars="main"` writes ten of them,
-    a list of names these. Gradient norms are those before
-    clipping. The state of the alerts is saved with Lightning's checkpoints.
+    a list of names these. Gradient norms are those before clipping. The state of the alerts is saved with
+    Lightning's checkpoints.
     """
 
     def __init__(

@@ -34,8 +34,7 @@ class TrainerAttachment:
     """A trainer whose model has a Z-loss and whose logs have its telemetry; `remove()` takes everything back.
 
     `handle` is that of the model, `window` holds the last steps, `monitor` the alerts; `levels` are the thresholds of the
-    decision map that the first logged step was above.
-    `recorder` writes the run folder, or is None.
+    decision map that the first logged step was above. `recorder` writes the run folder, or is None.
     """
 
     def __init__(
