@@ -6,7 +6,7 @@ GPU_VENV ?= .venv-gpu
 GPU_BIN  := $(GPU_VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help install audit test check docs pages format bench bench-all fuzz faults gpu compat release clean
+.PHONY: help install audit test check lint docs pages format bench bench-all fuzz faults gpu compat release clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -32,12 +32,12 @@ audit: install   ## the main job: audit a real pretrained model, without any dow
 test: install    ## the whole test suite, on two processes of one thread each
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-check: install   ## format, lint, types, docs, tests: what CI runs
+check: lint docs test  ## lint, docs, tests: what CI runs, but for the audit
+
+lint: install    ## format, lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(MAKE) --no-print-directory docs
-	@$(MAKE) --no-print-directory test
 
 docs: install    ## the documentation site, in site/; a broken link or an unknown name is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
