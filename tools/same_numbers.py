@@ -116,7 +116,7 @@ def audit_losses(folder: Path) -> None:
     from tests.audit.loss import faulty, zoo
 
     losses = {f"zoo-{name}": case[:2] for name, case in zoo.ZOO.items()}
-    losses |= {f"faulty-{name}": case[:2] for name, case in faulty.FAULTY.items()}
+    losses |= {f"faulty-{name}": case[:2] for name, case in (faulty.TRAPS | faulty.UNLISTED).items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, (loss, options) in losses.items():
         result = zloss.audit_loss(loss, **options).to_dict()
@@ -126,6 +126,7 @@ def audit_losses(folder: Path) -> None:
 
 def run_job(checkout: Path, job: str, folder: Path, text: str, base: Path) -> None:
     """All commands of a job with the sources of one checkout. Exit code 1 is a verdict and counts as a result."""
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     environment = os.environ | {
         "PYTHONPATH": str(checkout / "src"),
@@ -136,7 +137,8 @@ def run_job(checkout: Path, job: str, folder: Path, text: str, base: Path) -> No
     for argv in JOBS[job]:
         filled = [word.format(out=folder, text=text, inputs=base / "inputs") for word in argv]
         done = subprocess.run(filled, env=environment, cwd=folder.parent, capture_output=True, text=True)
-        if done.returncode not in (0, 1):
+        if done.returncode not in (0, 1) or "Traceback" in done.stderr:
+            shutil.rmtree(folder)
             sys.exit(f"{checkout}: {' '.join(filled)} exited with {done.returncode}:\n{done.stderr}")
 
 
@@ -271,8 +273,6 @@ def main() -> int:
                 folder = base / side / job
                 if folder.exists() and side == "before":
                     continue
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.parent.mkdir(parents=True, exist_ok=True)
                 checkout: Path = getattr(options, side)
                 run_job(checkout.resolve(), job, folder, str(Path(options.text).resolve()), base)
             results = [read(base / side / job, base / "inputs") for side in ("before", "after")]
