@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = Path(__file__).with_name("same_numbers_allowed.txt")
 NOT_COMPARED = {
     *("provenance", "timings", "command", "seconds", "started", "finished", "made_by", "zloss", "torch", "host"),
-    *("wall_seconds", "tokens_per_second", "train_seconds", "step_seconds", "python"),
+    *("wall_seconds", "tokens_per_second", "train_seconds", "step_seconds", "run_seconds", "python"),
 }
 NOT_RESULTS = {"tokenizer", "model", "checkpoints", "state", "base"}
 """Folders below a result that hold models, not results."""
