@@ -6,13 +6,12 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.audit.checkpoint.straight import differences, load_fp64, straight_gradients, token_stream
+from tests.audit.checkpoint.straight import differences, load_fp64, token_stream
 from tests.straight_audit import Tokens, comparison, loss_audit, run_tiny, straight_report, tiny_model, tiny_report
 from tests.tiny_models import save_model
 from zloss.audit.checkpoint.config import AuditConfig
@@ -112,7 +111,7 @@ def test_it_is_the_audit_that_the_package_makes(kind: str, tmp_path: Path) -> No
     size, blocks, rest = 48, 13, ("target", "diag_coef", "gain_beta", "nonfinite", "finished_blocks")
     folder, text = save_model(kind, tmp_path / kind), tmp_path / "topics.txt"
     text.write_text("\n\n".join(pydoc_topics()[:20]))
-    config = AuditConfig(model=str(folder), texts=(str(text),), blocks=blocks, block_size=size, gradient_blocks=2)
+    config = AuditConfig(model=str(folder), texts=(str(text),), blocks=blocks, block_size=size, gradient_blocks=0)
     report = run_audit(config).to_dict()
     model, tokenizer = load_fp64(folder)
     ids = token_stream(tokenizer, text.read_text(), blocks * size + 1)
@@ -120,18 +119,16 @@ def test_it_is_the_audit_that_the_package_makes(kind: str, tmp_path: Path) -> No
         states = model(ids[:-1].view(blocks, size), output_hidden_states=True).hidden_states[-1].flatten(0, 1)
     words = [tokenizer.decode([index]) for index in ids[1:].tolist()]
     tokens = Tokens(states, model.get_output_embeddings().weight.detach(), ids[1:], words, size)
-    found = straight_gradients(model, ids, size=size, blocks=2, bos=None, rows=len(tokens.weight_VD))
-    truth = straight_report(tokens, name=kind, corpus="topics", gradient=found["gradient"], paths=found["tied_paths"])
 
-    def compared(straight: dict[str, Any]) -> list[str]:
-        same = {key: straight[key] for key in ("ppl", "mu_abs_99", "heads", "precision", "gradient", *rest)}
+    def compared(tokens: Tokens) -> list[str]:
+        straight = straight_report(tokens, name=kind, corpus="topics", gradient={}, paths={})
+        same = {key: straight[key] for key in ("ppl", "mu_abs_99", "heads", "precision", *rest)}
         figures = {"spectrum": straight["figures"]["spectrum"]}
         return list(differences(report, {**same, "figures": figures}))
 
-    assert compared(truth) == []
+    assert compared(tokens) == []
     # The same comparison sees a head that is not quite the right one.
-    other = replace(tokens, weight_VD=tokens.weight_VD * 1.001)
-    wrong = compared(straight_report(other, name=kind, corpus="topics", gradient={}, paths={}))
+    wrong = compared(replace(tokens, weight_VD=tokens.weight_VD * 1.001))
     assert any(line.startswith("heads.raw.p_z_999") for line in wrong)
 
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from tests.audit.checkpoint.straight import (
+    FP64,
+    SAMPLE,
     differences,
     leaves,
     load_fp64,
@@ -53,9 +55,11 @@ def audit(folder: Path, text: Path, **changes: Any) -> AuditReport:
     return run_audit(dataclasses.replace(CONFIG, model=str(folder), texts=(str(text),), **changes))
 
 
-def truth_of(model: Any, tokenizer: Any, text: Path, *, bos: int | None = None, rows: int = VOCAB) -> dict[str, Any]:
+def truth_of(
+    model: Any, tokenizer: Any, text: Path, *, bos: int | None = None, rows: int = VOCAB, blocks: int = BLOCKS
+) -> dict[str, Any]:
     """The report.json that the audit of `CONFIG` has to give."""
-    ids = token_stream(tokenizer, text.read_text(), BLOCKS * SIZE + 1)
+    ids = token_stream(tokenizer, text.read_text(), blocks * SIZE + 1)
     truth = {
         **straight_audit(model, tokenizer, ids, size=SIZE, bos=bos, rows=rows),
         **straight_gradients(model, ids, size=SIZE, blocks=3, bos=bos, rows=rows),
@@ -97,6 +101,26 @@ def test_every_number_equals_the_straight_definition(kind: str, audited: Any) ->
     if not report["model"]["tied"]:
         assert report["tied_paths"] is None
         assert "untied" in report["reasons"]["tied_paths"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_audit_in_fp64_differs_by_rounding_only(
+    kind: str, folders: dict[str, Path], text: Path, audited: Any
+) -> None:
+    _, truth = audited(kind)
+    assert list(differences(as_written(audit(folders[kind], text, dtype="fp64")), truth, tolerance=FP64)) == []
+
+
+def test_the_sample_of_a_long_text_is_that_of_the_smallest_hashes(folders: dict[str, Path], text: Path) -> None:
+    blocks = 110
+    report = as_written(audit(folders["gpt2"], text, blocks=blocks))
+    assert (
+        report["figures"]["geometry"]["drawn_from"]
+        == blocks * SIZE
+        > SAMPLE
+        == len(report["figures"]["geometry"]["a2_raw"])
+    )
+    assert list(differences(report, truth_of(*load_fp64(folders["gpt2"]), text, blocks=blocks))) == []
 
 
 NOT_COVERED = {
