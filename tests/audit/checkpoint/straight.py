@@ -89,6 +89,7 @@ def straight_audit(
         with torch.no_grad():
             logits.append(model(input_ids=x.unsqueeze(0), use_cache=False).logits[0, -size:, :rows])
     z = torch.cat(logits)
+    has_mu = cap is None and bool(z.isfinite().all())
     y = ids[1 : blocks * size + 1]
     p, log_z, mu = z.softmax(1), z.logsumexp(1), z.mean(1)
     ce, norm = log_z - z.gather(1, y.unsqueeze(1)).squeeze(1), p.norm(dim=1)
@@ -108,8 +109,8 @@ def straight_audit(
             "a_p_mean": float(gain.mean()),
             "a_p_99": quantile(gain, 0.99),
             "log_z_mean": float(log_z.mean()),
-            "mu_abs_99": None if cap else quantile(shift.abs(), 0.99),
-            "mu_rms": None if cap else float(shift.square().mean().sqrt()),
+            "mu_abs_99": quantile(shift.abs(), 0.99) if has_mu else None,
+            "mu_rms": float(shift.square().mean().sqrt()) if has_mu else None,
             "delta_u_99": quantile(delta_u, 0.99),
             "delta_u_99_gain_aware": quantile(delta_u / (1 + beta * gain**2), 0.99),
             "row_max_999": quantile(row_max, 0.999),
@@ -124,14 +125,14 @@ def straight_audit(
         return {"numbers": numbers, "sigma": sigma.tolist(), "tokens": tokens, "panels": panels}
 
     found = {"raw": side(z, log_z, q, weight)}
-    if cap is None:
+    if has_mu:
         found["centered"] = side(z - mu[:, None], log_z - mu, q - mean, weight - mean)
     shown = {
         "log_z": log_z,
-        "log_z_centered": None if cap else log_z - mu,
-        "mu": None if cap else mu,
+        "log_z_centered": log_z - mu if has_mu else None,
+        "mu": mu if has_mu else None,
         "gain": found["raw"]["tokens"]["gain"],
-        "gain_centered": None if cap else found["centered"]["tokens"]["gain"],
+        "gain_centered": found["centered"]["tokens"]["gain"] if has_mu else None,
         "ce": ce,
     }
     listed = {name: [None] * len(y) if column is None else column.tolist() for name, column in shown.items()}
@@ -170,7 +171,7 @@ def straight_audit(
         "gain_beta": beta,
         "target": c,
         "precision": {name: spacing(numbers["row_max_999"]) for name, numbers in heads.items()},
-        "nonfinite": {"nan": int(z.isnan().any(1).sum()), "inf": int(z.isinf().any(1).sum())},
+        "nonfinite": {"nan": int(log_z.isnan().sum()), "inf": int(log_z.isinf().sum())},
         "quantile_bounds": {},
         "status": "complete",
         "finished_blocks": blocks,
@@ -179,15 +180,15 @@ def straight_audit(
                 Values(quantity, name, values.numpy())
                 for name, each in found.items()
                 for quantity, values in each["tokens"].items()
-                # Centered logits have no shift, and softcapped ones no common shift.
-                if quantity != "shift" or (name == "raw" and cap is None)
+                # Centered logits have no shift.
+                if quantity != "shift" or (name == "raw" and has_mu)
             ],
             "spectrum": {
                 **{name: found[name]["sigma"] if name in found else [] for name in ("raw", "centered")},
                 "method": "exact",
             },
             "geometry": {
-                **plane(q[kept], mean, drawn=cap is None),
+                **plane(q[kept], mean, drawn=tuple(found) if cap is None else ()),
                 **{
                     f"{panel}_{name}": found[name]["panels"][panel][kept].tolist() if name in found else []
                     for name in ("raw", "centered")
@@ -235,7 +236,7 @@ def sampled(count: int) -> list[int]:
     return sorted(sorted(range(count), key=key)[:SAMPLE])
 
 
-def plane(q: Tensor, mean: Tensor, *, drawn: bool) -> dict[str, list[float]]:
+def plane(q: Tensor, mean: Tensor, *, drawn: tuple[str, ...]) -> dict[str, list[float]]:
     """Places of Wᵀp and of Wᵀp − w̄ along w̄, and along the widest direction of the cloud that is orthogonal to w̄."""
     first = mean / mean.norm()
     rest = (q - q.mean(0)) @ (torch.eye(len(mean), dtype=mean.dtype) - torch.outer(first, first))
@@ -243,7 +244,7 @@ def plane(q: Tensor, mean: Tensor, *, drawn: bool) -> dict[str, list[float]]:
     second = second * second[second.abs().argmax()].sign()
     clouds = {"raw": q, "centered": q - mean}
     return {
-        f"{axis}_{name}": (cloud @ direction).tolist() if drawn else []
+        f"{axis}_{name}": (cloud @ direction).tolist() if name in drawn else []
         for name, cloud in clouds.items()
         for axis, direction in (("x", first), ("y", second))
     }
@@ -269,8 +270,10 @@ def straight_gradients(
     x, y = ids[: blocks * size].view(blocks, size), ids[1 : blocks * size + 1]
     if bos is not None:
         x = torch.cat([torch.full((blocks, 1), bos), x], dim=1)
+    has_mu = cap is None and (getattr(head, "bias", None) is None or bool(head.bias[:rows].isfinite().all()))
+    coordinates = ("raw", "centered") if has_mu else ("raw",)
     gradients = {}
-    for kind in ("ce", "raw", "centered"):
+    for kind in ("ce", *coordinates):
         model.zero_grad(set_to_none=True)
         caught.clear()
         model(input_ids=x, use_cache=False)
@@ -305,9 +308,9 @@ def straight_gradients(
         "ce_model": float(model_wide["ce"].norm()),
         "z_model": float(model_wide["raw"].norm()),
     }
-    if cap is None:
+    if has_mu:
         norms["centered_z"] = float(whole["centered"].norm())
-    for kind in ("raw",) if cap else ("raw", "centered"):
+    for kind in coordinates:
         out, inside, _ = gradients[kind]
         numbers[kind] = {
             "r_z": float(whole[kind].norm() / whole["ce"].norm()),

@@ -234,6 +234,18 @@ def test_bos_is_read_and_not_counted(tmp_path: Path, text: Path) -> None:
         assert list(differences(as_written(audit(folder, text, bos=policy)), truth)) == []
 
 
+def test_a_bias_of_minus_infinity_leaves_the_raw_numbers(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_fp64(folders["phi"])
+    with torch.no_grad():
+        model.get_output_embeddings().bias[-1] = -torch.inf  # a row that no token has
+    for part in (model.float(), tokenizer):
+        part.save_pretrained(tmp_path)
+    report, truth = as_written(audit(tmp_path, text)), truth_of(model.double(), tokenizer, text)
+    assert list(differences(report, truth)) == []
+    assert truth["heads"]["centered"]["a_p_99"] is None
+    assert "bias holds -inf" in report["reasons"]["heads.centered"]
+
+
 def test_padding_rows_can_be_excluded(folders: dict[str, Path], text: Path) -> None:
     model, tokenizer = load_fp64(folders["neox"])
     rows = len(tokenizer)
