@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="session")
 def bare() -> AuditReport:
     """A complete report without decisions."""
-    return straight_audit.tiny_report()
+    return AuditReport.from_dict(straight_audit.tiny_report())
 
 
 @pytest.fixture(scope="session")
@@ -28,15 +28,15 @@ def report(bare: AuditReport) -> AuditReport:
 @pytest.fixture(scope="session")
 def other() -> AuditReport:
     """A second model whose rows share a far smaller mean."""
-    return with_decisions(straight_audit.tiny_report(5, name="tiny <other>", shift=0.02))
+    return with_decisions(AuditReport.from_dict(straight_audit.tiny_report(5, name="tiny <other>", shift=0.02)))
 
 
 @pytest.fixture(scope="session")
 def loss_audit() -> LossAudit:
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
-    return straight_audit.loss_audit(tokens, torch.bfloat16)
+    return LossAudit.from_dict(straight_audit.loss_audit(tokens, torch.bfloat16))
 
 
 @pytest.fixture(scope="session")
 def comparison() -> Comparison:
-    return straight_audit.comparison({"ce": 0.0, "standard": 1e-2, "heavy": 1.0})
+    return Comparison.from_dict(straight_audit.comparison({"ce": 0.0, "standard": 1e-2, "heavy": 1.0}))

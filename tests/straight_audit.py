@@ -1,6 +1,7 @@
 """A small audit by straight fp64 definitions: dense logits, plain autograd, numpy quantiles.
 
-It shares no arithmetic with the package, so reports made here carry real numbers that the renderers did not invent.
+Imports nothing from the package, so no change there can change a number here. Results are plain dicts with the keys of
+report.json, comparison.json and the file of a loss audit; a test that needs a record reads it with `from_dict`.
 Axes: T tokens, V vocabulary, D width.
 """
 
@@ -8,23 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tests.straight_histogram import count, log_edges
-from zloss.results import audit as s
-from zloss.results import figure_data as fd
-from zloss.results.comparison import ComparedMethod, Comparison, SeedSummary
-from zloss.results.coordinate import Coordinate
-from zloss.results.gradient_numbers import GradientInfo, GradientNumbers, PathNumbers, TiedPaths
-from zloss.results.loss_audit import Finding, Identified, LossAudit, SourceError, Uncertainty
-from zloss.results.provenance import AuditProvenance
-from zloss.results.quality import Quality, QualityVerdict
 
 COEF = 1e-4
 BETA = 1e-2
+MAX_SAMPLE = 5000
+MAX_SINGULAR_VALUES = 256
 
 
 @dataclass(frozen=True)
@@ -141,40 +137,40 @@ def _by_gram(head: Tensor) -> tuple[None, Tensor, Tensor]:
     return None, values.flip(0).clamp(min=0).sqrt(), vectors.flip(1).T
 
 
-def head_numbers(c: Columns, target_c: float) -> s.HeadNumbers:
+def head_numbers(c: Columns, target_c: float) -> dict[str, float]:
     violation = c.log_z - target_c
-    return s.HeadNumbers(
-        diag_z=COEF * float(violation.square().mean()),
-        p_z_999=quantile(violation.abs(), 0.999),
-        a_p_mean=float(c.gain.mean()),
-        a_p_99=quantile(c.gain, 0.99),
-        log_z_mean=float(c.log_z.mean()),
-        mu_abs_99=quantile(c.mu.abs(), 0.99),
-        mu_rms=float(c.mu.square().mean().sqrt()),
-        delta_u_99=quantile(c.delta_u, 0.99),
-        delta_u_99_gain_aware=quantile(c.delta_u / (1 + BETA * c.gain**2), 0.99),
-        row_max_999=quantile(c.row_max, 0.999),
-        sigma_1=float(c.singular[0]),
-        e_1=c.e_1,
-        e_16=c.e_16,
-        f_16=float((c.rank16 / c.gain**2).mean()),
-        rho_16=float(torch.corrcoef(torch.stack([c.rank16, c.gain**2]))[0, 1]),
-    )
+    return {
+        "diag_z": COEF * float(violation.square().mean()),
+        "p_z_999": quantile(violation.abs(), 0.999),
+        "a_p_mean": float(c.gain.mean()),
+        "a_p_99": quantile(c.gain, 0.99),
+        "log_z_mean": float(c.log_z.mean()),
+        "mu_abs_99": quantile(c.mu.abs(), 0.99),
+        "mu_rms": float(c.mu.square().mean().sqrt()),
+        "delta_u_99": quantile(c.delta_u, 0.99),
+        "delta_u_99_gain_aware": quantile(c.delta_u / (1 + BETA * c.gain**2), 0.99),
+        "row_max_999": quantile(c.row_max, 0.999),
+        "sigma_1": float(c.singular[0]),
+        "e_1": c.e_1,
+        "e_16": c.e_16,
+        "f_16": float((c.rank16 / c.gain**2).mean()),
+        "rho_16": float(torch.corrcoef(torch.stack([c.rank16, c.gain**2]))[0, 1]),
+    }
 
 
-def spacing(value: float) -> s.Spacing:
+def spacing(value: float) -> dict[str, float]:
     def gap(dtype: torch.dtype) -> float:
         here = torch.tensor(value, dtype=dtype)
         return float(torch.nextafter(here, torch.tensor(math.inf, dtype=dtype)).double() - here.double())
 
-    return s.Spacing(value, gap(torch.bfloat16), gap(torch.float16))
+    return {"row_max_999": value, "bf16_spacing": gap(torch.bfloat16), "fp16_spacing": gap(torch.float16)}
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
     return float((a * b).sum() / (a.norm() * b.norm()))
 
 
-def gradients(model: TinyModel, ids_NB: Tensor, target_NB: Tensor) -> tuple[GradientInfo, TiedPaths]:
+def gradients(model: TinyModel, ids_NB: Tensor, target_NB: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
     """CE and Z gradients of the tied table by autograd; the paths by giving input and output a table of their own."""
     rows, paths = {}, {}
     for centered in (False, True):
@@ -187,68 +183,74 @@ def gradients(model: TinyModel, ids_NB: Tensor, target_NB: Tensor) -> tuple[Grad
         z_in, z_out = torch.autograd.grad(aux, (table_in, table_out))
         g_ce, g_z = ce_in + ce_out, z_in + z_out
         name = "centered" if centered else "raw"
-        rows[name] = GradientNumbers(float(g_z.norm() / g_ce.norm()), cosine(g_z, g_ce))
-        paths[name] = PathNumbers(float(z_out.norm()), float(z_in.norm()), cosine(z_out, z_in))
-    info = GradientInfo(COEF, ids_NB.shape[0], rows["raw"], rows["centered"], rows["raw"])
-    return info, TiedPaths(paths["raw"], paths["centered"])
+        rows[name] = {"r_z": float(g_z.norm() / g_ce.norm()), "c_z": cosine(g_z, g_ce)}
+        paths[name] = {
+            "output_norm": float(z_out.norm()),
+            "input_norm": float(z_in.norm()),
+            "cosine": cosine(z_out, z_in),
+        }
+    # The table is the only trained tensor, so its gradient is that of the whole model.
+    info = {"coef": COEF, "blocks": ids_NB.shape[0], **rows, "whole_model": rows["raw"]}
+    return {**info, "scope": "output_head", "reduction": "mean"}, paths
 
 
-def geometry(raw: Columns, centered: Columns, mean_row: Tensor, keep: Tensor) -> fd.GeometrySample:
+def geometry(raw: Columns, centered: Columns, mean_row: Tensor, keep: Tensor) -> dict[str, Any]:
     first = mean_row / mean_row.norm()
     cloud = centered.transported_TD
     rest = cloud - (cloud @ first)[:, None] * first
     second = torch.linalg.svd(rest - rest.mean(0), full_matrices=False)[2][0]
 
-    def column(values: Tensor) -> tuple[float, ...]:
+    def column(values: Tensor) -> list[float]:
         # Six digits draw the same picture in a third of the bytes.
-        return tuple(float(f"{value:.6g}") for value in values[keep].tolist())
+        return [float(f"{value:.6g}") for value in values[keep].tolist()]
 
-    return fd.GeometrySample(
-        x_raw=column(raw.transported_TD @ first),
-        y_raw=column(raw.transported_TD @ second),
-        x_centered=column(centered.transported_TD @ first),
-        y_centered=column(centered.transported_TD @ second),
-        a2_raw=column(raw.gain**2),
-        rank16_raw=column(raw.rank16),
-        a2_centered=column(centered.gain**2),
-        rank16_centered=column(centered.rank16),
-        delta_z_raw=column(raw.delta_z),
-        delta_u_raw=column(raw.delta_u),
-        delta_z_centered=column(centered.delta_z),
-        delta_u_centered=column(centered.delta_u),
-        mean_row_norm=float(mean_row.norm()),
-        drawn_from=len(raw.gain),
-        note="evenly spaced tokens, and all tokens of the tables of extremes",
-    )
+    return {
+        "x_raw": column(raw.transported_TD @ first),
+        "y_raw": column(raw.transported_TD @ second),
+        "x_centered": column(centered.transported_TD @ first),
+        "y_centered": column(centered.transported_TD @ second),
+        "a2_raw": column(raw.gain**2),
+        "rank16_raw": column(raw.rank16),
+        "a2_centered": column(centered.gain**2),
+        "rank16_centered": column(centered.rank16),
+        "delta_z_raw": column(raw.delta_z),
+        "delta_u_raw": column(raw.delta_u),
+        "delta_z_centered": column(centered.delta_z),
+        "delta_u_centered": column(centered.delta_u),
+        "mean_row_norm": float(mean_row.norm()),
+        "drawn_from": len(raw.gain),
+        "note": "evenly spaced tokens, and all tokens of the tables of extremes",
+    }
 
 
-def extremes(tokens: Tokens, raw: Columns, centered: Columns, ce: Tensor, k: int) -> tuple[fd.ExtremeTable, ...]:
+def extremes(tokens: Tokens, raw: Columns, centered: Columns, ce: Tensor, k: int) -> list[dict[str, Any]]:
     target_c = math.log(tokens.weight_VD.shape[0])
 
-    def row(index: int) -> fd.ExtremeToken:
+    def row(index: int) -> dict[str, Any]:
         start = max(index - index % tokens.block_size, index - 12)
-        return fd.ExtremeToken(
-            block=index // tokens.block_size,
-            position=index % tokens.block_size,
-            target=tokens.text_T[index],
-            context="".join(tokens.text_T[start:index]),
-            log_z=float(raw.log_z[index]),
-            log_z_centered=float(centered.log_z[index]),
-            mu=float(raw.mu[index]),
-            gain=float(raw.gain[index]),
-            gain_centered=float(centered.gain[index]),
-            ce=float(ce[index]),
-        )
+        return {
+            "block": index // tokens.block_size,
+            "position": index % tokens.block_size,
+            "target": tokens.text_T[index],
+            "context": "".join(tokens.text_T[start:index]),
+            "log_z": float(raw.log_z[index]),
+            "log_z_centered": float(centered.log_z[index]),
+            "mu": float(raw.mu[index]),
+            "gain": float(raw.gain[index]),
+            "gain_centered": float(centered.gain[index]),
+            "ce": float(ce[index]),
+        }
 
-    def table(quantity: fd.Quantity, coordinate: Coordinate, values: Tensor) -> fd.ExtremeTable:
-        return fd.ExtremeTable(quantity, coordinate, tuple(row(i) for i in values.topk(k).indices.tolist()))
+    def table(quantity: str, coordinate: str, values: Tensor) -> dict[str, Any]:
+        top = [row(i) for i in values.topk(k).indices.tolist()]
+        return {"quantity": quantity, "coordinate": coordinate, "tokens": top}
 
-    return (
+    return [
         table("violation", "raw", (raw.log_z - target_c).abs()),
         table("violation", "centered", (centered.log_z - target_c).abs()),
         table("gain", "raw", raw.gain),
         table("gain", "centered", centered.gain),
-    )
+    ]
 
 
 def straight_report(
@@ -256,23 +258,22 @@ def straight_report(
     *,
     name: str,
     corpus: str,
-    gradient: GradientInfo | None = None,
-    paths: TiedPaths | None = None,
-    tied: bool = True,
+    gradient: dict[str, Any],
+    paths: dict[str, Any],
     k: int = 12,
-    sample: int = fd.MAX_SAMPLE,
-) -> s.AuditReport:
-    """The report of `tokens`, without decisions."""
+    sample: int = MAX_SAMPLE,
+) -> dict[str, Any]:
+    """The report.json of `tokens` under a tied head, without decisions."""
     raw, ce = columns(tokens, centered=False)
     centered, _ = columns(tokens, centered=True)
     count_T, (vocab, width) = len(ce), tokens.weight_VD.shape
     target_c = math.log(vocab)
-    numbers = head_numbers(raw, target_c), head_numbers(centered, target_c)
+    heads = {"raw": head_numbers(raw, target_c), "centered": head_numbers(centered, target_c)}
     tables = extremes(tokens, raw, centered, ce, k)
-    special = {t.block * tokens.block_size + t.position for table in tables for t in table.tokens}
+    special = {t["block"] * tokens.block_size + t["position"] for table in tables for t in table["tokens"]}
     even = torch.linspace(0, count_T - 1, max(min(count_T, sample) - len(special), 1)).long().tolist()
     keep = torch.tensor(sorted(special | set(even)))
-    pairs: tuple[tuple[fd.Quantity, Tensor, Tensor], ...] = (
+    pairs = (
         ("violation", (raw.log_z - target_c).abs(), (centered.log_z - target_c).abs()),
         ("gain", raw.gain, centered.gain),
         ("delta_u", raw.delta_u, centered.delta_u),
@@ -282,49 +283,77 @@ def straight_report(
         edges = log_edges(a.numpy(), b.numpy())
         histograms += [count(quantity, "raw", a.numpy(), edges), count(quantity, "centered", b.numpy(), edges)]
     histograms.append(count("shift", "raw", raw.mu.abs().numpy(), log_edges(raw.mu.abs().numpy())))
-    return s.AuditReport(
-        model=s.ModelInfo(name, vocab, width, tied),
-        corpus=s.CorpusInfo(corpus, count_T // tokens.block_size, tokens.block_size, count_T, bos=False),
-        ppl=float(ce.mean().exp()),
-        mu_abs_99=numbers[0].mu_abs_99,
-        heads=s.Heads(*numbers),
-        gradient=gradient,
-        tied_paths=paths,
-        provenance=AuditProvenance(
-            zloss="0.1.0",
-            torch=torch.__version__,
-            command=f"zloss audit {name}",
-            seed=0,
-            started="2026-01-01T00:00:00Z",
-            seconds=1.0,
-        ),
-        diag_coef=COEF,
-        gain_beta=BETA,
-        target=target_c,
-        precision=s.Precision(spacing(numbers[0].row_max_999 or 0.0), spacing(numbers[1].row_max_999 or 0.0)),
-        finished_blocks=count_T // tokens.block_size,
-        timings={"pass": 1.0},
-        figures=fd.Figures(
-            tuple(histograms),
-            fd.Spectrum(
-                tuple(raw.singular[: fd.MAX_SINGULAR_VALUES].tolist()),
-                tuple(centered.singular[: fd.MAX_SINGULAR_VALUES].tolist()),
-            ),
-            geometry(raw, centered, tokens.weight_VD.double().mean(0), keep),
-        ),
-        extreme_tokens=tables,
-    )
+    return {
+        "schema": "zloss.audit/1",
+        "model": {
+            "name": name,
+            "vocab": vocab,
+            "width": width,
+            "tied": True,
+            "bias": False,
+            "logit_scale": 1.0,
+            "softcap": None,
+            "valid_vocab": None,
+            "rows_beyond_tokenizer": None,
+        },
+        "corpus": {
+            "name": corpus,
+            "blocks": count_T // tokens.block_size,
+            "block_size": tokens.block_size,
+            "predictions": count_T,
+            "bos": False,
+        },
+        "ppl": float(ce.mean().exp()),
+        "mu_abs_99": heads["raw"]["mu_abs_99"],
+        "heads": heads,
+        "gradient": gradient,
+        "tied_paths": paths,
+        "provenance": {
+            "zloss": "0.1.0",
+            "torch": torch.__version__,
+            "transformers": None,
+            "command": f"zloss audit {name}",
+            "started": "2026-01-01T00:00:00Z",
+            "seconds": 1.0,
+            "seed": 0,
+        },
+        "diag_coef": COEF,
+        "gain_beta": BETA,
+        "target": target_c,
+        "precision": {coordinate: spacing(numbers["row_max_999"]) for coordinate, numbers in heads.items()},
+        "nonfinite": {"nan": 0, "inf": 0},
+        "quantile_bounds": {},
+        "decisions": [],
+        "lambda_budget": None,
+        "thresholds": {},
+        "router": None,
+        "status": "complete",
+        "finished_blocks": count_T // tokens.block_size,
+        "timings": {"pass": 1.0},
+        "reasons": {},
+        "notes": [],
+        "figures": {
+            "histograms": histograms,
+            "spectrum": {
+                "raw": raw.singular[:MAX_SINGULAR_VALUES].tolist(),
+                "centered": centered.singular[:MAX_SINGULAR_VALUES].tolist(),
+                "method": "exact",
+            },
+            "geometry": geometry(raw, centered, tokens.weight_VD.double().mean(0), keep),
+        },
+        "extreme_tokens": tables,
+    }
 
 
-def tiny_report(seed: int = 0, *, name: str = "tiny-tied", blocks: int = 12, shift: float = 0.8) -> s.AuditReport:
-    """A complete report of the tiny model."""
+def tiny_report(seed: int = 0, *, name: str = "tiny-tied", blocks: int = 12, shift: float = 0.8) -> dict[str, Any]:
+    """A complete report.json of the tiny model."""
     model = tiny_model(seed, shift=shift)
     tokens, ids_NB, target_NB = run_tiny(model, blocks=blocks)
     gradient, paths = gradients(model, ids_NB[:8], target_NB[:8])
     return straight_report(tokens, name=name, corpus="uniform random tokens", gradient=gradient, paths=paths)
 
 
-def loss_audit(tokens: Tokens, storage: torch.dtype) -> LossAudit:
+def loss_audit(tokens: Tokens, storage: torch.dtype) -> dict[str, Any]:
     """The audit of Z-loss on logits stored in `storage`, against fp64: paper Δ_src, measured."""
     z = (tokens.hidden_TD @ tokens.weight_VD.double().T).detach()
     stored = z.to(storage).double()
@@ -336,26 +365,66 @@ def loss_audit(tokens: Tokens, storage: torch.dtype) -> LossAudit:
     (value, source), (value_stored, source_stored) = value_and_source(z), value_and_source(stored)
     delta = float((source_stored - source).norm() / source.norm())
     sentence = f"logits are rounded to {storage} before the source is built: <relative error {delta:.3g}>"
-    return LossAudit(
-        identified=Identified(True, COEF, math.log(z.shape[-1]), "raw", "valid", "valid", Uncertainty()),
-        findings=(
-            Finding("low_precision_source", "finding" if delta > 1e-3 else "pass", sentence, delta),
-            Finding("overflow", "not_applicable", "pass a linear loss"),
-        ),
-        source=SourceError(
-            forward_rel_error=float((value_stored - value).abs() / value),
-            delta_src=delta,
-            cosine=cosine(source_stored, source),
-        ),
-        provenance={"loss": "straight Z-loss"},
-    )
+    return {
+        "schema": "zloss.loss-audit/1",
+        "identified": {
+            "has_z": True,
+            "coef": COEF,
+            "target": math.log(z.shape[-1]),
+            "coordinate": "raw",
+            "ce_denominator": "valid",
+            "z_denominator": "valid",
+            "uncertainty": {"coef": None, "coef_relative": None, "target": None, "unexplained": None},
+            "penalty": "none",
+            "target_rule": None,
+            "vocab": None,
+            "ce_scale": 1.0,
+            "label_smoothing": 0.0,
+            "ce_weights": "uniform",
+            "z_weights": None,
+            "targets": "given",
+            "computes_in": "float64",
+            "extra": {},
+            "reason": None,
+        },
+        "findings": [
+            {
+                "id": "low_precision_source",
+                "verdict": "finding" if delta > 1e-3 else "pass",
+                "sentence": sentence,
+                "figure": delta,
+                "severity": None,
+            },
+            {
+                "id": "overflow",
+                "verdict": "not_applicable",
+                "sentence": "pass a linear loss",
+                "figure": None,
+                "severity": None,
+            },
+        ],
+        "source": {
+            "forward_rel_error": float((value_stored - value).abs() / value),
+            "delta_src": delta,
+            "cosine": cosine(source_stored, source),
+            "of": "total",
+            "delta_total": None,
+            "tokens": 0,
+            "dtype": "float32",
+            "bf16_inputs": None,
+            "reason": None,
+        },
+        "provenance": {"loss": "straight Z-loss"},
+        "target_model": None,
+    }
 
 
-def comparison(coefficients: dict[str, float], *, steps: int = 25, lr: float = 0.2) -> Comparison:
-    """The comparison of really trained tiny models: plain gradient descent on the table, same start and data."""
+def comparison(coefficients: dict[str, float], *, steps: int = 25, lr: float = 0.2) -> dict[str, Any]:
+    """The comparison.json of really trained tiny models: plain gradient descent on the table, same start and data."""
     start = tiny_model(3)
     _, ids_NB, target_NB = run_tiny(start, blocks=6)
-    methods = []
+    methods: list[dict[str, Any]] = []
+    ppl: list[float] = []
     for method, coef in coefficients.items():
         table = start.table_VD.clone().requires_grad_()
         norms, ce = [], torch.zeros(())
@@ -373,16 +442,34 @@ def comparison(coefficients: dict[str, float], *, steps: int = 25, lr: float = 0
             "phi_10": float((all_norms > 10).double().mean()),
             "nonfinite_gradient": float((~all_norms.isfinite()).sum()),
         }
-        summaries = {key: SeedSummary(value, None, 1) for key, value in metrics.items()}
-        methods.append(ComparedMethod(method, coef, "raw", seeds=(0,), metrics=summaries))
-    base, *others = methods
-    gaps = [method.metrics["ppl"].mean - base.metrics["ppl"].mean for method in others]
-    verdicts = tuple(QualityVerdict(m.method, m.coef, gap, accepted=None) for m, gap in zip(others, gaps, strict=True))
-    return Comparison(
-        baseline=base.method,
-        baseline_coef=base.coef,
-        seeds=(0,),
-        steps=steps,
-        methods=tuple(methods),
-        quality=Quality(methods=verdicts),
-    )
+        methods.append(
+            {
+                "method": method,
+                "coef": coef,
+                "coordinate": "raw",
+                "seeds": [0],
+                "metrics": {key: {"mean": value, "std": None, "n": 1} for key, value in metrics.items()},
+                "heads": {"raw": {}, "centered": {}},
+                "paired": None,
+            }
+        )
+        ppl.append(metrics["ppl"])
+    verdicts = [
+        {"method": method["method"], "coef": method["coef"], "delta_ppl": each - ppl[0], "accepted": None, "reason": ""}
+        for method, each in zip(methods[1:], ppl[1:], strict=True)
+    ]
+    return {
+        "schema": "zloss.comparison/1",
+        "baseline": methods[0]["method"],
+        "baseline_coef": methods[0]["coef"],
+        "seeds": [0],
+        "steps": steps,
+        "std": "sample standard deviation over seeds (n − 1)",
+        "methods": methods,
+        "quality": {"tolerance_ppl": None, "tolerance": "", "diagnosed": "", "methods": verdicts},
+        "tokens": {"available": None, "consumed": None, "reuse": None},
+        "unpaired": [],
+        "unfinished": [],
+        "provenance": None,
+        "curves": [],
+    }

@@ -1,17 +1,16 @@
-"""Histograms computed straight from token values held in memory."""
+"""Histograms computed straight from token values held in memory, as report.json has them; nothing of the package."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from zloss.results.coordinate import Coordinate
-from zloss.results.figure_data import DrawnHistogram, Quantity
-
 BINS = 80
 
 
-def log_edges(*samples: npt.ArrayLike, bins: int = BINS) -> tuple[float, ...]:
+def log_edges(*samples: npt.ArrayLike, bins: int = BINS) -> list[float]:
     """Logarithmic edges that serve all `samples` together, from the smallest 0.1 % quantile to the largest value.
 
     Raw and centered tails can differ by a factor of ten: only shared logarithmic bins show both.
@@ -19,7 +18,7 @@ def log_edges(*samples: npt.ArrayLike, bins: int = BINS) -> tuple[float, ...]:
     finite = [values[np.isfinite(values) & (values > 0)] for values in map(_flat, samples)]
     finite = [values for values in finite if values.size]
     if not finite:
-        return ()
+        return []
     low, high = (
         min(float(np.quantile(values, 1e-3)) for values in finite),
         max(float(values.max()) for values in finite),
@@ -27,19 +26,17 @@ def log_edges(*samples: npt.ArrayLike, bins: int = BINS) -> tuple[float, ...]:
     if not low < high:
         low, high = low / 2, high * 2
     edges = np.geomspace(low, high, bins + 1)
-    return tuple(float(edge) for edge in edges)
+    return [float(edge) for edge in edges]
 
 
-def count(
-    quantity: Quantity, coordinate: Coordinate, values: npt.ArrayLike, edges: tuple[float, ...]
-) -> DrawnHistogram:
+def count(quantity: str, coordinate: str, values: npt.ArrayLike, edges: list[float]) -> dict[str, Any]:
     """Every finite value counted once: those outside the edges fall into the first or last bin."""
-    if not edges:
-        return DrawnHistogram(quantity, coordinate, (), ())
-    flat = _flat(values)
-    inside = np.clip(flat[np.isfinite(flat)], edges[0], edges[-1])
-    counts, _ = np.histogram(inside, bins=np.asarray(edges))
-    return DrawnHistogram(quantity, coordinate, edges, tuple(int(number) for number in counts))
+    counts: list[int] = []
+    if edges:
+        flat = _flat(values)
+        inside = np.clip(flat[np.isfinite(flat)], edges[0], edges[-1])
+        counts = np.histogram(inside, bins=np.asarray(edges))[0].tolist()
+    return {"quantity": quantity, "coordinate": coordinate, "edges": edges, "counts": counts}
 
 
 def _flat(values: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -27,12 +27,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders as the commands write them: audits a and b, a loss audit, a comparison."""
     root = tmp_path_factory.mktemp("results")
     for name, seed, shift in (("a", 0, 0.8), ("b", 5, 0.02)):
-        report = with_decisions(straight_audit.tiny_report(seed, name=f"model-{name}", shift=shift))
+        measured = straight_audit.tiny_report(seed, name=f"model-{name}", shift=shift)
+        report = with_decisions(AuditReport.from_dict(measured))
         write_json(root / name / "report.json", report.to_dict())
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
-    write_json(root / "loss" / "report.json", straight_audit.loss_audit(tokens, torch.bfloat16).to_dict())
-    comparison = straight_audit.comparison({"ce": 0.0, "standard": 1e-2})
-    write_json(root / "runs" / "comparison.json", comparison.to_dict())
+    write_json(root / "loss" / "report.json", straight_audit.loss_audit(tokens, torch.bfloat16))
+    write_json(root / "runs" / "comparison.json", straight_audit.comparison({"ce": 0.0, "standard": 1e-2}))
     return root
 
 
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_leaves_exit_code_two(
 
 
 def test_a_partial_report_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = replace(straight_audit.tiny_report(), status="partial", finished_blocks=3)
+    report = replace(AuditReport.from_dict(straight_audit.tiny_report()), status="partial", finished_blocks=3)
     write_json(tmp_path / "report.json", report.to_dict())
     assert main(["report", str(tmp_path)]) == 0
     assert "interrupted" in capsys.readouterr().out

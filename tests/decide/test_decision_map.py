@@ -131,9 +131,7 @@ def r_z_at(coef: float, monkeypatch: pytest.MonkeyPatch, *, centered: bool) -> f
     model = straight_audit.tiny_model()
     _, ids_NB, target_NB = straight_audit.run_tiny(model)
     gradient, _ = straight_audit.gradients(model, ids_NB[:8], target_NB[:8])
-    value = (gradient.centered if centered else gradient.raw).r_z
-    assert value is not None
-    return value
+    return float(gradient["centered" if centered else "raw"]["r_z"])
 
 
 def test_the_solved_coefficient_meets_the_budget_when_measured_again(
@@ -209,20 +207,21 @@ def test_an_untied_head_is_quiet_and_a_capped_one_open(bare: AuditReport) -> Non
 
 def test_a_low_precision_loss_fires_and_an_exact_one_does_not(report: AuditReport) -> None:
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
-    verdicts = {}
-    for storage in (torch.bfloat16, torch.float32):
-        audit = straight_audit.loss_audit(tokens, storage)
-        verdicts[storage] = by_name(decide(report, loss_audits=[audit]))["Implementation"]
+    stored = (torch.bfloat16, torch.float32)
+    audits = {storage: LossAudit.from_dict(straight_audit.loss_audit(tokens, storage)) for storage in stored}
+    verdicts = {
+        storage: by_name(decide(report, loss_audits=[audit]))["Implementation"] for storage, audit in audits.items()
+    }
     assert verdicts[torch.bfloat16].fired is True
     assert "low_precision_source" in verdicts[torch.bfloat16].reason
     assert verdicts[torch.float32].fired is False
-    both = by_name(decide(None, loss_audits=[straight_audit.loss_audit(tokens, s) for s in verdicts]))["Implementation"]
+    both = by_name(decide(None, loss_audits=list(audits.values())))["Implementation"]
     assert both.value == verdicts[torch.bfloat16].value
 
 
 def test_a_loss_with_a_finding_fires_although_its_source_is_exact(report: AuditReport) -> None:
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
-    audit = straight_audit.loss_audit(tokens, torch.float32)
+    audit = LossAudit.from_dict(straight_audit.loss_audit(tokens, torch.float32))
     audit = replace(audit, findings=(Finding("counted_twice", "finding", "Z is in the loss twice"),))
     decision = by_name(decide(report, loss_audits=[audit]))["Implementation"]
     assert decision.fired is True
@@ -245,7 +244,7 @@ def test_training_stages_read_a_real_comparison(comparison: Comparison) -> None:
 
 
 def test_the_quality_gate_rejects_a_rise_of_perplexity_beyond_the_tolerance() -> None:
-    worse = straight_audit.comparison({"heavy": 1.0, "ce": 0.0})
+    worse = Comparison.from_dict(straight_audit.comparison({"heavy": 1.0, "ce": 0.0}))
     gate = by_name(decide(None, comparisons=[worse]))["Quality gate"]
     assert gate.fired is True
     assert "rejected: ce" in gate.reason

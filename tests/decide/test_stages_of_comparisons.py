@@ -76,7 +76,7 @@ def audit_with(*ids: str) -> LossAudit:
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
     import torch
 
-    audit = straight_audit.loss_audit(tokens, torch.float32)
+    audit = LossAudit.from_dict(straight_audit.loss_audit(tokens, torch.float32))
     return replace(audit, findings=tuple(Finding(name, "finding", "seen") for name in ids))
 
 

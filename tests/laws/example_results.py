@@ -65,7 +65,7 @@ def implementation_example(audit: AuditReport) -> ImplementationAudit:
 @cache
 def example_results() -> dict[str, ResultRecord]:
     """Schema → record; every optional section is there, and lists have a member."""
-    bare = straight_audit.tiny_report(blocks=8)
+    bare = AuditReport.from_dict(straight_audit.tiny_report(blocks=8))
     assert bare.figures.geometry is not None
     columns = {name: value[:3] for name, value in vars(bare.figures.geometry).items() if isinstance(value, tuple)}
     audit: AuditReport = with_decisions(
@@ -86,7 +86,7 @@ def example_results() -> dict[str, ResultRecord]:
     on_model = TargetModelSource(
         "tiny", "a text", 96, 2, "float32", 512, "logits", "z", 1e-8, 1e-6, reason="an example"
     )
-    loss: LossAudit = replace(straight_audit.loss_audit(tokens, torch.bfloat16), target_model=on_model)
+    loss = replace(LossAudit.from_dict(straight_audit.loss_audit(tokens, torch.bfloat16)), target_model=on_model)
     compared = read_record(DOCUMENTED / "matched_smollm2.json", Comparison)
     # The second method has everything: differences, trajectories, a verdict. One quantity stands for all.
     method = compared.methods[1]

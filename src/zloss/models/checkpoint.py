@@ -119,11 +119,14 @@ def _load_pretrained(
     if len(set(ids)) < 2:
         # transformers makes an empty tokenizer for a folder that has none.
         raise CheckpointError(f"{name} has no tokenizer: none of its files gives token ids for a sentence.")
+    # PyTorch's grouped matrix product, the default for experts, has no fp64; dense models ignore the choice.
+    experts = {"experts_implementation": "eager"} if dtype == "fp64" else {}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             identifier,
             dtype=DTYPES[dtype],
             **place,
+            **experts,
             use_safetensors=None if allow_pickle else True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name

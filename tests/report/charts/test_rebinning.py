@@ -10,6 +10,7 @@ from tests.straight_histogram import count, log_edges
 from zloss.report.charts.rebinning import equal_width, share_bins
 from zloss.results.coordinate import Coordinate
 from zloss.results.figure_data import DrawnHistogram
+from zloss.results.record import from_plain
 from zloss.streaming.histogram import Histogram as Streamed
 
 values = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=60)
@@ -55,6 +56,6 @@ def test_streamed_histograms_share_their_bins() -> None:
 
 def test_logarithmic_bins_stay_as_they_are() -> None:
     sample = np.geomspace(1, 1000, 50)
-    histogram = count("gain", "raw", sample, log_edges(sample))
+    histogram = from_plain(DrawnHistogram, count("gain", "raw", sample, log_edges(sample)))
     assert equal_width(histogram.edges) is None
     assert share_bins([histogram, histogram]) == [histogram, histogram]

@@ -24,6 +24,7 @@ from zloss.results.audit import AuditReport, HeadNumbers, Heads, Nonfinite, Quan
 from zloss.results.comparison import Comparison
 from zloss.results.figure_data import DrawnHistogram, ExtremeTable, ExtremeToken, Figures
 from zloss.results.loss_audit import Finding, LossAudit
+from zloss.results.record import from_plain
 from zloss.results.reproduction import Choice, ReproductionRecord, read_reproduction_record
 from zloss.results.router import MeasuredScale
 from zloss.source.router.convention import RouterConvention
@@ -275,10 +276,10 @@ def test_a_model_without_a_centered_head_is_drawn_raw(report: AuditReport) -> No
 
 def test_a_single_value_still_makes_a_histogram(report: AuditReport) -> None:
     edges = log_edges([2.0, 2.0, 2.0])
-    same = count("gain", "raw", [2.0, 2.0, math.nan], edges)
+    same = from_plain(DrawnHistogram, count("gain", "raw", [2.0, 2.0, math.nan], edges))
     assert sum(same.counts) == 2
-    assert log_edges([math.nan, 0.0]) == ()
-    nothing = count("shift", "raw", [math.nan], ())
+    assert log_edges([math.nan, 0.0]) == []
+    nothing = from_plain(DrawnHistogram, count("shift", "raw", [math.nan], []))
     flat = DrawnHistogram("violation", "raw", (1.0, 1.0), (3,))
     figures = drawings(tail_panels(replace(report, figures=Figures(histograms=(same, nothing)))), "x")
     assert [figure.title for figure in figures] == ["Gain tail"]
