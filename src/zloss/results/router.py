@@ -11,7 +11,8 @@ from zloss.results.record import from_plain, to_plain
 from zloss.results.schema import without_schema
 from zloss.results.writing import result_file, write_json
 
-Scoring = Literal["softmax", "sigmoid", "unknown"]
+Scoring = Literal["softmax", "sigmoid", "other", "unknown"]
+"""How a router turns logits into weights; "other": some other function of each expert's own logit."""
 CoefOrigin = Literal["hypothetical", "configuration", "given"]
 
 
