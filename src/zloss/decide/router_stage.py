@@ -32,6 +32,8 @@ class _Scale:
     coef: float | None
     source: str
     """Of what it is, where the audited model has no router."""
+    rounding: float = 0.0
+    """What rounding leaves open of a measured scale."""
 
 
 def router_reduction(
@@ -64,7 +66,7 @@ def router_reduction(
         if measured.verdict == "undetermined":
             untold.append(reason)
             continue
-        scales.append(_Scale(where, measured.relative, measured.coef, MEASURED_ELSEWHERE))
+        scales.append(_Scale(where, measured.relative, measured.coef, MEASURED_ELSEWHERE, measured.limit))
     stated = (one for one in routers if isinstance(one, RouterScaleTable))
     scales += [
         _Scale(f"{one.source} (stated)", one.scale(one.source).relative, one.coef, STATED_ELSEWHERE) for one in stated
@@ -84,10 +86,11 @@ def router_reduction(
         if routerless:
             return not_of_this_model(ROUTER, "the audited model has no router", "one")
         return unevaluated(ROUTER, "no router was audited, and no compared run has one")
-    farthest = max(scales, key=lambda item: abs(item.relative - 1))
+    farthest = max(scales, key=lambda item: abs(item.relative - 1) - max(tolerance, item.rounding))
     name, scale, coef = farthest.name, farthest.relative, farthest.coef
+    tolerance = max(tolerance, farthest.rounding)
     fired = abs(scale - 1) > tolerance
-    reason = f"s_rel = {scale:.4g} under {name}: {'not ' if fired else ''}the scale of the token-layer mean (± {tolerance:g})."
+    reason = f"s_rel = {scale:.4g} under {name}: {'not ' if fired else ''}the scale of the token-layer mean (± {tolerance:.2g})."
     reason += _foreign(farthest.source) if routerless else ""
     effects: tuple[Effect, ...] = ()
     if coef is not None and scale != 0:

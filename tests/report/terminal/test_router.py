@@ -102,5 +102,11 @@ def test_a_negative_scale_got_a_negative_coefficient_to_match_it() -> None:
     assert decided.action.startswith("Correct the sign")
 
 
+def test_a_scale_within_rounding_of_one_is_quiet() -> None:
+    rounded = replace(MEASURED, relative=1.03, residual=0.02, limit=0.05)
+    assert router_stage(decide(None, routers=[rounded])).fired is False
+    assert router_stage(decide(None, routers=[replace(rounded, relative=1.06)])).fired is True
+
+
 def test_a_matched_scale_is_quiet() -> None:
     assert router_stage(decide(None, routers=[replace(MEASURED, relative=1.0)])).fired is False
