@@ -61,6 +61,15 @@ def test_bad_input_is_one_sentence() -> None:
         run("--top-k", "0")
 
 
+def test_more_labelled_tokens_than_tokens_were_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "scale.json"
+    assert main(["router-scale", "--tokens", "100", "--valid-tokens", "200", "--out", str(out)]) == 2
+    printed = capsys.readouterr()
+    assert "--valid-tokens is expected to be at most --tokens, 100, but got 200" in printed.err
+    assert not printed.out
+    assert not out.exists()
+
+
 def test_needs_no_torch() -> None:
     code = (
         "import sys, tyro; from zloss.cli.router_scale import RouterScale; "

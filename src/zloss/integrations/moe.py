@@ -7,7 +7,6 @@ load-balancing term, are left alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError
 from zloss.integrations.call_arguments import given_arguments
-from zloss.models.routers import RouterModule, find_routers
+from zloss.models.routers import find_routers
 from zloss.source.router.catalog import find_convention
 from zloss.source.router.convention import RouterConvention, check_count
 from zloss.source.router.loss import RouterLoss, router_loss
@@ -62,18 +61,19 @@ class RouterLossHandle:
         self.coef, self.target, self.capacity = coef, target, capacity
         self.convention = find_convention(convention)
         self.routers = find_routers(model)
-        if self.routers.scoring == "sigmoid":
+        if self.routers.without_softmax:
+            function = "a sigmoid" if self.routers.scoring == "sigmoid" else "a function"
             raise InputError(
-                f"{type(model).__name__} scores experts with a sigmoid each: there is no softmax normalizer for a router "
-                "Z-loss to act on."
+                f"{type(model).__name__} scores each expert with {function} of its own logit: there is no softmax normalizer "
+                "for a router Z-loss to act on."
             )
         self.top_k = self.routers.require_top_k(top_k)
         self.micro_batches = micro_batches
         self.last: RouterLoss | None = None
-        self._layers: list[Tensor] = []
+        self._calls: list[tuple[int, Tensor]] = []
         self._hooks: list[Any] = [
             model.register_forward_pre_hook(self._begin),
-            *(router.module.register_forward_hook(partial(self._keep, router)) for router in self.routers.modules),
+            *self.routers.watch(self._keep),
             model.register_forward_hook(self._end, with_kwargs=True),
         ]
 
@@ -89,19 +89,24 @@ class RouterLossHandle:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.remove()
 
-    def _keep(self, router: RouterModule, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        self._layers.append(router.logits(output))
+    def _keep(self, place: int, logits: Tensor) -> None:
+        self._calls.append((place, logits))
 
     def _begin(self, _model: nn.Module, _inputs: Any) -> None:
-        self._layers.clear()
+        self._calls.clear()
 
     def _end(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        layers, self._layers = self._layers, []
+        calls, self._calls = self._calls, []
+        layers = [logits for _, logits in sorted(calls, key=lambda call: call[0])]
         given = given_arguments(model, args, kwargs)
         as_tuple = isinstance(output, tuple)
         loss = (output[0] if given.get("labels") is not None else None) if as_tuple else getattr(output, "loss", None)
         if loss is None:  # generation or feature extraction
             return None
+        if self.last is None:
+            lost = self.routers.lost_normalizer(layers)
+            if lost is not None:
+                raise InputError(f"{lost}: compute its logits and pass them to `zloss.router_loss`.")
         if model.training and torch.is_grad_enabled() and not any(layer.requires_grad for layer in layers):
             raise InputError(
                 "the router logits carry no gradient in training mode: routers are frozen, or reentrant gradient "

@@ -1,13 +1,15 @@
 """The routers of a Hugging Face model: where their logits come out, what their weight is, how they score.
 
-Routers are the modules that a model lists under `_can_record_outputs["router_logits"]`. The flag `output_router_logits`,
-which also switches on a model's own load-balancing loss, stays as the user has set it. This file does not import transformers.
+Routers are the modules that a model lists under `_can_record_outputs["router_logits"]`, each counted once: a listed module that
+contains another listed one only passes on that router's logits. The flag `output_router_logits`, which also switches on a model's
+own load-balancing loss, stays as the user has set it. This file does not import transformers.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,13 +45,18 @@ class RouterModule:
 
 @dataclass(frozen=True)
 class ModelRouters:
-    """All routers of a model in the order in which it calls them (an encoder's first)."""
+    """All routers of a model in the order of its modules (an encoder's first), which need not be the order of its calls."""
 
     modules: tuple[RouterModule, ...]
     top_k: int | None
     model_layers: int | None
     encoder_layers: int | None
     scoring: Scoring
+
+    @property
+    def without_softmax(self) -> bool:
+        """Whether each expert is scored by its own logit alone, so that log Z_R normalizes nothing."""
+        return self.scoring in ("sigmoid", "other")
 
     @property
     def context(self) -> RouterContext:
@@ -86,35 +93,62 @@ class ModelRouters:
 
     @contextmanager
     def capture(self) -> Iterator[list[Tensor]]:
-        """Collect the [T, E] logits of every router called inside the block, with their graph."""
+        """Collect the [T, E] logits of every router called inside the block, with their graph, in the order of `modules`."""
         collected: list[Tensor] = []
+        places: list[int] = []
 
-        def keep(router: RouterModule) -> Any:
-            return router.module.register_forward_hook(
-                lambda _module, _inputs, output: collected.append(router.logits(output))
-            )
+        def keep(place: int, logits: Tensor) -> None:
+            at = bisect_right(places, place)
+            places.insert(at, place)
+            collected.insert(at, logits)
 
-        handles = [keep(router) for router in self.modules]
+        handles = self.watch(keep)
         try:
             yield collected
         finally:
             for handle in handles:
                 handle.remove()
 
+    def watch(self, keep: Callable[[int, Tensor], None]) -> list[Any]:
+        """Call `keep(index in modules, [T, E] logits)` whenever a router is called; returns the hooks to remove."""
+
+        def hook(place: int, router: RouterModule) -> Any:
+            return router.module.register_forward_hook(
+                lambda _module, _inputs, output: keep(place, router.logits(output))
+            )
+
+        return [hook(place, router) for place, router in enumerate(self.modules)]
+
+    def lost_normalizer(self, layers: Sequence[Tensor]) -> str | None:
+        """Why log Z_R cannot be had from what the routers returned; None if these are logits.
+
+        Gemma 4's router returns probabilities under the name of logits.
+        """
+        for router, layer in zip(self.modules, layers, strict=False):
+            total_T = layer.detach().float().sum(dim=1)
+            if layer.shape[1] > 1 and bool((layer >= 0).all()) and torch.allclose(total_T, torch.ones_like(total_T)):
+                return (
+                    f"router {router.name!r} ({type(router.module).__name__}) returns probabilities instead of logits, and log "
+                    "Z_R cannot be recovered from them"
+                )
+        return None
+
 
 def find_routers(model: nn.Module) -> ModelRouters:
     """The routers of a Hugging Face MoE model (Mixtral, OLMoE, Qwen-MoE, Switch, ...), or why there are none."""
-    modules = tuple(_router_modules(model))
+    modules = _router_modules(model)
     if not modules:
         raise InputError(
             f"{type(model).__name__} records no router logits: it is not a mixture-of-experts model, or not one that "
             "transformers can record. Pass the logits to `zloss.router_loss` yourself."
         )
     config = getattr(model, "config", None)
+    # The encoder's first, whatever the order of its modules.
+    modules.sort(key=lambda router: "encoder" not in router.name.split("."))
     in_encoder = sum("encoder" in router.name.split(".") for router in modules)
     two_stacks = bool(getattr(config, "is_encoder_decoder", False)) and 0 < in_encoder < len(modules)
     return ModelRouters(
-        modules=modules,
+        modules=tuple(modules),
         top_k=_top_k(modules[0].module, config),
         model_layers=_depth(config, len(modules)),
         encoder_layers=in_encoder if two_stacks else None,
@@ -122,7 +156,7 @@ def find_routers(model: nn.Module) -> ModelRouters:
     )
 
 
-def _router_modules(model: nn.Module) -> Iterator[RouterModule]:
+def _router_modules(model: nn.Module) -> list[RouterModule]:
     recorded: list[tuple[type[nn.Module], int]] = []
     for part in model.modules():
         specs = (getattr(part, "_can_record_outputs", None) or {}).get("router_logits", [])
@@ -130,10 +164,18 @@ def _router_modules(model: nn.Module) -> Iterator[RouterModule]:
             target = getattr(spec, "target_class", spec)
             if isinstance(target, type):
                 recorded.append((target, getattr(spec, "index", 1)))
+    found = []
     for name, module in model.named_modules():
         index = next((index for target, index in recorded if isinstance(module, target)), None)
         if index is not None:
-            yield RouterModule(name, module, index)
+            found.append(RouterModule(name, module, index))
+    # JetMoe lists its attention and the gate inside it: one router, whose logits come out twice.
+    listed = {id(router.module) for router in found}
+    return [
+        router
+        for router in found
+        if not any(id(part) in listed for part in router.module.modules() if part is not router.module)
+    ]
 
 
 def _top_k(router: nn.Module, config: Any) -> int | None:
@@ -156,16 +198,16 @@ def _depth(config: Any, routers: int) -> int | None:
 
 
 def _scoring(router: nn.Module, config: Any) -> Scoring:
-    """How logits become weights, by the config, else by which of the two functions the router's code names."""
-    for name in ("scoring_func", "score_func", "expert_selection_fn", "router_scoring_func"):
-        value = getattr(config, name, None)
-        if value in ("softmax", "sigmoid"):
-            return "softmax" if value == "softmax" else "sigmoid"
-    try:
-        code = inspect.getsource(type(router).forward)
-    except (OSError, TypeError):
-        return "unknown"
-    softmax, sigmoid = "softmax" in code, "sigmoid" in code
+    """How logits become weights, by the config, else by which of the two functions the router's code calls."""
+    for holder in (config, getattr(config, "text_config", None)):
+        for name in ("scoring_func", "score_func", "expert_selection_fn", "router_scoring_func"):
+            value = getattr(holder, name, None)
+            if isinstance(value, str):
+                return "softmax" if "softmax" in value else "sigmoid" if "sigmoid" in value else "other"
+    code = getattr(inspect.unwrap(type(router).forward), "__code__", None)
+    # The names that the code uses: a comment such as "sigmoid instead of softmax" is not among them.
+    names = () if code is None else code.co_names
+    softmax, sigmoid = (any(function in name for name in names) for function in ("softmax", "sigmoid"))
     if softmax == sigmoid:
         return "unknown"
     return "softmax" if softmax else "sigmoid"

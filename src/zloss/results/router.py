@@ -11,7 +11,8 @@ from zloss.results.record import from_plain, to_plain
 from zloss.results.schema import without_schema
 from zloss.results.writing import result_file, write_json
 
-Scoring = Literal["softmax", "sigmoid", "unknown"]
+Scoring = Literal["softmax", "sigmoid", "other", "unknown"]
+"""How a router turns logits into weights; "other": some other function of each expert's own logit."""
 CoefOrigin = Literal["hypothetical", "configuration", "given"]
 
 
@@ -43,8 +44,14 @@ class RouterLayer:
     """Coefficient of variation of its load over experts."""
 
 
-ScaleVerdict = Literal["explained", "not_squared", "unexplained", "nothing_applied"]
+ScaleVerdict = Literal["explained", "not_squared", "squared_mean", "unexplained", "undetermined", "nothing_applied"]
 """Whether a weighted squared log-normalizer explains the measured gradient."""
+
+EXPLAINED = 1e-3
+"""Residual up to which a penalty explains a gradient; fp32 gradients leave 1e-6 to 1e-4."""
+
+DROWNED = 0.1
+"""Share of the gradient from which rounding leaves nothing to tell."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class MeasuredScale:
     coef: float
     """The nominal λ_R whose effect was measured."""
     target: float | None
-    """c_R, fitted or given; None when nothing is applied."""
+    """c_R, fitted or given; None when nothing is applied or it cannot be told."""
     absolute_per_layer: tuple[float, ...]
     """λ_R·α_l of a counted decision."""
     relative: float
@@ -76,9 +83,14 @@ class MeasuredScale:
     """‖measured − explained‖ / ‖measured‖: near 0 when a weighted squared log-normalizer explains the gradient."""
     verdict: ScaleVerdict = "explained"
     """ "explained": the figures hold. "not_squared": λ_R·α is that of λ_R·log Z without a square, and there is no c.
-    "unexplained": the gradient is something else, and the figures are those of the nearest squared log-normalizer."""
+    "squared_mean": they are those of the square of the mean log Z, not of the mean of squares. "unexplained": the gradient is
+    something else, and the figures are those of the nearest squared log-normalizer. "undetermined": more than one of these
+    explains the gradient up to rounding."""
     name: str = ""
     """What was measured, in the words of whoever measured it."""
+    limit: float = EXPLAINED
+    """Residual up to which a penalty was taken to explain the gradient: 1e-3, or what rounding in the dtype of router logits
+    and weights can leave if that is more."""
 
     def __post_init__(self) -> None:
         if not self.absolute_per_layer:
@@ -86,9 +98,46 @@ class MeasuredScale:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
+        """The verdict in one sentence, and a second one where a scale is negative."""
+        return self._verdict_sentence + self._sign_warning
+
+    @property
+    def negative_layers(self) -> tuple[int, ...]:
+        """The layers that reward the distance from c instead of penalizing it, beyond what rounding can feign."""
+        if self.verdict not in ("explained", "squared_mean", "not_squared"):
+            return ()
+        least = self.limit * max(abs(value) for value in self.relative_per_layer)
+        return tuple(layer for layer, value in enumerate(self.relative_per_layer) if value < -least)
+
+    @property
+    def _sign_warning(self) -> str:
+        layers = self.negative_layers
+        if not layers:
+            return ""
+        where = "the scale" if len(layers) == len(self.relative_per_layer) else _of_layers(layers)
+        what = "raises log Z_R" if self.verdict == "not_squared" else "drives log Z_R away from c"
+        return f" Warning: {where} is negative, so that training {what} instead of the opposite."
+
+    @property
+    def _why_undetermined(self) -> str:
+        if self.limit > DROWNED:
+            return f"It cannot be told which penalty is applied: rounding can make up {self.limit:.0%} of the gradient."
+        return (
+            "This batch cannot tell which penalty is applied: the mean of (log Z_R − c)², the square of the mean log Z_R and the "
+            f"mean log Z_R without a square are not told apart at a residual of {self.limit:.1g}."
+        )
+
+    @property
+    def _verdict_sentence(self) -> str:
         if self.verdict == "nothing_applied":
             return "Nothing is applied: the gradient is the same with the coefficient on and off."
+        if self.verdict == "squared_mean":
+            return (
+                "The penalty is the square of the mean log Z_R and not the mean of squares: every decision gets the same source, "
+                "whatever its own log Z_R, and no scale per decision can be stated."
+            )
+        if self.verdict == "undetermined":
+            return f"{self._why_undetermined} Measure in fp32 or fp64, with a larger coefficient, or on another batch."
         if self.verdict == "not_squared":
             return (
                 "The penalty is the mean of log Z_R and not of its square: its source is the same at every log Z_R, and it "
@@ -99,7 +148,8 @@ class MeasuredScale:
                 f"{self.residual:.1%} of the gradient is not that of a weighted (log Z_R − c)²: another penalty is applied, "
                 "and no scale can be stated."
             )
-        return f"A weighted (log Z_R − c)² explains the gradient but for {self.residual:.1g} of its norm."
+        within = f", within the {self.limit:.1g} that rounding can leave" if self.limit > EXPLAINED else ""
+        return f"A weighted (log Z_R − c)² explains the gradient but for {self.residual:.1g} of its norm{within}."
 
     @property
     def absolute(self) -> float:
@@ -120,6 +170,10 @@ class MeasuredScale:
         path = result_file(out, "measured_router_scale.json")
         write_json(path, self.to_dict())
         return path
+
+
+def _of_layers(layers: tuple[int, ...]) -> str:
+    return f"the scale of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
 
 
 @dataclass(frozen=True)

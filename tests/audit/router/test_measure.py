@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from tests.audit.router.tiny_router_model import T, TinyMoe
+from tests.audit.router.tiny_router_model import D, E, T, TinyMoe
 from tests.source.router.literal import LITERAL, Case, SideChannel, violation
 from zloss.audit.router.measure import MeasuredScale, measure_router_scale
 from zloss.errors import CoefficientError, MissingInputError
@@ -210,6 +212,156 @@ def test_the_residual_comes_with_a_verdict() -> None:
         lambda: model()[0], lambda: model()[0], lambda: model()[1], list(model.routers), coef=1.0
     )
     assert (none.verdict, none.relative) == ("nothing_applied", 0.0)
+
+
+def mean_of_squares(log_z: Tensor) -> Tensor:
+    return log_z.square().mean()
+
+
+def square_of_the_mean(log_z: Tensor) -> Tensor:
+    return log_z.mean().square()
+
+
+def measured_penalty(
+    model: TinyMoe, penalty: Callable[[Tensor], Tensor], *, coef: float = 1.0, sign: float = 1.0, **options: object
+) -> MeasuredScale:
+    """What is found of the layer mean of `penalty(log Z)`."""
+
+    def loss(value: float) -> Tensor:
+        main, logits = model()
+        terms = [penalty(torch.logsumexp(layer.float(), dim=1)) for layer in logits]
+        return main + sign * value * torch.stack(terms).mean()
+
+    return measure_router_scale(
+        lambda: loss(coef), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=coef, **options
+    )
+
+
+def scaled(model: TinyMoe, factor: float) -> TinyMoe:
+    with torch.no_grad():
+        for router in model.routers:
+            router.mul_(factor)
+    return model
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3, 0.01, 0.001])
+def test_the_rounding_of_bf16_was_taken_for_another_penalty(factor: float) -> None:
+    """s = 0.9999 at a residual of 0.2 % got "no scale can be stated"."""
+    found = measured_penalty(scaled(TinyMoe(L, dtype=torch.bfloat16), factor), mean_of_squares)
+    assert found.verdict == "explained"
+    assert found.relative == pytest.approx(1.0, abs=0.02)
+    assert found.target == pytest.approx(0.0, abs=0.02)
+    assert 1e-3 < found.residual < found.limit < 0.03
+    assert "that rounding can leave" in found.sentence
+
+
+def test_bf16_products_that_a_router_returns_as_fp32_were_taken_for_another_penalty() -> None:
+    model = TinyMoe(L, dtype=torch.float32)
+
+    def loss(coef: float) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            main, logits = model()
+        return main + coef * torch.stack([violation(layer.float(), 0.0).mean() for layer in logits]).mean()
+
+    def logits() -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return [layer.float() for layer in model()[1]]
+
+    found = measure_router_scale(lambda: loss(1.0), lambda: loss(0.0), logits, list(model.routers), coef=1.0)
+    assert found.residual > 1e-3
+    assert found.verdict == "explained"
+    assert found.relative == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("penalty", [lambda z: z.abs().pow(1.5).mean(), lambda z: z.pow(4).mean()])
+def test_rounding_does_not_excuse_another_penalty(penalty: Callable[[Tensor], Tensor]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert measured_penalty(TinyMoe(L, dtype=dtype), penalty).verdict == "unexplained"
+
+
+def test_a_main_loss_that_drowns_the_penalty_in_rounding_is_no_evidence_against_it() -> None:
+    found = measured_penalty(TinyMoe(L, dtype=torch.bfloat16), mean_of_squares, coef=1e-3)
+    assert (found.verdict, found.target) == ("undetermined", None)
+    assert found.limit > 0.1
+    assert "larger coefficient" in found.sentence
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [1.0, 0.01, 0.001])
+@pytest.mark.parametrize("target", ["fit", 0.0])
+def test_the_square_of_the_mean_passed_for_another_penalty(
+    dtype: torch.dtype, factor: float, target: float | str
+) -> None:
+    """One batch shows only that every decision has the same source: it was called a mean without a square, and where log Z
+    hardly varies the mean of squares."""
+    model = scaled(TinyMoe(L, dtype=dtype), factor)
+    before = [router.detach().clone() for router in model.routers]
+    squared = measured_penalty(model, square_of_the_mean, target=target)
+    assert squared.verdict == "squared_mean"
+    assert "square of the mean" in squared.sentence
+    assert squared.target == pytest.approx(0.0, abs=0.02)
+    assert squared.relative == pytest.approx(1.0, abs=0.02)
+    assert measured_penalty(model, mean_of_squares, target=target).verdict == "explained"
+    assert measured_penalty(model, torch.mean, target=target).verdict == "not_squared"
+    assert all(torch.equal(a, b) for a, b in zip(model.routers, before, strict=True))
+
+
+def test_the_square_of_the_mean_over_all_layers_is_found_too() -> None:
+    model = TinyMoe(L)
+
+    def loss(coef: float) -> Tensor:
+        main, logits = model()
+        return main + coef * torch.logsumexp(torch.cat(list(logits)), dim=1).mean().square()
+
+    found = measure_router_scale(
+        lambda: loss(1.0), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1.0
+    )
+    assert found.verdict == "squared_mean"
+
+
+def test_what_no_batch_can_tell_apart_is_not_claimed() -> None:
+    """Logits that do not depend on the scale of the weights: log Z is the same constant in every batch."""
+    weights = [torch.zeros(E, D, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    inputs = torch.randn(T, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def logits() -> list[Tensor]:
+        return [inputs @ weight.T for weight in weights]
+
+    for penalty in (mean_of_squares, square_of_the_mean, torch.mean):
+        found = measure_router_scale(
+            lambda penalty=penalty: torch.stack([penalty(torch.logsumexp(layer, 1)) for layer in logits()]).mean(),
+            lambda: sum(layer.sum() * 0 for layer in logits()),
+            logits,
+            weights,
+            coef=1.0,
+        )
+        assert (found.verdict, found.target) == ("undetermined", None)
+        assert found.sentence.startswith("This batch cannot tell which penalty is applied")
+
+
+def test_a_negative_scale_got_no_warning() -> None:
+    found = measured_penalty(TinyMoe(L), mean_of_squares, sign=-1.0)
+    assert found.verdict == "explained"
+    assert found.relative == pytest.approx(-1.0, rel=1e-3)
+    assert found.negative_layers == (0, 1, 2, 3)
+    assert "Warning: the scale is negative, so that training drives log Z_R away from c" in found.sentence
+    assert "Warning" not in measured_penalty(TinyMoe(L), mean_of_squares).sentence
+
+
+def test_one_negative_layer_is_named() -> None:
+    model = TinyMoe(L)
+
+    def loss(coef: float) -> Tensor:
+        main, logits = model()
+        signs = (1.0, 1.0, -0.5, 0.0)
+        terms = [sign * violation(layer, 0.0).mean() for sign, layer in zip(signs, logits, strict=True)]
+        return main + coef * torch.stack(terms).sum()
+
+    found = measure_router_scale(
+        lambda: loss(1.0), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1.0
+    )
+    assert found.negative_layers == (2,)
+    assert "the scale of layer 2 is negative" in found.sentence
 
 
 def test_bad_input() -> None:

@@ -76,7 +76,7 @@ def test_a_measured_scale_is_written_reported_and_decided(tmp_path: Path, capsys
     assert MEASURED.sentence.split("²")[1].strip() in page
 
 
-@pytest.mark.parametrize("verdict", ["not_squared", "unexplained"])
+@pytest.mark.parametrize("verdict", ["not_squared", "squared_mean", "unexplained"])
 def test_a_gradient_without_a_scale_fires_by_itself(verdict: ScaleVerdict) -> None:
     """Its `relative` is that of the nearest square, here 1, and must not be read as a matched scale."""
     strange = replace(MEASURED, relative=1.0, verdict=verdict, residual=0.4)
@@ -85,6 +85,27 @@ def test_a_gradient_without_a_scale_fires_by_itself(verdict: ScaleVerdict) -> No
     assert decided.value is None
     assert strange.sentence in decided.reason
     assert decided.action.startswith("Replace the penalty")
+
+
+def test_a_measurement_that_could_not_tell_does_not_fire() -> None:
+    untold = replace(MEASURED, relative=4.0, target=None, verdict="undetermined")
+    decided = router_stage(decide(None, routers=[untold]))
+    assert (decided.fired, decided.value) == (None, None)
+    assert untold.sentence in decided.reason
+
+
+def test_a_negative_scale_got_a_negative_coefficient_to_match_it() -> None:
+    negative = replace(MEASURED, relative=-1.0, relative_per_layer=(-1.0, -1.0))
+    decided = router_stage(decide(None, routers=[negative]))
+    assert (decided.fired, decided.value, decided.measured) == (True, -1.0, ())
+    assert "Warning: the scale is negative" in decided.reason
+    assert decided.action.startswith("Correct the sign")
+
+
+def test_a_scale_within_rounding_of_one_is_quiet() -> None:
+    rounded = replace(MEASURED, relative=1.03, residual=0.02, limit=0.05)
+    assert router_stage(decide(None, routers=[rounded])).fired is False
+    assert router_stage(decide(None, routers=[replace(rounded, relative=1.06)])).fired is True
 
 
 def test_a_matched_scale_is_quiet() -> None:

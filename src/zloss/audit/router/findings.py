@@ -21,6 +21,10 @@ SIGMOID_REASON = (
     "the router scores experts with a sigmoid each: there is no softmax normalizer, so log Z_R, its entropy and a "
     "router Z-loss have no meaning here"
 )
+OTHER_REASON = (
+    "the router scores each expert by a function of its own logit that is not a softmax: there is no softmax normalizer, so "
+    "log Z_R, its entropy and a router Z-loss have no meaning here"
+)
 UNKNOWN_REASON = (
     "neither the configuration nor the router's code tells softmax from sigmoid: log Z_R is that of the logits, and may "
     "not be a normalizer the model uses"
@@ -62,13 +66,14 @@ def audit_router(
     k = routers.require_top_k(top_k)
     stated = _coefficient(model, coef)
     tally = _Tally(len(routers.modules))
-    experts, first = 0, None
+    experts, first, lost = 0, None, None
     for batch in batches:
         first = dict(batch) if first is None else first
         with torch.no_grad(), routers.capture() as layers:
             model(**batch)
         experts = layers[0].shape[1]
-        if routers.scoring == "sigmoid":
+        lost = None if routers.without_softmax else routers.lost_normalizer(layers)
+        if routers.without_softmax or lost is not None:
             break
         weights = [router.weight(experts) for router in routers.modules]
         known = [weight for weight in weights if weight is not None]
@@ -87,7 +92,7 @@ def audit_router(
     if first is None:
         raise InputError("`batches` is empty: nothing to audit.")
     applied, reason = _own_loss(model, first) if measure_own else (None, "not asked for")
-    return tally.findings(routers, experts, k, stated, convention, applied, reason)
+    return tally.findings(routers, experts, k, stated, convention, applied, (lost, reason))
 
 
 @dataclass(frozen=True)
@@ -168,19 +173,20 @@ class _Tally:
         stated: _Coefficient,
         convention: str | RouterConvention,
         applied: MeasuredScale | None,
-        own_reason: str | None,
+        further_reasons: tuple[str | None, ...],
     ) -> RouterFindings:
-        sigmoid = routers.scoring == "sigmoid"
-        scoring_reason = {"sigmoid": SIGMOID_REASON, "unknown": UNKNOWN_REASON}.get(routers.scoring)
-        reasons = [reason for reason in (scoring_reason, stated.reason, own_reason) if reason]
-        if not sigmoid and not self.correction.count:
+        scoring_reason = {"sigmoid": SIGMOID_REASON, "other": OTHER_REASON, "unknown": UNKNOWN_REASON}.get(
+            routers.scoring
+        )
+        reasons = [reason for reason in (scoring_reason, stated.reason, *further_reasons) if reason]
+        if self.first is not None and not self.correction.count:
             reasons.append("no router weight [E, D] was found, so the correction norm is unknown")
         out = self.first
         cv_L = None if self.load is None else self.load.std(dim=1, correction=0) / self.load.mean(dim=1)
         name = convention if isinstance(convention, str) else convention.name
         return RouterFindings(
             scoring=routers.scoring,
-            softmax_normalizer=None if routers.scoring == "unknown" else not sigmoid,
+            softmax_normalizer=None if routers.scoring == "unknown" else not routers.without_softmax,
             layers=len(routers.modules),
             model_layers=routers.model_layers,
             experts=experts,

@@ -10,25 +10,27 @@ which is linear in the unknown λα_l once c is known, and linear in (λα_l, �
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from zloss.audit.router.fit import Gradient, fit_target, gradient, least_squares, minus, norm
+from zloss.audit.router.fit import Draw, Fitted, fit_constant, fit_squared_means, fit_squares, gradient, minus, norm
 from zloss.errors import CoefficientError, InputError, MissingInputError
 from zloss.models.routers import find_routers
-from zloss.results.router import MeasuredScale, ScaleVerdict
+from zloss.results.router import DROWNED, EXPLAINED, MeasuredScale, ScaleVerdict
 from zloss.source.precision import at_least_fp32
 from zloss.source.router.decisions import LayerTensors, RouterInput, read_router_logits
 
-EXPLAINED = 1e-3
-"""Residual up to which a weighted squared log-normalizer is the answer; fp32 gradients leave 1e-6 to 1e-4."""
+FAR = 30.0
+"""A fitted |c| beyond this is a slope that is read as a square: log Z_R and log E are smaller."""
 
-HARDLY = 1e-3
-"""Standard deviation of log Z below which a square and its slope look alike in fp32."""
+CURVED = 20.0
+"""What squares add to slopes, as a multiple of rounding, from which one batch determines scale and c together."""
 
 
 def measure_router_scale(
@@ -50,54 +52,141 @@ def measure_router_scale(
     weights of all layers. Each call runs under the same seed, so dropout cancels. With a `mask` (True = counted) the
     masked decisions are weighed apart. `target="fit"` recovers c as well; a known c is more accurate where log Z
     hardly varies.
+
+    Where the batch cannot tell the mean of squares from the square of the mean or from a mean without a square, the three
+    functions run again with the router weights scaled up and down. The weights are restored afterwards.
     """
     if coef == coef_off:
         raise CoefficientError(f"`coef` and `coef_off` are expected to differ, but both are {coef!r}.")
     if not parameters:
         raise MissingInputError("`parameters` is empty: pass the router weights of all layers.")
-    measured = minus(*(gradient(_seeded(run, seed), parameters) for run in (on, off)))
-    with torch.random.fork_rng(), torch.enable_grad():
-        torch.manual_seed(seed)
-        layers = [layer if layer.ndim == 2 else layer.flatten(0, -2) for layer in router_logits()]
-    read = read_router_logits(layers, mask, two_stacks=True)
-    masks = read.valid_N.split_with_sizes(list(read.tokens))
-    groups = [(index, keep) for index, keep in enumerate(masks) if bool(keep.any())]
-    counted_groups = len(groups)
-    groups += [(index, ~keep) for index, keep in enumerate(masks) if not bool(keep.all())]
-    log_z = [torch.logsumexp(at_least_fp32(layer), dim=1) for layer in layers]
-    parts = [log_z[index][keep] for index, keep in groups]
-    if norm(measured) == 0:
-        return _nothing(coef - coef_off, read, masked=len(groups) > counted_groups)
-    summary = partial(_summary, coef - coef_off, read, groups, parts, counted_groups)
-    plain = [gradient(part.mean(), parameters, retain=True) for part in parts]
-    weights, left_plain = least_squares(measured, plain)
-    c = _target(measured, parts, parameters, left_plain) if target == "fit" else float(target)
-    if c is None:
-        return summary(None, weights, left_plain, "not_squared")
-    columns = [gradient(((part - c) ** 2).mean(), parameters, retain=True) for part in parts]
-    squares, left = least_squares(measured, columns)
-    if target != "fit" and left > EXPLAINED >= left_plain:
-        return summary(None, weights, left_plain, "not_squared")
-    return summary(c, squares, left, "explained" if left <= EXPLAINED else "unexplained")
+    loss = _RouterLossUnderTest(on, off, router_logits, parameters, mask, seed)
+    first, decisions = loss.draw()
+    if norm(first.measured) == 0:
+        return _nothing(coef - coef_off, decisions)
+    known = None if target == "fit" else float(target)
+    draws = [first]
+    fits, limit = _fits(draws, known)
+    flat = known is None and fit_constant(draws).left < CURVED * min(first.noise, limit)
+    if len(fits) > 1 or (fits and flat):
+        for factor in _factors(decisions.logits):
+            with _scaled(parameters, factor):
+                draws.append(loss.draw(first.centers)[0])
+        # A draw that equals the first did not see the scaled weights.
+        draws = [first, *(draw for draw in draws[1:] if _differs(draw, first))]
+        fits, limit = _fits(draws, known)
+    verdict: ScaleVerdict
+    if len(fits) == 1 and limit <= DROWNED:
+        ((verdict, fitted),) = fits.items()
+    else:
+        verdict, fitted = "undetermined" if fits else "unexplained", fit_squares(draws, known)
+    return _summary(coef - coef_off, decisions, fitted, verdict, limit)
 
 
-def _target(
-    measured: Gradient, parts: Sequence[Tensor], parameters: Sequence[Tensor], left_plain: float
-) -> float | None:
-    """c, or None where ∇mean(log Z) alone explains the gradient as well as squares do: then there is no square.
+def _differs(draw: Draw, first: Draw) -> bool:
+    size = norm(draw.measured)
+    return math.isfinite(size) and size > 0 and norm(minus(draw.measured, first.measured)) > 0
 
-    λ·log Z fits a square with c → ∓∞, so it is decided by how much the squares add.
+
+def _fits(draws: Sequence[Draw], target: float | None) -> tuple[dict[ScaleVerdict, Fitted], float]:
+    """The penalties that explain the draws up to rounding, and the residual that rounding may leave.
+
+    The dtype bounds that residual. Main gradients that are rounded alike cancel, so it may be far less: what the best of the
+    penalties leaves is the rounding that there is.
     """
-    c, left_both = fit_target(measured, parts, parameters)
-    if left_plain > max(10 * left_both, 1e-9) or left_plain > EXPLAINED:
-        return c
-    spread = max(float(part.detach().double().std()) for part in parts if part.numel() > 1)
-    if spread < HARDLY:
-        raise InputError(
-            f"log Z hardly varies over these decisions (standard deviation {spread:.1g}), so a square cannot be told from "
-            "its slope: pass `target`."
+    constant = fit_constant(draws)
+    found: dict[ScaleVerdict, Fitted] = {
+        "explained": fit_squares(draws, target),
+        "not_squared": constant,
+        "squared_mean": fit_squared_means(draws, target),
+    }
+    best = min(fitted.left for fitted in found.values())
+    limit = max(EXPLAINED, min(max(draw.noise for draw in draws), 3 * best))
+    fits: dict[ScaleVerdict, Fitted] = {}
+    for verdict, fitted in found.items():
+        # λ·log Z fits squares with c → ±∞.
+        slope = verdict != "not_squared" and constant.left <= limit and (fitted.c is None or abs(fitted.c) > FAR)
+        if fitted.left <= limit and not slope:
+            fits[verdict] = fitted
+    return fits, limit
+
+
+def _factors(logits: Sequence[Tensor]) -> tuple[float, float]:
+    """Powers of two that bring the logits near a standard deviation of 2 and of 4, without rounding; never 1."""
+    spread = float(torch.cat([layer.detach().double().flatten() for layer in logits]).std())
+    exponent = round(math.log2(2 / spread)) if math.isfinite(spread) and spread > 0 else 1
+    exponent = min(max(exponent, -2), 16)
+    return (2.0**exponent, 2.0 ** (exponent + 1)) if exponent not in (0, -1) else (0.5, 2.0)
+
+
+@contextmanager
+def _scaled(parameters: Sequence[Tensor], factor: float) -> Iterator[None]:
+    """The parameters times `factor` inside the block; through `.data`, so that graphs of the caller stay valid."""
+    before = [parameter.detach().clone() for parameter in parameters]
+    try:
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.data.copy_(value * factor)
+        yield
+    finally:
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.data.copy_(value)
+
+
+@dataclass(frozen=True)
+class _Decisions:
+    """The routing decisions of a draw, in groups: the counted ones of every layer, then the masked ones."""
+
+    read: RouterInput
+    logits: Sequence[Tensor]
+    groups: Sequence[tuple[int, Tensor]]
+    """(layer, which of its decisions)."""
+    counted_groups: int
+
+
+@dataclass(frozen=True)
+class _RouterLossUnderTest:
+    on: Callable[[], Tensor]
+    off: Callable[[], Tensor]
+    router_logits: Callable[[], Sequence[Tensor]]
+    parameters: Sequence[Tensor]
+    mask: LayerTensors | None
+    seed: int
+
+    def draw(self, centers: Sequence[float] | None = None) -> tuple[Draw, _Decisions]:
+        """The measured gradient and those that may explain it, at the parameters as they are."""
+        with_z, without = (gradient(_seeded(run, self.seed), self.parameters) for run in (self.on, self.off))
+        measured = minus(with_z, without)
+        decisions = self._decisions()
+        log_z = [torch.logsumexp(at_least_fp32(layer), dim=1) for layer in decisions.logits]
+        parts = [log_z[index][keep] for index, keep in decisions.groups]
+        means = [float(part.detach().double().mean()) for part in parts]
+        around = means if centers is None else centers
+        size = norm(measured)
+        eps = max(*map(_logit_eps, decisions.logits), *(torch.finfo(p.dtype).eps for p in self.parameters))
+        draw = Draw(
+            measured=measured,
+            slopes=[gradient(part.mean(), self.parameters, retain=True) for part in parts],
+            bends=[
+                gradient(((part - m) ** 2).mean(), self.parameters, retain=True)
+                for part, m in zip(parts, around, strict=True)
+            ],
+            centers=around,
+            means=means,
+            sizes=[part.numel() for part in parts],
+            # Both gradients are rounded before their difference is taken, and so is what explains it.
+            noise=eps * (norm(with_z) + norm(without) + size) / size if size else 0.0,
         )
-    return None
+        return draw, decisions
+
+    def _decisions(self) -> _Decisions:
+        with torch.random.fork_rng(), torch.enable_grad():
+            torch.manual_seed(self.seed)
+            layers = [layer if layer.ndim == 2 else layer.flatten(0, -2) for layer in self.router_logits()]
+        read = read_router_logits(layers, self.mask, two_stacks=True)
+        masks = read.valid_N.split_with_sizes(list(read.tokens))
+        counted = [(index, keep) for index, keep in enumerate(masks) if bool(keep.any())]
+        masked = [(index, ~keep) for index, keep in enumerate(masks) if not bool(keep.all())]
+        return _Decisions(read, layers, [*counted, *masked], len(counted))
 
 
 def measure_model_router_scale(
@@ -144,49 +233,50 @@ def measure_model_router_scale(
     )
 
 
+def _logit_eps(logits: Tensor) -> float:
+    """eps of the dtype in which the logits were computed: routers return 16-bit products as fp32."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(logits.detach().to(dtype).to(logits.dtype), logits.detach()):
+            return torch.finfo(dtype).eps
+    return torch.finfo(logits.dtype).eps
+
+
 def _seeded(run: Callable[[], Tensor], seed: int) -> Tensor:
     with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(seed)
         return run()
 
 
-def _nothing(coef: float, read: RouterInput, *, masked: bool) -> MeasuredScale:
-    zeros = (0.0,) * read.layers
+def _nothing(coef: float, decisions: _Decisions) -> MeasuredScale:
+    zeros = (0.0,) * decisions.read.layers
+    masked = len(decisions.groups) > decisions.counted_groups
     return MeasuredScale(coef, None, zeros, 0.0, 0.0, zeros, 0.0 if masked else None, 0.0, "nothing_applied")
 
 
-def _summary(
-    coef: float,
-    read: RouterInput,
-    groups: Sequence[tuple[int, Tensor]],
-    parts: Sequence[Tensor],
-    counted_groups: int,
-    c: float | None,
-    weights: Sequence[float],
-    residual: float,
-    verdict: ScaleVerdict,
-) -> MeasuredScale:
-    per_decision = [weight / part.numel() for weight, part in zip(weights, parts, strict=True)]
-    counted = list(zip(groups, per_decision, strict=True))[:counted_groups]
-    masked = list(zip(groups, per_decision, strict=True))[counted_groups:]
+def _summary(coef: float, decisions: _Decisions, fitted: Fitted, verdict: ScaleVerdict, limit: float) -> MeasuredScale:
+    read, sizes = decisions.read, [0] * decisions.read.layers
+    per_decision = [
+        (index, int(keep.sum()), weight / int(keep.sum()))
+        for (index, keep), weight in zip(decisions.groups, fitted.weights, strict=True)
+    ]
+    counted, masked = per_decision[: decisions.counted_groups], per_decision[decisions.counted_groups :]
     absolute = [0.0] * read.layers
-    sizes = [0] * read.layers
-    for (index, keep), value in counted:
-        absolute[index], sizes[index] = value, int(keep.sum())
+    for index, size, value in counted:
+        absolute[index], sizes[index] = value, size
     total = sum(sizes)
     mean = sum(value * size for value, size in zip(absolute, sizes, strict=True)) / total if total else 0.0
     ratio = None
     if masked and mean:
-        weight = sum(int(keep.sum()) for (_, keep), _ in masked)
-        ratio = sum(value * int(keep.sum()) for (_, keep), value in masked) / weight / mean
+        ratio = sum(value * size for _, size, value in masked) / sum(size for _, size, _ in masked) / mean
     return MeasuredScale(
         coef=coef,
-        target=c,
+        target=None if verdict in ("not_squared", "undetermined") else fitted.c,
         absolute_per_layer=tuple(absolute),
         relative=total * mean / coef,
         relative_all=sum(read.tokens) * mean / coef,
         relative_per_layer=tuple(total * value / coef for value in absolute),
         padding_ratio=ratio,
-        residual=residual,
+        residual=fitted.left,
         verdict=verdict,
+        limit=limit,
     )

@@ -11,6 +11,7 @@ from zloss.results.router import MeasuredScale, RouterFindings, RouterTail
 SCORING = {
     "softmax": "softmax over experts",
     "sigmoid": "a sigmoid for each expert",
+    "other": "another function of each expert's own logit",
     "unknown": "not stated by the model",
 }
 TAIL = (("mean", "mean"), ("p50", "median"), ("p99", "p99"), ("p999", "p99.9"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zloss.errors import CoefficientError
+from zloss.errors import CoefficientError, InputError
 from zloss.source.router.catalog import find_convention
 from zloss.source.router.convention import RouterContext, RouterConvention, check_count, exact_coefficient
 
@@ -65,9 +65,9 @@ def router_scale(
     0.5
     """
     check_count("layers", layers)
-    check_count("tokens", tokens)
     check_count("top_k", top_k)
     context = RouterContext(model_layers, encoder_layers, valid_tokens, micro_batches)
+    _check_tokens(tokens, valid_tokens)
     found = find_convention(convention)
     alphas, total = exact_scales(found, tokens=(tokens,) * layers, top_k=top_k, context=context)
     mean = sum(alphas, Fraction(0)) / layers
@@ -101,16 +101,16 @@ def match_coefficient(
     The target c_R is no part of a scale. Most codebases have 0: pass it to `router_loss` with their coefficient, because
     `target=None` is log E.
 
-    `tokens` matters only beside `valid_tokens`. Where a convention weighs its stacks unequally, scales are means over
-    decisions.
+    `tokens` matters only together with `valid_tokens`, which are among them. Where a convention weighs its stacks
+    unequally, scales are means over decisions.
 
     >>> match_coefficient(1e-3, "megatron", "olmoe", layers=16, top_k=8)
     0.128
     """
     check_count("layers", layers)
-    check_count("tokens", tokens)
     check_count("top_k", top_k)
     context = RouterContext(model_layers, encoder_layers, valid_tokens, micro_batches)
+    _check_tokens(tokens, valid_tokens)
     exact, counts, sums = exact_coefficient(coef), (tokens,) * layers, []
     for convention in (source, target):
         alphas, _ = exact_scales(find_convention(convention), tokens=counts, top_k=top_k, context=context)
@@ -123,3 +123,12 @@ def match_coefficient(
             f"{find_convention(source).name!r}: that convention applies no router Z-loss at all."
         )
     return float(exact * sums[0] / sums[1])
+
+
+def _check_tokens(tokens: int, valid_tokens: int | None) -> None:
+    check_count("tokens", tokens)
+    if valid_tokens is not None and valid_tokens > tokens:
+        raise InputError(
+            f"`valid_tokens` is expected to be at most `tokens`, {tokens}, but got {valid_tokens}: it counts the tokens of the "
+            "batch that have a label, so pass all tokens of the batch as `tokens`."
+        )
