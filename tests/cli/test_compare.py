@@ -385,7 +385,8 @@ def test_a_ppl_that_contradicts_the_blocks_was_compared(
     change(file, "ce", ce - 1e-3)
     change(file, "ppl", math.exp(ce - 1e-3))
     assert main(["compare", str(tmp_path), "--quiet"]) == 2
-    assert f"`ce` is expected to be {ce:.6g}"[:30] in (error := capsys.readouterr().err)
+    error = capsys.readouterr().err
+    assert f"{file} is not readable: `ce` is expected to be " in error
     assert f"the mean of `validation_blocks.ce` over tokens, but is {ce - 1e-3!r}" in error
 
 
@@ -474,7 +475,7 @@ def test_copies_of_one_run_were_compared_as_two_seeds(
 
 def test_runs_in_which_the_seed_cannot_matter_say_so(tmp_path: Path) -> None:
     """Every step trains a pretrained model without dropout on the only block there is."""
-    config = tiny_config(tmp_path, "llama", blocks=1, micro_batch=1, accumulate=1, steps=3, warmup=1, gradient_blocks=0)
+    config = tiny_config(tmp_path, "neox", blocks=1, micro_batch=1, accumulate=1, steps=3, warmup=1, gradient_blocks=0)
     run_grid(
         Grid(config, ("ce", "standard"), (1e-2,), (1, 2)), tmp_path / "runs", options=RunOptions(checkpoint_every=0)
     )
