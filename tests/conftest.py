@@ -18,6 +18,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tests fork, and a child cannot use the threads of OpenMP that its parent has started.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests start make, pytest and our own commands: what the outer make or pytest and the terminal set must not reach them.
+MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKEFILES", "GNUMAKEFLAGS")
+TERMINAL = ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+for name in (*MAKE, *TERMINAL, "PYTEST_ADDOPTS"):
+    os.environ.pop(name, None)
+
 settings.register_profile("zloss", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("zloss")
 

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 import zloss_paper
-from tests.train.tiny_run import SCRATCH, some_text
+from tests.train.tiny_run import SCRATCH, some_text, tiny_config
 from zloss.cli.main import main
 from zloss.report.text.numbers import number
+from zloss.train.grid import Grid, run_grid
+from zloss.train.run_options import RunOptions
 
 TABLES = Path(zloss_paper.__file__).parent / "data" / "tables.json"
 
@@ -238,6 +240,8 @@ def test_the_papers_update_outliers_are_rejected_for_their_tails(runs: Path, tmp
             data = metrics(runs, place.name) | {key: row[key] for key in row if key != "method"}
             data |= {"steps": table["config"]["steps"], "ce": math.log(row["ppl"]), "spike_rate": 0.0}
             data |= {"grad_inf_p99": None, "grad_inf_max": None, "adam_v_max": None, "adam_v_p99": None}
+            data |= {"grad_norm_p999": None}
+            data["heads"]["raw"] |= {key: row[key] for key in ("p_z_999", "a_p_99")}
             del data["validation_blocks"]
             (place / "metrics.json").write_text(json.dumps(data))
             stretch(place, table["config"]["steps"])
@@ -307,6 +311,179 @@ def test_damaged_runs_are_named(
     assert main(["compare", str(copy), "--quiet"]) == 2
     assert file in capsys.readouterr().err
     assert main(["compare", str(runs), "--tolerance-ppl", "nan"]) == 2
+
+
+def change(file: Path, path: str, value: Any) -> None:
+    """Set the key at a dotted path of a JSON file."""
+    data = json.loads(file.read_text())
+    *holders, last = path.split(".")
+    holder = data
+    for part in holders:
+        holder = holder[int(part) if isinstance(holder, list) else part]
+    holder[int(last) if isinstance(holder, list) else last] = value
+    file.write_text(json.dumps(data))
+
+
+def relabel(source: Path, target: Path, **labels: Any) -> None:
+    """Copy a run and give it another name, in its folder and in both of its files."""
+    shutil.copytree(source, target)
+    for file in (target / "config.json", target / "metrics.json"):
+        for key, value in labels.items():
+            change(file, key, value)
+
+
+IMPOSSIBLE = [
+    ("ppl", -3.0, "`ppl` is expected to be at least 1, but is -3.0"),
+    ("ppl", 0.5, "`ppl` is expected to be at least 1, but is 0.5"),
+    ("ppl", 1.5, "`ppl` is expected to be exp(`ce`) with `ce` = "),
+    ("ce", None, "`ppl` is expected to be exp(`ce`) with `ce` = None"),
+    ("ce", -2.0, "`ce` is expected to be at least 0, but is -2.0"),
+    ("clip_rate", 1.5, "`clip_rate` is expected to be from 0 to 1, but is 1.5"),
+    ("spike_rate", -0.1, "`spike_rate` is expected to be from 0 to 1, but is -0.1"),
+    ("phi_10", 2.0, "phi_10` is expected to be from 0 to 1, but is 2.0"),
+    ("c_aux", -1.2, "`c_aux` is expected to be from -1 to 1, but is -1.2"),
+    ("heads.centered.e_16", 1.1, "`heads.centered.e_16` is expected to be from 0 to 1, but is 1.1"),
+    ("heads.centered.sigma_1", -1.0, "`heads.centered.sigma_1` is expected to be at least 0, but is -1.0"),
+    ("gradient.raw.c_z", 1.5, "`gradient.raw.c_z` is expected to be from -1 to 1, but is 1.5"),
+    ("validation_blocks.ce.2", -0.5, "`validation_blocks.ce.2` is expected to be at least 0, but is -0.5"),
+    ("validation_blocks.ce.2", 0.5, "the mean of `validation_blocks.ce` over tokens, but is "),
+    ("valid_predictions", 7, "the sum of `validation_blocks.tokens`, but is 7"),
+    ("valid_nonfinite.nan", 10**6, "`valid_nonfinite` is expected to count at most"),
+    ("p_z_999", 0.25, "as `heads.raw.p_z_999` is, but is 0.25"),
+    ("reuse", 0.001, "`tokens_consumed` over `tokens_available`, but is 0.001"),
+    ("grad_norm_p99", 1e9, "`grad_norm_p99` is expected to be at most `grad_norm_p999`, which is "),
+    ("skipped_updates", 16, "`skipped_updates` is expected to be at most `steps`, which is 15, but is 16"),
+    ("adam_v_max", 0.0, "`adam_v_p99` is expected to be at most `adam_v_max`, which is 0.0"),
+    ("method", "ce", "as `method` of config.json is, but is 'ce'"),
+    ("coef", 0.1, "is expected to be 0.3, as `coef` of config.json is, but is 0.1"),
+    ("seed", 7, "is expected to be 1, as `seed` of config.json is, but is 7"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "sentence"), IMPOSSIBLE)
+def test_impossible_metrics_were_compared(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any, sentence: str
+) -> None:
+    for name in ("ce-0-s1", "standard-0.3-s1"):
+        shutil.copytree(runs / name, tmp_path / name)
+    file = tmp_path / "standard-0.3-s1" / "metrics.json"
+    change(file, key, value)
+    assert main(["compare", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert str(file) in error
+    assert sentence in error
+    assert not (tmp_path / "comparison.json").exists()
+
+
+def test_a_ppl_that_contradicts_the_blocks_was_compared(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both PPL and its CE were changed, so that they agree with each other."""
+    shutil.copytree(runs / "ce-0-s1", tmp_path / "ce-0-s1")
+    file = tmp_path / "ce-0-s1" / "metrics.json"
+    ce = json.loads(file.read_text())["ce"]
+    change(file, "ce", ce - 1e-3)
+    change(file, "ppl", math.exp(ce - 1e-3))
+    assert main(["compare", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert f"{file} is not readable: `ce` is expected to be " in error
+    assert f"the mean of `validation_blocks.ce` over tokens, but is {ce - 1e-3!r}" in error
+
+
+def test_numbers_that_differ_by_rounding_are_compared(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "ce-0-s1", tmp_path / "ce-0-s1")
+    file = tmp_path / "ce-0-s1" / "metrics.json"
+    data = json.loads(file.read_text())
+    for key in ("ppl", "ce", "reuse", "p_z_999"):
+        change(file, key, float(f"{data[key]:.8g}"))
+    change(file, "validation_blocks.ce", [float(f"{ce:.8g}") for ce in data["validation_blocks"]["ce"]])
+    change(file, "gradient.raw.c_z", 1 + 1e-6)
+    assert main(["compare", str(tmp_path), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("grad_norm", -1.0, "`grad_norm` is expected to be at least 0, but is -1.0"),
+        ("cross_entropy", -3.0, "`cross_entropy` is expected to be at least 0, but is -3.0"),
+        ("adam.v_inf", -1.0, "`adam.v_inf` is expected to be at least 0, but is -1.0"),
+        ("micro_nan", 5, "`micro_nan` + `micro_inf` is expected to be at most `micro_batches`, which is 1, but is 5"),
+    ],
+)
+def test_impossible_steps_were_compared(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any, sentence: str
+) -> None:
+    shutil.copytree(runs / "ce-0-s1", tmp_path / "ce-0-s1")
+    file, part = tmp_path / "ce-0-s1" / "steps.jsonl", tmp_path / "line.json"
+    lines = file.read_text().splitlines()
+    part.write_text(lines[3])
+    change(part, key, value)
+    file.write_text("\n".join([*lines[:3], part.read_text(), *lines[4:]]) + "\n")
+    assert main(["compare", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert f"line 4 of {file}" in error
+    assert sentence in error
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("lr", -1.0, "`lr` is expected to be a finite number > 0, but got -1.0"),
+        ("beta2", 1.5, "`beta2` is expected to be a number from 0 to below 1, but got 1.5"),
+        ("coef", 0.5, "ce has no penalty, so its coefficient is 0, but got 0.5"),
+    ],
+)
+def test_impossible_settings_were_compared(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: Any, sentence: str
+) -> None:
+    shutil.copytree(runs / "ce-0-s1", tmp_path / "ce-0-s1")
+    change(tmp_path / "ce-0-s1" / "config.json", key, value)
+    assert main(["compare", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert str(tmp_path / "ce-0-s1" / "config.json") in error
+    assert sentence in error
+
+
+@pytest.mark.parametrize("name", ["standard-0.3-s1", "ce-0-s9", "ce-1e-05-s1", "active_route_sum-matched-0.1-s1"])
+def test_a_folder_with_the_name_of_another_run_was_compared(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    shutil.copytree(runs / "ce-0-s1", tmp_path / name)
+    assert main(["compare", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / name} has the name of another run than its config.json describes" in error
+    assert "(`method` 'ce', `coef` 0.0, `seed` 1): its name is expected to be ce-0-s1" in error
+    (tmp_path / name).rename(tmp_path / "my baseline-s1")  # a name that claims nothing
+    assert main(["compare", str(tmp_path), "--quiet"]) == 0
+
+
+def test_copies_of_one_run_were_compared_as_two_seeds(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ce-0", "standard-0.3"):
+        shutil.copytree(runs / f"{name}-s1", tmp_path / f"{name}-s1")
+        relabel(runs / f"{name}-s1", tmp_path / f"{name}-s2", seed=2)
+    assert main(["compare", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'ce-0-s1' / 'steps.jsonl'} and {tmp_path / 'ce-0-s2' / 'steps.jsonl'} hold the same" in error
+    assert "at all 15 steps, but `seed` is 1 and 2" in error
+    for name in ("ce-0-s2", "standard-0.3-s2"):
+        shutil.rmtree(tmp_path / name)
+        shutil.copytree(runs / name, tmp_path / name)
+    assert main(["compare", str(tmp_path), "--quiet"]) == 0
+
+
+def test_runs_in_which_the_seed_cannot_matter_say_so(tmp_path: Path) -> None:
+    """Every step trains a pretrained model without dropout on the only block there is."""
+    config = tiny_config(tmp_path, "neox", blocks=1, micro_batch=1, accumulate=1, steps=3, warmup=1, gradient_blocks=0)
+    run_grid(
+        Grid(config, ("ce", "standard"), (1e-2,), (1, 2)), tmp_path / "runs", options=RunOptions(checkpoint_every=0)
+    )
+    one, two = ((tmp_path / "runs" / f"ce-0-s{seed}" / "steps.jsonl").read_text().splitlines() for seed in (1, 2))
+    assert [json.loads(line)["loss"] for line in one] == [json.loads(line)["loss"] for line in two]
+    assert main(["compare", str(tmp_path / "runs"), "--quiet"]) == 0
+    comparison = json.loads((tmp_path / "runs" / "comparison.json").read_text())
+    assert comparison["quality"]["seed_varies"].startswith("dropout alone")
 
 
 def test_a_short_run_shows_the_maximum_and_no_p99(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

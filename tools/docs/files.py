@@ -13,6 +13,7 @@ from tools.docs.markdown import WRITTEN_BY, table
 from tools.docs.sentences import sentences_of
 from zloss.results.provenance import RunProvenance
 from zloss.results.quantities import define
+from zloss.results.record import range_of
 from zloss.results.step_record import StepRecord
 
 WRITTEN = {
@@ -56,7 +57,8 @@ def files() -> str:
         "Every file that zloss writes, with every key. A file is one JSON object; its `schema` names the kind and the version. "
         "Numbers are finite or null, and a null has a reason beside it. Keys that a version does not know are kept. "
         "The meaning of measured numbers is in the [glossary](../glossary.md).",
-        "A reader refuses a file of another schema, a missing key and a value of another type by the name of the key "
+        "A reader refuses a file of another schema, a missing key, a value of another type and a number out of its range by the "
+        "name of the key "
         "(`zloss.results.files.read_record`). `zloss report` joins files of different kinds on one page.",
         _overview(),
     ]
@@ -106,7 +108,9 @@ def _tables(record: Any) -> list[str]:
         for field in dataclasses.fields(current):
             if field.name == "extra" and hints["extra"] == dict[str, Any]:
                 continue
-            lines.append((f"`{field.name}`", type_name(hints[field.name]), _sentence(field.name, said)))
+            bounds = range_of(field)
+            kind = type_name(hints[field.name]) + ("" if bounds is None else f", {bounds}")
+            lines.append((f"`{field.name}`", kind, _sentence(field.name, said)))
             for inner in _records_in(hints[field.name]):
                 if inner not in seen:
                     seen.add(inner)

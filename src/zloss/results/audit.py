@@ -13,7 +13,7 @@ from zloss.results.decision import Decision, LambdaBudget
 from zloss.results.figure_data import ExtremeTable, Figures
 from zloss.results.gradient_numbers import NO_INPUT_PATH, GradientInfo, TiedPaths
 from zloss.results.provenance import AuditProvenance
-from zloss.results.record import from_plain, to_plain
+from zloss.results.record import COMPUTED_SHARE, COSINE, NOT_NEGATIVE, from_plain, to_plain
 from zloss.results.router import RouterFindings
 from zloss.results.schema import without_schema
 
@@ -68,35 +68,35 @@ class CorpusInfo:
 class HeadNumbers:
     """Token statistics and spectrum of the head in one coordinate; p99 and p99.9 are over tokens."""
 
-    diag_z: float | None = None
+    diag_z: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """λ_diag · E(log Z − c)²."""
-    p_z_999: float | None = None
+    p_z_999: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """p99.9 of |log Z − c|."""
-    a_p_mean: float | None = None
+    a_p_mean: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """Mean of A_p = ‖Wᵀp‖₂/‖p‖₂."""
-    a_p_99: float | None = None
+    a_p_99: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """p99 of A_p."""
     log_z_mean: float | None = None
     """Mean of log Z."""
-    mu_abs_99: float | None = None
+    mu_abs_99: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """p99 of |μ|; centered: the measured fp32 residual."""
-    mu_rms: float | None = None
+    mu_rms: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """√(E μ²): with both diag_z it gives the cross term that the factorized objective removes."""
-    delta_u_99: float | None = None
+    delta_u_99: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """p99 of ‖δ_u‖₂ = 2λ_diag·|log Z − c|·‖Wᵀp‖₂, per token before any reduction."""
-    delta_u_99_gain_aware: float | None = None
+    delta_u_99_gain_aware: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """p99 of ‖δ_u‖₂ / (1 + β·A_p²) with β = `gain_beta`: the same tail under gain-aware weighting."""
     row_max_999: float | None = None
     """p99.9 of the row maximum max_i z_i."""
-    sigma_1: float | None = None
+    sigma_1: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """Largest singular value of W."""
-    e_1: float | None = None
+    e_1: float | None = field(default=None, metadata=COMPUTED_SHARE)
     """Share of ‖W‖_F² in the first singular direction."""
-    e_16: float | None = None
+    e_16: float | None = field(default=None, metadata=COMPUTED_SHARE)
     """Share of ‖W‖_F² in the first 16 singular directions."""
-    f_16: float | None = None
+    f_16: float | None = field(default=None, metadata=COMPUTED_SHARE)
     """Mean over tokens of the share of A_p² inside the first 16 singular directions."""
-    rho_16: float | None = None
+    rho_16: float | None = field(default=None, metadata=COSINE)
     """Pearson correlation over tokens of that rank-16 part with A_p²."""
 
 
@@ -136,9 +136,9 @@ class Precision:
 class Nonfinite:
     """Tokens with a NaN or an infinite statistic: counted here, kept out of every tail."""
 
-    nan: int = 0
+    nan: int = field(default=0, metadata=NOT_NEGATIVE)
     """Tokens with a NaN."""
-    inf: int = 0
+    inf: int = field(default=0, metadata=NOT_NEGATIVE)
     """Tokens with an infinite statistic."""
 
 

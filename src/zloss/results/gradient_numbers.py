@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from zloss.results.record import COSINE, NOT_NEGATIVE
+
 NO_INPUT_PATH = "the head is untied: no input path leads to its gradient"
 
 
@@ -12,9 +14,9 @@ NO_INPUT_PATH = "the head is untied: no input path leads to its gradient"
 class GradientNumbers:
     """R_Z = ‖g_Z‖/‖g_CE‖ and C_Z = cos(g_Z, g_CE)."""
 
-    r_z: float | None = None
+    r_z: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """Norm of the Z gradient relative to the CE gradient."""
-    c_z: float | None = None
+    c_z: float | None = field(default=None, metadata=COSINE)
     """Cosine between the two gradients."""
 
 
@@ -44,11 +46,11 @@ class GradientInfo:
 class PathNumbers:
     """The Z gradient of a tied table split by path: through the output logits, through the input embedding."""
 
-    output_norm: float | None = None
+    output_norm: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """‖g‖₂ through the output logits."""
-    input_norm: float | None = None
+    input_norm: float | None = field(default=None, metadata=NOT_NEGATIVE)
     """‖g‖₂ through the input embedding."""
-    cosine: float | None = None
+    cosine: float | None = field(default=None, metadata=COSINE)
     """Cosine between the two."""
 
 

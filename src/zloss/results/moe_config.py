@@ -88,7 +88,12 @@ class MoeRun:
     @property
     def name(self) -> str:
         """The variant and its coefficient as part of a folder name."""
-        return f"{self.router.replace(':', '-')}-{self.router_coef:g}"
+        return router_name(self.router, self.router_coef)
+
+
+def router_name(router: str, coef: float) -> str:
+    """A router variant and its coefficient as part of a folder name."""
+    return f"{router.replace(':', '-')}-{coef:g}"
 
 
 def variants() -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Frozen dataclasses to plain JSON values and back, driven by their type hints.
 
+`within` in the metadata of a field states the range of its numbers; a number outside it is refused on reading.
 A dataclass field `extra: dict[str, Any]` holds the keys that the schema does not name. They are written beside the named
 keys and collected again on reading, so a file of a newer version survives a round trip.
 """
@@ -21,6 +22,9 @@ OnNonfinite = Callable[[str, float], None]
 EXTRA = "extra"
 _HINTS: dict[type, dict[str, Any]] = {}
 _WRITTEN_WITH = "written_with"
+_RANGE = "range"
+ROUNDING = 1e-4
+"""Slack for numbers that rounding can carry past a bound, such as the CE of a memorized text."""
 
 
 def written_with(name: str) -> Mapping[str, str]:
@@ -29,6 +33,51 @@ def written_with(name: str) -> Mapping[str, str]:
     A field that names itself is left out where it is None itself.
     """
     return {_WRITTEN_WITH: name}
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a field can hold."""
+
+    least: float
+    most: float = math.inf
+    rounding: float = 0.0
+    """How far beyond either bound a number may lie."""
+
+    def __contains__(self, value: float) -> bool:
+        """True for NaN as well, which stands for a number that does not exist."""
+        return not (value < self.least - self.rounding or value > self.most + self.rounding)
+
+    def __str__(self) -> str:
+        return f"at least {self.least:g}" if self.most == math.inf else f"from {self.least:g} to {self.most:g}"
+
+
+def within(least: float, most: float = math.inf, *, rounding: float = 0.0) -> Mapping[str, Range]:
+    """Metadata of a field whose numbers lie in this range, those inside its lists and dicts too."""
+    return {_RANGE: Range(least, most, rounding)}
+
+
+NOT_NEGATIVE, SHARE = within(0), within(0, 1)
+COMPUTED_SHARE, COSINE = within(0, 1, rounding=ROUNDING), within(-1, 1, rounding=ROUNDING)
+NATS = within(0, rounding=ROUNDING)
+"""A cross-entropy or an entropy."""
+
+
+def range_of(field: dataclasses.Field[Any]) -> Range | None:
+    """The range that the metadata of a field states; None where it states none."""
+    return field.metadata.get(_RANGE)
+
+
+def check_range(bounds: Range, value: Any, path: str) -> None:
+    """Refuse a number outside `bounds`, naming its path; None passes."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_range(bounds, item, _join(path, key))
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            check_range(bounds, item, _join(path, str(i)))
+    elif value is not None and value not in bounds:
+        raise InputError(f"`{path}` is expected to be {bounds}, but is {value!r}.")
 
 
 def to_plain(value: Any, *, on_nonfinite: OnNonfinite | None = None, path: str = "") -> Any:
@@ -75,6 +124,8 @@ def from_plain(record_type: type[Record], data: Any, *, path: str = "") -> Recor
             values[name] = {key: item for key, item in data.items() if key not in fields or key == EXTRA}
         elif name in data:
             values[name] = _coerce(hints[name], data[name], _join(path, name))
+            if (bounds := range_of(field)) is not None:
+                check_range(bounds, values[name], _join(path, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InputError(f"`{_join(path, name)}` is missing: this is not a complete {record_type.__name__}.")
     return record_type(**values)

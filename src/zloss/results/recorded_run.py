@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from zloss.results.record import from_plain, to_plain
 from zloss.results.run_config import TextPart
 from zloss.results.schema import without_schema
+from zloss.results.train_config import run_name
 
 FREE_RECORDED = ("objective", "initial_weights")
 """Keys beyond `FREE` in which the recorded runs of one experiment may differ."""
@@ -65,7 +66,7 @@ class RecordedRun:
     @property
     def name(self) -> str:
         """The folder of the run: method, coefficient, seed, as of `zloss train`."""
-        return f"{self.method}-{self.coef:g}-s{self.seed}"
+        return run_name(self.method, self.coef, self.seed)
 
     def to_dict(self) -> dict[str, Any]:
         """The file as plain JSON values."""

@@ -7,6 +7,7 @@ Nothing in this file depends on time or machine: `provenance.json` beside it say
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from zloss.results.audit import Heads, Nonfinite
 from zloss.results.coordinate import Coordinate
 from zloss.results.gradient_numbers import GradientNumbers, PathNumbers
 from zloss.results.reading import read_object
-from zloss.results.record import EXTRA, from_plain, to_plain
+from zloss.results.record import COSINE, EXTRA, NATS, NOT_NEGATIVE, ROUNDING, from_plain, to_plain, within
 from zloss.results.routing_metrics import RoutingMetrics
 from zloss.results.schema import without_schema
 from zloss.results.step_endpoints import StepEndpoints
@@ -24,6 +25,8 @@ from zloss.results.validation_blocks import ValidationBlocks
 from zloss.results.writing import write_json
 
 METRICS_FILE = "metrics.json"
+AGREEMENT = 1e-6
+"""Largest relative difference between two numbers of one quantity; the file holds them to full precision."""
 RUN_AGAIN = "remove that run's folder and run it again"
 
 
@@ -31,9 +34,9 @@ RUN_AGAIN = "remove that run's folder and run it again"
 class DiagnosticGradient:
     """The diagnostic Z-loss at the output head, as in an audit: R_Z and C_Z of mean-reduced gradients."""
 
-    coef: float
+    coef: float = field(metadata=NOT_NEGATIVE)
     """λ_diag of the diagnostic Z."""
-    blocks: int
+    blocks: int = field(metadata=NOT_NEGATIVE)
     """Validation blocks in the diagnostic batch, the first of them."""
     raw: GradientNumbers
     """Z on raw logits, gradient of the output-head tensor."""
@@ -47,9 +50,9 @@ class DiagnosticGradient:
 class RunGradients:
     """Gradients of the trained model on the first validation blocks, at the output-head tensor; all None where not taken."""
 
-    r_aux: float | None
+    r_aux: float | None = field(metadata=NOT_NEGATIVE)
     """‖g_aux‖₂/‖g_CE‖₂ of the method's own auxiliary at its coefficient; 0 for a method without one."""
-    c_aux: float | None
+    c_aux: float | None = field(metadata=COSINE)
     """cos(g_aux, g_CE)."""
     tied_paths: PathNumbers | None
     """The auxiliary's gradient of a tied table, split by path; None for an untied head or a method without an auxiliary."""
@@ -70,39 +73,39 @@ class RunMetrics:
 
     method: str
     """Objective of the head, by its name on the command line."""
-    coef: float
+    coef: float = field(metadata=NOT_NEGATIVE)
     """λ of the method; 0 without a penalty."""
     seed: int
     """Seed of batches, dropout and, for a model from scratch, weights."""
-    ppl: float | None
+    ppl: float | None = field(metadata=within(1, rounding=ROUNDING))
     """exp(ce)."""
-    ce: float | None
+    ce: float | None = field(metadata=NATS)
     """Mean cross-entropy of the validation predictions, in nats per token."""
     coordinate: Coordinate
     """Coordinate that the method deploys; the next head numbers are in it."""
     routing: RoutingMetrics | None = None
     """Routers on the validation blocks; None, with its keys left out of the file, for a dense run."""
-    diag_coef: float
+    diag_coef: float = field(metadata=NOT_NEGATIVE)
     """λ_diag of `diag_z` and of the diagnostic gradients."""
-    diag_z: float | None
+    diag_z: float | None = field(metadata=NOT_NEGATIVE)
     """λ_diag · E(log Z − c)² in the deployed coordinate."""
-    p_z_999: float | None
+    p_z_999: float | None = field(metadata=NOT_NEGATIVE)
     """p99.9 of |log Z − c| in the deployed coordinate."""
-    a_p_99: float | None
+    a_p_99: float | None = field(metadata=NOT_NEGATIVE)
     """p99 of the gain A_p = ‖Wᵀp‖₂/‖p‖₂ in the deployed coordinate."""
-    mu_abs_99: float | None
+    mu_abs_99: float | None = field(metadata=NOT_NEGATIVE)
     """p99 of |μ| in the deployed coordinate; centered: the measured fp32 residual."""
     training: StepEndpoints
     """Endpoints of the optimizer steps."""
     gradients: RunGradients
     """Gradients of the trained model."""
-    tokens_consumed: int
+    tokens_consumed: int = field(metadata=NOT_NEGATIVE)
     """Token instances that the steps processed: steps times tokens per step."""
-    tokens_available: int | None
+    tokens_available: int | None = field(metadata=NOT_NEGATIVE)
     """Tokens in the training blocks; None where the loop did not say it."""
-    reuse: float | None
+    reuse: float | None = field(metadata=NOT_NEGATIVE)
     """tokens_consumed / tokens_available; None where the latter is."""
-    valid_predictions: int
+    valid_predictions: int = field(metadata=NOT_NEGATIVE)
     """Validation tokens that were scored, each exactly once."""
     valid_nonfinite: Nonfinite
     """Validation tokens with a NaN or an infinite statistic, kept out of every number above."""
@@ -114,6 +117,44 @@ class RunMetrics:
     """Why a number is None, by its key or the beginning of its key."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version of this file."""
+
+    def check(self) -> None:
+        """Refuse numbers that contradict each other, naming their keys."""
+        blocks, bad = self.validation_blocks, self.valid_nonfinite.nan + self.valid_nonfinite.inf
+        # In logarithms, because exp can overflow.
+        if self.ppl is not None and (self.ce is None or not _close(math.log(self.ppl), self.ce, absolute=AGREEMENT)):
+            raise InputError(f"`ppl` is expected to be exp(`ce`) with `ce` = {self.ce!r}, but is {self.ppl!r}.")
+        if blocks is not None:
+            if sum(blocks.tokens) != self.valid_predictions:
+                raise InputError(
+                    f"`valid_predictions` is expected to be {sum(blocks.tokens)}, the sum of `validation_blocks.tokens`, "
+                    f"but is {self.valid_predictions}."
+                )
+            known = [ce * tokens for ce, tokens in zip(blocks.ce, blocks.tokens, strict=True) if ce is not None]
+            if not bad and known and len(known) == len(blocks.ce):
+                mean = math.fsum(known) / self.valid_predictions
+                if self.ce is None or not _close(self.ce, mean, absolute=AGREEMENT):
+                    raise InputError(
+                        f"`ce` is expected to be {mean!r}, the mean of `validation_blocks.ce` over tokens, but is {self.ce!r}."
+                    )
+        if bad > self.valid_predictions:
+            raise InputError(
+                f"`valid_nonfinite` is expected to count at most the {self.valid_predictions} tokens of `valid_predictions`, "
+                f"but counts {bad}."
+            )
+        for key in DEPLOYED:
+            flat, of_head = getattr(self, key), getattr(getattr(self.heads, self.coordinate), key)
+            if None not in (flat, of_head) and not _close(flat, of_head):
+                raise InputError(
+                    f"`{key}` is expected to be {of_head!r}, as `heads.{self.coordinate}.{key}` is, but is {flat!r}."
+                )
+        if self.tokens_available and self.reuse is not None:
+            reuse = self.tokens_consumed / self.tokens_available
+            if not _close(self.reuse, reuse):
+                raise InputError(
+                    f"`reuse` is expected to be {reuse!r}, `tokens_consumed` over `tokens_available`, but is {self.reuse!r}."
+                )
+        self.training.check()
 
     def finite(self) -> RunMetrics:
         """This record as the file has it: a nonfinite number is None with its reason."""
@@ -155,8 +196,15 @@ class RunMetrics:
         return from_plain(cls, {key: value for key, value in flat.items() if key not in taken} | parts)
 
 
+DEPLOYED = ("diag_z", "p_z_999", "a_p_99", "mu_abs_99")
+"""Fields of `RunMetrics` that repeat the head's numbers in the deployed coordinate."""
 PARTS = ("routing", "training", "gradients")
 """Fields of `RunMetrics` whose own keys stand in the file."""
+
+
+def _close(value: float, expected: float, *, absolute: float = 0.0) -> bool:
+    """Whether two numbers of one quantity agree up to rounding."""
+    return math.isclose(value, expected, rel_tol=AGREEMENT, abs_tol=absolute)
 
 
 def flat_keys(part: RoutingMetrics | StepEndpoints | RunGradients) -> dict[str, Any]:
@@ -172,10 +220,12 @@ def write_metrics(folder: Path, metrics: RunMetrics) -> None:
 
 
 def read_metrics(folder: Path) -> RunMetrics:
-    """metrics.json of a run's folder."""
+    """metrics.json of a run's folder; an impossible number, or two that contradict each other, are refused by their keys."""
     file = folder / METRICS_FILE
     data = read_object(file, advice=RUN_AGAIN)
     try:
-        return RunMetrics.from_dict(data)
+        metrics = RunMetrics.from_dict(data)
+        metrics.check()
     except InputError as error:
         raise InputError(f"{file} is not readable: {error} To go on, {RUN_AGAIN}.") from error
+    return metrics

@@ -18,6 +18,14 @@ UNPENALIZED = ("ce", "centered-head")
 """Methods without a coefficient: theirs is 0, so one run serves every coefficient of a sweep."""
 
 
+def run_name(method: str, coef: float, seed: int, router: str | None = None) -> str:
+    """The folder of a run: method, coefficient, seed; with experts the `router` variant, and a method other than CE."""
+    named = f"{method}-{coef:g}"
+    if router is not None:
+        named = router if method == "ce" else f"{router}-{named}"
+    return f"{named}-s{seed}"
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """One run. The defaults are the paper's recipe (Adam's β, decay, clipping), at a scale that fits two cores."""
@@ -168,10 +176,7 @@ class TrainConfig:
     @property
     def name(self) -> str:
         """The folder of the run: method, coefficient, seed; with experts the router variant, and a method beyond CE."""
-        method = f"{self.method}-{self.coef:g}"
-        if self.moe is not None:
-            method = self.moe.name if self.method == "ce" else f"{self.moe.name}-{method}"
-        return f"{method}-s{self.seed}"
+        return run_name(self.method, self.coef, self.seed, None if self.moe is None else self.moe.name)
 
     def lr_at(self, step: int) -> float:
         """Linear warm-up over the first `warmup` steps, then a cosine that would reach the floor one step after the last."""

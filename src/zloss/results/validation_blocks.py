@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zloss.errors import InputError
+from zloss.results.record import NATS, NOT_NEGATIVE
 
 VIOLATION = "violation"
 """|log Z − c|; the coordinate follows, `violation.raw`, as after the next three."""
@@ -38,13 +39,13 @@ class ValidationBlocks:
 
     tokens: tuple[int, ...]
     """Predictions of each block."""
-    ce: tuple[float | None, ...]
+    ce: tuple[float | None, ...] = field(metadata=NATS)
     """Mean cross-entropy of each block, in nats per token; None where one of its tokens is not finite."""
-    kept: int = 0
+    kept: int = field(default=0, metadata=NOT_NEGATIVE)
     """K: values kept of every tail."""
-    tails: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    tails: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict, metadata=NOT_NEGATIVE)
     """Quantity and coordinate (`violation.raw`) → for each block its values among the K largest, largest first."""
-    means: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    means: dict[str, tuple[float | None, ...]] = field(default_factory=dict, metadata=NOT_NEGATIVE)
     """`shift_squared.raw`, `violation_squared.raw` and `violation_squared.centered` → mean over the tokens of each block."""
 
     def __post_init__(self) -> None:

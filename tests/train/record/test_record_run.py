@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,20 @@ def test_two_methods_and_two_seeds_get_a_verdict(tmp_path: Path, capsys: pytest.
         assert interval["lower"] < interval["upper"], part
     assert comparison["quality"]["seed_varies"].startswith("the initial weights")
     assert main(["report", str(tmp_path / "comparison.json"), "--out", str(tmp_path / "page")]) == 0
+
+
+def test_a_recorded_run_was_compared_under_two_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_plain(tmp_path, zloss.CrossEntropy(), 1, steps=3)
+    shutil.copytree(tmp_path / "ce-0-s1", copy := tmp_path / "ce-0-s2")
+    for name in ("config.json", "metrics.json"):
+        data = json.loads((copy / name).read_text())
+        (copy / name).write_text(json.dumps(data | {"seed": 2}))
+    assert main(["compare", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert "the same `loss` and `grad_norm`, bit for bit, at all 3 steps, but `seed` is 1 and 2" in error
+    (copy / "metrics.json").write_text(json.dumps(json.loads((copy / "metrics.json").read_text()) | {"ppl": -1}))
+    assert main(["compare", str(tmp_path), "--quiet"]) == 2
+    assert f"{copy / 'metrics.json'} is not readable: `ppl` is expected to be at least 1" in capsys.readouterr().err
 
 
 def test_ce_of_every_block_is_that_of_the_trained_model(tmp_path: Path) -> None:

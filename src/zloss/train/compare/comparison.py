@@ -95,6 +95,8 @@ def compare_runs(
 def _seed_varies(base: Sequence[FinishedRun]) -> str:
     """What two seeds of this experiment differ in."""
     run = base[0]
+    if not run.seed_matters:
+        return "dropout alone, where there is any: every step trains on all blocks, from the same weights"
     pretrained = run.config.get("from_config") is None and run.moe is None
     if pretrained and len({other.config.get("initial_weights") for other in base}) == 1:
         return "the order of the data and dropout, not the initial weights"

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError
-from zloss.results.moe_config import FREE_MOE
+from zloss.results.moe_config import FREE_MOE, router_name, variants
 from zloss.results.provenance import RunProvenance, read_run_provenance
 from zloss.results.reading import read_object
 from zloss.results.record import from_plain
 from zloss.results.recorded_run import FREE_RECORDED, RecordedRun
-from zloss.results.run_config import CONFIG_FILE
+from zloss.results.run_config import CONFIG_FILE, RunConfig
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
 from zloss.results.step_record import StepRecord
-from zloss.results.train_config import FREE
+from zloss.results.train_config import FREE, TrainConfig, run_name
+from zloss.source.objectives.registry import objective_names
 from zloss.train.folder.step_log import STEPS_FILE, read_steps
 
 START = "initial_weights"
@@ -120,6 +122,18 @@ class FinishedRun:
         """Whether another loop made the run."""
         return self.config.get("schema") == RecordedRun.SCHEMA
 
+    @property
+    def seed_matters(self) -> bool:
+        """False where the seed can only change dropout: the weights are given and every step trains on all blocks."""
+        config = self.config
+        if self.recorded or self.moe is not None or config.get("from_config") is not None:
+            return True
+        try:
+            blocks, per_step = config["data"]["train"]["blocks"], config["micro_batch"] * config["accumulate"]
+            return bool(per_step % blocks)
+        except (KeyError, TypeError, ZeroDivisionError):
+            return True
+
     def experiment(self) -> dict[str, Any]:
         """Every field that must agree between compared runs, flat; runs are paired by their seed."""
         flat, free = _flat(self.config).items(), (*FREE, "seed", *(FREE_RECORDED if self.recorded else ()))
@@ -131,17 +145,57 @@ def read_run(folder: Path) -> FinishedRun:
     config = read_object(folder / CONFIG_FILE, advice=RUN_AGAIN)
     try:
         from_plain(_RunKeys, config)
+        # The records check their own ranges. A key that only another version has is left aside.
+        if config.get("schema") == RunConfig.SCHEMA:
+            from_plain(TrainConfig, config)
+        elif config.get("schema") == RecordedRun.SCHEMA:
+            from_plain(RecordedRun, config)
     except InputError as error:
         raise InputError(
             f"{folder / CONFIG_FILE} is not the config of a run: {error} To go on, {RUN_AGAIN}."
         ) from error
     record = read_metrics(folder)
+    run = FinishedRun(folder, config, record)
+    _check_names(run)
     try:
         provenance = read_run_provenance(folder)
     except InputError:
         # It says how the numbers were made and changes none of them: a comparison does without it.
         provenance = None
-    return FinishedRun(folder, config, record, provenance)
+    return replace(run, provenance=provenance)
+
+
+def _check_names(run: FinishedRun) -> None:
+    """Refuse a folder whose metrics.json, or whose name, is of another method, coefficient or seed than its config.json."""
+    moe, routing = run.moe, run.record.routing
+    pairs = [(key, getattr(run.record, key), key, run.config[key]) for key in ("method", "coef", "seed")]
+    if moe is not None and routing is not None:
+        pairs.append(("router.variant", routing.router.variant, "moe.router", moe["router"]))
+        pairs.append(("router.coef", routing.router.coef, "moe.router_coef", moe["router_coef"]))
+    for key, value, of_config, expected in pairs:
+        if value != expected:
+            raise InputError(
+                f"`{key}` of {run.folder / METRICS_FILE} is expected to be {expected!r}, as `{of_config}` of {CONFIG_FILE} is, "
+                f"but is {value!r}: {RUN_AGAIN}."
+            )
+    name = run_name(
+        run.config["method"],
+        run.config["coef"],
+        run.seed,
+        None if moe is None else router_name(moe["router"], moe["router_coef"]),
+    )
+    if run.folder.name != name and _is_run_name(run.folder.name):
+        raise InputError(
+            f"{run.folder} has the name of another run than its {CONFIG_FILE} describes (`method` {run.config['method']!r}, "
+            f"`coef` {run.config['coef']!r}, `seed` {run.seed}): its name is expected to be {name}; rename it, or {RUN_AGAIN}."
+        )
+
+
+def _is_run_name(name: str) -> bool:
+    """Whether a folder has a name as `zloss train` and `record_run` give it; other names say nothing about the run."""
+    names = (*objective_names(), *(variant.replace(":", "-") for variant in variants()))
+    part = rf"(?:{'|'.join(map(re.escape, names))})-[0-9.e+-]+"
+    return re.fullmatch(rf"{part}(?:-{part})?-s\d+", name) is not None
 
 
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:

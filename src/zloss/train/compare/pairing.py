@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from zloss.errors import InputError
 from zloss.results.moe_config import MATCHED, OFF, REFERENCE
 from zloss.results.train_config import UNPENALIZED
 from zloss.train.compare.finished_run import FinishedRun, check_pair
+from zloss.train.folder.step_log import STEPS_FILE
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Pairing:
 
 def pair_runs(runs: Sequence[FinishedRun], base: Sequence[FinishedRun]) -> list[Pairing]:
     """One pairing per method and coefficient, the baseline first; runs of another experiment are refused."""
+    refuse_copies(runs)
     by_seed = {run.seed: run for run in base}
     groups: dict[tuple[str, float], list[FinishedRun]] = {}
     for run in runs:
@@ -50,6 +53,26 @@ def pair_runs(runs: Sequence[FinishedRun], base: Sequence[FinishedRun]) -> list[
         groups.setdefault(run.key, []).append(run)
     pairings = [_pair(group, by_seed) for group in groups.values()]
     return sorted(pairings, key=lambda p: (p.key != base[0].key, p.method not in (*UNPENALIZED, OFF), p.method, p.coef))
+
+
+def refuse_copies(runs: Sequence[FinishedRun]) -> None:
+    """Refuse runs of different seeds whose every step is the same: they are one run, and would count as two.
+
+    Runs in which the seed cannot change the batches are let through.
+    """
+    seen: dict[tuple[float | None, ...], FinishedRun] = {}
+    for run in runs:
+        numbers = (value for step in run.steps for value in (step.loss, step.cross_entropy, step.grad_norm))
+        curve = tuple(value if math.isfinite(value) else None for value in numbers)
+        if all(value is None for value in curve) or not run.seed_matters:
+            continue
+        other = seen.setdefault(curve, run)
+        if other.seed != run.seed:
+            raise InputError(
+                f"{other.folder / STEPS_FILE} and {run.folder / STEPS_FILE} hold the same `loss` and `grad_norm`, bit for bit, "
+                f"at all {len(run.steps)} steps, but `seed` is {other.seed} and {run.seed}: one is a copy of the other, or the "
+                "seed changes nothing in the loop that made them; remove one."
+            )
 
 
 def _pair(group: Sequence[FinishedRun], by_seed: Mapping[int, FinishedRun]) -> Pairing:
