@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zloss.errors import CheckpointError, InputError
+from zloss.models.checkpoint import refuse_adapter
 from zloss.protocol.drift.config import DriftConfig
 
 _STEP = re.compile(r"(?:step|steps|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)", re.IGNORECASE)
@@ -85,11 +86,10 @@ def _folders(name: str) -> list[Place]:
     folder = Path(name)
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {name}: a Hugging Face id needs `revisions`.")
-    inside = [
-        child
-        for child in sorted(folder.iterdir())
-        if child.is_dir() and (child / CONFIG_FILE).is_file() and step_of(child.name) is not None
-    ]
+    children = [child for child in sorted(folder.iterdir()) if child.is_dir() and step_of(child.name) is not None]
+    for place in (folder, *children):
+        refuse_adapter(str(place))
+    inside = [child for child in children if (child / CONFIG_FILE).is_file()]
     if inside:
         return [_place(child) for child in inside]
     if not (folder / CONFIG_FILE).is_file():
