@@ -30,6 +30,7 @@ from zloss.results.folder_writing import whole_folder
 from zloss.results.named_path import without_folders
 from zloss.results.provenance import Provenance, shared_keys
 from zloss.results.record import to_plain
+from zloss.results.unfinished import remove_abandoned
 from zloss.results.writing import write_json
 from zloss.text.corpus import open_corpus
 
@@ -127,6 +128,8 @@ def _refuse_folder(out: Path, force: bool) -> None:
     """An error, before the work starts, where `out` cannot be replaced by the finished copy."""
     check_folder(out)
     check_folder(out.parent)
+    # Here too: a run that was killed after its copy was in place is followed by one that is refused.
+    remove_abandoned(out.parent)
     _refuse_filled(out, force)
     here = Path.cwd()
     if os.path.ismount(out) or out in (here, *here.parents):

@@ -77,9 +77,13 @@ def write_card(original: Path, target: Path, result: Centering) -> None:
 
 def _done(result: Centering) -> str:
     """What was done to the weights."""
-    rows = "" if result.valid_vocab == result.vocab else f" of its first {result.valid_vocab} rows"
+    rows = (
+        "mean row"
+        if result.valid_vocab == result.vocab
+        else f"mean of the first {result.valid_vocab} of {result.vocab} rows"
+    )
     bias = ", and the mean of the bias from the bias" if result.mean_bias is not None else ""
-    text = f"The mean{rows or ' row'} of the output head (‖w̄‖ = {result.mean_row_norm:.4g}) was subtracted from every row{bias}."
+    text = f"The {rows} of the output head (‖w̄‖ = {result.mean_row_norm:.4g}) was subtracted from every row{bias}."
     if result.tied_after:
         text += " The head is still tied to the input embedding: w̄ was added to every learned position in return."
     elif result.tied_before:
