@@ -87,11 +87,11 @@ def _folders(name: str) -> list[Place]:
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {name}: a Hugging Face id needs `revisions`.")
     children = [child for child in sorted(folder.iterdir()) if child.is_dir() and step_of(child.name) is not None]
-    for place in (folder, *children):
-        refuse_adapter(str(place))
     inside = [child for child in children if (child / CONFIG_FILE).is_file()]
     if inside:
         return [_place(child) for child in inside]
+    for place in (folder, *children):
+        refuse_adapter(str(place))
     if not (folder / CONFIG_FILE).is_file():
         raise CheckpointError(
             f"{name} is no checkpoint and holds none: expected {CONFIG_FILE} in it or in folders inside."
@@ -100,6 +100,7 @@ def _folders(name: str) -> list[Place]:
 
 
 def _place(folder: Path) -> Place:
+    refuse_adapter(str(folder))
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise CheckpointError(f"{folder} has no weights: expected .safetensors files in it.")
     return Place(folder.absolute().name, _step(folder.absolute().name), str(folder))
