@@ -190,7 +190,7 @@ def _is_adapter(name: str, file: Path) -> str:
 
 def _hub_adapter(identifier: str, *, local_files_only: bool) -> Path | None:
     """The adapter's configuration where the id on the hub is that of a PEFT adapter."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     try:
         found = cached_file(identifier, ADAPTER_CONFIG, local_files_only=local_files_only)

@@ -163,7 +163,7 @@ def test_a_kill_while_the_copy_is_measured(model: Path, tmp_path: Path) -> None:
     """The copy is complete and not yet compared: it is not at its place."""
     for delay in (0.0, 0.1, 0.3):
         out = tmp_path / f"after{delay}" / "out"
-        child = Child(words(model, out))
+        child = Child([*words(model, out), "--blocks", "400"])  # seconds of measuring
         deadline = time.monotonic() + 120
         while not list(out.parent.glob(".out.*/config.json")) and time.monotonic() < deadline:
             time.sleep(0.001)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from zloss.protocol.center.change import Change
 from zloss.protocol.center.weight_files import INDEX, WeightFiles, write_weight_files
-from zloss.report.text.numbers import number
 from zloss.results.centering import FILE, Centering
 from zloss.results.folder_lock import LOCK_FILE
 
@@ -44,12 +43,12 @@ def findings_of(result: Centering, ppl_agreement: float) -> tuple[str, ...]:
         f"PPL is {before.ppl:.6g} for the original and {after.ppl:.6g} for the copy, a relative difference of "
         f"{result.ppl_relative_difference:.1e}; greedy continuations of {result.greedy_tokens} tokens are "
         f"{'equal' if result.greedy_equal else 'NOT equal'}.",
-        f"p99 |μ| over all {result.vocab} rows went from {number(before.mu_abs_99)} to {number(after.mu_abs_99)} nat.",
+        f"p99 |μ| over all {result.vocab} rows went from {_nat(before.mu_abs_99)} to {_nat(after.mu_abs_99)}.",
     ]
     if valid != result.vocab:
         found.append(
-            f"p99 |μ| over the first {valid} rows, whose mean was subtracted, went from {number(before.mu_valid_abs_99)} to "
-            f"{number(after.mu_valid_abs_99)} nat; over all rows μ need not be zero."
+            f"p99 |μ| over the first {valid} rows, whose mean was subtracted, went from {_nat(before.mu_valid_abs_99)} to "
+            f"{_nat(after.mu_valid_abs_99)}; over all rows μ need not be zero."
         )
     rounded = [dtype for dtype in result.stored_dtype.split(", ") if dtype not in ("float32", "float64")]
     if result.verified:
@@ -62,6 +61,10 @@ def findings_of(result: Centering, ppl_agreement: float) -> tuple[str, ...]:
     else:
         found.append("NOT verified: the copy's predictions differ from the original's.")
     return tuple(found)
+
+
+def _nat(value: float | None) -> str:
+    return "a number that is not finite" if value is None else f"{value:.4g} nat"
 
 
 def write_card(original: Path, target: Path, result: Centering) -> None:
