@@ -16,6 +16,7 @@ from tests.faults.write_events import count_writes
 from tests.tiny_gguf import tiny_tensors, write_gguf
 from tests.tiny_models import save_model
 from tests.train.tiny_run import SCRATCH, some_text
+from zloss.results.folder_lock import LOCK_FILE
 
 STEPS = 12
 
@@ -68,7 +69,7 @@ class Scenario:
 
 
 def scenarios(folder: Path) -> dict[str, Scenario]:
-    """train, audit and conversion of a GGUF file, on tiny models in `folder`."""
+    """train, audit, conversion of a GGUF file and center, on tiny models in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     text, model, gguf = folder / "text.txt", folder / "gpt2", folder / "tiny.gguf"
     text.write_text(some_text()[:30_000], encoding="utf-8")
@@ -91,6 +92,12 @@ def scenarios(folder: Path) -> dict[str, Scenario]:
             lambda place: {"ZLOSS_CACHE": str(place / "cache"), "ZLOSS_SAVE_EVERY": "1000"},
             # Two audits of one file share the cache and nothing else.
             lambda place: place / "second",
+        ),
+        "center": Scenario(
+            "center",
+            # Without --force a command that has ended well is refused when it runs again.
+            lambda place: ["center", str(model), *quick, "--blocks", "4", "--force", "--out", str(place / "copy")],
+            lambda place: _center_numbers(place / "copy"),
         ),
     }
 
@@ -138,6 +145,17 @@ def _run_numbers(place: Path) -> Any:
     steps = [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
     weights = hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
     return json.loads((folder / "metrics.json").read_text()), steps, weights
+
+
+def _center_numbers(copy: Path) -> Any:
+    """What was measured, and the weights; a copy without its measurements is not whole."""
+    if not copy.exists() or [path.name for path in copy.iterdir()] in ([], [LOCK_FILE]):
+        raise FileNotFoundError(copy)
+    assert (copy / "centering.json").is_file(), "a copy that was not measured"
+    found = json.loads((copy / "centering.json").read_text())
+    del found["provenance"]
+    files = [path for path in sorted(copy.iterdir()) if path.name not in ("centering.json", LOCK_FILE)]
+    return found, {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _audit_numbers(place: Path) -> Any:

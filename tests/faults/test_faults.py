@@ -34,7 +34,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize(("name", "share"), [("train", 0.15), ("train", 0.6), ("audit", 0.5), ("conversion", 0.55)])
+@pytest.mark.parametrize(
+    ("name", "share"), [("train", 0.15), ("train", 0.6), ("audit", 0.5), ("conversion", 0.55), ("center", 0.5)]
+)
 def test_a_command_that_was_killed_at_a_write_goes_on(
     known: dict[str, Scenario], tmp_path: Path, name: str, share: float
 ) -> None:
@@ -69,7 +71,9 @@ def test_a_damaged_conversion_is_made_again(known: dict[str, Scenario], tmp_path
         assert weights.read_bytes() == content
 
 
-@pytest.mark.parametrize(("name", "size"), [("train", 100), ("train", 3000), ("audit", 3000), ("conversion", 20_000)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("train", 100), ("train", 3000), ("audit", 3000), ("conversion", 20_000), ("center", 20_000)]
+)
 def test_a_disk_that_takes_no_large_file(known: dict[str, Scenario], tmp_path: Path, name: str, size: int) -> None:
     scenario, place = known[name], tmp_path / "place"
     ended = run(scenario.start_words(place), largest_file(size)).check_contract()

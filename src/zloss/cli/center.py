@@ -14,8 +14,9 @@ from zloss.protocol.center.config import CenterConfig
 
 @dataclass(frozen=True)
 class Center:
-    """Subtract the mean row from a model's output head and write the result as an ordinary checkpoint folder. Probabilities and
-    cross-entropy stay; the mean logit of every token becomes zero. The copy is loaded again and compared with the original.
+    """Subtract the mean row from a model's output head and write the result as an ordinary checkpoint folder. Up to the rounding
+    of the stored dtype, probabilities and cross-entropy stay and the mean logit of every token becomes zero. The copy is loaded
+    again and compared with the original before it appears; its model card says what was measured.
 
     Example: zloss center ./my_checkpoint --text valid.txt --out centered
     """
@@ -24,7 +25,7 @@ class Center:
     out: str = "zloss-centered"
     """Folder for the copy and centering.json."""
     force: bool = False
-    """Replace what the folder holds."""
+    """Replace what the folder holds; never the original."""
     quiet: bool = False
     """No progress and no table."""
 

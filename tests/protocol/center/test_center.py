@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 from tests.tiny_models import save_model
-from zloss.errors import CoordinateError, OutputError, TiedHeadError
+from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.checkpoint.run import run_audit
+from zloss.errors import CoordinateError, InputError, OutputError, TiedHeadError
 from zloss.protocol.center.config import CenterConfig
 from zloss.protocol.center.run import center_checkpoint
 
@@ -124,3 +127,67 @@ def test_the_copy_loads_without_our_package(tmp_path: Path) -> None:
         "assert model.get_input_embeddings().weight.data_ptr() != model.get_output_embeddings().weight.data_ptr()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_card_of_a_16_bit_copy_claimed_unchanged_probabilities(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = save("neox", tmp_path / "model")
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    result = center(folder, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert not result.verified
+    assert "NOT verified: the changed tensors are stored in bfloat16" in card
+    assert f"PPL is {result.before.ppl:.6g} for the original and {result.after.ppl:.6g} for the copy" in card
+    assert "probabilities and cross-entropy are those of the original" not in card
+    assert "μ of every token is zero" not in card
+    assert f"to {result.after.mu_abs_99:.4g} nat" in card
+    assert result.after.mu_abs_99 > 1e-5  # what the card claimed to be zero
+    written = json.loads((tmp_path / "out" / "centering.json").read_text())
+    assert written["findings"] == list(result.findings)
+    assert all(sentence in card for sentence in result.findings)
+
+
+def test_the_card_claimed_mu_zero_over_all_rows_for_the_mean_of_the_first_ones(tmp_path: Path) -> None:
+    folder = save("neox", tmp_path / "model")
+    result = center(folder, tmp_path / "out", valid_vocab=504)
+    assert (result.vocab, result.valid_vocab) == (512, 504)
+    assert result.verified
+    assert result.after.mu_valid_abs_99 < 1e-6 < 1e-3 < result.after.mu_abs_99
+    # The numbers that the audit of the copy gives.
+    audit = AuditConfig(model=str(tmp_path / "out"), blocks=4, block_size=32, gradient_blocks=0)
+    assert run_audit(audit).mu_abs_99 == result.after.mu_abs_99
+    assert run_audit(replace(audit, valid_vocab=504)).mu_abs_99 == result.after.mu_valid_abs_99
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "mean of the first 504 of 512 rows of the output head" in card
+    assert f"over all 512 rows went from {result.before.mu_abs_99:.4g} nat to {result.after.mu_abs_99:.4g} nat" in card
+    assert f"to {result.after.mu_valid_abs_99:.4g} nat; over all rows μ need not be zero" in card
+    assert "μ of every token is zero" not in card
+
+
+def test_the_card_of_a_copy_that_stays_tied_claimed_that_no_other_weight_was_changed(tmp_path: Path) -> None:
+    center(save("gpt2", tmp_path / "model"), tmp_path / "out", keep_tied=True)
+    assert "w̄ was added to every learned position in return" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_copy_of_a_copy_has_its_own_card_and_figures(tmp_path: Path) -> None:
+    """What an earlier centering left in the folder is not carried over."""
+    center(save("neox", tmp_path / "model"), tmp_path / "first")
+    (tmp_path / "first" / ".zloss-lock").write_text("1\n")
+    result = center(tmp_path / "first", tmp_path / "second")
+    assert not (tmp_path / "second" / ".zloss-lock").exists()
+    assert json.loads((tmp_path / "second" / "centering.json").read_text())["model"] == "first"
+    assert (tmp_path / "second" / "README.md").read_text().startswith("# first, row-centered")
+    assert result.mean_row_norm < 1e-6
+
+
+@pytest.mark.parametrize("rows", [513, 100_000, 0, -1, True, "many"])
+def test_more_valid_rows_than_the_head_has_were_accepted(tmp_path: Path, rows: Any) -> None:
+    with pytest.raises(InputError, match="`valid_vocab` is expected to"):
+        center(save("neox", tmp_path / "model"), tmp_path / "out", valid_vocab=rows)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_rows_of_the_tokenizer_as_in_the_command_that_an_audit_suggests(tmp_path: Path) -> None:
+    """`zloss audit --valid-vocab tokenizer` suggests `zloss center --valid-vocab tokenizer`, which was refused."""
+    assert center(save("neox", tmp_path / "model"), tmp_path / "out", valid_vocab="tokenizer").valid_vocab == 500

@@ -18,7 +18,7 @@ from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
 from zloss.measure.graph_room import GraphRoom
-from zloss.measure.measurement import Measurement, measurement_of
+from zloss.measure.measurement import Measurement, measurement_of, resolve_vocab
 from zloss.measure.model_blocks import ModelBlocks, model_blocks
 from zloss.measure.sharded_layers import shard_layers_
 from zloss.measure.token_pass import KeptForwards
@@ -159,7 +159,7 @@ def _open(config: AuditConfig, checkpoint: Checkpoint | None, progress: Progress
     with clock("spectrum"), progress.step("spectrum of the head", None):
         measurement = measurement_of(
             head,
-            _wanted_vocab(config.valid_vocab, head.vocab, len(checkpoint.tokenizer)),
+            resolve_vocab(config.valid_vocab, head.vocab, len(checkpoint.tokenizer)),
             coef=config.diag_coef,
             gain_beta=config.gain_beta,
             svd=config.svd,
@@ -195,18 +195,6 @@ def _load(config: AuditConfig, progress: Progress, clock: Clock) -> Checkpoint:
             trust_remote_code=config.trust_remote_code,
             allow_pickle=config.allow_pickle,
         )
-
-
-def _wanted_vocab(asked: int | str | None, rows: int, tokenizer_rows: int) -> int | None:
-    """Rows inside log Z as the configuration asks for them; None for all."""
-    if asked is None:
-        return None
-    if asked == "tokenizer":
-        return min(tokenizer_rows, rows)
-    try:
-        return int(asked)
-    except ValueError as error:
-        raise InputError(f"`valid_vocab` is expected to be a number or 'tokenizer', but got {asked!r}.") from error
 
 
 def _check_token_ids(blocks: Blocks, vocab: int) -> None:

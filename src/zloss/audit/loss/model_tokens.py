@@ -55,7 +55,7 @@ def open_model_tokens(
     """
     progress = progress or Silent()
     with progress.step(f"loading {model[-40:]}", None):
-        checkpoint = load_checkpoint(model, dtype=dtype)
+        checkpoint = load_checkpoint(model, dtype=dtype, allow_pickle=None)
         head = find_head(checkpoint)
     with progress.step("reading text", None):
         corpus = open_corpus(texts, None)

@@ -41,7 +41,7 @@ class Change:
 
 
 def plan_change(
-    checkpoint: Checkpoint, head: OutputHead, files: WeightFiles, *, keep_tied: bool, valid_vocab: int | None
+    checkpoint: Checkpoint, head: OutputHead, files: WeightFiles, *, keep_tied: bool, valid_vocab: int
 ) -> Change:
     """The change for this model; `checkpoint` is loaded from `files`."""
     refuse_uncenterable(checkpoint, head)

@@ -27,9 +27,10 @@ class CenterConfig:
     keep_tied: bool = False
     """Keep a tied head tied, by moving the mean row into learned positions that are added to the embedding (GPT-2, OPT).
     Default: untie the copy."""
-    valid_vocab: int | None = None
-    """Rows over which the mean row is taken, where the head has padding rows. Default: all."""
+    valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
+    """Rows over which the mean row is taken, where the head has padding rows: a number, or 'tokenizer' for those with a token.
+    Default: all."""
 
     def __post_init__(self) -> None:
         check_counts(self, ("blocks",))
-        check_optional_counts(self, ("block_size", "valid_vocab"))
+        check_optional_counts(self, ("block_size",))

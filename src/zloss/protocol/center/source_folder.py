@@ -1,13 +1,17 @@
-"""The folder in which a checkpoint's files lie: a local one, a converted GGUF file, or a snapshot of the hub."""
+"""The folder that holds a checkpoint's files: a local one, a converted GGUF file, or a snapshot of the hub.
+
+What `zloss center` reads is never replaced by what it writes, not even with `force`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from zloss.errors import CheckpointError
-from zloss.models.checkpoint import SMOLLM2_HUB, embedded_smollm2, not_found, refuse_missing_gguf
+from zloss.errors import CheckpointError, OutputError
+from zloss.models.checkpoint import SMOLLM2_HUB, embedded_smollm2, not_found, refuse_adapter, refuse_missing_gguf
 from zloss.models.gguf import converted_gguf
 from zloss.models.hub import hub_options, refuse_missing_folder
 from zloss.results.choices import SMOLLM2
@@ -35,5 +39,31 @@ def source_folder(name: str) -> Iterator[Path]:
         fetched = Path(snapshot_download(identifier, allow_patterns=list(WANTED), **hub_options()))
     except Exception as error:
         raise CheckpointError(not_found(name, identifier, error)) from error
-    # Outside the `try`: what goes wrong in the caller's block is no failure of the download.
+    # Outside the `try`: what goes wrong in the caller's block is not a failed download.
+    refuse_adapter(name, fetched)
     yield fetched
+
+
+def refuse_overlap(out: Path, inputs: Sequence[Path]) -> None:
+    """An error where writing to `out` would change or remove one of the `inputs`, files or folders.
+
+    Folders are compared by identity, so links, relative paths and the case of letters make no difference.
+    """
+    for given in inputs:
+        if _same(out, given):
+            raise OutputError(f"`out` is {given} itself, and an original is never overwritten: choose another folder.")
+        if any(_same(parent, given) for parent in out.parents):
+            raise OutputError(f"`out` is inside {given}, and an original is never changed: choose a folder outside it.")
+        for file in (given, *(given.iterdir() if given.is_dir() else ())):
+            # The files of a folder may be links to another one, as in the cache of the hub.
+            if any(_same(parent, out) for parent in file.resolve().parents):
+                raise OutputError(
+                    f"`out` contains {file}, and an original is never overwritten: choose a folder that does not contain it."
+                )
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False

@@ -6,7 +6,7 @@ Both models run in fp32 on the same blocks. The error of 16-bit logits is that o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,11 @@ class StorageError:
 
 
 def measure_model(config: AuditConfig, checkpoint: Checkpoint, blocks: Blocks, progress: Progress) -> CenteringNumbers:
-    """The numbers of one side."""
-    report = run_audit(config, checkpoint=checkpoint, progress=progress)
+    """The numbers of one side, over all rows of the head; μ also over the `valid_vocab` of the configuration."""
+    report = run_audit(replace(config, valid_vocab=None), checkpoint=checkpoint, progress=progress)
+    valid = None
+    if config.valid_vocab not in (None, report.model.vocab):
+        valid = run_audit(config, checkpoint=checkpoint, progress=progress).mu_abs_99
     raw, spacing = report.heads.raw, report.precision.raw
     errors = {
         name: storage_error(checkpoint, blocks, dtype)
@@ -55,6 +58,7 @@ def measure_model(config: AuditConfig, checkpoint: Checkpoint, blocks: Blocks, p
         bf16_logit_rms=errors["bf16"].rms,
         fp16_ce_error=errors["fp16"].cross_entropy,
         fp16_logit_rms=errors["fp16"].rms,
+        mu_valid_abs_99=valid,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zloss.errors import CheckpointError, InputError
+from zloss.models.checkpoint import refuse_adapter
 from zloss.protocol.drift.config import DriftConfig
 
 _STEP = re.compile(r"(?:step|steps|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)", re.IGNORECASE)
@@ -85,13 +86,12 @@ def _folders(name: str) -> list[Place]:
     folder = Path(name)
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {name}: a Hugging Face id needs `revisions`.")
-    inside = [
-        child
-        for child in sorted(folder.iterdir())
-        if child.is_dir() and (child / CONFIG_FILE).is_file() and step_of(child.name) is not None
-    ]
+    children = [child for child in sorted(folder.iterdir()) if child.is_dir() and step_of(child.name) is not None]
+    inside = [child for child in children if (child / CONFIG_FILE).is_file()]
     if inside:
         return [_place(child) for child in inside]
+    for place in (folder, *children):
+        refuse_adapter(str(place))
     if not (folder / CONFIG_FILE).is_file():
         raise CheckpointError(
             f"{name} is no checkpoint and holds none: expected {CONFIG_FILE} in it or in folders inside."
@@ -100,6 +100,7 @@ def _folders(name: str) -> list[Place]:
 
 
 def _place(folder: Path) -> Place:
+    refuse_adapter(str(folder))
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise CheckpointError(f"{folder} has no weights: expected .safetensors files in it.")
     return Place(folder.absolute().name, _step(folder.absolute().name), str(folder))

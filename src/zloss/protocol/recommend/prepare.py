@@ -115,7 +115,7 @@ def audit_model(session: Session, checkpoint: Checkpoint) -> AuditReport:
 def load_model(session: Session) -> Checkpoint:
     """The model alone, where the runs were made elsewhere."""
     with session.progress.step(f"loading {Path(session.config.model).name[-30:]}", None):
-        return load_checkpoint(session.config.model)
+        return load_checkpoint(session.config.model, allow_pickle=None)
 
 
 def _plan_before(session: Session, identity: str) -> RecommendPlan | None:

@@ -35,16 +35,9 @@ def print_centering(result: Centering, folder: str, console: Console | None = No
     for note in result.notes:
         print_sentence(console, note)
     if result.tied_before and not result.tied_after:
-        console.print(f"The head was tied and is now a tensor of its own: {result.extra_bytes / 1e6:.1f} MB more.")
-    same = "equal" if result.greedy_equal else "NOT equal"
-    console.print(
-        f"PPL differs by {result.ppl_relative_difference:.1e} (relative); greedy continuations of {result.greedy_tokens} tokens "
-        f"are {same}."
-    )
-    if not result.verified:
-        console.print(
-            f"NOT verified: the head is stored in {result.stored_dtype}, in which the centered rows are rounded anew."
-            if "float32" not in result.stored_dtype
-            else "NOT verified: the copy does not behave as the original."
+        print_sentence(
+            console, f"The head was tied and is a separate tensor in the copy: {result.extra_bytes / 1e6:.1f} MB more."
         )
+    for finding in result.findings:
+        print_sentence(console, finding)
     console.print(folder, markup=False, highlight=False)

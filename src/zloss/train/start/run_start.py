@@ -36,7 +36,10 @@ class Start:
 
 def prepare_start(config: TrainConfig) -> Start:
     """Load or build the model and tokenize the texts once for all runs of the same experiment."""
-    checkpoint = load_checkpoint(config.model) if config.pretrained else _from_scratch(config, _tokenizer(config))
+    if config.pretrained:
+        checkpoint = load_checkpoint(config.model, allow_pickle=None)
+    else:
+        checkpoint = _from_scratch(config, _tokenizer(config))
     bos_id = checkpoint.bos_id(config.bos)
     cut = settle_block_size(checkpoint, config.block_size, bos=bos_id is not None)
     data = open_data(replace(config, block_size=cut.size), checkpoint.tokenizer, bos_id)
