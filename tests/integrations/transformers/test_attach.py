@@ -198,8 +198,7 @@ def test_a_bypass_that_no_setting_shows_raises_in_the_first_step() -> None:
         train(trainer)
 
 
-def test_a_router_z_loss_of_a_step_is_its_mean_over_micro_batches() -> None:
-    """Its gradient is that of the mean over the step's micro-batches, also in the partial last step."""
+def test_a_router_z_loss_of_a_step_is_its_mean_over_the_tokens_of_all_micro_batches() -> None:
     model = small("OlmoeForCausalLM")
     plain, routed = copy.deepcopy(model), copy.deepcopy(model)
     plain_logs = train(make_trainer(plain, max_steps=1))
@@ -207,14 +206,16 @@ def test_a_router_z_loss_of_a_step_is_its_mean_over_micro_batches() -> None:
     attached = attach(trainer, zloss.CrossEntropy(), router=RouterZLoss("token_layer_mean", coef=1.0))
     logs = train(trainer)
     assert logs[0]["zloss/router_z"] > 0
-    assert attached.handle.router.micro_batches == 3
-    losses = []
+    assert attached.handle.router.step_tokens is None  # nothing is left of the last step
+    losses, tokens = [], []
     with attach_router(model) as handle:
         for start in (0, 4, 8):
             rows = [sequences()[index] for index in order(make_trainer(model))[start : start + 4]]
             model(**padded(rows))
-            losses.append(handle.last.loss.item())
-    assert logs[0]["loss"] - plain_logs[0]["loss"] == pytest.approx(sum(losses) / 3, rel=1e-3)
+            losses.append(handle.last.loss.item() * handle.last.decisions)
+            tokens.append(handle.last.decisions)
+    assert len(set(tokens)) == 3
+    assert logs[0]["loss"] - plain_logs[0]["loss"] == pytest.approx(sum(losses) / sum(tokens), rel=1e-3)
     with pytest.raises(ZlossError, match="already"):
         attach_router(routed)
 
