@@ -141,6 +141,7 @@ class TrainerAttachment:
             return self._own_log(logs, *args, **kwargs)
         found, last = self.window.both()
         alerts = self._watch(last | self._recorded_numbers())
+        self.window.restart()
         done = self._own_log(logs | self._named(found), *args, **kwargs)
         for alert in alerts:  # after the log, so that an alert that raises leaves its numbers in the trackers
             self._act(alert)
@@ -189,6 +190,7 @@ class _StepWatch(TrainerCallback):
         self._attachment = attachment
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._attachment.window.restart()
         if state.global_step:
             self._attachment.load(_checkpoint(args, state))
         if self._attachment.recorder is not None:
