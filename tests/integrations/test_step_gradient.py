@@ -107,7 +107,13 @@ def in_sft_trainer(router: None, head: Any, batch: int, micro_batches: int, **se
     model, seen = small(MODEL), _Gradients()
     data = datasets.Dataset.from_dict({"input_ids": [row["x"].tolist() for row in rows(0)]})
     arguments = trainer_arguments(
-        trl.SFTConfig, batch, micro_batches, bf16=False, gradient_checkpointing=False, router_aux_loss_coef=0.0, **settings
+        trl.SFTConfig,
+        batch,
+        micro_batches,
+        bf16=False,
+        gradient_checkpointing=False,
+        router_aux_loss_coef=0.0,
+        **settings,
     )
     trainer = trl.SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer(), callbacks=[seen])
     attach(trainer, head)
@@ -251,7 +257,11 @@ def test_the_z_loss_of_the_head_does_not_depend_on_the_split(loop: str, settings
         pytest.importorskip("trl", minversion="1.16")
     if loop == "Lightning":
         pytest.importorskip("lightning")
-    inputs = padded(rows(0)) if loop == "Trainer" else {"input_ids": (x := torch.stack([r["x"] for r in rows(0)])), "labels": x}
+    inputs = (
+        padded(rows(0))
+        if loop == "Trainer"
+        else {"input_ids": (x := torch.stack([r["x"] for r in rows(0)])), "labels": x}
+    )
     for split in ("1 process, 4 micro-batches", "2 processes, 2 micro-batches"):
         check(step[loop], "head", split, wanted_head(inputs), **TRAINER_SETTINGS[settings])
 

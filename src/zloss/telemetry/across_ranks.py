@@ -96,7 +96,9 @@ def _summary(names: list[str], whole_RP: Tensor, kept: int) -> dict[str, float]:
         return {"tokens": 0.0}
     found = {"tokens": tokens}
     for place, name in enumerate(names):
-        found[name if name in MEANS else entry_name(name, "mean")] = float(whole_RP[:, len(HEAD) + place].sum()) / tokens
+        found[name if name in MEANS else entry_name(name, "mean")] = (
+            float(whole_RP[:, len(HEAD) + place].sum()) / tokens
+        )
     start = len(HEAD) + len(names)
     for name in _tail_names(names):
         values_RK = whole_RP[:, start : start + kept]

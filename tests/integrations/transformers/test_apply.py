@@ -227,7 +227,9 @@ def test_logits_of_a_training_call_were_none_and_their_use_a_bare_type_error(use
     with apply(model, OBJECTIVE):
         output = model(**batch(), return_dict=return_dict)
     logits = output.logits if return_dict else output[1]
-    with pytest.raises(UnsupportedModelError, match="the output of LlamaForCausalLM has no logits: .* evaluation mode"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"the output of LlamaForCausalLM has no logits: .* evaluation mode"
+    ):
         LOGIT_USES[use](logits)
 
 
