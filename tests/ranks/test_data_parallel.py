@@ -118,3 +118,26 @@ def test_a_step_without_a_valid_token_divides_by_one() -> None:
 def test_bad_arguments_are_named(arguments: dict[str, object], told: str) -> None:
     with pytest.raises(zloss.errors.InputError, match=told):
         zloss.global_normalizer(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ignored", [-1, -2])
+def test_targets_that_the_loss_refuses_were_counted(ignored: int) -> None:
+    """nanoGPT marks ignored tokens with -1: without `ignore_index=-1` they were counted, and the mean was too small."""
+    target, hidden, weight = torch.tensor([3, ignored, 5, ignored]), torch.randn(4, 2), torch.randn(7, 2)
+    said = rf"holds the index {ignored}, but .* or pass ignore_index={ignored}\."
+    for tokens in (target, [target[:1], target[1:]]):
+        with pytest.raises(zloss.errors.TargetRangeError, match=said):
+            zloss.global_normalizer(tokens)
+    with pytest.raises(zloss.errors.TargetRangeError, match=said):
+        zloss.head_loss(hidden, weight, target, zloss.CrossEntropy())
+    assert float(zloss.global_normalizer(target, ignore_index=ignored)) == 2
+
+
+def test_a_mask_is_not_taken_for_targets() -> None:
+    """All its entries were counted, False ones too."""
+    with pytest.raises(zloss.errors.DtypeError, match=r"torch\.bool"):
+        zloss.global_normalizer(torch.tensor([True, False]))
+
+
+def test_small_unsigned_targets_are_not_compared_modulo_their_range() -> None:
+    assert float(zloss.global_normalizer(torch.tensor([156, 3], dtype=torch.uint8))) == 2

@@ -50,7 +50,7 @@ class TwoRanks:
 
 def totals(window: StepWindow) -> TokenTotals:
     (step,) = window._steps
-    return TokenTotals(step.values, step.tokens, step.cross_entropy, step.auxiliary)
+    return TokenTotals(step.values, step.tokens, step.cross_entropy, step.auxiliary, step.tokens)
 
 
 def test_two_ranks_give_the_numbers_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,3 +79,19 @@ def test_nothing_is_kept_beyond_the_window() -> None:
         kept.append(sum(value.numel() for each in window._steps for value in each.values.values()))
     assert kept[3] == kept[-1]
     assert not any(value.requires_grad for each in window._steps for value in each.values.values())
+
+
+def test_parts_of_the_loss_cover_all_steps_since_a_restart_and_tails_the_last_ones() -> None:
+    window = StepWindow(2, "centered", since_restart=True)
+    for step in range(5):
+        if step == 1:
+            window.restart()
+            assert window.scalars()["window_steps"] == 1  # readable until the next step ends
+        window.add(micro_batch(loss([step]), "mean"))
+        window.end_step()
+    found = window.scalars()
+    assert found["ce"] == pytest.approx(float(loss([1, 2, 3, 4]).cross_entropy), rel=1e-12)
+    assert found["z"] == pytest.approx(float(loss([1, 2, 3, 4]).auxiliary), rel=1e-12)
+    assert found["log_z_max"] == pytest.approx(loss([3, 4]).stats.summary()["log_z_max"], rel=1e-12)
+    assert found["window_steps"] == 2
+    assert window.last_step()["ce"] == pytest.approx(float(loss([4]).cross_entropy), rel=1e-12)

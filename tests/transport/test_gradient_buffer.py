@@ -86,3 +86,14 @@ def test_what_would_be_silently_wrong_is_refused() -> None:
         loss(torch.zeros(17, 6, requires_grad=True))
     with pytest.raises(errors.InputError, match="chunked"):
         loss(torch.zeros(17, 6), backend="dense")
+
+
+def test_a_parameter_of_megatron_with_another_buffer_is_left_alone() -> None:
+    """The protocol of `main_grad` is followed only where dW was added to it; tests/ranks/test_megatron.py runs Megatron."""
+    hidden, weight, target = problem()
+    weight.main_grad, weight.grad_added_to_main_grad = torch.zeros(17, 6), False  # type: ignore[attr-defined]
+    zloss.head_loss(hidden, weight, target, OBJECTIVE, weight_grad_buffer=torch.zeros(17, 6)).loss.backward()
+    assert (weight.grad, weight.grad_added_to_main_grad) == (None, False)  # type: ignore[attr-defined]
+    zloss.head_loss(hidden, weight, target, OBJECTIVE, weight_grad_buffer=weight.main_grad).loss.backward()  # type: ignore[attr-defined]
+    assert weight.grad_added_to_main_grad  # type: ignore[attr-defined]
+    assert not weight.grad.any()

@@ -6,6 +6,7 @@ load-balancing term, are left alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -38,8 +39,12 @@ class RouterZLoss:
 class RouterLossHandle:
     """A router Z-loss attached to a model: `last` is the record of the latest forward pass with a loss.
 
-    In training mode the model's loss includes `last.loss`; in evaluation it stays as it was and only `last` is filled.
-    Remove with `remove()`, or use it as a context manager.
+    In training mode the model's loss includes `last.loss` / `micro_batches`, or the share below; in evaluation it stays
+    as it was and only `last` is filled. Remove with `remove()`, or use it as a context manager.
+
+    `step_tokens`: the tokens of all micro-batches and processes of the current optimizer step, divided by whatever the
+    trainer divides the sum of their losses by; None where that is unknown. A forward pass with n tokens then adds
+    `last.loss`·n / `step_tokens`, so that the step trains the mean over all its tokens however they are split.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class RouterLossHandle:
             )
         self.top_k = self.routers.require_top_k(top_k)
         self.micro_batches = micro_batches
+        self.step_tokens: Tensor | None = None
         self.last: RouterLoss | None = None
         self._calls: list[tuple[int, Tensor]] = []
         self._hooks: list[Any] = [
@@ -82,6 +88,14 @@ class RouterLossHandle:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def routed_tokens(self, batch: Mapping[str, Any]) -> float:
+        """Tokens of a batch that each router will see, padding left out; the mean over routers of an encoder-decoder."""
+        tokens, encoder = _tokens(batch, ""), self.routers.encoder_layers
+        if encoder is None:
+            return float(tokens)
+        routers = len(self.routers.modules)
+        return (encoder * tokens + (routers - encoder) * _tokens(batch, "decoder_")) / routers
 
     def __enter__(self) -> Self:
         return self
@@ -124,11 +138,31 @@ class RouterLossHandle:
         )
         if not model.training:
             return None
-        total = loss + (self.last.loss / self.micro_batches).to(loss)
+        if self.step_tokens is None:
+            term = self.last.loss / self.micro_batches
+        else:
+            tokens = self.last.stats.decisions_per_layer.mean()
+            term = self.last.loss * (tokens / self.step_tokens.to(tokens)).to(self.last.loss)
+        total = loss + term.to(loss)
         if as_tuple:
             return (total, *output[1:])
         output.loss = total
         return output
+
+
+def _tokens(batch: Mapping[str, Any], stack: str) -> int:
+    """Tokens of the encoder or decoder ("decoder_") stack of a batch, by its mask, else by its inputs."""
+    mask = batch.get(f"{stack}attention_mask")
+    if mask is not None:
+        return int(mask.bool().sum())
+    # A decoder without inputs reads the labels, shifted.
+    for name in (f"{stack}input_ids", f"{stack}inputs_embeds", *(("labels",) if stack else ())):
+        if batch.get(name) is not None:
+            return int(batch[name].shape[:2].numel())
+    raise InputError(
+        f"a router Z-loss needs the number of tokens in every batch, but got a batch of {', '.join(batch)}: "
+        f"include `{stack}input_ids` or `{stack}attention_mask`."
+    )
 
 
 def attach_router_loss(
@@ -144,8 +178,10 @@ def attach_router_loss(
     """From now on `model(...).loss` includes λ_R Σ α (log Z_R − c_R)² in training mode; `handle.last` is the record.
 
     `model`: Mixtral, OLMoE, Qwen-MoE, Switch and others whose router logits transformers can record. An
-    `attention_mask` takes padding out. `micro_batches`: divide by it where the trainer adds micro-batch losses that
-    are already divided by the whole batch's tokens (Hugging Face's Trainer with gradient accumulation).
+    `attention_mask` takes padding out. `micro_batches`: divide by it in a loop that adds up losses which are already
+    divided by the tokens of the whole step: the number of micro-batches, times the number of processes where the loop
+    multiplies its loss by that. Hugging Face's Trainer does both by default; use `attach(trainer, ..., router=...)`
+    there, which follows its settings.
     """
     return RouterLossHandle(
         model,

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zloss.errors import DtypeError, InputError, UnknownNameError
+from zloss.errors import DtypeError, InputError, TargetRangeError, UnknownNameError
 from zloss.ranks.process_group import default_group
 
 Gradients = Literal["averaged", "summed"]
@@ -74,7 +74,34 @@ def _valid_tokens(part: Tensor, ignore_index: int) -> float:
             f"`tokens` is expected to hold targets (integers) or one count, but got {part.dtype} {list(part.shape)}: pass the "
             "sum of the weights of the valid tokens."
         )
-    return int((part != ignore_index).sum())
+    valid = counted_targets("tokens", part, ignore_index)
+    check_target_range("tokens", part[valid], ignore_index)
+    return int(valid.sum())
+
+
+def counted_targets(name: str, target: Tensor, ignore_index: int) -> Tensor:
+    """Which targets count, bool: all but `ignore_index`. Targets are integers."""
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise DtypeError(
+            f"`{name}` is expected to hold integer class indices, but got {target.dtype}: pass `{name}.long()`."
+        )
+    # An unsigned tensor would compare with ignore_index modulo its range.
+    return target.long() != ignore_index
+
+
+def check_target_range(name: str, index: Tensor, ignore_index: int, vocab: int | None = None) -> None:
+    """Refuse a counted target that is not a row of the vocabulary; its size may be unknown. Reads values."""
+    if not index.numel():
+        return
+    low, high = int(index.min()), int(index.max())
+    if low >= 0 and (vocab is None or high < vocab):
+        return
+    expected = "class indices start at 0" if vocab is None else f"the vocabulary has {vocab} rows (0 to {vocab - 1})"
+    other = f", or pass ignore_index={low}" if low < 0 else ""
+    raise TargetRangeError(
+        f"`{name}` holds the index {low if low < 0 else high}, but {expected}. "
+        f"Mark tokens that do not count with ignore_index={ignore_index}{other}."
+    )
 
 
 def _checked_count(count: float) -> float:

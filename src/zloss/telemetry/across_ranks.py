@@ -23,16 +23,20 @@ FIRST_KEPT = 2048
 """K before the counts are known: enough for p99 of 100,000 evenly spread tokens per rank."""
 SHARE = 0.02
 """K as a share of the tokens of the largest rank: twice what p99 needs where tokens are spread evenly."""
+HEAD = ("tokens", "cross_entropy", "auxiliary", "loss_tokens")
+"""The first numbers that a rank sends, as fields of `TokenTotals`."""
 
 
 @dataclass(frozen=True)
 class TokenTotals:
-    """Values of this rank's tokens [T] by quantity, NaN at ignored tokens, and sums over them; all on the device."""
+    """Values of this rank's tokens [T] by quantity, NaN at ignored tokens, and sums over tokens; all on the device."""
 
     values: dict[str, Tensor]
     tokens: Tensor
     cross_entropy: Tensor
     auxiliary: Tensor
+    loss_tokens: Tensor
+    """The tokens in the sums of cross-entropy and auxiliary; more than `tokens` where those cover more steps."""
 
 
 class RankJoin:
@@ -65,13 +69,13 @@ def _tail_names(names: Sequence[str]) -> list[str]:
 
 
 def _width(part: TokenTotals, kept: int) -> int:
-    return 3 + len(part.values) + len(_tail_names(list(part.values))) * kept
+    return len(HEAD) + len(part.values) + len(_tail_names(list(part.values))) * kept
 
 
 def _pack(part: TokenTotals, kept: int) -> Tensor:
-    """[tokens, Σ CE, Σ Z, Σ of every quantity, the K largest values of every tail], fp64."""
+    """[tokens, Σ CE, Σ Z, their tokens, Σ of every quantity, the K largest values of every tail], fp64."""
     device = part.tokens.device
-    head = torch.stack([value.double().to(device) for value in (part.tokens, part.cross_entropy, part.auxiliary)])
+    head = torch.stack([getattr(part, name).double().to(device) for name in HEAD])
     sums = [sum_of_valid(value_T.unsqueeze(0), part.tokens) for value_T in part.values.values()]
     largest = [_largest(part.values[name].double(), part.tokens, kept) for name in _tail_names(list(part.values))]
     return torch.cat([head, *sums, *largest])
@@ -86,14 +90,16 @@ def _largest(value_T: Tensor, tokens: Tensor, kept: int) -> Tensor:
 
 
 def _summary(names: list[str], whole_RP: Tensor, kept: int) -> dict[str, float]:
-    tokens_R, ce_R, z_R = whole_RP[:, :3].T
+    tokens_R, ce_R, z_R, loss_tokens_R = whole_RP[:, : len(HEAD)].T
     tokens = float(tokens_R.sum())
     if not tokens:
         return {"tokens": 0.0}
     found = {"tokens": tokens}
     for place, name in enumerate(names):
-        found[name if name in MEANS else entry_name(name, "mean")] = float(whole_RP[:, 3 + place].sum()) / tokens
-    start = 3 + len(names)
+        found[name if name in MEANS else entry_name(name, "mean")] = (
+            float(whole_RP[:, len(HEAD) + place].sum()) / tokens
+        )
+    start = len(HEAD) + len(names)
     for name in _tail_names(names):
         values_RK = whole_RP[:, start : start + kept]
         start += kept
@@ -106,7 +112,8 @@ def _summary(names: list[str], whole_RP: Tensor, kept: int) -> dict[str, float]:
             if value is not None:
                 found[entry_name(name, level)] = value
     # The parts of the loss come last: `ce` with label smoothing is not the mean of −log p.
-    return found | {"ce": float(ce_R.sum()) / tokens, "z": float(z_R.sum()) / tokens}
+    loss_tokens = float(loss_tokens_R.sum())
+    return found | {"ce": float(ce_R.sum()) / loss_tokens, "z": float(z_R.sum()) / loss_tokens}
 
 
 def _quantile_from_top(ordered: Tensor, tokens: int, q: float, bound: float) -> float | None:

@@ -20,7 +20,7 @@ from zloss.telemetry.across_ranks import RankJoin, TokenTotals
 from zloss.telemetry.micro_batch import MicroBatch
 
 DEFAULT_WINDOW = 50
-"""Optimizer steps of a window where none are asked for."""
+"""Optimizer steps whose tokens are kept, unless another number is requested."""
 DEPLOYED = {"p_z_999": ("p_z", "999"), "p_z_99": ("p_z", "99"), "a_p_99": ("gain", "99")}
 """Name of a scalar in the coordinate that the objective deploys → its quantity and level."""
 
@@ -36,6 +36,10 @@ class WindowStep:
     grad_norm: Tensor | None
     clipped: bool | Tensor | None
 
+    def sums(self) -> Tensor:
+        """[tokens, Σ CE, Σ Z], fp64."""
+        return torch.stack([value.double() for value in (self.tokens, self.cross_entropy, self.auxiliary)])
+
 
 class StepWindow:
     """Scalars of the last `steps` optimizer steps.
@@ -43,15 +47,24 @@ class StepWindow:
     `coordinate`: "raw" or "centered", the one that the objective deploys: p_z_999, p_z_99 and a_p_99 without a suffix
     are in it. `across_ranks`: the numbers are of the tokens of all processes of the default group, each counted once;
     every process then has to ask for them at the same time. Nothing is exchanged at other times.
+
+    `since_restart`: only steps after the last `restart()` count. `ce` and `z` then cover all of them, also where they are
+    more than `steps`; every other number covers the last `steps` of them.
     """
 
-    def __init__(self, steps: int, coordinate: str = "raw", *, across_ranks: bool = False) -> None:
+    def __init__(
+        self, steps: int, coordinate: str = "raw", *, across_ranks: bool = False, since_restart: bool = False
+    ) -> None:
         if steps < 1:
             raise InputError(f"`window` is expected to be a number of steps ≥ 1, but got {steps}.")
         self.coordinate = coordinate
         self._steps: deque[WindowStep] = deque(maxlen=steps)
         self._open: list[MicroBatch] = []
         self._join = RankJoin() if across_ranks else None
+        self._since_restart = since_restart
+        self._restarting = False
+        self._dropped: Tensor | None = None
+        """[tokens, Σ CE, Σ Z] of the steps since the restart that are no longer kept, fp64."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -65,12 +78,22 @@ class StepWindow:
         """One micro-batch of the step that is running."""
         self._open.append(part)
 
+    def restart(self) -> None:
+        """With `since_restart`, the next step replaces all steps so far; until then their numbers can still be read."""
+        self._restarting = self._since_restart
+
     @torch.no_grad()
     def end_step(self, grad_norm: Tensor | float | None = None, max_norm: float | None = None) -> None:
         """The running step is complete. `grad_norm`: ‖g‖₂ before clipping at `max_norm`."""
         parts, self._open = self._open, []
         if not parts:
             return
+        if self._restarting:
+            self._steps.clear()
+            self._dropped, self._restarting = None, False
+        if self._since_restart and len(self._steps) == self._steps.maxlen:
+            oldest = self._steps[0].sums()
+            self._dropped = oldest if self._dropped is None else self._dropped + oldest
         norm = None if grad_norm is None else torch.as_tensor(grad_norm).detach().float()
         self._steps.append(
             WindowStep(
@@ -89,17 +112,17 @@ class StepWindow:
         ce, z: mean per valid token of the two parts of the loss. grad_norm_preclip: that of the last step;
         grad_norm_preclip_max, clip_rate: over the steps. The other names are those of `zloss.source.summary`.
         """
-        return self._whole(*self._of([list(self._steps)])) if self._steps else {}
+        return self._whole(*self._of([(list(self._steps), self._dropped)])) if self._steps else {}
 
     def last_step(self) -> dict[str, float]:
         """The same numbers of the last step alone."""
-        return self._of([[self._steps[-1]]])[0] if self._steps else {}
+        return self._of([([self._steps[-1]], None)])[0] if self._steps else {}
 
     def both(self) -> tuple[dict[str, float], dict[str, float]]:
         """(`scalars()`, `last_step()`); across ranks in one collective."""
         if not self._steps:
             return {}, {}
-        whole, last = self._of([list(self._steps), [self._steps[-1]]])
+        whole, last = self._of([(list(self._steps), self._dropped), ([self._steps[-1]], None)])
         return self._whole(whole), last
 
     def _whole(self, found: dict[str, float]) -> dict[str, float]:
@@ -115,30 +138,29 @@ class StepWindow:
                 found[name] = found[source]
         return found
 
-    def _of(self, groups: list[list[WindowStep]]) -> list[dict[str, float]]:
-        """The numbers of each group of steps."""
-        totals = [
-            TokenTotals(
-                joined([step.values for step in steps]),
-                torch.stack([step.tokens for step in steps]).sum(),
-                torch.stack([step.cross_entropy for step in steps]).sum(),
-                torch.stack([step.auxiliary for step in steps]).sum(),
-            )
-            for steps in groups
-        ]
+    def _of(self, groups: list[tuple[list[WindowStep], Tensor | None]]) -> list[dict[str, float]]:
+        """The numbers of each group: its steps, and the sums of the steps before them that `ce` and `z` cover too."""
+        totals = [_totals(steps, dropped) for steps, dropped in groups]
         if self._join is not None and world_size() > 1:
             found = self._join.join(totals)
         else:
             found = [_of_this_rank(part) for part in totals]
         return [
             self._deployed(numbers | _step_numbers(steps)) if numbers["tokens"] else numbers
-            for numbers, steps in zip(found, groups, strict=True)
+            for numbers, (steps, _) in zip(found, groups, strict=True)
         ]
+
+
+def _totals(steps: list[WindowStep], dropped: Tensor | None) -> TokenTotals:
+    kept = torch.stack([step.sums() for step in steps]).sum(0)
+    loss_tokens, cross_entropy, auxiliary = kept if dropped is None else kept + dropped
+    tokens = torch.stack([step.tokens for step in steps]).sum()
+    return TokenTotals(joined([step.values for step in steps]), tokens, cross_entropy, auxiliary, loss_tokens)
 
 
 def _of_this_rank(part: TokenTotals) -> dict[str, float]:
     found = summarize_values(part.values, part.tokens)
-    ce, z = (torch.stack([part.cross_entropy, part.auxiliary]) / part.tokens).tolist()
+    ce, z = (torch.stack([part.cross_entropy, part.auxiliary]) / part.loss_tokens).tolist()
     return found | {"ce": ce, "z": z} if found["tokens"] else found
 
 

@@ -1,11 +1,16 @@
 """A buffer to which dW is added in place of a gradient of its own, such as Megatron's fp32 `main_grad`.
 
 For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer after the loss was called, and
-`weight.grad` stays None. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches) go into
+`weight.grad` stays as it was. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches) go into
 `normalizer` or `token_weight`. For "none" dW is added in the backward pass, with the upstream gradient of every token.
+
+Megatron's data parallelism waits for a gradient of every parameter, so a parameter of Megatron whose `main_grad` is the
+buffer gets zeros for a gradient, and its `grad_added_to_main_grad` is set: Megatron discards the zeros.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +48,40 @@ def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOp
             "`weight_grad_buffer` does not go with activation checkpointing of the loss: the recomputation would add dW a "
             "second time. Call the loss outside the checkpointed part, or use reduction='none'."
         )
+
+
+def is_main_grad(buffer: Tensor | None, weight: Tensor) -> bool:
+    """Whether `weight` is a parameter under Megatron's data parallelism and `buffer` its `main_grad`."""
+    main_grad = getattr(weight, "main_grad", None)
+    if buffer is None or not isinstance(main_grad, Tensor) or not hasattr(weight, "grad_added_to_main_grad"):
+        return False
+    return main_grad.data_ptr() == buffer.data_ptr()
+
+
+def added_to_main_grad(weight: Any) -> Tensor | None:
+    """Called in the backward pass: tell Megatron that dW is in `main_grad`, and return what autograd gets in its place.
+
+    Megatron discards the gradient that autograd has for `weight`, unless `weight.zero_out_wgrad` is set. With a second use
+    of the weight, such as a tied embedding, that gradient is more than our zeros.
+    """
+    weight.grad_added_to_main_grad = True
+    task = torch._C._current_graph_task_id()
+    if getattr(weight, "_zloss_backward", None) == task:  # another loss of this backward pass has returned zeros
+        return None
+    weight._zloss_backward = task
+    if not getattr(weight, "zero_out_wgrad", False):
+
+        def refuse_more_than_zeros(grad: Tensor) -> None:
+            hook.remove()
+            if any(grad.stride()):  # a sum: the zeros below have no strides
+                raise InputError(
+                    "`weight` also gets a gradient from another use, such as a tied embedding, which Megatron discards "
+                    "when dW is in `main_grad`: set `weight.zero_out_wgrad = True`, as Megatron does for shared embeddings."
+                )
+
+        hook = weight.register_hook(refuse_more_than_zeros)
+    zeros: Tensor = weight.new_zeros(()).expand_as(weight)
+    return zeros
 
 
 def require_unit_upstream(upstream: Tensor) -> None:

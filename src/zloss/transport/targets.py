@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.errors import DtypeError, ShapeError, TargetRangeError
+from zloss.errors import ShapeError
+from zloss.ranks.global_normalizer import check_target_range, counted_targets
 from zloss.source.reduction import TokenWeights, reduction_weights
 from zloss.transport.options import HeadOptions
 from zloss.transport.tensor_arguments import may_read
@@ -42,10 +43,7 @@ def prepare_targets(
     normalizer: float | Tensor | None,
 ) -> Targets:
     """Targets and token weights, checked against the leading shape and the vocabulary."""
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise DtypeError(
-            f"`target` is expected to hold integer class indices, but got {target.dtype}: pass `target.long()`."
-        )
+    valid = counted_targets("target", target, options.ignore_index).reshape(-1)
     if target.shape != leading:
         raise ShapeError(
             f"`target` is expected to have the leading shape {list(leading)} of the logits or hidden states, "
@@ -57,15 +55,9 @@ def prepare_targets(
             f"but got {list(token_weight.shape)}."
         )
     flat = target.reshape(-1).long()
-    valid = flat != options.ignore_index
     index = torch.where(valid, flat, flat.new_zeros(()))
-    if may_read(index) and index.numel():
-        low, high = int(index.min()), int(index.max())
-        if low < 0 or high >= vocab:
-            raise TargetRangeError(
-                f"`target` holds the index {low if low < 0 else high}, but the vocabulary has {vocab} rows (0 to {vocab - 1}). "
-                f"Mark tokens that do not count with ignore_index={options.ignore_index}."
-            )
+    if may_read(index):
+        check_target_range("target", index, options.ignore_index, vocab)
     weights = reduction_weights(
         valid,
         options.reduction,

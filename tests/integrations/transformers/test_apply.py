@@ -7,11 +7,17 @@ import io
 import math
 import pickle
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import accelerate
+import numpy as np
 import pytest
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import nn
+from torch.nn.parallel.distributed import _find_tensors
 
 import zloss
 from tests.integrations.transformers.small_models import (
@@ -198,6 +204,55 @@ def test_a_tuple_is_returned_where_a_tuple_is_asked() -> None:
         output = model(**batch(), return_dict=False)
     assert isinstance(output, tuple)
     torch.testing.assert_close(output[0].detach(), wanted[0], rtol=1e-5, atol=1e-6)
+
+
+LOGIT_USES: dict[str, Callable[[Any], Any]] = {
+    "an index": lambda logits: logits[:, -1],
+    "a method": lambda logits: logits.argmax(-1),
+    "a shape": lambda logits: logits.shape,
+    "a function of torch": lambda logits: torch.softmax(logits, -1),
+    "a list of tensors": lambda logits: torch.stack([logits, logits]),
+    "a loss": lambda logits: nn.functional.cross_entropy(logits, torch.tensor([1])),
+    "an operator": lambda logits: 2 * logits,
+    "a comparison": lambda logits: logits > 0,
+    "a length": len,
+    "numpy": np.asarray,
+}
+
+
+@pytest.mark.parametrize("use", LOGIT_USES)
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_logits_of_a_training_call_were_none_and_their_use_a_bare_type_error(use: str, return_dict: bool) -> None:
+    model = small()
+    with apply(model, OBJECTIVE):
+        output = model(**batch(), return_dict=return_dict)
+    logits = output.logits if return_dict else output[1]
+    with pytest.raises(
+        UnsupportedModelError, match=r"the output of LlamaForCausalLM has no logits: .* evaluation mode"
+    ):
+        LOGIT_USES[use](logits)
+
+
+def test_an_output_without_logits_may_be_passed_on() -> None:
+    """Wrappers and loops traverse, convert, move, gather and copy what a model returns."""
+    model = small()
+    with apply(model, OBJECTIVE):
+        output = model(**batch(), output_hidden_states=True, use_cache=False)
+    assert list(output) == ["loss", "logits", "hidden_states"]
+    assert not hasattr(output.logits, "dtype")
+    for copied in (
+        copy.copy(output.logits),
+        copy.deepcopy(output.logits),
+        pickle.loads(pickle.dumps(output.logits)),
+        accelerate.utils.convert_to_fp32(output).logits,
+        accelerate.utils.send_to_device(output, "cpu").logits,
+        accelerate.utils.gather(accelerate.utils.recursively_apply(torch.detach, output)).logits,
+        apply_to_collection(output, torch.Tensor, torch.detach).logits,
+    ):
+        assert "NoLogits" in repr(copied)
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    assert len(tensors) == len(list(_find_tensors(output))) == 1 + len(output.hidden_states)
+    output.loss.backward()
 
 
 def test_resized_embeddings_after_apply() -> None:

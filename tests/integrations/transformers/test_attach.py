@@ -90,6 +90,24 @@ def test_norms_before_clipping_and_parts_of_the_loss_are_logged() -> None:
     assert attached.handle.calls == 3 + 3 + 1 + 3 + 3
 
 
+@pytest.mark.parametrize("kept", [50, 2])
+@pytest.mark.parametrize("settings", [{"logging_steps": 4}, {"logging_steps": 4, "logging_first_step": True}])
+def test_ce_lagged_behind_the_loss_of_the_same_log(
+    settings: dict[str, Any], kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`zloss/ce` covered the last 50 steps, `loss` those since the last log, which may be more than are kept."""
+    monkeypatch.setattr("zloss.integrations.transformers.attach_trainer.DEFAULT_WINDOW", kept)
+    # Every sequence has as many tokens, so that a mean over steps is a mean over tokens.
+    trainer = make_trainer(small(), max_steps=12, learning_rate=1e-2, per_device_train_batch_size=7, **settings)
+    trainer.train_dataset = [{"x": (row["x"].repeat(5))[:16]} for row in sequences()]
+    trainer.args.gradient_accumulation_steps = 2
+    attach(trainer, OBJECTIVE)
+    logs = train(trainer)
+    assert [log["zloss/ce"] + log["zloss/z"] for log in logs] == pytest.approx([log["loss"] for log in logs], rel=1e-4)
+    assert logs[-1]["zloss/window_steps"] == min(4, kept)
+    assert logs[-1]["loss"] < 0.95 * logs[0]["loss"]
+
+
 @pytest.mark.parametrize("scalars", ["main", ["zloss/ce", "z"]])
 def test_a_choice_of_scalars_is_logged_and_alerts_see_all(scalars: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(small())
@@ -198,8 +216,7 @@ def test_a_bypass_that_no_setting_shows_raises_in_the_first_step() -> None:
         train(trainer)
 
 
-def test_a_router_z_loss_of_a_step_is_its_mean_over_micro_batches() -> None:
-    """Its gradient is that of the mean over the step's micro-batches, also in the partial last step."""
+def test_a_router_z_loss_of_a_step_is_its_mean_over_the_tokens_of_all_micro_batches() -> None:
     model = small("OlmoeForCausalLM")
     plain, routed = copy.deepcopy(model), copy.deepcopy(model)
     plain_logs = train(make_trainer(plain, max_steps=1))
@@ -207,14 +224,16 @@ def test_a_router_z_loss_of_a_step_is_its_mean_over_micro_batches() -> None:
     attached = attach(trainer, zloss.CrossEntropy(), router=RouterZLoss("token_layer_mean", coef=1.0))
     logs = train(trainer)
     assert logs[0]["zloss/router_z"] > 0
-    assert attached.handle.router.micro_batches == 3
-    losses = []
+    assert attached.handle.router.step_tokens is None  # nothing is left of the last step
+    losses, tokens = [], []
     with attach_router(model) as handle:
         for start in (0, 4, 8):
             rows = [sequences()[index] for index in order(make_trainer(model))[start : start + 4]]
             model(**padded(rows))
-            losses.append(handle.last.loss.item())
-    assert logs[0]["loss"] - plain_logs[0]["loss"] == pytest.approx(sum(losses) / 3, rel=1e-3)
+            losses.append(handle.last.loss.item() * handle.last.decisions)
+            tokens.append(handle.last.decisions)
+    assert len(set(tokens)) == 3
+    assert logs[0]["loss"] - plain_logs[0]["loss"] == pytest.approx(sum(losses) / sum(tokens), rel=1e-3)
     with pytest.raises(ZlossError, match="already"):
         attach_router(routed)
 

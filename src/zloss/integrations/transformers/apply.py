@@ -40,7 +40,8 @@ def apply(
     torch.compile, in either order. Evaluation, generation, state dict and signature stay as they are. What cannot be
     taken over exactly is refused by name: here where the configuration shows it, else in the first training step.
     `router`: adds a router Z-loss to a mixture-of-experts model; its own load-balancing term is left alone.
-    `router_micro_batches`: its divisor where a loop adds micro-batch losses that are divided by the whole batch's tokens.
+    `router_micro_batches`: its divisor in a loop that adds up losses which are divided by the tokens of the whole step:
+    the number of micro-batches, times the number of processes where the loop multiplies its loss by that.
 
     >>> import torch, transformers, zloss
     >>> from zloss.integrations.transformers import apply

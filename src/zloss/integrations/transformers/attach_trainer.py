@@ -33,20 +33,24 @@ def attach(
     on_alert: OnAlert = "log",
     label_smoothing: float = 0.0,
     router: RouterZLoss | None = None,
-    window: int = DEFAULT_WINDOW,
+    window: int | None = None,
     scalars: Scalars = "all",
     backend: Backend = "auto",
     record: str | os.PathLike[str] | None = None,
     validation: Blocks | Tensor | Sequence[Sequence[int]] | None = None,
     record_options: RecordOptions | None = None,
 ) -> TrainerAttachment:
-    """From now on the trainer minimises CE + Z and logs `zloss/…` scalars over its last `window` steps.
+    """From now on the trainer minimises CE + Z and logs `zloss/…` scalars over the steps since its last log.
 
     `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), before `train()`. Every tracker in its
     `report_to` gets the scalars with its other numbers. CE and Z stand apart as zloss/ce and zloss/z, in nats per
     predicted token; `zloss.source.summary` lists the other names. On several processes they are of the tokens of
     all of them, joined in one collective per log. `scalars="main"` logs ten of them, a list of names these; alerts see
     all of them whatever is logged.
+
+    `window`: how many of the last steps the scalars cover. By default these are the steps since the trainer's last log,
+    so that zloss/ce + zloss/z and `loss` cover the same steps; of more than 50 steps, everything but these two parts of
+    the loss covers the last 50.
 
     `on_alert`: what is done when a tail changes (`zloss.telemetry.alerts` has the rule, counted in logs): "log" a
     warning, "raise" an error, or a function of the alert.
@@ -80,7 +84,12 @@ def attach(
         recorder = None
         if record is not None and validation is not None:
             recorder = _recorder(trainer, objective, record, validation, record_options, label_smoothing, router)
-        across = StepWindow(window, objective.coordinate, across_ranks=True)
+        across = StepWindow(
+            DEFAULT_WINDOW if window is None else window,
+            objective.coordinate,
+            across_ranks=True,
+            since_restart=window is None,
+        )
         return TrainerAttachment(trainer, handle, across, on_alert, names, recorder)
     except BaseException:
         handle.remove()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zloss.errors import UnsupportedModelError
 from zloss.integrations.call_arguments import given_arguments
 from zloss.integrations.moe import RouterLossHandle
-from zloss.integrations.transformers.lazy_logits import LazyLogits
+from zloss.integrations.transformers.lazy_logits import LazyLogits, NoLogits
 from zloss.integrations.transformers.settings import Settings
 from zloss.integrations.transformers.training_call import TrainingCall
 from zloss.telemetry.micro_batch import MicroBatch, micro_batch
@@ -106,7 +106,7 @@ class ZLossHandle:
             from zloss.integrations.transformers.trl_output import fused_output
 
             return fused_output(call, output, given_arguments(model, args, kwargs))
-        return without_logits(output)
+        return without_logits(output, call.model_name)
 
 
 def forbid_backward(model: nn.Module, output: Any, given: dict[str, Any]) -> None:
@@ -136,8 +136,9 @@ def forbid_backward(model: nn.Module, output: Any, given: dict[str, Any]) -> Non
         tensor.register_hook(refuse)  # type: ignore[no-untyped-call]
 
 
-def without_logits(output: Any) -> Any:
-    """The model's output with no entry where lazy logits stood."""
+def without_logits(output: Any, model_name: str) -> Any:
+    """The model's output with `NoLogits` instead of lazy logits."""
+    none = NoLogits(model_name)
     if isinstance(output, tuple) and not hasattr(output, "keys"):
-        return tuple(None if isinstance(value, LazyLogits) else value for value in output)
-    return type(output)(**{name: value for name, value in output.items() if not isinstance(value, LazyLogits)})
+        return tuple(none if isinstance(value, LazyLogits) else value for value in output)
+    return type(output)(**{name: none if isinstance(value, LazyLogits) else value for name, value in output.items()})

@@ -4,6 +4,7 @@ While a model trains, its output head returns a `LazyLogits` instead of a tensor
 hidden states; products with a number, a tanh and a constant bias become the logit scale, the softcap and the bias of
 `head_loss`; a cut of the vocabulary becomes `valid_vocab`. `F.cross_entropy`, where the losses of transformers end, is
 answered by the training call. An operation that is not listed here raises, so no result can be silently different.
+In the output that the model returns, `NoLogits` replaces them.
 
 Axes: [..., D] hidden states stand for [..., V] logits.
 """
@@ -20,8 +21,9 @@ from typing import Any, NoReturn, Protocol, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from zloss.errors import UnsupportedModelError
+from zloss.errors import MissingLogitsError, UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,46 @@ class LazyLogits:
             return args[0].tanh()
         lazy = next(value for value in (*args, *kwargs.values()) if isinstance(value, cls))
         return lazy.refuse(f"`{getattr(func, '__name__', func)}`")
+
+
+class NoLogits:
+    """`outputs.logits` of a training call: any use raises one sentence.
+
+    It may be passed on, copied, pickled and printed, and code that looks for tensors in an output does not take it for one.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+
+    def __repr__(self) -> str:
+        return "NoLogits()"
+
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise MissingLogitsError(
+            f"the output of {self._model_name} has no logits: in training mode its loss is computed without them (zloss). Read "
+            "them from a call in evaluation mode or under torch.no_grad(); statistics per token are in `handle.last.stats`."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_model_name":  # protocols of Python, which look for what is not there
+            raise AttributeError(name)
+        self._refuse()
+
+    @classmethod
+    def __torch_function__(
+        cls, _func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, cls):
+                value._refuse()
+
+
+# Python looks these up on the class.
+for _operator in (
+    *("getitem", "setitem", "len", "iter", "bool", "float", "int", "array", "neg", "abs", "matmul", "rmatmul", "pow"),
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "lt", "le", "gt", "ge"),
+):
+    setattr(NoLogits, f"__{_operator}__", NoLogits._refuse)
 
 
 def _axes_of(item: Any) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from zloss.errors import MissingDependencyError, UnsupportedModelError
@@ -56,9 +57,11 @@ class TrainerAttachment:
         self._max_norm: float | None = None
         self._callback = _StepWatch(self)
         self._own_log, self._own_clip = trainer.log, trainer.accelerator.clip_grad_norm_
-        places = ((trainer, "log"), (trainer.accelerator, "clip_grad_norm_"))
+        self._own_batches = trainer.get_batch_samples
+        places = ((trainer, "log"), (trainer, "get_batch_samples"), (trainer.accelerator, "clip_grad_norm_"))
         self._replaced = [(holder, name, vars(holder).get(name)) for holder, name in places]
         trainer.log = self._log
+        trainer.get_batch_samples = self._batch_samples
         trainer.accelerator.clip_grad_norm_ = self._clip
         trainer.add_callback(self._callback)
         handle.observers.append(window.add)
@@ -92,11 +95,24 @@ class TrainerAttachment:
             found["router_z"] = float(self.handle.router.last.loss.detach())
         return for_trackers(found, self._names)
 
-    def begin_step(self) -> None:
-        """Called before every optimizer step. A Trainer that divides token losses by the tokens of all micro-batches adds
-        everything else undivided, so the router's mean is divided by their number here."""
-        if self.handle.router is not None and self._trainer.model_accepts_loss_kwargs:
-            self.handle.router.micro_batches = self._trainer.current_gradient_accumulation_steps
+    def _batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """The micro-batches of the next step. With a router Z-loss their tokens are counted over all processes.
+
+        Like `Trainer.compute_loss` and `training_step`: losses that the model divides by `items`, the predicted tokens of
+        the step, are added up over micro-batches, and over processes too with `average_tokens_across_devices`. Other
+        losses are averaged over micro-batches, and gradients are averaged over processes.
+        """
+        samples, items = self._own_batches(*args, **kwargs)
+        router, trainer = self.handle.router, self._trainer
+        if router is not None:
+            copies = trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size()
+            tokens = torch.tensor(sum(router.routed_tokens(batch) for batch in samples), device=trainer.args.device)
+            tokens = (trainer.accelerator.gather(tokens.double()).sum() / copies).clamp_min(1)
+            averaged_over = 1 if items is not None else len(samples)
+            if items is None or not trainer.args.average_tokens_across_devices:
+                averaged_over *= trainer.accelerator.num_processes // trainer.get_tp_size()
+            router.step_tokens = tokens / averaged_over
+        return samples, items
 
     def before_update(self) -> None:
         """Called between clipping and the optimizer's step: the recorder reads the gradients."""
@@ -125,6 +141,7 @@ class TrainerAttachment:
             return self._own_log(logs, *args, **kwargs)
         found, last = self.window.both()
         alerts = self._watch(last | self._recorded_numbers())
+        self.window.restart()
         done = self._own_log(logs | self._named(found), *args, **kwargs)
         for alert in alerts:  # after the log, so that an alert that raises leaves its numbers in the trackers
             self._act(alert)
@@ -173,12 +190,15 @@ class _StepWatch(TrainerCallback):
         self._attachment = attachment
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._attachment.window.restart()
         if state.global_step:
             self._attachment.load(_checkpoint(args, state))
         if self._attachment.recorder is not None:
             self._attachment.recorder.start(state.global_step, kwargs.get("optimizer"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._attachment.handle.router is not None:
+            self._attachment.handle.router.step_tokens = None
         if self._attachment.recorder is not None:
             self._attachment.recorder.finish()
 
@@ -188,9 +208,6 @@ class _StepWatch(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self._attachment.save(_checkpoint(args, state))
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attachment.begin_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._attachment.end_step(state.global_step)

@@ -19,7 +19,7 @@ from torch import Tensor
 from zloss.errors import DoubleBackwardError, InputError
 from zloss.transport.backends.chunks import ChunkedRun
 from zloss.transport.backends.loss_parts import LossParts, parts_of, reduced
-from zloss.transport.gradient_buffer import require_unit_upstream
+from zloss.transport.gradient_buffer import added_to_main_grad, require_unit_upstream
 from zloss.transport.targets import Targets
 
 Operands = tuple[Tensor | None, ...]
@@ -28,14 +28,24 @@ Run = Callable[[Operands, tuple[bool, ...], Tensor], ChunkedRun]
 
 
 def chunked_loss(
-    operands: Operands, targets: Targets, vocab: int, run: Run, *, grad_enabled: bool, added_elsewhere: bool = False
+    operands: Operands,
+    targets: Targets,
+    vocab: int,
+    run: Run,
+    *,
+    grad_enabled: bool,
+    added_elsewhere: bool = False,
+    in_main_grad: bool = False,
 ) -> LossParts:
     """The loss as a differentiable function of its operands. `run` must not hold the operands: autograd keeps them.
 
     `added_elsewhere`: `run` adds a gradient to a buffer of the caller, so it must run once, with the true weights.
+    `in_main_grad`: that buffer is the `main_grad` of the second operand, a parameter of Megatron.
     """
     box: list[ChunkedRun] = []
-    loss: Tensor = _ChunkedLoss.apply(run, targets, grad_enabled, added_elsewhere, box, *operands)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        run, targets, grad_enabled, added_elsewhere, in_main_grad, box, *operands
+    )
     return parts_of(loss, box[0], targets, vocab)
 
 
@@ -69,6 +79,7 @@ class _ChunkedLoss(torch.autograd.Function):
         targets: Targets,
         grad_enabled: bool,
         added_elsewhere: bool,
+        in_main_grad: bool,
         box: list[ChunkedRun],
         *operands: Tensor | None,
     ) -> Tensor:
@@ -84,6 +95,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx.save_for_backward(*operands)
         ctx.run, ctx.targets = run, targets
         ctx.once = added_elsewhere and scalar
+        ctx.megatron_weight = operands[1] if in_main_grad else None
         return reduced(targets, done.cross_entropy_T + done.auxiliary_T)
 
     @staticmethod
@@ -99,5 +111,7 @@ class _ChunkedLoss(torch.autograd.Function):
             grads = [grad if grad is None or unit else grad.mul_(upstream) for grad in ctx.ready.pop()]
         else:
             weight_T = ctx.targets.weights.per_token * upstream
-            grads = list(ctx.run(ctx.saved_tensors, ctx.needs_input_grad[5:], weight_T).gradients)
-        return None, None, None, None, None, *grads
+            grads = list(ctx.run(ctx.saved_tensors, ctx.needs_input_grad[6:], weight_T).gradients)
+        if ctx.megatron_weight is not None:
+            grads[1] = added_to_main_grad(ctx.megatron_weight)
+        return None, None, None, None, None, None, *grads

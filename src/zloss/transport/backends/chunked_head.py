@@ -18,6 +18,7 @@ from zloss.transport.backends.gradient_accumulators import GradientAccumulators
 from zloss.transport.backends.head_chunks import iterate_head_chunks
 from zloss.transport.backends.loss_parts import LossParts
 from zloss.transport.backends.row_work import RowWork
+from zloss.transport.gradient_buffer import is_main_grad
 from zloss.transport.head_problem import HeadProblem
 
 
@@ -38,6 +39,7 @@ def chunked_head_loss(problem: HeadProblem, work: RowWork) -> LossParts:
         run,
         grad_enabled=problem.grad_enabled,
         added_elsewhere=problem.weight_grad_buffer is not None,
+        in_main_grad=is_main_grad(problem.weight_grad_buffer, problem.weight_VD),
     )
 
 
