@@ -30,7 +30,7 @@ from zloss.results.choices import CorpusName
 from zloss.results.moe_config import MoeRun
 from zloss.results.option import NotAnOption, Option
 from zloss.results.train_config import TrainConfig
-from zloss.text.corpus import CORPORA
+from zloss.text import CORPORA
 from zloss.train.run_options import RunOptions
 
 

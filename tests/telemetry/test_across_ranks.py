@@ -10,10 +10,8 @@ import torch.distributed as dist
 
 import zloss
 from tests.forked import forked_ranks
-from zloss.telemetry import across_ranks
-from zloss.telemetry.across_ranks import RankJoin, TokenTotals, _pack
-from zloss.telemetry.micro_batch import micro_batch
-from zloss.telemetry.window import StepWindow
+from zloss.telemetry import window as across_ranks
+from zloss.telemetry.window import RankJoin, StepWindow, TokenTotals, _pack, micro_batch
 
 OBJECTIVE = zloss.StandardZLoss(1e-2)
 

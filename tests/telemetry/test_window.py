@@ -7,8 +7,7 @@ import torch
 
 import zloss
 from zloss.errors import InputError
-from zloss.telemetry.micro_batch import micro_batch
-from zloss.telemetry.window import StepWindow
+from zloss.telemetry.window import StepWindow, micro_batch
 
 OBJECTIVE = zloss.CenteredZLoss(1e-2)
 

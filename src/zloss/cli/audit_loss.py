@@ -16,7 +16,7 @@ from zloss.results.option import Option
 
 if TYPE_CHECKING:
     from zloss.audit.loss.model_tokens import ModelTokens
-    from zloss.console.progress import Progress
+    from zloss.console import Progress
     from zloss.results.loss_audit import LossAudit
 
 
@@ -76,7 +76,7 @@ class AuditLoss:
         from zloss.audit.loss.load import load_function
         from zloss.audit.loss.output import LossCallError
         from zloss.audit.loss.run import audit_loss
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.errors import InputError
         from zloss.report.files import clear_leftovers
         from zloss.report.terminal.loss_audit import print_loss_audit

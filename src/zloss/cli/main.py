@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from zloss.cli.command_line import running
-from zloss.console.guarded_output import guarded_output, printable
+from zloss.console import guarded_output, printable
 from zloss.errors import MissingDependencyError, OutputError, UnknownNameError, ZlossError, extra_of, first_line
 
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141

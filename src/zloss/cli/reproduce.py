@@ -65,7 +65,7 @@ class Reproduce:
 
         if self.rejudge:
             return self._judge_again(recipes)
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.report.terminal.reproduction import print_reproduction
         from zloss.results.folder import check_folder
         from zloss_paper.engine.profile import Overrides

@@ -1,8 +1,11 @@
-"""Endpoints of a run from its step records: tails, event rates, Adam state (paper app:endpoints).
+"""Endpoints of a run from its step records: tails, event rates, Adam state (paper app:endpoints), and fp16 headroom.
 
 G_99 = Q_0.99 ‖g_s‖₂, H_99 = Q_0.99 ‖g_s‖∞, ρ_99 = Q_0.99 ‖g_s‖₂/(‖θ_s‖₂ + ε) before clipping, over steps with a finite
 gradient. Φ_τ and the clip rate are fractions of all steps with ‖g_s‖₂ > threshold; a nonfinite step counts as an event.
 Quantiles interpolate linearly between order statistics. `zloss.results.step_endpoints` defines every key.
+
+The fp16 headroom is how far a static loss scale can go before fp16 overflows: κ_max, κ_min and Ψ_κ (paper
+eq:overflow_proxy). It needs only ‖g‖_∞ of each gradient; NaN or infinity overflows at every scale.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from zloss.errors import InputError
 from zloss.results.step_endpoints import PHI, StepEndpoints
 from zloss.results.step_record import AdamSample, StepRecord
 
@@ -112,3 +117,48 @@ def _quantile(values: np.ndarray[tuple[int], np.dtype[np.float64]], q: float) ->
 def _fraction(events: Iterable[bool]) -> float | None:
     marks = list(events)
     return sum(marks) / len(marks) if marks else None
+
+
+FP16_MAX = 65504.0
+"""M_16, the largest finite fp16 number."""
+STATIC_SCALES = (256, 1024, 4096, 16384, 65536)
+"""The scales the paper audits."""
+
+
+@dataclass(frozen=True)
+class Fp16Margin:
+    """Loss-scale headroom over audited batches."""
+
+    kappa_max: tuple[float, ...]
+    """Largest safe static scale of every batch; 0 where the gradient is not finite, inf where it is zero."""
+    kappa_min: float
+    """The smallest of them."""
+    psi: dict[int, float]
+    """Ψ_κ by static scale κ: the fraction of batches whose scaled gradient leaves the fp16 range."""
+    nonfinite: int
+    """Batches whose gradient holds NaN or Inf."""
+
+
+def max_safe_scale(grad_inf: float) -> float:
+    """κ_max = M_16 / ‖g‖_∞; 0 for a gradient that is not finite, inf for a zero one.
+
+    >>> max_safe_scale(5.77), max_safe_scale(float("nan"))
+    (11352.51..., 0.0)
+    """
+    if not math.isfinite(grad_inf):
+        return 0.0
+    return FP16_MAX / grad_inf if grad_inf > 0 else math.inf
+
+
+def overflows(grad_inf: float, scale: float) -> bool:
+    """κ‖g‖_∞ > M_16, strictly, or a gradient that is not finite."""
+    return not math.isfinite(grad_inf) or scale * grad_inf > FP16_MAX
+
+
+def fp16_margin(grad_infs: Sequence[float], scales: Sequence[int] = STATIC_SCALES) -> Fp16Margin:
+    """The margin of a sequence of batches, each known by the ‖g‖_∞ of its gradient."""
+    if not grad_infs:
+        raise InputError("an fp16 margin needs the gradient of at least one batch, but got none.")
+    kappa = tuple(max_safe_scale(value) for value in grad_infs)
+    psi = {scale: sum(overflows(value, scale) for value in grad_infs) / len(grad_infs) for scale in scales}
+    return Fp16Margin(kappa, min(kappa), psi, sum(not math.isfinite(value) for value in grad_infs))

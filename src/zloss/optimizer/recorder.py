@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.errors import InputError
-from zloss.optimizer.adam_state import StatefulOptimizer, read_adam
-from zloss.optimizer.shared_norms import l2_over_ranks, norms_over_ranks, own_l2, own_norms, whole_l2
+from zloss.optimizer.adam import StatefulOptimizer, read_adam
+from zloss.optimizer.norms import l2_over_ranks, norms_over_ranks, own_l2, own_norms, whole_l2
 from zloss.ranks.distributed_tensors import is_dtensor
 from zloss.ranks.own_parts import EqualShares, by_share, group_of, own_part, share_of
 from zloss.ranks.process_group import gathered

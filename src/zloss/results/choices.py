@@ -12,7 +12,7 @@ BosPolicy = Literal["auto", "yes", "no"]
 DtypeName = Literal["fp32", "fp64", "bf16"]
 """Precision of a model's weights and activations."""
 CorpusName = Literal["pydoc", "wikitext-103", "fineweb-edu"]
-"""Corpora that are known by name; `zloss.text.corpus` opens them."""
+"""Corpora that are known by name; `zloss.text` opens them."""
 SvdMethod = Literal["exact", "randomized"]
 """How the spectrum of a head is computed: from its Gram matrix, or by the paper's randomized SVD."""
 Precision = Literal["fp32", "bf16"]

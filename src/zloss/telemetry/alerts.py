@@ -1,23 +1,122 @@
 """Alerts while training: a change of a number against the run's own recent past, not a level.
 
-Per quantity, the median of the last W observations is compared with the median of the W observations that lie `lag`
-before them, by the rules of `zloss.telemetry.alert_rules`. While an alert is on, its reference stays where it was; the
-alert ends once the median has come back half of the way. So one change is reported once, and a slow development of a
-healthy run moves the reference along.
+For each quantity the median of the last W observations is compared with the median of the W observations that lie `lag`
+before them. While an alert is on, its reference stays fixed; the alert ends once the median has come back halfway. So
+one change is reported once, and the slow development of a healthy run moves the reference along. The first `warmup`
+observations are not used: a learning-rate warm-up changes everything.
 
-The first `warmup` observations are not used: a learning-rate warm-up changes everything.
+| kind   | a change is                                                                  | for                         |
+|--------|------------------------------------------------------------------------------|-----------------------------|
+| ratio  | the recent median is `ratio` times the reference                             | tails, gains, norms, ‖v‖∞   |
+| fall   | the reference is `ratio` times the recent median                             | the fp16 margin             |
+| factor | the recent median of a logarithm differs by log `ratio`, in either direction | the log-normalizer          |
+| events | the share of recent steps with an event is larger by `ratio`                 | Φ_τ                         |
+
+In all kinds but the last the difference must also exceed `deviations` of the reference's median absolute deviations; in
+the last, three binomial standard deviations of the reference's share.
+
+Levels of the decision map that a run exceeds are a state, reported once, not an alert: some pretrained models exceed two
+of them before their first step.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
-from zloss.errors import InputError
-from zloss.telemetry.alert_rules import GRADIENT_NORM, LOG_Z, RULES, Alert, AlertRule, as_dict
+from zloss.decide.thresholds import Thresholds
+from zloss.errors import InputError, TrainingAlertError
+from zloss.optimizer.endpoints import THRESHOLDS
+from zloss.ranks.process_group import first_rank
+
+Kind = Literal["ratio", "fall", "factor", "events"]
+
+
+@dataclass(frozen=True)
+class AlertRule:
+    """What counts as a change of one quantity."""
+
+    quantity: str
+    """Name of a scalar."""
+    meaning: str
+    """What changed, in words."""
+    ratio: float
+    """See the table above."""
+    deviations: float = 3.0
+    """By how many (normalised) median absolute deviations of the reference it must differ."""
+    kind: Kind = "ratio"
+    threshold: float = 0.0
+    """events: the gradient norm above which a step is one."""
+
+
+LOG_Z = "log_z_mean"
+SHIFT = AlertRule(LOG_Z, "the common shift of the logits (mean log Z)", 1.5, 4.0, kind="factor")
+RULES = (
+    SHIFT,
+    AlertRule("mu_abs_p99", "the tail of the common shift |μ|", 2.0),
+    AlertRule("p_z_999_raw", "the tail of |log Z − log V| (raw)", 3.0),
+    AlertRule("p_z_999_centered", "the tail of |log Z̃ − log V| (centered)", 2.0),
+    AlertRule("gain_mean", "the gain (raw)", 1.25),
+    AlertRule("gain_p99", "the tail of the gain (raw)", 2.5),
+    AlertRule("gain_centered_p99", "the tail of the gain (centered)", 2.0),
+    AlertRule("grad_norm_preclip", "the gradient norm before clipping", 2.5),
+    AlertRule("adam_v_max", "the largest second moment of Adam", 10.0),
+    AlertRule("fp16_margin", "the largest static loss scale without an fp16 overflow", 4.0, kind="fall"),
+    *(
+        AlertRule(f"phi_{tau:g}", f"the share of steps with a gradient norm above {tau:g}", 0.2, 0.0, "events", tau)
+        for tau in THRESHOLDS
+    ),
+)
+"""Each ratio lies above the largest that clean runs showed (`benchmarks/alert_rates.py`). Means over tokens are the steadiest
+numbers of a healthy run: mean log Z and the mean raw gain are the first to move when a common shift grows."""
+GRADIENT_NORM = "grad_norm_preclip"
+"""The number of a step from which events are counted."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A change that began at a step."""
+
+    quantity: str
+    meaning: str
+    step: int
+    """The step at which it was reported."""
+    began: int
+    """The first step beyond two deviations of the reference after the running median was last within them."""
+    value: float
+    """Median of the last observations; events: their share."""
+    reference: float
+    """The same of the reference."""
+    ce_invisible: bool
+    """Whether cross-entropy stayed within three of its own deviations meanwhile."""
+    kind: Kind = "ratio"
+
+    def __str__(self) -> str:
+        if self.quantity == "nonfinite":
+            return f"step {self.step}: {self.meaning}."
+        hidden = " Cross-entropy stayed within its own noise: it cannot see this." if self.ce_invisible else ""
+        return f"step {self.step}: {self.meaning} ({self.quantity}) {self._change()}, since step {self.began}.{hidden}"
+
+    def _change(self) -> str:
+        value, reference = f"{self.value:.4g}", f"{self.reference:.4g}"
+        if self.kind == "factor":
+            side = "above" if self.value > self.reference else "below"
+            return f"is {value}, {abs(self.value - self.reference):.3g} nats {side} its reference {reference}"
+        if self.kind == "events":
+            return f"is {value}, and was {reference}"
+        times = self.value / self.reference if self.reference else float("inf")
+        return f"is {value}, {times:.3g} times its reference {reference}"
+
+
+def as_dict(alert: Alert) -> dict[str, Any]:
+    """An alert as JSON values."""
+    return asdict(alert) | {"sentence": str(alert)}
+
 
 __all__ = ["RULES", "Alert", "AlertMonitor", "AlertRule", "as_dict"]
 
@@ -197,3 +296,38 @@ def deviation(values: Sequence[float]) -> float:
     """The median absolute deviation, in units of a standard deviation."""
     middle = median(values)
     return NORMAL * median(abs(value - middle) for value in values)
+
+
+OnAlert = Literal["log", "raise"] | Callable[[Alert], None]
+"""`on_alert`: what to do with an alert."""
+
+logger = logging.getLogger("zloss")
+
+
+def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
+    """The function that an alert is given to."""
+    if callable(on_alert):
+        return on_alert
+    if on_alert == "log":
+        return _warn
+    if on_alert == "raise":
+        return _raise
+    raise InputError(f"`on_alert` is expected to be 'log', 'raise' or a function of an alert, but got {on_alert!r}.")
+
+
+def _warn(alert: Alert) -> None:
+    if first_rank():  # every process sees the same numbers
+        logger.warning("%s", alert)
+
+
+def _raise(alert: Alert) -> None:
+    raise TrainingAlertError(str(alert))
+
+
+def exceeded_levels(
+    scalars: Mapping[str, float], vocab: int, thresholds: Thresholds | None = None
+) -> dict[str, tuple[float, float]]:
+    """Name of a scalar → (its value, the threshold), for every one that exceeds its threshold."""
+    chosen = Thresholds() if thresholds is None else thresholds
+    limits = {"mu_abs_p99": chosen.shift_over_log_v * math.log(vocab), "gain_p99": chosen.gain_99}
+    return {name: (scalars[name], limit) for name, limit in limits.items() if scalars.get(name, 0.0) > limit}

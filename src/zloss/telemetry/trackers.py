@@ -1,10 +1,66 @@
-"""Trackers that a run writes to: one that is asked for must be installed, in a version that was tried."""
+"""What goes to trackers: which scalars of a window, under which names, and which tracker versions are supported."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
+from collections.abc import Collection
+from typing import Literal
 
-from zloss.errors import MissingDependencyError, require_version
+from zloss.errors import InputError, MissingDependencyError, UnknownNameError, require_version
+from zloss.source.summary import LEVELS, MEANS, TAILS, entry_name
+from zloss.telemetry.window import DEPLOYED
+
+PREFIX = "zloss/"
+"""Beginning of the names that trackers show."""
+MAIN = (
+    "ce",
+    "z",
+    "log_z_p999",
+    "mu_abs_p99",
+    "gain_p99",
+    "gain_centered_p99",
+    "p_z_999_raw",
+    "p_z_999_centered",
+    "entropy",
+    "grad_norm_preclip",
+)
+"""The loss in its two parts, one tail of each quantity, and the gradient norm: what one plots."""
+KNOWN = (
+    *MEANS,
+    *(entry_name(quantity, level) for quantity in TAILS for level in ("mean", *LEVELS)),
+    *DEPLOYED,
+    *("z", "tokens", "grad_norm_preclip", "grad_norm_preclip_max", "clip_rate", "window_steps", "router_z"),
+)
+"""Every name, without the prefix."""
+
+Scalars = Literal["all", "main"] | Collection[str]
+"""All of them, the ten of `MAIN`, or names, with or without the prefix."""
+
+
+def chosen_names(scalars: Scalars) -> frozenset[str]:
+    """The names that are logged, without the prefix; one that is not known is refused."""
+    if scalars == "all" or scalars == "main":
+        return frozenset(KNOWN if scalars == "all" else MAIN)
+    if (
+        isinstance(scalars, str)
+        or not isinstance(scalars, Collection)
+        or not all(isinstance(name, str) for name in scalars)
+    ):
+        raise InputError(
+            f'`scalars` is expected to be "all", "main" or a list of names such as ["ce", "z"], but got {scalars!r}.'
+        )
+    names = [name.removeprefix(PREFIX) for name in scalars]
+    for name in names:
+        if name not in KNOWN:
+            raise UnknownNameError("scalar", name, KNOWN)
+    return frozenset(names)
+
+
+def for_trackers(numbers: dict[str, float], names: Collection[str] = KNOWN) -> dict[str, float]:
+    """The finite ones of the numbers that are logged, under the names that trackers show."""
+    return {f"{PREFIX}{name}": value for name, value in numbers.items() if name in names and math.isfinite(value)}
+
 
 LEAST = {"tensorboard": "2.19", "wandb": "0.20", "trackio": "0.10", "mlflow": "3.0"}
 """Tracker → its oldest version that is supported; of others any version is taken."""

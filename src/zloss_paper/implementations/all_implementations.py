@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation
-from zloss.audit.implementation.linear_kernels import LinearLine, linear_line
-from zloss.audit.implementation.storage import Storage
+from zloss.audit.implementation.kernels import LinearLine, linear_line
+from zloss.audit.implementation.source import Storage
 from zloss.errors import ZlossError
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.profile import Overrides, Profile

@@ -12,11 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zloss.audit.implementation.evaluate import call, evaluate
-from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation
-from zloss.audit.implementation.kernels import apart, gradient_difference, kernel_line, truth_of
-from zloss.audit.implementation.linear_kernels import linear_inputs, linear_line
-from zloss.audit.implementation.storage import ReferenceHead
+from zloss.audit.implementation.implementations import (
+    IMPLEMENTATIONS,
+    Implementation,
+    call,
+    evaluate,
+    find_implementation,
+)
+from zloss.audit.implementation.kernels import (
+    apart,
+    gradient_difference,
+    kernel_line,
+    linear_inputs,
+    linear_line,
+    truth_of,
+)
+from zloss.audit.implementation.source import ReferenceHead
 from zloss.errors import CoordinateError, InputError, UnknownNameError
 from zloss.models.output_head import OutputHead
 

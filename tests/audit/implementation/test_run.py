@@ -11,10 +11,9 @@ import torch
 
 from tests.audit.implementation.models import Case, tiny_case
 from zloss.audit.implementation import implementations
-from zloss.audit.implementation.applied_losses import chosen_implementations
 from zloss.audit.implementation.config import ImplementationAuditConfig
-from zloss.audit.implementation.run import run_implementation_audit
-from zloss.audit.implementation.storage import storage_dtype
+from zloss.audit.implementation.run import chosen_implementations, run_implementation_audit
+from zloss.audit.implementation.source import storage_dtype
 from zloss.errors import InputError, ZlossError
 from zloss.results.implementation_audit import ImplementationAudit
 

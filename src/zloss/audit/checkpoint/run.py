@@ -1,35 +1,45 @@
-"""One audit: load, check, one pass over the text, gradients on a diagnostic batch, report."""
+"""One audit: load, check, one pass over the text, gradients on a diagnostic batch, report.
+
+The pass saves its state now and then, stops between batches on Ctrl-C, and resumes after the last finished block.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from zloss.audit.checkpoint.clock import Clock
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.checkpoint.measurements import AuditMeasurements
-from zloss.audit.checkpoint.report import audit_report
-from zloss.audit.checkpoint.router_section import router_section
-from zloss.audit.checkpoint.text_pass import text_pass
-from zloss.console.progress import Progress, Silent
+from zloss.audit.checkpoint.report import AuditMeasurements, audit_report, router_section
+from zloss.console import Clock, Progress, Silent, held_interrupts
 from zloss.errors import InputError
 from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import DiagnosticGradients, diagnostic_gradients
+from zloss.measure.geometry_plane import has_plane
 from zloss.measure.graph_room import GraphRoom
 from zloss.measure.measurement import Measurement, measurement_of
 from zloss.measure.model_blocks import ModelBlocks, model_blocks
-from zloss.measure.sharded_layers import shard_layers_
-from zloss.measure.token_pass import KeptForwards
+from zloss.measure.sharded_layers import InStep, shard_layers_
+from zloss.measure.tails import Tails
+from zloss.measure.token_pass import KeptForwards, TokenPass
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
+from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import find_head
+from zloss.models.weight_fingerprint import model_fingerprint
 from zloss.ranks.job import Job
 from zloss.results.audit import AuditReport
 from zloss.results.router import RouterFindings
-from zloss.text.blocks import Blocks
-from zloss.text.corpus import Corpus, open_corpus
+from zloss.results.writing import write_bytes
+from zloss.streaming.accumulator import State
+from zloss.streaming.over_ranks import from_bytes, to_bytes
+from zloss.text import Blocks, Corpus, open_corpus
 
 
 def run_audit(
@@ -217,3 +227,141 @@ def _check_token_ids(blocks: Blocks, vocab: int) -> None:
             f"`valid_vocab` leaves {vocab} rows of the head, but the text has the token id {largest}: "
             f"give at least {largest + 1}, or 'tokenizer'."
         )
+
+
+def text_pass(
+    config: AuditConfig,
+    checkpoint: Checkpoint,
+    measurement: Measurement,
+    blocks: Blocks,
+    kept: KeptForwards,
+    *,
+    folder: Path | None,
+    resume: bool,
+    progress: Progress,
+    clock: Clock,
+    job: Job,
+    by_block: BlockValues | None = None,
+) -> tuple[Tails, int]:
+    """(accumulators, finished blocks); fewer blocks than there are after Ctrl-C.
+
+    Of several processes each passes over its own blocks; the first one has the accumulators of all at the end.
+    `by_block` takes the same tokens block by block; it is not part of a saved state, so such a pass cannot be resumed.
+
+    The first Ctrl-C takes effect between two batches, and what is finished is saved. A second one ends the pass at once:
+    then the last saved state stands, because the accumulators may hold half a batch.
+    """
+    if by_block is not None and resume:
+        raise InputError("a pass with `by_block` cannot be resumed: turn `resume` off.")
+    with hidden_states(checkpoint, measurement.head) as hidden_of:
+        in_step = InStep(job, hidden_of, lambda: blocks.inputs(0, 1).to(measurement.head.weight_VD.device))
+        run = in_step if config.shard else hidden_of
+        token_pass = TokenPass(measurement, blocks, run, config.batch_blocks, kept)
+        tails = Tails(measurement, plane=has_plane(measurement), seed=config.seed)
+        own = job.own_range(blocks.count, config.batch_blocks)
+        saved = SavedPass(
+            folder,
+            f"{config.fingerprint(blocks.fingerprint())}-{tails.layout()}",
+            lambda: model_fingerprint(checkpoint),
+            job=job,
+        )
+        finished = own.start
+        if resume and (earlier := saved.load()) is not None:
+            finished, state = earlier
+            tails.restore(state)
+        with clock("pass"), progress.step("audit", len(own) * blocks.size) as step, held_interrupts() as release:
+            shown = finished
+            step.advance((shown - own.start) * blocks.size)
+
+            def go_on(finished: int) -> bool:
+                nonlocal shown
+                try:
+                    batch, shown = finished - shown, finished
+                    step.advance(batch * blocks.size)
+                    saved.save(finished, tails.state)
+                    release()
+                except KeyboardInterrupt:
+                    saved.save(finished, tails.state, now=True)
+                    return False
+                return True
+
+            finished = token_pass.run(tails, go_on, finished=finished, end=own.stop, by_block=by_block)
+            if config.shard:
+                in_step.finish()
+    if job.ranks > 1:
+        saved.save(finished, tails.state, now=True)  # another rank may still be lost
+        tails.join(job.gather)
+    total = sum(job.gather(finished - own.start))
+    if finished == own.stop:
+        saved.clear()
+    return tails, total
+
+
+STATE_FILE = "audit-state.npz"
+SAVE_EVERY_SECONDS = 15.0
+"""Seconds between two saves, so a killed audit loses no more work; $ZLOSS_SAVE_EVERY sets another number."""
+
+
+class SavedPass:
+    """The file with the accumulators, the number of finished blocks, and the fingerprints of the pass and of the model.
+
+    The fingerprint of the pass depends on the settings of the audit, its tokens, and the layout of the accumulators. That of
+    the model takes seconds, so it is taken only where a state is read or written.
+    """
+
+    def __init__(
+        self, folder: Path | None, fingerprint: str, model: Callable[[], str], *, job: Job | None = None
+    ) -> None:
+        name = STATE_FILE
+        if job is not None and job.ranks > 1:
+            # The blocks of a rank depend on the number of ranks, so a state of another number is none of ours.
+            name = f"audit-state-{job.rank}-of-{job.ranks}.npz"
+        self._path = None if folder is None else folder / name
+        self._fingerprint = fingerprint
+        self._model = functools.cache(model)
+        self._interval = _interval()
+        self._saved_at = time.monotonic()
+
+    def load(self) -> tuple[int, dict[str, Any]] | None:
+        """(finished blocks, accumulator state), None where there is nothing to resume."""
+        if self._path is None or not self._path.is_file():
+            return None
+        try:
+            state = from_bytes(self._path.read_bytes())
+            fingerprint, finished = str(state.pop("fingerprint")), int(state.pop("finished_blocks"))
+            model = str(state.pop("model", "unknown"))
+        except Exception as error:
+            raise InputError(f"{self._path} cannot be read ({error}): delete it, or turn `resume` off.") from error
+        if fingerprint != self._fingerprint:
+            raise InputError(
+                f"{self._path} belongs to another audit (its model, text, blocks or options differ, "
+                "or another version of zloss wrote it): use the same options, or turn `resume` off."
+            )
+        if model != self._model():
+            raise InputError(
+                f"{self._path} belongs to another model: its weights or its config differ from those of the model now. "
+                "Use the model with which the audit began, or turn `resume` off."
+            )
+        return finished, state
+
+    def save(self, finished_blocks: int, state: Callable[[], State], *, now: bool = False) -> None:
+        """Write the state if the last save is older than the interval, or if `now`."""
+        if self._path is None or (not now and time.monotonic() - self._saved_at < self._interval):
+            return
+        head = {"fingerprint": self._fingerprint, "model": self._model(), "finished_blocks": finished_blocks}
+        write_bytes(self._path, to_bytes({**head, **state()}))
+        self._saved_at = time.monotonic()
+
+    def clear(self) -> None:
+        """Delete the file, because the pass is complete."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _interval() -> float:
+    """Seconds between two saves, as the environment sets them."""
+    given = os.environ.get("ZLOSS_SAVE_EVERY", str(SAVE_EVERY_SECONDS))
+    try:
+        return float(given)
+    except ValueError as error:
+        raise InputError(f"ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is {given!r}.") from error

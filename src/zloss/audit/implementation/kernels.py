@@ -1,12 +1,17 @@
 """Kernel audit: the total gradient and the Z source that an implementation of CE + Z really applies, against fp64.
 
-Two references, because two things go wrong apart from each other:
+Two references, because two things go wrong independently:
 
 - the logits before storage: what training meant (the paper's Δ_tot and Δ_Z);
-- the stored logits themselves, in fp64: what this kernel could have done at best with what it was given.
+- the stored logits themselves, in fp64: the best this kernel could have done with its input.
 
 The Z source is seen through the gradients alone: it is linear in λ, so (g(Λ) − g(0))·λ/Λ is the source at λ, and a large
 Λ keeps the rounding of the CE part out of it. The same difference of two losses is the Z it adds to the scalar.
+
+For losses that project themselves (hidden states and the head) the inputs are rounded first and the truth is fp64 of the
+*same* rounded numbers, so what remains is lost inside the implementation: logits stored in 16 bits, statistics,
+accumulators. Gradients arrive in the dtype of the inputs, so 16-bit ones carry a last rounding of about 1e-3 (bf16) or
+1e-4 (fp16). For our backends the logit source itself is read too.
 
 Axes: C tokens of a chunk, T tokens, V vocabulary, D width.
 """
@@ -16,14 +21,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from zloss.audit.implementation.evaluate import Evaluation, evaluate
-from zloss.audit.implementation.implementations import Implementation
-from zloss.audit.implementation.storage import ReferenceHead, Storage, storage_dtype, token_chunks
-from zloss.audit.implementation.tail import Tail, TailTally
+from zloss.audit.implementation.implementations import Evaluation, Implementation, evaluate
+from zloss.audit.implementation.source import ReferenceHead, Storage, Tail, TailTally, storage_dtype, token_chunks
+from zloss.errors import CoordinateError
+from zloss.measure.bf16_products import working_bf16_products
+from zloss.models.output_head import OutputHead
+from zloss.source.objectives.standard import StandardZLoss
+from zloss.transport.head_source import head_source
 
 TINY = torch.finfo(torch.float64).tiny
 LOUD = 256.0
@@ -207,3 +216,109 @@ def gradient_difference(
     (a,), (b,) = (evaluate(way, (stored_TV,), label_T, [coef], target) for way in (one, other))
     difference = (a.grads[0].double() - b.grads[0].double()).norm()
     return float(difference / b.grads[0].double().norm().clamp_min(TINY))
+
+
+@dataclass(frozen=True)
+class LinearLine:
+    """One projecting implementation at one input dtype and logit multiplier."""
+
+    implementation: str
+    inputs: str
+    logit_scale: float
+    tokens: int
+    coef: float
+    target: float
+    forward: float | None
+    """|Ẑ − Z|/Z of the sum over all tokens; None without a Z."""
+    hidden_total: float
+    """Of the gradient at all hidden states, Frobenius norms."""
+    hidden_z: float | None
+    weight_total: float
+    """Of the gradient at the head, Frobenius norms."""
+    weight_z: float | None
+    delta_src: Tail | None
+    """Ours: per token, of the logit source as the backend applies it."""
+    source_cosine: float | None = None
+    """Mean over tokens of the cosine of that source."""
+    total_cosine: float | None = None
+    """Cosine of the gradient at all hidden states."""
+    z_cosine: float | None = None
+    """Mean over tokens of the cosine of its Z part at the hidden states."""
+
+
+def linear_inputs(head: OutputHead, hidden_TD: Tensor, dtype: torch.dtype, logit_scale: float) -> tuple[Tensor, Tensor]:
+    """(hidden, weight) whose plain product is the logits: scale and multiplier inside the weight, a bias as one more column."""
+    if head.softcap is not None:
+        raise CoordinateError(
+            f"the head caps its logits at {head.softcap:g}, and losses that project themselves are audited without a cap: "
+            "audit those that take logits."
+        )
+    weight_VD = head.weight_VD.detach()
+    if head.bias_V is not None:
+        hidden_TD = torch.cat([hidden_TD, hidden_TD.new_ones((hidden_TD.shape[0], 1))], dim=1)
+        weight_VD = torch.cat([weight_VD, head.bias_V.detach().unsqueeze(1)], dim=1)
+    return hidden_TD.detach().to(dtype), (weight_VD * (head.logit_scale * logit_scale)).to(dtype)
+
+
+def linear_line(
+    implementation: Implementation,
+    head: OutputHead,
+    hidden_TD: Tensor,
+    label_T: Tensor,
+    *,
+    inputs: Storage,
+    logit_scale: float,
+    coef: float,
+    target: float,
+    note: Callable[[str], None] = lambda sentence: None,
+) -> LinearLine:
+    """Audit one implementation of `takes == "linear"` on one batch; c is its own where it knows only one."""
+    target = target if implementation.fixed_target is None else implementation.fixed_target
+    coef = coef if implementation.has_z else 0.0
+    hidden, weight = linear_inputs(head, hidden_TD, storage_dtype(inputs), logit_scale)
+    truth = truth_of(hidden.double() @ weight.double().T, label_T, coef, target)
+    with working_bf16_products(note):
+        total, z = apart(implementation, (hidden, weight), label_T, coef, target, truth.violation)
+    tallies = {"total": VectorTally(), "z": VectorTally()}
+    weight_error: dict[str, float] = {}
+    for name, outcome, source_TV in (("total", total, truth.total_CV), ("z", z, truth.z_CV)):
+        if outcome is not None:
+            tallies[name].update(outcome.grads[0], source_TV @ weight.double())
+            want_VD = source_TV.T @ hidden.double()
+            difference = (outcome.grads[1].double() - want_VD).norm()
+            weight_error[name] = float(difference / want_VD.norm().clamp_min(TINY))
+    source = _applied_source(implementation, hidden, weight, label_T, truth, coef, target)
+    return LinearLine(
+        implementation=implementation.name,
+        inputs=inputs,
+        logit_scale=logit_scale,
+        tokens=hidden.shape[0],
+        coef=coef,
+        target=target,
+        forward=None if z is None else abs(z.value - truth.value) / max(truth.value, TINY),
+        hidden_total=tallies["total"].whole,
+        hidden_z=None if z is None else tallies["z"].whole,
+        weight_total=weight_error["total"],
+        weight_z=weight_error.get("z"),
+        delta_src=None if source is None else source.delta.tail(),
+        source_cosine=None if source is None else source.cosine.tail().mean,
+        total_cosine=tallies["total"].whole_cosine,
+        z_cosine=None if z is None else tallies["z"].cosine.tail().mean,
+    )
+
+
+def _applied_source(
+    implementation: Implementation,
+    hidden: Tensor,
+    weight: Tensor,
+    label_T: Tensor,
+    truth: Truth,
+    coef: float,
+    target: float,
+) -> VectorTally | None:
+    if implementation.backend is None or implementation.kernel:
+        return None
+    options: dict[str, Any] = {"part": "z", "reduction": "sum", "backend": implementation.backend}
+    tally = VectorTally()
+    tally.update(head_source(hidden, weight, label_T, StandardZLoss(coef, target), **options), truth.z_CV)
+    return tally

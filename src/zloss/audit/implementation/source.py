@@ -6,22 +6,104 @@ For every token, with ẑ = z rounded to its storage and the statistics of ẑ r
     Δ_src           ‖δ̂ − δ‖₂ / ‖δ‖₂                      δ = 2λ(log Z − c)p          (paper eq:backward_deltas)
     δ̂ − δ  =  2λ( ε_Z p  +  (log Z − c) ε_p  +  ε_Z ε_p )                            (paper eq:source_mismatch)
 
-The truth is fp64. λ cancels in every ratio. Axes: C tokens of a chunk, V vocabulary.
+The truth is fp64. λ cancels in every ratio. Axes: C tokens of a chunk, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from zloss.audit.implementation.storage import ReferenceHead, Storage, storage_dtype, token_chunks
-from zloss.audit.implementation.tail import Tail, TailTally
+from zloss.audit.implementation.config import Storage as Storage
+from zloss.errors import UnknownNameError
+from zloss.models.output_head import OutputHead
 from zloss.source.listing import z_loss_source
 from zloss.source.precision import at_least_fp32
+from zloss.streaming import Moments, Quantiles
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Over tokens; None without any. A value that is not finite enters nothing but its count."""
+
+    mean: float | None
+    median: float | None
+    p99: float | None
+    maximum: float | None
+    nonfinite: int = 0
+
+
+class TailTally:
+    """Collects a per-token quantity chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._moments, self._quantiles = Moments(), Quantiles()
+
+    def update(self, values_T: Any) -> None:
+        self._moments.update(values_T)
+        self._quantiles.update(values_T)
+
+    def tail(self) -> Tail:
+        p50, p99 = self._quantiles.quantile(0.5), self._quantiles.quantile(0.99)
+        return Tail(
+            mean=self._moments.mean,
+            median=None if p50 is None else p50.value,
+            p99=None if p99 is None else p99.value,
+            maximum=self._moments.maximum,
+            nonfinite=self._quantiles.counts.nonfinite,
+        )
+
+
+STORAGE: dict[Storage, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+CHUNK_VALUES = 1 << 22
+"""Entries of a chunk of logits: 32 MB in fp64, of which a measurement keeps about ten at a time."""
+
+
+def storage_dtype(name: str) -> torch.dtype:
+    """The dtype behind a name."""
+    if name not in STORAGE:
+        raise UnknownNameError("storage", name, STORAGE)
+    return STORAGE[name]
+
+
+def token_chunks(tokens: int, vocab: int) -> Iterator[slice]:
+    """Slices of the token axis whose logits are not too many at once."""
+    step = max(1, CHUNK_VALUES // vocab)
+    for start in range(0, tokens, step):
+        yield slice(start, min(start + step, tokens))
+
+
+@dataclass(frozen=True)
+class ReferenceHead:
+    """The head in fp64, from its parameters as they are: the truth before any storage."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None
+    logit_scale: float
+    softcap: float | None
+
+    @classmethod
+    def of(cls, head: OutputHead) -> ReferenceHead:
+        bias_V = None if head.bias_V is None else head.bias_V.detach().double()
+        return cls(head.weight_VD.detach().double(), bias_V, head.logit_scale, head.softcap)
+
+    @property
+    def vocab(self) -> int:
+        return self.weight_VD.shape[0]
+
+    @torch.no_grad()
+    def logits(self, hidden_CD: Tensor, multiplier: float = 1.0) -> Tensor:
+        """The model's final logits times `multiplier` (the paper's "logit ×"), fp64."""
+        z_CV = torch.nn.functional.linear(hidden_CD.detach().double(), self.weight_VD, self.bias_V) * self.logit_scale
+        if self.softcap is not None:
+            z_CV = self.softcap * torch.tanh(z_CV / self.softcap)
+        return z_CV.mul_(multiplier)
+
 
 Statistics = Literal["fp32", "storage"]
 """Where log Ẑ and p̂ live: accumulated and kept in fp32, or rounded to the storage dtype themselves."""

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from zloss.audit.implementation.kernels import TINY, truth_of
-from zloss.audit.implementation.storage import Storage, storage_dtype
+from zloss.audit.implementation.source import Storage, storage_dtype
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead
-from zloss.optimizer.adam_first_step import first_direction
-from zloss.text.blocks import Blocks
+from zloss.optimizer.adam import first_direction
+from zloss.text import Blocks
 
 Part = Literal["total", "z"]
 Scope = Literal["head", "all"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.errors import InputError
-from zloss.optimizer.multi_tensor import Norms, buckets, inf_norm, l2_norm, norms, pieces
+from zloss.optimizer.norms import Norms, buckets, inf_norm, l2_norm, norms, pieces
 from zloss.ranks.own_parts import own_part, share_of
 from zloss.ranks.process_group import gathered
 
@@ -149,3 +149,20 @@ def _steps_of_pieces(states: Sequence[dict[str, Any]]) -> list[float]:
 
 def _joined(parts: Sequence[Norms]) -> Norms:
     return Norms(l2_norm([torch.stack([part.l2 for part in parts])]), torch.stack([p.inf for p in parts]).amax())
+
+
+EPSILON = 1e-8
+"""ε_Adam, the default of every Adam; it enters beside |g|, so the scale of the gradient matters."""
+
+
+def first_direction(grad: Tensor, *, epsilon: float = EPSILON) -> Tensor:
+    """g / (|g| + ε): Adam's bias-corrected direction m̂/(√v̂ + ε) after one step from zero state, for any β₁, β₂.
+
+    m₁ = (1 − β₁)g and v₁ = (1 − β₂)g², and the corrections divide by exactly these factors. Scaling: before learning
+    rate and weight decay; not invariant to the scale of g, because of ε.
+
+    >>> import torch
+    >>> first_direction(torch.tensor([2.0, -1e-8, 0.0]))
+    tensor([ 1.0000, -0.5000,  0.0000])
+    """
+    return grad / (grad.abs() + epsilon)

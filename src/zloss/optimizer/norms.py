@@ -1,8 +1,8 @@
-"""Norms over many tensors at once: multi-tensor operations, fp64 sums, and no transfer to the host.
+"""Norms over many tensors at once, on one process or across ranks: multi-tensor operations, fp64 sums, no transfer to the host.
 
-A plain fp32 norm of a large CPU tensor adds its squares one after the other, and its relative error grows with the length (1e-2
-at 10⁸ entries). Here a large CPU tensor is read as pieces of 2¹⁵ entries, on all threads. Their fp32 norms are good to 1e-7 and
-are added in fp64. An accelerator reduces in a tree, so its tensors are read whole.
+A plain fp32 norm of a large CPU tensor adds its squares one after the other, and its relative error grows with the
+length (1e-2 at 10⁸ entries). Here a large CPU tensor is read as pieces of 2¹⁵ entries, on all threads. Their fp32 norms
+are good to 1e-7 and are added in fp64. An accelerator reduces in a tree, so its tensors are read whole.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from zloss.ranks.own_parts import EqualShares
+from zloss.ranks.process_group import gathered
 
 PIECE = 2**15
 """Entries of a piece of a CPU tensor."""
@@ -88,3 +92,43 @@ def _stacks_and_rest(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tens
         if whole < flat.numel():
             rest.append(flat[whole:])
     return stacks, rest
+
+
+def own_norms(classes: Sequence[EqualShares]) -> Tensor:
+    """[√Σ share·‖x‖₂², ‖x‖∞] of own parts, fp64."""
+    found = [norms(part.tensors) for part in classes]
+    if not found:
+        return torch.zeros(2, dtype=torch.float64)
+    inf = torch.stack([part.inf for part in found]).amax()
+    return torch.stack([_joined(classes, [part.l2 for part in found]), inf])
+
+
+def own_l2(classes: Sequence[EqualShares]) -> Tensor:
+    """√Σ share·‖x‖₂² of own parts, fp64."""
+    found = [l2_norm([tensor for tensor in part.tensors if tensor.numel()]) for part in classes]
+    return _joined(classes, found) if found else torch.zeros((), dtype=torch.float64)
+
+
+def norms_over_ranks(everyone: Tensor) -> tuple[Tensor, Tensor]:
+    """(‖x‖₂, ‖x‖∞) of the whole from `own_norms` of every rank, [ranks, 2]."""
+    return whole_l2(everyone[:, 0]), everyone[:, 1].amax()
+
+
+def whole_l2(everyone: Tensor) -> Tensor:
+    """√Σ_ranks x², and x itself where there is one rank."""
+    total: Tensor = everyone[0] if len(everyone) == 1 else torch.linalg.vector_norm(everyone)
+    return total
+
+
+def l2_over_ranks(classes: Sequence[EqualShares], group: ProcessGroup | None) -> Tensor:
+    """‖x‖₂ of the whole."""
+    return whole_l2(gathered(own_l2(classes).reshape(1), group)[:, 0])
+
+
+def _joined(classes: Sequence[EqualShares], l2: Sequence[Tensor]) -> Tensor:
+    """√Σ share·‖x‖₂² over classes."""
+    if len(classes) == 1 and classes[0].share == 1:
+        return l2[0]
+    weighted = [value.to(l2[0].device) * part.share**0.5 for part, value in zip(classes, l2, strict=True)]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(weighted))
+    return total
