@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from tests.laws.example_results import ROUTERS
 from zloss.decide.bottom_line import ORDER
 from zloss.decide.next_command import AuditedInput, next_command
 from zloss.decide.recommend.candidates import candidates
 from zloss.decide.stages import STAGES
-from zloss.models.positions import settle_block_size
 from zloss.results.audit import AuditReport, Nonfinite
 from zloss.results.decision import LambdaBudget
 
@@ -60,12 +57,9 @@ def test_other_stages_of_the_checkpoint_are_trained(report: AuditReport, stage: 
 
 def test_a_model_with_few_positions_is_trained_on_blocks_that_fit(report: AuditReport) -> None:
     fired = with_fired(report, "Shared pathway", corpus=replace(report.corpus, block_size=128))
-    assert "--block-size" not in words(fired)  # chosen by the user for the audit alone
-    config = SimpleNamespace(max_position_embeddings=128)
-    checkpoint: Any = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config), model=torch.nn.Module())
-    note = settle_block_size(checkpoint, None, bos=False).note
-    assert note is not None
-    found = words(replace(fired, notes=(note,)))
+    chosen = replace(GIVEN, words=(*GIVEN.words, "--block-size", "128"))
+    assert "--block-size" not in words(fired, chosen)  # chosen by the user for the audit alone
+    found = words(fired)
     assert found == ["zloss", "recommend", "my model", *TEXT, "--block-size", "128", "--out", "zloss-recommend"]
 
 

@@ -55,7 +55,6 @@ COMMANDS = {
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
     "reproduce": Entry("reproduce", "Reproduce", "A table of the paper: ours beside its own, its claims judged."),
     "glossary": Entry("glossary", "Glossary", "What a symbol or a key means."),
-    "demo": Entry("demo", "Demo", "A short demonstration of the head loss."),
 }
 
 
