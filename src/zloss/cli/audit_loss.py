@@ -12,7 +12,7 @@ import tyro
 from zloss.cli.arguments import number_or_word
 from zloss.results.choices import DtypeName
 from zloss.results.named_path import without_folders
-from zloss.results.option import Option
+from zloss.results.text_options import TextFiles
 
 if TYPE_CHECKING:
     from zloss.audit.loss.model_tokens import ModelTokens
@@ -51,7 +51,7 @@ class AuditLoss:
     model: str = ""
     """Also audit on this model's own logits (hidden states and head weight with --linear): `smollm2`, a Hugging Face id or
     folder, or a GGUF file."""
-    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    texts: TextFiles = ()
     """Text for --model: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
     blocks: int = 4
     """Blocks of the text for --model."""
