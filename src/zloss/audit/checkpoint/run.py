@@ -1,6 +1,6 @@
 """One audit: load, check, one pass over the text, gradients on a diagnostic batch, report.
 
-The pass saves its state now and then, stops between batches on Ctrl-C, and resumes after the last finished block.
+The pass saves its state periodically, stops between batches on Ctrl-C, and resumes after the last finished block.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.checkpoint.report import AuditMeasurements, audit_report, router_section
+from zloss.audit.checkpoint.report import audit_report, router_section
 from zloss.console import Clock, Progress, Silent, held_interrupts
 from zloss.errors import InputError
 from zloss.measure.block_values import BlockValues
@@ -54,8 +54,8 @@ def run_audit(
 ) -> AuditReport:
     """The report of one audit, without its decisions; Ctrl-C during the pass gives a partial report.
 
-    `folder` is where the state of an unfinished pass is kept; `checkpoint` is a model that is already loaded;
-    `by_block` takes the tokens of the pass block by block, and such an audit cannot be resumed.
+    `folder` holds the state of an unfinished pass; `checkpoint` is a model that is already loaded; `by_block` receives
+    the tokens of the pass block by block, and such an audit cannot be resumed.
     """
     report = run_audit_of(
         Job(),
@@ -82,19 +82,19 @@ def run_audit_of(
     checkpoint: Checkpoint | None = None,
     by_block: BlockValues | None = None,
 ) -> AuditReport | None:
-    """`run_audit` by the processes of a job, each with its own blocks: the first returns the report, the others None."""
+    """`run_audit` on the processes of a job, which share the blocks: the first returns the report, the others None."""
     progress = progress or Silent()
     clock, started = Clock(), datetime.now(UTC)
-    if checkpoint is None:
-        checkpoint = _load_sharded(job, config, progress, clock) if config.shard else None
-    opened = job.together(_open, config, checkpoint, progress, clock)
-    checkpoint, measurement, blocks = opened.checkpoint, opened.measurement, opened.cut.blocks
-    config, head = replace(config, block_size=blocks.size), measurement.head
+    if checkpoint is None and config.shard:
+        checkpoint = _load_sharded(job, config, progress, clock)
+    checkpoint, corpus, cut, agreement, measurement = job.together(_open, config, checkpoint, progress, clock)
+    blocks, head = cut.blocks, measurement.head
+    config = replace(config, block_size=blocks.size)
 
-    # The way back recomputes layer by layer on the first process alone, which has only its part of a divided layer.
+    # The backward pass recomputes each layer on the first process alone, which holds only its part of a sharded layer.
     count = 0 if config.shard else min(config.gradient_blocks, blocks.count)
     kept = KeptForwards(checkpoint.model, count, GraphRoom.of_device(head.weight_VD.device))
-    tails, finished = text_pass(
+    tails, finished = _text_pass(
         config,
         checkpoint,
         measurement,
@@ -123,39 +123,29 @@ def run_audit_of(
         with clock("router"):
             router = router_section(checkpoint, blocks, max(1, count))
     return audit_report(
-        AuditMeasurements(
-            config=config,
-            checkpoint=checkpoint,
-            corpus=opened.corpus,
-            blocks=blocks,
-            measurement=measurement,
-            agreement=opened.agreement,
-            tails=tails,
-            finished_blocks=finished,
-            gradient=gradient,
-            router=router,
-            complete=complete,
-            clock=clock,
-            started=started,
-            command=command,
-            notes=opened.cut.notes,
-        )
+        config,
+        checkpoint,
+        corpus,
+        blocks,
+        measurement,
+        tails,
+        agreement=agreement,
+        finished_blocks=finished,
+        gradient=gradient,
+        gradient_blocks=count,
+        router=router,
+        complete=complete,
+        clock=clock,
+        started=started,
+        command=command,
+        notes=cut.notes,
     )
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """What an audit measures: a checked model and its text."""
-
-    checkpoint: Checkpoint
-    corpus: Corpus
-    cut: ModelBlocks
-    agreement: float
-    measurement: Measurement
-
-
-def _open(config: AuditConfig, checkpoint: Checkpoint | None, progress: Progress, clock: Clock) -> _Opened:
-    """Load the model where none is given, read the text, check both."""
+def _open(
+    config: AuditConfig, checkpoint: Checkpoint | None, progress: Progress, clock: Clock
+) -> tuple[Checkpoint, Corpus, ModelBlocks, float, Measurement]:
+    """(model, text, its blocks, agreement of the logits, measurement): loaded where needed, and checked."""
     if checkpoint is None:
         checkpoint = _load(config, progress, clock)
     head = find_head(checkpoint)
@@ -169,18 +159,23 @@ def _open(config: AuditConfig, checkpoint: Checkpoint | None, progress: Progress
     with clock("spectrum"), progress.step("spectrum of the head", None):
         measurement = measurement_of(
             head,
-            _wanted_vocab(config.valid_vocab, head.vocab, len(checkpoint.tokenizer)),
+            _vocab_rows(config.valid_vocab, head.vocab, len(checkpoint.tokenizer)),
             coef=config.diag_coef,
             gain_beta=config.gain_beta,
             svd=config.svd,
             seed=config.seed,
         )
-    _check_token_ids(cut.blocks, measurement.vocab)
-    return _Opened(checkpoint, corpus, cut, agreement, measurement)
+    largest = int(cut.blocks.stream.max())
+    if largest >= measurement.vocab:
+        raise InputError(
+            f"`valid_vocab` leaves {measurement.vocab} rows of the head, but the text has the token id {largest}: "
+            f"give at least {largest + 1}, or 'tokenizer'."
+        )
+    return checkpoint, corpus, cut, agreement, measurement
 
 
 def _load_sharded(job: Job, config: AuditConfig, progress: Progress, clock: Clock) -> Checkpoint:
-    """The model with its layers divided; one process after the other loads it, so that one whole model is in memory."""
+    """The model with sharded layers; processes load it one after another, so that memory holds one whole model at a time."""
     if job.ranks == 1:
         raise InputError("`shard` divides a model over several processes: start them with torchrun.")
 
@@ -191,9 +186,9 @@ def _load_sharded(job: Job, config: AuditConfig, progress: Progress, clock: Cloc
         shard_layers_(checkpoint.model, job)
         return checkpoint
 
-    own = [job.together(load, turn) for turn in range(job.ranks)][job.rank]
-    assert own is not None
-    return own
+    loaded = [job.together(load, turn) for turn in range(job.ranks)][job.rank]
+    assert loaded is not None
+    return loaded
 
 
 def _load(config: AuditConfig, progress: Progress, clock: Clock) -> Checkpoint:
@@ -207,29 +202,21 @@ def _load(config: AuditConfig, progress: Progress, clock: Clock) -> Checkpoint:
         )
 
 
-def _wanted_vocab(asked: int | str | None, rows: int, tokenizer_rows: int) -> int | None:
-    """Rows inside log Z as the configuration asks for them; None for all."""
-    if asked is None:
+def _vocab_rows(valid_vocab: int | str | None, rows: int, tokenizer_rows: int) -> int | None:
+    """The number of rows inside log Z; None for all."""
+    if valid_vocab is None:
         return None
-    if asked == "tokenizer":
+    if valid_vocab == "tokenizer":
         return min(tokenizer_rows, rows)
     try:
-        return int(asked)
+        return int(valid_vocab)
     except ValueError as error:
-        raise InputError(f"`valid_vocab` is expected to be a number or 'tokenizer', but got {asked!r}.") from error
-
-
-def _check_token_ids(blocks: Blocks, vocab: int) -> None:
-    """Every token of the text has a row of the head inside log Z."""
-    largest = int(blocks.stream.max())
-    if largest >= vocab:
         raise InputError(
-            f"`valid_vocab` leaves {vocab} rows of the head, but the text has the token id {largest}: "
-            f"give at least {largest + 1}, or 'tokenizer'."
-        )
+            f"`valid_vocab` is expected to be a number or 'tokenizer', but got {valid_vocab!r}."
+        ) from error
 
 
-def text_pass(
+def _text_pass(
     config: AuditConfig,
     checkpoint: Checkpoint,
     measurement: Measurement,
@@ -243,13 +230,13 @@ def text_pass(
     job: Job,
     by_block: BlockValues | None = None,
 ) -> tuple[Tails, int]:
-    """(accumulators, finished blocks); fewer blocks than there are after Ctrl-C.
+    """(accumulators, finished blocks); fewer blocks than `blocks` after Ctrl-C.
 
-    Of several processes each passes over its own blocks; the first one has the accumulators of all at the end.
-    `by_block` takes the same tokens block by block; it is not part of a saved state, so such a pass cannot be resumed.
+    Each process of a job reads its share of the blocks; at the end the first process has the accumulators of all of them.
+    `by_block` is not part of a saved state, so a pass with it cannot be resumed.
 
-    The first Ctrl-C takes effect between two batches, and what is finished is saved. A second one ends the pass at once:
-    then the last saved state stands, because the accumulators may hold half a batch.
+    The first Ctrl-C takes effect between two batches, and the finished blocks are saved. A second one ends the pass
+    immediately: the last saved state remains, because the accumulators may hold half a batch.
     """
     if by_block is not None and resume:
         raise InputError("a pass with `by_block` cannot be resumed: turn `resume` off.")
@@ -258,22 +245,22 @@ def text_pass(
         run = in_step if config.shard else hidden_of
         token_pass = TokenPass(measurement, blocks, run, config.batch_blocks, kept)
         tails = Tails(measurement, plane=has_plane(measurement), seed=config.seed)
-        own = job.own_range(blocks.count, config.batch_blocks)
+        mine = job.own_range(blocks.count, config.batch_blocks)
         saved = SavedPass(
             folder,
             f"{config.fingerprint(blocks.fingerprint())}-{tails.layout()}",
             lambda: model_fingerprint(checkpoint),
             job=job,
         )
-        finished = own.start
+        finished = mine.start
         if resume and (earlier := saved.load()) is not None:
             finished, state = earlier
             tails.restore(state)
-        with clock("pass"), progress.step("audit", len(own) * blocks.size) as step, held_interrupts() as release:
+        with clock("pass"), progress.step("audit", len(mine) * blocks.size) as step, held_interrupts() as release:
             shown = finished
-            step.advance((shown - own.start) * blocks.size)
+            step.advance((shown - mine.start) * blocks.size)
 
-            def go_on(finished: int) -> bool:
+            def after_batch(finished: int) -> bool:
                 nonlocal shown
                 try:
                     batch, shown = finished - shown, finished
@@ -285,28 +272,28 @@ def text_pass(
                     return False
                 return True
 
-            finished = token_pass.run(tails, go_on, finished=finished, end=own.stop, by_block=by_block)
+            finished = token_pass.run(tails, after_batch, finished=finished, end=mine.stop, by_block=by_block)
             if config.shard:
                 in_step.finish()
     if job.ranks > 1:
         saved.save(finished, tails.state, now=True)  # another rank may still be lost
         tails.join(job.gather)
-    total = sum(job.gather(finished - own.start))
-    if finished == own.stop:
+    total = sum(job.gather(finished - mine.start))
+    if finished == mine.stop:
         saved.clear()
     return tails, total
 
 
 STATE_FILE = "audit-state.npz"
 SAVE_EVERY_SECONDS = 15.0
-"""Seconds between two saves, so a killed audit loses no more work; $ZLOSS_SAVE_EVERY sets another number."""
+"""Seconds between two saves, so a killed audit loses no more work than that; $ZLOSS_SAVE_EVERY overrides it."""
 
 
 class SavedPass:
     """The file with the accumulators, the number of finished blocks, and the fingerprints of the pass and of the model.
 
-    The fingerprint of the pass depends on the settings of the audit, its tokens, and the layout of the accumulators. That of
-    the model takes seconds, so it is taken only where a state is read or written.
+    The fingerprint of the pass covers the settings of the audit, its tokens, and the layout of the accumulators. That of
+    the model takes seconds, so it is computed only when a state is read or written.
     """
 
     def __init__(
@@ -314,7 +301,7 @@ class SavedPass:
     ) -> None:
         name = STATE_FILE
         if job is not None and job.ranks > 1:
-            # The blocks of a rank depend on the number of ranks, so a state of another number is none of ours.
+            # The blocks of a rank depend on the number of ranks, so a state saved with another number does not apply.
             name = f"audit-state-{job.rank}-of-{job.ranks}.npz"
         self._path = None if folder is None else folder / name
         self._fingerprint = fingerprint
@@ -323,7 +310,7 @@ class SavedPass:
         self._saved_at = time.monotonic()
 
     def load(self) -> tuple[int, dict[str, Any]] | None:
-        """(finished blocks, accumulator state), None where there is nothing to resume."""
+        """(finished blocks, accumulator state); None if there is nothing to resume."""
         if self._path is None or not self._path.is_file():
             return None
         try:
@@ -359,9 +346,9 @@ class SavedPass:
 
 
 def _interval() -> float:
-    """Seconds between two saves, as the environment sets them."""
-    given = os.environ.get("ZLOSS_SAVE_EVERY", str(SAVE_EVERY_SECONDS))
+    """Seconds between two saves, from the environment."""
+    value = os.environ.get("ZLOSS_SAVE_EVERY", str(SAVE_EVERY_SECONDS))
     try:
-        return float(given)
+        return float(value)
     except ValueError as error:
-        raise InputError(f"ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is {given!r}.") from error
+        raise InputError(f"ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is {value!r}.") from error
