@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,11 @@ class Blocks:
     @property
     def predictions(self) -> int:
         return self.count * self.size
+
+    def first(self, count: int) -> Blocks:
+        """The first `count` blocks, or all if there are fewer."""
+        count = min(count, self.count)
+        return replace(self, stream=self.stream[: count * self.size + 1], count=count)
 
     def inputs(self, start: int, stop: int) -> Tensor:
         """Input ids [stop − start, size (+1 with BOS)] of blocks start..stop."""

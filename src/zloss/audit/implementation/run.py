@@ -1,4 +1,4 @@
-"""One implementation audit: load, check, then the sections one after the other: source, implementations, updates, fp16 margin.
+"""One implementation audit: load, check, then one section after another: source, implementations, updates, fp16 headroom.
 
 Ctrl-C ends the section that is running; finished sections stay in the record, which is then marked partial.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zloss.audit.implementation.config import NO_IMPLEMENTATION, ImplementationAuditConfig, Storage
+from zloss.audit.implementation.config import NO_IMPLEMENTATION, ImplementationAuditConfig
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation, interpreted
-from zloss.audit.implementation.kernels import kernel_line, linear_line
-from zloss.audit.implementation.overflow import OverflowLine, overflow_audit
+from zloss.audit.implementation.kernels import KernelLine, LinearLine, kernel_line, linear_line
+from zloss.audit.implementation.overflow import overflow_audit
 from zloss.audit.implementation.source import ReferenceHead, source_audit
 from zloss.audit.implementation.update import update_audit
 from zloss.console import Clock, Progress, Silent
@@ -29,16 +29,21 @@ from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
 from zloss.results.audit import CorpusInfo, ModelInfo
 from zloss.results.folder_owner import PLACE_KEY, place_of
-from zloss.results.implementation_audit import AppliedLoss, Fp16Room, ImplementationAudit, StoredLogits, UpdateErrors
+from zloss.results.implementation_audit import (
+    AppliedLoss,
+    Fp16Headroom,
+    ImplementationAudit,
+    StoredLogits,
+    UpdateErrors,
+)
 from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
-from zloss.source.objective import Objective
 from zloss.source.objectives.registry import make_objective
-from zloss.text import Blocks, Corpus, open_corpus
+from zloss.text import Blocks, open_corpus
 
 INTERRUPTED = "the audit was interrupted before it was complete"
-Sections = dict[str, tuple[Callable[[], Any], str]]
-"""Name of a section → what measures it, and why it is left out; empty where it is not."""
+LEFT_OUT = ("cut-cross-entropy",)
+"""Implementations that run only if they are named: their compiler takes minutes."""
 
 
 def run_implementation_audit(
@@ -56,7 +61,8 @@ def run_implementation_audit(
     def note(sentence: str) -> None:
         notes.setdefault(sentence.rstrip("."))
 
-    device, objectives = _device(config.device), named_objectives(config)
+    device = _device(config.device)
+    objectives = {name: make_objective(name, config.coef) for name in config.methods}
     implementations = chosen_implementations(config, note)
     with clock("load"), progress.step(f"loading {config.model[-40:]}", None):
         if checkpoint is None:
@@ -66,45 +72,87 @@ def run_implementation_audit(
         checkpoint.model.to(device)
     with clock("text"), progress.step("reading text", None):
         corpus = open_corpus(config.texts, config.corpus, config.text_field)
-        model = _audited_head(config, checkpoint, corpus, device, note)
+        head = find_head(checkpoint)
+        cut = model_blocks(checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos)
+        for sentence in cut.notes:
+            note(sentence)
+        blocks = replace(cut.blocks, stream=cut.blocks.stream.to(device))
     with clock("check"), progress.step("checking the head", None):
-        check_head(checkpoint, model.head, model.blocks.inputs(0, 1)[0])
+        check_head(checkpoint, head, blocks.inputs(0, 1)[0])
 
+    target = math.log(head.vocab)
     hidden_TD = torch.empty(0)
-
-    def source() -> Any:
-        nonlocal hidden_TD
-        hidden_TD = head_inputs(model, progress)
-        return stored_logits(config, model, hidden_TD, progress)
-
-    sections: Sections = {
-        "source": (source, ""),
-        "implementations": (
-            lambda: applied_losses(config, model, implementations, hidden_TD, progress, note),
-            "" if implementations else "no implementation was asked for",
-        ),
-        "updates": (
-            lambda: update_errors(config, model, progress),
-            "" if config.update_blocks else "left out (update_blocks = 0)",
-        ),
-        "overflow": (
-            lambda: fp16_rooms(config, model, objectives, progress, note),
-            "" if config.overflow_blocks else "left out (overflow_blocks = 0)",
-        ),
+    scaled: dict[str, Any] = {
+        "storages": config.storages,
+        "logit_scales": config.logit_scales,
+        "coef": config.coef,
+        "target": target,
     }
-    found, reasons = _measured(sections, clock)
+
+    def source() -> tuple[StoredLogits, ...]:
+        nonlocal hidden_TD
+        hidden_TD = _head_inputs(checkpoint, head, blocks, progress)
+        with progress.step("stored logits", len(hidden_TD)) as step:
+            lines = source_audit(
+                ReferenceHead.of(head), hidden_TD, block_size=blocks.size, **scaled, advance=step.advance
+            )
+        return tuple(line.result() for line in lines)
+
+    def applied() -> tuple[AppliedLoss, ...]:
+        return _applied_losses(config, implementations, head, hidden_TD, blocks, target, progress, note)
+
+    def updates() -> tuple[UpdateErrors, ...]:
+        first = blocks.first(config.update_blocks)
+        with progress.step("updates", first.predictions * len(config.logit_scales)) as step:
+            lines = update_audit(checkpoint, head, first, **scaled, advance=step.advance)
+        return tuple(line.result() for line in lines)
+
+    def overflow() -> tuple[Fp16Headroom, ...]:
+        first = blocks.first(config.overflow_blocks)
+        autocast = torch.bfloat16 if config.autocast == "bf16" else None
+        with progress.step("fp16 margin", first.predictions) as step:
+            lines = overflow_audit(
+                checkpoint, head, first, objectives, autocast=autocast, advance=step.advance, note=note
+            )
+        return tuple(line.result(config.coef if objectives[line.method].active else 0.0) for line in lines)
+
+    sections: dict[str, Callable[[], tuple[Any, ...]]] = {
+        "source": source,
+        "implementations": applied,
+        "updates": updates,
+        "overflow": overflow,
+    }
+    reasons = {}
+    if not implementations:
+        reasons["implementations"] = "no implementation was asked for"
+    if not config.update_blocks:
+        reasons["updates"] = "left out (update_blocks = 0)"
+    if not config.overflow_blocks:
+        reasons["overflow"] = "left out (overflow_blocks = 0)"
+    found: dict[str, Any] = dict.fromkeys(sections, ())
+    interrupted = False
+    for name, measure in sections.items():
+        if interrupted:
+            reasons[name] = INTERRUPTED
+        elif name not in reasons:
+            try:
+                with clock(name):
+                    found[name] = measure()
+            except KeyboardInterrupt:
+                interrupted, reasons[name] = True, INTERRUPTED
+
     return ImplementationAudit(
-        model=_model_info(config, model),
+        model=_model_info(config, checkpoint, head),
         corpus=CorpusInfo(
             name=corpus.name,
-            blocks=model.blocks.count,
-            block_size=model.blocks.size,
-            predictions=model.blocks.predictions,
-            bos=model.blocks.bos_id is not None,
+            blocks=blocks.count,
+            block_size=blocks.size,
+            predictions=blocks.predictions,
+            bos=blocks.bos_id is not None,
             extra=dict(corpus.provenance),
         ),
         coef=config.coef,
-        target=model.target,
+        target=target,
         **found,
         provenance=AuditProvenance(
             **shared_keys(command, started, clock.total),
@@ -112,32 +160,15 @@ def run_implementation_audit(
             extra={"threads": torch.get_num_threads(), "device": device.type},
         ),
         autocast=None if config.autocast == "fp32" else config.autocast,
-        status="partial" if INTERRUPTED in reasons.values() else "complete",
+        status="partial" if interrupted else "complete",
         timings=clock.seconds,
         reasons=reasons,
         notes=tuple(notes),
     )
 
 
-def _measured(sections: Sections, clock: Clock) -> tuple[dict[str, Any], dict[str, str]]:
-    """(lines of every section, why a section is empty); after Ctrl-C the sections behind it are empty."""
-    found: dict[str, Any] = dict.fromkeys(sections, ())
-    reasons: dict[str, str] = {}
-    interrupted = False
-    for name, (measure, left_out) in sections.items():
-        if interrupted or left_out:
-            reasons[name] = INTERRUPTED if interrupted else left_out
-            continue
-        try:
-            with clock(name):
-                found[name] = measure()
-        except KeyboardInterrupt:
-            interrupted, reasons[name] = True, INTERRUPTED
-    return found, reasons
-
-
 def _device(name: str) -> torch.device:
-    """The device, or one sentence that says why the audit cannot run there."""
+    """The device, or one sentence on why the audit cannot run there."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -151,157 +182,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _audited_head(
-    config: ImplementationAuditConfig,
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    device: torch.device,
-    note: Callable[[str], None],
-) -> AuditedHead:
-    head = find_head(checkpoint)
-    cut = model_blocks(checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos)
-    for sentence in cut.notes:
-        note(sentence)
-    blocks = cut.blocks
-    moved = type(blocks)(blocks.stream.to(device), blocks.size, blocks.count, blocks.bos_id, blocks.offset)
-    return AuditedHead(checkpoint, head, moved, math.log(head.vocab))
-
-
-def _model_info(config: ImplementationAuditConfig, model: AuditedHead) -> ModelInfo:
-    head = model.head
-    return ModelInfo(
-        name=without_folders(config.model),
-        vocab=head.vocab,
-        width=head.width,
-        tied=head.tied,
-        bias=head.bias_V is not None,
-        logit_scale=head.logit_scale,
-        softcap=head.softcap,
-        extra={
-            "source": model.checkpoint.source,
-            "class": type(model.checkpoint.model).__name__,
-            PLACE_KEY: place_of(config.model),
-            "parameters": sum(parameter.numel() for parameter in model.checkpoint.model.parameters()),
-        },
-    )
-
-
-Note = Callable[[str], None]
-
-
-def stored_logits(
-    config: ImplementationAuditConfig, model: AuditedHead, hidden_TD: Tensor, progress: Progress
-) -> tuple[StoredLogits, ...]:
-    """The source audit."""
-    with progress.step("stored logits", len(hidden_TD)) as step:
-        lines = source_audit(
-            ReferenceHead.of(model.head),
-            hidden_TD,
-            block_size=model.blocks.size,
-            storages=config.storages,
-            logit_scales=config.logit_scales,
-            coef=config.coef,
-            target=model.target,
-            advance=step.advance,
-        )
-    return tuple(
-        StoredLogits(
-            storage=line.storage,
-            logit_scale=line.logit_scale,
-            tokens=line.tokens,
-            forward_rel_error=line.forward_scalar,
-            delta_src=line.delta_src.mean,
-            delta_src_p99=line.delta_src.p99,
-            delta_src_max=line.delta_src.maximum,
-            backward_cosine=line.cosine,
-            nonfinite=line.delta_src.nonfinite,
-        )
-        for line in lines
-    )
-
-
-def update_errors(
-    config: ImplementationAuditConfig, model: AuditedHead, progress: Progress
-) -> tuple[UpdateErrors, ...]:
-    """The update audit on the first blocks."""
-    blocks = model.first(config.update_blocks)
-    with progress.step("updates", blocks.predictions * len(config.logit_scales)) as step:
-        lines = update_audit(
-            model.checkpoint,
-            model.head,
-            blocks,
-            storages=config.storages,
-            logit_scales=config.logit_scales,
-            coef=config.coef,
-            target=model.target,
-            advance=step.advance,
-        )
-    return tuple(
-        UpdateErrors(
-            storage=line.storage,
-            logit_scale=line.logit_scale,
-            part=line.part,
-            scope=line.scope,
-            tokens=line.tokens,
-            grad_rel_error=line.grad_rel_error,
-            grad_cosine=line.grad_cosine,
-            adam_dir_rel_error=line.adam_rel_error,
-            adam_dir_cosine=line.adam_cosine,
-        )
-        for line in lines
-    )
-
-
-def fp16_rooms(
-    config: ImplementationAuditConfig,
-    model: AuditedHead,
-    objectives: dict[str, Objective],
-    progress: Progress,
-    note: Note,
-) -> tuple[Fp16Room, ...]:
-    """The overflow audit on the first blocks."""
-    blocks = model.first(config.overflow_blocks)
-    with progress.step("fp16 margin", blocks.predictions) as step:
-        lines = overflow_audit(
-            model.checkpoint,
-            model.head,
-            blocks,
-            objectives,
-            autocast=torch.bfloat16 if config.autocast == "bf16" else None,
-            advance=step.advance,
-            note=note,
-        )
-    return tuple(_room(line, config.coef if objectives[line.method].active else 0.0) for line in lines)
-
-
-def _room(line: OverflowLine, coef: float) -> Fp16Room:
-    margin = line.margin
-    return Fp16Room(
-        method=line.method,
-        coef=coef,
-        batches=line.batches,
-        grad_norm_mean=line.grad_norm_mean,
-        grad_inf_mean=line.grad_inf_mean,
-        kappa_min=None if margin is None else margin.kappa_min,
-        psi={} if margin is None else {f"psi_{scale}": share for scale, share in margin.psi.items()},
-        nonfinite=0 if margin is None else margin.nonfinite,
-        reason=line.reason,
-    )
-
-
-def named_objectives(config: ImplementationAuditConfig) -> dict[str, Objective]:
-    """The methods of the overflow audit by name; an unknown one is refused."""
-    return {name: make_objective(name, config.coef) for name in config.methods}
-
-
-LEFT_OUT = ("cut-cross-entropy",)
-"""Implementations that run only where they are named: a compiler works for minutes before the first number."""
-
-
 def chosen_implementations(
     config: ImplementationAuditConfig, note: Callable[[str], None]
 ) -> tuple[Implementation, ...]:
-    """Those that are named, else the installed ones; `note` is told which are left out."""
+    """The named implementations, or all installed ones; `note` receives a sentence on each that is left out."""
     if config.implementations == (NO_IMPLEMENTATION,):
         return ()
     if config.implementations:
@@ -320,112 +204,82 @@ def chosen_implementations(
     return tuple(chosen)
 
 
-def applied_losses(
+@torch.no_grad()
+def _head_inputs(checkpoint: Checkpoint, head: OutputHead, blocks: Blocks, progress: Progress) -> Tensor:
+    """Hidden states [T, D] of every prediction, block by block."""
+    parts = []
+    with hidden_states(checkpoint, head) as hidden_of, progress.step("hidden states", blocks.predictions) as step:
+        for block in range(blocks.count):
+            parts.append(blocks.counted(hidden_of(blocks.inputs(block, block + 1))).flatten(0, 1))
+            step.advance(blocks.size)
+    return torch.cat(parts)
+
+
+def _applied_losses(
     config: ImplementationAuditConfig,
-    model: AuditedHead,
     implementations: tuple[Implementation, ...],
+    head: OutputHead,
     hidden_TD: Tensor,
+    blocks: Blocks,
+    target: float,
     progress: Progress,
     note: Callable[[str], None],
 ) -> tuple[AppliedLoss, ...]:
     """Every implementation in every dtype, on a few evenly spread tokens of each block."""
-    size = model.blocks.size
-    inside = torch.linspace(0, size - 1, min(config.implementation_tokens, size)).long()
-    chosen_T = (torch.arange(0, len(hidden_TD), size).unsqueeze(1) + inside).flatten().to(hidden_TD.device)
-    label_T = model.blocks.targets(0, model.blocks.count).flatten()[chosen_T]
-    lines, reference = list[AppliedLoss](), ReferenceHead.of(model.head)
+    inside = torch.linspace(0, blocks.size - 1, min(config.implementation_tokens, blocks.size)).long()
+    chosen_T = (torch.arange(0, len(hidden_TD), blocks.size).unsqueeze(1) + inside).flatten().to(hidden_TD.device)
+    hidden_TD, label_T = hidden_TD[chosen_T], blocks.targets(0, blocks.count).flatten()[chosen_T]
+    reference = ReferenceHead.of(head)
+    shared: dict[str, Any] = {"logit_scale": 1, "coef": config.coef, "target": target}
+    losses: list[AppliedLoss] = []
     with progress.step("implementations", len(implementations) * len(config.storages), "lines") as step:
         for implementation in implementations:
             for storage in config.storages:
+                line: KernelLine | LinearLine
                 try:
-                    tokens = (hidden_TD[chosen_T], label_T)
-                    lines.append(_applied(config, model, reference, implementation, storage, tokens, note))
+                    if implementation.takes == "logits":
+                        line = kernel_line(implementation, reference, hidden_TD, label_T, storage=storage, **shared)
+                    else:
+                        line = linear_line(
+                            implementation, head, hidden_TD, label_T, inputs=storage, **shared, note=note
+                        )
+                    losses.append(
+                        AppliedLoss(
+                            implementation=implementation.name,
+                            title=implementation.title,
+                            takes=implementation.takes,
+                            storage=storage,
+                            tokens=line.tokens,
+                            interpreted=interpreted(implementation),
+                            target=line.target,
+                            rel_forward_error=line.forward,
+                            delta_total=line.delta_total,
+                            total_cosine=line.total_cosine,
+                            delta_z=line.delta_z,
+                            z_cosine=line.z_cosine,
+                            kernel_delta_z=line.kernel_delta_z,
+                            delta_weight=line.delta_weight,
+                        )
+                    )
                 except ZlossError as error:
                     note(f"{implementation.title}, {storage}: {error}")
                 step.advance(1)
-    return tuple(lines)
+    return tuple(losses)
 
 
-def _applied(
-    config: ImplementationAuditConfig,
-    model: AuditedHead,
-    reference: ReferenceHead,
-    implementation: Implementation,
-    storage: Storage,
-    tokens: tuple[Tensor, Tensor],
-    note: Callable[[str], None],
-) -> AppliedLoss:
-    """One line; `tokens` are hidden states [T, D] and labels [T]."""
-    ran, (hidden_TD, label_T) = interpreted(implementation), tokens
-    if implementation.takes == "logits":
-        line = kernel_line(
-            implementation,
-            reference,
-            hidden_TD,
-            label_T,
-            storage=storage,
-            logit_scale=1,
-            coef=config.coef,
-            target=model.target,
-        )
-        errors = (line.forward, line.delta_total, line.total_cosine, line.delta_z, line.z_cosine, line.kernel_delta_z)
-        return AppliedLoss(
-            implementation.name, implementation.title, "logits", storage, line.tokens, ran, line.target, *errors, None
-        )
-    projected = linear_line(
-        implementation,
-        model.head,
-        hidden_TD,
-        label_T,
-        inputs=storage,
-        logit_scale=1,
-        coef=config.coef,
-        target=model.target,
-        note=note,
+def _model_info(config: ImplementationAuditConfig, checkpoint: Checkpoint, head: OutputHead) -> ModelInfo:
+    return ModelInfo(
+        name=without_folders(config.model),
+        vocab=head.vocab,
+        width=head.width,
+        tied=head.tied,
+        bias=head.bias_V is not None,
+        logit_scale=head.logit_scale,
+        softcap=head.softcap,
+        extra={
+            "source": checkpoint.source,
+            "class": type(checkpoint.model).__name__,
+            PLACE_KEY: place_of(config.model),
+            "parameters": sum(parameter.numel() for parameter in checkpoint.model.parameters()),
+        },
     )
-    return AppliedLoss(
-        implementation=implementation.name,
-        title=implementation.title,
-        takes="linear",
-        storage=storage,
-        tokens=projected.tokens,
-        interpreted=ran,
-        target=projected.target,
-        rel_forward_error=projected.forward,
-        delta_total=projected.hidden_total,
-        total_cosine=projected.total_cosine,
-        delta_z=projected.hidden_z,
-        z_cosine=projected.z_cosine,
-        kernel_delta_z=projected.hidden_z,
-        delta_weight=projected.weight_total,
-    )
-
-
-@dataclass(frozen=True)
-class AuditedHead:
-    """A model, its head and its text, on one device."""
-
-    checkpoint: Checkpoint
-    head: OutputHead
-    blocks: Blocks
-    target: float
-    """c = log V of the head."""
-
-    def first(self, count: int) -> Blocks:
-        """The first `count` blocks of the text."""
-        count = min(count, self.blocks.count)
-        return replace(self.blocks, stream=self.blocks.stream[: count * self.blocks.size + 1], count=count)
-
-
-@torch.no_grad()
-def head_inputs(model: AuditedHead, progress: Progress) -> Tensor:
-    """Hidden states [T, D] of every prediction, one block after the other."""
-    parts = []
-    with (
-        hidden_states(model.checkpoint, model.head) as hidden_of,
-        progress.step("hidden states", model.blocks.predictions) as step,
-    ):
-        for block in range(model.blocks.count):
-            parts.append(model.blocks.counted(hidden_of(model.blocks.inputs(block, block + 1))).flatten(0, 1))
-            step.advance(model.blocks.size)
-    return torch.cat(parts)
