@@ -9,7 +9,6 @@ Scaling: norms are over all parameters as one vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,13 +16,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.errors import InputError
-from zloss.optimizer.norms import Norms, buckets, inf_norm, l2_norm, norms, pieces
+from zloss.optimizer.norms import buckets, inf_norm, norms, pieces
 from zloss.ranks.own_parts import own_part, share_of
 from zloss.ranks.process_group import gathered
 
 
 class StatefulOptimizer(Protocol):
-    """The part of an optimizer that is read: `torch.optim.AdamW` has it, and accelerate's wrapper around one."""
+    """The attributes that are read: those of `torch.optim.AdamW` and of accelerate's wrapper around it."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
@@ -32,31 +31,15 @@ class StatefulOptimizer(Protocol):
     def state(self) -> Any: ...
 
 
-@dataclass(frozen=True)
-class AdamReading:
-    """One sample of the state, as 0-d fp64 tensors."""
-
-    v_inf: Tensor
-    """‖v‖∞ of the second moment."""
-    proxy: Norms
-    """Norms of d_proxy."""
-    corrected: Norms
-    """Norms of d_adam."""
-
-    def stacked(self) -> Tensor:
-        """[v_inf, proxy l2, proxy inf, corrected l2, corrected inf]: one tensor, so one transfer."""
-        parts = (self.v_inf, self.proxy.l2, self.proxy.inf, self.corrected.l2, self.corrected.inf)
-        return torch.stack([part.double() for part in parts])
-
-
 @torch.no_grad()
 def read_adam(
     optimizer: StatefulOptimizer, group: ProcessGroup | None = None, share: Callable[[Tensor], float] | None = None
-) -> AdamReading:
-    """‖v‖∞ and the norms of both directions, by multi-tensor operations over groups of parameters of bounded size.
+) -> Tensor:
+    """[‖v‖∞, ‖d_proxy‖₂, ‖d_proxy‖∞, ‖d_adam‖₂, ‖d_adam‖∞] in fp64: one tensor, so one transfer to the host.
 
-    `group`: the ranks over which distributed state is spread; each reads its own part, and one all-gather joins them.
-    `share(p)`: by how much an entry of p counts on this rank; by default 1/k where k ranks of the group hold it.
+    Multi-tensor operations over groups of parameters bound the size of temporaries. `group`: the ranks that hold
+    distributed state; each reads its local part, and one all-gather joins them. `share(p)`: the weight of an entry of p
+    on this rank; by default 1/k if k ranks of the group hold it.
     """
     ranks = 1 if group is None else group.size()
     parameters = [p for g in optimizer.param_groups for p in g["params"] if len(optimizer.state.get(p, ()))]
@@ -64,37 +47,27 @@ def read_adam(
         raise InputError("the optimizer has no state yet: read it after its first step.")
     shares_by_id = {id(p): share_of(p, ranks) if share is None else share(p) for p in parameters}
     shares = sorted(set(shares_by_id.values()))
-    own = [_own_reading(optimizer, each, shares_by_id) for each in shares]
+    local_5S = torch.stack([_local_reading(optimizer, each, shares_by_id) for each in shares], dim=1)
     if group is None:
-        return own[0]
-    weights = [each**0.5 for each in shares]
-    everyone = gathered(_joined_shares(own, weights).stacked(), group)
-    return AdamReading(
-        everyone[:, 0].amax(),
-        Norms(torch.linalg.vector_norm(everyone[:, 1]), everyone[:, 2].amax()),
-        Norms(torch.linalg.vector_norm(everyone[:, 3]), everyone[:, 4].amax()),
-    )
+        return local_5S[:, 0]
+    # Squares are weighted by the share, so ℓ₂ norms (entries 1 and 3) by its root.
+    local_5S[1::2] *= local_5S.new_tensor([each**0.5 for each in shares])
+    return _joined(gathered(_joined(local_5S), group).T)
 
 
-def _joined_shares(parts: Sequence[AdamReading], weights: Sequence[float]) -> AdamReading:
-    """Readings of classes of parameters, the squares of each class counted by its share."""
-
-    def norms_of(found: Sequence[Norms]) -> Norms:
-        l2 = torch.stack([weight * part.l2 for part, weight in zip(found, weights, strict=True)])
-        return Norms(torch.linalg.vector_norm(l2), torch.stack([part.inf for part in found]).amax())
-
-    v_inf = torch.stack([part.v_inf for part in parts]).amax()
-    return AdamReading(v_inf, norms_of([part.proxy for part in parts]), norms_of([part.corrected for part in parts]))
+def _joined(reading_5N: Tensor) -> Tensor:
+    """The reading of N disjoint parts as one."""
+    v_inf, proxy_l2, proxy_inf, adam_l2, adam_inf = reading_5N
+    norm = torch.linalg.vector_norm
+    return torch.stack([v_inf.amax(), norm(proxy_l2), proxy_inf.amax(), norm(adam_l2), adam_inf.amax()])
 
 
-def _own_reading(optimizer: StatefulOptimizer, share: float, shares: dict[int, float]) -> AdamReading:
-    """The reading of own parts of the parameters with one share."""
-    v_inf: list[Tensor] = []
-    proxy: list[Norms] = []
-    corrected: list[Norms] = []
+def _local_reading(optimizer: StatefulOptimizer, share: float, shares: dict[int, float]) -> Tensor:
+    """The reading of the local parts of all parameters with one share; zeros if this rank has none of their entries."""
+    found: list[Tensor] = []
     for group in optimizer.param_groups:
         states = [
-            _own_state(optimizer.state[p])
+            {key: own_part(value) if isinstance(value, Tensor) else value for key, value in optimizer.state[p].items()}
             for p in group["params"]
             if len(optimizer.state.get(p, ())) and shares[id(p)] == share
         ]
@@ -106,19 +79,12 @@ def _own_reading(optimizer: StatefulOptimizer, share: float, shares: dict[int, f
         steps = _steps_of_pieces(states)
         for run in buckets(m_parts):
             m, v, t = m_parts[run], v_parts[run], steps[run]
-            v_inf.append(inf_norm(v))
-            proxy.append(norms(_direction(m, v, group["eps"])))
+            proxy = norms(_direction(m, v, group["eps"]))
             first = [1 - group["betas"][0] ** step for step in t]
             second = [1 - group["betas"][1] ** step for step in t]
-            corrected.append(norms(_direction(m, v, group["eps"], first, second)))
-    if not v_inf:  # this rank holds no entry of these parameters
-        zero = torch.zeros((), dtype=torch.float64)
-        return AdamReading(zero, Norms(zero, zero), Norms(zero, zero))
-    return AdamReading(torch.stack(v_inf).amax(), _joined(proxy), _joined(corrected))
-
-
-def _own_state(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: own_part(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+            corrected = norms(_direction(m, v, group["eps"], first, second))
+            found.append(torch.stack([inf_norm(v), proxy.l2, proxy.inf, corrected.l2, corrected.inf]))
+    return _joined(torch.stack(found, dim=1)) if found else torch.zeros(5, dtype=torch.float64)
 
 
 def _direction(
@@ -128,7 +94,7 @@ def _direction(
     first: list[float] | None = None,
     second: list[float] | None = None,
 ) -> list[Tensor]:
-    """m/c₁ / (√(v/c₂) + ε), with both corrections 1 where they are not given."""
+    """m/c₁ / (√(v/c₂) + ε); `first` and `second` are the corrections c₁ and c₂ of each piece, by default 1."""
     root = torch._foreach_sqrt(list(v) if second is None else torch._foreach_div(list(v), second))
     torch._foreach_add_(root, eps)
     direction = torch._foreach_div(list(m), root)
@@ -138,7 +104,7 @@ def _direction(
 
 
 def _steps_of_pieces(states: Sequence[dict[str, Any]]) -> list[float]:
-    """Adam's own step count for each piece. A fused optimizer keeps the counts on the device: one transfer reads them all."""
+    """Adam's step count for each piece. A fused optimizer keeps the counts on the device, so one transfer reads them all."""
     counts = torch.stack([torch.as_tensor(state["step"], dtype=torch.float32).reshape(()) for state in states]).tolist()
     return [
         count
@@ -147,12 +113,8 @@ def _steps_of_pieces(states: Sequence[dict[str, Any]]) -> list[float]:
     ]  # fmt: skip
 
 
-def _joined(parts: Sequence[Norms]) -> Norms:
-    return Norms(l2_norm([torch.stack([part.l2 for part in parts])]), torch.stack([p.inf for p in parts]).amax())
-
-
 EPSILON = 1e-8
-"""ε_Adam, the default of every Adam; it enters beside |g|, so the scale of the gradient matters."""
+"""ε_Adam, the default of every Adam; it is added to |g|, so the scale of the gradient matters."""
 
 
 def first_direction(grad: Tensor, *, epsilon: float = EPSILON) -> Tensor:

@@ -27,7 +27,7 @@ THRESHOLDS = (10.0, 50.0, 100.0)
 SPIKE = 0.5
 """A step-to-step rise of the training loss that counts as a spike, in nats per token (ours: the paper states none)."""
 TINY = float(np.finfo(np.float32).tiny)
-"""Added to ‖θ‖₂ in a denominator, so that a model of zeros gives no division by zero."""
+"""Added to ‖θ‖₂ in a denominator, so that an all-zero model does not divide by zero."""
 
 
 def endpoints(
@@ -37,7 +37,7 @@ def endpoints(
     thresholds: Sequence[float] = THRESHOLDS,
     spike: float = SPIKE,
 ) -> StepEndpoints:
-    """Every endpoint of a sequence of steps; None where there is nothing to take it over.
+    """Every endpoint of a sequence of steps; None where no step contributes.
 
     `clip` is the clipping threshold, `thresholds` are the τ of Φ_τ, `spike` is a rise of the loss in nats per token.
     """
@@ -75,7 +75,7 @@ def endpoints(
 
 
 def spike_rate(losses: Sequence[float], spike: float = SPIKE) -> float | None:
-    """Fraction of steps with L_s − L_{s−1} > spike among those that have a predecessor; a nonfinite L_s is an event."""
+    """Fraction of steps with L_s − L_{s−1} > spike, from the second step on; a nonfinite L_s counts as a spike."""
     return _fraction(not math.isfinite(now) or now - before > spike for before, now in itertools.pairwise(losses))
 
 
@@ -130,9 +130,8 @@ class Fp16Margin:
     """Loss-scale headroom over audited batches."""
 
     kappa_max: tuple[float, ...]
-    """Largest safe static scale of every batch; 0 where the gradient is not finite, inf where it is zero."""
+    """Largest safe static scale of every batch; 0 for a nonfinite gradient, inf for a zero gradient."""
     kappa_min: float
-    """The smallest of them."""
     psi: dict[int, float]
     """Ψ_κ by static scale κ: the fraction of batches whose scaled gradient leaves the fp16 range."""
     nonfinite: int
@@ -140,7 +139,7 @@ class Fp16Margin:
 
 
 def max_safe_scale(grad_inf: float) -> float:
-    """κ_max = M_16 / ‖g‖_∞; 0 for a gradient that is not finite, inf for a zero one.
+    """κ_max = M_16 / ‖g‖_∞; 0 for a nonfinite gradient, inf for a zero gradient.
 
     >>> max_safe_scale(5.77), max_safe_scale(float("nan"))
     (11352.51..., 0.0)
@@ -151,12 +150,12 @@ def max_safe_scale(grad_inf: float) -> float:
 
 
 def overflows(grad_inf: float, scale: float) -> bool:
-    """κ‖g‖_∞ > M_16, strictly, or a gradient that is not finite."""
+    """κ‖g‖_∞ > M_16, strictly, or a nonfinite gradient."""
     return not math.isfinite(grad_inf) or scale * grad_inf > FP16_MAX
 
 
 def fp16_margin(grad_infs: Sequence[float], scales: Sequence[int] = STATIC_SCALES) -> Fp16Margin:
-    """The margin of a sequence of batches, each known by the ‖g‖_∞ of its gradient."""
+    """The margin over batches, from the ‖g‖_∞ of the gradient of each."""
     if not grad_infs:
         raise InputError("an fp16 margin needs the gradient of at least one batch, but got none.")
     kappa = tuple(max_safe_scale(value) for value in grad_infs)
