@@ -1,4 +1,4 @@
-"""What a long job shows in a terminal and how it is interrupted: progress bars, Ctrl-C between batches, safe output, timings."""
+"""Terminal behaviour of a long job: progress bars, Ctrl-C between batches, safe output, timings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Protocol, TextIO
 
 
 class Step(Protocol):
-    """One running step; `advance` counts what has been done."""
+    """A running step; `advance` adds to what is done."""
 
     def advance(self, amount: int) -> None: ...
 
@@ -34,7 +34,7 @@ class _SilentStep:
 
 
 class Silent:
-    """Shows nothing."""
+    """Displays nothing."""
 
     @contextmanager
     def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[Step]:
@@ -50,7 +50,7 @@ class _Bar:
 
 
 class Terminal:
-    """A rich progress bar per step, with rate and time left; the bar stays as a line when the step is done."""
+    """A rich progress bar per step, with rate and time left; it remains as a line when the step is done."""
 
     @contextmanager
     def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[Step]:
@@ -74,7 +74,7 @@ class Terminal:
                 return Text(f"{speed:,.0f} {unit}/s" if speed else "")
 
         console = Console(stderr=True)
-        # No markup: the name of a folder may hold square brackets.
+        # No markup: folder names may contain square brackets.
         label = TextColumn("{task.description:<22}", markup=False)
         if total is None:
             columns: tuple[ProgressColumn, ...] = (SpinnerColumn(), label, TimeElapsedColumn())
@@ -88,22 +88,22 @@ class Terminal:
 
 
 def choose_progress(quiet: bool) -> Silent | Terminal:
-    """Bars on a terminal, unless `quiet`; elsewhere nothing."""
+    """Bars if standard error is a terminal and not `quiet`, otherwise nothing."""
     return Silent() if quiet or not sys.stderr.isatty() else Terminal()
 
 
 @contextmanager
 def held_interrupts() -> Iterator[Callable[[], None]]:
-    """Inside, the first Ctrl-C raises KeyboardInterrupt at the next call of the yielded function; a second one raises it at once.
+    """Delay Ctrl-C: the first raises KeyboardInterrupt at the next call of the yielded function, a second one immediately.
 
-    Outside the main thread signals cannot be handled, and nothing is held.
+    Outside the main thread signals cannot be handled, so nothing is delayed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
     held = False
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         nonlocal held
         if held:
             raise KeyboardInterrupt
@@ -113,7 +113,7 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
         if held:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, handle)
     try:
         yield release
     finally:
@@ -126,17 +126,17 @@ _COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def printable(text: str) -> str:
-    """`text` with every control character but line breaks and tabs made visible: ESC as ␛."""
+    """`text` with control characters other than line breaks and tabs made visible: ESC as ␛."""
     return text.translate(_VISIBLE)
 
 
 def _with_colours(text: str) -> str:
-    """`printable`, but for the sequences that set colours."""
+    """`printable`, except for the sequences that set colours."""
     return "".join(part if i % 2 else printable(part) for i, part in enumerate(_COLOURS.split(text)))
 
 
 class _Guarded:
-    """A text stream that makes control characters visible; on a terminal colours stay."""
+    """A text stream that makes control characters visible; colours are kept on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -153,11 +153,11 @@ class _Guarded:
         return getattr(self._stream, name)
 
 
-@contextlib.contextmanager
+@contextmanager
 def guarded_output() -> Iterator[None]:
-    """Inside, standard output is guarded, and standard error too unless it is a terminal, where progress bars need the cursor.
+    """Guard standard output, and standard error unless it is a terminal, where progress bars move the cursor.
 
-    Characters that the encoding of a stream lacks are printed as escapes, λ as \\u03bb, and are no error after the work.
+    Characters that the encoding of a stream lacks are printed as escapes, λ as \\u03bb, instead of raising an error.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -166,14 +166,14 @@ def guarded_output() -> Iterator[None]:
     with contextlib.ExitStack() as redirected:
         redirected.enter_context(contextlib.redirect_stdout(guarded))
         if not sys.stderr.isatty():
-            also: Any = _Guarded(sys.stderr)
-            redirected.enter_context(contextlib.redirect_stderr(also))
+            guarded_error: Any = _Guarded(sys.stderr)
+            redirected.enter_context(contextlib.redirect_stderr(guarded_error))
         yield
 
 
 @dataclass
 class Clock:
-    """Started when it is made; `with clock("step")` adds to that step."""
+    """Starts when constructed; `with clock("step")` adds to the seconds of that step."""
 
     started: float = field(default_factory=time.perf_counter)
     seconds: dict[str, float] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Text for audits and runs: corpora (files, public data sets, text shipped with CPython), tokenized and cut into blocks.
 
 Documents become one token stream without special tokens. Block i reads tokens [i·B, (i+1)·B) and predicts tokens
-[i·B+1, (i+1)·B+1), so every prediction is counted exactly once. With a BOS each block's input starts with one more
-token, the BOS, whose own prediction is not counted.
+[i·B+1, (i+1)·B+1), so every prediction is counted exactly once. With a BOS the input of each block has one more token in
+front, the BOS, and the prediction at its position is not counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Corpus:
 
 
 def open_corpus(texts: Sequence[str], corpus: str | None, text_field: str = "text") -> Corpus:
-    """The files `texts` if there are any, else the named corpus, else the topics of the Python documentation."""
+    """The files in `texts` if there are any, else the named corpus, else the topics of the Python documentation."""
     if texts and corpus:
         raise CorpusError(f"`texts` and `corpus` exclude each other, but both were given ({corpus!r}).")
     if texts:
@@ -59,12 +59,12 @@ def open_corpus(texts: Sequence[str], corpus: str | None, text_field: str = "tex
 def wikitext(split: str) -> Corpus:
     """A split of WikiText-103 (raw), streamed."""
     rows = _dataset("Salesforce/wikitext", "wikitext-103-raw-v1", split)
-    # Its rows are the lines of one file, with their line breaks.
+    # The rows are the lines of one file, including line breaks.
     return Corpus(WIKITEXT, rows, separator="", provenance={"dataset": "Salesforce/wikitext", "split": split})
 
 
 def pydoc_topics() -> list[str]:
-    """The documentation topics of this Python, in the order of their names."""
+    """The documentation topics of this Python, sorted by name."""
     from pydoc_data.topics import topics
 
     return [topics[name] for name in sorted(topics)]
@@ -192,18 +192,18 @@ class Blocks:
         return self.stream[start * self.size + 1 : stop * self.size + 1].view(stop - start, self.size)
 
     def counted(self, hidden: Tensor) -> Tensor:
-        """[B, N, …] without the position of the BOS, whose prediction is not counted."""
+        """[B, N, …] without the position of the BOS."""
         return hidden if self.bos_id is None else hidden[:, 1:]
 
     def fingerprint(self) -> str:
-        """Identity of the tokens and of their blocks; an audit that is resumed must have the same."""
+        """Identity of the tokens and their blocks; it must match when an audit is resumed."""
         return hashlib.sha256(self.stream.numpy().tobytes() + repr((self.size, self.bos_id)).encode()).hexdigest()[:16]
 
 
 def make_blocks(
     corpus: Corpus, tokenizer: Any, *, size: int, count: int | None, bos_id: int | None, offset: int = 0
 ) -> Blocks:
-    """The first `count` blocks after `offset`, or all there are; the error of too short a text says how many it has."""
+    """The first `count` blocks after `offset`, or all; a text that is too short is an error with the number it has."""
     if size < 1 or offset < 0 or (count is not None and count < 1):
         raise CorpusError(f"blocks need a size ≥ 1, an offset ≥ 0 and a count ≥ 1, but got {size}, {offset}, {count}.")
     needed = None if count is None else (offset + count) * size + 1
@@ -225,7 +225,7 @@ def make_blocks(
 
 
 def _too_short(name: str, tokens: int, *, size: int, available: int, needed: int) -> str:
-    """What the text has, and which of the ways out are open to it."""
+    """What the text has, and which remedies apply."""
     if tokens == 0:
         return f"the text {name!r} is empty: give a text with more than {size} tokens."
     has = f"the text {name!r} has {tokens} tokens, which give {available} blocks of {size}, but {needed} are needed"
@@ -234,7 +234,7 @@ def _too_short(name: str, tokens: int, *, size: int, available: int, needed: int
 
 
 def _token_pieces(corpus: Corpus, tokenizer: Any, needed: int | None) -> Iterator[np.ndarray[Any, Any]]:
-    """Token ids document by document, the separator in front of all but the first."""
+    """Token ids document by document, with the separator in front of all but the first."""
     have = 0
     for index, document in enumerate(corpus.documents):
         text = document if index == 0 else corpus.separator + document
@@ -246,7 +246,7 @@ def _token_pieces(corpus: Corpus, tokenizer: Any, needed: int | None) -> Iterato
 def _encode(text: str, tokenizer: Any, needed: int | None) -> np.ndarray[Any, Any]:
     """The first `needed` ids of the text, or all; a long text is tokenized only as far as needed.
 
-    The last tokens of a tokenized prefix are left out, because the text after it could have merged with them.
+    The last tokens of a tokenized prefix are dropped, because they could have merged with the text that follows.
     """
     margin = 256
     length = len(text) if needed is None else 8 * (needed + margin)

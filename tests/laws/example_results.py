@@ -17,7 +17,13 @@ from zloss.results.audit import AuditReport, QuantileBound
 from zloss.results.comparison import Comparison, HeadSummaries
 from zloss.results.decision import DecisionMaps
 from zloss.results.files import read_record
-from zloss.results.implementation_audit import AppliedLoss, Fp16Headroom, ImplementationAudit, StoredLogits, UpdateErrors
+from zloss.results.implementation_audit import (
+    AppliedLoss,
+    Fp16Headroom,
+    ImplementationAudit,
+    StoredLogits,
+    UpdateErrors,
+)
 from zloss.results.loss_audit import LossAudit, TargetModelSource
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterTail

@@ -75,6 +75,6 @@ def test_nothing_is_kept_beyond_the_window() -> None:
     for step in range(12):
         window.add(micro_batch(loss([step]), "mean"))
         window.end_step()
-        kept.append(sum(value.numel() for each in window._steps for value in each.values.values()))
+        kept.append(sum(value.numel() for each in window._steps for value in each.totals.values.values()))
     assert kept[3] == kept[-1]
-    assert not any(value.requires_grad for each in window._steps for value in each.values.values())
+    assert not any(value.requires_grad for each in window._steps for value in each.totals.values.values())

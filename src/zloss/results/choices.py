@@ -1,11 +1,11 @@
-"""Values that an option of a configuration may take, as they stand in files and on the command line."""
+"""Values that an option of a configuration may take, as written in files and on the command line."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 SMOLLM2 = "smollm2"
-"""The model that every command takes unless told otherwise."""
+"""The default model of every command."""
 
 BosPolicy = Literal["auto", "yes", "no"]
 """A BOS in front of every block: where the tokenizer itself would put one, always, or never."""

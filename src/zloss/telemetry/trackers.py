@@ -12,7 +12,7 @@ from zloss.source.summary import LEVELS, MEANS, TAILS, entry_name
 from zloss.telemetry.window import DEPLOYED
 
 PREFIX = "zloss/"
-"""Beginning of the names that trackers show."""
+"""Prefix of the names that trackers show."""
 MAIN = (
     "ce",
     "z",
@@ -25,7 +25,7 @@ MAIN = (
     "entropy",
     "grad_norm_preclip",
 )
-"""The loss in its two parts, one tail of each quantity, and the gradient norm: what one plots."""
+"""What people plot: the two parts of the loss, one tail of each quantity, and the gradient norm."""
 KNOWN = (
     *MEANS,
     *(entry_name(quantity, level) for quantity in TAILS for level in ("mean", *LEVELS)),
@@ -39,7 +39,7 @@ Scalars = Literal["all", "main"] | Collection[str]
 
 
 def chosen_names(scalars: Scalars) -> frozenset[str]:
-    """The names that are logged, without the prefix; one that is not known is refused."""
+    """The names to log, without the prefix; an unknown name is an error."""
     if scalars == "all" or scalars == "main":
         return frozenset(KNOWN if scalars == "all" else MAIN)
     if (
@@ -58,20 +58,20 @@ def chosen_names(scalars: Scalars) -> frozenset[str]:
 
 
 def for_trackers(numbers: dict[str, float], names: Collection[str] = KNOWN) -> dict[str, float]:
-    """The finite ones of the numbers that are logged, under the names that trackers show."""
+    """The finite numbers to log, under the names that trackers show."""
     return {f"{PREFIX}{name}": value for name, value in numbers.items() if name in names and math.isfinite(value)}
 
 
 LEAST = {"tensorboard": "2.19", "wandb": "0.20", "trackio": "0.10", "mlflow": "3.0"}
-"""Tracker → its oldest version that is supported; of others any version is taken."""
+"""Tracker → its oldest supported version; of other trackers any version is accepted."""
 EXTRA = "trackers"
 
 
 def require_tracker(name: str) -> None:
-    """An error of one sentence where a tracker is missing or too old; its name is that of its module."""
+    """Raise an error if a tracker is missing or too old; `name` is the name of its module."""
     purpose = f"The tracker {name!r}"
     if name in LEAST:
-        # mlflow-skinny is the same library without its server.
+        # mlflow-skinny is the same library without the server.
         require_version(name, LEAST[name], purpose, EXTRA, also="mlflow-skinny" if name == "mlflow" else None)
     elif importlib.util.find_spec(name) is None:
         raise MissingDependencyError(name, purpose, EXTRA)

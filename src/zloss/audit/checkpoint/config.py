@@ -1,4 +1,4 @@
-"""Everything that defines an audit, as one typed value."""
+"""The configuration of an audit, without torch."""
 
 from __future__ import annotations
 

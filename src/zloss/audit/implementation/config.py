@@ -1,4 +1,4 @@
-"""Everything that defines an implementation audit, as one typed value. No torch here."""
+"""The configuration of an implementation audit, without torch."""
 
 from __future__ import annotations
 
