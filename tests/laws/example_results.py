@@ -59,7 +59,10 @@ def implementation_example(audit: AuditReport) -> ImplementationAudit:
             AppliedLoss("dense", "zloss, dense", "logits", "bf16", 16, False, 4.0, 1e-5, 0.01, 0.9999, 0.02, 0.999, 2e-3, 0.1),
         ),
         updates=(UpdateErrors("bf16", 1.0, "z", "all", 96, 5e-3, 0.9999, 0.08, 0.99),),
-        overflow=(Fp16Headroom("ce", 0.0, 2, 1.5, 8.0, 8188.0, {"psi_65536": 1.0}), Fp16Headroom("standard", 1e-4, 2, 1.6, 9.0, 7278.0)),
+        overflow=(
+            Fp16Headroom("ce", 0.0, 2, 1.5, 8.0, 8188.0, {"psi_65536": 1.0}),
+            Fp16Headroom("standard", 1e-4, 2, 1.6, 9.0, 7278.0),
+        ),
         provenance=audit.provenance,
         autocast="bf16",
         timings={"source": 1.5},
