@@ -15,7 +15,7 @@ the same DIR judges at once; 8 seeds are 48,000 steps, 4 to 8 minutes of one cor
 | shift-r  |   400 | goes on from step 1,199 of constant; every step adds r nats to the mean logit, along the  |
 |          |       | mean hidden state: cross-entropy and its gradient do not change                           |
 
-An alert in one of the first three is false. The rules of `zloss.telemetry.alert_rules` were chosen on seeds 1 to 4; the
+An alert in one of the first three is false. The rules of `zloss.telemetry.alerts` were chosen on seeds 1 to 4; the
 other seeds were not looked at for it.
 """
 
@@ -38,8 +38,7 @@ from torch import Tensor, nn
 
 import zloss
 from zloss.telemetry.alerts import Alert, AlertMonitor
-from zloss.telemetry.micro_batch import micro_batch
-from zloss.telemetry.window import StepWindow
+from zloss.telemetry.window import StepWindow, micro_batch
 
 WIDTH, VOCAB, LENGTH, SEQUENCES, HEADS = 32, 256, 64, 4, 2
 STEPS, CHANGE, WARMUP, RATE = 2000, 1200, 200, 3e-3

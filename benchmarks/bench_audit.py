@@ -28,7 +28,7 @@ from memory import peak_extra_mb
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
-from zloss.console.progress import Step
+from zloss.console import Step
 from zloss.decide.decision_map import with_decisions
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.diagnostic_gradients import diagnostic_gradients
@@ -39,8 +39,7 @@ from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import find_head
 from zloss.report.files import write_audit
-from zloss.text.blocks import Blocks, make_blocks
-from zloss.text.corpus import open_corpus
+from zloss.text import Blocks, make_blocks, open_corpus
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from memory import status_mb
 import zloss
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
-from zloss.telemetry.micro_batch import micro_batch
+from zloss.telemetry.window import micro_batch
 from zloss.train.step.loss_model import LossModel
 from zloss.train.step.telemetry import step_tails, step_window
 

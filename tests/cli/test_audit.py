@@ -13,7 +13,7 @@ import pytest
 from tests.faults.child import Child, largest_file, run
 from tests.tiny_models import save_model
 from zloss.cli.main import main
-from zloss.text.corpus import pydoc_topics
+from zloss.text import pydoc_topics
 
 QUICK = ["--blocks", "6", "--block-size", "32", "--gradient-blocks", "2"]
 

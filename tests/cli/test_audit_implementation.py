@@ -14,7 +14,7 @@ import pytest
 
 from tests.tiny_models import save_model
 from zloss.cli.main import main
-from zloss.text.corpus import pydoc_topics
+from zloss.text import pydoc_topics
 
 QUICK = ["--blocks", "2", "--block-size", "24", "--implementations", "dense,torch-ce,chunked-linear", "--coef", "1e-2"]
 
@@ -123,7 +123,7 @@ def test_ctrl_c_leaves_a_partial_record_and_exit_code_130(
     def interrupt(*given: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("zloss.audit.implementation.sections.update_audit", interrupt)
+    monkeypatch.setattr("zloss.audit.implementation.run.update_audit", interrupt)
     assert main(["audit-implementation", str(model), "--out", str(tmp_path), *QUICK]) == 130
     record = json.loads((tmp_path / "implementation_audit.json").read_text())
     assert record["status"] == "partial"

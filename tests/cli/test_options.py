@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import itertools
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -14,6 +11,7 @@ from typing import Annotated, Any, get_args
 import pytest
 import tyro
 
+from tools.docs.sentences import sentences_of
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.cli import main as cli
 from zloss.cli.audit import Audit
@@ -30,7 +28,7 @@ from zloss.results.choices import CorpusName
 from zloss.results.moe_config import MoeRun
 from zloss.results.option import NotAnOption, Option
 from zloss.results.train_config import TrainConfig
-from zloss.text.corpus import CORPORA
+from zloss.text import CORPORA
 from zloss.train.run_options import RunOptions
 
 
@@ -205,13 +203,7 @@ def test_corpora_are_the_ones_that_can_be_opened() -> None:
     "config_type", [TrainConfig, MoeRun, RunOptions, AuditConfig, DriftConfig, DriftLimits, RecommendConfig]
 )
 def test_every_option_has_a_sentence(config_type: Any) -> None:
-    (body,) = (node.body for node in ast.parse(inspect.getsource(config_type)).body if isinstance(node, ast.ClassDef))
-    sentences = {
-        line.target.id: ast.literal_eval(below.value)
-        for line, below in itertools.pairwise(body)
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-    }
+    sentences = sentences_of(config_type)
     for found in dataclasses.fields(config_type):
         assert sentences.get(found.name, "").endswith("."), found.name
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from zloss.cli.main import main
-from zloss.console.guarded_output import guarded_output, printable
-from zloss.console.progress import Terminal
+from zloss.console import Terminal, guarded_output, printable
 from zloss.results.audit import AuditReport
 from zloss.results.files import write_record
 

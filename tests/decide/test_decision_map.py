@@ -296,7 +296,8 @@ def test_router_scales_come_from_the_audit_or_the_comparison(report: AuditReport
 
 
 def test_a_comparison_that_says_little_leaves_stages_open() -> None:
-    decisions = by_name(decide(None, comparisons=[Comparison.from_dict({"quality": {}})]))
+    empty = Comparison(baseline="ce", seeds=(), methods=(), quality=Quality())
+    decisions = by_name(decide(None, comparisons=[empty]))
     assert decisions["Quality gate"].fired is None
     assert "zloss compare" in decisions["Quality gate"].reason
     assert decisions["Optimizer consequence"].fired is None

@@ -16,7 +16,7 @@ from zloss.decide.thresholds import Thresholds
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision
-from zloss.results.implementation_audit import Fp16Room, ImplementationAudit, StoredLogits, UpdateErrors
+from zloss.results.implementation_audit import Fp16Headroom, ImplementationAudit, StoredLogits, UpdateErrors
 
 IMPLEMENTATION, OPTIMIZER = "Implementation", "Optimizer consequence"
 
@@ -81,8 +81,8 @@ def test_an_audit_without_numbers_leaves_the_stage_open(audit: ImplementationAud
     assert stage(decisions, OPTIMIZER).fired is None
 
 
-def rooms(ce: float, standard: float) -> tuple[Fp16Room, ...]:
-    return (Fp16Room("ce", 0.0, 2, 1.0, 1.0, ce), Fp16Room("standard", 1e-3, 2, 1.0, 1.0, standard))
+def rooms(ce: float, standard: float) -> tuple[Fp16Headroom, ...]:
+    return (Fp16Headroom("ce", 0.0, 2, 1.0, 1.0, ce), Fp16Headroom("standard", 1e-3, 2, 1.0, 1.0, standard))
 
 
 def test_the_papers_overflow_numbers_fire_the_optimizer_stage(audit: ImplementationAudit) -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from tests.laws.example_results import ROUTERS
 from zloss.decide.bottom_line import ORDER
 from zloss.decide.next_command import AuditedInput, next_command
 from zloss.decide.recommend.candidates import candidates
 from zloss.decide.stages import STAGES
-from zloss.models.positions import settle_block_size
 from zloss.results.audit import AuditReport, Nonfinite
 from zloss.results.decision import LambdaBudget
 
-GIVEN = AuditedInput(model="my model", texts=("a.txt", "b.txt"), words=("audit", "my model", "--blocks", "9"))
+GIVEN = AuditedInput(model="my model", texts=("a.txt", "b.txt"), words=("audit", "my model", "--block-size", "24"))
 TEXT = ["--text", "a.txt", "--text", "b.txt"]
 
 
@@ -61,11 +58,7 @@ def test_other_stages_of_the_checkpoint_are_trained(report: AuditReport, stage: 
 def test_a_model_with_few_positions_is_trained_on_blocks_that_fit(report: AuditReport) -> None:
     fired = with_fired(report, "Shared pathway", corpus=replace(report.corpus, block_size=128))
     assert "--block-size" not in words(fired)  # chosen by the user for the audit alone
-    config = SimpleNamespace(max_position_embeddings=128)
-    checkpoint: Any = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config), model=torch.nn.Module())
-    note = settle_block_size(checkpoint, None, bos=False).note
-    assert note is not None
-    found = words(replace(fired, notes=(note,)))
+    found = words(fired, replace(GIVEN, words=("audit", "my model")))
     assert found == ["zloss", "recommend", "my model", *TEXT, "--block-size", "128", "--out", "zloss-recommend"]
 
 
@@ -88,9 +81,9 @@ def test_without_a_fired_stage_the_loss_is_audited(report: AuditReport) -> None:
 
 def test_an_incomplete_audit_is_completed_first(report: AuditReport) -> None:
     partial = with_fired(report, "Source coordinate", status="partial")
-    assert words(partial) == ["zloss", "audit", "my model", "--blocks", "9", "--resume"]
+    assert words(partial) == ["zloss", "audit", "my model", "--block-size", "24", "--resume"]
     again = replace(GIVEN, words=(*GIVEN.words, "--resume"))
-    assert words(partial, again) == ["zloss", "audit", "my model", "--blocks", "9", "--resume"]
+    assert words(partial, again) == ["zloss", "audit", "my model", "--block-size", "24", "--resume"]
     assert words(partial, replace(GIVEN, words=())) == ["zloss", "audit", "my model", *TEXT, "--resume"]
     broken = with_fired(report, "Source coordinate", nonfinite=Nonfinite(nan=3))
     assert words(broken, replace(GIVEN, dtype="bf16"))[-2:] == ["--dtype", "fp32"]

@@ -26,11 +26,22 @@ def stage(decisions: tuple[Decision, ...], name: str) -> Decision:
 
 
 def hand_written(base: dict[str, float], run: dict[str, float], **quality: Any) -> Comparison:
+    def method(name: str, coef: float, numbers: dict[str, float]) -> dict[str, Any]:
+        metrics = {key: {"mean": value, "std": None, "n": 1} for key, value in numbers.items()}
+        return {"method": name, "coef": coef, "metrics": metrics}
+
     return Comparison.from_dict(
         {
+            "schema": Comparison.SCHEMA,
             "baseline": "ce",
-            "methods": [{"method": "ce", **base}, {"method": "standard", "coef": 1e-3, **run}],
-            "quality": {"methods": [{"method": "standard", "coef": 1e-3, **quality}]},
+            "seeds": [],
+            "methods": [method("ce", 0.0, base), method("standard", 1e-3, run)],
+            "quality": {
+                "tolerance_ppl": None,
+                "methods": [
+                    {"method": "standard", "coef": 1e-3, "delta_ppl": None, "accepted": None, "reason": "", **quality}
+                ],
+            },
         }
     )
 

@@ -13,7 +13,7 @@ from tests.train.tiny_run import SCRATCH
 from zloss.cli.main import COMMANDS
 
 KIND = "command line"
-LEFT_OUT = ("reproduce", "demo")
+LEFT_OUT = ("reproduce",)
 """They train or convert a model of their own whatever the words are."""
 VALUES = (
     *(

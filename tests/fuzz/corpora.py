@@ -15,8 +15,7 @@ import pyarrow.parquet as parquet
 from tests.fuzz.contract import BrokenContractError
 from tests.fuzz.mutation import HOSTILE_TEXT, damaged_bytes
 from zloss.errors import ZlossError
-from zloss.text.blocks import make_blocks
-from zloss.text.corpus import open_corpus
+from zloss.text import make_blocks, open_corpus
 
 KIND = "corpora"
 PIECES = (

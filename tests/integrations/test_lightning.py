@@ -18,7 +18,7 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from zloss.integrations.lightning import ZLossCallback  # noqa: E402
-from zloss.telemetry.logged_scalars import MAIN  # noqa: E402
+from zloss.telemetry.trackers import MAIN  # noqa: E402
 
 
 class Module(lightning.LightningModule):

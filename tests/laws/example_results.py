@@ -17,7 +17,13 @@ from zloss.results.audit import AuditReport, QuantileBound
 from zloss.results.comparison import Comparison, HeadSummaries
 from zloss.results.decision import DecisionMaps
 from zloss.results.files import read_record
-from zloss.results.implementation_audit import AppliedLoss, Fp16Room, ImplementationAudit, StoredLogits, UpdateErrors
+from zloss.results.implementation_audit import (
+    AppliedLoss,
+    Fp16Headroom,
+    ImplementationAudit,
+    StoredLogits,
+    UpdateErrors,
+)
 from zloss.results.loss_audit import LossAudit, TargetModelSource
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterTail
@@ -53,7 +59,10 @@ def implementation_example(audit: AuditReport) -> ImplementationAudit:
             AppliedLoss("dense", "zloss, dense", "logits", "bf16", 16, False, 4.0, 1e-5, 0.01, 0.9999, 0.02, 0.999, 2e-3, 0.1),
         ),
         updates=(UpdateErrors("bf16", 1.0, "z", "all", 96, 5e-3, 0.9999, 0.08, 0.99),),
-        overflow=(Fp16Room("ce", 0.0, 2, 1.5, 8.0, 8188.0, {"psi_65536": 1.0}), Fp16Room("standard", 1e-4, 2, 1.6, 9.0, 7278.0)),
+        overflow=(
+            Fp16Headroom("ce", 0.0, 2, 1.5, 8.0, 8188.0, {"psi_65536": 1.0}),
+            Fp16Headroom("standard", 1e-4, 2, 1.6, 9.0, 7278.0),
+        ),
         provenance=audit.provenance,
         autocast="bf16",
         timings={"source": 1.5},

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import zloss.results
 from tests.laws.example_results import DOCUMENTED, example_results
 from zloss.errors import InputError
-from zloss.results.comparison import Comparison
 from zloss.results.files import RECORDS, load_results, read_record, write_record
 
 SCHEMAS = (
@@ -162,18 +161,6 @@ def test_no_damage_is_answered_with_anything_but_an_input_error(schema: str, dat
 def test_what_is_not_of_the_schema_is_refused(schema: str, data: Any) -> None:
     with pytest.raises(InputError, match="schema"):
         read(schema, data)
-
-
-@given(quality=JSON, methods=JSON, router=JSON, baseline=JSON)
-def test_a_comparison_without_a_schema_is_lifted_or_refused(
-    quality: Any, methods: Any, router: Any, baseline: Any
-) -> None:
-    data = {"quality": quality, "methods": methods, "router": router, "baseline": baseline}
-    try:
-        lifted = Comparison.from_dict(data)
-    except InputError:
-        return
-    assert Comparison.from_dict(lifted.to_dict()).to_dict() == lifted.to_dict()
 
 
 def test_the_committed_results_open() -> None:

@@ -9,7 +9,7 @@ from tests.tiny_models import save_model
 from zloss.measure.measurement import Measurement, measurement_of
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.output_head import find_head
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 
 SIZE, COUNT = 16, 7
 """Predictions per block, and blocks."""

@@ -17,7 +17,7 @@ from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import find_head
 from zloss.results.figure_data import GeometrySample
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 
 
 def sampled(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, batch: int) -> GeometrySample:

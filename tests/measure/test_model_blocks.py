@@ -13,7 +13,7 @@ from zloss.errors import CheckpointError
 from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import load_checkpoint
 from zloss.models.positions import Positions, positions_of
-from zloss.text.corpus import open_corpus
+from zloss.text import open_corpus
 
 
 def save_narrow(folder: Path, vocab: int) -> Path:

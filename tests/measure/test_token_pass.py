@@ -17,7 +17,7 @@ from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.results.audit import HeadNumbers
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 
 
 def taken(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, batch: int, **options: Any) -> Tails:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zloss.errors import InputError
-from zloss.optimizer.fp16_margin import FP16_MAX, fp16_margin, max_safe_scale, overflows
+from zloss.optimizer.endpoints import FP16_MAX, fp16_margin, max_safe_scale, overflows
 
 
 def test_the_largest_safe_scale_is_the_last_that_fp16_can_hold() -> None:

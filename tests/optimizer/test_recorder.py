@@ -15,7 +15,7 @@ from torch import nn
 
 from zloss.errors import InputError
 from zloss.optimizer.endpoints import endpoints, spike_rate
-from zloss.optimizer.multi_tensor import PIECE, norms
+from zloss.optimizer.norms import PIECE, norms
 from zloss.optimizer.recorder import Recorder
 from zloss.results.step_record import StepRecord
 

@@ -8,7 +8,7 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-from zloss.text.corpus import pydoc_topics
+from zloss.text import pydoc_topics
 
 VOCAB = 400
 PADDED = 416

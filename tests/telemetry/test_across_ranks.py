@@ -10,10 +10,7 @@ import torch.distributed as dist
 
 import zloss
 from tests.forked import forked_ranks
-from zloss.telemetry import across_ranks
-from zloss.telemetry.across_ranks import RankJoin, TokenTotals, _pack
-from zloss.telemetry.micro_batch import micro_batch
-from zloss.telemetry.window import StepWindow
+from zloss.telemetry.window import StepWindow, TokenTotals, _pack, micro_batch
 
 OBJECTIVE = zloss.StandardZLoss(1e-2)
 
@@ -38,26 +35,25 @@ def window_of(seeds: dict[int, int], *, across: bool = False) -> StepWindow:
 class TwoRanks:
     """The collective as two ranks would have it: this one's message, and that of a window on the other."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, join: RankJoin, other: list[TokenTotals]) -> None:
-        self.calls, self._join, self._other = 0, join, other
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, window: StepWindow, other: list[TokenTotals]) -> None:
+        self.calls, self._window, self._other = 0, window, other
         monkeypatch.setattr("zloss.telemetry.window.world_size", lambda: 2)
-        monkeypatch.setattr(across_ranks, "gathered", self.gather)
+        monkeypatch.setattr("zloss.telemetry.window.gathered", self.gather)
 
     def gather(self, packed: torch.Tensor, _group: object) -> torch.Tensor:
         self.calls += 1
-        return torch.stack([packed, torch.cat([_pack(part, self._join.kept) for part in self._other])])
+        return torch.stack([packed, torch.cat([_pack(part, self._window._kept) for part in self._other])])
 
 
 def totals(window: StepWindow) -> TokenTotals:
     (step,) = window._steps
-    return TokenTotals(step.values, step.tokens, step.cross_entropy, step.auxiliary, step.tokens)
+    return step.totals
 
 
 def test_two_ranks_give_the_numbers_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = window_of({1: 300, 2: 170}).both()
     mine, other = window_of({1: 300}, across=True), totals(window_of({2: 170}))
-    assert mine._join is not None
-    ranks = TwoRanks(monkeypatch, mine._join, [other, other])
+    ranks = TwoRanks(monkeypatch, mine, [other, other])
     got = mine.both()
     assert ranks.calls == 1
     for one, two in zip(got, wanted, strict=True):
@@ -69,9 +65,8 @@ def test_two_ranks_give_the_numbers_of_one_process(monkeypatch: pytest.MonkeyPat
 def test_a_quantile_that_is_not_determined_is_left_out_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = window_of({1: 4000, 2: 4000}).last_step()
     mine, other = window_of({1: 4000}, across=True), totals(window_of({2: 4000}))
-    assert mine._join is not None
-    mine._join.kept = 16
-    TwoRanks(monkeypatch, mine._join, [other])
+    mine._kept = 16
+    TwoRanks(monkeypatch, mine, [other])
     first = mine.last_step()
     assert "gain_p99" not in first
     assert first["gain_max"] == pytest.approx(wanted["gain_max"])
@@ -83,13 +78,12 @@ def test_a_quantile_that_is_not_determined_is_left_out_and_comes_back(monkeypatc
 
 def test_a_rank_without_tokens_and_one_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, other = window_of({1: 100}, across=True), totals(window_of({2: 1}))  # its only token is ignored
-    assert mine._join is not None
-    TwoRanks(monkeypatch, mine._join, [other])
+    TwoRanks(monkeypatch, mine, [other])
     wanted = window_of({1: 100}).last_step()
     assert mine.last_step() == pytest.approx(wanted)
     broken = totals(window_of({2: 60}))
     broken.values["gain"][3] = float("nan")  # a valid token
-    TwoRanks(monkeypatch, mine._join, [broken])
+    TwoRanks(monkeypatch, mine, [broken])
     finite = {name for name, value in mine.last_step().items() if value == value}
     assert not {"gain_max", "gain_mean"} & finite
     assert "log_z_mean" in finite

@@ -9,9 +9,7 @@ import random
 import pytest
 
 from zloss.errors import InputError, TrainingAlertError
-from zloss.telemetry.alert_action import alert_action
-from zloss.telemetry.alerts import Alert, AlertMonitor
-from zloss.telemetry.levels import exceeded_levels
+from zloss.telemetry.alerts import Alert, AlertMonitor, alert_action, exceeded_levels
 
 NAMES = (
     *("mu_abs_p99", "p_z_999_raw", "p_z_999_centered", "gain_p99", "gain_centered_p99", "grad_norm_preclip"),

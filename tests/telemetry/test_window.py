@@ -7,8 +7,7 @@ import torch
 
 import zloss
 from zloss.errors import InputError
-from zloss.telemetry.micro_batch import micro_batch
-from zloss.telemetry.window import StepWindow
+from zloss.telemetry.window import StepWindow, micro_batch
 
 OBJECTIVE = zloss.CenteredZLoss(1e-2)
 
@@ -76,9 +75,9 @@ def test_nothing_is_kept_beyond_the_window() -> None:
     for step in range(12):
         window.add(micro_batch(loss([step]), "mean"))
         window.end_step()
-        kept.append(sum(value.numel() for each in window._steps for value in each.values.values()))
+        kept.append(sum(value.numel() for each in window._steps for value in each.totals.values.values()))
     assert kept[3] == kept[-1]
-    assert not any(value.requires_grad for each in window._steps for value in each.values.values())
+    assert not any(value.requires_grad for each in window._steps for value in each.totals.values.values())
 
 
 def test_parts_of_the_loss_cover_all_steps_since_a_restart_and_tails_the_last_ones() -> None:

@@ -11,8 +11,7 @@ import torch
 
 from tests.tiny_models import save_tokenizer
 from zloss.errors import CorpusError, UnknownNameError
-from zloss.text.blocks import make_blocks
-from zloss.text.corpus import Corpus, open_corpus, pydoc_topics
+from zloss.text import Corpus, make_blocks, open_corpus, pydoc_topics
 
 
 @pytest.fixture(scope="module")

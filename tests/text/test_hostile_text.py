@@ -11,7 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from zloss.errors import CorpusError
-from zloss.text.corpus import open_corpus
+from zloss.text import open_corpus
 
 
 def documents(file: Path) -> list[str]:

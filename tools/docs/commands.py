@@ -67,7 +67,10 @@ def commands() -> str:
 
 def _options(command_type: Any, flags: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     said, defaults = sentences_of(command_type), {field.name: field for field in dataclasses.fields(command_type)}
-    for name, (hint, notes) in option_hints(command_type).items():
+    hints = option_hints(command_type)
+    # Arguments without a flag come first, wherever the configuration declares them.
+    for name in sorted(hints, key=lambda name: not option_of(hints[name][1]).positional):
+        hint, notes = hints[name]
         nested = nested_type(hint)
         if nested is None or option_of(notes).switch is not None:
             yield f"`{flags[name]}`", _default(defaults[name]), with_flags(said.get(name, ""), flags)

@@ -39,7 +39,7 @@ class Audit:
 
     def run(self) -> int:
         from zloss.audit.checkpoint.run import run_audit_of
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.decide.decision_map import with_decisions
         from zloss.ranks.job import open_job
         from zloss.report.files import write_audit

@@ -40,7 +40,7 @@ class AuditImplementation:
             limit_bf16_products(quiet=self.quiet)
 
         from zloss.audit.implementation.run import run_implementation_audit
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.decide.decided_results import decide_results
         from zloss.decide.stages import IMPLEMENTATION, OPTIMIZER
         from zloss.report.files import write_implementation_audit

@@ -12,11 +12,11 @@ import tyro
 from zloss.cli.arguments import number_or_word
 from zloss.results.choices import DtypeName
 from zloss.results.named_path import without_folders
-from zloss.results.option import Option
+from zloss.results.text_options import TextFiles
 
 if TYPE_CHECKING:
     from zloss.audit.loss.model_tokens import ModelTokens
-    from zloss.console.progress import Progress
+    from zloss.console import Progress
     from zloss.results.loss_audit import LossAudit
 
 
@@ -51,7 +51,7 @@ class AuditLoss:
     model: str = ""
     """Also audit on this model's own logits (hidden states and head weight with --linear): `smollm2`, a Hugging Face id or
     folder, or a GGUF file."""
-    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    texts: TextFiles = ()
     """Text for --model: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
     blocks: int = 4
     """Blocks of the text for --model."""
@@ -76,7 +76,7 @@ class AuditLoss:
         from zloss.audit.loss.load import load_function
         from zloss.audit.loss.output import LossCallError
         from zloss.audit.loss.run import audit_loss
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.errors import InputError
         from zloss.report.files import clear_leftovers
         from zloss.report.terminal.loss_audit import print_loss_audit

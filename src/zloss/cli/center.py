@@ -30,7 +30,7 @@ class Center:
     """No progress and no table."""
 
     def run(self) -> int:
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.protocol.center.run import center_checkpoint
         from zloss.report.terminal.centering import print_centering
 

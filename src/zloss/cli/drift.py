@@ -32,7 +32,7 @@ class Drift:
     limits: Annotated[DriftLimits, tyro.conf.arg(name="")] = field(default_factory=DriftLimits)
 
     def run(self) -> int:
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.protocol.drift.run import run_drift
         from zloss.report.files import write_drift
         from zloss.report.terminal.drift import print_drift

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from zloss.cli.command_line import running
-from zloss.console.guarded_output import guarded_output, printable
+from zloss.console import guarded_output, printable
 from zloss.errors import MissingDependencyError, OutputError, UnknownNameError, ZlossError, extra_of, first_line
 
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
@@ -55,7 +55,6 @@ COMMANDS = {
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
     "reproduce": Entry("reproduce", "Reproduce", "A table of the paper: ours beside its own, its claims judged."),
     "glossary": Entry("glossary", "Glossary", "What a symbol or a key means."),
-    "demo": Entry("demo", "Demo", "A short demonstration of the head loss."),
 }
 
 

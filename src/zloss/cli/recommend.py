@@ -71,7 +71,7 @@ class Recommend:
                 return 130
 
     def _recommend(self, folder: Path, crew: Crew) -> int:
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.protocol.recommend.paste import with_model_as_given
         from zloss.protocol.recommend.run import run_recommendation
         from zloss.report.files import write_recommendation
@@ -101,7 +101,7 @@ class Recommend:
         return 0
 
     def _plan(self, folder: Path, crew: Crew) -> int:
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.protocol.recommend.run import make_plan
         from zloss.report.terminal.recommendation import print_plan
         from zloss.results.recommend_plan import FILE

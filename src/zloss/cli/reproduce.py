@@ -11,7 +11,7 @@ import tyro
 
 from zloss.cli.arguments import RepeatedStrings
 from zloss.results.named_path import without_folders
-from zloss.results.option import Option
+from zloss.results.text_options import TextFiles
 
 if TYPE_CHECKING:
     from zloss_paper.engine.recipe import Recipe
@@ -32,7 +32,7 @@ class Reproduce:
     model: Annotated[RepeatedStrings, tyro.conf.arg(metavar="MODEL")] = ()
     """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a model of
     the paper that lies in a folder, NAME alone to select one. Repeat to append."""
-    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    texts: TextFiles = ()
     """Text instead of the profile's corpus; repeat to append."""
     text_source: str = ""
     """Where that text comes from and under which licence, for the result."""
@@ -65,7 +65,7 @@ class Reproduce:
 
         if self.rejudge:
             return self._judge_again(recipes)
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.report.terminal.reproduction import print_reproduction
         from zloss.results.folder import check_folder
         from zloss_paper.engine.profile import Overrides

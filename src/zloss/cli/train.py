@@ -90,7 +90,7 @@ class Train:
         if note and not self.quiet:
             print(note, file=sys.stderr)
 
-        from zloss.console.progress import choose_progress
+        from zloss.console import choose_progress
         from zloss.ranks.job import open_job
         from zloss.results.folder import check_folder
         from zloss.train.grid import run_grid

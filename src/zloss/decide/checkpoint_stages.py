@@ -27,9 +27,10 @@ def source_coordinate(report: AuditReport, thresholds: Thresholds) -> StageOutco
 
 
 def _missing(stage: Stage, report: AuditReport, path: str) -> StageOutcome:
-    """No verdict for want of the number at `path`; another audit could give it only where this one left it out."""
+    """No verdict because the number at `path` is missing; another audit can measure it only if this one left it out."""
     why = report.reason(path) or NOT_MEASURED
-    measurable = why == NOT_MEASURED or report.status == "partial" or why.startswith("left out")
+    left_out = report.gradient is None and path.partition(".")[0] in ("gradient", "tied_paths")
+    measurable = left_out or why == NOT_MEASURED or report.status == "partial"
     return unevaluated(stage, why) if measurable else without_verdict(stage, why)
 
 

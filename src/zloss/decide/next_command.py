@@ -110,7 +110,15 @@ def _follow(decision: Decision, report: AuditReport, given: AuditedInput) -> Nex
         )
     if decision.stage in TRAINED:
         return NextCommand(
-            ("zloss", "recommend", given.model, *_text(given), *_short_blocks(report), "--out", "zloss-recommend"),
+            (
+                "zloss",
+                "recommend",
+                given.model,
+                *_text(given),
+                *_short_blocks(report, given),
+                "--out",
+                "zloss-recommend",
+            ),
             f"{TRAINED[decision.stage]}, on matched runs that this audit proposes, confirmed on further seeds",
         )
     return None
@@ -127,11 +135,15 @@ def _text(given: AuditedInput) -> tuple[str, ...]:
     return (*(word for text in given.texts for word in ("--text", text)), *named)
 
 
-def _short_blocks(report: AuditReport) -> tuple[str, ...]:
-    """The block size of the audit where the model has too few positions for the one that `zloss recommend` takes."""
+def _short_blocks(report: AuditReport, given: AuditedInput) -> tuple[str, ...]:
+    """The block size of the audit if the model has too few positions for the one `zloss recommend` would take.
+
+    A size that the user set is for the audit alone.
+    """
     size = report.corpus.block_size
-    decided = size < RECOMMENDED_ON and any(note.startswith("Blocks have ") for note in report.notes)
-    return ("--block-size", str(size)) if decided else ()
+    if size >= RECOMMENDED_ON or "--block-size" in given.words:
+        return ()
+    return ("--block-size", str(size))
 
 
 def _valid_vocab(given: AuditedInput) -> tuple[str, ...]:

@@ -13,9 +13,8 @@ from zloss.errors import InputError, MissingDependencyError, UnsupportedModelErr
 from zloss.integrations.transformers.apply import apply
 from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.source.objective import Objective
-from zloss.telemetry.alert_action import OnAlert, alert_action
-from zloss.telemetry.alerts import AlertMonitor
-from zloss.telemetry.logged_scalars import Scalars, chosen_names, for_trackers
+from zloss.telemetry.alerts import AlertMonitor, OnAlert, alert_action
+from zloss.telemetry.trackers import Scalars, chosen_names, for_trackers
 from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow
 
 LEAST_LIGHTNING = "2.2"

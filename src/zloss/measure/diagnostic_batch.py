@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zloss.measure.hidden_source import ShapedTokens
 from zloss.measure.layer_cuts import CutForward
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 
 
 @dataclass(frozen=True)

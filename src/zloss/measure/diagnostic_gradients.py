@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.gradient_engine import objective_gradients
 from zloss.measure.gradient_products import AgainstCe

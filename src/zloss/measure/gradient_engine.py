@@ -16,7 +16,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from zloss.console.progress import Progress, Silent
+from zloss.console import Progress, Silent
 from zloss.measure.body_gradients import all_parameters_on, body_gradients
 from zloss.measure.diagnostic_batch import DiagnosticBatch, MadeForward
 from zloss.measure.gradient_products import AgainstCe, ObjectiveGradient

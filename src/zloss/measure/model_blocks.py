@@ -9,8 +9,7 @@ from zloss.errors import CheckpointError, InputError
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.positions import settle_block_size
 from zloss.results.choices import BosPolicy
-from zloss.text.blocks import Blocks, make_blocks
-from zloss.text.corpus import Corpus
+from zloss.text import Blocks, Corpus, make_blocks
 
 
 @dataclass(frozen=True)

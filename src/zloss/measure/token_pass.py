@@ -24,7 +24,7 @@ from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
 from zloss.measure.token_table import token_tables
 from zloss.models.hidden_states import HiddenStates
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 
 
 @dataclass(frozen=True)

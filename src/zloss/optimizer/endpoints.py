@@ -1,8 +1,11 @@
-"""Endpoints of a run from its step records: tails, event rates, Adam state (paper app:endpoints).
+"""Endpoints of a run from its step records: tails, event rates, Adam state (paper app:endpoints), and fp16 headroom.
 
 G_99 = Q_0.99 ‖g_s‖₂, H_99 = Q_0.99 ‖g_s‖∞, ρ_99 = Q_0.99 ‖g_s‖₂/(‖θ_s‖₂ + ε) before clipping, over steps with a finite
 gradient. Φ_τ and the clip rate are fractions of all steps with ‖g_s‖₂ > threshold; a nonfinite step counts as an event.
 Quantiles interpolate linearly between order statistics. `zloss.results.step_endpoints` defines every key.
+
+The fp16 headroom is how far a static loss scale can go before fp16 overflows: κ_max, κ_min and Ψ_κ (paper
+eq:overflow_proxy). It needs only ‖g‖_∞ of each gradient; NaN or infinity overflows at every scale.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from zloss.errors import InputError
 from zloss.results.step_endpoints import PHI, StepEndpoints
 from zloss.results.step_record import AdamSample, StepRecord
 
@@ -22,7 +27,7 @@ THRESHOLDS = (10.0, 50.0, 100.0)
 SPIKE = 0.5
 """A step-to-step rise of the training loss that counts as a spike, in nats per token (ours: the paper states none)."""
 TINY = float(np.finfo(np.float32).tiny)
-"""Added to ‖θ‖₂ in a denominator, so that a model of zeros gives no division by zero."""
+"""Added to ‖θ‖₂ in a denominator, so that an all-zero model does not divide by zero."""
 
 
 def endpoints(
@@ -32,7 +37,7 @@ def endpoints(
     thresholds: Sequence[float] = THRESHOLDS,
     spike: float = SPIKE,
 ) -> StepEndpoints:
-    """Every endpoint of a sequence of steps; None where there is nothing to take it over.
+    """Every endpoint of a sequence of steps; None where no step contributes.
 
     `clip` is the clipping threshold, `thresholds` are the τ of Φ_τ, `spike` is a rise of the loss in nats per token.
     """
@@ -70,7 +75,7 @@ def endpoints(
 
 
 def spike_rate(losses: Sequence[float], spike: float = SPIKE) -> float | None:
-    """Fraction of steps with L_s − L_{s−1} > spike among those that have a predecessor; a nonfinite L_s is an event."""
+    """Fraction of steps with L_s − L_{s−1} > spike, from the second step on; a nonfinite L_s counts as a spike."""
     return _fraction(not math.isfinite(now) or now - before > spike for before, now in itertools.pairwise(losses))
 
 
@@ -112,3 +117,47 @@ def _quantile(values: np.ndarray[tuple[int], np.dtype[np.float64]], q: float) ->
 def _fraction(events: Iterable[bool]) -> float | None:
     marks = list(events)
     return sum(marks) / len(marks) if marks else None
+
+
+FP16_MAX = 65504.0
+"""M_16, the largest finite fp16 number."""
+STATIC_SCALES = (256, 1024, 4096, 16384, 65536)
+"""The scales the paper audits."""
+
+
+@dataclass(frozen=True)
+class Fp16Margin:
+    """Loss-scale headroom over audited batches."""
+
+    kappa_max: tuple[float, ...]
+    """Largest safe static scale of every batch; 0 for a nonfinite gradient, inf for a zero gradient."""
+    kappa_min: float
+    psi: dict[int, float]
+    """Ψ_κ by static scale κ: the fraction of batches whose scaled gradient leaves the fp16 range."""
+    nonfinite: int
+    """Batches whose gradient holds NaN or Inf."""
+
+
+def max_safe_scale(grad_inf: float) -> float:
+    """κ_max = M_16 / ‖g‖_∞; 0 for a nonfinite gradient, inf for a zero gradient.
+
+    >>> max_safe_scale(5.77), max_safe_scale(float("nan"))
+    (11352.51..., 0.0)
+    """
+    if not math.isfinite(grad_inf):
+        return 0.0
+    return FP16_MAX / grad_inf if grad_inf > 0 else math.inf
+
+
+def overflows(grad_inf: float, scale: float) -> bool:
+    """κ‖g‖_∞ > M_16, strictly, or a nonfinite gradient."""
+    return not math.isfinite(grad_inf) or scale * grad_inf > FP16_MAX
+
+
+def fp16_margin(grad_infs: Sequence[float], scales: Sequence[int] = STATIC_SCALES) -> Fp16Margin:
+    """The margin over batches, from the ‖g‖_∞ of the gradient of each."""
+    if not grad_infs:
+        raise InputError("an fp16 margin needs the gradient of at least one batch, but got none.")
+    kappa = tuple(max_safe_scale(value) for value in grad_infs)
+    psi = {scale: sum(overflows(value, scale) for value in grad_infs) / len(grad_infs) for scale in scales}
+    return Fp16Margin(kappa, min(kappa), psi, sum(not math.isfinite(value) for value in grad_infs))

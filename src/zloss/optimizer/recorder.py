@@ -13,9 +13,9 @@
 Gradients are read once, before clipping, by multi-tensor operations. Their norms reach the host in one transfer per step; a
 sample of Adam's state takes one more. The number of transfers does not depend on the number of parameters.
 
-Distributed parameters (FSDP2, tensor parallel, both on different meshes) are read where they lie: each rank reads its own
-part, and one all-gather of a few numbers per step makes the norms those of the whole on every rank. `step.clip_()` clips
-by that norm, on meshes that `torch.nn.utils.clip_grad_norm_` refuses to mix too.
+Distributed parameters (FSDP2, tensor parallel, both on different meshes) are not gathered: each rank reads its local part,
+and one all-gather of a few numbers per step gives every rank the norms of the whole. `step.clip_()` clips by that norm,
+also on meshes that `torch.nn.utils.clip_grad_norm_` refuses to mix.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.errors import InputError
-from zloss.optimizer.adam_state import StatefulOptimizer, read_adam
-from zloss.optimizer.shared_norms import l2_over_ranks, norms_over_ranks, own_l2, own_norms, whole_l2
+from zloss.optimizer.adam import StatefulOptimizer, read_adam
+from zloss.optimizer.norms import l2_over_ranks, local_l2, local_norms, norms_over_ranks, whole_l2
 from zloss.ranks.distributed_tensors import is_dtensor
 from zloss.ranks.own_parts import EqualShares, by_share, group_of, own_part, share_of
 from zloss.ranks.process_group import gathered
@@ -40,7 +40,7 @@ from zloss.results.step_record import AdamSample, GradientState, StepRecord
 
 @dataclass(frozen=True)
 class StepReading:
-    """What is read of a step before its update."""
+    """Numbers of a step, read before its update."""
 
     norm: float
     inf: float
@@ -66,13 +66,13 @@ class OpenStep:
         self.postclip: tuple[float, float] | None = None
         self.updated = True
         self.telemetry: dict[str, float | None] = {}
-        """Further numbers of this step, for its record."""
+        """Additional numbers for the record of this step."""
         self.lr: float | None = None
         self.seconds: float | None = None
 
     @property
     def gradient(self) -> GradientState:
-        """Whether all entries are finite; "nan" where NaN and infinity both occur."""
+        """ "finite" if all entries are; "nan" if NaN and infinity both occur."""
         return "nan" if math.isnan(self.inf) else "inf" if math.isinf(self.inf) else "finite"
 
     @property
@@ -81,23 +81,23 @@ class OpenStep:
 
     @torch.no_grad()
     def clip_(self, clip: float | None = None) -> None:
-        """g ← g·min(1, clip/‖g‖₂) with the measured norm; gradients at or under the threshold are not written."""
+        """g ← g·min(1, clip/‖g‖₂) with the measured norm; gradients at or below the threshold are not touched."""
         limit = self._clip if clip is None else clip
         if limit is None:
             raise InputError("clip_ needs a threshold: pass it here, or as `clip` of the recorder.")
-        # No factor makes a nonfinite gradient finite: it stays as it is.
+        # No factor makes a nonfinite gradient finite, so it is left unchanged.
         factor = limit / self.norm if self.finite and self.norm > limit else 1.0
         if factor != 1.0 and self._gradients:
             torch._foreach_mul_(list(self._gradients), factor)
         self.postclip = (self.norm * factor, self.inf * factor)
 
     def skip(self) -> None:
-        """Note in the record that the update was left out."""
+        """Record that the update was skipped."""
         self.updated = False
 
 
 class Recorder:
-    """Reads every step of a loop and keeps their records."""
+    """Reads every step of a loop and keeps the records."""
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class Recorder:
         micro_batches_add_up: bool = False,
         copies: Callable[[Tensor], int] | None = None,
     ) -> None:
-        """`group`: all ranks that train the model together; by default those of the process where parameters are DTensors.
-        Losses are then the mean over ranks, which is the loss of the step where each rank's was divided for an average of
-        gradients (`zloss.global_normalizer`). `micro_batches_add_up`: every rank of the group has micro-batches of its own,
-        so that their counts are summed; otherwise they are those of this rank, and nonfinite ones of the worst rank.
-        `copies(p)`: on how many ranks of the group the plain parameter p lies; by default on all of them. In a pipeline
-        it is 1, and 2 for a table that is tied over two stages."""
+        """`group`: all ranks that train the model together; the default is all ranks if parameters are DTensors, else none.
+        Losses are then averaged over ranks, which is the loss of the step if each rank's loss was divided for averaged
+        gradients (`zloss.global_normalizer`). `micro_batches_add_up`: every rank of the group has separate micro-batches,
+        so their counts are summed; otherwise the count is that of this rank, and of nonfinite ones that of the worst rank.
+        `copies(p)`: how many ranks of the group hold the plain parameter p; by default all of them. In a pipeline it is
+        1, and 2 for a table that two stages share."""
         if adam_every is not None and (adam_every < 1 or optimizer is None):
             raise InputError(
                 f"`adam_every` is expected to be at least 1 and needs the optimizer, but got {adam_every!r} "
@@ -130,7 +130,7 @@ class Recorder:
         self.records: list[StepRecord] = []
 
     def micro_batch(self, loss: Tensor, cross_entropy: Tensor | None = None, auxiliary: Tensor | None = None) -> None:
-        """Add a loss that backward was called on; the losses of a step's micro-batches add up to that of the step."""
+        """Add a loss on which backward was called; the losses of the micro-batches of a step add up to its loss."""
         parts = (loss, loss if cross_entropy is None else cross_entropy, auxiliary)
         zero = loss.detach().new_zeros(())
         self._micro.append(torch.stack([zero if part is None else part.detach().reshape(()) for part in parts]))
@@ -145,13 +145,13 @@ class Recorder:
     def begin(self, index: int, *, clipped_by: float | None = None) -> OpenStep:
         """Read the gradients of step `index`, before the optimizer's step.
 
-        `clipped_by`: the factor by which the loop has multiplied them already (1 where it clipped nothing); the norms before
-        clipping are those that are read, divided by it. None: they are not clipped yet.
+        `clipped_by`: the factor by which the loop has already multiplied them (1 if it did not clip); the norms before
+        clipping are the ones read, divided by this factor. None: the gradients are not clipped yet.
         """
         micro = torch.stack(self._micro).double() if self._micro else torch.zeros(0, 3, dtype=torch.float64)
         self._micro = []
         read = self._read(micro)
-        # A factor of 0 or NaN belongs to a gradient that is not finite: what is left of it is read as it is.
+        # A factor of 0 or NaN means that the gradient was not finite; the remaining gradient is read as it is.
         factor = clipped_by if clipped_by is not None and math.isfinite(clipped_by) and clipped_by > 0 else 1.0
         gradients = [own_part(gradient) for gradient in self._gradients()]
         opened = OpenStep(index, gradients, read, self._clip, factor)
@@ -191,7 +191,7 @@ class Recorder:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _share(self, parameter: Tensor) -> float:
-        """By how much an entry of a parameter counts on this rank."""
+        """The weight of an entry of a parameter on this rank."""
         if self._copies is not None and not is_dtensor(parameter):
             return 1 / self._copies(parameter)
         return share_of(parameter, self._ranks)
@@ -200,22 +200,22 @@ class Recorder:
         return by_share(self._parameters, map(self._share, self._parameters))
 
     def _gradient_shares(self) -> list[EqualShares]:
-        """A gradient lies as its parameter does; one that is a DTensor says so itself."""
+        """A gradient is distributed like its parameter, unless it is a DTensor with placements of its own."""
         owners = [p for p in self._parameters if p.grad is not None]
         shares = [self._share(p.grad if is_dtensor(p.grad) else p) for p in owners]
         return by_share(self._gradients(), shares)
 
     @torch.no_grad()
     def _read(self, micro: Tensor) -> StepReading:
-        """Norms and losses of the step over all ranks: one all-gather where there are several, one transfer."""
-        before = own_norms(self._gradient_shares())
+        """Norms and losses of the step over all ranks: one all-gather if there are several, and one transfer."""
+        before = local_norms(self._gradient_shares())
         device = before.device
-        theta = own_l2(self._parameter_shares()).to(device)
+        theta = local_l2(self._parameter_shares()).to(device)
         totals = micro.to(device)
         passes = totals.new_full((), len(totals))
         counts = torch.stack([totals[:, 0].isnan().sum().double(), totals[:, 0].isinf().sum().double(), passes])
-        own = torch.cat([before, theta.reshape(1), totals.sum(dim=0), counts])
-        everyone = gathered(own, self._group)
+        local = torch.cat([before, theta.reshape(1), totals.sum(dim=0), counts])
+        everyone = gathered(local, self._group)
         norm, inf = norms_over_ranks(everyone[:, :2])
         param_norm = whole_l2(everyone[:, 2])
         losses, counted = everyone[:, 3:6].mean(dim=0), everyone[:, 6:]
@@ -226,8 +226,8 @@ class Recorder:
 
     @torch.no_grad()
     def _read_again(self) -> tuple[float, float]:
-        """The norms after a clipping that was not `clip_`, from the gradients that the optimizer was given."""
-        everyone = gathered(own_norms(self._gradient_shares()), self._group)
+        """The norms after clipping by something other than `clip_`, from the gradients the optimizer received."""
+        everyone = gathered(local_norms(self._gradient_shares()), self._group)
         l2, inf = torch.stack(norms_over_ranks(everyone)).tolist()
         return l2, inf
 
@@ -235,8 +235,8 @@ class Recorder:
         if self._adam_every is None or index % self._adam_every or self._optimizer is None:
             return None
         if not len(self._optimizer.state):
-            return None  # every update so far was left out
-        reading = read_adam(self._optimizer, self._group, self._share).stacked()
+            return None  # every update so far was skipped
+        reading = read_adam(self._optimizer, self._group, self._share)
         with torch.no_grad():
             theta = l2_over_ranks(self._parameter_shares(), self._group).to(reading.device)
         return AdamSample(*torch.cat([reading, theta.reshape(1)]).tolist())

@@ -1,18 +1,18 @@
-"""Values that an option of a configuration may take, as they stand in files and on the command line."""
+"""Values that an option of a configuration may take, as written in files and on the command line."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 SMOLLM2 = "smollm2"
-"""The model that every command takes unless told otherwise."""
+"""The default model of every command."""
 
 BosPolicy = Literal["auto", "yes", "no"]
 """A BOS in front of every block: where the tokenizer itself would put one, always, or never."""
 DtypeName = Literal["fp32", "fp64", "bf16"]
 """Precision of a model's weights and activations."""
 CorpusName = Literal["pydoc", "wikitext-103", "fineweb-edu"]
-"""Corpora that are known by name; `zloss.text.corpus` opens them."""
+"""Corpora that are known by name; `zloss.text` opens them."""
 SvdMethod = Literal["exact", "randomized"]
 """How the spectrum of a head is computed: from its Gram matrix, or by the paper's randomized SVD."""
 Precision = Literal["fp32", "bf16"]

@@ -15,7 +15,6 @@ from zloss.results.quality import Quality
 from zloss.results.record import from_plain, to_plain, written_with
 from zloss.results.router_variants import RouterVariants
 from zloss.results.schema import without_schema
-from zloss.results.unversioned_comparison import is_unversioned, lift_unversioned
 
 FEW_STEPS = 100
 """With fewer steps the p99 over steps is close to the maximum, so only the maximum is shown."""
@@ -224,6 +223,4 @@ class Comparison:
     @classmethod
     def from_dict(cls, data: Any) -> Comparison:
         """The comparison of a parsed comparison.json."""
-        if is_unversioned(data):
-            data = lift_unversioned(data, cls.SCHEMA)
         return from_plain(cls, without_schema(data, cls.SCHEMA))

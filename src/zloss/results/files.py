@@ -19,7 +19,6 @@ from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale
 from zloss.results.router_scale import RouterScaleTable
 from zloss.results.schema import ResultRecord
-from zloss.results.unversioned_comparison import is_unversioned
 from zloss.results.writing import write_json
 
 Kind = Literal[
@@ -137,8 +136,6 @@ def _load(path: Path) -> list[Result]:
 def _result(file: Path) -> Result | None:
     """The result in `file`; None for other JSON. A known kind in another version is an error."""
     data = _read(file)
-    if is_unversioned(data):
-        return Result(file, _record(file, Comparison, data))
     schema = data.get("schema") if isinstance(data, dict) else None
     for known, record_type in RECORDS.items():
         if schema == known:

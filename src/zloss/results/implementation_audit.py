@@ -110,7 +110,7 @@ class UpdateErrors:
 
 
 @dataclass(frozen=True)
-class Fp16Room:
+class Fp16Headroom:
     """How far a static fp16 loss scale can go with the full-model gradient of one method; a batch is one block."""
 
     method: str
@@ -153,7 +153,7 @@ class ImplementationAudit:
     """One line per implementation and dtype."""
     updates: tuple[UpdateErrors, ...]
     """One line per storage dtype, logit factor, part and scope."""
-    overflow: tuple[Fp16Room, ...]
+    overflow: tuple[Fp16Headroom, ...]
     """One line per method."""
     provenance: AuditProvenance
     """What made the numbers."""

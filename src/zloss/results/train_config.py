@@ -8,9 +8,10 @@ from typing import Annotated
 
 from zloss.errors import InputError
 from zloss.results.checks import check_choices, check_counts, check_numbers, check_optional_counts
-from zloss.results.choices import SMOLLM2, BosPolicy, CorpusName, Decay, HeadKind, Precision
+from zloss.results.choices import SMOLLM2, BosPolicy, Decay, HeadKind, Precision
 from zloss.results.moe_config import MoeRun
 from zloss.results.option import NotAnOption, Option
+from zloss.results.text_options import BlockCount, TextFiles, TextOptions, ValidTextFiles
 
 FREE = ("method", "coef", "target", "gain_beta")
 """Fields in which the runs of a matched pair may differ; every other field defines the experiment."""
@@ -27,7 +28,7 @@ def run_name(method: str, coef: float, seed: int, router: str | None = None) -> 
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(TextOptions):
     """One run. The defaults are the paper's recipe (Adam's β, decay, clipping), at a scale that fits two cores."""
 
     model: Annotated[str, Option(positional=True, metavar="MODEL")] = SMOLLM2
@@ -54,26 +55,18 @@ class TrainConfig:
     seed: Annotated[int, NotAnOption] = 1
     """Seed of the order of the data, of dropout, and of the weights of a model from scratch."""
 
-    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    texts: TextFiles = ()
     """Text to train on: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
-    corpus: CorpusName | None = None
-    """A named corpus instead of `texts`; pydoc is embedded, the others are fetched."""
-    text_field: str = "text"
-    """Field or column that holds the text in .jsonl and .parquet files."""
-    blocks: Annotated[int | None, Option(metavar="INT", zero_is_none=True)] = None
+    blocks: BlockCount = None
     """Training blocks; 0 takes all the text gives, less the validation blocks where both come from one text."""
     offset: int = 0
     """Blocks to skip at the start of the training text."""
-    valid_texts: Annotated[tuple[str, ...], Option(flag="valid-text", metavar="FILE", repeated=True)] = ()
+    valid_texts: ValidTextFiles = ()
     """Text to validate on; repeat to append. Default: blocks of the training text that are not trained on."""
     valid_blocks: int = 64
     """Validation blocks."""
     valid_offset: int | None = None
     """First validation block. Default: right behind the training blocks, or the start of `valid_texts`."""
-    block_size: int | None = None
-    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
-    bos: BosPolicy = "auto"
-    """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
 
     steps: int = 200
     """Optimizer steps."""

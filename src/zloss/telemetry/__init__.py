@@ -1,1 +1,1 @@
-"""Numbers of a run while it runs: windows over its last steps, alerts on changes. Used by loops, ours and others'."""
+"""Numbers of a running training loop: windows over its last steps, alerts on changes, names for trackers."""

@@ -1,40 +1,132 @@
 """Alerts while training: a change of a number against the run's own recent past, not a level.
 
-Per quantity, the median of the last W observations is compared with the median of the W observations that lie `lag`
-before them, by the rules of `zloss.telemetry.alert_rules`. While an alert is on, its reference stays where it was; the
-alert ends once the median has come back half of the way. So one change is reported once, and a slow development of a
-healthy run moves the reference along.
+For each quantity the median of the last W observations is compared with the median of the W observations `lag` before
+them. While an alert is active, its reference stays fixed; the alert ends once the median has returned halfway. So a change
+is reported once, and the reference follows the slow drift of a healthy run. The first `warmup` observations are not used:
+a learning-rate warm-up changes everything.
 
-The first `warmup` observations are not used: a learning-rate warm-up changes everything.
+| kind   | a change is                                                                  | for                         |
+|--------|------------------------------------------------------------------------------|-----------------------------|
+| ratio  | the recent median is `ratio` times the reference                             | tails, gains, norms, ‖v‖∞   |
+| fall   | the reference is `ratio` times the recent median                             | the fp16 margin             |
+| factor | the recent median of a logarithm differs by log `ratio`, in either direction | the log-normalizer          |
+| events | the share of recent steps with an event is larger by `ratio`                 | Φ_τ                         |
+
+In all kinds but the last the difference must also exceed `deviations` of the reference's median absolute deviations; in
+the last, three binomial standard deviations of the reference's share.
+
+A level of the decision map that a run exceeds is a state, not an alert, and is reported once: some pretrained models
+exceed two levels before their first step.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
-from zloss.errors import InputError
-from zloss.telemetry.alert_rules import GRADIENT_NORM, LOG_Z, RULES, Alert, AlertRule, as_dict
+from zloss.decide.thresholds import Thresholds
+from zloss.errors import InputError, TrainingAlertError
+from zloss.optimizer.endpoints import THRESHOLDS
+from zloss.ranks.process_group import first_rank
 
-__all__ = ["RULES", "Alert", "AlertMonitor", "AlertRule", "as_dict"]
+Kind = Literal["ratio", "fall", "factor", "events"]
+
+
+@dataclass(frozen=True)
+class AlertRule:
+    """What counts as a change of one quantity."""
+
+    quantity: str
+    """Name of a scalar."""
+    meaning: str
+    """What it is, in words."""
+    ratio: float
+    """See the table above."""
+    deviations: float = 3.0
+    """How many (normalized) median absolute deviations of the reference the difference must exceed."""
+    kind: Kind = "ratio"
+    threshold: float = 0.0
+    """events: the gradient norm above which a step is an event."""
+
+
+LOG_Z = "log_z_mean"
+SHIFT = AlertRule(LOG_Z, "the common shift of the logits (mean log Z)", 1.5, 4.0, kind="factor")
+RULES = (
+    SHIFT,
+    AlertRule("mu_abs_p99", "the tail of the common shift |μ|", 2.0),
+    AlertRule("p_z_999_raw", "the tail of |log Z − log V| (raw)", 3.0),
+    AlertRule("p_z_999_centered", "the tail of |log Z̃ − log V| (centered)", 2.0),
+    AlertRule("gain_mean", "the gain (raw)", 1.25),
+    AlertRule("gain_p99", "the tail of the gain (raw)", 2.5),
+    AlertRule("gain_centered_p99", "the tail of the gain (centered)", 2.0),
+    AlertRule("grad_norm_preclip", "the gradient norm before clipping", 2.5),
+    AlertRule("adam_v_max", "the largest second moment of Adam", 10.0),
+    AlertRule("fp16_margin", "the largest static loss scale without an fp16 overflow", 4.0, kind="fall"),
+    *(
+        AlertRule(f"phi_{tau:g}", f"the share of steps with a gradient norm above {tau:g}", 0.2, 0.0, "events", tau)
+        for tau in THRESHOLDS
+    ),
+)
+"""Each ratio exceeds the largest one seen in clean runs (`benchmarks/alert_rates.py`). Means over tokens are the steadiest
+numbers of a healthy run: mean log Z and the mean raw gain are the first to move when a common shift grows."""
+GRADIENT_NORM = "grad_norm_preclip"
+"""The scalar whose events are counted."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A change that began at a step."""
+
+    quantity: str
+    meaning: str
+    step: int
+    """The step that reported it."""
+    began: int
+    """The first step beyond two deviations of the reference after the running median was last within them."""
+    value: float
+    """Median of the last observations; events: their share."""
+    reference: float
+    """The same of the reference."""
+    ce_invisible: bool
+    """Whether cross-entropy stayed within three of its deviations meanwhile."""
+    kind: Kind = "ratio"
+
+    def __str__(self) -> str:
+        if self.quantity == "nonfinite":
+            return f"step {self.step}: {self.meaning}."
+        hidden = " Cross-entropy stayed within its own noise: it cannot see this." if self.ce_invisible else ""
+        return f"step {self.step}: {self.meaning} ({self.quantity}) {self._change()}, since step {self.began}.{hidden}"
+
+    def _change(self) -> str:
+        value, reference = f"{self.value:.4g}", f"{self.reference:.4g}"
+        if self.kind == "factor":
+            side = "above" if self.value > self.reference else "below"
+            return f"is {value}, {abs(self.value - self.reference):.3g} nats {side} its reference {reference}"
+        if self.kind == "events":
+            return f"is {value}, and was {reference}"
+        times = self.value / self.reference if self.reference else float("inf")
+        return f"is {value}, {times:.3g} times its reference {reference}"
+
 
 NORMAL = 1.4826
 """Standard deviation of a normal distribution in its median absolute deviations."""
 RUNNING = 9
-"""Observations of the running median that dates a change."""
+"""Observations in the running median that dates a change."""
 VIOLATION = "p_z_mean_raw"
 Rows = Sequence[Mapping[str, float]]
 """Observations, each by name."""
 
 
 class AlertMonitor:
-    """Observations in, changes out. Its whole state is plain numbers: `state_dict` goes into a checkpoint.
+    """Reports changes in a sequence of observations. Its state is plain numbers: `state_dict` goes into a checkpoint.
 
-    `window`: W observations; `lag`: how far before them the reference lies; `warmup`: observations left out first.
-    `pulled`: the objective pulls log Z to a target; then a change of mean log Z is one only where the mean distance to
+    `window`: W observations; `lag`: how far before them the reference lies; `warmup`: observations skipped at the start.
+    `pulled`: the objective pulls log Z to a target; then a change of mean log Z is reported only if the mean distance to
     log V has grown.
     """
 
@@ -56,15 +148,15 @@ class AlertMonitor:
         self._names = {rule.quantity for rule in rules} | {"ce", VIOLATION, GRADIENT_NORM}
         self._history: deque[dict[str, float]] = deque(maxlen=window + lag)
         self._active: dict[str, float] = {}
-        """Quantity → the reference that its alert is held against."""
+        """Quantity → the reference of its active alert."""
 
     @property
     def active(self) -> tuple[str, ...]:
-        """Quantities whose alert is on."""
+        """Quantities with an active alert."""
         return tuple(self._active)
 
     def observe(self, step: int, scalars: Mapping[str, float]) -> list[Alert]:
-        """One step's numbers; returns the alerts that begin with it."""
+        """Add the numbers of one step; returns the alerts that begin with it."""
         found = self._nonfinite(step, scalars)
         self.seen += 1
         if self.seen <= self.warmup:
@@ -75,8 +167,8 @@ class AlertMonitor:
             return found
         rows = list(self._history)
         reference, recent = rows[: self.window], rows[self.lag :]
-        judged = (self._judge(step, rule, reference, recent) for rule in self.rules)
-        return found + [alert for alert in judged if alert is not None]
+        alerts = (self._evaluate(step, rule, reference, recent) for rule in self.rules)
+        return found + [alert for alert in alerts if alert is not None]
 
     def _nonfinite(self, step: int, scalars: Mapping[str, float]) -> list[Alert]:
         wrong = sorted(name for name, value in scalars.items() if not math.isfinite(value))
@@ -88,24 +180,24 @@ class AlertMonitor:
         self._active["nonfinite"] = 0.0
         return [Alert("nonfinite", f"not finite: {', '.join(wrong)}", step, step, math.nan, 0.0, False)]
 
-    def _judge(self, step: int, rule: AlertRule, before: Rows, after: Rows) -> Alert | None:
-        reference, recent = rule_values(rule, before), rule_values(rule, after)
+    def _evaluate(self, step: int, rule: AlertRule, before: Rows, after: Rows) -> Alert | None:
+        reference, recent = _rule_values(rule, before), _rule_values(rule, after)
         if not recent or not reference:
             return None
-        now, base = middle_of(rule, recent), middle_of(rule, reference)
+        now, base = _typical(rule, recent), _typical(rule, reference)
         if rule.quantity in self._active:
-            if has_come_back(rule, now, self._active[rule.quantity]):
+            if _has_recovered(rule, now, self._active[rule.quantity]):
                 del self._active[rule.quantity]
             return None
-        if not is_large(rule, now, base, len(recent)):
+        if not _is_large(rule, now, base, len(recent)):
             return None
-        spread = deviation(reference)
+        spread = _deviation(reference)
         if abs(now - base) <= rule.deviations * spread:
             return None
         if (
             rule.quantity == LOG_Z
             and self.pulled
-            and not has_grown(column(VIOLATION, before), column(VIOLATION, after))
+            and not _has_grown(_column(VIOLATION, before), _column(VIOLATION, after))
         ):
             return None
         self._active[rule.quantity] = base
@@ -114,53 +206,53 @@ class AlertMonitor:
         else:
             rows = [row for row in self._history if rule.quantity in row]
             steps = [int(row["step"]) for row in rows]
-            began = change_began(steps, column(rule.quantity, rows), base, 2 * spread, rising=now > base)
-        still = is_still(column("ce", before), column("ce", after))
-        return Alert(rule.quantity, rule.meaning, step, began, now, base, still, rule.kind)
+            began = _change_began(steps, _column(rule.quantity, rows), base, 2 * spread, rising=now > base)
+        unchanged = _stayed_within_noise(_column("ce", before), _column("ce", after))
+        return Alert(rule.quantity, rule.meaning, step, began, now, base, unchanged, rule.kind)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, as JSON values."""
+        """The state that a resumed run needs, as JSON values."""
         return {"seen": self.seen, "history": list(self._history), "active": dict(self._active)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
+        """Restore the state of `state_dict`."""
         self.seen = int(state["seen"])
         self._history.clear()
         self._history.extend(dict(row) for row in state["history"])
         self._active = dict(state["active"])
 
 
-def column(name: str, rows: Rows) -> list[float]:
-    """One number of all observations that have it."""
+def _column(name: str, rows: Rows) -> list[float]:
+    """One scalar of all observations that have it."""
     return [row[name] for row in rows if name in row]
 
 
-def rule_values(rule: AlertRule, rows: Rows) -> list[float]:
-    """What a rule takes the median of; events: 1 for a step that is one, 0 for another."""
+def _rule_values(rule: AlertRule, rows: Rows) -> list[float]:
+    """The values of a rule's quantity; events: 1 for a step that is an event, 0 for any other."""
     if rule.kind == "events":
-        return [float(value > rule.threshold) for value in column(GRADIENT_NORM, rows)]
-    return column(rule.quantity, rows)
+        return [float(value > rule.threshold) for value in _column(GRADIENT_NORM, rows)]
+    return _column(rule.quantity, rows)
 
 
-def middle_of(rule: AlertRule, values: Sequence[float]) -> float:
+def _typical(rule: AlertRule, values: Sequence[float]) -> float:
     """The median; events: the share."""
     return fmean(values) if rule.kind == "events" else median(values)
 
 
-def has_grown(reference: Sequence[float], recent: Sequence[float]) -> bool:
-    """Whether the median has; True where it is not known."""
+def _has_grown(reference: Sequence[float], recent: Sequence[float]) -> bool:
+    """Whether the median has grown; True if it is unknown."""
     return not recent or not reference or median(recent) > median(reference)
 
 
-def is_still(reference: Sequence[float], recent: Sequence[float]) -> bool:
-    """Whether the median stayed within three deviations of the reference; False where it is not known."""
+def _stayed_within_noise(reference: Sequence[float], recent: Sequence[float]) -> bool:
+    """Whether the median stayed within three deviations of the reference; False if it is unknown."""
     if not recent or not reference:
         return False
-    return abs(median(recent) - median(reference)) <= 3 * deviation(reference)
+    return abs(median(recent) - median(reference)) <= 3 * _deviation(reference)
 
 
-def is_large(rule: AlertRule, now: float, base: float, count: int) -> bool:
-    """Whether `now` differs from the reference by the rule's ratio; events: by its share, and by their noise."""
+def _is_large(rule: AlertRule, now: float, base: float, count: int) -> bool:
+    """Whether `now` differs from the reference by the rule's ratio; events: by that share and by more than their noise."""
     if rule.kind == "events":
         return now - base > max(rule.ratio, 3 * math.sqrt(base * (1 - base) / count))
     if rule.kind == "factor":
@@ -168,8 +260,8 @@ def is_large(rule: AlertRule, now: float, base: float, count: int) -> bool:
     return now * rule.ratio < base if rule.kind == "fall" else now > rule.ratio * base
 
 
-def has_come_back(rule: AlertRule, now: float, base: float) -> bool:
-    """Whether less than half of what made a change is left."""
+def _has_recovered(rule: AlertRule, now: float, base: float) -> bool:
+    """Whether less than half of the change is left."""
     if rule.kind == "events":
         return now - base < rule.ratio / 2
     if rule.kind == "factor":
@@ -178,10 +270,10 @@ def has_come_back(rule: AlertRule, now: float, base: float) -> bool:
     return now * half > base if rule.kind == "fall" else now < base * half
 
 
-def change_began(steps: Sequence[int], values: Sequence[float], base: float, band: float, *, rising: bool) -> int:
+def _change_began(steps: Sequence[int], values: Sequence[float], base: float, band: float, *, rising: bool) -> int:
     """The first step beyond `band` of the reference after the running median was last within it.
 
-    The running median is over at most 9 observations, centered; it is the first step where it was never within.
+    The running median is centered, over at most 9 observations. If it was never within the band, all steps are searched.
     """
     beyond = [(value - base if rising else base - value) - band for value in values]
     reach = min(RUNNING, len(values)) // 2
@@ -193,7 +285,42 @@ def change_began(steps: Sequence[int], values: Sequence[float], base: float, ban
     return next((step for step, above in zip(steps[start:], beyond[start:], strict=True) if above > 0), steps[-1])
 
 
-def deviation(values: Sequence[float]) -> float:
+def _deviation(values: Sequence[float]) -> float:
     """The median absolute deviation, in units of a standard deviation."""
     middle = median(values)
     return NORMAL * median(abs(value - middle) for value in values)
+
+
+OnAlert = Literal["log", "raise"] | Callable[[Alert], None]
+"""What to do with an alert."""
+
+logger = logging.getLogger("zloss")
+
+
+def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
+    """The function that handles an alert."""
+    if callable(on_alert):
+        return on_alert
+    if on_alert == "log":
+        return _warn
+    if on_alert == "raise":
+        return _raise
+    raise InputError(f"`on_alert` is expected to be 'log', 'raise' or a function of an alert, but got {on_alert!r}.")
+
+
+def _warn(alert: Alert) -> None:
+    if first_rank():  # every process sees the same numbers
+        logger.warning("%s", alert)
+
+
+def _raise(alert: Alert) -> None:
+    raise TrainingAlertError(str(alert))
+
+
+def exceeded_levels(
+    scalars: Mapping[str, float], vocab: int, thresholds: Thresholds | None = None
+) -> dict[str, tuple[float, float]]:
+    """Name of a scalar → (value, threshold), for each one above its threshold."""
+    chosen = Thresholds() if thresholds is None else thresholds
+    limits = {"mu_abs_p99": chosen.shift_over_log_v * math.log(vocab), "gain_p99": chosen.gain_99}
+    return {name: (scalars[name], limit) for name, limit in limits.items() if scalars.get(name, 0.0) > limit}

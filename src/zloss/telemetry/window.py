@@ -1,54 +1,50 @@
-"""The last n steps of a run: what their tokens were, kept on the device until a number is asked for.
+"""The last n steps of a run: statistics of their tokens, kept on the device until a number is requested.
 
 A step that is not logged costs one copy of its statistics, [T] per quantity, and no transfer. Older steps are dropped,
-so memory is bounded by n·T numbers per quantity. Tails are exact: windows of the same steps in any split of tokens to
-micro-batches give the same numbers.
+so memory is bounded by n·T numbers per quantity. Tails are exact, however the tokens are split into micro-batches.
+
+Across processes one collective suffices: each rank sends its counts, its sums, and the K largest values of every tail. A
+quantile over all tokens is exact if no value that a rank did not send can lie above it; otherwise it is left out. K follows
+the number of tokens; ranks agree on it without another collective, because each knows all counts of the previous one.
+
+Axes: R ranks, P numbers that a rank sends, T tokens of this rank, K values that it sends of every tail.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from zloss.errors import InputError
-from zloss.ranks.process_group import world_size
-from zloss.source.summary import entry_name, joined, summarize_values, token_values
-from zloss.telemetry.across_ranks import RankJoin, TokenTotals
-from zloss.telemetry.micro_batch import MicroBatch
+from zloss.ranks.process_group import default_group, gathered, world_size
+from zloss.source.reduction import Reduction
+from zloss.source.statistics import TokenStats
+from zloss.source.summary import LEVELS, MEANS, entry_name, joined, sum_of_valid, summarize_values, token_values
 
 DEFAULT_WINDOW = 50
 """Optimizer steps whose tokens are kept, unless another number is requested."""
 DEPLOYED = {"p_z_999": ("p_z", "999"), "p_z_99": ("p_z", "99"), "a_p_99": ("gain", "99")}
 """Name of a scalar in the coordinate that the objective deploys → its quantity and level."""
-
-
-@dataclass(frozen=True)
-class WindowStep:
-    """The tokens of one optimizer step, and its gradient norm before clipping."""
-
-    values: dict[str, Tensor]
-    tokens: Tensor
-    cross_entropy: Tensor
-    auxiliary: Tensor
-    grad_norm: Tensor | None
-    clipped: bool | Tensor | None
-
-    def sums(self) -> Tensor:
-        """[tokens, Σ CE, Σ Z], fp64."""
-        return torch.stack([value.double() for value in (self.tokens, self.cross_entropy, self.auxiliary)])
+FIRST_KEPT = 2048
+"""K before the counts are known: enough for p99 of 100,000 evenly spread tokens per rank."""
+SHARE = 0.02
+"""K as a share of the tokens of the largest rank: twice what p99 needs if tokens are spread evenly."""
 
 
 class StepWindow:
     """Scalars of the last `steps` optimizer steps.
 
-    `coordinate`: "raw" or "centered", the one that the objective deploys: p_z_999, p_z_99 and a_p_99 without a suffix
-    are in it. `across_ranks`: the numbers are of the tokens of all processes of the default group, each counted once;
-    every process then has to ask for them at the same time. Nothing is exchanged at other times.
+    `coordinate`: "raw" or "centered", the one that the objective deploys, in which p_z_999, p_z_99 and a_p_99 without a
+    suffix are reported. `across_ranks`: the numbers cover the tokens of all processes of the default group, each counted
+    once; every process must then request them at the same time. Nothing is exchanged at other times.
 
-    `since_restart`: only steps after the last `restart()` count. `ce` and `z` then cover all of them, also where they are
+    `since_restart`: only steps after the last `restart()` count. `ce` and `z` then cover all of them, even if they are
     more than `steps`; every other number covers the last `steps` of them.
     """
 
@@ -58,9 +54,10 @@ class StepWindow:
         if steps < 1:
             raise InputError(f"`window` is expected to be a number of steps ≥ 1, but got {steps}.")
         self.coordinate = coordinate
-        self._steps: deque[WindowStep] = deque(maxlen=steps)
+        self._steps: deque[_Step] = deque(maxlen=steps)
         self._open: list[MicroBatch] = []
-        self._join = RankJoin() if across_ranks else None
+        self._across_ranks = across_ranks
+        self._kept = FIRST_KEPT
         self._since_restart = since_restart
         self._restarting = False
         self._dropped: Tensor | None = None
@@ -75,7 +72,7 @@ class StepWindow:
         return len(self._open)
 
     def add(self, part: MicroBatch) -> None:
-        """One micro-batch of the step that is running."""
+        """One micro-batch of the running step."""
         self._open.append(part)
 
     def restart(self) -> None:
@@ -92,19 +89,16 @@ class StepWindow:
             self._steps.clear()
             self._dropped, self._restarting = None, False
         if self._since_restart and len(self._steps) == self._steps.maxlen:
-            oldest = self._steps[0].sums()
+            oldest = self._steps[0].totals.loss_sums
             self._dropped = oldest if self._dropped is None else self._dropped + oldest
+        totals = []
+        for part in parts:
+            tokens = part.stats.valid.sum()
+            loss_sums = torch.stack([tokens.double(), part.cross_entropy.double(), part.auxiliary.double()])
+            totals.append(TokenTotals(token_values(part.stats), tokens, loss_sums))
         norm = None if grad_norm is None else torch.as_tensor(grad_norm).detach().float()
-        self._steps.append(
-            WindowStep(
-                values=joined([token_values(part.stats) for part in parts]),
-                tokens=torch.stack([part.stats.valid.sum() for part in parts]).sum(),
-                cross_entropy=torch.stack([part.cross_entropy.double() for part in parts]).sum(),
-                auxiliary=torch.stack([part.auxiliary.double() for part in parts]).sum(),
-                grad_norm=norm,
-                clipped=None if norm is None or max_norm is None else norm > max_norm,
-            )
-        )
+        clipped = None if norm is None or max_norm is None else norm > max_norm
+        self._steps.append(_Step(_total(totals), norm, clipped))
 
     def scalars(self) -> dict[str, float]:
         """Everything by name, over the tokens of all steps in the window; empty before the first step.
@@ -112,24 +106,53 @@ class StepWindow:
         ce, z: mean per valid token of the two parts of the loss. grad_norm_preclip: that of the last step;
         grad_norm_preclip_max, clip_rate: over the steps. The other names are those of `zloss.source.summary`.
         """
-        return self._whole(*self._of([(list(self._steps), self._dropped)])) if self._steps else {}
+        if not self._steps:
+            return {}
+        (whole,) = self._numbers([list(self._steps)], self._dropped)
+        return whole | {"window_steps": float(len(self._steps))}
 
     def last_step(self) -> dict[str, float]:
         """The same numbers of the last step alone."""
-        return self._of([([self._steps[-1]], None)])[0] if self._steps else {}
+        return self._numbers([[self._steps[-1]]])[0] if self._steps else {}
 
     def both(self) -> tuple[dict[str, float], dict[str, float]]:
         """(`scalars()`, `last_step()`); across ranks in one collective."""
         if not self._steps:
             return {}, {}
-        whole, last = self._of([(list(self._steps), self._dropped), ([self._steps[-1]], None)])
-        return self._whole(whole), last
+        whole, last = self._numbers([list(self._steps), [self._steps[-1]]], self._dropped)
+        return whole | {"window_steps": float(len(self._steps))}, last
 
-    def _whole(self, found: dict[str, float]) -> dict[str, float]:
-        return found | {"window_steps": float(len(self._steps))}
+    def _numbers(self, groups: list[list[_Step]], dropped: Tensor | None = None) -> list[dict[str, float]]:
+        """The numbers of each group of steps; `dropped` are the loss sums of earlier steps that the first one covers."""
+        totals = [_total([step.totals for step in steps]) for steps in groups]
+        if dropped is not None:
+            totals[0] = replace(totals[0], loss_sums=totals[0].loss_sums + dropped)
+        if self._across_ranks and world_size() > 1:
+            summaries = self._over_ranks(totals)
+        else:
+            summaries = [_of_this_rank(part) for part in totals]
+        return [
+            self._deployed(numbers | _step_numbers(steps)) if numbers["tokens"] else numbers
+            for numbers, steps in zip(summaries, groups, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _over_ranks(self, totals: Sequence[TokenTotals]) -> list[dict[str, float]]:
+        """The summary of each of `totals` over the tokens of all ranks; every rank passes the same number of totals."""
+        kept = self._kept
+        whole_RP = gathered(torch.cat([_pack(part, kept) for part in totals]), default_group()).cpu()
+        found, start, most = [], 0, 0.0
+        for part in totals:
+            names = list(part.values)
+            width = 4 + len(names) + len(_tail_names(names)) * kept
+            found.append(_summary(names, whole_RP[:, start : start + width], kept))
+            most = max(most, float(whole_RP[:, start].max()))
+            start += width
+        self._kept = max(FIRST_KEPT, 2 ** math.ceil(math.log2(SHARE * most + 64)))
+        return found
 
     def _deployed(self, found: dict[str, float]) -> dict[str, float]:
-        """With the entries of the deployed coordinate under their names without a suffix."""
+        """With the entries of the deployed coordinate also under their names without a suffix."""
         centered = self.coordinate == "centered"
         for name, (quantity, level) in DEPLOYED.items():
             suffix = "centered" if centered else "raw" if quantity == "p_z" else ""
@@ -138,42 +161,151 @@ class StepWindow:
                 found[name] = found[source]
         return found
 
-    def _of(self, groups: list[tuple[list[WindowStep], Tensor | None]]) -> list[dict[str, float]]:
-        """The numbers of each group: its steps, and the sums of the steps before them that `ce` and `z` cover too."""
-        totals = [_totals(steps, dropped) for steps, dropped in groups]
-        if self._join is not None and world_size() > 1:
-            found = self._join.join(totals)
-        else:
-            found = [_of_this_rank(part) for part in totals]
-        return [
-            self._deployed(numbers | _step_numbers(steps)) if numbers["tokens"] else numbers
-            for numbers, (steps, _) in zip(found, groups, strict=True)
-        ]
+
+@dataclass(frozen=True)
+class TokenTotals:
+    """Values of this rank's tokens [T] by quantity, NaN at ignored tokens, and sums over tokens; all on the device."""
+
+    values: dict[str, Tensor]
+    tokens: Tensor
+    loss_sums: Tensor
+    """[tokens, Σ CE, Σ Z], fp64; more tokens than `tokens` if the loss covers more steps than the values."""
 
 
-def _totals(steps: list[WindowStep], dropped: Tensor | None) -> TokenTotals:
-    kept = torch.stack([step.sums() for step in steps]).sum(0)
-    loss_tokens, cross_entropy, auxiliary = kept if dropped is None else kept + dropped
-    tokens = torch.stack([step.tokens for step in steps]).sum()
-    return TokenTotals(joined([step.values for step in steps]), tokens, cross_entropy, auxiliary, loss_tokens)
+@dataclass(frozen=True)
+class _Step:
+    """One optimizer step."""
+
+    totals: TokenTotals
+    grad_norm: Tensor | None
+    """‖g‖₂ before clipping."""
+    clipped: Tensor | None
+
+
+def _total(parts: Sequence[TokenTotals]) -> TokenTotals:
+    """The totals of all parts together."""
+    return TokenTotals(
+        joined([part.values for part in parts]),
+        torch.stack([part.tokens for part in parts]).sum(),
+        torch.stack([part.loss_sums for part in parts]).sum(0),
+    )
 
 
 def _of_this_rank(part: TokenTotals) -> dict[str, float]:
     found = summarize_values(part.values, part.tokens)
-    ce, z = (torch.stack([part.cross_entropy, part.auxiliary]) / part.loss_tokens).tolist()
+    ce, z = (part.loss_sums[1:] / part.loss_sums[0]).tolist()
     return found | {"ce": ce, "z": z} if found["tokens"] else found
 
 
-def _step_numbers(steps: list[WindowStep]) -> dict[str, float]:
+def _step_numbers(steps: list[_Step]) -> dict[str, float]:
     """Gradient norms and clipping, which are the same on every rank."""
     parts: dict[str, Tensor] = {}
     norms = [step.grad_norm for step in steps if step.grad_norm is not None]
     if norms:
         parts |= {"grad_norm_preclip": norms[-1], "grad_norm_preclip_max": torch.stack(norms).max()}
-    clipped = [torch.as_tensor(step.clipped) for step in steps if step.clipped is not None]
+    clipped = [step.clipped for step in steps if step.clipped is not None]
     if clipped:
         parts["clip_rate"] = torch.stack(clipped).double().mean()
     if not parts:
         return {}
     numbers = torch.stack([value.double() for value in parts.values()]).tolist()
     return dict(zip(parts, numbers, strict=True))
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Detached tensors on the device; the host has read none of them.
+
+    Scaling: the parts are sums over the valid tokens, so that micro-batches and steps add up whatever divisor the loop
+    uses.
+    """
+
+    stats: TokenStats
+    cross_entropy: Tensor
+    """Σ_t CE_t, label smoothing included; 0-d."""
+    auxiliary: Tensor
+    """Σ_t of the penalty, its coefficient included; 0-d."""
+
+
+class HasLossParts(Protocol):
+    """The attributes that are read from an output of `head_loss`, `logits_loss` or a loss that contains one."""
+
+    @property
+    def stats(self) -> TokenStats: ...
+
+    @property
+    def cross_entropy(self) -> Tensor: ...
+
+    @property
+    def auxiliary(self) -> Tensor: ...
+
+
+def micro_batch(
+    output: HasLossParts, reduction: Reduction = "mean", normalizer: float | Tensor | None = None
+) -> MicroBatch:
+    """The sums of a loss without token weights; pass the `reduction` and `normalizer` of the call of the loss."""
+    parts = output.cross_entropy.detach(), output.auxiliary.detach()
+    if reduction == "mean":
+        divisor = output.stats.valid.sum() if normalizer is None else normalizer
+        parts = parts[0] * divisor, parts[1] * divisor
+    return MicroBatch(output.stats, parts[0].sum(), parts[1].sum())
+
+
+def _pack(part: TokenTotals, kept: int) -> Tensor:
+    """[tokens, their loss sums, Σ of every quantity, the K largest values of every tail], fp64."""
+    tokens = part.tokens.double().reshape(1)
+    sums = [sum_of_valid(value_T.unsqueeze(0), part.tokens) for value_T in part.values.values()]
+    largest = [_largest(part.values[name].double(), part.tokens, kept) for name in _tail_names(list(part.values))]
+    return torch.cat([tokens, part.loss_sums.to(tokens.device), *sums, *largest])
+
+
+def _tail_names(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in MEANS]
+
+
+def _largest(value_T: Tensor, tokens: Tensor, kept: int) -> Tensor:
+    """The K largest values, padded with −inf; all NaN if a valid token is NaN."""
+    missing = value_T.isnan()
+    filled_T = torch.cat([value_T.masked_fill(missing, -math.inf), value_T.new_full((kept,), -math.inf)])
+    broken = missing.sum() > value_T.numel() - tokens
+    return filled_T.topk(kept).values.masked_fill(broken, math.nan)
+
+
+def _summary(names: list[str], whole_RP: Tensor, kept: int) -> dict[str, float]:
+    """The numbers of all tokens by name, from what every rank sent."""
+    tokens_R, *loss_sums = whole_RP[:, :4].T
+    tokens = float(tokens_R.sum())
+    if not tokens:
+        return {"tokens": 0.0}
+    found = {"tokens": tokens}
+    for place, name in enumerate(names):
+        found[name if name in MEANS else entry_name(name, "mean")] = float(whole_RP[:, 4 + place].sum()) / tokens
+    start = 4 + len(names)
+    for name in _tail_names(names):
+        values_RK = whole_RP[:, start : start + kept]
+        start += kept
+        # A rank with more than K tokens did not send values that are at most the smallest one it sent.
+        unsent = values_RK[:, -1][tokens_R > kept]
+        bound = float(unsent.max()) if len(unsent) else -math.inf
+        ordered = values_RK.flatten().sort(descending=True).values
+        for level, q in LEVELS.items():
+            value = _quantile_from_top(ordered, int(tokens), q, bound)
+            if value is not None:
+                found[entry_name(name, level)] = value
+    # The parts of the loss come last: `ce` with label smoothing is not the mean of −log p.
+    loss_tokens, ce, z = (float(sum_R.sum()) for sum_R in loss_sums)
+    return found | {"ce": ce / loss_tokens, "z": z / loss_tokens}
+
+
+def _quantile_from_top(ordered: Tensor, tokens: int, q: float, bound: float) -> float | None:
+    """Linear between order statistics, from values in descending order; None if an unsent value (≤ `bound`) may matter."""
+    rank = q * (tokens - 1)
+    low = math.floor(rank)
+    place = tokens - 1 - low
+    if place >= len(ordered):
+        return None
+    below = float(ordered[place])
+    if below < bound:
+        return None
+    above = float(ordered[max(place - 1, 0)])
+    return below if rank == low else below + (above - below) * (rank - low)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.errors import InputError, UnknownNameError
 from zloss.ranks.job import Job
 from zloss.results.moe_config import OFF

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from zloss.console.interrupt import held_interrupts
-from zloss.console.progress import Progress, Silent
+from zloss.console import Progress, Silent, held_interrupts
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
 from zloss.ranks.job import Job

@@ -13,7 +13,7 @@ from typing import Any
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.decide.decision_map import with_decisions
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from zloss.console.progress import Progress, Step
+from zloss.console import Progress, Step
 from zloss.errors import InputError
 from zloss.measure.bf16_products import make_bf16_safe
 from zloss.results.step_record import StepRecord

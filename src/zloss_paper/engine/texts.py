@@ -78,7 +78,7 @@ def _file(path: Path, stated: str) -> TextSource:
 
 
 def _pydoc() -> TextSource:
-    from zloss.text.corpus import pydoc_topics
+    from zloss.text import pydoc_topics
 
     return TextSource(
         name="pydoc",

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import find_head
 from zloss.source.listing import centered_logits_from_raw
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 
 
 @dataclass(frozen=True)

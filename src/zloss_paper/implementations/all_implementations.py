@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation
-from zloss.audit.implementation.linear_kernels import LinearLine, linear_line
-from zloss.audit.implementation.storage import Storage
+from zloss.audit.implementation.kernels import LinearLine, linear_line
+from zloss.audit.implementation.source import Storage
 from zloss.errors import ZlossError
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.profile import Overrides, Profile
@@ -128,10 +128,10 @@ def _linear(
 def _linear_line(model: AuditedModel, implementation: Implementation, found: LinearLine) -> Line:
     values = {
         "rel_forward_error": found.forward,
-        "delta_total": found.hidden_total,
-        "delta_z": found.hidden_z,
-        "kernel_delta_z": found.hidden_z,
-        "delta_weight": found.weight_total,
+        "delta_total": found.delta_total,
+        "delta_z": found.delta_z,
+        "kernel_delta_z": found.kernel_delta_z,
+        "delta_weight": found.delta_weight,
         "delta_src": None if found.delta_src is None else found.delta_src.mean,
     }
     return Line(_key(model, implementation, found.inputs), cells_of(values), {}, model.deviations)

@@ -19,7 +19,7 @@ import torch
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.implementation.implementations import find_implementation
 from zloss.audit.implementation.kernels import gradient_difference
-from zloss.audit.implementation.storage import ReferenceHead, Storage, storage_dtype
+from zloss.audit.implementation.source import ReferenceHead, Storage, storage_dtype
 from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import paper_target
 from zloss_paper.engine.checks import Tested, all_lines

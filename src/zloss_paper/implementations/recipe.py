@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from zloss.audit.implementation.storage import Storage
+from zloss.audit.implementation.source import Storage
 from zloss_paper.engine.audited_models import Target
 from zloss_paper.engine.claim import Claim
 from zloss_paper.engine.paper_table import paper_table

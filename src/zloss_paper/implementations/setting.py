@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zloss.audit.implementation.storage import Storage
+from zloss.audit.implementation.source import Storage
 from zloss_paper.engine.audited_models import AuditTableConfig, Target, audit_table
 from zloss_paper.engine.profile import Overrides, Profile
 

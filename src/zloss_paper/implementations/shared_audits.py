@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.implementation.evaluate import interpreted
-from zloss.audit.implementation.implementations import find_implementation
+from zloss.audit.implementation.implementations import find_implementation, interpreted
 from zloss.audit.implementation.kernels import KernelLine, kernel_line
-from zloss.audit.implementation.source import SourceLine, source_audit
-from zloss.audit.implementation.storage import ReferenceHead
+from zloss.audit.implementation.source import ReferenceHead, SourceLine, source_audit
 from zloss.audit.implementation.update import UpdateLine, update_audit
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head

@@ -13,9 +13,8 @@ and head are bf16 and our chunked backend projects them itself, against fp64 of 
 from __future__ import annotations
 
 from zloss.audit.implementation.implementations import find_implementation
-from zloss.audit.implementation.linear_kernels import linear_line
-from zloss.audit.implementation.source import SourceLine
-from zloss.audit.implementation.storage import Storage
+from zloss.audit.implementation.kernels import linear_line
+from zloss.audit.implementation.source import SourceLine, Storage
 from zloss.errors import CoordinateError
 from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, paper_target

@@ -12,10 +12,9 @@ kernel Δ_Z is against fp64 of the *stored* logits: what the kernel itself loses
 
 from __future__ import annotations
 
-from zloss.audit.implementation.evaluate import interpreted
-from zloss.audit.implementation.implementations import find_implementation
+from zloss.audit.implementation.implementations import find_implementation, interpreted
 from zloss.audit.implementation.kernels import KernelLine
-from zloss.audit.implementation.storage import Storage
+from zloss.audit.implementation.source import Storage
 from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.checks import Tested, all_lines, between, times_smaller

@@ -9,7 +9,7 @@ six backward passes, and six gradients of the model in memory.
 
 from __future__ import annotations
 
-from zloss.audit.implementation.storage import Storage
+from zloss.audit.implementation.source import Storage
 from zloss.audit.implementation.update import UpdateLine
 from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, paper_target

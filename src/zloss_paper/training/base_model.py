@@ -12,7 +12,7 @@ from pathlib import Path
 
 from zloss.errors import CorpusError
 from zloss.results.train_config import TrainConfig
-from zloss.text.corpus import pydoc_topics
+from zloss.text import pydoc_topics
 
 BYTES_PER_TOKEN = 5
 """More than the mean of a BPE of this size, so a text has at least as many blocks as are counted with it."""

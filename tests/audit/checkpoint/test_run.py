@@ -27,11 +27,11 @@ from tests.audit.checkpoint.straight import (
 from tests.tiny_models import VOCAB, WIDTH, save_model
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
-from zloss.console.progress import Silent
+from zloss.console import Silent
 from zloss.decide.decision_map import with_decisions
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
-from zloss.text.corpus import pydoc_topics
+from zloss.text import pydoc_topics
 
 SIZE, BLOCKS = 48, 21
 KINDS = ("gpt2", "neox", "phi", "cohere", "granite", "gemma2", "mixtral")
@@ -375,7 +375,7 @@ def test_a_saved_pass_of_another_model_is_refused(folders: dict[str, Path], text
 def test_an_interval_of_saves_that_is_no_number_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zloss.audit.checkpoint.resume import SavedPass
+    from zloss.audit.checkpoint.run import SavedPass
 
     monkeypatch.setenv("ZLOSS_SAVE_EVERY", "soon")
     with pytest.raises(InputError, match="ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is 'soon'"):

@@ -10,8 +10,7 @@ import torch
 from tests.tiny_models import save_model
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.output_head import OutputHead, find_head
-from zloss.text.blocks import Blocks, make_blocks
-from zloss.text.corpus import open_corpus
+from zloss.text import Blocks, make_blocks, open_corpus
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zloss.audit.implementation.evaluate import call, evaluate
-from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation
-from zloss.audit.implementation.kernels import apart, gradient_difference, kernel_line, truth_of
-from zloss.audit.implementation.linear_kernels import linear_inputs, linear_line
-from zloss.audit.implementation.storage import ReferenceHead
+from zloss.audit.implementation.implementations import (
+    IMPLEMENTATIONS,
+    Implementation,
+    call,
+    evaluate,
+    find_implementation,
+)
+from zloss.audit.implementation.kernels import (
+    gradient_difference,
+    kernel_line,
+    linear_inputs,
+    linear_line,
+    total_and_z,
+    truth_of,
+)
+from zloss.audit.implementation.source import ReferenceHead
 from zloss.errors import CoordinateError, InputError, UnknownNameError
 from zloss.models.output_head import OutputHead
 
@@ -94,9 +105,9 @@ def test_wrong_losses_are_seen() -> None:
 def test_z_is_isolated_even_where_it_is_far_below_the_ce_gradient() -> None:
     z = ReferenceHead.of(HEAD).logits(HIDDEN)
     truth = truth_of(z, LABEL, 1e-9, C)
-    total, apart_z = apart(find_implementation("chunked"), (z.float(),), LABEL, 1e-9, C, truth.violation)
-    assert apart_z is not None
-    relative = (apart_z.grads[0] - truth.z_CV).norm() / truth.z_CV.norm()
+    total, z_alone = total_and_z(find_implementation("chunked"), (z.float(),), LABEL, 1e-9, C, truth.violation)
+    assert z_alone is not None
+    relative = (z_alone.grads[0] - truth.z_CV).norm() / truth.z_CV.norm()
     assert float(relative) < 1e-6
     # The plain difference at λ itself would have drowned in the rounding of the CE part.
     off = evaluate(find_implementation("chunked"), (z.float(),), LABEL, [0.0], C)[0]
@@ -122,7 +133,7 @@ def test_our_projection_keeps_the_source_of_bf16_inputs(name: str) -> None:
     assert found.delta_src.maximum < 1e-5
     naive = linear(find_implementation("torch-projection"), "bf16")
     # The head gradient of both is rounded to bf16 at the end; the one that stores bf16 logits is worse before that.
-    assert found.hidden_z < 4e-3 < naive.hidden_z
+    assert found.delta_z < 4e-3 < naive.delta_z
     assert naive.delta_src is None
 
 
@@ -131,9 +142,9 @@ def test_fp32_projections_are_right(name: str) -> None:
     if not find_implementation(name).installed:
         pytest.skip("this torch has no linear cross-entropy")
     found = linear(find_implementation(name))
-    assert found.hidden_total < 1e-5
-    assert found.weight_total < 1e-5
-    assert (found.hidden_z is None) == (name == "torch-linear")
+    assert found.delta_total < 1e-5
+    assert found.delta_weight < 1e-5
+    assert (found.delta_z is None) == (name == "torch-linear")
 
 
 def test_a_bias_becomes_a_column_and_a_scale_goes_into_the_weight() -> None:
@@ -141,7 +152,7 @@ def test_a_bias_becomes_a_column_and_a_scale_goes_into_the_weight() -> None:
     head = dataclasses.replace(HEAD, bias_V=bias, logit_scale=0.5)
     hidden, weight = linear_inputs(head, HIDDEN, torch.float32, 4.0)
     torch.testing.assert_close(hidden @ weight.T, 4 * head.logits(HIDDEN), rtol=1e-5, atol=1e-5)
-    assert linear(find_implementation("chunked-linear"), head=head).hidden_z < 1e-5
+    assert linear(find_implementation("chunked-linear"), head=head).delta_z < 1e-5
 
 
 def test_a_capped_head_is_refused_by_projecting_losses() -> None:

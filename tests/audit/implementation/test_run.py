@@ -11,10 +11,9 @@ import torch
 
 from tests.audit.implementation.models import Case, tiny_case
 from zloss.audit.implementation import implementations
-from zloss.audit.implementation.applied_losses import chosen_implementations
 from zloss.audit.implementation.config import ImplementationAuditConfig
-from zloss.audit.implementation.run import run_implementation_audit
-from zloss.audit.implementation.storage import storage_dtype
+from zloss.audit.implementation.run import chosen_implementations, run_implementation_audit
+from zloss.audit.implementation.source import storage_dtype
 from zloss.errors import InputError, ZlossError
 from zloss.results.implementation_audit import ImplementationAudit
 
@@ -141,19 +140,26 @@ def test_a_capped_head_is_audited_as_far_as_it_goes(tmp_path: Path) -> None:
     assert by["standard"].kappa_min is not None
 
 
-@pytest.mark.parametrize("section", ["stored_logits", "applied_losses", "update_errors", "fp16_rooms"])
+@pytest.mark.parametrize(
+    ("section", "function"),
+    [
+        ("source", "source_audit"),
+        ("implementations", "kernel_line"),
+        ("updates", "update_audit"),
+        ("overflow", "overflow_audit"),
+    ],
+)
 def test_an_interrupt_keeps_the_sections_before_it(
-    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    section: str, function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*given: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"zloss.audit.implementation.run.{section}", interrupt)
+    monkeypatch.setattr(f"zloss.audit.implementation.run.{function}", interrupt)
     record, case = audit("gpt2", tmp_path, implementations=("dense",))
     assert record.status == "partial"
-    names = {"stored_logits": "source", "applied_losses": "implementations", "update_errors": "updates"}
     order = ["source", "implementations", "updates", "overflow"]
-    at = order.index(names.get(section, "overflow"))
+    at = order.index(section)
     assert all(getattr(record, name) for name in order[:at])
     assert all(getattr(record, name) == () for name in order[at:])
     assert set(record.reasons) == set(order[at:])

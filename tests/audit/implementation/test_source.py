@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import zloss
-from zloss.audit.implementation.source import source_audit, source_errors
-from zloss.audit.implementation.storage import ReferenceHead
+from zloss.audit.implementation.source import ReferenceHead, source_audit, source_errors
 from zloss.errors import UnknownNameError
 from zloss.models.output_head import OutputHead
 
@@ -98,7 +97,7 @@ def test_rows_of_an_audit_do_not_depend_on_the_chunks(monkeypatch: pytest.Monkey
     hidden = torch.randn(T, D, generator=torch.Generator().manual_seed(7))
     reference = ReferenceHead.of(head())
     whole = source_audit(reference, hidden, block_size=8, target=math.log(V))
-    monkeypatch.setattr("zloss.audit.implementation.storage.CHUNK_VALUES", 3 * V)
+    monkeypatch.setattr("zloss.audit.implementation.source.CHUNK_VALUES", 3 * V)
     split = source_audit(reference, hidden, block_size=8, target=math.log(V))
     assert len(whole) == 9
     for a, b in zip(whole, split, strict=True):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.audit.implementation.models import Case, tiny_case
-from zloss.audit.implementation.storage import storage_dtype
+from zloss.audit.implementation.source import storage_dtype
 from zloss.audit.implementation.update import UpdateLine, update_audit
 
 COEF = 1e-2

@@ -23,7 +23,7 @@ from zloss.audit.loss.on_model import source_on_model
 from zloss.audit.loss.probes import Space
 from zloss.audit.loss.settle import settle
 from zloss.cli.main import main
-from zloss.console.progress import Silent
+from zloss.console import Silent
 from zloss.decide.decision_map import decide
 from zloss.errors import InputError
 from zloss.results.loss_audit import LossAudit, TargetModelSource

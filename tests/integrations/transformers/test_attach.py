@@ -18,7 +18,7 @@ from tests.integrations.transformers.small_models import OBJECTIVE, small
 from tests.integrations.transformers.trainers import STEPS, EagerTrainer, make_trainer, padded, sequences, train
 from zloss.errors import InputError, UnsupportedModelError, ZlossError
 from zloss.integrations.transformers import RouterZLoss, attach
-from zloss.telemetry.logged_scalars import KNOWN, MAIN
+from zloss.telemetry.trackers import KNOWN, MAIN
 
 FAMILIES = (
     *("GPT2LMHeadModel", "LlamaForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"),

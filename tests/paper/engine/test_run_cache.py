@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zloss.console.progress import Silent
+from zloss.console import Silent
 from zloss.errors import InputError
 from zloss.results.moe_config import MoeRun
 from zloss.results.train_config import TrainConfig

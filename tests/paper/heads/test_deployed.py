@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from zloss.console.progress import Silent
+from zloss.console import Silent
 from zloss.models.checkpoint import Checkpoint
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 from zloss_paper.heads.deployed import deployed_perplexity
 
 VOCAB = 50_000

@@ -14,7 +14,7 @@ import torch
 from zloss.errors import InputError
 from zloss.report.tables.reproduction_markdown import reproduction_markdown
 from zloss.results.reproduction import NOT_JUDGED
-from zloss.text.corpus import pydoc_topics
+from zloss.text import pydoc_topics
 from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
 from zloss_paper.engine.paper_models import MODEL_IDS
 from zloss_paper.engine.paper_table import paper_table

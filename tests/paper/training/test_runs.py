@@ -17,7 +17,7 @@ import pytest
 
 from zloss.errors import InputError
 from zloss.results.train_config import TrainConfig
-from zloss.text.corpus import pydoc_topics
+from zloss.text import pydoc_topics
 from zloss.train.folder.step_log import read_steps
 from zloss_paper.engine.claim import OPEN
 from zloss_paper.engine.paper_methods import CE, STANDARD

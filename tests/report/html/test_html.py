@@ -58,12 +58,20 @@ def hostile_reproduction() -> ReproductionRecord:
 
 def test_text_from_outside_is_escaped_everywhere(report: AuditReport, loss_audit: LossAudit) -> None:
     mine = RouterConvention(HOSTILE, token_count="layer_tokens", layer_divisor="none", cited=HOSTILE)
-    verdict = {"method": HOSTILE, "accepted": False, "reason": HOSTILE}
+    verdict = {"method": HOSTILE, "coef": 0.0, "delta_ppl": None, "accepted": False, "reason": HOSTILE}
+    comparison = {
+        "schema": Comparison.SCHEMA,
+        "baseline": "ce",
+        "seeds": [],
+        "methods": [],
+        "quality": {"tolerance_ppl": None, "methods": [verdict]},
+        HOSTILE: HOSTILE,
+    }
     text = render_page(
         decide_results(
             audits=(hostile(report), hostile(report)),
             loss_audits=(replace(loss_audit, provenance={"loss": HOSTILE, HOSTILE: HOSTILE}),),
-            comparisons=(Comparison.from_dict({"quality": {"methods": [verdict]}, HOSTILE: HOSTILE}),),
+            comparisons=(Comparison.from_dict(comparison),),
             router_scales=(router_scale_table(1.0, mine, layers=2, top_k=1, tokens=8),),
             measured_routers=(MeasuredScale(1.0, 0.0, (1.0,), 1.0, 1.0, (1.0,), None, 0.0, name=HOSTILE),),
             reproductions=(hostile_reproduction(),),

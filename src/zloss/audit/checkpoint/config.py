@@ -1,4 +1,4 @@
-"""Everything that defines an audit, as one typed value."""
+"""The configuration of an audit, without torch."""
 
 from __future__ import annotations
 
@@ -8,30 +8,19 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from zloss.results.checks import check_choices, check_counts, check_numbers, check_optional_counts
-from zloss.results.choices import SMOLLM2, BosPolicy, CorpusName, DtypeName, SvdMethod
+from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName, SvdMethod
 from zloss.results.option import Option
+from zloss.results.text_options import TextOptions
 
 
 @dataclass(frozen=True)
-class AuditConfig:
+class AuditConfig(TextOptions):
     """A checkpoint, a text, and how to look at them."""
 
     model: Annotated[str, Option(positional=True, metavar="MODEL")] = SMOLLM2
     """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file."""
-    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
-    """Text to audit on: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
-    corpus: CorpusName | None = None
-    """A named corpus instead of `texts`; pydoc is embedded, the others are fetched."""
-    text_field: str = "text"
-    """Field or column that holds the text in .jsonl and .parquet files."""
-    blocks: Annotated[int | None, Option(metavar="INT", zero_is_none=True)] = 64
-    """Number of blocks; 0 takes all the text gives."""
-    block_size: int | None = None
-    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
     offset: int = 0
     """Blocks to skip at the start of the text."""
-    bos: BosPolicy = "auto"
-    """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
     valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
     """Rows of the head inside log Z, μ, w̄ and c: a number, or `tokenizer` for its length. Default: every row."""
     diag_coef: float = 1e-4

@@ -1,1 +1,1 @@
-"""What an implementation of CE+Z really injects: storage, kernels, updates and fp16 headroom, against fp64."""
+"""What an implementation of CE + Z actually injects: storage, kernels, updates and fp16 headroom, against fp64."""

@@ -1,4 +1,4 @@
-"""Everything that defines an implementation audit, as one typed value. No torch here."""
+"""The configuration of an implementation audit, without torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from zloss.errors import InputError
 from zloss.results.checks import check_choices, check_counts, check_numbers, check_optional_counts
-from zloss.results.choices import SMOLLM2, BosPolicy, CorpusName
+from zloss.results.choices import SMOLLM2, BosPolicy
 from zloss.results.option import Option
+from zloss.results.text_options import TextOptions
 
 StoragePrecision = Literal["bf16", "fp16", "both", "fp32"]
 """How the training stack stores logits; "both" audits the two 16-bit dtypes."""
@@ -18,23 +19,13 @@ NO_IMPLEMENTATION = "none"
 
 
 @dataclass(frozen=True)
-class ImplementationAuditConfig:
+class ImplementationAuditConfig(TextOptions):
     """A checkpoint, a text, and which precisions, implementations and methods to audit on them."""
 
     model: Annotated[str, Option(positional=True, metavar="MODEL")] = SMOLLM2
     """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file."""
-    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
-    """Text to audit on: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
-    corpus: CorpusName | None = None
-    """A named corpus instead of `texts`; pydoc is embedded, the others are fetched."""
-    text_field: str = "text"
-    """Field or column that holds the text in .jsonl and .parquet files."""
     blocks: int = 4
     """Blocks of the source audit."""
-    block_size: int | None = None
-    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
-    bos: BosPolicy = "auto"
-    """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
     precision: StoragePrecision = "both"
     """Dtype in which the training stack stores logits; `both` audits bf16 and fp16."""
     logit_scales: Annotated[tuple[float, ...], Option(comma_separated=True, metavar="X,X,...")] = (1.0,)

@@ -1,12 +1,17 @@
-"""Kernel audit: the total gradient and the Z source that an implementation of CE + Z really applies, against fp64.
+"""Kernel audit: the total gradient and the Z source that an implementation of CE + Z actually applies, against fp64.
 
-Two references, because two things go wrong apart from each other:
+There are two references, because storage and kernel err independently:
 
-- the logits before storage: what training meant (the paper's Δ_tot and Δ_Z);
-- the stored logits themselves, in fp64: what this kernel could have done at best with what it was given.
+- fp64 of the logits before storage: the gradient that training intends (the paper's Δ_tot and Δ_Z);
+- fp64 of the stored logits: the best result the kernel could return for its input.
 
-The Z source is seen through the gradients alone: it is linear in λ, so (g(Λ) − g(0))·λ/Λ is the source at λ, and a large
-Λ keeps the rounding of the CE part out of it. The same difference of two losses is the Z it adds to the scalar.
+The Z source is inferred from gradients alone: it is linear in λ, so (g(Λ) − g(0))·λ/Λ is the source at λ, and a large Λ
+keeps the rounding of the CE part out of it. The same difference of two losses is the Z that is added to the scalar.
+
+Losses that project hidden states themselves get rounded inputs, and the reference is fp64 of the *same* rounded numbers.
+The remaining error arises inside the implementation: logits stored in 16 bits, statistics, accumulators. Gradients have the
+dtype of the inputs, so 16-bit ones carry a final rounding of about 1e-3 (bf16) or 1e-4 (fp16). For our backends the logit
+source itself is read too.
 
 Axes: C tokens of a chunk, T tokens, V vocabulary, D width.
 """
@@ -15,79 +20,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from zloss.audit.implementation.evaluate import Evaluation, evaluate
-from zloss.audit.implementation.implementations import Implementation
-from zloss.audit.implementation.storage import ReferenceHead, Storage, storage_dtype, token_chunks
-from zloss.audit.implementation.tail import Tail, TailTally
+from zloss.audit.implementation.implementations import Evaluation, Implementation, evaluate
+from zloss.audit.implementation.source import ReferenceHead, Storage, Tail, TailTally, storage_dtype, token_chunks
+from zloss.errors import CoordinateError
+from zloss.measure.bf16_products import working_bf16_products
+from zloss.models.output_head import OutputHead
+from zloss.source.objectives.standard import StandardZLoss
+from zloss.transport.head_source import head_source
 
 TINY = torch.finfo(torch.float64).tiny
-LOUD = 256.0
-"""Largest 2Λ|log Z − c| / 2 of the loud gradient: far above the CE part, far below the fp16 maximum."""
+AMPLIFIED = 256.0
+"""Largest 2Λ|log Z − c| / 2 of the gradient at Λ: far above the CE part, far below the fp16 maximum."""
 
 
-@dataclass(frozen=True)
-class Truth:
-    """fp64 sources of C tokens, per token (sum-reduced)."""
-
-    total_CV: Tensor
-    """p − y + 2λ(log Z − c)p."""
-    z_CV: Tensor
-    """2λ(log Z − c)p."""
-    value: float
-    """Σ λ(log Z − c)²."""
-    violation: float
-    """Largest |log Z − c|."""
-
-
-def truth_of(logits_CV: Tensor, label_C: Tensor, coef: float, target: float) -> Truth:
-    """Both sources of logits, in fp64."""
-    z_CV = logits_CV.double()
-    log_z_C = torch.logsumexp(z_CV, dim=-1)
-    p_CV = torch.exp(z_CV - log_z_C.unsqueeze(1))
-    violation_C = log_z_C - target
-    source_CV = p_CV * (2 * coef * violation_C).unsqueeze(1)
-    total_CV = p_CV.add_(source_CV)
-    total_CV.scatter_add_(1, label_C.unsqueeze(1), total_CV.new_full((len(label_C), 1), -1.0))
-    return Truth(total_CV, source_CV, float(coef * violation_C.square().sum()), float(violation_C.abs().max()))
-
-
-@dataclass
-class VectorTally:
-    """Relative error and cosine of vectors, one per token, chunk by chunk."""
-
-    delta: TailTally = field(default_factory=TailTally)
-    cosine: TailTally = field(default_factory=TailTally)
-    error2: float = 0.0
-    want2: float = 0.0
-    got2: float = 0.0
-    dot: float = 0.0
-
-    @property
-    def whole(self) -> float:
-        """Relative error of all tokens' vectors as one: Frobenius norms."""
-        return math.sqrt(self.error2 / max(self.want2, TINY))
-
-    @property
-    def whole_cosine(self) -> float:
-        """Cosine of all tokens' vectors as one."""
-        return self.dot / max(math.sqrt(self.want2 * self.got2), TINY)
-
-    def update(self, got_CX: Tensor, want_CX: Tensor) -> None:
-        got_CX, want_CX = got_CX.double(), want_CX.double()
-        norm_C, norm_got_C = want_CX.norm(dim=-1), got_CX.norm(dim=-1)
-        error_C = (got_CX - want_CX).norm(dim=-1)
-        self.error2 += float(error_C.square().sum())
-        self.want2 += float(norm_C.square().sum())
-        self.got2 += float(norm_got_C.square().sum())
-        dot_C = (got_CX * want_CX).sum(dim=-1)
-        self.dot += float(dot_C.sum())
-        self.delta.update(error_C / norm_C.clamp_min(TINY))
-        self.cosine.update(dot_C / (norm_C * norm_got_C).clamp_min(TINY))
+def kernel_line(
+    implementation: Implementation,
+    head: ReferenceHead,
+    hidden_TD: Tensor,
+    label_T: Tensor,
+    *,
+    storage: Storage,
+    logit_scale: float,
+    coef: float,
+    target: float,
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> KernelLine:
+    """Audit an implementation with `takes == "logits"`; c is `fixed_target` where it has one."""
+    target = target if implementation.fixed_target is None else implementation.fixed_target
+    coef = coef if implementation.has_z else 0.0
+    before_storage, of_stored = _GradientTally(), _GradientTally()
+    value = value_got = 0.0
+    for chunk in token_chunks(hidden_TD.shape[0], head.vocab):
+        z_CV = head.logits(hidden_TD[chunk], logit_scale)
+        stored_CV, label_C = z_CV.to(storage_dtype(storage)), label_T[chunk]
+        truth = truth_of(z_CV, label_C, coef, target)
+        total, z = total_and_z(implementation, (stored_CV,), label_C, coef, target, truth.violation)
+        before_storage.update(total, z, truth)
+        of_stored.update(total, z, truth_of(stored_CV, label_C, coef, target))
+        if z is not None:
+            value, value_got = value + truth.value, value_got + z.value
+        advance(len(label_C))
+    has_z = implementation.has_z
+    return KernelLine(
+        implementation=implementation.name,
+        storage=storage,
+        logit_scale=logit_scale,
+        tokens=hidden_TD.shape[0],
+        coef=coef,
+        target=target,
+        forward=abs(value_got - value) / max(value, TINY) if has_z else None,
+        delta_total=before_storage.total.whole,
+        delta_z=before_storage.z.whole if has_z else None,
+        z_cosine=before_storage.z.cosine.tail().mean if has_z else None,
+        token_total=before_storage.total.delta.tail(),
+        token_z=before_storage.z.delta.tail() if has_z else None,
+        kernel_delta_total=of_stored.total.whole,
+        kernel_delta_z=of_stored.z.whole if has_z else None,
+        total_cosine=before_storage.total.whole_cosine,
+    )
 
 
 @dataclass(frozen=True)
@@ -112,71 +108,140 @@ class KernelLine:
     """Δ_tot token by token: confident tokens have almost no CE gradient, so its tail is long in any precision."""
     token_z: Tail | None
     kernel_delta_total: float
-    """Against the stored logits in fp64: the part that is the kernel's own."""
+    """Against fp64 of the stored logits: the kernel's share of the error."""
     kernel_delta_z: float | None
     total_cosine: float
     """Cosine of the whole [T, V] gradient with that of the logits before storage."""
 
+    @property
+    def delta_weight(self) -> None:
+        """A loss that takes logits has no gradient at the head."""
 
-def kernel_line(
+
+class _GradientTally:
+    """Errors of the total gradient and of its Z part, chunk by chunk."""
+
+    def __init__(self) -> None:
+        self.total, self.z = VectorTally(), VectorTally()
+
+    def update(self, total: Evaluation, z: Evaluation | None, truth: Truth) -> None:
+        self.total.update(total.grads[0], truth.total_CV)
+        if z is not None:
+            self.z.update(z.grads[0], truth.z_CV)
+
+
+def linear_line(
     implementation: Implementation,
-    head: ReferenceHead,
+    head: OutputHead,
     hidden_TD: Tensor,
     label_T: Tensor,
     *,
-    storage: Storage,
+    inputs: Storage,
     logit_scale: float,
     coef: float,
     target: float,
-    advance: Callable[[int], None] = lambda tokens: None,
-) -> KernelLine:
-    """Audit one implementation of `takes == "logits"`; c is its own where it knows only one."""
+    note: Callable[[str], None] = lambda sentence: None,
+) -> LinearLine:
+    """Audit an implementation with `takes == "linear"` on one batch; c is `fixed_target` where it has one."""
     target = target if implementation.fixed_target is None else implementation.fixed_target
     coef = coef if implementation.has_z else 0.0
-    meant, kernel = _Tallies(), _Tallies()
-    value = value_got = 0.0
-    for chunk in token_chunks(hidden_TD.shape[0], head.vocab):
-        z_CV = head.logits(hidden_TD[chunk], logit_scale)
-        stored_CV, label_C = z_CV.to(storage_dtype(storage)), label_T[chunk]
-        truth = truth_of(z_CV, label_C, coef, target)
-        total, z = apart(implementation, (stored_CV,), label_C, coef, target, truth.violation)
-        meant.update(total.grads[0], None if z is None else z.grads[0], truth)
-        kernel.update(total.grads[0], None if z is None else z.grads[0], truth_of(stored_CV, label_C, coef, target))
-        if z is not None:
-            value, value_got = value + truth.value, value_got + z.value
-        advance(len(label_C))
-    has_z = implementation.has_z
-    return KernelLine(
+    hidden, weight = linear_inputs(head, hidden_TD, storage_dtype(inputs), logit_scale)
+    truth = truth_of(hidden.double() @ weight.double().T, label_T, coef, target)
+    with working_bf16_products(note):
+        total, z = total_and_z(implementation, (hidden, weight), label_T, coef, target, truth.violation)
+    tallies = {"total": VectorTally(), "z": VectorTally()}
+    weight_error: dict[str, float] = {}
+    for name, outcome, source_TV in (("total", total, truth.total_CV), ("z", z, truth.z_CV)):
+        if outcome is not None:
+            tallies[name].update(outcome.grads[0], source_TV @ weight.double())
+            want_VD = source_TV.T @ hidden.double()
+            difference = (outcome.grads[1].double() - want_VD).norm()
+            weight_error[name] = float(difference / want_VD.norm().clamp_min(TINY))
+    source = _applied_source(implementation, hidden, weight, label_T, truth, coef, target)
+    return LinearLine(
         implementation=implementation.name,
-        storage=storage,
+        inputs=inputs,
         logit_scale=logit_scale,
-        tokens=hidden_TD.shape[0],
+        tokens=hidden.shape[0],
         coef=coef,
         target=target,
-        forward=abs(value_got - value) / max(value, TINY) if has_z else None,
-        delta_total=meant.total.whole,
-        delta_z=meant.z.whole if has_z else None,
-        z_cosine=meant.z.cosine.tail().mean if has_z else None,
-        token_total=meant.total.delta.tail(),
-        token_z=meant.z.delta.tail() if has_z else None,
-        kernel_delta_total=kernel.total.whole,
-        kernel_delta_z=kernel.z.whole if has_z else None,
-        total_cosine=meant.total.whole_cosine,
+        forward=None if z is None else abs(z.value - truth.value) / max(truth.value, TINY),
+        delta_total=tallies["total"].whole,
+        delta_z=None if z is None else tallies["z"].whole,
+        delta_weight=weight_error["total"],
+        delta_weight_z=weight_error.get("z"),
+        delta_src=None if source is None else source.delta.tail(),
+        source_cosine=None if source is None else source.cosine.tail().mean,
+        total_cosine=tallies["total"].whole_cosine,
+        z_cosine=None if z is None else tallies["z"].cosine.tail().mean,
     )
 
 
-@dataclass
-class _Tallies:
-    total: VectorTally = field(default_factory=VectorTally)
-    z: VectorTally = field(default_factory=VectorTally)
+@dataclass(frozen=True)
+class LinearLine:
+    """One implementation that projects hidden states, at one input dtype and logit multiplier."""
 
-    def update(self, total_CV: Tensor, z_CV: Tensor | None, truth: Truth) -> None:
-        self.total.update(total_CV, truth.total_CV)
-        if z_CV is not None:
-            self.z.update(z_CV, truth.z_CV)
+    implementation: str
+    inputs: str
+    logit_scale: float
+    tokens: int
+    coef: float
+    target: float
+    forward: float | None
+    """|Ẑ − Z|/Z of the sum over all tokens; None without a Z."""
+    delta_total: float
+    """Relative error of the gradient at all hidden states, Frobenius norms."""
+    delta_z: float | None
+    delta_weight: float
+    """Relative error of the gradient at the head, Frobenius norms."""
+    delta_weight_z: float | None
+    delta_src: Tail | None
+    """Per token, of the logit source that the backend applies; None for backends that are not ours."""
+    source_cosine: float | None = None
+    """Mean over tokens of the cosine of that source."""
+    total_cosine: float | None = None
+    """Cosine of the gradient at all hidden states."""
+    z_cosine: float | None = None
+    """Mean over tokens of the cosine of its Z part at the hidden states."""
+
+    @property
+    def kernel_delta_z(self) -> float | None:
+        """Δ_Z: the reference is fp64 of the rounded inputs in any case."""
+        return self.delta_z
 
 
-def apart(
+def linear_inputs(head: OutputHead, hidden_TD: Tensor, dtype: torch.dtype, logit_scale: float) -> tuple[Tensor, Tensor]:
+    """(hidden, weight) with the logits as their product: the weight includes scale and multiplier, a bias is one more column."""
+    if head.softcap is not None:
+        raise CoordinateError(
+            f"the head caps its logits at {head.softcap:g}, and losses that project themselves are audited without a cap: "
+            "audit those that take logits."
+        )
+    weight_VD = head.weight_VD.detach()
+    if head.bias_V is not None:
+        hidden_TD = torch.cat([hidden_TD, hidden_TD.new_ones((hidden_TD.shape[0], 1))], dim=1)
+        weight_VD = torch.cat([weight_VD, head.bias_V.detach().unsqueeze(1)], dim=1)
+    return hidden_TD.detach().to(dtype), (weight_VD * (head.logit_scale * logit_scale)).to(dtype)
+
+
+def _applied_source(
+    implementation: Implementation,
+    hidden: Tensor,
+    weight: Tensor,
+    label_T: Tensor,
+    truth: Truth,
+    coef: float,
+    target: float,
+) -> VectorTally | None:
+    if implementation.backend is None or implementation.kernel:
+        return None
+    options: dict[str, Any] = {"part": "z", "reduction": "sum", "backend": implementation.backend}
+    tally = VectorTally()
+    tally.update(head_source(hidden, weight, label_T, StandardZLoss(coef, target), **options), truth.z_CV)
+    return tally
+
+
+def total_and_z(
     implementation: Implementation,
     inputs: Sequence[Tensor],
     label_C: Tensor,
@@ -187,9 +252,9 @@ def apart(
     """(CE + Z at λ, Z alone at λ): gradients and values; None for an implementation without a Z."""
     if not implementation.has_z:
         return evaluate(implementation, inputs, label_C, [0.0], target)[0], None
-    loud = LOUD / max(violation, TINY)
-    total, off, on = evaluate(implementation, inputs, label_C, [coef, 0.0, loud], target)
-    share = coef / loud
+    amplified = AMPLIFIED / max(violation, TINY)
+    total, off, on = evaluate(implementation, inputs, label_C, [coef, 0.0, amplified], target)
+    share = coef / amplified
     grads = tuple((b.double() - a.double()) * share for a, b in zip(off.grads, on.grads, strict=True))
     return total, Evaluation((on.value - off.value) * share, grads)
 
@@ -204,6 +269,62 @@ def gradient_difference(
     target: float,
 ) -> float:
     """‖g_one − g_other‖_F / ‖g_other‖_F of the total logit gradients of two implementations on the same stored logits."""
-    (a,), (b,) = (evaluate(way, (stored_TV,), label_T, [coef], target) for way in (one, other))
+    (a,), (b,) = (evaluate(implementation, (stored_TV,), label_T, [coef], target) for implementation in (one, other))
     difference = (a.grads[0].double() - b.grads[0].double()).norm()
     return float(difference / b.grads[0].double().norm().clamp_min(TINY))
+
+
+def truth_of(logits_CV: Tensor, label_C: Tensor, coef: float, target: float) -> Truth:
+    """Both sources of these logits, in fp64."""
+    z_CV = logits_CV.double()
+    log_z_C = torch.logsumexp(z_CV, dim=-1)
+    p_CV = torch.exp(z_CV - log_z_C.unsqueeze(1))
+    violation_C = log_z_C - target
+    source_CV = p_CV * (2 * coef * violation_C).unsqueeze(1)
+    total_CV = p_CV.add_(source_CV)
+    total_CV.scatter_add_(1, label_C.unsqueeze(1), total_CV.new_full((len(label_C), 1), -1.0))
+    return Truth(total_CV, source_CV, float(coef * violation_C.square().sum()), float(violation_C.abs().max()))
+
+
+@dataclass(frozen=True)
+class Truth:
+    """fp64 sources of C tokens, per token (sum-reduced)."""
+
+    total_CV: Tensor
+    """p − y + 2λ(log Z − c)p."""
+    z_CV: Tensor
+    """2λ(log Z − c)p."""
+    value: float
+    """Σ λ(log Z − c)²."""
+    violation: float
+    """Largest |log Z − c|."""
+
+
+class VectorTally:
+    """Relative error and cosine of one vector per token, chunk by chunk."""
+
+    def __init__(self) -> None:
+        self.delta, self.cosine = TailTally(), TailTally()
+        self.error2 = self.want2 = self.got2 = self.dot = 0.0
+
+    @property
+    def whole(self) -> float:
+        """Relative error of the vectors of all tokens as one, Frobenius norms."""
+        return math.sqrt(self.error2 / max(self.want2, TINY))
+
+    @property
+    def whole_cosine(self) -> float:
+        """Cosine of the vectors of all tokens as one."""
+        return self.dot / max(math.sqrt(self.want2 * self.got2), TINY)
+
+    def update(self, got_CX: Tensor, want_CX: Tensor) -> None:
+        got_CX, want_CX = got_CX.double(), want_CX.double()
+        norm_C, norm_got_C = want_CX.norm(dim=-1), got_CX.norm(dim=-1)
+        error_C = (got_CX - want_CX).norm(dim=-1)
+        self.error2 += float(error_C.square().sum())
+        self.want2 += float(norm_C.square().sum())
+        self.got2 += float(norm_got_C.square().sum())
+        dot_C = (got_CX * want_CX).sum(dim=-1)
+        self.dot += float(dot_C.sum())
+        self.delta.update(error_C / norm_C.clamp_min(TINY))
+        self.cosine.update(dot_C / (norm_C * norm_got_C).clamp_min(TINY))

@@ -1,10 +1,10 @@
 """Overflow audit: how much static fp16 loss scale the full-model gradient of each method leaves (paper eq:overflow_proxy).
 
 One batch is one block. The model runs under bf16 autocast with its parameters as they are, the loss is mean-reduced, and
-the gradients are those an optimizer would be handed: before clipping, before any loss scale.
+the gradients are those an optimizer would receive: before clipping and before any loss scale.
 
-The head is part of what is audited. "paper": the head module forms the logits in the autocast dtype, and the loss is taken
-of them in fp32. "fused": `head_loss` forms fp32 logits from the same operands and stores none.
+The head is part of what is audited. "paper": the head module computes the logits in the autocast dtype, and the loss reads
+them in fp32. "fused": `head_loss` computes fp32 logits from the same operands and stores none.
 """
 
 from __future__ import annotations
@@ -24,25 +24,12 @@ from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead
-from zloss.optimizer.fp16_margin import STATIC_SCALES, Fp16Margin, fp16_margin
+from zloss.optimizer.endpoints import STATIC_SCALES, Fp16Margin, fp16_margin
 from zloss.results.choices import HeadKind
+from zloss.results.implementation_audit import Fp16Headroom
 from zloss.source.objective import Objective
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 from zloss.transport.head_loss import head_loss
-
-
-@dataclass(frozen=True)
-class OverflowLine:
-    """One method over all batches; every number None and a reason where it has no gradient (softcap and centering)."""
-
-    method: str
-    batches: int
-    grad_norm_mean: float | None
-    """Mean over batches of ‖g‖₂ over all parameters; batches whose gradient is not finite are left out."""
-    grad_inf_mean: float | None
-    """The same of ‖g‖_∞."""
-    margin: Fp16Margin | None
-    reason: str = ""
 
 
 def overflow_audit(
@@ -57,7 +44,7 @@ def overflow_audit(
     advance: Callable[[int], None] = lambda tokens: None,
     note: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[OverflowLine, ...]:
-    """A line per objective; the forward pass of a batch is shared by all of them. `kind` is how the head forms its logits."""
+    """One line per objective, all from the same forward pass of each batch; `kind`: how the head computes its logits."""
     device = head.weight_VD.device.type
     norms: dict[str, list[tuple[float, float]]] = {name: [] for name in objectives}
     reasons: dict[str, str] = {}
@@ -69,7 +56,7 @@ def overflow_audit(
             stack.enter_context(torch.autocast(device, dtype=autocast))
         stack.enter_context(torch.enable_grad())
         for block in range(blocks.count):
-            # The hidden states are caught by a hook that ends the forward pass, and "paper" calls the head afterwards.
+            # A hook captures the hidden states and ends the forward pass; "paper" calls the head afterwards.
             with hidden_states(checkpoint, head) as hidden_of:
                 hidden = blocks.counted(hidden_of(blocks.inputs(block, block + 1)))
             label = blocks.targets(block, block + 1)
@@ -83,6 +70,35 @@ def overflow_audit(
                     norms[name].append(gradient_norms(loss, parameters))
             advance(blocks.size)
     return tuple(_line(name, found, scales, reasons.get(name, "")) for name, found in norms.items())
+
+
+@dataclass(frozen=True)
+class OverflowLine:
+    """One method over all batches. Where it has no gradient (softcap and centering), every number is None with a reason."""
+
+    method: str
+    batches: int
+    grad_norm_mean: float | None
+    """Mean over batches of ‖g‖₂ over all parameters; batches whose gradient is not finite are left out."""
+    grad_inf_mean: float | None
+    """The same of ‖g‖_∞."""
+    margin: Fp16Margin | None
+    reason: str = ""
+
+    def result(self, coef: float) -> Fp16Headroom:
+        """The line as the result file holds it."""
+        margin = self.margin
+        return Fp16Headroom(
+            method=self.method,
+            coef=coef,
+            batches=self.batches,
+            grad_norm_mean=self.grad_norm_mean,
+            grad_inf_mean=self.grad_inf_mean,
+            kappa_min=None if margin is None else margin.kappa_min,
+            psi={} if margin is None else {f"psi_{scale}": share for scale, share in margin.psi.items()},
+            nonfinite=0 if margin is None else margin.nonfinite,
+            reason=self.reason,
+        )
 
 
 def _loss(head: OutputHead, hidden: Tensor, label: Tensor, objective: Objective, kind: HeadKind) -> Tensor:
@@ -101,7 +117,7 @@ def _loss(head: OutputHead, hidden: Tensor, label: Tensor, objective: Objective,
 
 
 def gradient_norms(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[float, float]:
-    """(‖g‖₂, ‖g‖_∞) over all parameters; NaN or Inf in any of them stays visible. The graph is kept."""
+    """(‖g‖₂, ‖g‖_∞) over all parameters, nonfinite if any entry is; the graph is kept."""
     square, largest = 0.0, 0.0
     grads: tuple[Tensor | None, ...] = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
     for grad in grads:

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.console.progress import Progress, Silent
+from zloss.console import Progress, Silent
 from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import DTYPES, Checkpoint, load_checkpoint
 from zloss.models.head_check import check_head
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
 from zloss.results.choices import DtypeName
-from zloss.text.blocks import Blocks
-from zloss.text.corpus import open_corpus
+from zloss.text import Blocks, open_corpus
 
 
 @dataclass(frozen=True)

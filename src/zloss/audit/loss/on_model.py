@@ -24,7 +24,7 @@ from zloss.audit.loss.model_tokens import ModelTokens
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.precision import UNIT
 from zloss.audit.loss.reference import Reference
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.errors import InputError
 from zloss.results.loss_audit import TargetModelSource
 from zloss.results.named_path import without_folders

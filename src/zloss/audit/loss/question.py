@@ -26,7 +26,7 @@ from zloss.audit.loss.probes import Space
 from zloss.audit.loss.reach import try_sizes
 from zloss.audit.loss.settle import settle
 from zloss.audit.loss.source_error import audited_probe, measure_source
-from zloss.console.progress import Progress, Silent
+from zloss.console import Progress, Silent
 from zloss.results.loss_audit import LossAudit, SourceError
 
 if TYPE_CHECKING:

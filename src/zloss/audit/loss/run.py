@@ -17,7 +17,7 @@ from zloss.source.number_kind import is_number
 
 if TYPE_CHECKING:
     from zloss.audit.loss.model_tokens import ModelTokens
-    from zloss.console.progress import Progress
+    from zloss.console import Progress
 
 LOG_V = ("log_v", "log V", "logV")
 """Words for c = log V in `expect`; the first is that of `target_rule`."""

@@ -16,10 +16,10 @@ from zloss.integrations.transformers.trainer_attachment import TrainerAttachment
 from zloss.integrations.transformers.trainer_checks import refuse_bypasses
 from zloss.integrations.transformers.trainer_settings import experiment_settings, training_data
 from zloss.source.objective import Objective
-from zloss.telemetry.alert_action import OnAlert, alert_action
-from zloss.telemetry.logged_scalars import Scalars, chosen_names
+from zloss.telemetry.alerts import OnAlert, alert_action
+from zloss.telemetry.trackers import Scalars, chosen_names
 from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 from zloss.train.record.record_run import record_run
 from zloss.train.record.recorded_config import RecordOptions
 from zloss.train.record.run_recorder import RunRecorder

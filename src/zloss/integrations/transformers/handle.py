@@ -16,7 +16,7 @@ from zloss.integrations.moe import RouterLossHandle
 from zloss.integrations.transformers.lazy_logits import LazyLogits, NoLogits
 from zloss.integrations.transformers.settings import Settings
 from zloss.integrations.transformers.training_call import TrainingCall
-from zloss.telemetry.micro_batch import MicroBatch, micro_batch
+from zloss.telemetry.window import MicroBatch, micro_batch
 from zloss.transport.head_loss import HeadLossOutput
 from zloss.transport.outside_compile import outside_compile
 

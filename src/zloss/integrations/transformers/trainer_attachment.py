@@ -14,11 +14,9 @@ from torch import Tensor
 from zloss.errors import MissingDependencyError, UnsupportedModelError
 from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS
 from zloss.integrations.transformers.handle import ZLossHandle
-from zloss.optimizer.fp16_margin import max_safe_scale
-from zloss.telemetry.alert_action import OnAlert, alert_action, logger
-from zloss.telemetry.alerts import Alert, AlertMonitor
-from zloss.telemetry.levels import exceeded_levels
-from zloss.telemetry.logged_scalars import for_trackers
+from zloss.optimizer.endpoints import max_safe_scale
+from zloss.telemetry.alerts import Alert, AlertMonitor, OnAlert, alert_action, exceeded_levels, logger
+from zloss.telemetry.trackers import for_trackers
 from zloss.telemetry.window import StepWindow
 from zloss.train.record.run_recorder import RunRecorder
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from zloss.results.checks import check_counts, check_optional_counts
 from zloss.results.choices import SMOLLM2, CorpusName
 from zloss.results.option import Option
+from zloss.results.text_options import TextFiles
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class CenterConfig:
 
     model: Annotated[str, Option(positional=True, metavar="MODEL")] = SMOLLM2
     """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file (written in fp32)."""
-    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    texts: TextFiles = ()
     """Text on which both are compared: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
     corpus: CorpusName | None = None
     """A named corpus instead of `texts`; pydoc is embedded, the others are fetched."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.console.progress import Progress, Silent
+from zloss.console import Progress, Silent
 from zloss.errors import CheckpointError, OutputError
 from zloss.measure.measurement import resolve_vocab
 from zloss.measure.model_blocks import model_blocks
@@ -32,7 +32,7 @@ from zloss.results.provenance import Provenance, shared_keys
 from zloss.results.record import to_plain
 from zloss.results.unfinished import remove_abandoned
 from zloss.results.writing import write_json
-from zloss.text.corpus import open_corpus
+from zloss.text import open_corpus
 
 PPL_AGREEMENT = 1e-6
 """Largest relative difference of PPL that is only rounding for fp32 weights; a 16-bit head is rounded once more."""

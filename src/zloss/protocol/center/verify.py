@@ -14,12 +14,12 @@ from torch import Tensor
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import find_head
 from zloss.results.centering import CenteringNumbers
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 
 CHUNK = 128
 """Tokens whose logits are held at once."""

@@ -8,15 +8,16 @@ from typing import Annotated
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.errors import InputError
 from zloss.results.checks import check_choices, check_counts, check_numbers, check_optional_counts
-from zloss.results.choices import BosPolicy, CorpusName, DtypeName
+from zloss.results.choices import BosPolicy, DtypeName
 from zloss.results.option import Option
+from zloss.results.text_options import BlockCount, TextFiles, TextOptions
 
 LEAST_BLOCKS, LEAST_TOKENS = 8, 1000
 """Below them neither the interval of CE nor a 95 % quantile with 50 tokens beyond it exists."""
 
 
 @dataclass(frozen=True)
-class DriftConfig:
+class DriftConfig(TextOptions):
     """Checkpoints of one run, a text, and how to look at them."""
 
     checkpoints: Annotated[tuple[str, ...], Option(positional=True, metavar="CHECKPOINT...")] = ()
@@ -24,21 +25,15 @@ class DriftConfig:
     id with `revisions`."""
     revisions: Annotated[tuple[str, ...], Option(metavar="A,B,...", comma_separated=True)] = ()
     """Revisions of the Hugging Face id, each with a step in its name, such as step1000,step2000."""
-    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    texts: TextFiles = ()
     """Text to measure on: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
-    corpus: CorpusName | None = None
-    """A named corpus instead of `texts`; pydoc is embedded, the others are fetched."""
-    text_field: str = "text"
-    """Field or column that holds the text in .jsonl and .parquet files."""
-    blocks: Annotated[int | None, Option(metavar="INT", zero_is_none=True)] = 64
+    blocks: BlockCount = 64
     """Number of blocks, at least 8; 0 takes all the text gives."""
     block_size: int | None = None
     """Predictions per block, in tokens; all blocks together need at least 1000. Default: 256, or fewer where the model has
     fewer positions."""
     offset: int = 0
     """Blocks to skip at the start of the text."""
-    bos: BosPolicy = "auto"
-    """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
     valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
     """Rows of the head inside log Z, μ, w̄ and c: a number, or `tokenizer` for its length. Default: every row."""
     diag_coef: float = 1e-4
@@ -72,13 +67,8 @@ class DriftConfig:
         """The audit of one checkpoint, under the name that results show."""
         return AuditConfig(
             model=name,
-            texts=self.texts,
-            corpus=self.corpus,
-            text_field=self.text_field,
-            blocks=self.blocks,
-            block_size=self.block_size,
+            **self.text_options(),
             offset=self.offset,
-            bos=self.bos,
             valid_vocab=self.valid_vocab,
             diag_coef=self.diag_coef,
             gradient_blocks=self.gradient_blocks,

@@ -9,7 +9,7 @@ from pathlib import Path
 from zloss import __version__
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.decide.decision_map import with_decisions
 from zloss.errors import InputError
 from zloss.measure.block_values import DRIFT_TAILS, BlockValues
@@ -23,8 +23,7 @@ from zloss.results.coordinate import Coordinate
 from zloss.results.drift import KEPT_FILE, DriftCheckpoint, DriftNumbers, KeptCheckpoint
 from zloss.results.files import read_record, write_record
 from zloss.results.validation_blocks import ValidationBlocks
-from zloss.text.blocks import Blocks
-from zloss.text.corpus import open_corpus
+from zloss.text import Blocks, open_corpus
 
 FOLDER = "checkpoints"
 AUDIT_FILE = "report.json"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from zloss.console.progress import Progress, Silent
+from zloss.console import Progress, Silent
 from zloss.decide.drift.judge import judge_drift
 from zloss.decide.drift.limits import DriftLimits
 from zloss.errors import InputError
@@ -19,7 +19,7 @@ from zloss.results.drift import Drift, KeptCheckpoint
 from zloss.results.folder import check_folder
 from zloss.results.folder_owner import Owner, refuse_other, text_name
 from zloss.results.provenance import Provenance, shared_keys
-from zloss.text.corpus import open_corpus
+from zloss.text import open_corpus
 
 
 def run_drift(

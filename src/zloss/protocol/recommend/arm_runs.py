@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.decide.recommend.certain_rejection import certain_rejection
 from zloss.decide.thresholds import Thresholds
 from zloss.protocol.recommend.crew import Crew

@@ -14,9 +14,10 @@ from zloss.audit.implementation.config import NO_IMPLEMENTATION, ImplementationA
 from zloss.decide.recommend.time_plan import LEAST_STEPS
 from zloss.errors import InputError
 from zloss.results.checks import check_choices, check_counts, check_numbers
-from zloss.results.choices import SMOLLM2, BosPolicy, CorpusName
+from zloss.results.choices import SMOLLM2, BosPolicy
 from zloss.results.option import Option
 from zloss.results.recommend_plan import Arm
+from zloss.results.text_options import BlockCount, TextFiles, TextOptions, ValidTextFiles
 from zloss.results.train_config import TrainConfig
 
 StackPrecision = Literal["fp32", "bf16", "fp16"]
@@ -32,18 +33,14 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
-class RecommendConfig:
+class RecommendConfig(TextOptions):
     """A checkpoint, its texts, a budget, and the training it will have."""
 
     model: Annotated[str, Option(positional=True, metavar="MODEL")] = SMOLLM2
     """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file."""
-    texts: Annotated[tuple[str, ...], Option(flag="text", metavar="FILE", repeated=True)] = ()
+    texts: TextFiles = ()
     """Text to train and to audit on: plain text, .jsonl or .parquet; repeat to append. Default: the corpus `pydoc`."""
-    corpus: CorpusName | None = None
-    """A named corpus instead of `texts`; pydoc is embedded, the others are fetched."""
-    text_field: str = "text"
-    """Field or column that holds the text in .jsonl and .parquet files."""
-    valid_texts: Annotated[tuple[str, ...], Option(flag="valid-text", metavar="FILE", repeated=True)] = ()
+    valid_texts: ValidTextFiles = ()
     """Text to validate on; repeat to append. Default: blocks of the training text that are not trained on."""
     budget: Annotated[str | None, Option(metavar="TIME")] = None
     """Time for everything, such as 90s, 30m or 1h30m. Default: 30m, and none where `steps` is given."""
@@ -76,14 +73,12 @@ class RecommendConfig:
     """Forward and backward passes per optimizer step."""
     block_size: int = 256
     """Predictions per block, in tokens."""
-    blocks: Annotated[int | None, Option(metavar="INT", zero_is_none=True)] = 2000
+    blocks: BlockCount = 2000
     """Training blocks; 0 takes all the text gives."""
     valid_blocks: int = 64
     """Validation blocks, at least 32; half of them select, the other half confirms."""
     audit_blocks: int = 32
     """Blocks of the audit, the first of the training text."""
-    bos: BosPolicy = "auto"
-    """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
     router_convention: Annotated[str | None, Option(metavar="NAME")] = None
     """Convention of your router Z-loss (token_layer_mean, megatron, olmoe, ...), for a model with routers."""
     router_coef: float = 1e-3
@@ -137,14 +132,9 @@ class RecommendConfig:
             method=arm.method,
             coef=arm.coef,
             seed=seed,
-            texts=self.texts,
-            corpus=self.corpus,
-            text_field=self.text_field,
-            blocks=self.blocks,
+            **self.text_options(),
             valid_texts=self.valid_texts,
             valid_blocks=self.valid_blocks,
-            block_size=self.block_size,
-            bos=self.bos,
             steps=steps,
             warmup=self.warmup_of(steps),
             lr=self.lr,
@@ -160,27 +150,14 @@ class RecommendConfig:
 
     def audit_config(self) -> AuditConfig:
         """The audit, on the training text: what chooses the arms has not seen what judges them."""
-        return AuditConfig(
-            model=self.model,
-            texts=self.texts,
-            corpus=self.corpus,
-            text_field=self.text_field,
-            blocks=self.audit_blocks,
-            block_size=self.block_size,
-            bos=self.bos,
-        )
+        return AuditConfig(model=self.model, **self.text_options(blocks=self.audit_blocks))
 
     def implementation_config(self, arm: Arm) -> ImplementationAuditConfig:
         """The audit of logits stored in the stack's precision, of the update and of the fp16 margin under the chosen arm."""
         own = (arm.method,) if arm.coef else ("standard",)
         return ImplementationAuditConfig(
             model=self.model,
-            texts=self.texts,
-            corpus=self.corpus,
-            text_field=self.text_field,
-            blocks=2,
-            block_size=self.block_size,
-            bos=self.bos,
+            **self.text_options(blocks=2),
             precision=self.precision,
             implementations=(NO_IMPLEMENTATION,),
             methods=("ce", *own),

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit_of
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.models.checkpoint import Checkpoint
 from zloss.ranks.job import Job, LostRankError, StoppedError
 from zloss.results.audit import AuditReport
 from zloss.results.train_config import TrainConfig
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 from zloss.train.ending import EndingRule, RunEndedError
 from zloss.train.run import run_training_of
 from zloss.train.run_options import RunOptions

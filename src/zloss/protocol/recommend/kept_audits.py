@@ -12,7 +12,7 @@ from zloss import __version__
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.implementation.config import ImplementationAuditConfig
 from zloss.audit.implementation.run import run_implementation_audit
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.decide.decision_map import with_decisions
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError

@@ -20,8 +20,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.files import read_record, write_record
 from zloss.results.recommend_plan import FILE, Arm, LeftOut, RecommendPlan
 from zloss.source.objectives.registry import make_objective
-from zloss.text.blocks import make_blocks
-from zloss.text.corpus import open_corpus
+from zloss.text import make_blocks, open_corpus
 from zloss.train.start.optimizer_state import read_adam_state
 from zloss.train.start.run_start import Start
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zloss.console.progress import Progress, Silent, Step
+from zloss.console import Progress, Silent, Step
 from zloss.protocol.recommend.crew import Crew
 from zloss.results.train_config import TrainConfig
 from zloss.train.folder.step_log import read_steps

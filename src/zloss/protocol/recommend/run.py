@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from zloss.console.progress import Progress, Silent
+from zloss.console import Progress, Silent
 from zloss.decide.recommend.judged_arm import judge_arms
 from zloss.decide.recommend.time_plan import rounded_duration
 from zloss.decide.thresholds import Thresholds

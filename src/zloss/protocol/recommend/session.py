@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zloss.console.progress import Progress, Silent
+from zloss.console import Progress, Silent
 from zloss.decide.thresholds import Thresholds
 from zloss.protocol.recommend.config import RecommendConfig
 from zloss.protocol.recommend.crew import Crew

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 
 
 def batch_of(blocks: Blocks, seed: int, step: int, per_step: int) -> Tensor:

@@ -8,8 +8,7 @@ from typing import Any
 from zloss.errors import CorpusError, InputError
 from zloss.results.run_config import RunData, TextPart
 from zloss.results.train_config import TrainConfig
-from zloss.text.blocks import Blocks, make_blocks
-from zloss.text.corpus import WIKITEXT, Corpus, open_corpus, wikitext
+from zloss.text import WIKITEXT, Blocks, Corpus, make_blocks, open_corpus, wikitext
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.measure.auxiliary_gradient import auxiliary_gradient
 from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
@@ -28,7 +28,7 @@ from zloss.results.routing_metrics import RoutingMetrics
 from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetrics
 from zloss.results.step_record import StepRecord
 from zloss.source.objective import Objective
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 
 EVALUATION_BLOCKS = 4
 """Blocks per forward pass; the numbers do not depend on it beyond rounding."""

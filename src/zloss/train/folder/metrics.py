@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from zloss.console.progress import Progress
+from zloss.console import Progress
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import HiddenStates, hidden_states

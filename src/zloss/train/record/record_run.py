@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from zloss.source.objective import Objective
 
 if TYPE_CHECKING:
-    from zloss.optimizer.adam_state import StatefulOptimizer
-    from zloss.text.blocks import Blocks
+    from zloss.optimizer.adam import StatefulOptimizer
+    from zloss.text import Blocks
     from zloss.train.record.recorded_config import RecordOptions
     from zloss.train.record.run_recorder import RunRecorder
 

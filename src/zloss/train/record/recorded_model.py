@@ -14,7 +14,7 @@ from zloss.models.checkpoint import Checkpoint
 from zloss.models.head_check import check_head
 from zloss.models.hidden_states import HiddenStates, hidden_states
 from zloss.models.output_head import OutputHead, find_head
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 
 
 @dataclass(frozen=True)

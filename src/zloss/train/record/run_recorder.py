@@ -28,9 +28,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zloss.console.progress import Progress, Silent
+from zloss.console import Progress, Silent
 from zloss.errors import InputError
-from zloss.optimizer.adam_state import StatefulOptimizer
+from zloss.optimizer.adam import StatefulOptimizer
 from zloss.optimizer.recorder import OpenStep, Recorder
 from zloss.ranks.process_group import first_rank, world_size
 from zloss.results.folder_lock import locked_folder
@@ -41,9 +41,8 @@ from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.step_record import StepRecord
 from zloss.results.writing import write_json
 from zloss.source.objective import Objective
-from zloss.telemetry.micro_batch import HasLossParts, MicroBatch, micro_batch
-from zloss.telemetry.window import StepWindow
-from zloss.text.blocks import Blocks
+from zloss.telemetry.window import HasLossParts, MicroBatch, StepWindow, micro_batch
+from zloss.text import Blocks
 from zloss.train.folder.provenance import run_provenance
 from zloss.train.folder.run_folder import earlier_settings, refuse_differing
 from zloss.train.folder.step_log import STEPS_FILE, StepLog, read_steps

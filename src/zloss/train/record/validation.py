@@ -12,8 +12,7 @@ from torch import Tensor
 
 from zloss.errors import InputError
 from zloss.results.run_config import TextPart
-from zloss.text.blocks import Blocks, make_blocks
-from zloss.text.corpus import open_corpus
+from zloss.text import Blocks, make_blocks, open_corpus
 
 
 @dataclass(frozen=True)

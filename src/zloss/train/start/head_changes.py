@@ -11,7 +11,7 @@ from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
-from zloss.text.blocks import Blocks
+from zloss.text import Blocks
 from zloss.train.data.batch import gather
 from zloss.transport.interventions import shift_head_
 

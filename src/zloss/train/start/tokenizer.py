@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zloss.errors import CheckpointError, InputError, MissingDependencyError, first_line
-from zloss.text.corpus import Corpus
+from zloss.text import Corpus
 
 DEFAULT_VOCAB = 4096
 """Entries of a trained tokenizer where none are asked for."""

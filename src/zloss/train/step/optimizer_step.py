@@ -12,8 +12,7 @@ from zloss.optimizer.recorder import Recorder
 from zloss.ranks.job import Job
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
-from zloss.telemetry.micro_batch import micro_batch
-from zloss.telemetry.window import StepWindow
+from zloss.telemetry.window import StepWindow, micro_batch
 from zloss.train.data.blocks import TrainData
 from zloss.train.data.micro_batches import micro_batches
 from zloss.train.moe.telemetry import router_numbers

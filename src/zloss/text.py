@@ -1,6 +1,8 @@
-"""Text for audits and runs: files, two public corpora, and an English text that ships with every CPython.
+"""Text for audits and runs: corpora (files, public data sets, text shipped with CPython), tokenized and cut into blocks.
 
-A corpus is an iterator of documents; blocks.py turns them into one token stream.
+Documents become one token stream without special tokens. Block i reads tokens [i·B, (i+1)·B) and predicts tokens
+[i·B+1, (i+1)·B+1), so every prediction is counted exactly once. With a BOS the input of each block has one more token in
+front, the BOS, and the prediction at its position is not counted.
 """
 
 from __future__ import annotations
@@ -8,9 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from zloss.errors import CorpusError, MissingDependencyError, UnknownNameError, first_line
 from zloss.results.reading import json_lines
@@ -34,7 +40,7 @@ class Corpus:
 
 
 def open_corpus(texts: Sequence[str], corpus: str | None, text_field: str = "text") -> Corpus:
-    """The files `texts` if there are any, else the named corpus, else the topics of the Python documentation."""
+    """The files in `texts` if there are any, else the named corpus, else the topics of the Python documentation."""
     if texts and corpus:
         raise CorpusError(f"`texts` and `corpus` exclude each other, but both were given ({corpus!r}).")
     if texts:
@@ -53,12 +59,12 @@ def open_corpus(texts: Sequence[str], corpus: str | None, text_field: str = "tex
 def wikitext(split: str) -> Corpus:
     """A split of WikiText-103 (raw), streamed."""
     rows = _dataset("Salesforce/wikitext", "wikitext-103-raw-v1", split)
-    # Its rows are the lines of one file, with their line breaks.
+    # The rows are the lines of one file, including line breaks.
     return Corpus(WIKITEXT, rows, separator="", provenance={"dataset": "Salesforce/wikitext", "split": split})
 
 
 def pydoc_topics() -> list[str]:
-    """The documentation topics of this Python, in the order of their names."""
+    """The documentation topics of this Python, sorted by name."""
     from pydoc_data.topics import topics
 
     return [topics[name] for name in sorted(topics)]
@@ -152,3 +158,102 @@ def _dataset(path: str, name: str, split: str) -> Iterator[str]:
         raise CorpusError(
             f"the {split} split of {path} could not be fetched ({first_line(error)}): pass a local file in `texts` instead."
         ) from error
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """`count` blocks of `size` predictions over `stream`, which holds count·size + 1 tokens."""
+
+    stream: Tensor
+    size: int
+    count: int
+    bos_id: int | None
+    offset: int
+    """Blocks skipped at the start of the text."""
+
+    @property
+    def predictions(self) -> int:
+        return self.count * self.size
+
+    def first(self, count: int) -> Blocks:
+        """The first `count` blocks, or all if there are fewer."""
+        count = min(count, self.count)
+        return replace(self, stream=self.stream[: count * self.size + 1], count=count)
+
+    def inputs(self, start: int, stop: int) -> Tensor:
+        """Input ids [stop − start, size (+1 with BOS)] of blocks start..stop."""
+        ids = self.stream[start * self.size : stop * self.size].view(stop - start, self.size)
+        if self.bos_id is None:
+            return ids
+        return torch.cat([ids.new_full((stop - start, 1), self.bos_id), ids], dim=1)
+
+    def targets(self, start: int, stop: int) -> Tensor:
+        """Target ids [stop − start, size]."""
+        return self.stream[start * self.size + 1 : stop * self.size + 1].view(stop - start, self.size)
+
+    def counted(self, hidden: Tensor) -> Tensor:
+        """[B, N, …] without the position of the BOS."""
+        return hidden if self.bos_id is None else hidden[:, 1:]
+
+    def fingerprint(self) -> str:
+        """Identity of the tokens and their blocks; it must match when an audit is resumed."""
+        return hashlib.sha256(self.stream.numpy().tobytes() + repr((self.size, self.bos_id)).encode()).hexdigest()[:16]
+
+
+def make_blocks(
+    corpus: Corpus, tokenizer: Any, *, size: int, count: int | None, bos_id: int | None, offset: int = 0
+) -> Blocks:
+    """The first `count` blocks after `offset`, or all; a text that is too short is an error with the number it has."""
+    if size < 1 or offset < 0 or (count is not None and count < 1):
+        raise CorpusError(f"blocks need a size ≥ 1, an offset ≥ 0 and a count ≥ 1, but got {size}, {offset}, {count}.")
+    needed = None if count is None else (offset + count) * size + 1
+    pieces: list[np.ndarray[Any, Any]] = []
+    have = 0
+    for piece in _token_pieces(corpus, tokenizer, needed):
+        pieces.append(piece)
+        have += len(piece)
+        if needed is not None and have >= needed:
+            break
+    stream = torch.from_numpy(np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64))
+    available = max(0, (len(stream) - 1) // size)
+    if available < offset + (count or 1):
+        raise CorpusError(
+            _too_short(corpus.name, len(stream), size=size, available=available, needed=offset + (count or 1))
+        )
+    taken = available - offset if count is None else count
+    return Blocks(stream[offset * size : (offset + taken) * size + 1].clone(), size, taken, bos_id, offset)
+
+
+def _too_short(name: str, tokens: int, *, size: int, available: int, needed: int) -> str:
+    """What the text has, and which remedies apply."""
+    if tokens == 0:
+        return f"the text {name!r} is empty: give a text with more than {size} tokens."
+    has = f"the text {name!r} has {tokens} tokens, which give {available} blocks of {size}, but {needed} are needed"
+    fewer = f"use fewer blocks (it has {available}), a" if available else "use a"
+    return f"{has}: {fewer} smaller block size, or a longer text."
+
+
+def _token_pieces(corpus: Corpus, tokenizer: Any, needed: int | None) -> Iterator[np.ndarray[Any, Any]]:
+    """Token ids document by document, with the separator in front of all but the first."""
+    have = 0
+    for index, document in enumerate(corpus.documents):
+        text = document if index == 0 else corpus.separator + document
+        ids = _encode(text, tokenizer, None if needed is None else needed - have)
+        have += len(ids)
+        yield ids
+
+
+def _encode(text: str, tokenizer: Any, needed: int | None) -> np.ndarray[Any, Any]:
+    """The first `needed` ids of the text, or all; a long text is tokenized only as far as needed.
+
+    The last tokens of a tokenized prefix are dropped, because they could have merged with the text that follows.
+    """
+    margin = 256
+    length = len(text) if needed is None else 8 * (needed + margin)
+    while True:
+        ids = tokenizer(text[:length], add_special_tokens=False, verbose=False).input_ids
+        if length >= len(text):
+            return np.asarray(ids, dtype=np.int64)
+        if needed is not None and len(ids) >= needed + margin:
+            return np.asarray(ids[:needed], dtype=np.int64)
+        length *= 2

@@ -1,0 +1,192 @@
+"""Terminal behaviour of a long job: progress bars, Ctrl-C between batches, safe output, timings."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol, TextIO
+
+
+class Step(Protocol):
+    """A running step; `advance` adds to what is done."""
+
+    def advance(self, amount: int) -> None: ...
+
+
+class Progress(Protocol):
+    """A display of steps."""
+
+    def step(self, name: str, total: int | None, unit: str = "tokens") -> AbstractContextManager[Step]: ...
+
+
+class _SilentStep:
+    def advance(self, amount: int) -> None:
+        pass
+
+
+class Silent:
+    """Displays nothing."""
+
+    @contextmanager
+    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[Step]:
+        yield _SilentStep()
+
+
+class _Bar:
+    def __init__(self, progress: object, task: object) -> None:
+        self._progress, self._task = progress, task
+
+    def advance(self, amount: int) -> None:
+        self._progress.advance(self._task, amount)  # type: ignore[attr-defined]
+
+
+class Terminal:
+    """A rich progress bar per step, with rate and time left; it remains as a line when the step is done."""
+
+    @contextmanager
+    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[Step]:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            SpinnerColumn,
+            Task,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.text import Text
+
+        class Rate(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                speed = task.finished_speed or task.speed
+                return Text(f"{speed:,.0f} {unit}/s" if speed else "")
+
+        console = Console(stderr=True)
+        # No markup: folder names may contain square brackets.
+        label = TextColumn("{task.description:<22}", markup=False)
+        if total is None:
+            columns: tuple[ProgressColumn, ...] = (SpinnerColumn(), label, TimeElapsedColumn())
+        else:
+            columns = (SpinnerColumn(), label, BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task(printable(name), total=total)
+            yield _Bar(progress, task)
+            if total is None:
+                progress.update(task, total=1, completed=1)
+
+
+def choose_progress(quiet: bool) -> Silent | Terminal:
+    """Bars if standard error is a terminal and not `quiet`, otherwise nothing."""
+    return Silent() if quiet or not sys.stderr.isatty() else Terminal()
+
+
+@contextmanager
+def held_interrupts() -> Iterator[Callable[[], None]]:
+    """Delay Ctrl-C: the first raises KeyboardInterrupt at the next call of the yielded function, a second one immediately.
+
+    Outside the main thread signals cannot be handled, so nothing is delayed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    held = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal held
+        if held:
+            raise KeyboardInterrupt
+        held = True
+
+    def release() -> None:
+        if held:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield release
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+_VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t\r"}
+_VISIBLE |= {0x7F: "␡", **dict.fromkeys(range(0x80, 0xA0), "�")}
+_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
+
+
+def printable(text: str) -> str:
+    """`text` with control characters other than line breaks and tabs made visible: ESC as ␛."""
+    return text.translate(_VISIBLE)
+
+
+def _with_colours(text: str) -> str:
+    """`printable`, except for the sequences that set colours."""
+    return "".join(part if i % 2 else printable(part) for i, part in enumerate(_COLOURS.split(text)))
+
+
+class _Guarded:
+    """A text stream that makes control characters visible; colours are kept on a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown = _with_colours if stream.isatty() else printable
+
+    def write(self, text: str) -> int:
+        return self._stream.write(self._shown(text))
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def guarded_output() -> Iterator[None]:
+    """Guard standard output, and standard error unless it is a terminal, where progress bars move the cursor.
+
+    Characters that the encoding of a stream lacks are printed as escapes, λ as \\u03bb, instead of raising an error.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    guarded: Any = _Guarded(sys.stdout)
+    with contextlib.ExitStack() as redirected:
+        redirected.enter_context(contextlib.redirect_stdout(guarded))
+        if not sys.stderr.isatty():
+            guarded_error: Any = _Guarded(sys.stderr)
+            redirected.enter_context(contextlib.redirect_stderr(guarded_error))
+        yield
+
+
+@dataclass
+class Clock:
+    """Starts when constructed; `with clock("step")` adds to the seconds of that step."""
+
+    started: float = field(default_factory=time.perf_counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, step: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - begin
+
+    @property
+    def total(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.started

@@ -1,1 +1,0 @@
-"""What a long job shows while it runs, and how it is interrupted."""
