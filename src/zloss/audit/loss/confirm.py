@@ -50,7 +50,7 @@ def confirm(box: BlackBox, ident: Identification, seed: int) -> Identification:
     reason = _denied(box, ident)
     if reason is None and box.linear and ident.plain:
         ident, reason = _dense_head(box, ident, seed)
-    if reason is None and ident.trusted and ident.identified.ce_weights in ("uniform", "class"):
+    if reason is None and ident.trusted and not ident.coarse and ident.identified.ce_weights in ("uniform", "class"):
         ident, reason = _fresh_mask(box, ident, seed)
     return ident if reason is None else unexplained(ident, reason)
 

@@ -74,8 +74,8 @@ def _in_16_bits(evidence: Evidence) -> Finding | None:
         name, grad_TV = str(dtype).removeprefix("torch."), outcome.grad_TV
         size = float(z_TV.abs().max())
         # Below its normal range fp16 holds few digits.
-        readable = dtype == torch.bfloat16 or size > 2.0**-18
-        z = float((grad_TV[silent] * z_TV).sum() / (z_TV * z_TV).sum()) if got.has_z and readable else None
+        readable = got.coordinate in ("raw", "centered") and (dtype == torch.bfloat16 or size > 2.0**-18)
+        z = float((grad_TV[silent] * z_TV).sum() / (z_TV * z_TV).sum()) if readable and size > 0 else None
         ce = float(((grad_TV * r.onehot_TV).sum(-1)[~silent] * ce_T).sum() / (ce_T * ce_T).sum()) if bool(ce_T.any()) else 1.0
         extra = float(grad_TV[silent].norm() / ce_TV.norm().clamp(min=1e-300)) if not got.has_z else 0.0
         if (z is None or abs(z - 1) <= FACTOR_LIMIT) and abs(ce - 1) <= FACTOR_LIMIT and extra <= 1e-3:
