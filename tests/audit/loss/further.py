@@ -70,7 +70,7 @@ def right(
     coef: float = LAMBDA,
     target: float = 0.0,
     coordinate: str = "raw",
-    by: tuple[str, str] = ("valid", "valid"),
+    by: tuple[str | None, str | None] = ("valid", "valid"),
     **rest: Any,
 ) -> Case:
     """A correct loss: λ, c, coordinate and denominators have to be named, and nothing has to be found."""
