@@ -1,4 +1,4 @@
-"""Further losses in the styles of real training code, each with its truth written down before the audit was run on it.
+"""Further losses in the styles of real training code, each with what is true of it.
 
 `FURTHER` maps a name to a `Case`. Every claim is about gradients: `coef`, `target`, `coordinate` and the denominators of a
 case reproduce its gradient (`gradient_error` compares the two in fp64; `formula` replaces the declared numbers where token
