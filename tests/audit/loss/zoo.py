@@ -1037,7 +1037,12 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "raw and centered": (
         raw_and_centered,
         {},
-        found("unexplained_source", words="two penalties", coef=LAMBDA, extra={"centered_coef": 3 * LAMBDA, "centered_target": 0.0}),
+        found(
+            "unexplained_source",
+            words="two penalties",
+            coef=LAMBDA,
+            extra={"centered_coef": 3 * LAMBDA, "centered_target": 0.0},
+        ),
     ),
     # what depends on the dtype of the logits
     "Z of fp16 logits": (z_of_fp16_logits, {}, found("low_precision_source", coef=LAMBDA)),
@@ -1050,8 +1055,16 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "Z on every 16th call": (EveryNthCall(16), {}, Answer(None, ids=frozenset({"not_repeatable"}))),
     "Z on every 3rd call": (EveryNthCall(3), {}, Answer(None, ids=frozenset({"not_repeatable"}))),
     "Python's random": (python_random, {}, Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers")),
-    "Python's random, half": (python_random_half, {}, Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers")),
-    "Python's random, tokens": (python_random_tokens, {}, Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers")),
+    "Python's random, half": (
+        python_random_half,
+        {},
+        Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers"),
+    ),
+    "Python's random, tokens": (
+        python_random_tokens,
+        {},
+        Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers"),
+    ),
     "NumPy's random": (numpy_random, {}, Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers")),
     "count cached by shape": (CountCachedByShape(), {}, Answer(None, ids=frozenset({"not_repeatable"}), words="shape")),
     "hardest 60 %": (hardest(0.6), {}, exact(ce_weights="token", z_weights="uniform")),
@@ -1061,8 +1074,16 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "count in bf16": (count_rounded_to(torch.bfloat16), {}, found("size_dependent", coef=LAMBDA, words="counted")),
     "count in fp16": (count_rounded_to(torch.float16), {}, found("size_dependent", coef=LAMBDA, words="counted")),
     "count in fp32": (count_rounded_to(torch.float32), {}, exact()),
-    "count of Z in bf16": (z_count_rounded_to(torch.bfloat16), {}, found("size_dependent", coef=LAMBDA, words="counted")),
-    "count of Z in fp16": (z_count_rounded_to(torch.float16), {}, found("size_dependent", coef=LAMBDA, words="counted")),
+    "count of Z in bf16": (
+        z_count_rounded_to(torch.bfloat16),
+        {},
+        found("size_dependent", coef=LAMBDA, words="counted"),
+    ),
+    "count of Z in fp16": (
+        z_count_rounded_to(torch.float16),
+        {},
+        found("size_dependent", coef=LAMBDA, words="counted"),
+    ),
     # a function without targets
     "a router's Z-loss": (router_z_loss, {}, exact(ce_denominator="none", z_denominator="all", words="audit_router")),
 }

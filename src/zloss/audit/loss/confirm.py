@@ -46,7 +46,9 @@ def confirm(box: BlackBox, ident: Identification, seed: int) -> Identification:
     if not ident.told or ident.second is None:
         return ident
     if lost := sorted(made.keys() - ident.second.outcomes.keys()):
-        return unexplained(ident, f"Loss or gradient is finite on one draw of the probes, and not on a second ({lost[0]}).")
+        return unexplained(
+            ident, f"Loss or gradient is finite on one draw of the probes, and not on a second ({lost[0]})."
+        )
     reason = _denied(box, ident)
     if reason is None and box.linear and ident.plain:
         ident, reason = _dense_head(box, ident, seed)
@@ -180,7 +182,7 @@ def _fresh_mask(box: BlackBox, ident: Identification, seed: int) -> tuple[Identi
     A loss that keeps a count divides the second batch by the count of the first.
     """
     named = (ident.denominators.ce, ident.denominators.z)
-    if not ident.denominators.masks_accepted or not {n for n in named if n not in (None, "none")} <= DENOMINATORS.keys():
+    if not ident.denominators.masks_accepted or not ident.denominators.named:
         return ident, None
     assert ident.second is not None
     tokens = 3 * ident.space.tokens // 4
@@ -242,4 +244,3 @@ def targets_unused(box: BlackBox, ident: Identification) -> bool:
         if outcome.value != first.value or not torch.equal(outcome.grad_TV, first.grad_TV):
             return False
     return True
-

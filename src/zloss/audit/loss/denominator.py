@@ -73,6 +73,11 @@ class Denominators:
     masks_accepted: bool
 
     @property
+    def named(self) -> bool:
+        """Whether the counts of both parts are known ones."""
+        return {self.ce, self.z or "none"} <= {*DENOMINATORS, "none"}
+
+    @property
     def groups(self) -> bool:
         """Whether a mask alone makes the weights of tokens differ, as a mean of means of groups does."""
         whole = [w for w in self.weights if w.valid == w.tokens]
@@ -170,6 +175,14 @@ def _weigh(
     if nonzero_only or left <= max(1e-4, 64 * eps):
         return Weights(tokens, valid, ce, z, ignored_z)
     if float(grad_TV[~keep].norm()) > 1e-6 * float(grad_TV.norm()):
+        # A label smoothing without a mask has a weight of its own beside that of CE.
+        smooth = ((probe.reference.onehot_TV - probe.reference.uniform_TV) / sigma)[keep]
+        x = torch.linalg.lstsq(
+            torch.stack([t.flatten() for t in (a, b, smooth)], -1), y.flatten().unsqueeze(-1), driver="gelsd"
+        ).solution
+        ce_apart, z_apart, of_smooth = x.flatten().tolist()
+        if float((y - ce_apart * a - z_apart * b - of_smooth * smooth).norm()) <= max(1e-4, 64 * eps) * float(y.norm()):
+            return Weights(tokens, valid, ce_apart, z_apart, ignored_z)
         return Weights(tokens, valid, ce, z, ignored_z, misplaced=True)
     apart = _token_by_token(a, b if has_z else None, y, sigma[keep].squeeze(-1))
     if apart is None:

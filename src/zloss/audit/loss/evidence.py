@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from zloss.audit.loss.callable import BlackBox
-from zloss.audit.loss.denominator import DENOMINATORS
 from zloss.audit.loss.identification import Identification
 from zloss.audit.loss.outcome import Outcome
 from zloss.audit.loss.output import LossCallError
@@ -69,8 +68,8 @@ class Evidence:
     def _masked(self) -> tuple[Probe, Outcome] | None:
         """An ordinary batch with part of its tokens ignored; None where its value cannot be predicted or nothing is reported."""
         ident = self.ident
-        counted = {ident.denominators.ce, ident.denominators.z or "none"} <= {*DENOMINATORS, "none"}
-        known = ident.trusted and ident.denominators.masks_accepted and counted and ident.identified.ce_weights != "groups"
+        counts = ident.denominators
+        known = ident.trusted and counts.masks_accepted and counts.named and ident.identified.ce_weights != "groups"
         if not known or not ident.outcomes["mixed"].reported:
             return None
         keep = torch.rand(ident.space.tokens, generator=torch.Generator().manual_seed(self.seed + 7)) < 0.5

@@ -122,7 +122,10 @@ def _confirmed(evidence: Evidence, findings: tuple[Finding, ...]) -> tuple[Findi
         return findings
     words = "; ".join(f"{f.id} ({f.sentence.rstrip('.')})" for f in doubted if f.id in lost)
     open_answer = found("unexplained_source", f"Seen on one draw of the probes and not on a second: {words}.")
-    kept = {f.id: not_applicable(f.id, "Seen on one draw and not on a second: see unexplained_source.", f.figure) for f in lost.values()}
+    kept = {
+        f.id: not_applicable(f.id, "Seen on one draw and not on a second: see unexplained_source.", f.figure)
+        for f in lost.values()
+    }
     kept = {f.id: kept.get(f.id, f) for f in findings}
     already = kept[open_answer.id]
     if already.verdict == "finding":

@@ -92,7 +92,8 @@ def _sizes(ident: Identification, thorough: bool) -> Iterator[tuple[Space, bool]
     for tokens in TOKENS:
         yield replace(space, tokens=tokens), False
     if ident.trusted and ident.identified.ce_weights != "groups":
-        masked = ident.denominators.masks_accepted
+        # What a mask does to a denominator without a name is not known.
+        masked = ident.denominators.masks_accepted and ident.denominators.named
         yield replace(space, tokens=OF if masked else COUNTED), masked
     if space.padded:
         return

@@ -24,7 +24,7 @@ def check(evidence: Evidence) -> Finding:
         return not_applicable(ID, "The loss computes in 16 bits: finite differences of its scalar say nothing.")
     if ident.selection.fit.damping is not None:
         return not_applicable(ID, "Gain-aware: the stop-gradient on the gain is part of the objective.")
-    disagreement = _hidden_against_weight(evidence) if ident.told else 0.0
+    disagreement = hidden_against_weight(evidence) if ident.told else 0.0
     if disagreement > 1e-3:
         return found(
             ID,
@@ -55,7 +55,7 @@ def check(evidence: Evidence) -> Finding:
     return passed(ID, "Finite differences of the scalar agree with the gradient.", worst.mismatch)
 
 
-def _hidden_against_weight(evidence: Evidence) -> float:
+def hidden_against_weight(evidence: Evidence) -> float:
     """dh must be δ·W with the δ read from dW."""
     outcome = evidence.ident.outcomes["mixed"]
     if outcome.grad_hidden_TD is None:

@@ -14,7 +14,9 @@ def check(evidence: Evidence) -> Finding:
     """Mask tokens at random, in no pattern that a shifted mask repeats, and look at the rows that should be silent."""
     probe = evidence.ident.probes["mixed"]
     if evidence.ident.targets_unused:
-        return not_applicable(ID, "The function does not read its targets, so no token is ignored: see unexplained_source.")
+        return not_applicable(
+            ID, "The function does not read its targets, so no token is ignored: see unexplained_source."
+        )
     keep = torch.rand(len(probe.target_T), generator=torch.Generator().manual_seed(evidence.seed + 7)) < 0.5
     keep[0], keep[-1] = True, False
     outcome = evidence.attempt(probe.masked(keep))
@@ -35,7 +37,9 @@ def check(evidence: Evidence) -> Finding:
     share = float(rows_TX[~keep].norm()) / (inside or whole)
     silent = int((rows_TX[keep].norm(dim=-1) == 0).sum())
     if share > 1e-7:
-        more = f", and {silent} of {int(keep.sum())} valid ones receive none (is the mask shifted?)" if silent > 2 else ""
+        more = (
+            f", and {silent} of {int(keep.sum())} valid ones receive none (is the mask shifted?)" if silent > 2 else ""
+        )
         return found(
             ID,
             f"Ignored tokens receive a gradient ({share:.3g} of the norm on valid ones){more}: padding trains the model.",

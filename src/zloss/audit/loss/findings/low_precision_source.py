@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
+from zloss.audit.loss.precision import UNIT
 from zloss.audit.loss.source_error import beyond_rounding
 from zloss.results.loss_audit import Finding
 
@@ -60,12 +61,14 @@ def _in_16_bits(evidence: Evidence) -> Finding | None:
     entry of the target is CE alone.
     """
     ident = evidence.ident
-    got, probe = ident.identified, ident.probes["saturated"]
-    if not ident.plain or not ident.model.warp.identity or got.label_smoothing or "saturated" not in ident.outcomes:
+    name = "wide" if "wide" in ident.outcomes else "saturated"
+    got, probe = ident.identified, ident.probes[name]
+    if not ident.plain or not ident.model.warp.identity or got.label_smoothing or name not in ident.outcomes:
         return None
     r = probe.reference
     ce_TV, z_TV = ident.model.ce_source(r), ident.model.z_source(r)
     silent = r.cross_entropy_T == 0
+    weight = abs(ident.model.ce_scale) / ident.model.count(ident.model.ce_denominator, r)
     ce_T, z_TV = (ce_TV * r.onehot_TV).sum(-1)[~silent], z_TV[silent]
     for dtype in (torch.bfloat16, torch.float16):
         outcome = evidence.attempt(probe, dtype=dtype)
@@ -73,16 +76,29 @@ def _in_16_bits(evidence: Evidence) -> Finding | None:
             continue
         name, grad_TV = str(dtype).removeprefix("torch."), outcome.grad_TV
         size = float(z_TV.abs().max())
+        # A kernel that forms 1 + 2λ(log Z − c) in 16 bits rounds every row by a unit of the weight on CE.
+        noise = UNIT[name] * weight * len(z_TV) ** 0.5 / max(float(z_TV.norm()), 1e-300)
+        limit = max(FACTOR_LIMIT, 8 * noise)
         # Below its normal range fp16 holds few digits.
-        readable = got.coordinate in ("raw", "centered") and (dtype == torch.bfloat16 or size > 2.0**-18)
+        readable = (
+            got.coordinate in ("raw", "centered") and limit < 0.5 and (dtype == torch.bfloat16 or size > 2.0**-18)
+        )
         z = float((grad_TV[silent] * z_TV).sum() / (z_TV * z_TV).sum()) if readable and size > 0 else None
-        ce = float(((grad_TV * r.onehot_TV).sum(-1)[~silent] * ce_T).sum() / (ce_T * ce_T).sum()) if bool(ce_T.any()) else 1.0
+        ce = (
+            float(((grad_TV * r.onehot_TV).sum(-1)[~silent] * ce_T).sum() / (ce_T * ce_T).sum())
+            if bool(ce_T.any())
+            else 1.0
+        )
         extra = float(grad_TV[silent].norm() / ce_TV.norm().clamp(min=1e-300)) if not got.has_z else 0.0
-        if (z is None or abs(z - 1) <= FACTOR_LIMIT) and abs(ce - 1) <= FACTOR_LIMIT and extra <= 1e-3:
+        if (z is None or abs(z - 1) <= limit) and abs(ce - 1) <= FACTOR_LIMIT and extra <= 1e-3:
             continue
         wide = str(ident.dtype).removeprefix("torch.")
         if not got.has_z and extra > 1e-3:
-            return found(ID, f"With {name} logits there is a source beside cross-entropy, with {wide} logits none.", extra)
+            return found(
+                ID, f"With {name} logits there is a source beside cross-entropy, with {wide} logits none.", extra
+            )
         of_z = "" if z is None else f"λ is {z:.3g} times and "
-        return found(ID, f"With {name} logits {of_z}the weight on CE is {ce:.3g} times what it is with {wide} logits.", z)
+        return found(
+            ID, f"With {name} logits {of_z}the weight on CE is {ce:.3g} times what it is with {wide} logits.", z
+        )
     return None

@@ -65,7 +65,9 @@ def _rare(evidence: Evidence, probe: Probe, value: float, tolerance: float) -> F
             continue
         again = change(seed)
         if abs(again - changed) <= tolerance * max(1.0, changed):
-            return found(ID, f"The loss draws random numbers: one seed in {call + 1} changes it by {changed:.3g}.", changed)
+            return found(
+                ID, f"The loss draws random numbers: one seed in {call + 1} changes it by {changed:.3g}.", changed
+            )
         return found(
             ID,
             f"One of {call + 1} calls with the same inputs gives another value (relative change {changed:.3g}): the loss keeps "

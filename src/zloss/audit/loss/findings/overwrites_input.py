@@ -33,7 +33,11 @@ def check(evidence: Evidence) -> Finding:
     if changed:
         names = " and ".join(f"`{name}`" for name in sorted(changed))
         seen = set().union(*changed.values())
-        where = "" if seen >= set(tried) else f" in {' and '.join(sorted(seen))} (not in {', '.join(sorted({*tried} - seen))})"
+        where = (
+            ""
+            if seen >= set(tried)
+            else f" in {' and '.join(sorted(seen))} (not in {', '.join(sorted({*tried} - seen))})"
+        )
         return found(
             ID,
             f"{names} no longer held the caller's values after the call{where}: nothing else may read them.",
