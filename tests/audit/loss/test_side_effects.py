@@ -102,11 +102,11 @@ def test_a_router_loss_with_its_coefficient_bound_was_accused_of_a_leak() -> Non
 
 def test_the_callers_python_and_numpy_random_states_are_left_alone() -> None:
     random.seed(3)
-    numpy.random.seed(4)
-    before = random.getstate(), numpy.random.get_state()[1].tolist()
+    numpy.random.seed(4)  # noqa: NPY002
+    before = random.getstate(), numpy.random.get_state()[1].tolist()  # noqa: NPY002
 
     def loss(z: Tensor, y: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(z, y) * (1 + 0 * random.random() * numpy.random.rand())
+        return torch.nn.functional.cross_entropy(z, y) * (1 + 0 * random.random() * numpy.random.rand())  # noqa: NPY002
 
     audit_loss(loss)
-    assert before == (random.getstate(), numpy.random.get_state()[1].tolist())
+    assert before == (random.getstate(), numpy.random.get_state()[1].tolist())  # noqa: NPY002

@@ -732,7 +732,7 @@ def python_random_tokens(z: Tensor, y: Tensor) -> Tensor:
 
 
 def numpy_random(z: Tensor, y: Tensor) -> Tensor:
-    return ce(z, y) + zl(z, y, LAMBDA * float(numpy.random.rand()))
+    return ce(z, y) + zl(z, y, LAMBDA * float(numpy.random.rand()))  # noqa: NPY002
 
 
 class CountCachedByShape:
