@@ -254,17 +254,17 @@ class BlackBox:
 @contextlib.contextmanager
 def process_kept() -> Iterator[None]:
     """Run foreign code and put the working directory and the standard streams back as they were."""
-    folder, streams = os.getcwd(), (sys.stdout, sys.stderr)
+    folder, streams = _working_directory(), (sys.stdout, sys.stderr)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = streams
-        # Another folder at the same path is no reason to fail: only a different path is set back.
-        if _working_directory() != folder:
+        if folder is not None and _working_directory() != folder:
             os.chdir(folder)
 
 
 def _working_directory() -> str | None:
+    """None where the folder is gone."""
     try:
         return os.getcwd()
     except FileNotFoundError:

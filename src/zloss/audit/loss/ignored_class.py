@@ -89,7 +89,8 @@ def _classes_apart(box: BlackBox, space: Space) -> tuple[frozenset[int], tuple[S
         silent.append(quiet)
         apart.append(other)
     both = tuple(apart[0][k] for k in sorted(apart[0].keys() & apart[1].keys()))
-    return frozenset(silent[0] & silent[1]), both if len(both) <= MOST_SPECIAL else ()
+    few = len(both) <= min(MOST_SPECIAL, space.lanes // 8)
+    return frozenset(silent[0] & silent[1]), both if few else ()
 
 
 def _weights_apart(

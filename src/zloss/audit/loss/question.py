@@ -120,17 +120,20 @@ def _confirmed(evidence: Evidence, findings: tuple[Finding, ...]) -> tuple[Findi
     lost = {f.id: again for f in doubted if (again := checks[f.id](second)).verdict != "finding"}
     if not lost:
         return findings
-    words = "; ".join(f"{f.id} ({f.sentence.rstrip('.')})" for f in doubted if f.id in lost)
-    open_answer = found("unexplained_source", f"Seen on one draw of the probes and not on a second: {words}.")
-    kept = {
-        f.id: not_applicable(f.id, "Seen on one draw and not on a second: see unexplained_source.", f.figure)
-        for f in lost.values()
-    }
-    kept = {f.id: kept.get(f.id, f) for f in findings}
-    already = kept[open_answer.id]
-    if already.verdict == "finding":
-        open_answer = replace(already, sentence=f"{already.sentence} {open_answer.sentence}")
-    kept[open_answer.id] = open_answer
+    seen = "; ".join(
+        f"{f.id}: on the first “{f.sentence}”, on the second “{lost[f.id].sentence}”" for f in doubted if f.id in lost
+    )
+    sentence = f"Two draws of the probes disagree. {seen}"
+    kept: dict[str, Finding] = {}
+    for f in findings:
+        if f.id in lost:
+            why = "Seen on one draw of the probes and not on a second: see unexplained_source."
+            kept[f.id] = not_applicable(f.id, why, f.figure)
+        elif f.id == "unexplained_source":
+            said = f"{f.sentence} " if f.verdict == "finding" else ""
+            kept[f.id] = found(f.id, f"{said}{sentence}")
+        else:
+            kept[f.id] = f
     return tuple(kept.values())
 
 
