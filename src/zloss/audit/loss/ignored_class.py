@@ -41,10 +41,14 @@ class SpecialClass:
 
     @property
     def words(self) -> str:
-        weights = [] if abs(self.ce - 1) < 1e-3 else [f"{self.ce:.4g} times the cross-entropy"]
+        weights = [] if abs(self.ce - 1) < 1e-3 else [_times(self.ce, "cross-entropy")]
         if self.z is not None and abs(self.z - 1) >= 1e-2:
-            weights.append("no Z" if abs(self.z) < 1e-2 else f"{self.z:.4g} times the Z")
-        return f"class {self.index} has {' and '.join(weights)} of the others"
+            weights.append(_times(self.z, "Z"))
+        return f"class {self.index} has {' and '.join(weights)}"
+
+
+def _times(factor: float, part: str) -> str:
+    return f"no {part}" if abs(factor) < 1e-3 else f"{factor:.4g} times the {part} of the others"
 
 
 def without_special(box: BlackBox, space: Space) -> tuple[Space, tuple[SpecialClass, ...]]:

@@ -120,6 +120,15 @@ def _confirmed(evidence: Evidence, findings: tuple[Finding, ...]) -> tuple[Findi
     lost = {f.id: again for f in doubted if (again := checks[f.id](second)).verdict != "finding"}
     if not lost:
         return findings
+    for f in doubted:
+        # The same question on the same draw: another answer now is state, and not the draw.
+        if (
+            f.id in lost
+            and f.id not in ("size_dependent", "denominator_mismatch")
+            and checks[f.id](evidence).verdict != "finding"
+        ):
+            why = f"The same question gets another answer when it is put again ({f.id}: “{f.sentence}”): the loss keeps state."
+            return tuple(found(one.id, why, f.figure) if one.id == "not_repeatable" else one for one in findings)
     seen = "; ".join(
         f"{f.id}: on the first “{f.sentence}”, on the second “{lost[f.id].sentence}”" for f in doubted if f.id in lost
     )
