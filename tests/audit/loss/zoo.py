@@ -758,6 +758,17 @@ def hardest(share: float) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+def hardest_without_z(z: Tensor, y: Tensor) -> Tensor:
+    rows = F.cross_entropy(z, y, reduction="none")
+    return rows.topk(max(int(0.6 * len(rows)), 1)).values.mean()
+
+
+def hardest_with_z(z: Tensor, y: Tensor) -> Tensor:
+    """The hardest 60 % by CE plus Z, which both train on those tokens only."""
+    rows = F.cross_entropy(z, y, reduction="none") + LAMBDA * torch.where(valid_of(y), lse(z), 0.0) ** 2
+    return rows.topk(max(int(0.6 * len(rows)), 1)).values.mean()
+
+
 def rolled_mask(z: Tensor, y: Tensor) -> Tensor:
     """The mask is that of the next row, for CE and Z alike."""
     on = valid_of(y).roll(1)
@@ -1068,6 +1079,8 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "NumPy's random": (numpy_random, {}, Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers")),
     "count cached by shape": (CountCachedByShape(), {}, Answer(None, ids=frozenset({"not_repeatable"}), words="shape")),
     "hardest 60 %": (hardest(0.6), {}, exact(ce_weights="token", z_weights="uniform")),
+    "hardest 60 %, no Z": (hardest_without_z, {}, no_z(ce_weights="token")),
+    "hardest 60 % by CE and Z": (hardest_with_z, {}, exact(ce_weights="token", z_weights="shared")),
     "rolled mask": (rolled_mask, {}, found("ignored_tokens_leak", coef=LAMBDA)),
     "rolled mask in Z": (rolled_mask_in_z, {}, found("ignored_tokens_leak", coef=LAMBDA)),
     # denominators in few bits

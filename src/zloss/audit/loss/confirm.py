@@ -52,7 +52,8 @@ def confirm(box: BlackBox, ident: Identification, seed: int) -> Identification:
     reason = _denied(box, ident)
     if reason is None and box.linear and ident.plain:
         ident, reason = _dense_head(box, ident, seed)
-    if reason is None and ident.trusted and not ident.coarse and ident.identified.ce_weights in ("uniform", "class"):
+    whole = ident.trusted and not ident.coarse and ident.selection.how in ("none", "explained", "moderate_only")
+    if reason is None and whole and ident.identified.ce_weights != "groups":
         ident, reason = _fresh_mask(box, ident, seed)
     return ident if reason is None else unexplained(ident, reason)
 

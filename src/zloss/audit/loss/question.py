@@ -118,6 +118,12 @@ def _confirmed(evidence: Evidence, findings: tuple[Finding, ...]) -> tuple[Findi
     second = _second_evidence(evidence, {f.id for f in doubted})
     checks = {f.id: check for f, check in zip(findings, CHECKS, strict=True)}
     lost = {f.id: again for f in doubted if (again := checks[f.id](second)).verdict != "finding"}
+    if "size_dependent" in {f.id for f in doubted} - lost.keys():
+        # Only the sizes that differ on both draws are named.
+        twice = {one.words for one in second.reach if one.verdict == "differs"}
+        reach = tuple(one for one in evidence.reach if one.verdict != "differs" or one.words in twice)
+        narrowed = checks["size_dependent"](replace(evidence, reach=reach))
+        findings = tuple(narrowed if f.id == narrowed.id else f for f in findings)
     if not lost:
         return findings
     for f in doubted:
