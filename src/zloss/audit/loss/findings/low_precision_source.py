@@ -61,44 +61,39 @@ def _in_16_bits(evidence: Evidence) -> Finding | None:
     entry of the target is CE alone.
     """
     ident = evidence.ident
-    name = "wide" if "wide" in ident.outcomes else "saturated"
-    got, probe = ident.identified, ident.probes[name]
-    if not ident.plain or not ident.model.warp.identity or got.label_smoothing or name not in ident.outcomes:
+    group = "wide" if "wide" in ident.outcomes else "saturated"
+    got, probe = ident.identified, ident.probes[group]
+    known = not got.has_z or got.coordinate in ("raw", "centered")
+    if not known or not ident.plain or not ident.model.warp.identity or got.label_smoothing:
         return None
     r = probe.reference
     ce_TV, z_TV = ident.model.ce_source(r), ident.model.z_source(r)
-    silent = r.cross_entropy_T == 0
+    silent, onehot_TV = r.cross_entropy_T == 0, r.onehot_TV
+    ce_T, alone_TV = (ce_TV * onehot_TV).sum(-1)[~silent], z_TV[silent]
     weight = abs(ident.model.ce_scale) / ident.model.count(ident.model.ce_denominator, r)
-    ce_T, z_TV = (ce_TV * r.onehot_TV).sum(-1)[~silent], z_TV[silent]
+    wide = str(ident.dtype).removeprefix("torch.")
     for dtype in (torch.bfloat16, torch.float16):
         outcome = evidence.attempt(probe, dtype=dtype)
         if isinstance(outcome, str) or not outcome.finite:
             continue
         name, grad_TV = str(dtype).removeprefix("torch."), outcome.grad_TV
-        size = float(z_TV.abs().max())
+        if not got.has_z:
+            extra = float(grad_TV[silent].norm() / ce_TV.norm().clamp(min=1e-300))
+            if extra > 1e-3:
+                return found(
+                    ID, f"With {name} logits there is a source beside cross-entropy, with {wide} logits none.", extra
+                )
         # A kernel that forms 1 + 2λ(log Z − c) in 16 bits rounds every row by a unit of the weight on CE.
-        noise = UNIT[name] * weight * len(z_TV) ** 0.5 / max(float(z_TV.norm()), 1e-300)
+        noise = UNIT[name] * weight * len(alone_TV) ** 0.5 / max(float(alone_TV.norm()), 1e-300)
         limit = max(FACTOR_LIMIT, 8 * noise)
         # Below its normal range fp16 holds few digits.
-        readable = (
-            got.coordinate in ("raw", "centered") and limit < 0.5 and (dtype == torch.bfloat16 or size > 2.0**-18)
-        )
-        z = float((grad_TV[silent] * z_TV).sum() / (z_TV * z_TV).sum()) if readable and size > 0 else None
-        ce = (
-            float(((grad_TV * r.onehot_TV).sum(-1)[~silent] * ce_T).sum() / (ce_T * ce_T).sum())
-            if bool(ce_T.any())
-            else 1.0
-        )
-        extra = float(grad_TV[silent].norm() / ce_TV.norm().clamp(min=1e-300)) if not got.has_z else 0.0
-        if (z is None or abs(z - 1) <= limit) and abs(ce - 1) <= FACTOR_LIMIT and extra <= 1e-3:
-            continue
-        wide = str(ident.dtype).removeprefix("torch.")
-        if not got.has_z and extra > 1e-3:
+        readable = got.has_z and limit < 0.5 and (dtype == torch.bfloat16 or float(alone_TV.abs().max()) > 2.0**-18)
+        z = float((grad_TV[silent] * alone_TV).sum() / (alone_TV * alone_TV).sum()) if readable else 1.0
+        entries_T = ((grad_TV - z * z_TV) * onehot_TV).sum(-1)[~silent]
+        ce = float((entries_T * ce_T).sum() / (ce_T * ce_T).sum()) if bool(ce_T.any()) else 1.0
+        if abs(z - 1) > limit or abs(ce - 1) > FACTOR_LIMIT:
+            of_z = f"λ is {z:.3g} times and " if readable else ""
             return found(
-                ID, f"With {name} logits there is a source beside cross-entropy, with {wide} logits none.", extra
+                ID, f"With {name} logits {of_z}the weight on CE is {ce:.3g} times what it is with {wide} logits.", z
             )
-        of_z = "" if z is None else f"λ is {z:.3g} times and "
-        return found(
-            ID, f"With {name} logits {of_z}the weight on CE is {ce:.3g} times what it is with {wide} logits.", z
-        )
     return None
