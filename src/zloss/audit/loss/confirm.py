@@ -24,7 +24,7 @@ from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.probe_calls import joined_probe, make_probes, seeded
 from zloss.audit.loss.probes import Probe, allowed
 from zloss.audit.loss.reference import Reference
-from zloss.audit.loss.select import select
+from zloss.audit.loss.select import ROUGHLY, nearest, select
 
 OFFSET = 101
 """Between the seeds of the two draws."""
@@ -69,19 +69,17 @@ def _denied(box: BlackBox, ident: Identification) -> str | None:
         again = select(measure(parts, ident.eps, ident.model.warp))
         names = [[c.name for c in one.fit.candidates] for one in (again, ident.selection)]
         share = 0.0 if again.how == how and names[0] == names[1] else 1.0
+    elif how == "rounded":
+        share = worst if (worst := nearest(measure(parts, ident.eps)).worst) > ROUGHLY else 0.0
     elif how in ("none", "explained") and ident.model.warp.identity:
         share = _left_of_source(box, ident)
     else:
         return None
     if share <= SHARE:
         return None
-    of = "Z source" if ident.identified.has_z else "gradient"
-    return (
-        f"One draw of the probes is explained by a penalty on {ident.identified.penalty}, "
-        f"but on a second draw {share:.2g} of its {of} is left over."
-        if ident.identified.has_z
-        else f"One draw of the probes is explained by cross-entropy, but on a second draw {share:.2g} of the {of} is left over."
-    )
+    has_z = ident.identified.has_z
+    by, of = (f"a penalty on {ident.identified.penalty}", "its source") if has_z else ("cross-entropy", "the gradient")
+    return f"One draw of the probes is explained by {by}, but on a second draw {share:.2g} of {of} is left over."
 
 
 def _left(ident: Identification, parts: list[tuple[Probe, Tensor]]) -> float:
