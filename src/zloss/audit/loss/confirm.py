@@ -149,14 +149,14 @@ def _dense_head(box: BlackBox, ident: Identification, seed: int) -> tuple[Identi
         wanted = (model.ce_source(r) + model.z_source(r)).T @ hidden
         return float((grad_weight - wanted).norm() / wanted.norm().clamp(min=1e-300))
 
-    error = error_with(0.0)
-    if error <= limit:
+    deviation = error_with(0.0)
+    if deviation <= limit:
         return ident, None
     for power in POWERS.values():
         if error_with(power) <= limit:
             return replace(ident, scale_power=power), None
     return ident, (
-        f"On dense hidden states (T = {DENSE_TOKENS}, D = {wide}) the gradient at the weight is off by {error:.2g} from what "
+        f"On dense hidden states (T = {DENSE_TOKENS}, D = {wide}) the gradient at the weight is off by {deviation:.2g} from what "
         "one-hot hidden states show: the loss changes hidden or weight before their product."
     )
 
