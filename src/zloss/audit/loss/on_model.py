@@ -123,7 +123,7 @@ def _not_comparable(box: BlackBox, ident: Identification, tokens: ModelTokens, *
     if not known and got.target is not None and got.target_rule is None and got.vocab not in (None, head.vocab):
         return f"whether c follows the vocabulary could not be probed, so c at V = {head.vocab} is not known"
     if ident.special:
-        return f"one class has a weight of its own ({ident.special[0].words}), which the targets of a text may hold"
+        return f"one class is weighted differently ({ident.special[0].words}), and the text may have it as a target"
     if not box.linear:
         return None
     if head.bias_V is not None:

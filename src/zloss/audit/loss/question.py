@@ -133,7 +133,7 @@ def _confirmed(evidence: Evidence, findings: tuple[Finding, ...]) -> tuple[Findi
             and f.id not in ("size_dependent", "denominator_mismatch")
             and checks[f.id](evidence).verdict != "finding"
         ):
-            why = f"The same question gets another answer when it is put again ({f.id}: “{f.sentence}”): the loss keeps state."
+            why = f"The same check gives a different result when it is repeated ({f.id}: “{f.sentence}”): the loss keeps state."
             return tuple(found(one.id, why, f.figure) if one.id == "not_repeatable" else one for one in findings)
     seen = "; ".join(
         f"{f.id}: on the first “{f.sentence}”, on the second “{lost[f.id].sentence}”" for f in doubted if f.id in lost

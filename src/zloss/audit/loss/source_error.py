@@ -74,7 +74,7 @@ def measure_source(
     except LossCallError as error:
         return SourceError(None, None, None, tokens=tokens, dtype=name, reason=str(error)), 0.0
     if ident.special and bool(torch.isin(probe.target_T, torch.tensor([one.index for one in ident.special])).any()):
-        why = f"the targets hold a class with a weight of its own ({ident.special[0].words})"
+        why = f"the targets include a class that is weighted differently ({ident.special[0].words})"
         return SourceError(None, None, None, tokens=tokens, dtype=name, reason=why), 0.0
     r, model = probe.reference, ident.model
     ce_TV, z_TV = model.ce_source(r), model.z_source(r)

@@ -81,7 +81,9 @@ def _in_16_bits(evidence: Evidence) -> Finding | None:
             extra = float(grad_TV[silent].norm() / ce_TV.norm().clamp(min=1e-300))
             if extra > 1e-3:
                 return found(
-                    ID, f"With {name} logits there is a source beside cross-entropy, with {wide} logits none.", extra
+                    ID,
+                    f"With {name} logits there is a source in addition to cross-entropy, with {wide} logits there is none.",
+                    extra,
                 )
         # A kernel that forms 1 + 2λ(log Z − c) in 16 bits rounds every row by a unit of the weight on CE.
         noise = UNIT[name] * weight * len(alone_TV) ** 0.5 / max(float(alone_TV.norm()), 1e-300)

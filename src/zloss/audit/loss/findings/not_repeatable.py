@@ -71,7 +71,7 @@ def _rare(evidence: Evidence, probe: Probe, value: float, tolerance: float) -> F
         return found(
             ID,
             f"One of {call + 1} calls with the same inputs gives another value (relative change {changed:.3g}): the loss keeps "
-            "state, or draws random numbers of its own.",
+            "state, or uses a generator that the audit cannot seed.",
             changed,
         )
     return None
