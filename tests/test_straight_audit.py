@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from zloss.text.corpus import pydoc_topics
+from zloss.text import pydoc_topics
 
 from tests.audit.checkpoint.straight import differences, load_fp64, token_stream
 from tests.straight_audit import Tokens, comparison, loss_audit, run_tiny, straight_report, tiny_model, tiny_report

@@ -89,9 +89,11 @@ class AuditLoss:
             expect["coef"] = self.coef
         if self.target is not None:
             expect["target"] = self.target
-        if self.out:
+        # The loss may change the working directory: the folder is the one meant now.
+        out = str(Path(self.out).resolve()) if self.out else ""
+        if out:
             check_folder(Path(self.out))
-            refuse_other(Path(self.out), Owner("loss-audit", self.function), force=self.force)
+            refuse_other(Path(out), Owner("loss-audit", self.function), force=self.force)
         function = load_function(self.function)
         tokens = self._model_tokens(progress)
         try:
@@ -113,13 +115,13 @@ class AuditLoss:
         except InputError as error:
             kind = LossCallError if isinstance(error, LossCallError) else InputError
             raise kind(_with_flags(str(error))) from error
-        written = [audit.write(self.out), *_write_page(self.out, audit)] if self.out else []
-        if self.out:
-            clear_leftovers(Path(self.out), written)
+        written = [audit.write(out), *_write_page(out, audit)] if out else []
+        if out:
+            clear_leftovers(Path(out), written)
         if not self.quiet:
             print_loss_audit(_in_flags(audit), whole=self.verbose, elsewhere="--verbose prints them")
             for path in written:
-                print(path)
+                print(Path(self.out) / path.name)
         return 1 if (audit.found if self.strict else audit.errors) else 0
 
     def _model_tokens(self, progress: Progress) -> ModelTokens | None:
