@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from zloss.cli.arguments import number_or_word
+from zloss.cli.options import number_or_word
 from zloss.results.choices import DtypeName
 from zloss.results.named_path import without_folders
 from zloss.results.text_options import TextFiles
@@ -72,7 +73,7 @@ class AuditLoss:
     quiet: bool = False
     """Print nothing but errors."""
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         from zloss.audit.loss.load import load_function
         from zloss.audit.loss.output import LossCallError
         from zloss.audit.loss.run import audit_loss

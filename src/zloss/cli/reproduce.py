@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from zloss.cli.arguments import RepeatedStrings
 from zloss.results.named_path import without_folders
+from zloss.results.option import Option
 from zloss.results.text_options import TextFiles
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Reproduce:
     profile: Literal["paper", "cpu", "smoke"] = "cpu"
     """paper: its models, corpora, counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on a small model of its
     own in about an hour for all tables; smoke: seconds."""
-    model: Annotated[RepeatedStrings, tyro.conf.arg(metavar="MODEL")] = ()
+    model: Annotated[tuple[str, ...], Option(metavar="MODEL", repeated=True)] = ()
     """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a model of
     the paper that lies in a folder, NAME alone to select one. Repeat to append."""
     texts: TextFiles = ()
@@ -40,7 +41,7 @@ class Reproduce:
     """Blocks instead of the profile's count; 0 takes all the text gives."""
     block_size: int | None = None
     """Predictions per block instead of the profile's."""
-    report: Annotated[RepeatedStrings, tyro.conf.arg(metavar="RESULT")] = ()
+    report: Annotated[tuple[str, ...], Option(metavar="RESULT", repeated=True)] = ()
     """For text:reporting: results to check instead of a new audit."""
     out: str = "zloss-reproduce"
     """Folder for LABEL.json and LABEL.md; audits and training runs are kept there too and used again."""
@@ -49,7 +50,7 @@ class Reproduce:
     quiet: bool = False
     """No progress and no tables."""
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         from zloss.errors import InputError
         from zloss_paper.engine.registry import find_recipe, labels
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ class RouterScale:
     verbose: bool = False
     """Also print where each convention was read."""
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         from zloss.report.terminal.router_scale import print_match, print_router_scale
         from zloss.source.router.catalog import find_convention
         from zloss.source.router.scale import match_coefficient
