@@ -65,7 +65,8 @@ class Reproduce:
         recipes = [find_recipe(label) for label in (labels() if self.labels == ("all",) else self.labels)]
 
         if self.rejudge:
-            return self._judge_again(recipes)
+            return self._rejudge(recipes)
+
         from zloss.console import choose_progress
         from zloss.report.terminal.reproduction import print_reproduction
         from zloss.results.folder import check_folder
@@ -96,8 +97,8 @@ class Reproduce:
                 print("\n".join(str(path) for path in written))
         return 1 if failed else 0
 
-    def _judge_again(self, recipes: list[Recipe[Any]]) -> int:
-        """The results in the folder with the claims of today; `all`: those that lie there."""
+    def _rejudge(self, recipes: list[Recipe[Any]]) -> int:
+        """Apply today's claims to the results in the folder; `all`: to those that exist."""
         from zloss.report.terminal.reproduction import print_reproduction
         from zloss_paper.engine.kept_result import rejudge
         from zloss_paper.engine.reproduction_files import write_reproduction
@@ -115,16 +116,19 @@ class Reproduce:
         return 1 if failed else 0
 
     def command(self, label: str) -> str:
-        """The command line for one label, without folders, which would tell about someone's machine."""
-        words = ["zloss", "reproduce", label, "--profile", self.profile]
+        """The command line for one label, without the folders of this machine."""
+        argv = ["zloss", "reproduce", label, "--profile", self.profile]
         for flag, values in (("--model", self.model), ("--text", self.texts), ("--report", self.report)):
-            words += [word for value in values for word in (flag, _name(value))]
-        for flag, value in (("--blocks", self.blocks), ("--block-size", self.block_size)):
-            words += [flag, str(value)] if value is not None else []
-        return shlex.join(words)
+            for value in values:
+                argv += [flag, _name_without_folders(value)]
+        for flag, count in (("--blocks", self.blocks), ("--block-size", self.block_size)):
+            if count is not None:
+                argv += [flag, str(count)]
+        return shlex.join(argv)
 
 
-def _name(value: str) -> str:
+def _name_without_folders(value: str) -> str:
+    """FOLDER or NAME=FOLDER by the last part of the folder."""
     prefix, equals, path = value.rpartition("=")
     return f"{prefix}{equals}{without_folders(path)}"
 

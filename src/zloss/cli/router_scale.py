@@ -65,7 +65,7 @@ class RouterScale:
         if not self.verbose:
             print("--verbose prints where each convention was read.")
         if chosen is not None:
-            # Computed apart: a convention that applies nothing has no entry in the table, and this names the reason.
+            # Not read from the table: a convention that applies nothing has no entry there, and this error says why.
             print_match(self.coef, source, match_coefficient(self.coef, source, chosen, **context), chosen)
         if written is not None:
             print(written)
