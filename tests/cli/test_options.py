@@ -207,6 +207,12 @@ def test_warm_up_and_validation_follow_from_steps() -> None:
     assert (validate_every("--steps", "80"), validate_every("--steps", "80", "--validate-every", "0")) == (8, 0)
 
 
+def test_every_spelling_of_the_steps_counts() -> None:
+    """The first of two parses did not read +8 as a number, so the run got the warm-up of 200 steps and was refused."""
+    assert (config("--steps", "+8").steps, config("--steps", "+8").warmup) == (8, 0)
+    assert validate_every("--steps", "1_000") == 100
+
+
 def test_the_methods_follow_from_moe() -> None:
     assert train("--moe").grid().methods == ("ce",)
     assert train("--moe", "--no-moe").grid().methods == ("ce", "centered-head", "standard", "centered")
