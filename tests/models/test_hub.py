@@ -10,8 +10,7 @@ import pytest
 from tests.tiny_gguf import tiny_tensors, write_gguf
 from zloss.cli.main import main
 from zloss.errors import CheckpointError
-from zloss.models.checkpoint import load_checkpoint
-from zloss.models.hub import hub_answers, looks_like_a_path
+from zloss.models.checkpoint import hub_answers, load_checkpoint, looks_like_a_path
 
 
 @pytest.fixture

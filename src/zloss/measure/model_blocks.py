@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zloss.errors import CheckpointError, InputError
-from zloss.models.checkpoint import Checkpoint
-from zloss.models.positions import settle_block_size
+from zloss.models.checkpoint import Checkpoint, settle_block_size
 from zloss.results.choices import BosPolicy
 from zloss.text import Blocks, Corpus, make_blocks
 

@@ -1,25 +1,45 @@
 """A language model by name: `smollm2`, a Hugging Face id or folder, or a GGUF file.
 
 Weights come from safetensors or GGUF unless pickles are allowed; no remote code runs unless it is trusted.
+
+[zloss.models.checkpoint] Names of models on the hub: told apart from misspelt folders, and asked for only where the hub answers.
+
+[zloss.models.checkpoint] Whether every weight of a model came from its checkpoint.
+
+transformers draws weights that a checkpoint lacks at random and says so in a log line at most. Numbers of such a model are
+those of no checkpoint.
+
+[zloss.models.checkpoint] How many tokens a model can read at once, and the block size that follows from it.
+
+[zloss.models.checkpoint] Identity of a model: a checksum of all its weights, and of the config that says how they are used.
+
+Hashing reads every weight once, at 0.5 to 2 GB/s; two checkpoints of one training differ in it however late they part.
 """
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import importlib.util
 import json
+import os
+import re
+import socket
+import threading
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from zloss.errors import CheckpointError, MissingDependencyError, first_line
-from zloss.models.gguf import converted_gguf
-from zloss.models.hub import hub_answers, hub_options, near_folder, refuse_missing_folder
-from zloss.models.loaded_weights import check_loaded
+from zloss.errors import CheckpointError, InputError, MissingDependencyError, first_line
+from zloss.ranks.own_parts import own_part
 from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName
 
+# <<< zloss.models.checkpoint
 DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -75,6 +95,8 @@ def load_checkpoint(
         refuse_missing_gguf(gguf)
     else:
         return _load_pretrained(name, dtype, trust_remote_code, allow_pickle, revision)
+    from zloss.models.gguf import converted_gguf
+
     with converted_gguf(gguf) as (folder, wants_bos):
         loaded = _load_pretrained(str(folder), dtype, False, False)
     return Checkpoint(name, f"gguf:{gguf.name}", loaded.model, loaded.tokenizer, wants_bos)
@@ -235,3 +257,230 @@ def _require_transformers() -> None:
     logging: Any = transformers_logging
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+
+
+# <<< zloss.models.checkpoint
+PATIENCE = 3.0
+"""Seconds in which the hub has to accept a connection; its own client tries for more than twenty."""
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def refuse_missing_folder(name: str) -> None:
+    """An error where `name` can only be a folder and there is none."""
+    if not Path(name).is_dir() and looks_like_a_path(name):
+        raise CheckpointError(f"no model {name!r}: there is no such folder.{near_folder(name)}")
+
+
+def looks_like_a_path(name: str) -> bool:
+    """Whether a name cannot be an id on the hub, `owner/model` or `model`, or begins with a folder that is here."""
+    if name.startswith((".", "/", "~")) or name.endswith("/") or (os.sep != "/" and os.sep in name):
+        return True
+    parts = name.split("/")
+    return len(parts) > 2 or (len(parts) == 2 and Path(parts[0]).is_dir())
+
+
+def near_folder(name: str) -> str:
+    """A question with the folder whose name is most like the last part of `name`; empty where none is."""
+    path = Path(name)
+    try:
+        here = [child.name for child in path.parent.iterdir() if child.is_dir()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, here, n=1, cutoff=0.6)
+    return f" Did you mean {path.parent / near[0]}?" if near else ""
+
+
+def hub_options() -> dict[str, Any]:
+    """Arguments for the loaders of transformers: only what is in the cache, where the hub does not answer."""
+    return {} if hub_answers() else {"local_files_only": True}
+
+
+def hub_answers() -> bool:
+    """Whether the hub accepts a connection within a few seconds; behind a proxy it is taken to."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    if any(os.environ.get(variable) for variable in PROXIES):
+        return True
+    place = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            port = place.port or (80 if place.scheme == "http" else 443)
+            with socket.create_connection((place.hostname or "", port), timeout=PATIENCE):
+                answered.set()
+        except OSError:
+            pass
+
+    # In a thread: the search for the address has no time limit of its own.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    return answered.is_set()
+
+
+# <<< zloss.models.checkpoint
+SHOWN = 3
+"""Names that an error shows of each kind."""
+
+HARMLESS = re.compile(
+    r"(^|\.)(position_ids|rotary_emb\.(inv_freq|cos_cached|sin_cached)"
+    r"|(attn|attention|self_attn|self_attention)\.(bias|masked_bias|causal_mask))$"
+)
+"""Buffers of older checkpoints that models now compute: positions, rotary frequencies, causal masks.
+
+transformers leaves out those that an architecture lists itself (`_keys_to_ignore_on_load_unexpected`).
+"""
+
+
+def check_loaded(name: str, info: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose tensors are not the model's, naming the first few.
+
+    `info` is what `from_pretrained(..., output_loading_info=True)` tells: without the tied weights and without the keys that
+    the architecture lets be missing or superfluous.
+    """
+    missing = sorted(info["missing_keys"])
+    superfluous = sorted(key for key in info["unexpected_keys"] if HARMLESS.search(key) is None)
+    # (key, shape in the checkpoint, shape in the model)
+    misshapen = [f"{key} {list(there)} for {list(here)}" for key, there, here in sorted(info["mismatched_keys"])]
+    complaints = [
+        f"{what} {_some(keys)}"
+        for what, keys in (("lacks", missing), ("has another shape of", misshapen), ("also has", superfluous))
+        if keys
+    ]
+    if complaints:
+        raise CheckpointError(
+            f"the weights of {name} are not those of its config: the checkpoint {', and it '.join(complaints)}. "
+            "Use the config and the weights of the same model."
+        )
+
+
+def _some(keys: Collection[str]) -> str:
+    """The number of keys and the first of them."""
+    shown = ", ".join(list(keys)[:SHOWN])
+    more = ", …" if len(keys) > SHOWN else ""
+    return f"{len(keys)} tensor{'s' * (len(keys) != 1)} ({shown}{more})"
+
+
+# <<< zloss.models.checkpoint
+DEFAULT_BLOCK_SIZE = 256
+"""Predictions per block where none are asked for and the model has positions for them."""
+TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
+"""Names under which models keep a table with one row per position."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The positions that a model was made for."""
+
+    count: int
+    fixed: bool
+    """Whether they are rows of a table, beyond which the model cannot read. Rotary positions go on without an end, but
+    the model was not trained there."""
+
+
+@dataclass(frozen=True)
+class BlockSize:
+    """Predictions per block, and a sentence for the report where the positions of the model have a say in it."""
+
+    size: int
+    note: str | None = None
+
+
+def positions_of(checkpoint: Checkpoint) -> Positions | None:
+    """The positions by the model's config; None for a model without any, such as one with ALiBi or a recurrent one."""
+    config: Any = checkpoint.config.get_text_config()
+    stated = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    rows = _table_rows(checkpoint.model)
+    if not isinstance(stated, int) or stated < 1:
+        return None if rows is None else Positions(rows, fixed=True)
+    # A table may have more rows than positions (OPT reserves two), but not fewer that could be read.
+    return Positions(stated if rows is None else min(stated, rows), fixed=rows is not None)
+
+
+def settle_block_size(checkpoint: Checkpoint, asked: int | None, *, bos: bool) -> BlockSize:
+    """The block size that was asked for, or the smaller of 256 and what the model has positions for.
+
+    With `bos` one position of every block is the BOS. A size beyond a table of positions is an error that names the
+    largest one that fits; beyond rotary positions it stays, with a warning as its note.
+    """
+    positions = positions_of(checkpoint)
+    if positions is None:
+        return BlockSize(DEFAULT_BLOCK_SIZE if asked is None else asked)
+    most = positions.count - bos
+    beside = ", one of them for the BOS" if bos else ""
+    if asked is None and most >= DEFAULT_BLOCK_SIZE:
+        return BlockSize(DEFAULT_BLOCK_SIZE)
+    if asked is None and most >= 1:
+        return BlockSize(
+            most,
+            f"Blocks have {most} predictions, not {DEFAULT_BLOCK_SIZE}: the model has {positions.count} positions{beside}.",
+        )
+    if asked is not None and asked <= most:
+        return BlockSize(asked)
+    if positions.fixed or asked is None:
+        raise InputError(
+            f"`block_size` is {asked or DEFAULT_BLOCK_SIZE}, but {checkpoint.name} has {positions.count} "
+            f"positions{beside}: give at most {most}."
+        )
+    return BlockSize(
+        asked,
+        f"Warning: blocks of {asked} predictions are longer than the {positions.count} positions that the model was made "
+        f"for{beside}. Its numbers beyond them are not those of the trained model; blocks of {most} would fit.",
+    )
+
+
+def _table_rows(model: nn.Module) -> int | None:
+    """Rows of the smallest table of positions; None where there is none."""
+    rows = [
+        module.num_embeddings
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and _last(name) in TABLES
+    ]
+    # GPT-J keeps the sines and cosines of its rotary positions in such a table.
+    rows += [buffer.shape[0] for name, buffer in model.named_buffers() if _last(name) in TABLES and buffer.dim() == 2]
+    return min(rows, default=None)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+# <<< zloss.models.checkpoint
+_ELSEWHERE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+"""Keys of a config that depend on the place and the program it was loaded with; the weights carry their dtype."""
+
+
+def weight_fingerprint(model: nn.Module) -> str:
+    """A checksum of the name, shape, dtype and every byte of every tensor; a tensor that is tied to another is read once."""
+    digest = hashlib.sha256()
+    names: dict[tuple[object, ...], str] = {}
+    for name, whole in sorted(model.state_dict().items()):
+        tensor = own_part(whole)  # of a model that is divided over processes
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        tied = names.setdefault(place, name) if tensor.numel() else name
+        digest.update(f"{name} {tied} {tensor.dtype} {list(tensor.shape)}".encode())
+        if tied == name:
+            digest.update(_bytes(tensor))
+    return digest.hexdigest()[:16]
+
+
+def model_fingerprint(checkpoint: Checkpoint) -> str:
+    """A checksum of the weights and the config: scales, caps and positions change numbers with the same weights."""
+    config = {key: value for key, value in checkpoint.config.to_dict().items() if key not in _ELSEWHERE}
+    text = json.dumps(config, sort_keys=True, default=str)
+    return hashlib.sha256(f"{weight_fingerprint(checkpoint.model)} {text}".encode()).hexdigest()[:16]
+
+
+def sampled_fingerprint(model: nn.Module) -> str:
+    """`initial_weights` of runs of earlier versions: the first 64 entries of every tensor, which is too few to tell all apart."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        sample = tensor.detach().reshape(-1)[:64].double().tolist()
+        digest.update(f"{name} {list(tensor.shape)} {sample}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data

@@ -22,7 +22,7 @@ from typing import Any
 
 from zloss.cache import cache_root
 from zloss.errors import CheckpointError, InputError, MissingDependencyError, OutputError, first_line
-from zloss.models.loaded_weights import check_loaded
+from zloss.models.checkpoint import check_loaded
 from zloss.results.folder_writing import whole_folder
 from zloss.results.reading import read_object
 from zloss.results.system_lock import take_lock

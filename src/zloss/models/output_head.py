@@ -1,20 +1,32 @@
 """The output head of a language model: its weight and bias, and the scale and cap of its logits.
 
 Scale and cap are read from the config; `head_check.py` compares the logits they give with the model's own.
+
+[zloss.models.output_head] The hidden states that the output head of a language model receives.
+
+u is the input of the output-embedding module, caught by a forward pre-hook, so scaling or normalisation in front of the
+head needs no special case.
+
+[zloss.models.output_head] Whether an output head gives the logits of its model, and whether the model is causal.
+
+An architecture may do something to its logits that `find_head` does not know; then every number of an audit would be wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zloss.errors import CheckpointError
+from zloss.errors import CheckpointError, ZlossError, first_line
 from zloss.models.checkpoint import Checkpoint
 
 
+# <<< zloss.models.output_head
 @dataclass(frozen=True)
 class OutputHead:
     """z = logit_scale·(W u + b), then softcap·tanh(z/softcap) where there is a cap."""
@@ -72,3 +84,94 @@ def _logit_scale(config: Any) -> float:
     """Cohere multiplies by `logit_scale`, Granite divides by `logits_scaling`, Falcon-H1 has `lm_head_multiplier`."""
     multiply = (_nonzero(config, "logit_scale") or 1.0) * (_nonzero(config, "lm_head_multiplier") or 1.0)
     return multiply / (_nonzero(config, "logits_scaling") or 1.0)
+
+
+# <<< zloss.models.output_head
+HiddenStates = Callable[[Tensor], Tensor]
+"""Token ids [B, N] to hidden states [B, N, D]."""
+
+
+class _HiddenCaptured(Exception):
+    """Raised by the pre-hook to leave the forward pass before the model computes its own logits."""
+
+
+@contextmanager
+def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenStates]:
+    """The hidden states of any token ids: the model's forward pass, ended before its head."""
+    caught: list[Tensor] = []
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        caught.append(inputs[0])
+        raise _HiddenCaptured
+
+    handle = head.module.register_forward_pre_hook(hook)
+
+    def run(ids_BN: Tensor) -> Tensor:
+        caught.clear()
+        try:
+            checkpoint.model(input_ids=ids_BN, use_cache=False)
+        except _HiddenCaptured:
+            return caught.pop()
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError) as error:
+            if isinstance(error, ZlossError) or "memory" in str(error).lower():
+                raise
+            raise CheckpointError(
+                f"the forward pass of {checkpoint.name} fails ({type(error).__name__}: {first_line(error)}): its config and its "
+                "weights do not belong together, or the model needs other inputs than token ids."
+            ) from error
+        raise CheckpointError(f"{checkpoint.name} never calls its output head in a forward pass: it cannot be audited.")
+
+    try:
+        yield run
+    finally:
+        handle.remove()
+
+
+# <<< zloss.models.output_head
+CHECK_TOKENS = 64
+"""Tokens that are compared; few, because the model forms all their logits at once (V can be 262,144)."""
+AGREEMENT = 1e-3
+"""Largest relative difference between our logits and the model's own."""
+FORESIGHT = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+"""Largest relative change of earlier hidden states when a later token changes: what rounding explains."""
+
+
+@torch.no_grad()
+def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float:
+    """The relative difference between our logits and the model's own; an error where it is too large.
+
+    Also an error where the model is not causal: then changing the last token changes the hidden states before it.
+    """
+    ids_BN = ids_N[:CHECK_TOKENS].unsqueeze(0)
+    with hidden_states(checkpoint, head) as hidden_of:
+        try:
+            hidden = hidden_of(ids_BN)
+        except (IndexError, RuntimeError) as error:
+            raise CheckpointError(f"the forward pass of {checkpoint.name} fails: {first_line(error)}.") from error
+        changed = ids_BN.clone()
+        changed[0, -1] = (changed[0, -1] + 1) % head.vocab
+        future = hidden_of(changed)
+    if ids_BN.shape[1] > 1 and _relative(future[0, :-1], hidden[0, :-1]) > FORESIGHT[hidden.dtype]:
+        raise CheckpointError(
+            f"{checkpoint.name} is not causal: changing a token changes the hidden states before it. "
+            "An audit needs a causal language model, not an encoder."
+        )
+    try:
+        own = checkpoint.model(input_ids=ids_BN, use_cache=False).logits
+    except Exception as error:
+        raise CheckpointError(f"the forward pass of {checkpoint.name} fails: {first_line(error)}.") from error
+    difference = _relative(head.logits(hidden), own)
+    if not difference <= AGREEMENT:
+        raise CheckpointError(
+            f"the logits of {checkpoint.name} are not reproduced by its output head: relative difference {difference:.2g} "
+            f"(limit {AGREEMENT:g}) with logit scale {head.logit_scale:g} and softcap {head.softcap}. "
+            f"Its architecture ({type(checkpoint.model).__name__}) does something to the logits that is not known here."
+        )
+    return difference
+
+
+def _relative(got: Tensor, want: Tensor) -> float:
+    """‖got − want‖ / ‖want‖. Equal infinities agree: a bias of -inf gives them to a class that is switched off."""
+    got, want = got.double(), want.double()
+    difference = torch.where(got == want, 0.0, got - want).norm()
+    return float(difference / torch.where(want.isinf(), 0.0, want).norm().clamp_min(torch.finfo(torch.float64).tiny))

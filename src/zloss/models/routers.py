@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError
 from zloss.results.router import Scoring
-from zloss.source.router.convention import RouterContext
+from zloss.router.conventions import RouterContext
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from zloss.errors import CheckpointError, CoordinateError, TiedHeadError
-from zloss.models.checkpoint import Checkpoint
+from zloss.models.checkpoint import TABLES, Checkpoint
 from zloss.models.output_head import OutputHead
-from zloss.models.positions import TABLES
 from zloss.protocol.center.weight_files import WeightFiles
 
 BETWEEN = ("project_in", "embed_layer_norm", "emb_layer_norm", "word_embeddings_layernorm")

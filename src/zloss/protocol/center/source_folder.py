@@ -11,9 +11,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from zloss.errors import CheckpointError, OutputError
-from zloss.models.checkpoint import SMOLLM2_HUB, embedded_smollm2, not_found, refuse_adapter, refuse_missing_gguf
+from zloss.models.checkpoint import (
+    SMOLLM2_HUB,
+    embedded_smollm2,
+    hub_options,
+    not_found,
+    refuse_adapter,
+    refuse_missing_folder,
+    refuse_missing_gguf,
+)
 from zloss.models.gguf import converted_gguf
-from zloss.models.hub import hub_options, refuse_missing_folder
 from zloss.results.choices import SMOLLM2
 
 WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*")

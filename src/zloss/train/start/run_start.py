@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zloss.measure.model_blocks import check_token_ids
-from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.head_check import check_head
-from zloss.models.output_head import find_head
-from zloss.models.positions import DEFAULT_BLOCK_SIZE, settle_block_size
+from zloss.models.checkpoint import DEFAULT_BLOCK_SIZE, Checkpoint, load_checkpoint, settle_block_size
+from zloss.models.output_head import check_head, find_head
 from zloss.results.train_config import TrainConfig
 from zloss.train.data.blocks import TrainData, open_data, training_text
 from zloss.train.moe.model import moe_checkpoint

@@ -3,12 +3,22 @@
     L_R = λ_R Σ_{t,l} α_l (log Z_R − c_R)²        ∂L_R/∂r = λ_R α_l · 2(log Z_R − c_R) · p
 
 The source 2(log Z − c)·p is the head's, with E experts for V words; the convention only sets α.
+
+[zloss.router.loss] What a router Z-loss returns: the loss, and what it applies to each decision.
+
+Axes: L layers, E experts.
+
+[zloss.router.loss] α_l, λα_l and s_rel of every layer under a convention, from counts that stay on their device.
+
+Axes: L layers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -16,19 +26,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError, ShapeError
-from zloss.ranks.global_normalizer import Gradients
+from zloss.ranks.global_normalizer import Gradients, as_groups, gradient_divisor
+from zloss.router.conventions import RouterContext, RouterConvention, check_count, exact_coefficient, find_convention
+from zloss.router.decisions import LayerTensors, RouterStats, read_router_logits, router_statistics, tensor_sequence
 from zloss.source.objective import check_target, is_on, resolve_target
 from zloss.source.objectives.standard import StandardZLoss
 from zloss.source.precision import at_least_fp32
-from zloss.source.router.catalog import find_convention
-from zloss.source.router.convention import RouterContext, RouterConvention, check_count, exact_coefficient
-from zloss.source.router.decisions import LayerTensors, read_router_logits, tensor_sequence
-from zloss.source.router.layer_weights import counted_decisions, layer_weights
-from zloss.source.router.loss_record import RouterLoss as RouterLoss
-from zloss.source.router.statistics import RouterStats, router_statistics
+from zloss.source.reduction import as_denominator
 from zloss.source.tensor_kind import check_differentiable, check_holds_values
 
 
+# <<< zloss.router.loss
 def router_loss(
     router_logits: LayerTensors,
     *,
@@ -164,3 +172,166 @@ def _attach(value: Tensor, along_p_N: Tensor, applied_N: Tensor, stats: RouterSt
     check_differentiable(**{f"router_logits[{i}]": tensor for i, tensor in enumerate(tensors)})
     attach: Callable[..., Tensor] = _Source.apply
     return attach(value, along_p_N, applied_N, stats.p_NE, *tensors)
+
+
+# <<< zloss.router.loss
+@dataclass(frozen=True)
+class RouterLoss:
+    """The router Z-loss of one forward pass, with what it applies to each decision. Only `loss` carries a gradient."""
+
+    loss: Tensor
+    """λ Σ α (log Z − c)²; 0 when off or when nothing is counted. With `groups` this rank's part times the divisor of the
+    gradients: its mean over ranks is the loss of all decisions where gradients are averaged, its sum where they are
+    summed."""
+    per_layer: Tensor
+    """Each layer's part of `loss`, [L]."""
+    alpha_per_layer: Tensor
+    """α_l, fp64 [L]; 0 for a layer without counted tokens. With `groups` that of a decision among those of all ranks."""
+    absolute_per_layer: Tensor
+    """λ_R·α_l, fp64 [L]."""
+    relative_per_layer: Tensor
+    """s_rel = N_tl·α_l, fp64 [L]."""
+    coef: float
+    """λ_R; 0 when off."""
+    target: float
+    """c_R."""
+    top_k: int
+    convention: RouterConvention
+    stats: RouterStats = field(repr=False)
+    correction_norm_per_layer: Tensor | None = None
+    """Mean ‖δ_h‖₂ = ‖λα·2(log Z − c)·W_Rᵀp‖₂ over each layer's decisions, [L]; None without the router weight."""
+    dropped_per_layer: Tensor | None = None
+    """Fraction of active routes beyond the capacity, [L]; None without a capacity."""
+
+    @property
+    def alpha(self) -> float:
+        """α; the mean over decisions where layers differ."""
+        return self._over_decisions(self.alpha_per_layer)
+
+    @property
+    def absolute(self) -> float:
+        """λ_R·α, the coefficient of one decision."""
+        return self._over_decisions(self.absolute_per_layer)
+
+    @property
+    def relative(self) -> float:
+        """s_rel, 1 for the token-layer mean."""
+        return self._over_decisions(self.relative_per_layer)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Mean router entropy over counted decisions, in nats."""
+        return self.stats.entropy
+
+    @property
+    def load(self) -> Tensor:
+        """[L, E]: active routes per expert."""
+        return self.stats.load
+
+    @property
+    def load_cv(self) -> Tensor:
+        """Coefficient of variation of the expert load, mean over layers."""
+        return self.stats.load_cv
+
+    @property
+    def decisions(self) -> int:
+        """N_tl, the counted routing decisions of this call."""
+        return int(self.stats.valid.sum())
+
+    @property
+    def nonfinite(self) -> int:
+        """Counted decisions whose log Z is NaN or infinite."""
+        return int(self.stats.nonfinite)
+
+    @property
+    def correction_norm(self) -> Tensor | None:
+        """Mean ‖δ_h‖₂ over counted decisions."""
+        if self.correction_norm_per_layer is None:
+            return None
+        weight_L = self.stats.decisions_per_layer.to(self.correction_norm_per_layer)
+        return torch.where(weight_L > 0, self.correction_norm_per_layer * weight_L, 0).sum() / weight_L.sum()
+
+    @property
+    def dropped(self) -> Tensor | None:
+        """Fraction of all active routes beyond the capacity."""
+        if self.dropped_per_layer is None:
+            return None
+        routes_L = self.load.sum(dim=1)
+        return torch.where(routes_L > 0, self.dropped_per_layer * routes_L, 0).sum() / routes_L.sum()
+
+    def _over_decisions(self, values_L: Tensor) -> float:
+        count_L = self.stats.decisions_per_layer
+        used = values_L[count_L > 0]
+        if used.numel() == 0:
+            return 0.0
+        if bool((used == used[0]).all()):
+            return float(used[0])
+        return float((values_L * count_L).sum() / count_L.sum())
+
+
+# <<< zloss.router.loss
+@dataclass(frozen=True)
+class LayerWeights:
+    """What a convention makes of the counts, fp64."""
+
+    count_L: Tensor
+    """D_l, the count that layer l is divided by."""
+    numerators: Sequence[Fraction]
+    """c_l, exact."""
+    alpha_L: Tensor
+    """α_l = c_l / D_l; 0 for a layer without counted decisions."""
+    relative_L: Tensor
+    """s_rel = c_l·(N_tl / D_l)."""
+
+    def absolute(self, coef: Fraction) -> Tensor:
+        """λα_l in one rounding of the exact λ·c_l, so that matched coefficients give the same bits; [L]."""
+        return _over(_fp64([coef * c_l for c_l in self.numerators], self.alpha_L), self.count_L)
+
+
+def layer_weights(convention: RouterConvention, counted_L: Tensor, top_k: int, context: RouterContext) -> LayerWeights:
+    """The weights of layers with `counted_L` decisions each, fp64."""
+    total = counted_L.sum()
+    if convention.token_count == "decisions":
+        count_L = total.expand_as(counted_L)
+    elif convention.token_count == "valid_tokens" and context.valid_tokens is not None:
+        count_L = torch.full_like(counted_L, context.valid_tokens)
+    else:
+        count_L = counted_L
+    numerators = convention.numerators(len(counted_L), top_k, context)
+    alpha_L = _over(_fp64(numerators, counted_L), count_L)
+    # Numerator and denominator of c_l apart: N_tl / D_l is a whole number in the common case, so s_rel is exact.
+    top_L = _fp64([Fraction(c_l.numerator) for c_l in numerators], counted_L)
+    bottom_L = _fp64([Fraction(c_l.denominator) for c_l in numerators], counted_L)
+    relative_L = top_L * _over(total.expand_as(count_L), count_L) / bottom_L
+    return LayerWeights(count_L, numerators, alpha_L, relative_L)
+
+
+def counted_decisions(
+    own_L: Tensor,
+    normalizer: float | Tensor | None,
+    groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None,
+    gradients: Gradients | int,
+) -> tuple[Tensor, int]:
+    """(decisions of every layer that the loss is divided by, what the framework divides summed gradients by).
+
+    `own_L`: the counted decisions of this rank, fp64.
+    """
+    if normalizer is not None:
+        if groups is not None:
+            raise InputError("`normalizer` and `groups` both say what is counted: pass one of them.")
+        return as_denominator(normalizer, own_L).expand_as(own_L), 1
+    if groups is None:
+        return own_L, 1
+    spread, whole_L = as_groups(groups), own_L.clone()
+    for group in spread:
+        dist.all_reduce(whole_L, dist.ReduceOp.SUM, group=group)
+    return whole_L, gradient_divisor(gradients, spread)
+
+
+def _fp64(values: Sequence[Fraction], like: Tensor) -> Tensor:
+    return torch.tensor([float(value) for value in values], dtype=torch.float64, device=like.device)
+
+
+def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, 0 where nothing is counted."""
+    return torch.where(denominator == 0, 0.0, numerator / torch.where(denominator == 0, 1.0, denominator))
