@@ -1,23 +1,17 @@
-"""Router section of an audit: what the routers of a mixture-of-experts model do on a corpus.
-
-[zloss.audit.router] The paper's router projection audit: one seeded linear router on hidden states, top-k × convention (tab:router).
-
-The hidden states are the same for every line; only the reduction changes, so within one k the norms of the token-layer
-mean, the active-route mean and the active-route sum stand in the ratio 1 : 1/k : k. This ratio does not depend on the
-router's scale, c_R, the hidden states or the number of decisions.
-"""
+"""Router audits: what the routers of a model do on a corpus, which scale its own router Z-loss applies, and the projection audit
+of the paper (tab:router)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError, MissingInputError, ShapeError
-from zloss.models.routers import ModelRouters, find_routers
+from zloss.models.routers import find_routers
 from zloss.results.moe_config import PAPER_CONVENTIONS
 from zloss.results.router import CoefOrigin, MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.router.conventions import RouterConvention
@@ -28,7 +22,6 @@ from zloss.source.precision import at_least_fp32
 from zloss.streaming.moments import Moments
 from zloss.streaming.quantiles import Quantiles
 
-# <<< zloss.audit.router
 SIGMOID_REASON = (
     "the router scores experts with a sigmoid each: there is no softmax normalizer, so log Z_R, its entropy and a "
     "router Z-loss have no meaning here"
@@ -42,7 +35,7 @@ UNKNOWN_REASON = (
     "not be a normalizer the model uses"
 )
 HYPOTHETICAL_COEF = 1e-3
-"""λ_R where neither the caller nor the model's configuration states one."""
+"""λ_R if neither the caller nor the model's configuration states one."""
 COEF_KEYS = (
     "router_z_loss_coef",
     "router_z_loss_coeff",
@@ -53,7 +46,7 @@ COEF_KEYS = (
     "moe_z_loss_weight",
     "moe_zloss_weight",
 )
-"""Where configurations keep λ_R: Switch and NLLB-MoE, Megatron's export, the OLMoE fork, and spellings of them."""
+"""Keys of λ_R in configurations: Switch and NLLB-MoE, Megatron's export, the OLMoE fork, and variants."""
 NO_OWN_LOSS_REASON = "the model's own loss has no router Z-loss to measure"
 
 
@@ -69,14 +62,13 @@ def audit_router(
 ) -> RouterFindings:
     """Run `model` on `batches` (its keyword inputs) and describe its routers.
 
-    `coef` is the λ_R that the injected correction is stated for: by default that of the model's configuration, and where
-    it has none a hypothetical 1e-3, which the findings say.
-    An `attention_mask` in a batch takes padding out. If the model has a router Z-loss of its own and the first batch
-    has labels, what it applies is measured from gradients on that batch.
+    `coef` is the λ_R for which the injected correction is reported: by default that of the model's configuration, and if it
+    has none, a hypothetical 1e-3, which the findings say. An `attention_mask` in a batch excludes padding. If the model
+    has its own router Z-loss and the first batch has labels, what it applies is measured from gradients on that batch.
     """
     routers = find_routers(model)
     k = routers.require_top_k(top_k)
-    stated = _coefficient(model, coef)
+    stated = _stated_coefficient(model, coef)
     tally = _Tally(len(routers.modules))
     experts, first, lost = 0, None, None
     for batch in batches:
@@ -103,13 +95,43 @@ def audit_router(
         )
     if first is None:
         raise InputError("`batches` is empty: nothing to audit.")
-    applied, reason = _own_loss(model, first) if measure_own else (None, "not asked for")
-    return tally.findings(routers, experts, k, stated, convention, applied, (lost, reason))
+    applied, not_measured = _applied_scale(model, first) if measure_own else (None, "not requested")
+    scoring = {"sigmoid": SIGMOID_REASON, "other": OTHER_REASON, "unknown": UNKNOWN_REASON}.get(routers.scoring)
+    reasons = [reason for reason in (scoring, stated.reason, lost, not_measured) if reason]
+    out = tally.first
+    if out is not None and not tally.correction.count:
+        reasons.append("no router weight [E, D] was found, so the correction norm is unknown")
+    load_cv_L = tally.load_cv_per_layer
+    name = convention if isinstance(convention, str) else convention.name
+    return RouterFindings(
+        scoring=routers.scoring,
+        softmax_normalizer=None if routers.scoring == "unknown" else not routers.without_softmax,
+        layers=len(routers.modules),
+        model_layers=routers.model_layers,
+        experts=experts,
+        top_k=k,
+        decisions=tally.decisions,
+        nonfinite=tally.nonfinite,
+        coef=stated.coef,
+        convention=name if out is None else out.convention.name,
+        target=None if out is None else out.target,
+        absolute=None if out is None else out.absolute,
+        relative=None if out is None else out.relative,
+        log_z=None if out is None else _tail(*tally.log_z),
+        violation=None if out is None else _tail(*tally.violation),
+        entropy=tally.entropy.mean,
+        load_cv=None if load_cv_L is None else float(load_cv_L.nanmean()),
+        correction_norm=tally.correction.mean,
+        per_layer=() if load_cv_L is None else tally.per_layer([router.name for router in routers.modules], load_cv_L),
+        applied=applied,
+        reasons=tuple(reasons),
+        coef_origin=stated.origin,
+        coef_key=stated.key,
+    )
 
 
-@dataclass(frozen=True)
-class _Coefficient:
-    """λ_R and where it comes from."""
+class _StatedCoefficient(NamedTuple):
+    """λ_R and where it was stated."""
 
     coef: float
     origin: CoefOrigin
@@ -117,33 +139,34 @@ class _Coefficient:
     reason: str | None = None
 
 
-def _coefficient(model: nn.Module, given: float | None) -> _Coefficient:
+def _stated_coefficient(model: nn.Module, given: float | None) -> _StatedCoefficient:
     if given is not None:
-        return _Coefficient(given, "given")
+        return _StatedCoefficient(given, "given")
     config = getattr(model, "config", None)
     for key in COEF_KEYS:
         value = getattr(config, key, None)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
         if value > 0:
-            return _Coefficient(float(value), "configuration", key)
-        return _Coefficient(
+            return _StatedCoefficient(float(value), "configuration", key)
+        return _StatedCoefficient(
             HYPOTHETICAL_COEF,
             "hypothetical",
             None,
             f"the configuration switches the router Z-loss off ({key} = {value:g})",
         )
-    return _Coefficient(HYPOTHETICAL_COEF, "hypothetical")
+    return _StatedCoefficient(HYPOTHETICAL_COEF, "hypothetical")
 
 
-def _own_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[MeasuredScale | None, str | None]:
+def _applied_scale(model: nn.Module, batch: dict[str, Tensor]) -> tuple[MeasuredScale | None, str | None]:
+    """What the model's own router Z-loss applies, or why it cannot be measured."""
     if not hasattr(model, "router_z_loss_coef"):
         return None, NO_OWN_LOSS_REASON
     if "labels" not in batch:
         return None, "the batches have no labels, so the model's own loss cannot be measured"
     # A coefficient of 0 in the configuration still has a scale: measure it at 1.
-    own: float = getattr(model, "router_z_loss_coef") or 1.0  # noqa: B009
-    return measure_model_router_scale(model, batch, coef=own), None
+    coef: float = getattr(model, "router_z_loss_coef") or 1.0  # noqa: B009
+    return measure_model_router_scale(model, batch, coef=coef), None
 
 
 class _Tally:
@@ -169,64 +192,25 @@ class _Tally:
                 accumulator.update(values)
         self.entropy.update(stats.entropy_N[stats.valid])
         for layer, (log_z_l, entropy_l) in enumerate(zip(self.layer_log_z, self.layer_entropy, strict=True)):
-            mine = stats.valid & (stats.decisions.layer_N == layer)
-            log_z_l.update(stats.log_z[mine])
-            entropy_l.update(stats.entropy_N[mine])
+            in_layer = stats.valid & (stats.decisions.layer_N == layer)
+            log_z_l.update(stats.log_z[in_layer])
+            entropy_l.update(stats.entropy_N[in_layer])
         load = stats.load.double()
         self.load = load if self.load is None else self.load + load
         if out.correction_norm is not None:
             self.correction.update(out.correction_norm.reshape(1))
 
-    def findings(
-        self,
-        routers: ModelRouters,
-        experts: int,
-        top_k: int,
-        stated: _Coefficient,
-        convention: str | RouterConvention,
-        applied: MeasuredScale | None,
-        further_reasons: tuple[str | None, ...],
-    ) -> RouterFindings:
-        scoring_reason = {"sigmoid": SIGMOID_REASON, "other": OTHER_REASON, "unknown": UNKNOWN_REASON}.get(
-            routers.scoring
-        )
-        reasons = [reason for reason in (scoring_reason, stated.reason, *further_reasons) if reason]
-        if self.first is not None and not self.correction.count:
-            reasons.append("no router weight [E, D] was found, so the correction norm is unknown")
-        out = self.first
-        cv_L = None if self.load is None else self.load.std(dim=1, correction=0) / self.load.mean(dim=1)
-        name = convention if isinstance(convention, str) else convention.name
-        return RouterFindings(
-            scoring=routers.scoring,
-            softmax_normalizer=None if routers.scoring == "unknown" else not routers.without_softmax,
-            layers=len(routers.modules),
-            model_layers=routers.model_layers,
-            experts=experts,
-            top_k=top_k,
-            decisions=self.decisions,
-            nonfinite=self.nonfinite,
-            coef=stated.coef,
-            convention=name if out is None else out.convention.name,
-            target=None if out is None else out.target,
-            absolute=None if out is None else out.absolute,
-            relative=None if out is None else out.relative,
-            log_z=None if out is None else _tail(*self.log_z),
-            violation=None if out is None else _tail(*self.violation),
-            entropy=self.entropy.mean,
-            load_cv=None if cv_L is None else float(cv_L.nanmean()),
-            correction_norm=self.correction.mean,
-            per_layer=() if cv_L is None else self._layers(routers, cv_L),
-            applied=applied,
-            reasons=tuple(reasons),
-            coef_origin=stated.origin,
-            coef_key=stated.key,
-        )
+    @property
+    def load_cv_per_layer(self) -> Tensor | None:
+        """Coefficient of variation of the expert load pooled over batches, [L]; None before the first batch."""
+        return None if self.load is None else self.load.std(dim=1, correction=0) / self.load.mean(dim=1)
 
-    def _layers(self, routers: ModelRouters, cv_L: Tensor) -> tuple[RouterLayer, ...]:
-        parts = zip(routers.modules, self.layer_log_z, self.layer_entropy, cv_L.tolist(), strict=True)
+    def per_layer(self, names: Sequence[str], load_cv_L: Tensor) -> tuple[RouterLayer, ...]:
+        """The layers with at least one finite decision."""
+        parts = zip(names, self.layer_log_z, self.layer_entropy, load_cv_L.tolist(), strict=True)
         return tuple(
-            RouterLayer(router.name, log_z.mean, entropy.mean, cv)
-            for router, log_z, entropy, cv in parts
+            RouterLayer(name, log_z.mean, entropy.mean, cv)
+            for name, log_z, entropy, cv in parts
             if log_z.mean is not None and entropy.mean is not None
         )
 
@@ -248,7 +232,7 @@ def measure_model_router_scale(
 ) -> MeasuredScale:
     """What a Hugging Face model's own router Z-loss applies: its coefficient is set to `coef` and to 0 in turn.
 
-    `batch` holds the model's inputs with labels. The coefficient is the model's attribute `attribute`, restored after.
+    `batch` holds the model's inputs with labels. The coefficient is the model's attribute `attribute`, restored afterwards.
     """
     routers = find_routers(model)
     if not hasattr(model, attribute):
@@ -280,7 +264,6 @@ def measure_model_router_scale(
     )
 
 
-# <<< zloss.audit.router
 @dataclass(frozen=True)
 class ProjectedCorrection:
     """What one convention injects into the hidden states at one k: a line of tab:router."""
@@ -291,12 +274,6 @@ class ProjectedCorrection:
     """s_rel: the coefficient of a decision in units of that of the token-layer mean."""
     correction_norm: float
     """Mean over decisions of ‖λα·2(log Z − c)·W_Rᵀp‖₂, α included."""
-
-
-def seeded_router(experts: int, width: int, *, seed: int, init_std: float, dtype: torch.dtype) -> Tensor:
-    """W_R [E, D] with N(0, init_std²) entries, drawn on the CPU in fp64: the same router on every device and dtype."""
-    generator = torch.Generator().manual_seed(seed)
-    return (init_std * torch.randn(experts, width, generator=generator, dtype=torch.float64)).to(dtype)
 
 
 def router_projection(
@@ -310,10 +287,14 @@ def router_projection(
     init_std: float = 0.02,
     seed: int = 0,
 ) -> tuple[ProjectedCorrection, ...]:
-    """The nine lines of tab:router for `hidden` [T, D], k by k.
+    """The projection audit of the paper (tab:router): a seeded linear router on `hidden` [T, D], for each top-k and convention.
+
+    The hidden states are the same for every line and only the reduction changes, so within one k the norms of the token-layer
+    mean, the active-route mean and the active-route sum have the ratio 1 : 1/k : k. This ratio does not depend on the router's
+    scale, c_R, the hidden states or the number of decisions.
 
     The router of each k has its own seed, `seed + k`, because the paper's routers differ from k to k; norms are comparable
-    within one k only. `target` is c_R; None is log E. Scaling: α = s_rel / T, so the norms fall as 1/T.
+    only within one k. `target` is c_R; None is log E. Scaling: α = s_rel / T, so the norms fall as 1/T.
     """
     if hidden.ndim != 2:
         raise ShapeError(
@@ -331,3 +312,9 @@ def router_projection(
             assert out.correction_norm is not None  # the weight was given
             found.append(ProjectedCorrection(top_k, out.convention.name, out.relative, float(out.correction_norm)))
     return tuple(found)
+
+
+def seeded_router(experts: int, width: int, *, seed: int, init_std: float, dtype: torch.dtype) -> Tensor:
+    """W_R [E, D] with N(0, init_std²) entries, drawn on the CPU in fp64: the same router on every device and dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    return (init_std * torch.randn(experts, width, generator=generator, dtype=torch.float64)).to(dtype)

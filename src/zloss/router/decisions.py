@@ -1,8 +1,7 @@
-"""Router logits as they come from a model, checked and laid out as one list of decisions.
+"""Routing decisions of a forward pass, and their statistics: log-normalizer, entropy, expert load.
 
-Axes: L layers, T tokens of a layer, E experts, N decisions (all layers, one after the other).
-
-[zloss.router.decisions] Statistics of routing decisions: log-normalizer, entropy, expert load. Scaling: means over counted decisions.
+Axes: L layers, T tokens of a layer, E experts, K active routes, N decisions (all layers, one after the other).
+Scaling: means over counted decisions.
 """
 
 from __future__ import annotations
@@ -19,23 +18,22 @@ from zloss.source.precision import at_least_fp32
 from zloss.source.statistics import TokenStats
 from zloss.source.tensor_kind import check_holds_values, check_tensor
 
-# <<< zloss.router.decisions
 LayerTensors = Tensor | Sequence[Tensor]
 """One [T, E] tensor per layer, an [L, T, E] tensor, or [T, E] for a single layer."""
 
 
 @dataclass(frozen=True)
-class RouterInput:
+class RouterDecisions:
     """Every routing decision of a forward pass."""
 
     tensors: tuple[Tensor, ...]
-    """What the caller gave, for the gradient to return to."""
+    """The caller's tensors, which receive the gradient."""
     tokens: tuple[int, ...]
     """T of every layer, masked tokens included."""
     logits_NE: Tensor
     """Detached, fp32 (fp64 for fp64), layer after layer."""
     valid_N: Tensor
-    """True where the decision is counted."""
+    """True for decisions that are counted."""
     layer_N: Tensor
     """The layer of every decision."""
 
@@ -58,7 +56,7 @@ class RouterInput:
         return values_L[self.layer_N]
 
 
-def read_router_logits(router_logits: LayerTensors, mask: LayerTensors | None, *, two_stacks: bool) -> RouterInput:
+def read_router_logits(router_logits: LayerTensors, mask: LayerTensors | None, *, two_stacks: bool) -> RouterDecisions:
     """Check the layers against each other and the mask against the layers."""
     tensors, layers = _layers(router_logits)
     experts, tokens = layers[0].shape[1], tuple(layer.shape[0] for layer in layers)
@@ -85,11 +83,11 @@ def read_router_logits(router_logits: LayerTensors, mask: LayerTensors | None, *
         sizes = torch.tensor(tokens, device=logits_NE.device)
         layer_N = torch.repeat_interleave(sizes, output_size=sum(tokens))
         valid_N = _mask(mask, tokens, logits_NE.device)
-    return RouterInput(tensors, tokens, logits_NE, valid_N, layer_N)
+    return RouterDecisions(tensors, tokens, logits_NE, valid_N, layer_N)
 
 
 def _layers(router_logits: LayerTensors) -> tuple[tuple[Tensor, ...], Sequence[Tensor]]:
-    """The given tensors, and a [T, E] view of each layer."""
+    """The caller's tensors, and a [T, E] view of each layer."""
     if isinstance(router_logits, Tensor):
         check_tensor("router_logits", router_logits)
         if router_logits.ndim not in (2, 3):
@@ -151,20 +149,19 @@ def _mask(mask: LayerTensors | None, tokens: tuple[int, ...], device: torch.devi
     return torch.cat([part.to(device=device, dtype=torch.bool) for part in parts])
 
 
-# <<< zloss.router.decisions
 @dataclass(frozen=True)
 class RouterStats:
-    """What the routers did. All tensors are detached; means over no decision at all are NaN."""
+    """Statistics of the decisions of one forward pass. All tensors are detached; means over zero decisions are NaN."""
 
-    decisions: RouterInput
+    decisions: RouterDecisions
     tokens: TokenStats
-    """log Z and its parts per decision, as the head has them per token."""
+    """log Z and its parts per decision, as for the tokens of a head."""
     p_NE: Tensor
     """softmax over the experts."""
     entropy_N: Tensor
     """H = −Σ_e p_e log p_e in nats."""
     load: Tensor
-    """[L, E]: active routes that each expert received from counted tokens (k per token)."""
+    """[L, E]: active routes of each expert from counted tokens (k per token)."""
 
     @property
     def log_z(self) -> Tensor:
@@ -173,7 +170,7 @@ class RouterStats:
 
     @property
     def valid(self) -> Tensor:
-        """[N], True where counted."""
+        """[N], True for counted decisions."""
         return self.tokens.valid
 
     @cached_property
@@ -198,8 +195,7 @@ class RouterStats:
 
     @cached_property
     def load_cv(self) -> Tensor:
-        """Mean over layers of the load's coefficient of variation. It is taken per layer, so that imbalances of two layers
-        cannot cancel."""
+        """Mean over layers of the load's coefficient of variation; taken per layer, so imbalances of two layers cannot cancel."""
         return self.load_cv_per_layer.nanmean()
 
     @cached_property
@@ -222,7 +218,7 @@ class RouterStats:
 
 
 @torch.no_grad()
-def router_statistics(decisions: RouterInput, top_k: int) -> RouterStats:
+def router_statistics(decisions: RouterDecisions, top_k: int) -> RouterStats:
     """One pass over the logits; everything the loss, its gradient and the record need."""
     logits_NE = decisions.logits_NE
     row_max = logits_NE.amax(dim=1)
@@ -231,7 +227,7 @@ def router_statistics(decisions: RouterInput, top_k: int) -> RouterStats:
     s_N = p_NE.sum(dim=1)
     log_s = s_N.log()
     p_NE /= s_N.unsqueeze(1)
-    # H = log S − Σ p (z − m); an expert at −inf has p = 0 and adds nothing, where a product would be NaN.
+    # H = log S − Σ p (z − m); an expert at −inf has p = 0 and adds nothing, but 0·(−inf) would be NaN.
     entropy_N = log_s - torch.where(p_NE == 0, 0, p_NE * shifted_NE).sum(dim=1)
     tokens = TokenStats(
         row_max=row_max,
@@ -243,7 +239,7 @@ def router_statistics(decisions: RouterInput, top_k: int) -> RouterStats:
     return RouterStats(decisions, tokens, p_NE, entropy_N, _load(decisions, top_k))
 
 
-def _load(decisions: RouterInput, top_k: int) -> Tensor:
+def _load(decisions: RouterDecisions, top_k: int) -> Tensor:
     layers, experts = decisions.layers, decisions.experts
     if top_k == experts:
         routes_L = decisions.sum_per_layer(decisions.valid_N.to(decisions.logits_NE.dtype))

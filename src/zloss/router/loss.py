@@ -1,16 +1,10 @@
-"""Router Z-loss: source, reduction weight and convention kept apart (paper eq:router_loss).
+"""The router Z-loss, with what it applies to each routing decision (paper eq:router_loss).
 
     L_R = λ_R Σ_{t,l} α_l (log Z_R − c_R)²        ∂L_R/∂r = λ_R α_l · 2(log Z_R − c_R) · p
 
-The source 2(log Z − c)·p is the head's, with E experts for V words; the convention only sets α.
+The source 2(log Z − c)·p is that of the output head, with E experts instead of V tokens; the convention only sets α.
 
-[zloss.router.loss] What a router Z-loss returns: the loss, and what it applies to each decision.
-
-Axes: L layers, E experts.
-
-[zloss.router.loss] α_l, λα_l and s_rel of every layer under a convention, from counts that stay on their device.
-
-Axes: L layers.
+Axes: L layers, T tokens of a layer, E experts, N decisions (all layers, one after the other).
 """
 
 from __future__ import annotations
@@ -36,7 +30,6 @@ from zloss.source.reduction import as_denominator
 from zloss.source.tensor_kind import check_differentiable, check_holds_values
 
 
-# <<< zloss.router.loss
 def router_loss(
     router_logits: LayerTensors,
     *,
@@ -52,17 +45,17 @@ def router_loss(
     groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None = None,
     gradients: Gradients | int = "averaged",
 ) -> RouterLoss:
-    """λ_R Σ α (log Z_R − c_R)² under a named convention, with the record of what it applies.
+    """λ_R Σ α (log Z_R − c_R)² under a named convention, with a record of what it applies.
 
     `router_logits`: one [T, E] tensor per layer, or [L, T, E], before the softmax. `mask` ([T], [L, T] or one [T] per
-    layer, True = counted) takes padding out of numerator and denominator. `target=None` is c_R = log E. `weight` (one
+    layer, True = counted) removes padding from numerator and denominator. `target=None` is c_R = log E. `weight` (one
     [E, D] per layer) adds the correction norm, `capacity` (routes per expert and layer) the dropped-route fraction.
-    `normalizer` replaces each layer's token count N_l: the tokens of all micro-batches or ranks. `groups`: the process
-    groups over which the decisions are split (data, expert, sequence); N_l is then counted over all their ranks in one
-    all-reduce of L numbers, and `gradients` says what the framework does with the ranks' gradients, as for
+    `normalizer` replaces each layer's token count N_l, for example by the tokens of all micro-batches or ranks. `groups`: the
+    process groups over which the decisions are split (data, expert, sequence); N_l is then counted over all their ranks in
+    one all-reduce of L numbers, and `gradients` says what the framework does with the ranks' gradients, as for
     `zloss.global_normalizer`. `context.valid_tokens` is a count over all ranks.
 
-    Scaling: whatever the convention says; see `relative`. Statistics are those of this rank.
+    Scaling: set by the convention; see `relative`. Statistics are those of this rank.
 
     >>> r = torch.zeros(2, 5, 8, requires_grad=True)
     >>> out = router_loss(r, coef=1e-3, convention="active_route_mean", top_k=4, target=0.0)
@@ -73,17 +66,16 @@ def router_loss(
     found, exact = find_convention(convention), exact_coefficient(coef)
     check_target("target", target)
     decisions = read_router_logits(router_logits, mask, two_stacks=context.encoder_layers is not None)
-    check_top_k(top_k, decisions.experts)
+    _check_top_k(top_k, decisions.experts)
     if capacity is not None:
         check_count("capacity", capacity)
     c = resolve_target(target, decisions.experts)
     with torch.no_grad(), torch.autocast(decisions.logits_NE.device.type, enabled=False):
         stats = router_statistics(decisions, top_k)
-        counted_L, divisor = counted_decisions(stats.decisions_per_layer, normalizer, groups, gradients)
-        weights = layer_weights(found, counted_L, top_k, context)
-        absolute_L = weights.absolute(exact)
+        counted_L, divisor = _counted_decisions(stats.decisions_per_layer, normalizer, groups, gradients)
+        alpha_L, absolute_L, relative_L = _layer_weights(found, exact, counted_L, top_k, context)
         source = StandardZLoss(1.0, c).source(stats.tokens)
-        # `where` and not a factor 0: 0·NaN of a masked decision, or of a coefficient that is off, would be NaN.
+        # `where` and not a factor 0: 0·NaN is NaN, for a masked decision or with the coefficient off.
         counted_N = stats.valid if is_on(coef) else torch.zeros_like(stats.valid)
         value_N = torch.where(counted_N, source.value, 0)
         along_p_N = torch.where(counted_N, source.along_p, 0)
@@ -96,9 +88,9 @@ def router_loss(
     return RouterLoss(
         loss=_attach(per_layer.sum(), along_p_N, applied_N, stats),
         per_layer=per_layer,
-        alpha_per_layer=weights.alpha_L,
+        alpha_per_layer=alpha_L,
         absolute_per_layer=absolute_L,
-        relative_per_layer=weights.relative_L,
+        relative_per_layer=relative_L,
         coef=float(exact),
         target=c,
         top_k=top_k,
@@ -109,84 +101,17 @@ def router_loss(
     )
 
 
-def check_top_k(top_k: int, experts: int) -> None:
-    """1 ≤ k ≤ E."""
-    check_count("top_k", top_k)
-    if top_k > experts:
-        raise InputError(f"`top_k` is expected to be at most the number of experts, E = {experts}, but got {top_k}.")
-
-
-def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors) -> Tensor:
-    """Mean over decisions of ‖λα·2(log Z − c)·W_Rᵀp‖₂, [L]."""
-    decisions = stats.decisions
-    weights = tensor_sequence("weight", weight, dims=2)
-    shapes = [list(w.shape) for w in weights]
-    if len(weights) != decisions.layers or any(w.ndim != 2 or w.shape[0] != decisions.experts for w in weights):
-        raise ShapeError(
-            f"`weight` is expected to be one [E, D] router weight per layer with L = {decisions.layers} and E = "
-            f"{decisions.experts}, but got {shapes}. A [D, E] weight must be transposed."
-        )
-    for w_ED in weights:
-        check_holds_values(weight=w_ED)
-    norms = [
-        (p_TE @ at_least_fp32(w_ED.detach()).to(p_TE)).norm(dim=1)
-        for p_TE, w_ED in zip(stats.p_NE.split_with_sizes(list(decisions.tokens)), weights, strict=True)
-    ]
-    return stats.mean_per_layer(along_p_N.abs() * torch.cat(norms))
-
-
-class _Source(torch.autograd.Function):
-    """A scalar whose gradient at the router logits is applied · along_p · p, formed only when it is asked for.
-
-    `applied_N` is λα of every decision, times the divisor of the gradients over ranks.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, along_p_N: Tensor, applied_N: Tensor, p_NE: Tensor, *tensors: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(along_p_N, applied_N, p_NE)
-        ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise DoubleBackwardError(
-                "router_loss has first derivatives only, but backward was called with create_graph=True."
-            )
-        along_p_N, applied_N, p_NE = ctx.saved_tensors
-        # The factor λα last, as in the value; `where` because a masked decision may hold NaN probabilities, and 0 · NaN is not 0.
-        source_NE = along_p_N.unsqueeze(1) * p_NE * applied_N.unsqueeze(1)
-        source_NE = grad * torch.where((along_p_N == 0).unsqueeze(1), 0, source_NE)
-        parts = source_NE.split_with_sizes([math.prod(shape[:-1]) for shape, _ in ctx.like])
-        grads = (part.view(shape).to(dtype) for part, (shape, dtype) in zip(parts, ctx.like, strict=True))
-        return (None, None, None, None, *grads)
-
-
-def _attach(value: Tensor, along_p_N: Tensor, applied_N: Tensor, stats: RouterStats) -> Tensor:
-    """The value, differentiable at the logits it came from."""
-    tensors = stats.decisions.tensors
-    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-        return value
-    check_differentiable(**{f"router_logits[{i}]": tensor for i, tensor in enumerate(tensors)})
-    attach: Callable[..., Tensor] = _Source.apply
-    return attach(value, along_p_N, applied_N, stats.p_NE, *tensors)
-
-
-# <<< zloss.router.loss
 @dataclass(frozen=True)
 class RouterLoss:
     """The router Z-loss of one forward pass, with what it applies to each decision. Only `loss` carries a gradient."""
 
     loss: Tensor
     """λ Σ α (log Z − c)²; 0 when off or when nothing is counted. With `groups` this rank's part times the divisor of the
-    gradients: its mean over ranks is the loss of all decisions where gradients are averaged, its sum where they are
-    summed."""
+    gradients, so the loss of all decisions is its mean over ranks if gradients are averaged and its sum if they are summed."""
     per_layer: Tensor
     """Each layer's part of `loss`, [L]."""
     alpha_per_layer: Tensor
-    """α_l, fp64 [L]; 0 for a layer without counted tokens. With `groups` that of a decision among those of all ranks."""
+    """α_l, fp64 [L]; 0 for a layer without counted tokens. With `groups`, decisions are counted over all ranks."""
     absolute_per_layer: Tensor
     """λ_R·α_l, fp64 [L]."""
     relative_per_layer: Tensor
@@ -205,7 +130,7 @@ class RouterLoss:
 
     @property
     def alpha(self) -> float:
-        """α; the mean over decisions where layers differ."""
+        """α; the mean over decisions if layers differ."""
         return self._over_decisions(self.alpha_per_layer)
 
     @property
@@ -269,27 +194,39 @@ class RouterLoss:
         return float((values_L * count_L).sum() / count_L.sum())
 
 
-# <<< zloss.router.loss
-@dataclass(frozen=True)
-class LayerWeights:
-    """What a convention makes of the counts, fp64."""
-
-    count_L: Tensor
-    """D_l, the count that layer l is divided by."""
-    numerators: Sequence[Fraction]
-    """c_l, exact."""
-    alpha_L: Tensor
-    """α_l = c_l / D_l; 0 for a layer without counted decisions."""
-    relative_L: Tensor
-    """s_rel = c_l·(N_tl / D_l)."""
-
-    def absolute(self, coef: Fraction) -> Tensor:
-        """λα_l in one rounding of the exact λ·c_l, so that matched coefficients give the same bits; [L]."""
-        return _over(_fp64([coef * c_l for c_l in self.numerators], self.alpha_L), self.count_L)
+def _check_top_k(top_k: int, experts: int) -> None:
+    """1 ≤ k ≤ E."""
+    check_count("top_k", top_k)
+    if top_k > experts:
+        raise InputError(f"`top_k` is expected to be at most the number of experts, E = {experts}, but got {top_k}.")
 
 
-def layer_weights(convention: RouterConvention, counted_L: Tensor, top_k: int, context: RouterContext) -> LayerWeights:
-    """The weights of layers with `counted_L` decisions each, fp64."""
+def _counted_decisions(
+    local_L: Tensor,
+    normalizer: float | Tensor | None,
+    groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None,
+    gradients: Gradients | int,
+) -> tuple[Tensor, int]:
+    """(decisions of every layer that the loss is divided by, number by which the framework divides summed gradients)."""
+    if normalizer is not None:
+        if groups is not None:
+            raise InputError("`normalizer` and `groups` both say what is counted: pass one of them.")
+        return as_denominator(normalizer, local_L).expand_as(local_L), 1
+    if groups is None:
+        return local_L, 1
+    all_groups, whole_L = as_groups(groups), local_L.clone()
+    for group in all_groups:
+        dist.all_reduce(whole_L, dist.ReduceOp.SUM, group=group)
+    return whole_L, gradient_divisor(gradients, all_groups)
+
+
+def _layer_weights(
+    convention: RouterConvention, coef: Fraction, counted_L: Tensor, top_k: int, context: RouterContext
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(α_l, λα_l, s_rel) of layers with `counted_L` decisions each, fp64, from counts that stay on their device.
+
+    Layers with a count of 0 get α = 0.
+    """
     total = counted_L.sum()
     if convention.token_count == "decisions":
         count_L = total.expand_as(counted_L)
@@ -299,33 +236,13 @@ def layer_weights(convention: RouterConvention, counted_L: Tensor, top_k: int, c
         count_L = counted_L
     numerators = convention.numerators(len(counted_L), top_k, context)
     alpha_L = _over(_fp64(numerators, counted_L), count_L)
-    # Numerator and denominator of c_l apart: N_tl / D_l is a whole number in the common case, so s_rel is exact.
+    # One rounding of the exact λ·c_l, so matched coefficients give the same bits.
+    absolute_L = _over(_fp64([coef * c_l for c_l in numerators], counted_L), count_L)
+    # Numerator and denominator of c_l separately: N_tl / D_l is usually a whole number, so s_rel is exact.
     top_L = _fp64([Fraction(c_l.numerator) for c_l in numerators], counted_L)
     bottom_L = _fp64([Fraction(c_l.denominator) for c_l in numerators], counted_L)
     relative_L = top_L * _over(total.expand_as(count_L), count_L) / bottom_L
-    return LayerWeights(count_L, numerators, alpha_L, relative_L)
-
-
-def counted_decisions(
-    own_L: Tensor,
-    normalizer: float | Tensor | None,
-    groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None,
-    gradients: Gradients | int,
-) -> tuple[Tensor, int]:
-    """(decisions of every layer that the loss is divided by, what the framework divides summed gradients by).
-
-    `own_L`: the counted decisions of this rank, fp64.
-    """
-    if normalizer is not None:
-        if groups is not None:
-            raise InputError("`normalizer` and `groups` both say what is counted: pass one of them.")
-        return as_denominator(normalizer, own_L).expand_as(own_L), 1
-    if groups is None:
-        return own_L, 1
-    spread, whole_L = as_groups(groups), own_L.clone()
-    for group in spread:
-        dist.all_reduce(whole_L, dist.ReduceOp.SUM, group=group)
-    return whole_L, gradient_divisor(gradients, spread)
+    return alpha_L, absolute_L, relative_L
 
 
 def _fp64(values: Sequence[Fraction], like: Tensor) -> Tensor:
@@ -333,5 +250,63 @@ def _fp64(values: Sequence[Fraction], like: Tensor) -> Tensor:
 
 
 def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator, 0 where nothing is counted."""
+    """numerator / denominator, or 0 if nothing is counted."""
     return torch.where(denominator == 0, 0.0, numerator / torch.where(denominator == 0, 1.0, denominator))
+
+
+def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors) -> Tensor:
+    """Mean over decisions of ‖λα·2(log Z − c)·W_Rᵀp‖₂, [L]."""
+    decisions = stats.decisions
+    weights = tensor_sequence("weight", weight, dims=2)
+    shapes = [list(w.shape) for w in weights]
+    if len(weights) != decisions.layers or any(w.ndim != 2 or w.shape[0] != decisions.experts for w in weights):
+        raise ShapeError(
+            f"`weight` is expected to be one [E, D] router weight per layer with L = {decisions.layers} and E = "
+            f"{decisions.experts}, but got {shapes}. A [D, E] weight must be transposed."
+        )
+    for w_ED in weights:
+        check_holds_values(weight=w_ED)
+    norms = [
+        (p_TE @ at_least_fp32(w_ED.detach()).to(p_TE)).norm(dim=1)
+        for p_TE, w_ED in zip(stats.p_NE.split_with_sizes(list(decisions.tokens)), weights, strict=True)
+    ]
+    return stats.mean_per_layer(along_p_N.abs() * torch.cat(norms))
+
+
+def _attach(value: Tensor, along_p_N: Tensor, applied_N: Tensor, stats: RouterStats) -> Tensor:
+    """The value, with its gradient at the caller's logits."""
+    tensors = stats.decisions.tensors
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return value
+    check_differentiable(**{f"router_logits[{i}]": tensor for i, tensor in enumerate(tensors)})
+    attach: Callable[..., Tensor] = _Source.apply
+    return attach(value, along_p_N, applied_N, stats.p_NE, *tensors)
+
+
+class _Source(torch.autograd.Function):
+    """A scalar whose gradient at the router logits is applied · along_p · p, formed only in the backward pass.
+
+    `applied_N` is λα of every decision, times the divisor of the gradients over ranks.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, along_p_N: Tensor, applied_N: Tensor, p_NE: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(along_p_N, applied_N, p_NE)
+        ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise DoubleBackwardError(
+                "router_loss has first derivatives only, but backward was called with create_graph=True."
+            )
+        along_p_N, applied_N, p_NE = ctx.saved_tensors
+        # The factor λα last, as in the value; `where`, because a masked decision may have NaN probabilities and 0·NaN is NaN.
+        source_NE = along_p_N.unsqueeze(1) * p_NE * applied_N.unsqueeze(1)
+        source_NE = grad * torch.where((along_p_N == 0).unsqueeze(1), 0, source_NE)
+        parts = source_NE.split_with_sizes([math.prod(shape[:-1]) for shape, _ in ctx.like])
+        grads = (part.view(shape).to(dtype) for part, (shape, dtype) in zip(parts, ctx.like, strict=True))
+        return (None, None, None, None, *grads)
