@@ -1,15 +1,8 @@
-"""The output head of a language model: its weight and bias, and the scale and cap of its logits.
+"""The output head of a language model: its weight, bias, logit scale and softcap, the hidden states it receives, and a check that
+it reproduces the logits of the model.
 
-Scale and cap are read from the config; `head_check.py` compares the logits they give with the model's own.
-
-[zloss.models.output_head] The hidden states that the output head of a language model receives.
-
-u is the input of the output-embedding module, caught by a forward pre-hook, so scaling or normalisation in front of the
-head needs no special case.
-
-[zloss.models.output_head] Whether an output head gives the logits of its model, and whether the model is causal.
-
-An architecture may do something to its logits that `find_head` does not know; then every number of an audit would be wrong.
+Scale and softcap are read from the config. An architecture may do something to its logits that `find_head` does not know, and
+every number of an audit would be wrong; `check_head` compares the logits with the model's.
 """
 
 from __future__ import annotations
@@ -26,10 +19,9 @@ from zloss.errors import CheckpointError, ZlossError, first_line
 from zloss.models.checkpoint import Checkpoint
 
 
-# <<< zloss.models.output_head
 @dataclass(frozen=True)
 class OutputHead:
-    """z = logit_scale·(W u + b), then softcap·tanh(z/softcap) where there is a cap."""
+    """z = logit_scale·(W u + b), then softcap·tanh(z/softcap) if there is a cap."""
 
     module: nn.Module
     weight_VD: Tensor
@@ -54,7 +46,7 @@ class OutputHead:
 
 
 def find_head(checkpoint: Checkpoint) -> OutputHead:
-    """The output head with its conventions, not yet checked against the model."""
+    """The output head with its scale and softcap, not yet checked against the model."""
     model: Any = checkpoint.model
     module = model.get_output_embeddings()
     weight = getattr(module, "weight", None)
@@ -75,7 +67,7 @@ def find_head(checkpoint: Checkpoint) -> OutputHead:
 
 
 def _nonzero(config: Any, key: str) -> float | None:
-    """A number of the config; None where it is missing, None or 0."""
+    """A number of the config; None if it is missing, None or 0."""
     value = getattr(config, key, None)
     return float(value) if value else None
 
@@ -86,18 +78,21 @@ def _logit_scale(config: Any) -> float:
     return multiply / (_nonzero(config, "logits_scaling") or 1.0)
 
 
-# <<< zloss.models.output_head
 HiddenStates = Callable[[Tensor], Tensor]
 """Token ids [B, N] to hidden states [B, N, D]."""
 
 
 class _HiddenCaptured(Exception):
-    """Raised by the pre-hook to leave the forward pass before the model computes its own logits."""
+    """Raised by the pre-hook to leave the forward pass before the model computes its logits."""
 
 
 @contextmanager
 def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenStates]:
-    """The hidden states of any token ids: the model's forward pass, ended before its head."""
+    """Hidden states of token ids: the forward pass of the model, stopped before its head.
+
+    They are the input of the output-embedding module, caught by a forward pre-hook, so scaling or normalisation before the head
+    needs no special case.
+    """
     caught: list[Tensor] = []
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -127,20 +122,19 @@ def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenSt
         handle.remove()
 
 
-# <<< zloss.models.output_head
 CHECK_TOKENS = 64
-"""Tokens that are compared; few, because the model forms all their logits at once (V can be 262,144)."""
+"""Tokens compared; few, because the model computes all their logits at once (V can be 262,144)."""
 AGREEMENT = 1e-3
-"""Largest relative difference between our logits and the model's own."""
+"""Largest relative difference between our logits and the model's."""
 FORESIGHT = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Largest relative change of earlier hidden states when a later token changes: what rounding explains."""
 
 
 @torch.no_grad()
 def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float:
-    """The relative difference between our logits and the model's own; an error where it is too large.
+    """The relative difference between our logits and the model's; a `CheckpointError` if it is too large.
 
-    Also an error where the model is not causal: then changing the last token changes the hidden states before it.
+    Also an error if the model is not causal, that is, if changing the last token changes the hidden states before it.
     """
     ids_BN = ids_N[:CHECK_TOKENS].unsqueeze(0)
     with hidden_states(checkpoint, head) as hidden_of:
@@ -157,10 +151,10 @@ def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float
             "An audit needs a causal language model, not an encoder."
         )
     try:
-        own = checkpoint.model(input_ids=ids_BN, use_cache=False).logits
+        expected = checkpoint.model(input_ids=ids_BN, use_cache=False).logits
     except Exception as error:
         raise CheckpointError(f"the forward pass of {checkpoint.name} fails: {first_line(error)}.") from error
-    difference = _relative(head.logits(hidden), own)
+    difference = _relative(head.logits(hidden), expected)
     if not difference <= AGREEMENT:
         raise CheckpointError(
             f"the logits of {checkpoint.name} are not reproduced by its output head: relative difference {difference:.2g} "
@@ -171,7 +165,7 @@ def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float
 
 
 def _relative(got: Tensor, want: Tensor) -> float:
-    """‖got − want‖ / ‖want‖. Equal infinities agree: a bias of -inf gives them to a class that is switched off."""
+    """‖got − want‖ / ‖want‖. Equal infinities agree: a bias of -inf switches a class off."""
     got, want = got.double(), want.double()
     difference = torch.where(got == want, 0.0, got - want).norm()
     return float(difference / torch.where(want.isinf(), 0.0, want).norm().clamp_min(torch.finfo(torch.float64).tiny))

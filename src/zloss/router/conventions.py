@@ -48,7 +48,7 @@ class RouterContext:
 
 @dataclass(frozen=True)
 class RouterConvention:
-    """A named reduction α, with its source.
+    """A named reduction α, with a citation of where it was read.
 
     >>> RouterConvention("mine", token_count="layer_tokens", layer_divisor="none", cited="my trainer").depends_on
     ('layers',)
