@@ -17,7 +17,7 @@ import zloss_paper
 SOURCE = Path(zloss.__file__).parent
 PAPER = Path(zloss_paper.__file__).parent
 
-TENSORS = {"errors", "ranks", "cache", "streaming", "results", "source", "transport", "optimizer"}
+TENSORS = {"errors", "ranks", "cache", "streaming", "results", "source", "transport", "router", "optimizer"}
 EXPERIMENTS = TENSORS | {"models", "text", "console", "measure", "decide"}
 LOOPS = EXPERIMENTS | {"telemetry"}
 EVERYTHING = LOOPS | {"audit", "train", "report"}
@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "console": {"errors"},
     "source": {"errors", "ranks", "streaming", "results"},
     "transport": {"errors", "ranks", "cache", "streaming", "results", "source"},
+    "router": {"errors", "ranks", "results", "source"},
     "optimizer": TENSORS - {"optimizer"},
     "models": TENSORS,
     "text": TENSORS,

@@ -15,7 +15,7 @@ from zloss.cli.router_scale import RouterScale
 from zloss.errors import InputError, UnknownNameError
 from zloss.results.files import read_record
 from zloss.results.router_scale import RouterScaleTable
-from zloss.source.router.catalog import router_conventions
+from zloss.router.conventions import router_conventions
 
 
 def run(*words: str) -> int:

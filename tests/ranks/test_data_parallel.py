@@ -13,7 +13,7 @@ from tests.forked import forked_ranks
 from tests.ranks.data_parallel_cases import main
 from tests.ranks.launch import needs_fsdp2_means
 from tests.ranks.recipe_cases import recipes
-from zloss.source.router.catalog import router_conventions
+from zloss.router.conventions import router_conventions
 
 
 @pytest.fixture(scope="module")

@@ -43,9 +43,7 @@ class RouterScale:
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.report.terminal.router_scale import print_match, print_router_scale
-        from zloss.source.router.catalog import find_convention
-        from zloss.source.router.scale import match_coefficient
-        from zloss.source.router.scale_table import router_scale_table
+        from zloss.router.conventions import find_convention, match_coefficient, router_scale_table
 
         context: dict[str, Any] = {
             "layers": self.layers,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError
 from zloss.measure.recomputed_layers import decoder_layers
-from zloss.models.hidden_states import HiddenStates
+from zloss.models.output_head import HiddenStates
 from zloss.ranks.job import Job
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError
-from zloss.models.weight_fingerprint import sampled_fingerprint
+from zloss.models.checkpoint import sampled_fingerprint
 from zloss.ranks.job import Job
 from zloss.results.folder_lock import locked_folder
 from zloss.results.reading import read_object
