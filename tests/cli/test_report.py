@@ -75,9 +75,11 @@ def test_three_kinds_of_results_fill_all_eight_stages(results: Path, tmp_path: P
 def test_joined_comparisons_keep_their_own_baselines(tmp_path: Path) -> None:
     """A comparison of experts at 60.55 → 61.44 was printed as 397.5 → 398.4, on the baseline of the other one."""
     for name, base, run in (("dense", 397.5, 390.0), ("experts", 60.55, 61.44)):
-        methods = [{"method": "ce", "ppl": base}, {"method": "standard", "coef": 1e-3, "ppl": run}]
-        quality = {"methods": [{"method": "standard", "coef": 1e-3, "delta_ppl": run - base}]}
-        write_json(tmp_path / f"{name}.json", {"baseline": "ce", "methods": methods, "quality": quality})
+        comparison = straight_audit.comparison({"ce": 0.0, "standard": 1e-3}, steps=1)
+        for method, ppl in zip(comparison["methods"], (base, run), strict=True):
+            method["metrics"]["ppl"]["mean"] = ppl
+        comparison["quality"]["methods"][0]["delta_ppl"] = run - base
+        write_json(tmp_path / f"{name}.json", comparison)
     names = [str(tmp_path / f"{name}.json") for name in ("dense", "experts")]
     assert main(["report", *names, "--out", str(tmp_path / "out"), "--quiet"]) == 0
     (only,) = json.loads((tmp_path / "out" / "decisions.json").read_text())["maps"]
