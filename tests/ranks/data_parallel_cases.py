@@ -22,9 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 import zloss
 from tests.ranks.leave import leave
 from tests.ranks.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
+from zloss.distributed import Job, own_part
 from zloss.measure.sharded_layers import InStep, shard_layers_
-from zloss.ranks.job import Job
-from zloss.ranks.own_parts import own_part
 from zloss.streaming import Accumulator, Moments, Quantiles, merge_over_ranks
 
 VOCAB, WIDTH, TOKENS, STEPS, MICRO = 61, 8, 12, 5, 2

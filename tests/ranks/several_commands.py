@@ -7,7 +7,7 @@ import sys
 
 from tests.ranks.leave import leave
 from zloss.cli.main import main as zloss
-from zloss.ranks.job import open_job
+from zloss.distributed import open_job
 
 
 def main() -> None:

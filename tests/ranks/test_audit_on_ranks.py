@@ -16,7 +16,7 @@ from tests.forked import forked_ranks
 from tests.ranks.commands import audit_words
 from tests.ranks.conftest import KilledJob, OnRanks
 from zloss.cli.main import main
-from zloss.ranks.job import Job
+from zloss.distributed import Job
 
 pytestmark = pytest.mark.timeout(900)  # the launches that these tests share count for the first of them
 
@@ -108,7 +108,7 @@ def test_an_audit_that_the_launcher_started_anew_resumes(monkeypatch: pytest.Mon
             return make(*args, **keywords)
 
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setattr("zloss.ranks.job.open_job", lambda: nullcontext(Restarted(0, 2)))
+    monkeypatch.setattr("zloss.distributed.open_job", lambda: nullcontext(Restarted(0, 2)))
     monkeypatch.setattr("zloss.audit.checkpoint.run.run_audit_of", lambda *args, resume, **more: asked.append(resume))
     assert main(["audit", "--out", str(tmp_path / "out")]) == 0
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.forked import forked_ranks
 from tests.train.tiny_run import tiny_config
+from zloss.distributed import StoppedError, open_job
 from zloss.errors import InputError, OutputError
-from zloss.ranks.job import StoppedError, open_job
 from zloss.results.step_record import StepRecord
 from zloss.train.folder.step_log import StepLog
 from zloss.train.run import run_training_of

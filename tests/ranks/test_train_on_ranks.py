@@ -14,7 +14,7 @@ from tests.ranks.commands import DROPOUT, MOE, SCRATCH, train_words
 from tests.ranks.conftest import KilledJob, OnRanks
 from tests.train.tiny_run import tiny_config
 from zloss.cli.main import main
-from zloss.ranks.job import Job
+from zloss.distributed import Job
 from zloss.train.data.micro_batches import micro_batches
 from zloss.train.folder.step_log import read_steps
 from zloss.train.start.run_start import prepare_start

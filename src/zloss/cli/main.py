@@ -146,7 +146,7 @@ def _another_rank_speaks(error: ZlossError) -> bool:
     """Whether the first rank prints the error of all of them."""
     if not launched():
         return False
-    from zloss.ranks.job import StoppedError
+    from zloss.distributed import StoppedError
 
     return isinstance(error, StoppedError) or isinstance(error.__cause__, StoppedError)
 

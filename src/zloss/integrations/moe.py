@@ -2,10 +2,13 @@
 
 The logits are read from the routers themselves. `output_router_logits` and `router_aux_loss_coef`, the model's own
 load-balancing term, are left alone.
+
+[zloss.integrations.moe] The arguments of a call of a module by name, as its hooks need them: a hook gets positional ones without their names.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError
-from zloss.integrations.call_arguments import given_arguments
 from zloss.models.routers import find_routers
 from zloss.source.router.catalog import find_convention
 from zloss.source.router.convention import RouterConvention, check_count
 from zloss.source.router.loss import RouterLoss, router_loss
 
 
+# <<< zloss.integrations.moe
 @dataclass(frozen=True)
 class RouterZLoss:
     """A router Z-loss for `apply(model, objective, router=...)`: λ_R Σ α (log Z_R − c_R)².
@@ -192,3 +195,10 @@ def attach_router_loss(
         capacity=capacity,
         micro_batches=micro_batches,
     )
+
+
+# <<< zloss.integrations.moe
+def given_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, positional ones too."""
+    names = list(inspect.signature(type(model).forward).parameters)[1:]
+    return dict(zip(names, args, strict=False)) | kwargs

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from zloss.distributed import Job
 from zloss.errors import InputError
 from zloss.measure.recomputed_layers import decoder_layers
 from zloss.models.hidden_states import HiddenStates
-from zloss.ranks.job import Job
 
 
 def shard_layers_(model: nn.Module, job: Job) -> None:

@@ -11,8 +11,8 @@ import json
 import torch
 from torch import Tensor, nn
 
+from zloss.distributed import own_part
 from zloss.models.checkpoint import Checkpoint
-from zloss.ranks.own_parts import own_part
 
 _ELSEWHERE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 """Keys of a config that depend on the place and the program it was loaded with; the weights carry their dtype."""

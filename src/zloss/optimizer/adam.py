@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from zloss.distributed import gathered, own_part, share_of
 from zloss.errors import InputError
 from zloss.optimizer.norms import buckets, inf_norm, norms, pieces
-from zloss.ranks.own_parts import own_part, share_of
-from zloss.ranks.process_group import gathered
 
 
 class StatefulOptimizer(Protocol):

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from zloss.ranks.own_parts import EqualShares
-from zloss.ranks.process_group import gathered
+from zloss.distributed import EqualShares, gathered
 
 PIECE = 2**15
 """Entries of a piece of a CPU tensor."""

@@ -29,12 +29,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from zloss.distributed import EqualShares, by_share, gathered, group_of, is_dtensor, own_part, share_of
 from zloss.errors import InputError
 from zloss.optimizer.adam import StatefulOptimizer, read_adam
 from zloss.optimizer.norms import l2_over_ranks, local_l2, local_norms, norms_over_ranks, whole_l2
-from zloss.ranks.distributed_tensors import is_dtensor
-from zloss.ranks.own_parts import EqualShares, by_share, group_of, own_part, share_of
-from zloss.ranks.process_group import gathered
 from zloss.results.step_record import AdamSample, GradientState, StepRecord
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from zloss.console import Progress, Silent, held_interrupts
+from zloss.distributed import Job
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
-from zloss.ranks.job import Job
 from zloss.results.folder_writing import whole_folder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_metrics import RunMetrics, write_metrics

@@ -17,6 +17,7 @@ from typing import Any
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.report import audit_report, router_section
 from zloss.console import Clock, Progress, Silent, held_interrupts
+from zloss.distributed import Job
 from zloss.errors import InputError
 from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
@@ -33,7 +34,6 @@ from zloss.models.head_check import check_head
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import find_head
 from zloss.models.weight_fingerprint import model_fingerprint
-from zloss.ranks.job import Job
 from zloss.results.audit import AuditReport
 from zloss.results.router import RouterFindings
 from zloss.results.writing import write_bytes

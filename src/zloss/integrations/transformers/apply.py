@@ -1,21 +1,42 @@
-"""`apply`: a Hugging Face model computes its training loss as CE + Z through `head_loss`, without logits."""
+"""`apply`: a Hugging Face model computes its training loss as CE + Z through `head_loss`, without logits.
+
+[zloss.integrations.transformers.apply] What `apply` returns: the hooks on a model, and the output of its last training step.
+
+[zloss.integrations.transformers.apply] The output that TRL's SFTTrainer asks of a model: log-probabilities, entropy and accuracy per token instead of logits.
+
+`log_probs` is −(CE + Z) of every token, so that the loss TRL makes of it is CE + Z; entropy, accuracy and mask are those
+of the model.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from zloss.errors import CoordinateError, InputError, OutdatedDependencyError, UnsupportedModelError, require_version
-from zloss.integrations.moe import RouterLossHandle, RouterZLoss
-from zloss.integrations.transformers.handle import ZLossHandle
-from zloss.integrations.transformers.head_operands import output_head
-from zloss.integrations.transformers.settings import Settings
+from zloss.errors import (
+    CoordinateError,
+    InputError,
+    MissingDependencyError,
+    OutdatedDependencyError,
+    UnsupportedModelError,
+    require_version,
+)
+from zloss.integrations.moe import RouterLossHandle, RouterZLoss, given_arguments
+from zloss.integrations.transformers.lazy_logits import LazyLogits, NoLogits, Settings, TrainingCall, output_head
 from zloss.source.objective import Objective
+from zloss.telemetry.window import MicroBatch, micro_batch
 from zloss.transport.backends.choice import Backend
+from zloss.transport.head_loss import HeadLossOutput
 from zloss.transport.options import HeadOptions
+from zloss.transport.outside_compile import outside_compile
 from zloss.transport.statistics_plan import Statistics
 
+# <<< zloss.integrations.transformers.apply
 LEAST_PEFT = "0.21"
 LEAST_TRANSFORMERS = "5.2"
 OWN_Z = ("z_loss_coefficient", "z_loss_coef")
@@ -138,3 +159,176 @@ def _refuse_known(model: Any, objective: Objective) -> None:
             f"{name} computes its loss in Liger's fused cross-entropy: load it without, or pass "
             'liger_kernel_config={"fused_linear_cross_entropy": False}.'
         )
+
+
+# <<< zloss.integrations.transformers.apply
+LABELS = ("labels", "shift_labels")
+
+
+class ZLossHandle:
+    """A model whose training loss goes through `head_loss`; `remove()` takes everything back.
+
+    `last` is the output of the last training forward: CE and Z apart and the statistics of every token, detached.
+    `calls` counts those forwards, and every function in `observers` is called with each. `router` is the handle of the
+    router Z-loss, or None. The handle is a context manager. A copy or a pickle of the model carries a handle of
+    its own, without `last` and observers.
+    """
+
+    def __init__(self, model: nn.Module, settings: Settings) -> None:
+        self.settings = settings
+        self.last: HeadLossOutput | None = None
+        self.calls = 0
+        self.observers: list[Callable[[MicroBatch], None]] = []
+        self.router: RouterLossHandle | None = None
+        self._model = model
+        self._open: list[TrainingCall | None] = []
+        self._hooks: list[Any] = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self.router is not None:
+            self.router.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # `last` belongs to the original's last step; its tensors are not leaves, which torch refuses to copy.
+        return self.__dict__ | {"last": None, "_open": [], "observers": []}
+
+    @outside_compile
+    def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = given_arguments(model, args, kwargs)
+        has_labels = any(given.get(name) is not None for name in LABELS)
+        if not (model.training and torch.is_grad_enabled() and has_labels):
+            self._open.append(None)
+            return None
+        per_token = bool(kwargs.get("fused_lm_head"))
+        if per_token:
+            kwargs = {name: value for name, value in kwargs.items() if name != "fused_lm_head"}
+        call = TrainingCall(model, self.settings, per_token=per_token)
+        call.arm()
+        self._open.append(call)
+        return args, kwargs
+
+    @outside_compile
+    def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        call = self._open.pop() if self._open else None
+        if call is None:
+            if output is not None and torch.is_grad_enabled():
+                forbid_backward(model, output, given_arguments(model, args, kwargs))
+            return None
+        call.disarm()
+        if output is None:  # the forward raised; its exception goes on from here
+            return None
+        if call.output is None:
+            raise UnsupportedModelError(
+                f"{call.model_name} computed its training loss without its output head or without `F.cross_entropy` "
+                "(another patch of its forward, such as Liger's fused cross-entropy?), so Z could not be added."
+            )
+        self.calls += 1
+        self.last = replace(call.output, loss=call.output.loss.detach())
+        for observe in self.observers:
+            observe(micro_batch(self.last, call.reduction))
+        if call.per_token:
+            if self.router is not None:
+                raise UnsupportedModelError(
+                    "SFTTrainer makes its loss from the log-probabilities of tokens, which have no place for a router "
+                    "Z-loss: apply without `router`, or use the Trainer of transformers."
+                )
+            return fused_output(call, output, given_arguments(model, args, kwargs))
+        return without_logits(output, call.model_name)
+
+
+def forbid_backward(model: nn.Module, output: Any, given: dict[str, Any]) -> None:
+    """A loss that did not go through us may be looked at, but a backward pass from it would train without Z."""
+    name = type(model).__name__
+    has_labels = any(given.get(label) is not None for label in LABELS)
+    if has_labels:
+        tensor = output[0] if isinstance(output, tuple) else getattr(output, "loss", None)
+        why = (
+            f"{name} is in evaluation mode, so its loss has no Z: call model.train() before training "
+            "(Lightning leaves models from `from_pretrained` in evaluation mode)."
+        )
+    elif model.training:
+        tensor = output[0] if isinstance(output, tuple) else getattr(output, "logits", None)
+        why = (
+            f"{name} was called in training mode without `labels`, so the loss was computed outside the model and has no Z. "
+            "A label smoother or `compute_loss_func` of a Trainer takes the labels away: pass `label_smoothing` to zloss "
+            "instead, or compute the loss with zloss.logits_loss."
+        )
+    else:
+        return
+
+    def refuse(_grad: Tensor) -> None:
+        raise UnsupportedModelError(why)
+
+    if isinstance(tensor, Tensor) and tensor.requires_grad:
+        tensor.register_hook(refuse)  # type: ignore[no-untyped-call]
+
+
+def without_logits(output: Any, model_name: str) -> Any:
+    """The model's output with `NoLogits` instead of lazy logits."""
+    none = NoLogits(model_name)
+    if isinstance(output, tuple) and not hasattr(output, "keys"):
+        return tuple(none if isinstance(value, LazyLogits) else value for value in output)
+    return type(output)(**{name: none if isinstance(value, LazyLogits) else value for name, value in output.items()})
+
+
+# <<< zloss.integrations.transformers.apply
+class NegativeLoss(Tensor):
+    """−(CE + Z) of every token: a tensor whose exponential is refused, because it is not a probability."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "").rstrip("_") in ("exp", "exp2", "expm1"):
+            raise UnsupportedModelError(
+                'the loss of a token was taken for its log-probability (TRL\'s loss_type="dft" does so), but it has Z in '
+                'it: use loss_type="nll".'
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def fused_output(call: TrainingCall, output: Any, given: dict[str, Any]) -> Any:
+    """TRL's `FusedCausalLMOutput` for a call that asked for `fused_lm_head`."""
+    try:
+        from trl.trainer.utils import FusedCausalLMOutput
+    except ImportError as error:
+        raise MissingDependencyError("trl>=1.16", "Training with SFTTrainer", "trl") from error
+    assert call.output is not None
+    stats = call.output.stats
+    if stats.entropy is None:
+        raise UnsupportedModelError(
+            "SFTTrainer logs the entropy of every token, which light statistics leave out: apply with statistics='full'."
+        )
+    shifted = given.get("shift_labels")
+
+    def laid_out(values: Tensor) -> Tensor:
+        """One value per predicted token, [B, T − 1], or [B, T] for labels that were shifted before."""
+        if shifted is not None:
+            return values.reshape(shifted.shape)
+        batch, length = given["labels"].shape
+        if values.numel() == batch * length:  # shifted by padding: the last place of every sequence is ignored
+            return values.reshape(batch, length)[:, :-1]
+        return values.reshape(batch, length - 1)
+
+    return FusedCausalLMOutput(
+        loss=None,
+        log_probs=laid_out(-call.output.loss).as_subclass(NegativeLoss),
+        entropy=laid_out(stats.entropy.masked_fill(~stats.valid, 0)),
+        is_top1=laid_out(stats.top1 & stats.valid),
+        label_mask=laid_out(stats.valid),
+        aux_loss=getattr(output, "aux_loss", None),
+    )

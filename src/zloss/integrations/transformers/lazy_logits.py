@@ -1,4 +1,8 @@
-"""Logits that are never computed: what a model does to them before its loss is recorded, and anything else is refused.
+"""What `apply` was asked for.
+
+[zloss.integrations.transformers.lazy_logits] One training forward of a model: its head returns lazy logits, and its cross-entropy is answered by `head_loss`.
+
+[zloss.integrations.transformers.lazy_logits] Logits that are never computed: what a model does to them before its loss is recorded, and anything else is refused.
 
 While a model trains, its output head returns a `LazyLogits` instead of a tensor. Slices, views and casts act on the
 hidden states; products with a number, a tanh and a constant bias become the logit scale, the softcap and the bias of
@@ -7,25 +11,132 @@ answered by the training call. An operation that is not listed here raises, so n
 In the output that the model returns, `NoLogits` replaces them.
 
 Axes: [..., D] hidden states stand for [..., V] logits.
+
+[zloss.integrations.transformers.lazy_logits] The hidden states, weight and bias whose product a head's logits are, adapters of PEFT included.
+
+LoRA on the head joins as r more columns: W u + s·B A u = [W, s·B] [u; A u].
 """
 
 from __future__ import annotations
 
 import builtins
 import math
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import EllipsisType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from zloss.errors import MissingLogitsError, UnsupportedModelError
+from zloss.source.objective import Objective
+from zloss.source.reduction import Reduction, check_reduction
+from zloss.transport.backends.choice import Backend
+from zloss.transport.head_loss import HeadLossOutput, head_loss
+from zloss.transport.statistics_plan import Statistics
 
 
+# <<< zloss.integrations.transformers.lazy_logits
+@dataclass(frozen=True)
+class Settings:
+    """The objective and the options of every training call."""
+
+    objective: Objective
+    label_smoothing: float = 0.0
+    statistics: Statistics = "full"
+    backend: Backend = "auto"
+
+
+# <<< zloss.integrations.transformers.lazy_logits
+class TrainingCall:
+    """The head's forward is replaced for the length of one call of the model: nothing stays on the model between calls.
+
+    The loss is evaluated inside a second call of the head module, so that the head's own hooks (FSDP2, accelerate)
+    gather its weight for it.
+    """
+
+    def __init__(self, model: nn.Module, settings: Settings, *, per_token: bool) -> None:
+        self.model_name = type(model).__name__
+        self.per_token = per_token
+        self.losses = 0
+        self.output: HeadLossOutput | None = None
+        self.reduction: Reduction = "mean"
+        self._settings = settings
+        self._head = output_head(model)
+        self._pending: tuple[LazyLogits, CrossEntropyRequest] | None = None
+        # accelerate's device hooks wrap `forward` and keep the head's own under this name.
+        self._place = "_old_forward" if hasattr(self._head, "_hf_hook") else "forward"
+        self._before: Any = None
+
+    def arm(self) -> None:
+        """Put our forward in place of the head's."""
+        self._before = self._head.__dict__.get(self._place)
+        setattr(self._head, self._place, types.MethodType(self._head_forward, self._head))
+
+    def disarm(self) -> None:
+        """Put the head's own forward back."""
+        if self._before is None:
+            self._head.__dict__.pop(self._place, None)
+        else:
+            setattr(self._head, self._place, self._before)
+
+    def _head_forward(self, head: nn.Module, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
+        if self._pending is None:
+            return LazyLogits(self, hidden, LogitTransform(vocabulary(head)), _logit_dtype(hidden))
+        logits, request = self._pending
+        transform, operands = logits.transform, head_operands(head, logits.hidden)
+        bias_V = operands.bias_V
+        if transform.bias_V is not None:
+            extra_V = transform.bias_V.to(operands.weight_VD)
+            bias_V = extra_V if bias_V is None else bias_V + extra_V
+        if transform.softcap is not None and transform.softcap <= 0:
+            logits.refuse("a tanh with a factor that is not positive")
+        self.output = head_loss(
+            operands.hidden,
+            operands.weight_VD,
+            request.target.to(operands.hidden.device),
+            self._settings.objective,
+            bias=bias_V,
+            ignore_index=request.ignore_index,
+            reduction=self.reduction,
+            valid_vocab=None if transform.vocab == operands.weight_VD.shape[0] else transform.vocab,
+            logit_scale=transform.logit_scale,
+            softcap=transform.softcap,
+            label_smoothing=request.label_smoothing or self._settings.label_smoothing,
+            statistics=self._settings.statistics,
+            backend=self._settings.backend,
+        )
+        return self.output.loss
+
+    def loss(self, logits: LazyLogits, request: CrossEntropyRequest) -> Tensor:
+        """What the model's `F.cross_entropy` returns."""
+        self.losses += 1
+        if self.losses > 1:
+            raise UnsupportedModelError(
+                f"{self.model_name} computes more than one cross-entropy from its output head in one training step "
+                "(multi-token prediction?); which of them should carry Z cannot be told."
+            )
+        self._pending = (logits, request)
+        check_reduction(request.reduction)
+        self.reduction = "none" if self.per_token else cast(Reduction, request.reduction)
+        try:
+            loss: Tensor = self._head(logits.hidden)
+        finally:
+            self._pending = None
+        return loss.sum() if self.per_token else loss
+
+
+def _logit_dtype(hidden: Tensor) -> torch.dtype:
+    """The dtype that the head's own logits would have."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+# <<< zloss.integrations.transformers.lazy_logits
 @dataclass(frozen=True)
 class CrossEntropyRequest:
     """The arguments of one call of `F.cross_entropy` on lazy logits."""
@@ -306,3 +417,74 @@ def _cross_entropy(
         input.refuse("a cross-entropy with probabilities as the target")
     loss: Tensor = input._answers.loss(input, CrossEntropyRequest(target, ignore_index, reduction, label_smoothing))
     return loss
+
+
+# <<< zloss.integrations.transformers.lazy_logits
+@dataclass(frozen=True)
+class HeadOperands:
+    """z = W u + b."""
+
+    hidden: Tensor
+    weight_VD: Tensor
+    bias_V: Tensor | None
+
+
+def output_head(model: Any) -> nn.Module:
+    """The module whose forward multiplies by the head's weight, as it stands now: PEFT and FSDP may have replaced it."""
+    name = type(model).__name__
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is None:
+        raise UnsupportedModelError(
+            f"{name} names no output head (`get_output_embeddings()` returns None), so its logits cannot be taken over."
+        )
+    if type(head).__name__ == "ModulesToSaveWrapper":
+        head = head.original_module if head.disable_adapters else head.modules_to_save[head.active_adapters[0]]
+    check_head(head, name)
+    return head  # type: ignore[no-any-return]
+
+
+def check_head(head: Any, model_name: str) -> None:
+    """Refuse a head that is not one matrix product, with or without LoRA beside it."""
+    base = getattr(head, "base_layer", None)
+    if base is not None:
+        if any(getattr(head, "use_dora", {}).values()) or getattr(head, "lora_variant", None):
+            raise UnsupportedModelError(
+                f"{model_name} has DoRA or another LoRA variant on its output head, whose logits are not one matrix product: "
+                "leave the head out of `target_modules`, or use plain LoRA there."
+            )
+        if not hasattr(head, "lora_A"):
+            raise UnsupportedModelError(
+                f"{model_name} has a {type(head).__name__} on its output head; plain LoRA is what can be taken over."
+            )
+        check_head(base, model_name)
+        return
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        raise UnsupportedModelError(
+            f"the output head of {model_name} is a {type(head).__name__}, whose logits may be more than W u + b: "
+            "an nn.Linear is what can be taken over."
+        )
+
+
+def vocabulary(head: Any) -> int:
+    """V."""
+    return int(getattr(head, "base_layer", head).out_features)
+
+
+def head_operands(head: Any, hidden: Tensor) -> HeadOperands:
+    """The operands of the head's own product for these hidden states."""
+    base = getattr(head, "base_layer", None)
+    if base is None:
+        return HeadOperands(hidden, head.weight, head.bias)
+    plain = head_operands(base, hidden)
+    if head.disable_adapters or head.merged:
+        return plain
+    hiddens, weights = [plain.hidden], [plain.weight_VD]
+    for name in head.active_adapters:
+        if name in head.lora_A:
+            down, up = head.lora_A[name], head.lora_B[name]
+            narrow = down(head.lora_dropout[name](hidden.to(down.weight.dtype)))
+            hiddens.append(narrow.to(plain.hidden.dtype))
+            weights.append((up.weight * head.scaling[name]).to(plain.weight_VD.dtype))
+    if len(hiddens) == 1:
+        return plain
+    return HeadOperands(torch.cat(hiddens, dim=-1), torch.cat(weights, dim=-1), plain.bias_V)

@@ -15,8 +15,8 @@ from pathlib import Path
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit_of
 from zloss.console import Progress
+from zloss.distributed import Job, LostRankError, StoppedError
 from zloss.models.checkpoint import Checkpoint
-from zloss.ranks.job import Job, LostRankError, StoppedError
 from zloss.results.audit import AuditReport
 from zloss.results.train_config import TrainConfig
 from zloss.text import Blocks

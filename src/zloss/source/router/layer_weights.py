@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zloss.distributed import Gradients, as_groups, gradient_divisor
 from zloss.errors import InputError
-from zloss.ranks.global_normalizer import Gradients, as_groups, gradient_divisor
 from zloss.source.reduction import as_denominator
 from zloss.source.router.convention import RouterContext, RouterConvention
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zloss.distributed import Gradients
 from zloss.errors import DoubleBackwardError, InputError, ShapeError
-from zloss.ranks.global_normalizer import Gradients
 from zloss.source.objective import check_target, is_on, resolve_target
 from zloss.source.objectives.standard import StandardZLoss
 from zloss.source.precision import at_least_fp32

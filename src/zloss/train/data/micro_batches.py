@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from zloss.distributed import Job
 from zloss.errors import InputError
-from zloss.ranks.job import Job
 from zloss.results.train_config import TrainConfig
 from zloss.train.data.batch import batch_of, gather
 from zloss.train.data.blocks import TrainData

@@ -8,11 +8,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from zloss.console import Progress
+from zloss.distributed import Job
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import HiddenStates, hidden_states
 from zloss.models.output_head import find_head
-from zloss.ranks.job import Job
 from zloss.results.run_metrics import RunMetrics
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from zloss.distributed import Job
 from zloss.errors import InputError
 from zloss.models.weight_fingerprint import sampled_fingerprint
-from zloss.ranks.job import Job
 from zloss.results.folder_lock import locked_folder
 from zloss.results.reading import read_object
 from zloss.results.run_config import CONFIG_FILE, RunConfig, write_run_config

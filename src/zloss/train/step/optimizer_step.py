@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from zloss.distributed import Job
 from zloss.optimizer.recorder import Recorder
-from zloss.ranks.job import Job
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
 from zloss.telemetry.window import StepWindow, micro_batch

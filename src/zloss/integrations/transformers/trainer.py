@@ -1,9 +1,22 @@
-"""A Trainer to which a Z-loss is attached: what it logs at every step, and what is taken back with `remove()`."""
+"""`attach`: a Trainer trains with CE + Z and logs what its head does, in every tracker it has.
+
+[zloss.integrations.transformers.trainer] A Trainer to which a Z-loss is attached: what it logs at every step, and what is taken back with `remove()`.
+
+[zloss.integrations.transformers.trainer] What a Trainer is set to do that would leave Z out of its loss: refused before the first step.
+
+[zloss.integrations.transformers.trainer] What of a Trainer's arguments defines an experiment: the settings that config.json of a recorded run holds.
+
+Paths, logging, evaluation and hub settings are left out: runs may differ in them and still be a matched pair.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,15 +24,120 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from zloss.errors import MissingDependencyError, UnsupportedModelError
-from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS
-from zloss.integrations.transformers.handle import ZLossHandle
+from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError, require_version
+from zloss.integrations.moe import RouterZLoss
+from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, ZLossHandle, apply
 from zloss.optimizer.endpoints import max_safe_scale
+from zloss.source.objective import Objective
 from zloss.telemetry.alerts import Alert, AlertMonitor, OnAlert, alert_action, exceeded_levels, logger
-from zloss.telemetry.trackers import for_trackers
-from zloss.telemetry.window import StepWindow
+from zloss.telemetry.trackers import LEAST, Scalars, chosen_names, for_trackers, require_tracker
+from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow
+from zloss.text import Blocks
+from zloss.train.record.record_run import record_run
+from zloss.train.record.recorded_config import RecordOptions
 from zloss.train.record.run_recorder import RunRecorder
+from zloss.transport.backends.choice import Backend
 
+
+# <<< zloss.integrations.transformers.trainer
+def attach(
+    trainer: Any,
+    objective: Objective,
+    *,
+    on_alert: OnAlert = "log",
+    label_smoothing: float = 0.0,
+    router: RouterZLoss | None = None,
+    window: int | None = None,
+    scalars: Scalars = "all",
+    backend: Backend = "auto",
+    record: str | os.PathLike[str] | None = None,
+    validation: Blocks | Tensor | Sequence[Sequence[int]] | None = None,
+    record_options: RecordOptions | None = None,
+) -> TrainerAttachment:
+    """From now on the trainer minimises CE + Z and logs `zloss/…` scalars over the steps since its last log.
+
+    `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), before `train()`. Every tracker in its
+    `report_to` gets the scalars with its other numbers. CE and Z stand apart as zloss/ce and zloss/z, in nats per
+    predicted token; `zloss.source.summary` lists the other names. On several processes they are of the tokens of
+    all of them, joined in one collective per log. `scalars="main"` logs ten of them, a list of names these; alerts see
+    all of them whatever is logged.
+
+    `window`: how many of the last steps the scalars cover. By default these are the steps since the trainer's last log,
+    so that zloss/ce + zloss/z and `loss` cover the same steps; of more than 50 steps, everything but these two parts of
+    the loss covers the last 50.
+
+    `on_alert`: what is done when a tail changes (`zloss.telemetry.alerts` has the rule, counted in logs): "log" a
+    warning, "raise" an error, or a function of the alert.
+
+    `record`: a folder. The run is written into `record/<method>-<λ>-s<seed>/` with its step records and, when training
+    ends, the numbers of the trained model on `validation` (see `zloss.record_run`); `zloss compare record` judges the
+    methods. `record_options`: what is measured beside that.
+
+    Refused: settings under which the trainer computes its loss outside the model. A step that bypassed the loss all the
+    same raises at its end.
+
+    >>> from zloss.integrations.transformers import attach
+    >>> attach(trainer, zloss.CenteredZLoss(1e-4))  # doctest: +SKIP
+    """
+    refuse_bypasses(trainer)
+    alert_action(on_alert)  # checks itself
+    names = chosen_names(scalars)
+    if (record is None) != (validation is None):
+        raise InputError(
+            "`record` and `validation` belong together: a recorded run is measured on `validation` when it ends, and "
+            "nothing else needs it."
+        )
+    handle = apply(
+        trainer.model,
+        objective,
+        label_smoothing=label_smoothing,
+        router=router,
+        backend=backend,
+    )
+    try:
+        recorder = None
+        if record is not None and validation is not None:
+            recorder = _recorder(trainer, objective, record, validation, record_options, label_smoothing, router)
+        across = StepWindow(
+            DEFAULT_WINDOW if window is None else window,
+            objective.coordinate,
+            across_ranks=True,
+            since_restart=window is None,
+        )
+        return TrainerAttachment(trainer, handle, across, on_alert, names, recorder)
+    except BaseException:
+        handle.remove()
+        raise
+
+
+def _recorder(
+    trainer: Any,
+    objective: Objective,
+    record: str | os.PathLike[str],
+    validation: Blocks | Tensor | Sequence[Sequence[int]],
+    options: RecordOptions | None,
+    label_smoothing: float,
+    router: RouterZLoss | None,
+) -> RunRecorder:
+    args = trainer.args
+    settings = experiment_settings(args) | {"label_smoothing": label_smoothing}
+    if router is not None:
+        settings["router"] = {name: str(value) for name, value in asdict(router).items()}
+    return record_run(
+        record,
+        trainer.model,
+        objective,
+        seed=args.seed,
+        validation=validation,
+        clip=args.max_grad_norm or None,
+        settings=settings,
+        training_data=training_data(trainer.train_dataset),
+        loop=type(trainer).__name__,
+        options=options,
+    )
+
+
+# <<< zloss.integrations.transformers.trainer
 try:
     from transformers import TrainerCallback
 except ImportError as missing:
@@ -213,3 +331,78 @@ class _StepWatch(TrainerCallback):
 
 def _checkpoint(args: Any, state: Any) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+# <<< zloss.integrations.transformers.trainer
+LEAST_TRL = "1.16"
+
+
+def refuse_bypasses(trainer: Any) -> None:
+    """Raise for settings under which the model's own loss is not what the trainer minimises."""
+    if not all(hasattr(trainer, part) for part in ("args", "model", "accelerator", "log")):
+        raise InputError(
+            f"`trainer` is expected to be a Trainer of transformers or TRL, but got {type(trainer).__name__}. A model takes "
+            "`apply(model, objective)`."
+        )
+    args = trainer.args
+    if any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__):
+        require_version("trl", LEAST_TRL, f"`attach` to a {type(trainer).__name__} of TRL", "trl")
+    chosen_trackers = getattr(args, "report_to", None) or ()
+    for name in chosen_trackers if isinstance(chosen_trackers, (list, tuple)) else (chosen_trackers,):
+        if name in LEAST:
+            require_tracker(name)
+    if getattr(trainer, "label_smoother", None) is not None:
+        raise InputError(
+            "the trainer's label smoother computes the loss from logits, outside the model, so Z would be left out: set "
+            "`label_smoothing_factor=0` in its arguments and pass `label_smoothing` to attach instead."
+        )
+    if getattr(trainer, "compute_loss_func", None) is not None:
+        raise InputError(
+            "`compute_loss_func` computes the trainer's loss outside the model, so Z would be left out: call "
+            "zloss.logits_loss inside that function instead of attaching."
+        )
+    if getattr(args, "loss_type", None) == "dft":
+        raise InputError(
+            '`loss_type="dft"` weights every token by its probability, which it takes from the loss; with Z in the loss '
+            'that weight would be wrong: use `loss_type="nll"`.'
+        )
+    if getattr(args, "use_liger_kernel", False):
+        chosen = getattr(args, "liger_kernel_config", None) or {}
+        if chosen.get("fused_linear_cross_entropy", True):
+            raise InputError(
+                "Liger's fused cross-entropy would compute the loss instead: pass "
+                '`liger_kernel_config={"fused_linear_cross_entropy": False}` beside `use_liger_kernel=True`.'
+            )
+    if getattr(args, "n_gpu", 1) > 1:
+        raise InputError(
+            f"this trainer would run nn.DataParallel over {args.n_gpu} GPUs, whose copies of the model share one handle: "
+            "start it with `torchrun` or `accelerate launch`, one process per GPU."
+        )
+
+
+# <<< zloss.integrations.transformers.trainer
+NAMES = (
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "max_steps"),
+    *("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "max_grad_norm"),
+    *("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16", "tf32"),
+    *("data_seed", "dataloader_drop_last", "train_sampling_strategy", "average_tokens_across_devices"),
+    *("neftune_noise_alpha", "gradient_checkpointing", "torch_compile"),
+    # TRL's SFTConfig
+    *("max_length", "packing", "packing_strategy", "padding_free", "completion_only_loss", "assistant_only_loss"),
+)
+
+
+def experiment_settings(args: Any) -> dict[str, Any]:
+    """The settings above that these arguments have, as JSON values."""
+    found = {name: getattr(args, name) for name in NAMES if hasattr(args, name)}
+    return {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
+
+
+def training_data(dataset: Any) -> dict[str, Any] | None:
+    """Fingerprint and length of the training data, as far as it has them."""
+    found: dict[str, Any] = {}
+    if isinstance(getattr(dataset, "_fingerprint", None), str):  # a dataset of `datasets`
+        found["fingerprint"] = dataset._fingerprint
+    if hasattr(dataset, "__len__"):
+        found["examples"] = len(dataset)
+    return found or None
