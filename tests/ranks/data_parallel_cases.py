@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import zloss
 from tests.ranks.leave import leave
 from tests.ranks.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
-from zloss.distributed import Job, own_part
+from zloss.distributed import Job, local_part
 from zloss.measure.sharded_layers import InStep, shard_layers_
 from zloss.streaming import Accumulator, Moments, Quantiles, merge_over_ranks
 
@@ -235,7 +235,7 @@ def divided_layers() -> dict[str, Any]:
     hidden = [run(each) for each in inputs]
     run.finish()
     equal = all(torch.equal(got, whole(each)) for got, each in zip(hidden, inputs, strict=True))
-    own = sum(own_part(parameter).numel() for parameter in model.parameters())
+    own = sum(local_part(parameter).numel() for parameter in model.parameters())
     return {"equal": equal, "share": own / sum(parameter.numel() for parameter in whole.parameters())}
 
 

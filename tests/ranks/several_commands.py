@@ -15,7 +15,7 @@ def main() -> None:
         codes = []
         for words in json.loads(sys.argv[1]):
             print(f"begin {len(codes)}", file=sys.stderr, flush=True)
-            codes.append(job.everyone(zloss(words)))
+            codes.append(job.all_gather(zloss(words)))
         if job.first:
             print(json.dumps(codes))
         leave()

@@ -50,7 +50,7 @@ def differing(got: dict[str, float], want: dict[str, float]) -> dict[str, tuple[
 @pytest.mark.parametrize("count", [1, 5, 21, 64])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_every_block_is_on_one_rank(count: int, ranks: int) -> None:
-    shares = [Job(rank, ranks).own_range(count, 4) for rank in range(ranks)]
+    shares = [Job(rank, ranks).local_range(count, 4) for rank in range(ranks)]
     assert [block for share in shares for block in share] == list(range(count))
     assert all(share.start % 4 == 0 or not share for share in shares)
 

@@ -11,7 +11,7 @@ import json
 import torch
 from torch import Tensor, nn
 
-from zloss.distributed import own_part
+from zloss.distributed import local_part
 from zloss.models.checkpoint import Checkpoint
 
 _ELSEWHERE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
@@ -23,7 +23,7 @@ def weight_fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     names: dict[tuple[object, ...], str] = {}
     for name, whole in sorted(model.state_dict().items()):
-        tensor = own_part(whole)  # of a model that is divided over processes
+        tensor = local_part(whole)  # of a model that is divided over processes
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         tied = names.setdefault(place, name) if tensor.numel() else name
         digest.update(f"{name} {tied} {tensor.dtype} {list(tensor.shape)}".encode())

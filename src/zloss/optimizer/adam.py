@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from zloss.distributed import gathered, own_part, share_of
+from zloss.distributed import gathered, local_part, share_of
 from zloss.errors import InputError
 from zloss.optimizer.norms import buckets, inf_norm, norms, pieces
 
@@ -66,7 +66,10 @@ def _local_reading(optimizer: StatefulOptimizer, share: float, shares: dict[int,
     found: list[Tensor] = []
     for group in optimizer.param_groups:
         states = [
-            {key: own_part(value) if isinstance(value, Tensor) else value for key, value in optimizer.state[p].items()}
+            {
+                key: local_part(value) if isinstance(value, Tensor) else value
+                for key, value in optimizer.state[p].items()
+            }
             for p in group["params"]
             if len(optimizer.state.get(p, ())) and shares[id(p)] == share
         ]

@@ -160,7 +160,7 @@ class _Run:
         config, job, options, accelerator = self.config, self.job, self.options, step_of_run.accelerator
         recorder = step_of_run.recorder
         done, recorder.records = job.together(saved.load, accelerator)
-        job.together(check_alike, job.everyone(done), "checkpoints: they need one folder that all of them read")
+        job.together(check_alike, job.all_gather(done), "checkpoints: they need one folder that all of them read")
         step_of_run.loss_model.train()
         if job.first:
             mark_unfinished(self.folder)

@@ -231,7 +231,7 @@ def _text_pass(
         run = in_step if config.shard else hidden_of
         token_pass = TokenPass(measurement, blocks, run, config.batch_blocks, kept)
         tails = Tails(measurement, plane=has_plane(measurement), seed=config.seed)
-        mine = job.own_range(blocks.count, config.batch_blocks)
+        mine = job.local_range(blocks.count, config.batch_blocks)
         saved = SavedPass(
             folder,
             f"{config.fingerprint(blocks.fingerprint())}-{tails.layout()}",

@@ -72,7 +72,7 @@ def validate(
     """
     job = job or Job()
     tails, by_block = Tails(measurement), BlockValues(blocks.count, blocks.size)
-    own = job.own_range(blocks.count, EVALUATION_BLOCKS)
+    own = job.local_range(blocks.count, EVALUATION_BLOCKS)
     with progress.step("validation", len(own) * blocks.size) as step:
         shown = own.start
 

@@ -39,7 +39,7 @@ def run_in_folder(folder: Path, config: TrainConfig, start: Start, job: Job) -> 
             return claim_folder(folder, config, start)
 
         identity = job.together(claim)
-        job.together(check_alike, job.everyone(identity), "models, texts or settings: give every process the same")
+        job.together(check_alike, job.all_gather(identity), "models, texts or settings: give every process the same")
         yield identity
 
 

@@ -49,7 +49,7 @@ class OptimizerStep:
             self.window.end_step(opened.norm, config.clip)
             opened.telemetry = step_tails(self.window)
             if config.moe is not None:
-                passes = [part for rank in self.job.everyone(routed) for part in rank]
+                passes = [part for rank in self.job.all_gather(routed) for part in rank]
                 opened.telemetry |= router_numbers(passes, config.moe, config.tokens_per_step)
             if opened.finite:
                 opened.clip_()
