@@ -59,7 +59,7 @@ def global_normalizer(
     """What to pass as `normalizer=` in every micro-batch of one optimizer step; call it once, before the first.
 
     The gradient of the mean over all N tokens of a step is Σ_ranks Σ_micro-batches Σ_t ∇ℓ_t / N. A rank that divides its
-    sums by N contributes its term. That is right for frameworks that add the ranks' gradients; DDP and FSDP *average*
+    sums by N contributes its term. That is right for frameworks that add the ranks' gradients; DDP and FSDP average
     them over n ranks, so each rank has to divide by N/n.
 
     `tokens`: the targets of all micro-batches of this rank, or the number of valid ones (or the sum of their weights) as a

@@ -34,6 +34,7 @@ from zloss.transport.statistics_plan import Statistics
 
 LEAST_PEFT = "0.21"
 LEAST_TRANSFORMERS = "5.2"
+LEAST_TRL = "1.16"
 LABELS = ("labels", "shift_labels")
 MODEL_Z_KEYS = ("z_loss_coefficient", "z_loss_coef")
 """Config keys under which a model adds its own Z-loss (Bamba)."""
@@ -277,7 +278,7 @@ def _trl_output(call: TrainingCall, output: Any, given: dict[str, Any]) -> Any:
     try:
         from trl.trainer.utils import FusedCausalLMOutput
     except ImportError as error:
-        raise MissingDependencyError("trl>=1.16", "Training with SFTTrainer", "trl") from error
+        raise MissingDependencyError(f"trl>={LEAST_TRL}", "Training with SFTTrainer", "trl") from error
     assert call.output is not None
     stats = call.output.stats
     if stats.entropy is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError, require_version
 from zloss.integrations.moe import RouterZLoss
-from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, ZLossHandle, apply
+from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, LEAST_TRL, ZLossHandle, apply
 from zloss.optimizer.endpoints import max_safe_scale
 from zloss.source.objective import Objective
 from zloss.telemetry.alerts import Alert, AlertMonitor, OnAlert, alert_action, exceeded_levels, logger
@@ -34,7 +34,6 @@ try:
 except ImportError as missing:
     raise MissingDependencyError(f"transformers>={LEAST_TRANSFORMERS}", "`attach`", "audit") from missing
 
-LEAST_TRL = "1.16"
 ALERTS_FILE = "zloss_alerts.json"
 """The state of the alerts, inside a checkpoint of the trainer."""
 EXPERIMENT_SETTINGS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.ranks.leave import leave
+from tests.distributed.leave import leave
 from zloss.cli.main import main as zloss
 from zloss.distributed import open_job
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.commands import audit_words
+from tests.distributed.conftest import KilledJob, OnRanks
 from tests.forked import forked_ranks
-from tests.ranks.commands import audit_words
-from tests.ranks.conftest import KilledJob, OnRanks
 from zloss.cli.main import main
 from zloss.distributed import Job
 

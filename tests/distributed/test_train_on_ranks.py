@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks.commands import DROPOUT, MOE, SCRATCH, train_words
-from tests.ranks.conftest import KilledJob, OnRanks
+from tests.distributed.commands import DROPOUT, MOE, SCRATCH, train_words
+from tests.distributed.conftest import KilledJob, OnRanks
 from tests.train.tiny_run import tiny_config
 from zloss.cli.main import main
 from zloss.distributed import Job

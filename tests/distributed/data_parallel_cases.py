@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import zloss
-from tests.ranks.leave import leave
-from tests.ranks.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
+from tests.distributed.leave import leave
+from tests.distributed.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
 from zloss.distributed import Job, local_part
 from zloss.measure.sharded_layers import InStep, shard_layers_
 from zloss.streaming import Accumulator, Moments, Quantiles, merge_over_ranks
