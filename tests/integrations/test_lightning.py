@@ -54,6 +54,19 @@ def fit(module: Any, callback: ZLossCallback, folder: Path, steps: int = 2, **se
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=None))
 
 
+def test_a_training_step_may_return_the_whole_output(tmp_path: Path) -> None:
+    """Lightning detaches and moves every tensor in it; there are no logits among them."""
+
+    class Whole(Module):
+        def training_step(self, inputs: Any, _index: int) -> Any:
+            output = self.model(**inputs)
+            return {"loss": output.loss, "output": output, "logits": output.logits}
+
+    callback = ZLossCallback(OBJECTIVE)
+    fit(Whole(), callback, tmp_path)
+    assert len(callback.window) == 2
+
+
 def test_losses_norms_and_scalars(tmp_path: Path) -> None:
     module = Module()
     wanted = [float(truth(small(), batch(seed))[0]) for seed in range(4)]

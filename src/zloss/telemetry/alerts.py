@@ -76,6 +76,13 @@ RULES = (
 numbers of a healthy run: mean log Z and the mean raw gain are the first to move when a common shift grows."""
 GRADIENT_NORM = "grad_norm_preclip"
 """The scalar whose events are counted."""
+NORMAL = 1.4826
+"""Standard deviation of a normal distribution in its median absolute deviations."""
+RUNNING = 9
+"""Observations in the running median that dates a change."""
+VIOLATION = "p_z_mean_raw"
+Rows = Sequence[Mapping[str, float]]
+"""Observations, each by name."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +118,6 @@ class Alert:
             return f"is {value}, and was {reference}"
         times = self.value / self.reference if self.reference else float("inf")
         return f"is {value}, {times:.3g} times its reference {reference}"
-
-
-NORMAL = 1.4826
-"""Standard deviation of a normal distribution in its median absolute deviations."""
-RUNNING = 9
-"""Observations in the running median that dates a change."""
-VIOLATION = "p_z_mean_raw"
-Rows = Sequence[Mapping[str, float]]
-"""Observations, each by name."""
 
 
 class AlertMonitor:
@@ -222,6 +220,41 @@ class AlertMonitor:
         self._active = dict(state["active"])
 
 
+OnAlert = Literal["log", "raise"] | Callable[[Alert], None]
+"""What to do with an alert."""
+
+logger = logging.getLogger("zloss")
+
+
+def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
+    """The function that handles an alert."""
+    if callable(on_alert):
+        return on_alert
+    if on_alert == "log":
+        return _warn
+    if on_alert == "raise":
+        return _raise
+    raise InputError(f"`on_alert` is expected to be 'log', 'raise' or a function of an alert, but got {on_alert!r}.")
+
+
+def _warn(alert: Alert) -> None:
+    if first_rank():  # every process sees the same numbers
+        logger.warning("%s", alert)
+
+
+def _raise(alert: Alert) -> None:
+    raise TrainingAlertError(str(alert))
+
+
+def exceeded_levels(
+    scalars: Mapping[str, float], vocab: int, thresholds: Thresholds | None = None
+) -> dict[str, tuple[float, float]]:
+    """Name of a scalar → (value, threshold), for each one above its threshold."""
+    chosen = Thresholds() if thresholds is None else thresholds
+    limits = {"mu_abs_p99": chosen.shift_over_log_v * math.log(vocab), "gain_p99": chosen.gain_99}
+    return {name: (scalars[name], limit) for name, limit in limits.items() if scalars.get(name, 0.0) > limit}
+
+
 def _column(name: str, rows: Rows) -> list[float]:
     """One scalar of all observations that have it."""
     return [row[name] for row in rows if name in row]
@@ -289,38 +322,3 @@ def _deviation(values: Sequence[float]) -> float:
     """The median absolute deviation, in units of a standard deviation."""
     middle = median(values)
     return NORMAL * median(abs(value - middle) for value in values)
-
-
-OnAlert = Literal["log", "raise"] | Callable[[Alert], None]
-"""What to do with an alert."""
-
-logger = logging.getLogger("zloss")
-
-
-def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
-    """The function that handles an alert."""
-    if callable(on_alert):
-        return on_alert
-    if on_alert == "log":
-        return _warn
-    if on_alert == "raise":
-        return _raise
-    raise InputError(f"`on_alert` is expected to be 'log', 'raise' or a function of an alert, but got {on_alert!r}.")
-
-
-def _warn(alert: Alert) -> None:
-    if first_rank():  # every process sees the same numbers
-        logger.warning("%s", alert)
-
-
-def _raise(alert: Alert) -> None:
-    raise TrainingAlertError(str(alert))
-
-
-def exceeded_levels(
-    scalars: Mapping[str, float], vocab: int, thresholds: Thresholds | None = None
-) -> dict[str, tuple[float, float]]:
-    """Name of a scalar → (value, threshold), for each one above its threshold."""
-    chosen = Thresholds() if thresholds is None else thresholds
-    limits = {"mu_abs_p99": chosen.shift_over_log_v * math.log(vocab), "gain_p99": chosen.gain_99}
-    return {name: (scalars[name], limit) for name, limit in limits.items() if scalars.get(name, 0.0) > limit}

@@ -15,7 +15,6 @@ import accelerate
 import numpy as np
 import pytest
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import nn
 from torch.nn.parallel.distributed import _find_tensors
 
@@ -247,7 +246,6 @@ def test_an_output_without_logits_may_be_passed_on() -> None:
         accelerate.utils.convert_to_fp32(output).logits,
         accelerate.utils.send_to_device(output, "cpu").logits,
         accelerate.utils.gather(accelerate.utils.recursively_apply(torch.detach, output)).logits,
-        apply_to_collection(output, torch.Tensor, torch.detach).logits,
     ):
         assert "NoLogits" in repr(copied)
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]

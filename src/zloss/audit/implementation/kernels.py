@@ -61,8 +61,9 @@ def kernel_line(
         stored_CV, label_C = z_CV.to(storage_dtype(storage)), label_T[chunk]
         truth = truth_of(z_CV, label_C, coef, target)
         total, z = total_and_z(implementation, (stored_CV,), label_C, coef, target, truth.violation)
-        before_storage.update(total, z, truth)
-        of_stored.update(total, z, truth_of(stored_CV, label_C, coef, target))
+        before_storage.update(total, z, truth.total_CV, truth.z_CV)
+        stored = truth_of(stored_CV, label_C, coef, target)
+        of_stored.update(total, z, stored.total_CV, stored.z_CV)
         if z is not None:
             value, value_got = value + truth.value, value_got + z.value
         advance(len(label_C))
@@ -124,10 +125,10 @@ class _GradientTally:
     def __init__(self) -> None:
         self.total, self.z = VectorTally(), VectorTally()
 
-    def update(self, total: Evaluation, z: Evaluation | None, truth: Truth) -> None:
-        self.total.update(total.grads[0], truth.total_CV)
+    def update(self, total: Evaluation, z: Evaluation | None, want_total_CX: Tensor, want_z_CX: Tensor) -> None:
+        self.total.update(total.grads[0], want_total_CX)
         if z is not None:
-            self.z.update(z.grads[0], truth.z_CV)
+            self.z.update(z.grads[0], want_z_CX)
 
 
 def linear_line(
@@ -149,14 +150,10 @@ def linear_line(
     truth = truth_of(hidden.double() @ weight.double().T, label_T, coef, target)
     with working_bf16_products(note):
         total, z = total_and_z(implementation, (hidden, weight), label_T, coef, target, truth.violation)
-    tallies = {"total": VectorTally(), "z": VectorTally()}
-    weight_error: dict[str, float] = {}
-    for name, outcome, source_TV in (("total", total, truth.total_CV), ("z", z, truth.z_CV)):
-        if outcome is not None:
-            tallies[name].update(outcome.grads[0], source_TV @ weight.double())
-            want_VD = source_TV.T @ hidden.double()
-            difference = (outcome.grads[1].double() - want_VD).norm()
-            weight_error[name] = float(difference / want_VD.norm().clamp_min(TINY))
+    tally = _GradientTally()
+    tally.update(total, z, truth.total_CV @ weight.double(), truth.z_CV @ weight.double())
+    want_VD = truth.total_CV.T @ hidden.double()
+    weight_error = (total.grads[1].double() - want_VD).norm() / want_VD.norm().clamp_min(TINY)
     source = _applied_source(implementation, hidden, weight, label_T, truth, coef, target)
     return LinearLine(
         implementation=implementation.name,
@@ -166,14 +163,13 @@ def linear_line(
         coef=coef,
         target=target,
         forward=None if z is None else abs(z.value - truth.value) / max(truth.value, TINY),
-        delta_total=tallies["total"].whole,
-        delta_z=None if z is None else tallies["z"].whole,
-        delta_weight=weight_error["total"],
-        delta_weight_z=weight_error.get("z"),
+        delta_total=tally.total.whole,
+        delta_z=None if z is None else tally.z.whole,
+        delta_weight=float(weight_error),
         delta_src=None if source is None else source.delta.tail(),
         source_cosine=None if source is None else source.cosine.tail().mean,
-        total_cosine=tallies["total"].whole_cosine,
-        z_cosine=None if z is None else tallies["z"].cosine.tail().mean,
+        total_cosine=tally.total.whole_cosine,
+        z_cosine=None if z is None else tally.z.cosine.tail().mean,
     )
 
 
@@ -194,7 +190,6 @@ class LinearLine:
     delta_z: float | None
     delta_weight: float
     """Relative error of the gradient at the head, Frobenius norms."""
-    delta_weight_z: float | None
     delta_src: Tail | None
     """Per token, of the logit source that the backend applies; None for backends that are not ours."""
     source_cosine: float | None = None
