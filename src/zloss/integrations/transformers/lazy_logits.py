@@ -64,12 +64,12 @@ class TrainingCall:
         else:
             setattr(self._head, self._attribute, self._before)
 
-    def _head_forward(self, head: nn.Module, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
+    def _head_forward(self, head: Any, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
         if self._pending is not None:
             return self._pending(head)
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        vocab = int(getattr(head, "base_layer", head).out_features)
+        vocab = getattr(head, "base_layer", head).out_features
         return LazyLogits(self, hidden, LogitTransform(vocab), dtype)
 
     def cross_entropy(
@@ -337,7 +337,8 @@ def _cross_entropy(
         input.refuse("a cross-entropy with class weights or a deprecated reduction")
     if target.is_floating_point():
         input.refuse("a cross-entropy with probabilities as the target")
-    return input._call.cross_entropy(input, target, ignore_index, reduction, label_smoothing)
+    loss: Tensor = input._call.cross_entropy(input, target, ignore_index, reduction, label_smoothing)
+    return loss
 
 
 # <<< zloss.integrations.transformers.lazy_logits
