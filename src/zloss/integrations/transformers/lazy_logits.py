@@ -341,9 +341,6 @@ def _cross_entropy(
     return loss
 
 
-# <<< zloss.integrations.transformers.lazy_logits
-
-
 class NoLogits:
     """`outputs.logits` of a training call: any use raises one sentence.
 
