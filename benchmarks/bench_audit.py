@@ -36,8 +36,7 @@ from zloss.measure.measurement import measurement_of
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import find_head
+from zloss.models.output_head import find_head, hidden_states
 from zloss.report.files import write_audit
 from zloss.text import Blocks, make_blocks, open_corpus
 

@@ -17,7 +17,18 @@ import zloss_paper
 SOURCE = Path(zloss.__file__).parent
 PAPER = Path(zloss_paper.__file__).parent
 
-TENSORS = {"errors", "distributed", "ranks", "cache", "streaming", "results", "source", "transport", "optimizer"}
+TENSORS = {
+    "errors",
+    "distributed",
+    "ranks",
+    "cache",
+    "streaming",
+    "results",
+    "source",
+    "transport",
+    "router",
+    "optimizer",
+}
 EXPERIMENTS = TENSORS | {"models", "text", "console", "measure", "decide"}
 LOOPS = EXPERIMENTS | {"telemetry"}
 EVERYTHING = LOOPS | {"audit", "train", "report"}
@@ -33,6 +44,7 @@ MAY_IMPORT = {
     "console": {"errors"},
     "source": {"errors", "distributed", "streaming", "results"},
     "transport": {"errors", "distributed", "ranks", "cache", "streaming", "results", "source"},
+    "router": {"errors", "distributed", "results", "source"},
     "optimizer": TENSORS - {"optimizer"},
     "models": TENSORS,
     "text": TENSORS,

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from zloss.text.corpus import pydoc_topics
 
 from tests.audit.checkpoint.straight import differences, load_fp64, token_stream
 from tests.straight_audit import Tokens, comparison, loss_audit, run_tiny, straight_report, tiny_model, tiny_report
@@ -21,6 +20,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.figure_data import GeometrySample
 from zloss.results.loss_audit import LossAudit
+from zloss.text import pydoc_topics
 
 TESTS = Path(__file__).parent
 STRAIGHT = sorted(str(file.relative_to(TESTS.parent)) for file in TESTS.rglob("straight*.py"))

@@ -13,12 +13,18 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from zloss import errors as errors
     from zloss.audit.loss.run import audit_loss as audit_loss
-    from zloss.audit.router.findings import audit_router as audit_router
-    from zloss.audit.router.measure import measure_router_scale as measure_router_scale
+    from zloss.audit.router import audit_router as audit_router
     from zloss.distributed import global_normalizer as global_normalizer
     from zloss.results.loss_audit import LossAudit as LossAudit
     from zloss.results.router import MeasuredScale as MeasuredScale
     from zloss.results.router import RouterFindings as RouterFindings
+    from zloss.router.conventions import RouterContext as RouterContext
+    from zloss.router.conventions import RouterConvention as RouterConvention
+    from zloss.router.conventions import match_coefficient as match_coefficient
+    from zloss.router.conventions import router_scale as router_scale
+    from zloss.router.loss import RouterLoss as RouterLoss
+    from zloss.router.loss import router_loss as router_loss
+    from zloss.router.measure import measure_router_scale as measure_router_scale
     from zloss.source.explain import explain as explain
     from zloss.source.listing import centered_logits_from_raw as centered_logits_from_raw
     from zloss.source.listing import z_loss_source as z_loss_source
@@ -31,12 +37,6 @@ if TYPE_CHECKING:
     from zloss.source.objectives.registry import make_objective as make_objective
     from zloss.source.objectives.registry import register_objective as register_objective
     from zloss.source.objectives.standard import StandardZLoss as StandardZLoss
-    from zloss.source.router.convention import RouterContext as RouterContext
-    from zloss.source.router.convention import RouterConvention as RouterConvention
-    from zloss.source.router.loss import router_loss as router_loss
-    from zloss.source.router.loss_record import RouterLoss as RouterLoss
-    from zloss.source.router.scale import match_coefficient as match_coefficient
-    from zloss.source.router.scale import router_scale as router_scale
     from zloss.source.statistics import TokenStats as TokenStats
     from zloss.train.record.record_run import record_run as record_run
     from zloss.train.record.recorded_config import RecordOptions as RecordOptions
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 _HOME = {
     "LossAudit": "results.loss_audit",
     "audit_loss": "audit.loss.run",
-    "audit_router": "audit.router.findings",
+    "audit_router": "audit.router",
     "RouterFindings": "results.router",
     "MeasuredScale": "results.router",
-    "measure_router_scale": "audit.router.measure",
+    "measure_router_scale": "router.measure",
     "CenteredZLoss": "source.objectives.centered",
     "CenteredHead": "source.objectives.centered_head",
     "CrossEntropy": "source.objectives.cross_entropy",
@@ -69,12 +69,12 @@ _HOME = {
     "Objective": "source.objective",
     "make_objective": "source.objectives.registry",
     "register_objective": "source.objectives.registry",
-    "RouterLoss": "source.router.loss_record",
-    "router_loss": "source.router.loss",
-    "RouterContext": "source.router.convention",
-    "RouterConvention": "source.router.convention",
-    "match_coefficient": "source.router.scale",
-    "router_scale": "source.router.scale",
+    "RouterLoss": "router.loss",
+    "router_loss": "router.loss",
+    "RouterContext": "router.conventions",
+    "RouterConvention": "router.conventions",
+    "match_coefficient": "router.conventions",
+    "router_scale": "router.conventions",
     "StandardZLoss": "source.objectives.standard",
     "TokenStats": "source.statistics",
     "RecordOptions": "train.record.recorded_config",

@@ -92,6 +92,11 @@ def choose_progress(quiet: bool) -> Silent | Terminal:
     return Silent() if quiet or not sys.stderr.isatty() else Terminal()
 
 
+def choose_notes(quiet: bool) -> Callable[[str], None]:
+    """A function that prints a sentence to standard error, or does nothing if `quiet`."""
+    return (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+
+
 @contextmanager
 def held_interrupts() -> Iterator[Callable[[], None]]:
     """Delay Ctrl-C: the first raises KeyboardInterrupt at the next call of the yielded function, a second one immediately.

@@ -95,6 +95,10 @@ class OutputError(ZlossError, OSError):
     """A result could not be written: unwritable folder, full disk."""
 
 
+class UnwritableFolderError(OutputError):
+    """Nothing can be written where the results should go, so the user has to choose another folder."""
+
+
 class DoubleBackwardError(ZlossError, RuntimeError):
     """Second derivatives were asked of a backend that computes first derivatives only."""
 

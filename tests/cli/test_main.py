@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from tests.tiny_models import save_model
 from zloss import __version__
 from zloss.cli import main as cli
+from zloss.cli.center import Center
+from zloss.errors import OutputError, UnwritableFolderError
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,10 +55,33 @@ def test_a_wrong_option_exits_with_two() -> None:
     assert stop.value.code == 2
 
 
+def raising(error: Exception) -> Callable[..., int]:
+    def run(command: object, argv: Sequence[str]) -> int:
+        raise error
+
+    return run
+
+
+def test_only_an_unwritable_folder_is_answered_with_the_flag_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was decided by how the sentence ended, so a reworded one lost the flag."""
+    (tmp_path / "file").write_text("")
+    assert cli.main(["audit", "--out", str(tmp_path / "file" / "out")]) == cli.BAD_INPUT
+    assert capsys.readouterr().err.endswith("is not a writable folder. Choose another folder. Set it with --out.\n")
+    for error, sentence in (
+        (UnwritableFolderError("the disk is full."), "the disk is full. Set it with --out."),
+        (OutputError("it is full. Choose another folder."), "it is full. Choose another folder."),
+    ):
+        monkeypatch.setattr(Center, "run", raising(error))
+        assert cli.main(["center"]) == cli.BAD_INPUT
+        assert capsys.readouterr().err == f"zloss center: {sentence}\n"
+
+
 def test_an_optional_package_that_is_missing_anywhere_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(name: str, options: list[str]) -> int:
+    def run(argv: list[str]) -> int:
         raise ModuleNotFoundError("No module named 'huggingface_hub'", name="huggingface_hub.utils")
 
     monkeypatch.setattr(cli, "_run", run)
@@ -68,7 +94,7 @@ def test_an_optional_package_that_is_missing_anywhere_is_one_sentence(
 
 
 def test_a_module_of_our_own_that_is_missing_is_no_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(name: str, options: list[str]) -> int:
+    def run(argv: list[str]) -> int:
         raise ModuleNotFoundError("No module named 'zloss.gone'", name="zloss.gone")
 
     monkeypatch.setattr(cli, "_run", run)
@@ -85,6 +111,9 @@ def test_the_model_has_one_name_in_title_record_and_command(tmp_path: Path) -> N
     assert cli.main([*words, "--gradient-blocks", "0", "--out", str(out)]) == 0
     record, page = (out / "report.json").read_text(), (out / "report.html").read_text()
     assert json.loads(record)["model"]["name"] == "tiny"
+    # The options of this call, not those of the process that runs it.
+    recorded = json.loads(record)["provenance"]["command"]
+    assert recorded.startswith("zloss audit ./tiny --text text.txt --blocks 2")
     assert "<title>tiny · zloss</title>" in page
     assert str(tmp_path) not in record + page
 

@@ -16,8 +16,7 @@ from zloss.audit.checkpoint.config import AuditConfig
 from zloss.cli import main as cli
 from zloss.cli.audit import Audit
 from zloss.cli.drift import Drift
-from zloss.cli.flags import flags_of, option_hints, with_flags
-from zloss.cli.options import parse
+from zloss.cli.options import flags_of, option_hints, parse, with_flags
 from zloss.cli.recommend import Recommend
 from zloss.cli.train import Train
 from zloss.decide.drift.limits import DriftLimits
@@ -29,6 +28,7 @@ from zloss.results.moe_config import MoeRun
 from zloss.results.option import NotAnOption, Option
 from zloss.results.train_config import TrainConfig
 from zloss.text import CORPORA
+from zloss.train.grid import Grid
 from zloss.train.run_options import RunOptions
 
 
@@ -100,8 +100,30 @@ def test_a_field_of_one_run_is_no_option() -> None:
 
 
 def test_a_field_that_is_no_option_keeps_its_default() -> None:
-    default = Command(Settings(engine=Engine(serial="k-9")))
-    assert parse(Command, ["--engine-power", "8"], prog="made-up", default=default).settings.engine == Engine(8, "k-9")
+    @dataclass(frozen=True)
+    class Numbered:
+        engine: Annotated[Engine, tyro.conf.arg(name="")] = field(default_factory=lambda: Engine(serial="k-9"))
+
+    assert parse(Numbered, ["--engine-power", "8"], prog="made-up").engine == Engine(8, "k-9")
+
+
+@dataclass(frozen=True)
+class Overriding:
+    """A command with its own spelling of an option of its configuration."""
+
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=lambda: Settings(target=2.0))
+    target: float | None = None
+    """Target of the command. Default: none."""
+
+
+def test_an_option_of_the_command_replaces_that_of_its_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    found = parse(Overriding, ["--target", "3", "--blocks", "5"], prog="made-up")
+    assert (found.target, found.settings) == (3.0, Settings(blocks=5, target=2.0))
+    with pytest.raises(SystemExit):
+        parse(Overriding, ["--help"], prog="made-up")
+    text = capsys.readouterr().out
+    assert text.count("--target") == 1
+    assert "Target of the command." in text
 
 
 def test_a_refused_value_is_the_configuration_s_own_error() -> None:
@@ -153,24 +175,60 @@ def test_errors_of_commands_name_flags(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def train(*words: str) -> Train:
-    return parse(Train, list(words), prog="zloss train", default=Train.default_for(list(words)))
+    return parse(Train, list(words), prog="zloss train")
 
 
-def test_defaults_that_follow_from_other_options() -> None:
-    plain = train()
-    assert plain == Train()
-    assert plain.config == TrainConfig()
-    assert (train("--steps", "80").config.warmup, train("--steps=80", "--warmup", "3").config.warmup) == (8, 3)
-    assert train("--steps", "80").options.validate_every == 8
-    assert train("--steps", "4").options.validate_every == 1
-    assert train("--steps", "80", "--validate-every", "0").options.validate_every == 0
-    assert (train("--moe").methods, train("--moe", "--methods", "ce,standard").methods) == (("ce",), ("ce", "standard"))
-    stressed = train("--stress", "unclipped")
-    assert (stressed.config.lr, stressed.config.clip, stressed.coef) == (2e-4, 1e8, (1e-3,))
-    # A value that is given counts, also where it is the usual default.
-    stated = train("--stress", "unclipped", "--lr", "5e-5", "--clip", "1", "--coef", "1e-4")
-    assert (stated.config.lr, stated.config.clip, stated.coef) == (5e-5, 1.0, (1e-4,))
-    assert train("--stress", "high-lr").coef == (1e-4,)
+def config(*words: str) -> TrainConfig:
+    return train(*words).train_config()
+
+
+def validate_every(*words: str) -> int:
+    return train(*words).run_options().validate_every
+
+
+def test_without_options_train_runs_the_library_s_defaults() -> None:
+    assert config() == TrainConfig()
+    assert train().run_options() == RunOptions(trackers=("tensorboard",), validate_every=20)
+    assert train().grid() == Grid(TrainConfig(), ("ce", "centered-head", "standard", "centered"), (1e-4,), (1,))
+
+
+def test_the_help_states_the_defaults_that_are_filled_in_later() -> None:
+    said, runs = sentences_of(Train), train().grid()
+    assert f"Default: {','.join(runs.methods)};" in said["methods"]
+    assert f"Default: {runs.coefs[0]}," in said["coef"]
+    assert f"Default: {TrainConfig.lr}," in said["lr"]
+    assert f"Default: {TrainConfig.clip}," in said["clip"]
+
+
+def test_warm_up_and_validation_follow_from_steps() -> None:
+    assert (config("--steps", "80").warmup, config("--steps=80", "--warmup", "3").warmup) == (8, 3)
+    assert config("--steps", "80", "--warmup", "0").warmup == 0
+    assert (config("--steps", "4").warmup, validate_every("--steps", "4")) == (0, 1)
+    assert (validate_every("--steps", "80"), validate_every("--steps", "80", "--validate-every", "0")) == (8, 0)
+
+
+def test_every_spelling_of_the_steps_counts() -> None:
+    """The first of two parses did not read +8 as a number, so the run got the warm-up of 200 steps and was refused."""
+    assert (config("--steps", "+8").steps, config("--steps", "+8").warmup) == (8, 0)
+    assert validate_every("--steps", "1_000") == 100
+
+
+def test_the_methods_follow_from_moe() -> None:
+    assert train("--moe").grid().methods == ("ce",)
+    assert train("--moe", "--no-moe").grid().methods == ("ce", "centered-head", "standard", "centered")
+    assert train("--moe", "--methods", "ce,standard").grid().methods == ("ce", "standard")
+
+
+def test_a_stress_setting_changes_only_what_was_not_set() -> None:
+    def values(*words: str) -> tuple[float, float, tuple[float, ...]]:
+        runs = train(*words).grid()
+        return runs.base.lr, runs.base.clip, runs.coefs
+
+    assert values("--stress", "unclipped") == (2e-4, 1e8, (1e-3,))
+    assert values("--stress", "high-lr") == (8e-4, 1.0, (1e-4,))
+    # A value that equals the usual default was set all the same.
+    stated = ("--stress", "unclipped", "--lr", "5e-5", "--clip", "1", "--coef", "1e-4")
+    assert values(*stated) == (5e-5, 1.0, (1e-4,))
 
 
 @pytest.mark.parametrize("words", [["--steps", "many"], ["--stress", "none"], ["--steps"]])
@@ -181,7 +239,7 @@ def test_a_wrong_value_is_refused_by_the_option(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", [Train, Audit, Drift, Recommend])
-def test_no_option_of_a_command_repeats_one_of_its_configurations(command: Any) -> None:
+def test_a_command_replaces_no_option_of_its_configurations_by_accident(command: Any) -> None:
     def names(config_type: Any) -> list[str]:
         found = []
         for name, (hint, _) in option_hints(config_type).items():
@@ -190,7 +248,8 @@ def test_no_option_of_a_command_repeats_one_of_its_configurations(command: Any) 
         return found
 
     found = names(command)
-    assert len(found) == len(set(found))
+    repeated = {name for name in found if found.count(name) > 1}
+    assert repeated == ({"lr", "clip", "warmup", "validate_every"} if command is Train else set())
     flags = flags_of(command).values()
     assert len(flags) == len(set(flags))
 

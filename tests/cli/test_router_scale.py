@@ -15,11 +15,11 @@ from zloss.cli.router_scale import RouterScale
 from zloss.errors import InputError, UnknownNameError
 from zloss.results.files import read_record
 from zloss.results.router_scale import RouterScaleTable
-from zloss.source.router.catalog import router_conventions
+from zloss.router.conventions import router_conventions
 
 
 def run(*words: str) -> int:
-    return tyro.cli(RouterScale, args=list(words)).run()
+    return tyro.cli(RouterScale, args=list(words)).run([])
 
 
 def test_converts_and_lists_every_convention(
@@ -73,7 +73,7 @@ def test_more_labelled_tokens_than_tokens_were_accepted(tmp_path: Path, capsys: 
 def test_needs_no_torch() -> None:
     code = (
         "import sys, tyro; from zloss.cli.router_scale import RouterScale; "
-        "tyro.cli(RouterScale, args=['--to', 'olmoe']).run(); print('torch' in sys.modules)"
+        "tyro.cli(RouterScale, args=['--to', 'olmoe']).run([]); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"

@@ -272,7 +272,7 @@ def measured(relative: float) -> MeasuredScale:
 
 
 def test_router_scales_come_from_the_audit_or_the_comparison(report: AuditReport, comparison: Comparison) -> None:
-    from zloss.source.router.scale import router_scale
+    from zloss.router.conventions import router_scale
 
     scale = router_scale("active_route_mean", layers=4, tokens=64, top_k=4, coef=1e-3)
     variant = RouterVariant("active_route_mean", 1e-3, s_rel=scale.relative)

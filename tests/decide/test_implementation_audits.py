@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.laws.example_results import implementation_example
-from zloss.cli.flags import flags_of
 from zloss.cli.main import COMMANDS
+from zloss.cli.options import flags_of
 from zloss.decide.decided_results import decide_results
 from zloss.decide.decision_map import decide, with_decisions
 from zloss.decide.stages import STAGES

@@ -11,7 +11,7 @@ from zloss.results.comparison import Comparison
 from zloss.results.decision import Decision
 from zloss.results.router import MeasuredScale
 from zloss.results.router_variants import RouterVariant, RouterVariants
-from zloss.source.router.scale_table import router_scale_table
+from zloss.router.conventions import router_scale_table
 
 STATED = router_scale_table(1e-3, "active_route_mean", layers=4, top_k=4, tokens=64)
 

@@ -13,7 +13,7 @@ from tests.distributed.data_parallel_cases import main
 from tests.distributed.launch import needs_fsdp2_means
 from tests.distributed.recipe_cases import recipes
 from tests.forked import forked_ranks
-from zloss.source.router.catalog import router_conventions
+from zloss.router.conventions import router_conventions
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.audit.router.router_models import SOFTMAX, E, K, L, batch, deepseek_v3, seeded, switch
-from zloss.audit.router.measure import measure_router_scale
+from tests.router.router_models import SOFTMAX, E, K, L, batch, deepseek_v3, seeded, switch
 from zloss.errors import InputError, UnknownNameError
 from zloss.integrations.moe import attach_router_loss
 from zloss.models.routers import find_routers
-from zloss.source.router.loss import router_loss
+from zloss.router.loss import router_loss
+from zloss.router.measure import measure_router_scale
 
 
 @pytest.fixture(params=list(SOFTMAX))

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from tests.integrations.transformers import tiny_configs
 from tests.integrations.transformers.sweep import batch_for
 from tests.integrations.transformers.tiny_configs import build_tiny, causal_classes
-from zloss.audit.router.findings import audit_router
+from zloss.audit.router import audit_router
 from zloss.errors import InputError
 from zloss.integrations.moe import attach_router_loss
 from zloss.integrations.transformers import support

@@ -30,7 +30,7 @@ from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, Rou
 from zloss.results.router_scale import RouterScaleTable
 from zloss.results.router_variants import RouterVariant, RouterVariants
 from zloss.results.schema import ResultRecord
-from zloss.source.router.scale_table import router_scale_table
+from zloss.router.conventions import router_scale_table
 
 DOCUMENTED = Path(__file__).parents[2] / "docs/results"
 TAIL = RouterTail(0.5, 0.25, 1.5, 2.5)

@@ -25,8 +25,7 @@ from zloss.measure.measurement import measurement_of
 from zloss.measure.parameter_sums import BodyGradients
 from zloss.measure.recomputed_layers import decoder_layers
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import OutputHead, find_head
+from zloss.models.output_head import OutputHead, find_head, hidden_states
 from zloss.source.objectives.centered import CenteredZLoss
 from zloss.source.objectives.standard import StandardZLoss
 

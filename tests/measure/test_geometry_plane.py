@@ -14,8 +14,7 @@ from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import find_head
+from zloss.models.output_head import find_head, hidden_states
 from zloss.results.figure_data import GeometrySample
 from zloss.text import Blocks
 

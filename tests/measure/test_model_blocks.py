@@ -11,8 +11,7 @@ from tests.tiny_models import configs, save_tokenizer
 from zloss.cli.main import main
 from zloss.errors import CheckpointError
 from zloss.measure.model_blocks import model_blocks
-from zloss.models.checkpoint import load_checkpoint
-from zloss.models.positions import Positions, positions_of
+from zloss.models.checkpoint import Positions, load_checkpoint, positions_of
 from zloss.text import open_corpus
 
 

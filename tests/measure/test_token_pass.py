@@ -15,7 +15,7 @@ from zloss.measure.tail_table import HEAD_NUMBERS
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import hidden_states
 from zloss.results.audit import HeadNumbers
 from zloss.text import Blocks
 

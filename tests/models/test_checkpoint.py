@@ -11,9 +11,7 @@ import torch
 from tests.tiny_models import VOCAB, save_model, save_tokenizer
 from zloss.errors import CheckpointError
 from zloss.models.checkpoint import load_checkpoint
-from zloss.models.head_check import check_head
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import find_head
+from zloss.models.output_head import check_head, find_head, hidden_states
 
 IDS = torch.arange(2, 60)
 

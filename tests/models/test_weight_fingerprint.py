@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tests.tiny_models import save_model
-from zloss.models.checkpoint import load_checkpoint
-from zloss.models.weight_fingerprint import model_fingerprint, sampled_fingerprint, weight_fingerprint
+from zloss.models.checkpoint import load_checkpoint, model_fingerprint, sampled_fingerprint, weight_fingerprint
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError, UnknownNameError
-from zloss.models.weight_fingerprint import sampled_fingerprint
+from zloss.models.checkpoint import sampled_fingerprint
 from zloss.results.provenance import read_run_provenance
 from zloss.results.train_config import TrainConfig
 from zloss.train.data.batch import batch_of, gather

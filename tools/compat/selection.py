@@ -13,7 +13,7 @@ ROOMS = {
         "tests/transport/backends/triton/test_availability.py",
         "tests/transport/backends/triton/test_interpreted.py::test_interpreted[check_kernels]",
     ),
-    "routers": ("tests/source/router", "tests/audit/router/test_measure.py"),
+    "routers": ("tests/router",),
     "statistics": ("tests/streaming/test_quantiles.py", "tests/streaming/test_bundle.py"),
     "optimizer": ("tests/optimizer/test_adam_first_step.py", "tests/optimizer/test_recorder.py"),
     "models and text": ("tests/models", "tests/text/test_blocks.py"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from tools.docs.markdown import WRITTEN_BY, table
 from tools.docs.sentences import sentences_of
-from zloss.cli.flags import flags_of, nested_type, option_hints, option_of, with_flags
 from zloss.cli.main import BAD_INPUT, CLOSED_PIPE, COMMANDS, DONE, FAILED_CHECK, INTERRUPTED
+from zloss.cli.options import flags_of, nested_type, option_hints, option_of, plain_options, with_flags
 
 EXIT_CODES = (
     (DONE, "The command did what it was asked."),
@@ -65,9 +65,11 @@ def commands() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _options(command_type: Any, flags: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+def _options(
+    command_type: Any, flags: dict[str, str], without: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, str, str]]:
     said, defaults = sentences_of(command_type), {field.name: field for field in dataclasses.fields(command_type)}
-    hints = option_hints(command_type)
+    hints = option_hints(command_type, without=without)
     # Arguments without a flag come first, wherever the configuration declares them.
     for name in sorted(hints, key=lambda name: not option_of(hints[name][1]).positional):
         hint, notes = hints[name]
@@ -75,7 +77,7 @@ def _options(command_type: Any, flags: dict[str, str]) -> Iterator[tuple[str, st
         if nested is None or option_of(notes).switch is not None:
             yield f"`{flags[name]}`", _default(defaults[name]), with_flags(said.get(name, ""), flags)
         if nested is not None:
-            yield from _options(nested, flags)
+            yield from _options(nested, flags, without or plain_options(command_type))
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zloss
 from tools.docs.markdown import sentence, table
-from zloss.source.router.catalog import router_conventions
+from zloss.router.conventions import router_conventions
 
 COEF, LAYERS, TOP_K = 1e-3, 16, 8
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Annotated
 import tyro
 
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.cli.command_line import command_line
 from zloss.decide.next_command import AuditedInput, next_command
 from zloss.decide.thresholds import Thresholds
+from zloss.results.named_path import recorded_command
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Audit:
     quiet: bool = False
     """No progress and no table."""
     resume: bool = False
-    """Go on after the last finished block of an interrupted audit in the same folder."""
+    """Resume an interrupted audit in the same folder after its last finished block."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         from zloss.audit.checkpoint.run import run_audit_of
         from zloss.console import choose_progress
         from zloss.decide.decision_map import with_decisions
@@ -64,7 +65,7 @@ class Audit:
                 folder=folder,
                 resume=self.resume or job.restarted,
                 progress=choose_progress(self.quiet or not job.first),
-                command=command_line(),
+                command=recorded_command(argv),
             )
             if report is None:
                 return 0
@@ -73,19 +74,19 @@ class Audit:
         if not self.quiet:
             print_audit(report)
             print("\n".join(str(path) for path in written[:2]))
-            print_next_command(next_command(report, self._given()))
+            print_next_command(next_command(report, self._audited_input(argv)))
         if report.status == "partial":
-            print("interrupted: the report covers what was finished; `--resume` goes on from there.", file=sys.stderr)
+            print("interrupted: the report covers what was finished; `--resume` continues from there.", file=sys.stderr)
             return 130
         return 0
 
-    def _given(self) -> AuditedInput:
-        config, words = self.config, tuple(sys.argv[1:])
+    def _audited_input(self, argv: Sequence[str]) -> AuditedInput:
+        config = self.config
         return AuditedInput(
             model=config.model,
             texts=config.texts,
             corpus=config.corpus,
             valid_vocab=config.valid_vocab,
             dtype=config.dtype,
-            words=words if words[:1] == ("audit",) else (),
+            words=tuple(argv),
         )

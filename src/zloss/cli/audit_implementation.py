@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +11,8 @@ from typing import Annotated
 import tyro
 
 from zloss.audit.implementation.config import ImplementationAuditConfig
-from zloss.cli.bf16_limit import limit_bf16_products
-from zloss.cli.command_line import command_line
 from zloss.decide.thresholds import Thresholds
+from zloss.results.named_path import recorded_command
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,14 @@ class AuditImplementation:
     """No progress and no table."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
+        from zloss.console import choose_notes, choose_progress
+        from zloss.measure.bf16_products import limit_before_torch
+
         if self.config.precision in ("bf16", "both") or self.config.autocast == "bf16":
-            limit_bf16_products(quiet=self.quiet)
+            limit_before_torch(choose_notes(self.quiet))
 
         from zloss.audit.implementation.run import run_implementation_audit
-        from zloss.console import choose_progress
         from zloss.decide.decided_results import decide_results
         from zloss.decide.stages import IMPLEMENTATION, OPTIMIZER
         from zloss.report.files import write_implementation_audit
@@ -58,13 +60,15 @@ class AuditImplementation:
             force=self.force,
         )
         with locked_folder(folder):
-            audit = run_implementation_audit(self.config, progress=choose_progress(self.quiet), command=command_line())
+            audit = run_implementation_audit(
+                self.config, progress=choose_progress(self.quiet), command=recorded_command(argv)
+            )
             results = decide_results(implementation_audits=(audit,), thresholds=self.thresholds)
             written = write_implementation_audit(folder, results)
         if not self.quiet:
             (decided,) = results.maps
-            own = (IMPLEMENTATION.name, OPTIMIZER.name)
-            print_implementation_audit(audit, [found for found in decided.decisions if found.stage in own])
+            stages = (IMPLEMENTATION.name, OPTIMIZER.name)
+            print_implementation_audit(audit, [found for found in decided.decisions if found.stage in stages])
             print("\n".join(str(path) for path in written))
         if audit.status == "partial":
             print("interrupted: the record holds the sections that were finished.", file=sys.stderr)

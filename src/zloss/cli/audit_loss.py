@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from zloss.cli.arguments import number_or_word
+from zloss.cli.options import number_or_word
 from zloss.results.choices import DtypeName
 from zloss.results.named_path import without_folders
 from zloss.results.text_options import TextFiles
@@ -72,7 +73,7 @@ class AuditLoss:
     quiet: bool = False
     """Print nothing but errors."""
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         from zloss.audit.loss.load import load_function
         from zloss.audit.loss.output import LossCallError
         from zloss.audit.loss.run import audit_loss
@@ -83,15 +84,13 @@ class AuditLoss:
         from zloss.results.folder import check_folder
         from zloss.results.folder_owner import Owner, refuse_other
 
-        expect: dict[str, Any] = {}
+        expect: dict[str, Any] = {"coef": self.coef, "target": self.target}
         progress = choose_progress(self.quiet)
-        if self.coef is not None:
-            expect["coef"] = self.coef
-        if self.target is not None:
-            expect["target"] = self.target
-        if self.out:
+        # The loss may change the working directory: the folder is the one meant now.
+        out = str(Path(self.out).resolve()) if self.out else ""
+        if out:
             check_folder(Path(self.out))
-            refuse_other(Path(self.out), Owner("loss-audit", self.function), force=self.force)
+            refuse_other(Path(out), Owner("loss-audit", self.function), force=self.force)
         function = load_function(self.function)
         tokens = self._model_tokens(progress)
         try:
@@ -99,7 +98,7 @@ class AuditLoss:
                 function,
                 off=load_function(self.off) if self.off else None,
                 per_token=load_function(self.per_token) if self.per_token else None,
-                expect=expect,
+                expect={name: value for name, value in expect.items() if value is not None},
                 linear=self.linear,
                 ignore_index=self.ignore_index,
                 valid_vocab=self.valid_vocab,
@@ -113,17 +112,18 @@ class AuditLoss:
         except InputError as error:
             kind = LossCallError if isinstance(error, LossCallError) else InputError
             raise kind(_with_flags(str(error))) from error
-        written = [audit.write(self.out), *_write_page(self.out, audit)] if self.out else []
-        if self.out:
-            clear_leftovers(Path(self.out), written)
+        written = [audit.write(out), *_write_page(out, audit)] if out else []
+        if out:
+            clear_leftovers(Path(out), written)
         if not self.quiet:
-            print_loss_audit(_in_flags(audit), whole=self.verbose, elsewhere="--verbose prints them")
+            findings = tuple(replace(finding, sentence=_with_flags(finding.sentence)) for finding in audit.findings)
+            print_loss_audit(replace(audit, findings=findings), whole=self.verbose, elsewhere="--verbose prints them")
             for path in written:
-                print(path)
+                print(Path(self.out) / path.name)
         return 1 if (audit.found if self.strict else audit.errors) else 0
 
     def _model_tokens(self, progress: Progress) -> ModelTokens | None:
-        """The model's tokens, opened before the probes run, so that a wrong name is refused at once."""
+        """The model's tokens, opened before the probes run, so that a wrong name is rejected at once."""
         from zloss.audit.loss.model_tokens import open_model_tokens
         from zloss.errors import InputError
 
@@ -160,27 +160,20 @@ FLAGS = {
     "`thorough=True`": "--thorough",
     "`valid_vocab=`": "--valid-vocab",
 }
-"""What the sentences of the library say → what a user of this command writes.
+"""Argument in a sentence of the library → flag of this command; written files keep the arguments.
 
-Only these spellings are replaced: a value that the audited loss returns may be called `target` as well.
+Only these spellings are replaced: the audited loss may return a value called `target` as well.
 """
 
 
 def _with_flags(sentence: str) -> str:
-    """The arguments of the library as flags of this command."""
     for argument, flag in FLAGS.items():
         sentence = sentence.replace(argument, flag)
     return sentence
 
 
-def _in_flags(audit: LossAudit) -> LossAudit:
-    """The audit as this command prints it; the files keep the words of the library."""
-    told = tuple(replace(one, sentence=_with_flags(one.sentence)) for one in audit.findings)
-    return replace(audit, findings=told)
-
-
 def _write_page(folder: str, audit: LossAudit) -> list[Path]:
-    """The HTML page beside report.json, where the packages that draw it are installed."""
+    """Write the HTML page next to report.json if the packages that draw it are installed."""
     from zloss.decide.decided_results import decide_results
     from zloss.errors import MissingDependencyError
     from zloss.report.html.page import write_page

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from zloss.cli.command_line import command_line
 from zloss.protocol.center.config import CenterConfig
+from zloss.results.named_path import recorded_command
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,14 @@ class Center:
     quiet: bool = False
     """No progress and no table."""
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         from zloss.console import choose_progress
         from zloss.protocol.center.run import center_checkpoint
         from zloss.report.terminal.centering import print_centering
 
         folder = Path(self.out)
         result = center_checkpoint(
-            self.config, folder, force=self.force, progress=choose_progress(self.quiet), command=command_line()
+            self.config, folder, force=self.force, progress=choose_progress(self.quiet), command=recorded_command(argv)
         )
         if not self.quiet:
             print_centering(result, str(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +38,7 @@ class Compare:
     """No table."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         from zloss.decide.decided_results import decide_results
         from zloss.report.files import write_comparison
         from zloss.report.terminal.comparison import print_comparison

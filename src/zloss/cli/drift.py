@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from zloss.cli.command_line import command_line
 from zloss.decide.drift.limits import DriftLimits
 from zloss.protocol.drift.config import DriftConfig
+from zloss.results.named_path import recorded_command
 
 
 @dataclass(frozen=True)
 class Drift:
     """Audit every checkpoint of one run on the same text and say what moved while cross-entropy stood still, and between
-    which steps that began. Finished checkpoints are kept in --out and reused, so the same command goes on after an interruption.
+    which steps that began. Finished checkpoints are kept in --out and reused, so the same command resumes after an interruption.
     Example: zloss drift runs/big --text valid.txt --out drift"""
 
     config: Annotated[DriftConfig, tyro.conf.arg(name="")] = field(default_factory=DriftConfig)
     out: str = "zloss-drift"
-    """Folder for drift.json, report.html and the figures; the kept audits stand in checkpoints/ inside it."""
+    """Folder for drift.json, report.html and the figures; the audits of the checkpoints are kept in its checkpoints/."""
     figures: bool = True
     """Also write the figures as SVG and PNG files."""
     force: bool = False
@@ -31,8 +32,8 @@ class Drift:
     """No progress and no table."""
     limits: Annotated[DriftLimits, tyro.conf.arg(name="")] = field(default_factory=DriftLimits)
 
-    def run(self) -> int:
-        from zloss.console import choose_progress
+    def run(self, argv: Sequence[str]) -> int:
+        from zloss.console import choose_notes, choose_progress
         from zloss.protocol.drift.run import run_drift
         from zloss.report.files import write_drift
         from zloss.report.terminal.drift import print_drift
@@ -49,8 +50,8 @@ class Drift:
                     limits=self.limits,
                     force=self.force,
                     progress=choose_progress(self.quiet),
-                    say=(lambda text: None) if self.quiet else (lambda text: print(text, file=sys.stderr)),
-                    command=command_line(),
+                    say=choose_notes(self.quiet),
+                    command=recorded_command(argv),
                 )
                 written = write_drift(folder, drift, figures=self.figures)
         except KeyboardInterrupt:

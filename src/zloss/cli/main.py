@@ -1,4 +1,4 @@
-"""`zloss`: dispatch to one subcommand, and turn every expected error into one sentence and an exit code.
+"""`zloss`: run one subcommand, and turn every expected error into one sentence and an exit code.
 
 Nothing here imports torch, so that help answers at once.
 """
@@ -10,28 +10,34 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from zloss.cli.command_line import running
 from zloss.console import guarded_output, printable
-from zloss.errors import MissingDependencyError, OutputError, UnknownNameError, ZlossError, extra_of, first_line
+from zloss.errors import (
+    MissingDependencyError,
+    UnknownNameError,
+    UnwritableFolderError,
+    ZlossError,
+    extra_of,
+    first_line,
+)
 
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 
 
 class Command(Protocol):
-    """A subcommand: a frozen dataclass whose fields are its options.
+    """A subcommand: a frozen dataclass whose fields are its options."""
 
-    Where a default follows from other options, `default_for(words)` returns the command with such defaults.
-    """
-
-    def run(self) -> int: ...
+    def run(self, argv: Sequence[str]) -> int:
+        """Do the work and return the exit code; `argv`, with the name of the subcommand, is for the record."""
+        ...
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a subcommand lives; its module is imported only when it is asked for."""
+    """Where a subcommand lives; its module is imported only when it runs."""
 
     module: str
     type_name: str
@@ -56,10 +62,54 @@ COMMANDS = {
     "reproduce": Entry("reproduce", "Reproduce", "A table of the paper: ours beside its own, its claims judged."),
     "glossary": Entry("glossary", "Glossary", "What a symbol or a key means."),
 }
-
-
 ON_RANKS = ("audit", "train", "recommend")
 """Commands that divide their work over the processes of a launcher."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand and return its exit code."""
+    with guarded_output():
+        try:
+            code = _main(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader has exited. Discard what Python still buffers, or flushing it at exit would raise again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return CLOSED_PIPE
+        return code
+
+
+def _main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage(), end="")
+        return DONE
+    if argv[0] == "--version":
+        from zloss import __version__
+
+        print(f"zloss {__version__}")
+        return DONE
+    name = argv[0]
+    try:
+        _reject_several_processes(name)
+        return _run(argv)
+    except ZlossError as error:
+        return BAD_INPUT if _first_rank_prints(error) else _print_error(name, str(error))
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0" or not launched():
+            print(f"zloss {name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except ModuleNotFoundError as error:
+        # Most callers name the extra themselves; this is for an optional package that another package imports.
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "zloss", "zloss_paper"):
+            raise
+        return _print_error(name, str(MissingDependencyError(package, "This command", extra_of(package))))
+    except OSError as error:
+        # A file operation that nothing checked beforehand.
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return _print_error(name, f"{where}{error.strerror or first_line(error)}.")
 
 
 def usage() -> str:
@@ -79,60 +129,32 @@ def usage() -> str:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand and return its exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    with guarded_output():
-        try:
-            code = _main(words)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # Whoever read the output has ended. What Python still holds of it goes nowhere, or it would raise again at the end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return CLOSED_PIPE
-        return code
+def _run(argv: list[str]) -> int:
+    """Parse and run a subcommand. In its errors, names of arguments become flags."""
+    name, *options = argv
+    if name not in COMMANDS:
+        raise UnknownNameError("command", name, COMMANDS)
+    from zloss.cli.options import flags_of, parse, with_flags
 
-
-def _main(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage(), end="")
-        return DONE
-    if words[0] == "--version":
-        from zloss import __version__
-
-        print(f"zloss {__version__}")
-        return DONE
-    name, *options = words
+    entry = COMMANDS[name]
+    command_type: Any = getattr(importlib.import_module(f"zloss.cli.{entry.module}"), entry.type_name)
     try:
-        _refuse_several_processes(name)
-        with running(words):
-            return _run(name, options)
+        command = cast(Command, parse(command_type, options, prog=f"zloss {name}"))
+        if getattr(command, "quiet", False):
+            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # the hub client reads it when it is imported
+        return command.run(argv)
     except ZlossError as error:
-        return BAD_INPUT if _another_rank_speaks(error) else _refused(name, str(error))
-    except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0" or not launched():
-            print(f"zloss {name}: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        raise
-    except ModuleNotFoundError as error:
-        # Most places name the extra themselves; this is for an optional package that another one imports.
-        package = (error.name or "").partition(".")[0]
-        if package in ("", "zloss", "zloss_paper"):
-            raise
-        return _refused(name, str(MissingDependencyError(package, "This command", extra_of(package))))
-    except OSError as error:
-        # The last net: a file system that refuses what nobody asked it before.
-        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        return _refused(name, f"{where}{error.strerror or first_line(error)}.")
+        flags = flags_of(command_type)
+        how = f" Set it with {flags['out']}." if isinstance(error, UnwritableFolderError) and "out" in flags else ""
+        raise ZlossError(with_flags(str(error), flags) + how) from error
 
 
-def _refused(name: str, sentence: str) -> int:
-    said = printable(f"zloss {name}: {sentence}")
+def _print_error(name: str, sentence: str) -> int:
+    line = printable(f"zloss {name}: {sentence}")
     if sys.stderr.isatty():  # a terminal would break the line inside words; a pipe gets one line
         width = shutil.get_terminal_size().columns
-        said = textwrap.fill(said, width, break_long_words=False, break_on_hyphens=False)
-    print(said, file=sys.stderr)
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)
     return BAD_INPUT
 
 
@@ -142,7 +164,7 @@ def launched() -> bool:
     return "RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1
 
 
-def _another_rank_speaks(error: ZlossError) -> bool:
+def _first_rank_prints(error: ZlossError) -> bool:
     """Whether the first rank prints the error of all of them."""
     if not launched():
         return False
@@ -151,35 +173,13 @@ def _another_rank_speaks(error: ZlossError) -> bool:
     return isinstance(error, StoppedError) or isinstance(error.__cause__, StoppedError)
 
 
-def _refuse_several_processes(name: str) -> None:
-    """A command that knows nothing of ranks would do the same work in each of them, in one folder."""
+def _reject_several_processes(name: str) -> None:
+    """A command that does not divide its work would do all of it in every process, in one folder."""
     if launched() and name not in ON_RANKS:
         raise ZlossError(
             f"runs on one process, but a launcher started {os.environ['WORLD_SIZE']}: run it without torchrun. "
             f"On several processes: {', '.join(ON_RANKS)}."
         )
-
-
-def _run(name: str, words: list[str]) -> int:
-    """Parse and run a subcommand; an error of the library that names an argument is printed with its flag."""
-    if name not in COMMANDS:
-        raise UnknownNameError("command", name, COMMANDS)
-    from zloss.cli.flags import flags_of, with_flags
-    from zloss.cli.options import parse
-
-    entry = COMMANDS[name]
-    command_type: Any = getattr(importlib.import_module(f"zloss.cli.{entry.module}"), entry.type_name)
-    try:
-        default = command_type.default_for(words) if hasattr(command_type, "default_for") else None
-        command = cast(Command, parse(command_type, words, prog=f"zloss {name}", default=default))
-        if getattr(command, "quiet", False):
-            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when its client is first loaded
-        return command.run()
-    except ZlossError as error:
-        flags = flags_of(command_type)
-        asks = isinstance(error, OutputError) and str(error).endswith("Choose another folder.")
-        where = f" Set it with {flags['out']}." if asks and "out" in flags else ""
-        raise ZlossError(with_flags(str(error), flags) + where) from error
 
 
 if __name__ == "__main__":

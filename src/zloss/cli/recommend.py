@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from zloss.cli.bf16_limit import limit_bf16_products
-from zloss.cli.command_line import command_line
 from zloss.decide.thresholds import Thresholds
 from zloss.protocol.recommend.config import RecommendConfig
+from zloss.results.named_path import recorded_command
 
 if TYPE_CHECKING:
     from zloss.protocol.recommend.crew import Crew
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 class Recommend:
     """Audit a model, train a few matched arms that the audit proposes, select one on the first seed and half of the validation
     text, confirm it on further seeds and the other half, and write one page: what to do, how sure, why, what it costs, what is
-    not guaranteed, and the lines to paste. The same command goes on after an interruption.
+    not guaranteed, and the lines to paste. The same command resumes after an interruption.
 
     Example: zloss recommend smollm2 --text train.txt --valid-text valid.txt --budget 45m --out advice
     """
@@ -42,9 +41,12 @@ class Recommend:
     """No progress and no page on the terminal."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
+        from zloss.console import choose_notes
+        from zloss.measure.bf16_products import limit_before_torch
+
         if self.config.precision == "bf16":
-            limit_bf16_products(quiet=self.quiet)
+            limit_before_torch(choose_notes(self.quiet))
 
         from zloss.distributed import open_job
         from zloss.protocol.recommend.crew import Crew
@@ -61,7 +63,10 @@ class Recommend:
                 with crew.leading():
                     check_folder(folder)
                     with locked_folder(folder):
-                        return self._plan(folder, crew) if self.plan else self._recommend(folder, crew)
+                        command = recorded_command(argv)
+                        if self.plan:
+                            return self._plan(folder, command, crew)
+                        return self._recommend(folder, command, crew)
             except KeyboardInterrupt:
                 if job.first:
                     print(
@@ -70,8 +75,8 @@ class Recommend:
                     )
                 return 130
 
-    def _recommend(self, folder: Path, crew: Crew) -> int:
-        from zloss.console import choose_progress
+    def _recommend(self, folder: Path, command: str, crew: Crew) -> int:
+        from zloss.console import choose_notes, choose_progress
         from zloss.protocol.recommend.paste import with_model_as_given
         from zloss.protocol.recommend.run import run_recommendation
         from zloss.report.files import write_recommendation
@@ -86,8 +91,8 @@ class Recommend:
             force=self.force,
             progress=choose_progress(self.quiet),
             view=choose_view(self.quiet),
-            say=self._say(),
-            command=command_line(),
+            say=choose_notes(self.quiet),
+            command=command,
             crew=crew,
         )
         written = write_recommendation(folder, found)
@@ -100,8 +105,8 @@ class Recommend:
             print("\n".join(str(path) for path in written))
         return 0
 
-    def _plan(self, folder: Path, crew: Crew) -> int:
-        from zloss.console import choose_progress
+    def _plan(self, folder: Path, command: str, crew: Crew) -> int:
+        from zloss.console import choose_notes, choose_progress
         from zloss.protocol.recommend.run import make_plan
         from zloss.report.terminal.recommendation import print_plan
         from zloss.results.recommend_plan import FILE
@@ -111,8 +116,8 @@ class Recommend:
             folder,
             thresholds=self.thresholds,
             progress=choose_progress(self.quiet),
-            say=self._say(),
-            command=command_line(),
+            say=choose_notes(self.quiet),
+            command=command,
             crew=crew,
         )
         if self.json:
@@ -121,6 +126,3 @@ class Recommend:
             print_plan(plan)
             print(folder / FILE)
         return 0
-
-    def _say(self) -> Callable[[str], None]:
-        return (lambda text: None) if self.quiet else (lambda text: print(text, file=sys.stderr, flush=True))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from zloss.cli.arguments import CommaStrings
 from zloss.decide.thresholds import Thresholds
+from zloss.results.option import Option
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Report:
     """Folder to write to; by default the folder of a single result, otherwise `zloss-report`."""
     figures: bool = False
     """Also write the figures as files."""
-    formats: CommaStrings = ("svg", "png")
+    formats: Annotated[tuple[str, ...], Option(comma_separated=True)] = ("svg", "png")
     """Formats of the figure files."""
     force: bool = False
     """Replace the result of something else that the folder holds."""
@@ -33,7 +34,7 @@ class Report:
     """Print nothing but errors."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         from zloss.decide.decided_results import decide_results
         from zloss.report.files import write_joined
         from zloss.report.terminal.results import print_results

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from zloss.cli.arguments import RepeatedStrings
 from zloss.results.named_path import without_folders
+from zloss.results.option import Option
 from zloss.results.text_options import TextFiles
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Reproduce:
     profile: Literal["paper", "cpu", "smoke"] = "cpu"
     """paper: its models, corpora, counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on a small model of its
     own in about an hour for all tables; smoke: seconds."""
-    model: Annotated[RepeatedStrings, tyro.conf.arg(metavar="MODEL")] = ()
+    model: Annotated[tuple[str, ...], Option(metavar="MODEL", repeated=True)] = ()
     """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a model of
     the paper that lies in a folder, NAME alone to select one. Repeat to append."""
     texts: TextFiles = ()
@@ -40,7 +41,7 @@ class Reproduce:
     """Blocks instead of the profile's count; 0 takes all the text gives."""
     block_size: int | None = None
     """Predictions per block instead of the profile's."""
-    report: Annotated[RepeatedStrings, tyro.conf.arg(metavar="RESULT")] = ()
+    report: Annotated[tuple[str, ...], Option(metavar="RESULT", repeated=True)] = ()
     """For text:reporting: results to check instead of a new audit."""
     out: str = "zloss-reproduce"
     """Folder for LABEL.json and LABEL.md; audits and training runs are kept there too and used again."""
@@ -49,7 +50,7 @@ class Reproduce:
     quiet: bool = False
     """No progress and no tables."""
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         from zloss.errors import InputError
         from zloss_paper.engine.registry import find_recipe, labels
 
@@ -64,7 +65,8 @@ class Reproduce:
         recipes = [find_recipe(label) for label in (labels() if self.labels == ("all",) else self.labels)]
 
         if self.rejudge:
-            return self._judge_again(recipes)
+            return self._rejudge(recipes)
+
         from zloss.console import choose_progress
         from zloss.report.terminal.reproduction import print_reproduction
         from zloss.results.folder import check_folder
@@ -95,8 +97,8 @@ class Reproduce:
                 print("\n".join(str(path) for path in written))
         return 1 if failed else 0
 
-    def _judge_again(self, recipes: list[Recipe[Any]]) -> int:
-        """The results in the folder with the claims of today; `all`: those that lie there."""
+    def _rejudge(self, recipes: list[Recipe[Any]]) -> int:
+        """Apply today's claims to the results in the folder; `all`: to those that exist."""
         from zloss.report.terminal.reproduction import print_reproduction
         from zloss_paper.engine.kept_result import rejudge
         from zloss_paper.engine.reproduction_files import write_reproduction
@@ -114,16 +116,19 @@ class Reproduce:
         return 1 if failed else 0
 
     def command(self, label: str) -> str:
-        """The command line for one label, without folders, which would tell about someone's machine."""
-        words = ["zloss", "reproduce", label, "--profile", self.profile]
+        """The command line for one label, without the folders of this machine."""
+        argv = ["zloss", "reproduce", label, "--profile", self.profile]
         for flag, values in (("--model", self.model), ("--text", self.texts), ("--report", self.report)):
-            words += [word for value in values for word in (flag, _name(value))]
-        for flag, value in (("--blocks", self.blocks), ("--block-size", self.block_size)):
-            words += [flag, str(value)] if value is not None else []
-        return shlex.join(words)
+            for value in values:
+                argv += [flag, _name_without_folders(value)]
+        for flag, count in (("--blocks", self.blocks), ("--block-size", self.block_size)):
+            if count is not None:
+                argv += [flag, str(count)]
+        return shlex.join(argv)
 
 
-def _name(value: str) -> str:
+def _name_without_folders(value: str) -> str:
+    """FOLDER or NAME=FOLDER by the last part of the folder."""
     prefix, equals, path = value.rpartition("=")
     return f"{prefix}{equals}{without_folders(path)}"
 

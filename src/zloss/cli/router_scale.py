@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -40,11 +41,9 @@ class RouterScale:
     verbose: bool = False
     """Also print where each convention was read."""
 
-    def run(self) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         from zloss.report.terminal.router_scale import print_match, print_router_scale
-        from zloss.source.router.catalog import find_convention
-        from zloss.source.router.scale import match_coefficient
-        from zloss.source.router.scale_table import router_scale_table
+        from zloss.router.conventions import find_convention, match_coefficient, router_scale_table
 
         context: dict[str, Any] = {
             "layers": self.layers,
@@ -64,7 +63,7 @@ class RouterScale:
         if not self.verbose:
             print("--verbose prints where each convention was read.")
         if chosen is not None:
-            # Computed apart: a convention that applies nothing has no entry in the table, and this names the reason.
+            # Not read from the table: a convention that applies nothing has no entry there, and this error says why.
             print_match(self.coef, source, match_coefficient(self.coef, source, chosen, **context), chosen)
         if written is not None:
             print(written)

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError
 from zloss.models.routers import find_routers
-from zloss.source.router.catalog import find_convention
-from zloss.source.router.convention import RouterConvention, check_count
-from zloss.source.router.loss import RouterLoss, router_loss
+from zloss.router.conventions import RouterConvention, check_count, find_convention
+from zloss.router.loss import RouterLoss, router_loss
 
 
 def attach_router_loss(

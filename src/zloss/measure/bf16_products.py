@@ -70,6 +70,14 @@ def make_bf16_safe() -> str | None:
     return f"bf16 products meet an illegal instruction on this CPU, so {ISA_VARIABLE}={SAFE_ISA} is used."
 
 
+def limit_before_torch(note: Callable[[str], None]) -> None:
+    """`make_bf16_safe` if torch is not loaded yet; later nothing, for callers that use `working_bf16_products` as well."""
+    if "torch" not in sys.modules:
+        sentence = make_bf16_safe()
+        if sentence:
+            note(sentence)
+
+
 @contextmanager
 def working_bf16_products(note: Callable[[str], None] = lambda sentence: None) -> Iterator[None]:
     """Inside, bf16 matrix products on the CPU run; where oneDNN had to be left out, `note` is called with a sentence."""

@@ -27,7 +27,7 @@ from zloss.measure.layer_cuts import cut_forward
 from zloss.measure.measurement import Measurement
 from zloss.measure.recomputed_layers import decoder_layers
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import hidden_states
+from zloss.models.output_head import hidden_states
 from zloss.source.objective import Objective
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from zloss.measure.graph_room import GraphRoom, SavedBytes
 from zloss.measure.recomputed_layers import Forward, decoder_layers, recomputed_layers, replaced_forwards
-from zloss.models.hidden_states import HiddenStates
+from zloss.models.output_head import HiddenStates
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Arguments that cannot carry a tensor from one layer to another."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zloss.errors import CheckpointError, InputError
-from zloss.models.checkpoint import Checkpoint
-from zloss.models.positions import settle_block_size
+from zloss.models.checkpoint import Checkpoint, resolve_block_size
 from zloss.results.choices import BosPolicy
 from zloss.text import Blocks, Corpus, make_blocks
 
@@ -34,10 +33,10 @@ def model_blocks(
         if value is not None and value < 1:
             raise InputError(f"`{name}` is expected to be a whole number ≥ 1, but got {value}.")
     bos_id = checkpoint.bos_id(bos)
-    settled = settle_block_size(checkpoint, size, bos=bos_id is not None)
-    blocks = make_blocks(corpus, checkpoint.tokenizer, size=settled.size, count=count, bos_id=bos_id, offset=offset)
+    block_size = resolve_block_size(checkpoint, size, bos=bos_id is not None)
+    blocks = make_blocks(corpus, checkpoint.tokenizer, size=block_size.size, count=count, bos_id=bos_id, offset=offset)
     check_token_ids(checkpoint, blocks)
-    return ModelBlocks(blocks, (settled.note,) if settled.note else ())
+    return ModelBlocks(blocks, (block_size.note,) if block_size.note else ())
 
 
 def check_token_ids(checkpoint: Checkpoint, *texts: Blocks) -> None:

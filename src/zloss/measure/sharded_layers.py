@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zloss.distributed import Job
 from zloss.errors import InputError
 from zloss.measure.recomputed_layers import decoder_layers
-from zloss.models.hidden_states import HiddenStates
+from zloss.models.output_head import HiddenStates
 
 
 def shard_layers_(model: nn.Module, job: Job) -> None:

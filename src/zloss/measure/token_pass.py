@@ -23,7 +23,7 @@ from zloss.measure.layer_cuts import cut_forward
 from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
 from zloss.measure.token_table import token_tables
-from zloss.models.hidden_states import HiddenStates
+from zloss.models.output_head import HiddenStates
 from zloss.text import Blocks
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from zloss.cache import cache_root
 from zloss.errors import CheckpointError, InputError, MissingDependencyError, OutputError, first_line
-from zloss.models.loaded_weights import check_loaded
+from zloss.models.checkpoint import check_loaded
 from zloss.results.folder_writing import whole_folder
 from zloss.results.reading import read_object
 from zloss.results.system_lock import take_lock
@@ -30,19 +30,19 @@ from zloss.results.unfinished import remove_abandoned
 
 _NOTE = "zloss.json"
 """The file of a converted folder that holds what safetensors do not, and the checksum of every other file."""
-_PATIENCE = 300.0
-"""Seconds for which a process waits while another one converts."""
+_LOCK_TIMEOUT = 300.0
+"""Seconds that a process waits while another one converts."""
 
 
 @contextlib.contextmanager
 def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
-    """(folder, wants_bos) of the converted file, in the cache, or in a temporary folder where the cache cannot be used."""
+    """(folder, wants_bos) of the converted file, in the cache, or in a temporary folder if the cache cannot be used."""
     try:
         fingerprint = _fingerprint(file)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}.") from error
-    folder = _kept_folder(f"{file.stem[:100]}-{fingerprint}")
-    note = None if folder is None else _sound_note(folder)
+    folder = _cache_folder(f"{file.stem[:100]}-{fingerprint}")
+    note = None if folder is None else _intact_note(folder)
     if folder is not None and note is None:
         note = _convert_into(folder, file)
     if folder is not None and note is not None:
@@ -61,8 +61,8 @@ def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
         yield place, bool(note["wants_bos"])
 
 
-def _kept_folder(name: str) -> Path | None:
-    """The place of a conversion in the cache; None where there is no cache that can be written."""
+def _cache_folder(name: str) -> Path | None:
+    """The folder of a conversion in the cache; None if the cache cannot be written."""
     try:
         folder = cache_root() / "gguf" / name
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -75,11 +75,11 @@ def _kept_folder(name: str) -> Path | None:
 
 
 def _convert_into(folder: Path, file: Path) -> dict[str, Any] | None:
-    """Convert to `folder`, in place of a damaged conversion; None where the cache cannot take it."""
+    """Convert to `folder`, replacing a damaged conversion; None if the cache cannot be written."""
     try:
         with _one_at_a_time(folder.parent):
-            # Another process may have made it in the meantime.
-            if (note := _sound_note(folder)) is not None:
+            # Another process may have converted it in the meantime.
+            if (note := _intact_note(folder)) is not None:
                 return note
             with whole_folder(folder) as part:
                 return _convert(file, part)
@@ -89,10 +89,10 @@ def _convert_into(folder: Path, file: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait until no other process converts into `folder`, at most `_PATIENCE` seconds: it may have been stopped."""
+    """Wait until no other process converts into `folder`, at most `_LOCK_TIMEOUT` seconds: it may have been suspended."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _LOCK_TIMEOUT
         while not take_lock(handle) and time.monotonic() < end:
             time.sleep(0.1)
         yield
@@ -100,8 +100,8 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _sound_note(folder: Path) -> dict[str, Any] | None:
-    """The note of a conversion whose every file has its checksum; None where one is damaged or missing."""
+def _intact_note(folder: Path) -> dict[str, Any] | None:
+    """The note of a conversion if all its files have their checksums; None if one is damaged or missing."""
     try:
         note = read_object(folder / _NOTE, advice="it is made again")
         files = note["files"]
@@ -113,7 +113,7 @@ def _sound_note(folder: Path) -> dict[str, Any] | None:
 
 
 def _checksum(file: Path) -> int:
-    """CRC-32 of a file: it finds damage, at a small part of the time of loading."""
+    """CRC-32 of a file: detects damage, in a fraction of the loading time."""
     checksum = 0
     with file.open("rb") as content:
         while piece := content.read(2**22):
@@ -132,7 +132,7 @@ def _fingerprint(file: Path) -> str:
 
 
 def _convert(file: Path, folder: Path) -> dict[str, Any]:
-    """Fill `folder` with the converted model; the note that is its last file."""
+    """Fill `folder` with the converted model; returns the note, which is written last."""
     try:
         import accelerate  # noqa: F401  (transformers reads GGUF only with it)
         import gguf
@@ -144,9 +144,9 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
 
     try:
         reader = gguf.GGUFReader(str(file))
-        wants_bos, superfluous = gguf_wants_bos(reader), _superfluous(reader)
+        wants_bos, unexpected = _wants_bos(reader), _unexpected(reader)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        with _without_bar():
+        with _without_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(file.parent),
                 gguf_file=file.name,
@@ -157,8 +157,8 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read as a GGUF language model: {first_line(error)}.") from error
     model, info = loaded
-    # transformers leaves out of `info` what it does not look for in the file.
-    check_loaded(str(file), {**info, "unexpected_keys": {*info["unexpected_keys"], *superfluous}})
+    # `info` leaves out tensors that transformers does not look for in the file.
+    check_loaded(str(file), {**info, "unexpected_keys": {*info["unexpected_keys"], *unexpected}})
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -175,8 +175,8 @@ def _convert(file: Path, folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _without_bar() -> Iterator[None]:
-    """Without the bar that transformers shows while it dequantizes, which its own switch does not turn off."""
+def _without_progress_bar() -> Iterator[None]:
+    """Hide the progress bar of dequantization, which `disable_progress_bar` of transformers does not cover."""
     import transformers.modeling_gguf_pytorch_utils as reading
 
     module: Any = reading
@@ -199,8 +199,8 @@ def _untied_state(model: Any) -> dict[str, Any]:
     return state
 
 
-def _superfluous(reader: Any) -> list[str]:
-    """Tensors of layers beyond the number that the metadata gives."""
+def _unexpected(reader: Any) -> list[str]:
+    """Tensors of layers beyond the number in the metadata."""
     architecture = reader.get_field("general.architecture")
     layers = None if architecture is None else reader.get_field(f"{architecture.contents()}.block_count")
     if layers is None:
@@ -209,7 +209,7 @@ def _superfluous(reader: Any) -> list[str]:
     return [name for name, match in numbered if match and int(match[1]) >= layers.contents()]
 
 
-def gguf_wants_bos(reader: Any) -> bool:
+def _wants_bos(reader: Any) -> bool:
     """The value of `tokenizer.ggml.add_bos_token`; without that key, whether `tokenizer.ggml.model` is "llama"."""
     field = reader.get_field("tokenizer.ggml.add_bos_token")
     if field is not None:

@@ -1,23 +1,27 @@
-"""The output head of a language model: its weight and bias, and the scale and cap of its logits.
+"""The output head of a language model: its weight, bias, logit scale and softcap, the hidden states it receives, and a check that
+it reproduces the logits of the model.
 
-Scale and cap are read from the config; `head_check.py` compares the logits they give with the model's own.
+Scale and softcap are read from the config. An architecture may do something to its logits that `find_head` does not know, and
+every number of an audit would be wrong; `check_head` compares the logits with the model's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zloss.errors import CheckpointError
+from zloss.errors import CheckpointError, ZlossError, first_line
 from zloss.models.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
 class OutputHead:
-    """z = logit_scale·(W u + b), then softcap·tanh(z/softcap) where there is a cap."""
+    """z = logit_scale·(W u + b), then softcap·tanh(z/softcap) if there is a cap."""
 
     module: nn.Module
     weight_VD: Tensor
@@ -42,7 +46,7 @@ class OutputHead:
 
 
 def find_head(checkpoint: Checkpoint) -> OutputHead:
-    """The output head with its conventions, not yet checked against the model."""
+    """The output head with its scale and softcap, not yet checked against the model."""
     model: Any = checkpoint.model
     module = model.get_output_embeddings()
     weight = getattr(module, "weight", None)
@@ -63,7 +67,7 @@ def find_head(checkpoint: Checkpoint) -> OutputHead:
 
 
 def _nonzero(config: Any, key: str) -> float | None:
-    """A number of the config; None where it is missing, None or 0."""
+    """A number of the config; None if it is missing, None or 0."""
     value = getattr(config, key, None)
     return float(value) if value else None
 
@@ -72,3 +76,96 @@ def _logit_scale(config: Any) -> float:
     """Cohere multiplies by `logit_scale`, Granite divides by `logits_scaling`, Falcon-H1 has `lm_head_multiplier`."""
     multiply = (_nonzero(config, "logit_scale") or 1.0) * (_nonzero(config, "lm_head_multiplier") or 1.0)
     return multiply / (_nonzero(config, "logits_scaling") or 1.0)
+
+
+HiddenStates = Callable[[Tensor], Tensor]
+"""Token ids [B, N] to hidden states [B, N, D]."""
+
+
+class _HiddenCaptured(Exception):
+    """Raised by the pre-hook to leave the forward pass before the model computes its logits."""
+
+
+@contextmanager
+def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenStates]:
+    """Hidden states of token ids: the forward pass of the model, stopped before its head.
+
+    They are the input of the output-embedding module, caught by a forward pre-hook, so scaling or normalisation before the head
+    needs no special case.
+    """
+    caught: list[Tensor] = []
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        caught.append(inputs[0])
+        raise _HiddenCaptured
+
+    handle = head.module.register_forward_pre_hook(hook)
+
+    def run(ids_BN: Tensor) -> Tensor:
+        caught.clear()
+        try:
+            checkpoint.model(input_ids=ids_BN, use_cache=False)
+        except _HiddenCaptured:
+            return caught.pop()
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, AttributeError) as error:
+            if isinstance(error, ZlossError) or "memory" in str(error).lower():
+                raise
+            raise CheckpointError(
+                f"the forward pass of {checkpoint.name} fails ({type(error).__name__}: {first_line(error)}): its config and its "
+                "weights do not belong together, or the model needs other inputs than token ids."
+            ) from error
+        raise CheckpointError(f"{checkpoint.name} never calls its output head in a forward pass: it cannot be audited.")
+
+    try:
+        yield run
+    finally:
+        handle.remove()
+
+
+CHECK_TOKENS = 64
+"""Tokens compared; few, because the model computes all their logits at once (V can be 262,144)."""
+AGREEMENT = 1e-3
+"""Largest relative difference between our logits and the model's."""
+FORESIGHT = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+"""Largest relative change of earlier hidden states when a later token changes: what rounding explains."""
+
+
+@torch.no_grad()
+def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float:
+    """The relative difference between our logits and the model's; a `CheckpointError` if it is too large.
+
+    Also an error if the model is not causal, that is, if changing the last token changes the hidden states before it.
+    """
+    ids_BN = ids_N[:CHECK_TOKENS].unsqueeze(0)
+    with hidden_states(checkpoint, head) as hidden_of:
+        try:
+            hidden = hidden_of(ids_BN)
+        except (IndexError, RuntimeError) as error:
+            raise CheckpointError(f"the forward pass of {checkpoint.name} fails: {first_line(error)}.") from error
+        changed = ids_BN.clone()
+        changed[0, -1] = (changed[0, -1] + 1) % head.vocab
+        future = hidden_of(changed)
+    if ids_BN.shape[1] > 1 and _relative(future[0, :-1], hidden[0, :-1]) > FORESIGHT[hidden.dtype]:
+        raise CheckpointError(
+            f"{checkpoint.name} is not causal: changing a token changes the hidden states before it. "
+            "An audit needs a causal language model, not an encoder."
+        )
+    try:
+        expected = checkpoint.model(input_ids=ids_BN, use_cache=False).logits
+    except Exception as error:
+        raise CheckpointError(f"the forward pass of {checkpoint.name} fails: {first_line(error)}.") from error
+    difference = _relative(head.logits(hidden), expected)
+    if not difference <= AGREEMENT:
+        raise CheckpointError(
+            f"the logits of {checkpoint.name} are not reproduced by its output head: relative difference {difference:.2g} "
+            f"(limit {AGREEMENT:g}) with logit scale {head.logit_scale:g} and softcap {head.softcap}. "
+            f"Its architecture ({type(checkpoint.model).__name__}) does something to the logits that is not known here."
+        )
+    return difference
+
+
+def _relative(got: Tensor, want: Tensor) -> float:
+    """‖got − want‖ / ‖want‖. Equal infinities agree: a bias of -inf switches a class off."""
+    got, want = got.double(), want.double()
+    difference = torch.where(got == want, 0.0, got - want).norm()
+    return float(difference / torch.where(want.isinf(), 0.0, want).norm().clamp_min(torch.finfo(torch.float64).tiny))

@@ -1,8 +1,8 @@
 """The routers of a Hugging Face model: where their logits come out, what their weight is, how they score.
 
 Routers are the modules that a model lists under `_can_record_outputs["router_logits"]`, each counted once: a listed module that
-contains another listed one only passes on that router's logits. The flag `output_router_logits`, which also switches on a model's
-own load-balancing loss, stays as the user has set it. This file does not import transformers.
+contains another listed one only passes on that router's logits. The flag `output_router_logits`, which also enables a model's
+load-balancing loss, is left as the user set it. This module does not import transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError
 from zloss.results.router import Scoring
-from zloss.source.router.convention import RouterContext
+from zloss.router.conventions import RouterContext
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ModelRouters:
 
     @property
     def without_softmax(self) -> bool:
-        """Whether each expert is scored by its own logit alone, so that log Z_R normalizes nothing."""
+        """Whether each expert is scored by its own logit alone, so log Z_R normalizes nothing."""
         return self.scoring in ("sigmoid", "other")
 
     @property
@@ -64,14 +64,14 @@ class ModelRouters:
         return RouterContext(model_layers=self.model_layers, encoder_layers=self.encoder_layers)
 
     def require_top_k(self, top_k: int | None) -> int:
-        """The k given, or the model's own."""
+        """`top_k`, or the model's k if it is None."""
         found = self.top_k if top_k is None else top_k
         if found is None:
             raise InputError("the model does not say how many experts a token takes: pass `top_k`.")
         return found
 
     def masks(self, inputs: Mapping[str, Any], tokens: Sequence[int]) -> list[Tensor] | None:
-        """The padding mask of every router from the model's attention masks; None when there are none."""
+        """The padding mask of every router from the model's attention masks; None if there are none."""
         whole, decoder = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
         if whole is None and (decoder is None or self.encoder_layers is None):
             return None
@@ -120,7 +120,7 @@ class ModelRouters:
         return [hook(place, router) for place, router in enumerate(self.modules)]
 
     def lost_normalizer(self, layers: Sequence[Tensor]) -> str | None:
-        """Why log Z_R cannot be had from what the routers returned; None if these are logits.
+        """Why log Z_R cannot be computed from the routers' outputs; None if they are logits.
 
         Gemma 4's router returns probabilities under the name of logits.
         """
@@ -198,7 +198,7 @@ def _depth(config: Any, routers: int) -> int | None:
 
 
 def _scoring(router: nn.Module, config: Any) -> Scoring:
-    """How logits become weights, by the config, else by which of the two functions the router's code calls."""
+    """How logits become weights, from the config, or else from which of the two functions the router's code calls."""
     for holder in (config, getattr(config, "text_config", None)):
         for name in ("scoring_func", "score_func", "expert_selection_fn", "router_scoring_func"):
             value = getattr(holder, name, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from zloss.errors import OutputError
+from zloss.errors import OutputError, UnwritableFolderError
 
 
 def check_folder(folder: Path) -> None:
@@ -15,7 +15,9 @@ def check_folder(folder: Path) -> None:
         while not _stands(existing):
             existing = existing.parent
         if not existing.is_dir():
-            raise OutputError(f"cannot write to {folder}: {existing} is not a writable folder. Choose another folder.")
+            raise UnwritableFolderError(
+                f"cannot write to {folder}: {existing} is not a writable folder. Choose another folder."
+            )
         # A new file under a name that nobody knows before, so that it cannot be a link that somebody put there.
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".zloss-") as probe:
             probe.write(b"0")
@@ -23,7 +25,9 @@ def check_folder(folder: Path) -> None:
     except OSError as error:
         if isinstance(error, OutputError):
             raise
-        raise OutputError(f"cannot write to {folder}: {error.strerror or error}. Choose another folder.") from error
+        raise UnwritableFolderError(
+            f"cannot write to {folder}: {error.strerror or error}. Choose another folder."
+        ) from error
 
 
 def _stands(path: Path) -> bool:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from zloss.errors import InputError, OutputError
+from zloss.errors import InputError, OutputError, UnwritableFolderError
 from zloss.results.system_lock import take_lock
 
 LOCK_FILE = ".zloss-lock"
@@ -33,7 +33,9 @@ def locked_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, OutputError):
             raise
-        raise OutputError(f"cannot write to {folder}: {error.strerror or error}. Choose another folder.") from error
+        raise UnwritableFolderError(
+            f"cannot write to {folder}: {error.strerror or error}. Choose another folder."
+        ) from error
     try:
         yield
     finally:

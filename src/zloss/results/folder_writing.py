@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from zloss.errors import OutputError, ZlossError
+from zloss.errors import UnwritableFolderError, ZlossError
 from zloss.results.system_lock import take_lock
 from zloss.results.unfinished import SUFFIX, part_prefix, remove_abandoned
 from zloss.results.writing import why_not_written
@@ -28,7 +28,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=part_prefix(target.name), suffix=SUFFIX))
         handle = os.open(scratch, os.O_RDONLY)
     except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror or error}. Choose another folder.") from error
+        raise UnwritableFolderError(
+            f"cannot write {target}: {error.strerror or error}. Choose another folder."
+        ) from error
     try:
         take_lock(handle)
         yield scratch
@@ -40,7 +42,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
         reason = why_not_written(error)
         if reason is None:
             raise
-        raise OutputError(f"cannot write {target}: {reason}. Choose another folder.") from error
+        raise UnwritableFolderError(f"cannot write {target}: {reason}. Choose another folder.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         os.close(handle)

@@ -71,9 +71,9 @@ class TrainConfig(TextOptions):
     steps: int = 200
     """Optimizer steps."""
     warmup: int = 20
-    """Steps of linear warm-up before the cosine. The command line takes a tenth of `steps` by default."""
+    """Steps of linear warm-up before the cosine."""
     lr: float = 5e-5
-    """Peak learning rate; a `stress` setting has its own default."""
+    """Peak learning rate."""
     lr_floor: float = 0.0
     """Learning rate at the end of the cosine, as a share of `lr`."""
     beta1: float = 0.9
@@ -87,7 +87,7 @@ class TrainConfig(TextOptions):
     decay: Decay = "matrices"
     """What decays: matrices and tables, or every parameter."""
     clip: float = 1.0
-    """Threshold of the gradient norm above which it is clipped; a `stress` setting has its own default."""
+    """Threshold of the gradient norm above which it is clipped."""
     micro_batch: int = 4
     """Blocks per forward and backward pass."""
     accumulate: int = 1

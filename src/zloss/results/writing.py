@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from zloss.errors import OutputError, first_line
+from zloss.errors import UnwritableFolderError, first_line
 from zloss.results.system_lock import take_lock
 from zloss.results.unfinished import SUFFIX, part_prefix, remove_abandoned
 
@@ -40,7 +40,9 @@ def write_bytes(path: Path, content: bytes) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
         if isinstance(error, OSError):
-            raise OutputError(f"cannot write {path}: {error.strerror or error}. Choose another folder.") from error
+            raise UnwritableFolderError(
+                f"cannot write {path}: {error.strerror or error}. Choose another folder."
+            ) from error
         raise
 
 

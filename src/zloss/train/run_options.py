@@ -19,7 +19,7 @@ class RunOptions:
     """Trackers of accelerate: tensorboard, wandb, ...; `none` for none."""
     validate_every: int = 0
     """Steps between two looks at the cross-entropy of the first 8 validation blocks, for the terminal, trackers and
-    steps.jsonl; 0 for none. The command line takes a tenth of `steps` by default."""
+    steps.jsonl; 0 for none."""
     save_model: bool = False
     """Keep the trained model of every run, in the Hugging Face format, in `model/` of its folder."""
     command: Annotated[str, NotAnOption] = "zloss.train.run.run_training"

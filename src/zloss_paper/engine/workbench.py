@@ -14,8 +14,7 @@ from zloss.audit.checkpoint.config import AuditConfig
 from zloss.console import Progress, Silent
 from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import find_head
+from zloss.models.output_head import find_head, hidden_states
 from zloss.results.audit import AuditReport
 from zloss.text import Blocks, open_corpus
 from zloss_paper.engine.audit_cache import AuditCache, Extra

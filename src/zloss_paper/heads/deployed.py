@@ -14,8 +14,7 @@ import torch.nn.functional as F
 
 from zloss.console import Progress
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import find_head
+from zloss.models.output_head import find_head, hidden_states
 from zloss.source.listing import centered_logits_from_raw
 from zloss.text import Blocks
 

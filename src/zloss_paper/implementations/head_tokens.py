@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.models.head_check import check_head
-from zloss.models.output_head import OutputHead, find_head
+from zloss.models.output_head import OutputHead, check_head, find_head
 from zloss_paper.engine.workbench import Workbench, text_blocks
 
 

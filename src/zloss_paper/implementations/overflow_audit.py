@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from zloss.audit.implementation.overflow import OverflowLine, overflow_audit
-from zloss.models.head_check import check_head
-from zloss.models.output_head import find_head
+from zloss.models.output_head import check_head, find_head
 from zloss.optimizer.endpoints import STATIC_SCALES
 from zloss.report.text.numbers import number
 from zloss.results.choices import HeadKind

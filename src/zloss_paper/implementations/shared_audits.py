@@ -9,8 +9,7 @@ from zloss.audit.implementation.implementations import find_implementation, inte
 from zloss.audit.implementation.kernels import KernelLine, kernel_line
 from zloss.audit.implementation.source import ReferenceHead, SourceLine, source_audit
 from zloss.audit.implementation.update import UpdateLine, update_audit
-from zloss.models.head_check import check_head
-from zloss.models.output_head import find_head
+from zloss.models.output_head import check_head, find_head
 from zloss_paper.engine.workbench import Workbench, text_blocks
 from zloss_paper.implementations.head_tokens import head_tokens
 from zloss_paper.implementations.setting import ImplementationConfig

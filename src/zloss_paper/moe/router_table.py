@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from zloss.audit.router.projection import router_projection
+from zloss.audit.router import router_projection
 from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, audit_table, paper_target
 from zloss_paper.engine.checks import Tested, all_lines

@@ -324,7 +324,7 @@ def test_a_block_goes_through_a_layer_once_and_a_diagnostic_block_twice(
 ) -> None:
     from zloss.measure.graph_room import GraphRoom
     from zloss.models.checkpoint import load_checkpoint
-    from zloss.models.head_check import CHECK_TOKENS
+    from zloss.models.output_head import CHECK_TOKENS
 
     monkeypatch.setattr(GraphRoom, "of_device", lambda device: GraphRoom(room))
     checkpoint = load_checkpoint(str(folders["gpt2"]))

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.audit.loss.zoo import ZOO, Answer, exact
+from tests.audit.loss.further import FURTHER, gradient_error, judge
+from tests.audit.loss.zoo import ZOO, Answer, exact, one_class_weighted
 from tests.audit.loss.zoo_check import wrong_with
 from zloss.audit.loss.run import audit_loss
 from zloss.results.loss_audit import LossAudit
@@ -29,3 +30,33 @@ def test_the_comparison_of_the_zoo_can_fail() -> None:
     assert wrong_with(audit, exact(coef=1.01e-3))
     assert wrong_with(audit, exact(target=0.01))
     assert wrong_with(audit, Answer(None))
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_a_further_loss_gets_no_false_sentence(name: str) -> None:
+    case = FURTHER[name]
+    verdict, reasons = judge(audit_loss(case.loss, **case.options), case)
+    assert verdict in ("right", "open"), reasons
+
+
+@pytest.mark.parametrize("name", [name for name, case in FURTHER.items() if gradient_error(case) is not None])
+def test_the_written_truth_of_a_further_loss_is_its_gradient(name: str) -> None:
+    error = gradient_error(FURTHER[name])
+    assert error is not None
+    assert error < max(FURTHER[name].tolerance, 1e-9)
+
+
+@pytest.mark.parametrize("index", range(2, 96, 9))
+def test_one_class_that_weighs_differently_had_four_answers_by_its_number(index: int) -> None:
+    audit = audit_loss(one_class_weighted(index, 1.3, normalised=True))
+    assert wrong_with(audit, exact(ce_weights="class", words=f"class {index} has 1.3 times")) == []
+    assert audit.found == ()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    "name", ["class 50 weighs 4", "head, logits/√D", "hardest 60 %", "raw and centered", "count in fp16"]
+)
+def test_another_seed_gives_the_same_answer(name: str, seed: int) -> None:
+    loss, options, answer = ZOO[name]
+    assert wrong_with(audit_loss(loss, seed=seed, **options), answer) == []

@@ -7,11 +7,13 @@ other error may be.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,8 +40,10 @@ class Answer:
     """Part of `reason`, `penalty` or of a sentence."""
 
 
-def exact(coef: float = LAMBDA, target: float | None = 0.0, coordinate: str = "raw", **more: Any) -> Answer:
-    return Answer(True, coef, target, coordinate, more=more)
+def exact(
+    coef: float = LAMBDA, target: float | None = 0.0, coordinate: str = "raw", words: str = "", **more: Any
+) -> Answer:
+    return Answer(True, coef, target, coordinate, more=more, words=words)
 
 
 def no_z(**more: Any) -> Answer:
@@ -564,6 +568,244 @@ def fp32(loss: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor], An
     return lambda z, y: loss(z.float(), y)
 
 
+# Reported values that differ from the trained ones only where tokens are ignored.
+
+
+def reports_z_over_all_tokens(z: Tensor, y: Tensor) -> Any:
+    return plain(z, y), LAMBDA * lse(z).square().mean().detach()
+
+
+def reports_ce_over_all_tokens(z: Tensor, y: Tensor) -> Any:
+    return {"loss": plain(z, y), "ce": (ce(z, y) * count_of(y) / y.numel()).detach(), "z_loss": zl(z, y).detach()}
+
+
+# One class apart from all others.
+
+
+def one_class_weighted(
+    index: int, weight: float, *, shared: bool = False, normalised: bool = False
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The CE of one class weighs `weight` times that of the others."""
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        w = torch.where(y == index, weight, 1.0).to(z.dtype) * valid_of(y)
+        n = w.sum().clamp(min=1e-9) if normalised else count_of(y)
+        rows = F.cross_entropy(z, y, reduction="none")
+        if shared:
+            return (w * (rows + LAMBDA * lse(z) ** 2)).sum() / n
+        return (w * rows).sum() / n + zl(z, y)
+
+    return loss
+
+
+def no_z_for_class(index: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Tokens whose target is one class, say the end of a text, have no Z."""
+    return lambda z, y: ce(z, y) + LAMBDA * (lse(z) ** 2)[valid_of(y) & (y != index)].sum() / count_of(y)
+
+
+# Losses of (hidden, weight, target).
+
+
+def head(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    return plain(h @ w.T, y)
+
+
+def over_root_of_width(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    return plain(h @ w.T / math.sqrt(h.shape[-1]), y)
+
+
+def over_width(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    return plain(h @ w.T / h.shape[-1], y)
+
+
+def rms_norm_inside(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    return plain(h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) @ w.T, y)
+
+
+def cosine_head(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    return plain(16.0 * F.normalize(h, dim=-1) @ F.normalize(w, dim=-1).T, y)
+
+
+def hidden_normalised(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    return plain(F.normalize(h, dim=-1) @ w.T, y)
+
+
+def layer_norm_inside(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    return plain(F.layer_norm(h, h.shape[-1:]) @ w.T, y)
+
+
+def weight_transposed(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    """The weight is [D, V], as in GPT-2's Conv1D and in JAX."""
+    return plain(h @ w, y)
+
+
+# Two penalties.
+
+
+def raw_and_centered(z: Tensor, y: Tensor) -> Tensor:
+    v = lse(z)
+    return ce(z, y) + mean(LAMBDA * v**2 + 3 * LAMBDA * (v - z.mean(-1)) ** 2, y)
+
+
+# What depends on the dtype of the logits.
+
+
+def z_of_fp16_logits(z: Tensor, y: Tensor) -> Tensor:
+    return ce(z, y) + zl(z.half().to(z.dtype), y)
+
+
+def no_z_in_16_bits(z: Tensor, y: Tensor) -> Tensor:
+    return ce(z, y) if z.dtype in (torch.bfloat16, torch.float16) else plain(z, y)
+
+
+def no_z_in_fp16(z: Tensor, y: Tensor) -> Tensor:
+    return ce(z, y) if z.dtype == torch.float16 else plain(z, y)
+
+
+def upcast(z: Tensor, y: Tensor) -> Tensor:
+    """Right in every dtype: 16-bit logits are widened first."""
+    return plain(z if z.dtype == torch.float64 else z.float(), y)
+
+
+class _InPlaceCrossEntropy(torch.autograd.Function):
+    """As Megatron's `vocab_parallel_cross_entropy`: the maximum is taken off in place, and exp overwrites the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        top = logits.max(-1).values
+        logits -= top.unsqueeze(-1)
+        rows, safe = torch.arange(len(target)), target.clamp(min=0)
+        predicted = logits[rows, safe].clone()
+        exp = torch.exp(logits, out=logits)
+        total = exp.sum(-1)
+        log_z = total.log() + top
+        exp.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(exp.clone(), log_z, safe, target != IGNORE)
+        return torch.where(target != IGNORE, log_z - top - predicted + LAMBDA * log_z**2, torch.zeros_like(log_z))
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        p, log_z, safe, valid = ctx.saved_tensors
+        grad = (1 + 2 * LAMBDA * log_z).unsqueeze(-1) * p
+        grad[torch.arange(len(safe)), safe] -= 1
+        return grad * (upstream * valid).unsqueeze(-1), None
+
+
+def in_place_in_fp32(z: Tensor, y: Tensor) -> Tensor:
+    """`float()` copies 64 and 16 bits, and hands fp32 through."""
+    return _InPlaceCrossEntropy.apply(z.float(), y).sum() / count_of(y)
+
+
+def in_place_in_bf16(z: Tensor, y: Tensor) -> Tensor:
+    loss = plain(z * 1.0, y)
+    if z.dtype == torch.bfloat16:
+        with torch.no_grad():
+            z.sub_(1.0)
+    return loss
+
+
+# State, chance and selection.
+
+
+class EveryNthCall:
+    """Z on every n-th call only, as "every k steps" is often written."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.step = n, 0
+
+    def __call__(self, z: Tensor, y: Tensor) -> Tensor:
+        self.step += 1
+        return plain(z, y) if self.step % self.n == 0 else ce(z, y)
+
+
+def python_random(z: Tensor, y: Tensor) -> Tensor:
+    return ce(z, y) + zl(z, y, LAMBDA * random.random())
+
+
+def python_random_half(z: Tensor, y: Tensor) -> Tensor:
+    return plain(z, y) if random.random() < 0.5 else ce(z, y)
+
+
+def python_random_tokens(z: Tensor, y: Tensor) -> Tensor:
+    on = torch.tensor([random.random() < 0.9 for _ in range(len(y))]) & valid_of(y)
+    return ce(z, y) + LAMBDA * lse(z)[on].square().sum() / count_of(y)
+
+
+def numpy_random(z: Tensor, y: Tensor) -> Tensor:
+    return ce(z, y) + zl(z, y, LAMBDA * float(numpy.random.rand()))  # noqa: NPY002
+
+
+class CountCachedByShape:
+    """The count of valid tokens is looked up by the shape of the batch: right until a mask changes."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[int, ...], Tensor] = {}
+
+    def __call__(self, z: Tensor, y: Tensor) -> Tensor:
+        n = self.counts.setdefault(tuple(z.shape), count_of(y))
+        rows = F.cross_entropy(z, y, reduction="sum") + LAMBDA * (lse(z) ** 2)[valid_of(y)].sum()
+        return rows / n
+
+
+def hardest(share: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """CE on the tokens with the largest losses; Z on all of them."""
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        rows = F.cross_entropy(z, y, reduction="none")[valid_of(y)]
+        k = max(int(share * len(rows)), 1)
+        return rows.topk(min(k, len(rows))).values.sum() / k + zl(z, y)
+
+    return loss
+
+
+def hardest_without_z(z: Tensor, y: Tensor) -> Tensor:
+    rows = F.cross_entropy(z, y, reduction="none")
+    return rows.topk(max(int(0.6 * len(rows)), 1)).values.mean()
+
+
+def hardest_with_z(z: Tensor, y: Tensor) -> Tensor:
+    """The hardest 60 % by CE plus Z, which both train on those tokens only."""
+    rows = F.cross_entropy(z, y, reduction="none") + LAMBDA * torch.where(valid_of(y), lse(z), 0.0) ** 2
+    return rows.topk(max(int(0.6 * len(rows)), 1)).values.mean()
+
+
+def rolled_mask(z: Tensor, y: Tensor) -> Tensor:
+    """The mask is that of the next row, for CE and Z alike."""
+    on = valid_of(y).roll(1)
+    rows = F.cross_entropy(z, y.clamp(min=0), reduction="none") + LAMBDA * lse(z) ** 2
+    return rows[on].sum() / on.sum().clamp(min=1)
+
+
+def rolled_mask_in_z(z: Tensor, y: Tensor) -> Tensor:
+    on = valid_of(y).roll(1)
+    return ce(z, y) + LAMBDA * (lse(z) ** 2)[on].sum() / on.sum().clamp(min=1)
+
+
+# Denominators in few bits.
+
+
+def count_rounded_to(dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    """The count of valid tokens in a narrow format: exact up to 256 in bf16, 2048 in fp16, 2^24 in fp32."""
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        n = count_of(y).to(dtype).to(z.dtype)
+        return (F.cross_entropy(z, y, reduction="sum") + LAMBDA * (lse(z) ** 2)[valid_of(y)].sum()) / n
+
+    return loss
+
+
+def z_count_rounded_to(dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda z, y: ce(z, y) + LAMBDA * (lse(z) ** 2)[valid_of(y)].sum() / count_of(y).to(dtype).to(z.dtype)
+
+
+# A function without targets.
+
+
+def router_z_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Megatron's `z_loss_func` with its coefficient bound, as a user passes it to the audit."""
+    return LAMBDA * torch.logsumexp(logits, dim=-1).square().mean()
+
+
 LOG_V = math.log(96)
 
 ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
@@ -775,4 +1017,86 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
         {},
         found("max_shifted", "forward_backward_mismatch", coef=LAMBDA),
     ),
+    # reported values where tokens are ignored
+    "reports Z over all tokens": (
+        reports_z_over_all_tokens,
+        {},
+        found("reported_z_value", coef=LAMBDA, words="where tokens are ignored"),
+    ),
+    "reports CE over all tokens": (reports_ce_over_all_tokens, {}, exact()),
+    # one class apart
+    **{
+        f"class {index} weighs 4": (one_class_weighted(index, 4.0), {}, exact(ce_weights="class"))
+        for index in (0, 1, 17, 50, 94, 95)
+    },
+    "class 33 weighs 0.25": (one_class_weighted(33, 0.25), {}, exact(ce_weights="class")),
+    "class 2 weighs 4, normalised": (one_class_weighted(2, 4.0, normalised=True), {}, exact(ce_weights="class")),
+    "class 2 weighs 4, shared": (one_class_weighted(2, 4.0, shared=True), {}, exact(ce_weights="class")),
+    "fp32, class 50 weighs 4": (fp32(one_class_weighted(50, 4.0)), {}, exact(ce_weights="class", target=None)),
+    "no Z for class 0": (no_z_for_class(0), {}, found("unexplained_source", words="class 0", coef=LAMBDA)),
+    "no Z for class 61": (no_z_for_class(61), {}, found("unexplained_source", words="class 61", coef=LAMBDA)),
+    # losses of (hidden, weight, target)
+    "head": (head, {"linear": True}, exact()),
+    "head, logits/√D": (over_root_of_width, {"linear": True}, exact(words="1/√D")),
+    "head, logits/D": (over_width, {"linear": True}, exact(words="1/D")),
+    "head, RMSNorm inside": (rms_norm_inside, {"linear": True}, cannot_tell("hidden")),
+    "head, cosine": (cosine_head, {"linear": True}, cannot_tell()),
+    "head, hidden normalised": (hidden_normalised, {"linear": True}, cannot_tell("hidden")),
+    "head, LayerNorm inside": (layer_norm_inside, {"linear": True}, cannot_tell()),
+    "head, weight [D, V]": (weight_transposed, {"linear": True}, exact(words="[D, V]")),
+    # two penalties
+    "raw and centered": (
+        raw_and_centered,
+        {},
+        found(
+            "unexplained_source",
+            words="two penalties",
+            coef=LAMBDA,
+            extra={"centered_coef": 3 * LAMBDA, "centered_target": 0.0},
+        ),
+    ),
+    # what depends on the dtype of the logits
+    "Z of fp16 logits": (z_of_fp16_logits, {}, found("low_precision_source", coef=LAMBDA)),
+    "no Z in 16 bits": (no_z_in_16_bits, {}, found("low_precision_source", coef=LAMBDA, words="bfloat16")),
+    "no Z in fp16": (no_z_in_fp16, {}, found("low_precision_source", coef=LAMBDA, words="float16")),
+    "upcast": (upcast, {}, exact()),
+    "in place in fp32": (in_place_in_fp32, {}, found("overwrites_input", coef=LAMBDA, words="float32")),
+    "in place in bf16": (in_place_in_bf16, {}, found("overwrites_input", coef=LAMBDA, words="bfloat16")),
+    # state, chance and selection
+    "Z on every 16th call": (EveryNthCall(16), {}, Answer(None, ids=frozenset({"not_repeatable"}))),
+    "Z on every 3rd call": (EveryNthCall(3), {}, Answer(None, ids=frozenset({"not_repeatable"}))),
+    "Python's random": (python_random, {}, Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers")),
+    "Python's random, half": (
+        python_random_half,
+        {},
+        Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers"),
+    ),
+    "Python's random, tokens": (
+        python_random_tokens,
+        {},
+        Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers"),
+    ),
+    "NumPy's random": (numpy_random, {}, Answer(None, ids=frozenset({"not_repeatable"}), words="random numbers")),
+    "count cached by shape": (CountCachedByShape(), {}, Answer(None, ids=frozenset({"not_repeatable"}), words="shape")),
+    "hardest 60 %": (hardest(0.6), {}, exact(ce_weights="token", z_weights="uniform")),
+    "hardest 60 %, no Z": (hardest_without_z, {}, no_z(ce_weights="token")),
+    "hardest 60 % by CE and Z": (hardest_with_z, {}, exact(ce_weights="token", z_weights="shared")),
+    "rolled mask": (rolled_mask, {}, found("ignored_tokens_leak", coef=LAMBDA)),
+    "rolled mask in Z": (rolled_mask_in_z, {}, found("ignored_tokens_leak", coef=LAMBDA)),
+    # denominators in few bits
+    "count in bf16": (count_rounded_to(torch.bfloat16), {}, found("size_dependent", coef=LAMBDA, words="counted")),
+    "count in fp16": (count_rounded_to(torch.float16), {}, found("size_dependent", coef=LAMBDA, words="counted")),
+    "count in fp32": (count_rounded_to(torch.float32), {}, exact()),
+    "count of Z in bf16": (
+        z_count_rounded_to(torch.bfloat16),
+        {},
+        found("size_dependent", coef=LAMBDA, words="counted"),
+    ),
+    "count of Z in fp16": (
+        z_count_rounded_to(torch.float16),
+        {},
+        found("size_dependent", coef=LAMBDA, words="counted"),
+    ),
+    # a function without targets
+    "a router's Z-loss": (router_z_loss, {}, exact(ce_denominator="none", z_denominator="all", words="audit_router")),
 }

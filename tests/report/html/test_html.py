@@ -27,8 +27,7 @@ from zloss.results.loss_audit import Finding, LossAudit
 from zloss.results.record import from_plain
 from zloss.results.reproduction import Choice, ReproductionRecord, read_reproduction_record
 from zloss.results.router import MeasuredScale
-from zloss.source.router.convention import RouterConvention
-from zloss.source.router.scale_table import router_scale_table
+from zloss.router.conventions import RouterConvention, router_scale_table
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.router.findings import audit_router
+from zloss.audit.router import audit_router
 from zloss.console import Clock
 from zloss.errors import ZlossError
 from zloss.measure.diagnostic_gradients import DiagnosticGradients

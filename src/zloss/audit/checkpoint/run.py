@@ -29,11 +29,8 @@ from zloss.measure.model_blocks import ModelBlocks, model_blocks
 from zloss.measure.sharded_layers import InStep, shard_layers_
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import KeptForwards, TokenPass
-from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.head_check import check_head
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import find_head
-from zloss.models.weight_fingerprint import model_fingerprint
+from zloss.models.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
+from zloss.models.output_head import check_head, find_head, hidden_states
 from zloss.results.audit import AuditReport
 from zloss.results.router import RouterFindings
 from zloss.results.writing import write_bytes

@@ -22,8 +22,7 @@ from zloss.errors import CoordinateError
 from zloss.measure.bf16_products import working_bf16_products
 from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import OutputHead
+from zloss.models.output_head import OutputHead, hidden_states
 from zloss.optimizer.endpoints import STATIC_SCALES, Fp16Margin, fp16_margin
 from zloss.results.choices import HeadKind
 from zloss.results.implementation_audit import Fp16Headroom

@@ -24,9 +24,7 @@ from zloss.console import Clock, Progress, Silent
 from zloss.errors import InputError, ZlossError
 from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.head_check import check_head
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import OutputHead, find_head
+from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
 from zloss.results.audit import CorpusInfo, ModelInfo
 from zloss.results.folder_owner import PLACE_KEY, place_of
 from zloss.results.implementation_audit import (

@@ -1,6 +1,6 @@
 """A linear loss on bf16 hidden and weight: are the logits in between kept in more than bf16?
 
-The identity hidden of the other probes makes logits that bf16 holds exactly; here hidden is dense, so that a product
+The one-hot hidden of the other probes makes logits that bf16 holds exactly; here hidden is dense, so that a product
 stored in bf16 loses what the paper's source audit measures. Axes: T tokens, D width, V vocabulary.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from zloss.audit.loss.callable import BlackBox
-from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.identification import Identification
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.probes import allowed
 from zloss.audit.loss.reference import Reference
 
-TOKENS, WIDTH = 64, 64
+TOKENS, WIDTH = 64, 72
 OFFSET = 20.0
 """Mean logit: between 16 and 32 neighbouring bf16 numbers are 0.125 apart."""
 
@@ -41,7 +41,8 @@ def bf16_input_error(box: BlackBox, ident: Identification, seed: int) -> float |
     except LossCallError:
         return None
     r = Reference(hidden @ weight.T, target, lanes)
-    wanted = (ident.model.ce_source(r) + ident.model.z_source(r)).T @ hidden
+    model = ident.model_at(WIDTH)
+    wanted = (model.ce_source(r) + model.z_source(r)).T @ hidden
     if not bool(torch.isfinite(grad_weight).all()):
         return None
     return float((grad_weight - wanted).norm() / wanted.norm())

@@ -56,6 +56,20 @@ def arguments_hint(function: Callable[..., Any], linear: bool, error: BaseExcept
     return ""
 
 
+def coefficient_in_place_of_targets(function: Callable[..., Any]) -> str | None:
+    """The first two parameters in words where the second is a coefficient and none is a target, as in Megatron's
+    `z_loss_func(logits, z_loss_coeff)`.
+    """
+    try:
+        names = [name.lower() for name in inspect.signature(function).parameters]
+    except (TypeError, ValueError):
+        return None
+    targets = any(word in name for name in names for word in ("target", "label"))
+    if len(names) < 2 or targets or not any(word in names[1] for word in ("coef", "lambda")):
+        return None
+    return f"({names[0]}, {names[1]})"
+
+
 def gpu_hint(error: BaseException, device: torch.device) -> str:
     """A sentence where the loss seems to want a GPU and the probes ran without one."""
     text = f"{type(error).__name__} {error}".lower()

@@ -1,14 +1,19 @@
 """The loss as a black box: logits and targets in, scalar, logit gradient and side effects out.
 
-Axes: T tokens, V vocabulary, D width. With `linear` the loss sees hidden = s·I (T one-hot rows of width D ≥ T) and
-weight = logitsᵀ/s with s a power of two, so that hidden @ weightᵀ is the wanted logits without rounding and dWᵀ/s is the
-logit gradient itself.
+Axes: T tokens, V vocabulary, D width. With `linear` row t of hidden is s_t on one column and 0 elsewhere, and that column of
+weight is logits_t/s_t. s_t is a power of two, so hidden @ weightᵀ is the wanted logits without rounding, and the column of dW
+over s_t is the logit gradient itself. s_t differs between tokens, so that a norm on hidden shows, and D is neither T nor V,
+nor does it follow T, so that a transposed weight or a factor of √D does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,8 +28,21 @@ from zloss.audit.loss.time_limit import TIME_LIMIT, LossTimeoutError, limited
 
 LossFunction = Callable[..., Any]
 
-HIDDEN_SCALE = 64.0
-"""s: brings the gain of the probe head to where gain-aware losses live."""
+WIDTH, LARGE_WIDTH = 80, 1200
+"""D of small batches and of large ones."""
+
+
+def hidden_scales(tokens: int) -> Tensor:
+    """s_t: 32, 64 and 128 in turn, which brings the gain of the probe head to where gain-aware losses live."""
+    return 2.0 ** (5 + torch.arange(tokens, dtype=torch.float64) % 3)
+
+
+def probe_width(tokens: int, vocab: int) -> int:
+    """D of a probe head: at least T, never T or V itself, and the same for all small batches and for all large ones."""
+    width = WIDTH if tokens < WIDTH else LARGE_WIDTH * -(-(tokens + 1) // LARGE_WIDTH)
+    while width in (tokens, vocab):
+        width += 16
+    return width
 
 
 @dataclass
@@ -45,6 +63,8 @@ class BlackBox:
     """Name of a returned value that is added to the first one, for losses whose caller adds them."""
     avoid: frozenset[int] = frozenset()
     """Classes that are no ordinary targets for this loss; probes do not draw them."""
+    transposed: bool = False
+    """Whether a linear loss wants its weight as [D, V]; found on the first call."""
     time_limit: float | None = TIME_LIMIT
     """Seconds that one call may take; None is no limit."""
     calls: int = 0
@@ -101,17 +121,19 @@ class BlackBox:
         )
         grad_TV, grad_hidden = self._gradients(leaves, logits_TV.shape)
         beyond = float(grad_TV[tokens:].norm())
-        grad_hidden = None if grad_hidden is None else grad_hidden[:tokens]
+        grad_hidden = None if grad_hidden is None else grad_hidden[:tokens, :tokens]
         value_now = float(loss.detach().double().sum())
         return Outcome(
             value_now, loss.dtype, grad_TV[:tokens], grad_hidden, seed_tensor.requires_grad, reported, changed, beyond
         )
 
-    def values(self, logits_TV: Tensor, target_T: Tensor, *, dtype: torch.dtype = torch.float64) -> float:
+    def values(
+        self, logits_TV: Tensor, target_T: Tensor, *, dtype: torch.dtype = torch.float64, seed: int | None = None
+    ) -> float:
         """The scalar alone, as a training step would see it (inputs still require gradients)."""
         logits_TV, target_T = self._moved(logits_TV, target_T)
         _, arguments = self._arguments(logits_TV, dtype)
-        return float(self._summed(self._call(arguments, self._target(target_T), None)).detach().double().sum())
+        return float(self._summed(self._call(arguments, self._target(target_T), seed)).detach().double().sum())
 
     def on_head(
         self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, *, dtype: torch.dtype
@@ -175,10 +197,12 @@ class BlackBox:
         logits = logits_TV.to(self.device, dtype)
         if self.linear:
             tokens, vocab = logits.shape
-            width = max(64, -(-tokens // 16) * 16)
-            hidden = HIDDEN_SCALE * torch.eye(tokens, width, dtype=dtype, device=self.device)
+            width, scale_T = probe_width(tokens, vocab), hidden_scales(tokens).to(self.device, dtype)
+            columns = _columns(tokens, width)
+            hidden = torch.zeros(tokens, width, dtype=dtype, device=self.device)
+            hidden[torch.arange(tokens), columns] = scale_T
             weight = torch.zeros(vocab, width, dtype=dtype, device=self.device)
-            weight[:, :tokens] = logits.T / HIDDEN_SCALE
+            weight[:, columns] = (logits / scale_T.unsqueeze(-1)).T
             leaves = [hidden.requires_grad_(), weight.requires_grad_()]
         else:
             leaves = [logits.clone().requires_grad_()]
@@ -190,15 +214,17 @@ class BlackBox:
         inputs = [*arguments, target]
         if self.batched:
             inputs = [x if self.linear and i == 1 else x.unsqueeze(0) for i, x in enumerate(inputs)]
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.manual_seed(self.seed if seed is None else seed)
+        if self.transposed:
+            inputs[1] = inputs[1].T
+        with _seeded(self.seed if seed is None else seed), torch.enable_grad():
             return self.function(*inputs)
 
     def _gradients(self, leaves: list[Tensor], shape: torch.Size) -> tuple[Tensor, Tensor | None]:
         grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
         fp64 = [grad.detach().to("cpu", torch.float64) for grad in grads]
         if self.linear:
-            return fp64[1][:, : shape[0]].T.contiguous() / HIDDEN_SCALE, fp64[0] * HIDDEN_SCALE
+            scale_T, columns = hidden_scales(shape[0]), _columns(shape[0], fp64[0].shape[-1])
+            return fp64[1][:, columns].T / scale_T.unsqueeze(-1), fp64[0][:, columns] * scale_T
         return fp64[0], None
 
     def _guarded(self, action: Callable[[], Any], arguments: list[Tensor], target: Tensor) -> Any:
@@ -208,7 +234,7 @@ class BlackBox:
                 warnings.simplefilter("ignore")
                 # oneDNN's 16-bit GEMMs end the process on CPUs that claim instructions they lack.
                 native_off = torch.backends.mkldnn.flags(enabled=False) if self.device.type == "cpu" else nullcontext()
-                with limited(self.time_limit, self.name), native_off:
+                with limited(self.time_limit, self.name), native_off, process_kept():
                     return action()
         except (LossCallError, LossTimeoutError, KeyboardInterrupt):
             raise
@@ -223,6 +249,50 @@ class BlackBox:
                 f"{self.name} raised {named_error(error)}{statement(error)} when called with {', '.join(shapes)} in "
                 f"{dtype}.{arguments_hint(self.function, self.linear, error)}{gpu_hint(error, self.device)}"
             ) from error
+
+
+@contextlib.contextmanager
+def process_kept() -> Iterator[None]:
+    """Run foreign code and put the working directory and the standard streams back as they were."""
+    folder, streams = _working_directory(), (sys.stdout, sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        if folder is not None and _working_directory() != folder:
+            os.chdir(folder)
+
+
+def _working_directory() -> str | None:
+    """None where the folder is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The generators of torch, of Python and, where it is loaded, of NumPy in one known state; theirs again afterwards."""
+    numpy, python_state = sys.modules.get("numpy"), random.getstate()
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        # Without a GPU `torch.manual_seed` still queues a call for one, with the text of the stack: milliseconds each time.
+        (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+def _columns(tokens: int, width: int) -> Tensor:
+    """The column of hidden that each token has to itself, in no order."""
+    return torch.randperm(width, generator=torch.Generator().manual_seed(width))[:tokens]
 
 
 def loss_name(function: Callable[..., Any]) -> str:

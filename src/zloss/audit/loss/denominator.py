@@ -57,6 +57,8 @@ class Weights:
     """Whether the weights of the valid tokens differ; then `ce` is their mean."""
     shared: bool = True
     """Whether the Z of a token carries the weight of its CE."""
+    misplaced: bool = False
+    """Whether ignored tokens have a gradient and the weights of valid ones differ: the mask is not where the targets are."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class Denominators:
     coef: float | None
     weights: tuple[Weights, ...]
     masks_accepted: bool
+
+    @property
+    def named(self) -> bool:
+        """Whether the counts of both parts are known ones."""
+        return {self.ce, self.z or "none"} <= {*DENOMINATORS, "none"}
 
     @property
     def groups(self) -> bool:
@@ -114,15 +121,21 @@ def find_denominators(
         if outcome.finite:
             seen.append(_weigh(probe, batch, keep, outcome.grad_TV, predict, has_z, nonzero_only, eps))
     masks_accepted = masks_accepted and any(w.valid < w.tokens for w in seen)
+    misplaced = any(w.misplaced for w in seen)
+    whole = [w for w in seen if w.valid == w.tokens]
+    everything = tuple(seen)
+    if misplaced and whole:
+        # A mask that falls on other tokens says nothing about counts: only the sizes do.
+        seen, masks_accepted = whole, False
     if not seen:
         return Denominators("unknown", "unknown" if has_z else None, float("nan"), None, (), False)
     ce_name, ce_scale = _name([(w.valid, w.tokens, w.ce) for w in seen], masks_accepted, tolerance)
     if all(abs(w.ce) < NO_CE for w in seen):
         ce_name, ce_scale = "none", 0.0
     if not has_z:
-        return Denominators(ce_name, None, ce_scale, None, tuple(seen), masks_accepted)
+        return Denominators(ce_name, None, ce_scale, None, everything, masks_accepted)
     z_name, coef = _name([(w.valid, w.tokens, w.z) for w in seen], masks_accepted, tolerance)
-    return Denominators(ce_name, z_name, ce_scale, coef, tuple(seen), masks_accepted)
+    return Denominators(ce_name, z_name, ce_scale, coef, everything, masks_accepted)
 
 
 def _draw(rows: Probe, tokens: int, valid: int, predict: Predict, generator: torch.Generator) -> tuple[Probe, Tensor]:
@@ -161,6 +174,16 @@ def _weigh(
     left = float((y - ce * a - z * b).norm()) / max(float(y.norm()), 1e-300)
     if nonzero_only or left <= max(1e-4, 64 * eps):
         return Weights(tokens, valid, ce, z, ignored_z)
+    if float(grad_TV[~keep].norm()) > 1e-6 * float(grad_TV.norm()):
+        # A label smoothing without a mask has a weight of its own beside that of CE.
+        smooth = ((probe.reference.onehot_TV - probe.reference.uniform_TV) / sigma)[keep]
+        x = torch.linalg.lstsq(
+            torch.stack([t.flatten() for t in (a, b, smooth)], -1), y.flatten().unsqueeze(-1), driver="gelsd"
+        ).solution
+        ce_apart, z_apart, of_smooth = x.flatten().tolist()
+        if float((y - ce_apart * a - z_apart * b - of_smooth * smooth).norm()) <= max(1e-4, 64 * eps) * float(y.norm()):
+            return Weights(tokens, valid, ce_apart, z_apart, ignored_z)
+        return Weights(tokens, valid, ce, z, ignored_z, misplaced=True)
     apart = _token_by_token(a, b if has_z else None, y, sigma[keep].squeeze(-1))
     if apart is None:
         return Weights(tokens, valid, ce, z, ignored_z)

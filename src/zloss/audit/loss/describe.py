@@ -129,6 +129,12 @@ def _words(chosen: Fit, model: Model) -> tuple[str, dict[str, float]]:
             "shift_coef": shift.coef,
             "shift_target": shift.target,
         }
+    if [c.name for c in chosen.candidates] == ["raw", "centered"]:
+        second = model.penalties[1]
+        return "log Z and log Z − μ (row-centered), two penalties", {
+            "centered_coef": second.coef,
+            "centered_target": second.target,
+        }
     if chosen.damping is not None:
         return "log Z, damped by 1 + βA_p² (gain-aware)", {"beta": chosen.damping}
     return words, extra

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from zloss.audit.loss.callable import BlackBox
-from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.identification import Identification
 from zloss.audit.loss.outcome import Outcome
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.probes import Probe
@@ -32,6 +32,13 @@ def no_z(evidence: Evidence) -> str | None:
     return None if has_z else NO_Z
 
 
+def no_known_z(evidence: Evidence) -> str | None:
+    """Why a question about the form of the Z cannot be asked; None where its numbers are known."""
+    if (why := no_z(evidence)) is not None:
+        return why
+    return None if evidence.ident.told else CANNOT_TELL
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Inputs of every check. `off` and `per_token` are None where the caller gave none."""
@@ -47,13 +54,28 @@ class Evidence:
     seed: int
     reach: tuple[SizeTried, ...] = ()
     """What larger sizes gave."""
+    given: bool = False
+    """Whether the audited logits are the caller's, so that there is one draw of them."""
     stable: bool = True
     """False where the same inputs gave another answer: then calls cannot be compared with each other."""
 
     @cached_property
     def returned(self) -> tuple[Returned, ...]:
         """What the loss returns beside itself."""
-        return recognise(self.ident, self.expect.get("target"))
+        return recognise(self.ident, self.expect.get("target"), self._masked)
+
+    @property
+    def _masked(self) -> tuple[Probe, Outcome] | None:
+        """An ordinary batch with part of its tokens ignored; None where its value cannot be predicted or nothing is reported."""
+        ident = self.ident
+        counts = ident.denominators
+        known = ident.trusted and counts.masks_accepted and counts.named and ident.identified.ce_weights != "groups"
+        if not known or not ident.outcomes["mixed"].reported:
+            return None
+        keep = torch.rand(ident.space.tokens, generator=torch.Generator().manual_seed(self.seed + 7)) < 0.5
+        probe = ident.probes["mixed"].masked(keep)
+        outcome = self.attempt(probe)
+        return None if isinstance(outcome, str) or not outcome.finite else (probe, outcome)
 
     @property
     def reported(self) -> Returned | None:

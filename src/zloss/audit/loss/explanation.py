@@ -22,15 +22,11 @@ from zloss.audit.loss.outcome import Outcome
 from zloss.audit.loss.precision import UNIT
 from zloss.audit.loss.probe_calls import crowded_probe, seeded
 from zloss.audit.loss.probes import Probe, Space
-from zloss.audit.loss.select import COARSE, Selection, misfit, nearest, select
+from zloss.audit.loss.select import COARSE, ROUGHLY, Selection, misfit, nearest, select
 from zloss.audit.loss.warp import find_warps
 from zloss.audit.loss.weights import Weighted, depends_on_target, find_weighted
 
 WARP_ACCURACY = 1e-8
-
-
-ROUGHLY = 0.3
-"""The share of the non-CE gradient that low precision may leave unexplained."""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ def slopes(evidence: Evidence) -> Iterator[Slope]:
     largest = float((mixed.grad_TV * smooth).abs().max())
     if largest > 0:
         yield from _slope(evidence, at["mixed"], smooth * mixed.grad_TV / largest, 0.05, "its own gradient")
+    if ident.denominators.masks_accepted:
+        yield from _with_ignored_tokens(evidence, mixed_probe, smooth)
     generator = torch.Generator().manual_seed(evidence.seed + 2)
     random = smooth * torch.randn(r.logits_TV.shape, generator=generator, dtype=torch.float64)
     yield from _slope(evidence, at["mixed"], random / random.abs().max(), 0.05, "a random direction")
@@ -60,6 +62,18 @@ def slopes(evidence: Evidence) -> Iterator[Slope]:
         if name != "mixed":
             top = r.argmax_TV(split=False)
             yield from _slope(evidence, here, top, steps[name] / 2, "the largest logit")
+
+
+def _with_ignored_tokens(evidence: Evidence, probe: Probe, smooth: Tensor) -> Iterator[Slope]:
+    """Along the gradient of a batch with ignored tokens: value and gradient may have denominators of their own."""
+    masked = probe.masked(torch.arange(len(probe.target_T)) % 3 > 0)
+    outcome = evidence.attempt(masked)
+    if isinstance(outcome, str) or not outcome.finite:
+        return
+    largest = float((outcome.grad_TV * smooth).abs().max())
+    if largest > 0:
+        direction = smooth * outcome.grad_TV / largest
+        yield from _slope(evidence, (masked, outcome), direction, 0.05, "its own gradient, with tokens ignored")
 
 
 def _slope(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from zloss.audit.loss import probes
 from zloss.audit.loss.callable import BlackBox
+from zloss.audit.loss.confirm import confirm, targets_unused
 from zloss.audit.loss.decompose import decompose
 from zloss.audit.loss.denominator import Denominators, find_denominators
 from zloss.audit.loss.describe import cannot_tell, describe
 from zloss.audit.loss.explanation import explain_gradients
 from zloss.audit.loss.fit import ROUNDING
-from zloss.audit.loss.ignored_class import without_ignored
+from zloss.audit.loss.identification import Identification, WeighedOn
+from zloss.audit.loss.ignored_class import SpecialClass, without_special
 from zloss.audit.loss.measured import Measured, batch, measure
 from zloss.audit.loss.model import Model
 from zloss.audit.loss.model_of_fit import at_second_vocabulary, build_model, unit_sources
@@ -26,8 +28,8 @@ from zloss.audit.loss.precision import UNIT, accepted_dtype, computes_in
 from zloss.audit.loss.probe_calls import call_all, joined_probe, make_probes, seeded
 from zloss.audit.loss.probes import Probe, Space
 from zloss.audit.loss.select import COARSE, Selection
+from zloss.audit.loss.warp import Warp
 from zloss.audit.loss.weights import Weighted
-from zloss.results.loss_audit import Identified
 
 OTHER_ON_CALM_LOGITS = (
     "On calm logits the loss applies another gradient than on large ones: a part of it is switched or clipped by the size of "
@@ -35,46 +37,31 @@ OTHER_ON_CALM_LOGITS = (
 )
 
 
-@dataclass(frozen=True)
-class Identification:
-    """Everything the findings need: the probes, what came back, the chosen penalty, and the model built from it."""
-
-    space: Space
-    dtype: torch.dtype
-    eps: float
-    probes: dict[str, Probe]
-    outcomes: dict[str, Outcome]
-    """Only finite ones; a probe missing here gave NaN or Inf."""
-    data: Measured
-    selection: Selection
-    denominators: Denominators
-    model: Model
-    identified: Identified
-
-    @property
-    def told(self) -> bool:
-        """Whether it could be told what the loss applies."""
-        return self.identified.has_z is not None and self.identified.reason is None
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the model predicts gradients on new logits: token weights and corners of other forms are not known there."""
-        known = self.selection.how in ("none", "explained", "filtered", "moderate_only")
-        form = any(c.name == "form" for c in self.selection.fit.candidates)
-        return self.told and known and not form and self.identified.ce_weights in ("uniform", "groups")
-
-    @property
-    def coarse(self) -> bool:
-        return self.eps > COARSE
-
-
 def identify(box: BlackBox, space: Space, seed: int, progress: Callable[[], None] = lambda: None) -> Identification:
-    """Probe one loss and name what it applies: as it stands, then with targets moved, then with its logits warped.
+    """Probe one loss, name what it applies, and confirm that on a second draw.
 
     `box` is left as the loss wants to be called: `targets`, `added` and `avoid` are set on it.
     """
-    space = without_ignored(box, space)
+    space, special = without_special(box, space)
     progress()
+    found = _with_special(_first_draw(box, space, seed, progress), special)
+    if found.told and found.identified.ce_denominator == "none":
+        found = replace(found, targets_unused=targets_unused(box, found))
+    return confirm(box, found, seed)
+
+
+def _with_special(ident: Identification, special: tuple[SpecialClass, ...]) -> Identification:
+    """State the weights of classes that the probes left out, where all other tokens have one weight."""
+    got = ident.identified
+    if not special or not ident.told or got.ce_weights != "uniform":
+        return ident
+    shared = "shared" if got.has_z and all(one.shares for one in special) else got.z_weights
+    weights = "class" if any(abs(one.ce - 1) >= 1e-3 for one in special) else got.ce_weights
+    return replace(ident, special=special, identified=replace(got, ce_weights=weights, z_weights=shared))
+
+
+def _first_draw(box: BlackBox, space: Space, seed: int, progress: Callable[[], None]) -> Identification:
+    """The loss as it stands, then with targets moved, then with its logits warped."""
     first = _identify(box, space, seed, warps=False)
     progress()
     if first.told and first.selection.how != "filtered":
@@ -103,9 +90,9 @@ def _identify(box: BlackBox, space: Space, seed: int, *, warps: bool) -> Identif
     eps = UNIT[precision]
     best = explain_gradients(box, space, seed, made, outcomes, dtype, eps, warps=warps)
     data, selection, weighted = best.data, best.selection, best.weighted
-    reason = _unrepeatable(box, made, outcomes, dtype, eps, seed)
+    reason = unrepeatable = _unrepeatable(box, made, outcomes, dtype, eps, seed)
     if reason is None and selection.how == "unexplained":
-        reason = _reason(weighted, data)
+        reason = _reason(weighted, data, box.linear)
     if reason is not None:
         seen = None if weighted is None else weighted.seen
         known = None if weighted is None or weighted.selection is not None or seen is None else weighted.has_z
@@ -113,19 +100,12 @@ def _identify(box: BlackBox, space: Space, seed: int, *, warps: bool) -> Identif
         nothing = Denominators("unknown", None, 1.0, None, (), True)
         empty = Model((), "unknown", None, 1.0, 0.0, probe_vocab=space.lanes)
         bare = Selection("unexplained", selection.fit)
-        return Identification(space, dtype, eps, made, outcomes, data, bare, nothing, empty, told)
+        return Identification(
+            space, dtype, eps, made, outcomes, data, bare, nothing, empty, told, kept_state=unrepeatable
+        )
     chosen = selection.fit
-    denominators = find_denominators(
-        box,
-        joined_probe(best.weighed_on),
-        lambda probe: unit_sources(chosen, probe.reference, data.warp),
-        has_z=selection.has_z,
-        dtype=dtype,
-        eps=best.rounding,
-        seed=seed,
-        nonzero_only=selection.how == "filtered",
-        tokens=space.tokens,
-    )
+    weighed = WeighedOn(joined_probe(best.weighed_on), best.rounding)
+    denominators = _denominators(box, weighed, selection, data.warp, dtype, space.tokens, seed)
     model = replace(build_model(chosen, selection, denominators, space), warp=data.warp)
     followed = selection.how in ("explained", "none") and eps < COARSE and weighted is None
     rule, model = at_second_vocabulary(box, space, seed, dtype, eps, model, chosen) if followed else (None, model)
@@ -141,11 +121,37 @@ def _identify(box: BlackBox, space: Space, seed: int, *, warps: bool) -> Identif
         ce_weights="uniform" if weighted is None else weighted.ce_weights,
         z_weights="uniform" if weighted is None else weighted.z_weights or "uniform",
     )
-    found = Identification(space, dtype, eps, made, outcomes, data, selection, denominators, model, identified)
+    found = Identification(
+        space, dtype, eps, made, outcomes, data, selection, denominators, model, identified, weighed_on=weighed
+    )
     if _other_on_calm_logits(box, found, seed):
         told = cannot_tell(OTHER_ON_CALM_LOGITS, precision, space, targets=box.targets)
         return replace(found, identified=told, selection=Selection("unexplained", chosen))
     return found
+
+
+def denominators_again(box: BlackBox, ident: Identification, seed: int) -> Denominators:
+    """The denominators from other batches of the same tokens."""
+    if ident.weighed_on is None:
+        return ident.denominators
+    warp, tokens = ident.model.warp, ident.space.tokens
+    return _denominators(box, ident.weighed_on, ident.selection, warp, ident.dtype, tokens, seed)
+
+
+def _denominators(
+    box: BlackBox, on: WeighedOn, selection: Selection, warp: Warp, dtype: torch.dtype, tokens: int, seed: int
+) -> Denominators:
+    return find_denominators(
+        box,
+        on.rows,
+        lambda probe: unit_sources(selection.fit, probe.reference, warp),
+        has_z=selection.has_z,
+        dtype=dtype,
+        eps=on.rounding,
+        seed=seed,
+        nonzero_only=selection.how == "filtered",
+        tokens=tokens,
+    )
 
 
 def _other_on_calm_logits(box: BlackBox, ident: Identification, seed: int) -> bool:
@@ -184,7 +190,7 @@ def _calmed(probe: Probe) -> Tensor:
     return torch.cat([inside, r.logits_TV[:, r.lanes :]], dim=-1)
 
 
-def _reason(weighted: Weighted | None, data: Measured) -> str:
+def _reason(weighted: Weighted | None, data: Measured, linear: bool) -> str:
     """Why nothing can be told, in one sentence, by what was seen."""
     if weighted is not None and weighted.seen is not None:
         return f"The gradient holds {weighted.seen}."
@@ -193,9 +199,10 @@ def _reason(weighted: Weighted | None, data: Measured) -> str:
     share = 1 - float(rows.inside_T.double().mean())
     if share == 0:
         return "The gradient of each token is along p, onehot(y) and 1/V, but no known objective gives these amounts."
+    changed = "hidden states, weight, logits or targets" if linear else "logits or targets"
     return (
         "The gradient of a token is not made of p, onehot(y) and 1/V alone, as those of cross-entropy and of penalties on "
-        "log Z are: the loss changes its logits or targets in a way the audit does not know, or adds another term."
+        f"log Z are: the loss changes its {changed} in a way the audit does not know, or adds another term."
     )
 
 
@@ -223,9 +230,14 @@ def _unrepeatable(
             outcome = box(made[name].logits_TV, made[name].target_T, dtype=dtype, seed=option)
         except LossCallError:
             return f"The same call fails when it is made {words}."
-        if not difference(outcomes[name], outcome) <= max(1e-6, 8 * eps):
-            what = "keeps state" if option is None else "draws random numbers"
-            return f"The same inputs give another gradient {words}: the loss {what}."
+        change, limit = difference(outcomes[name], outcome), max(1e-6, 8 * eps)
+        if change <= limit:
+            continue
+        # Only chance brings the first answer back under the first seed.
+        first = option is not None and box(made[name].logits_TV, made[name].target_T, dtype=dtype)
+        if first and difference(outcomes[name], first) <= limit:
+            return f"The same inputs give another gradient {words} (relative change {change:.3g}): the loss draws random numbers."
+        return f"The same inputs give another gradient when called again (relative change {change:.3g}): the loss keeps state."
     return None
 
 

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from zloss.audit.loss.call_errors import named_error
+from zloss.audit.loss.callable import process_kept
 from zloss.errors import InputError, UnknownNameError
 
 NEAR = 0.7
@@ -19,7 +20,9 @@ NEAR = 0.7
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The callable that `name` points at; the current folder is importable, as with `python -m`."""
+    """The callable that `name` points at; the current folder is importable, as with `python -m`, and so is the folder of a
+    file, as with `python file.py`.
+    """
     module_name, colon, attribute = name.rpartition(":")
     if not colon or not module_name or not attribute:
         raise InputError(f"a loss is named MODULE:FUNCTION, for example `mypackage.losses:ce_z`, but got {name!r}.")
@@ -45,12 +48,11 @@ def load_function(name: str) -> Callable[..., Any]:
 
 def _module(name: str) -> ModuleType:
     try:
-        if name.endswith(".py"):
-            return _from_file(Path(name))
-        here = os.getcwd()
-        if here not in sys.path:
-            sys.path.insert(0, here)
-        return importlib.import_module(name)
+        with process_kept():
+            if name.endswith(".py"):
+                return _from_file(Path(name))
+            _importable(os.getcwd())
+            return importlib.import_module(name)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
@@ -60,14 +62,21 @@ def _module(name: str) -> ModuleType:
         ) from error
 
 
+def _importable(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"there is no file {path}.")
+    path = path.resolve()
     spec = importlib.util.spec_from_file_location(f"_zloss_audited_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be read as a Python module.")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickles inside the file look their module up by name.
     sys.modules[spec.name] = module
+    _importable(str(path.parent))
     spec.loader.exec_module(module)
     return module

@@ -11,9 +11,7 @@ from torch import Tensor
 from zloss.console import Progress, Silent
 from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import DTYPES, Checkpoint, load_checkpoint
-from zloss.models.head_check import check_head
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import OutputHead, find_head
+from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
 from zloss.results.choices import DtypeName
 from zloss.text import Blocks, open_corpus
 

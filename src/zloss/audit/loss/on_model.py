@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zloss.audit.loss.callable import BlackBox
-from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.identification import Identification
 from zloss.audit.loss.model_errors import Compared, ErrorTally
 from zloss.audit.loss.model_tokens import ModelTokens
 from zloss.audit.loss.output import LossCallError
@@ -122,6 +122,8 @@ def _not_comparable(box: BlackBox, ident: Identification, tokens: ModelTokens, *
         return "the loss averages means of groups of tokens, whose sizes on another number of tokens are not known"
     if not known and got.target is not None and got.target_rule is None and got.vocab not in (None, head.vocab):
         return f"whether c follows the vocabulary could not be probed, so c at V = {head.vocab} is not known"
+    if ident.special:
+        return f"one class is weighted differently ({ident.special[0].words}), and the text may have it as a target"
     if not box.linear:
         return None
     if head.bias_V is not None:
@@ -141,7 +143,7 @@ def _parts(hidden_TD: Tensor, target_T: Tensor, vocab: int) -> Iterator[tuple[Te
 def _compare(
     box: BlackBox, off: BlackBox | None, ident: Identification, tokens: ModelTokens, hidden_TD: Tensor, target_T: Tensor
 ) -> Compared:
-    head, model, dtype = tokens.head, ident.model, tokens.dtype
+    head, model, dtype = tokens.head, ident.model_at(tokens.head.weight_VD.shape[1]), tokens.dtype
     lanes = ident.space.lanes if ident.space.padded else head.vocab
     labels = torch.where(target_T == box.ignore_index, torch.full_like(target_T, -1), target_T)
     if bool((labels >= lanes).any()):

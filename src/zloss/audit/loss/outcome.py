@@ -30,7 +30,7 @@ class Outcome:
     grad_TV: Tensor
     """∂(upstream · loss)/∂logits, before any conversion of ours to a mean."""
     grad_hidden_TD: Tensor | None
-    """s · ∂loss/∂hidden, which is δ · logitsᵀ."""
+    """∂loss/∂hidden at the columns of the tokens, each times its s: δ · logitsᵀ, [T, T]; None of a loss of logits."""
     has_gradient: bool
     """False when the loss came without a graph."""
     reported: tuple[Reported, ...]

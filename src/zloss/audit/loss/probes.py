@@ -111,6 +111,24 @@ def mixed(
     return _probe("mixed", logits, target, torch.tensor(saturated), width)
 
 
+def many(
+    generator: torch.Generator,
+    *,
+    tokens: int,
+    lanes: int = VOCAB,
+    width: int = VOCAB,
+    avoid: frozenset[int] = frozenset(),
+) -> Probe:
+    """A large batch of `mixed` rows, each with its columns turned and its level moved, so that no two are alike."""
+    base = mixed(generator, tokens=min(tokens, 96), lanes=lanes, width=lanes, avoid=avoid)
+    rows = torch.arange(tokens) % len(base.target_T)
+    turns = torch.randint(lanes, (tokens, 1), generator=generator)
+    moves = torch.randint(-16, 17, (tokens, 1), generator=generator) / 4
+    columns = (torch.arange(lanes) + turns) % lanes
+    logits = base.logits_TV[rows].gather(1, columns) + moves
+    return _probe("mixed", logits, _targets(logits, generator, avoid), base.saturated_T[rows], width)
+
+
 def saturated(
     generator: torch.Generator,
     *,

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from zloss.audit.loss.callable import HIDDEN_SCALE
+from zloss.audit.loss.callable import hidden_scales
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Reference:
 
     @cached_property
     def gain_squared_T(self) -> Tensor:
-        """A_p² = ‖Wᵀp‖²/‖p‖² of the head a linear probe passes: W = logitsᵀ/s of the whole batch."""
-        p = self.p_TV[:, : self.lanes]
-        return (p @ (self.inside_TV.T / HIDDEN_SCALE)).square().sum(-1) / p.square().sum(-1)
+        """A_p² = ‖Wᵀp‖²/‖p‖² of the head a linear probe passes: W = (logits/s)ᵀ of the whole batch."""
+        p, scale_T = self.p_TV[:, : self.lanes], hidden_scales(len(self.target_T))
+        return (p @ (self.inside_TV.T / scale_T)).square().sum(-1) / p.square().sum(-1)
 
     def widen(self, inside: Tensor) -> Tensor:
         """Append zero columns for the padding lanes."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from zloss.audit.loss.identify import Identification
-from zloss.audit.loss.outcome import Reported
+from zloss.audit.loss.identification import Identification
+from zloss.audit.loss.outcome import Outcome, Reported
 from zloss.audit.loss.output import Z_NAMES
 from zloss.audit.loss.probes import Probe
 
@@ -49,9 +49,13 @@ class Returned:
     role: Role
     ratio: float | None = None
     target: str = ""
+    masked: tuple[float, float] | None = None
+    """(reported, expected) on a batch with ignored tokens, where the two differ there."""
 
     @property
     def words(self) -> str:
+        if self.masked is not None:
+            return f"{WORDS[self.role]}, but not where tokens are ignored"
         if self.role != "z_not_trained" or self.ratio is None:
             return WORDS[self.role]
         square = f"(log Z − {self.target})²" if self.target else "(log Z)²"
@@ -62,10 +66,30 @@ class Returned:
         return self.name.rpartition(".")[2].lower() in Z_NAMES
 
 
-def recognise(ident: Identification, expected_target: float | None = None) -> tuple[Returned, ...]:
-    """Every value beside the loss; `expected_target` is the c that its user believes in, None if that is unknown or log V."""
+def recognise(
+    ident: Identification, expected_target: float | None = None, masked: tuple[Probe, Outcome] | None = None
+) -> tuple[Returned, ...]:
+    """Every value beside the loss; `expected_target` is the c that its user believes in, None if that is unknown or log V.
+
+    `masked` is a batch with ignored tokens: what is reported over all tokens and trained over valid ones differs only there.
+    """
     first = ident.outcomes["mixed"].reported
-    return tuple(_recognise(ident, item, expected_target) for item in first)
+    return tuple(_where_masked(ident, _recognise(ident, item, expected_target), masked) for item in first)
+
+
+def _where_masked(ident: Identification, one: Returned, masked: tuple[Probe, Outcome] | None) -> Returned:
+    predicted = _meanings(ident).get(one.role)
+    if masked is None or predicted is None or one.role not in ("z", "z_without_coef", "ce"):
+        return one
+    probe, outcome = masked
+    item, wanted = outcome.item(one.name), predicted(probe, "")
+    if item is None or item.value is None or wanted is None:
+        return one
+    close = CLOSE_16_BITS if item.dtype in (torch.bfloat16, torch.float16) else CLOSE
+    slack = 1e-9 + abs(outcome.value) * ident.eps * 4
+    if abs(item.value - wanted) <= close * max(abs(item.value), abs(wanted)) + slack:
+        return one
+    return replace(one, masked=(item.value, wanted))
 
 
 def reported_z(returned: tuple[Returned, ...]) -> Returned | None:

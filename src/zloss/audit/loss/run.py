@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from zloss.audit.loss.call_errors import coefficient_in_place_of_targets
 from zloss.audit.loss.callable import BlackBox, LossFunction, loss_name
 from zloss.audit.loss.time_limit import TIME_LIMIT
 from zloss.errors import InputError, UnknownNameError
@@ -91,6 +92,11 @@ def _check_options(
     for name, given in (("fn", fn), ("off", off), ("per_token", per_token)):
         if (given is not None and not callable(given)) or (name == "fn" and given is None):
             raise InputError(f"`{name}` is expected to be a callable, but got {type(given).__name__}.")
+    if callable(fn) and (taken := coefficient_in_place_of_targets(fn)) is not None:
+        raise InputError(
+            f"{loss_name(fn)} takes {taken} and no targets: it looks like the Z-loss of a router. Audit the routers of a model "
+            "with `zloss.audit_router(model, batches)`, or bind the coefficient and pass a function of (logits, target)."
+        )
     if valid_vocab is not None and (isinstance(valid_vocab, bool) or valid_vocab < 2):
         raise InputError(f"`valid_vocab` is expected to be a number of rows ≥ 2, but got {valid_vocab!r}.")
     wanted = dict(expect or {})

@@ -19,6 +19,8 @@ COARSE = 2.0**-20
 """Unit roundoff above which the arithmetic is 16-bit."""
 AS_GOOD_AS_CAN_BE = 1.0
 """Residual in units of rounding below which no other candidate can be better."""
+ROUGHLY = 0.3
+"""The share of the non-CE gradient that low precision may leave unexplained."""
 CLEARLY = 4.0
 """A later candidate replaces an earlier one only if its residual is smaller by this factor."""
 

@@ -91,19 +91,20 @@ def _grown(box: BlackBox, space: Space) -> Space:
 
 
 def _try(box: BlackBox, space: Space) -> LossCallError | None:
-    """None where the loss runs, with or without a batch axis, in fp32 or fp64; else its first refusal."""
+    """None where the loss runs, with or without a batch axis, with weight [V, D] or [D, V], in fp32 or fp64; else its refusal."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, space.width, generator=generator, dtype=torch.float64).expand(space.tokens, -1)
     target = probes.allowed(torch.arange(space.tokens) % space.lanes, space.lanes, space.avoid)
     refusal: LossCallError | None = None
-    for batched in (False, True):
-        for dtype in (torch.float32, torch.float64):
-            box.batched = batched
-            try:
-                box(logits, target, dtype=dtype)
-                return None
-            except LossCallError as error:
-                refusal = refusal or error
+    for transposed in (False, True) if box.linear else (False,):
+        for batched in (False, True):
+            for dtype in (torch.float32, torch.float64):
+                box.batched, box.transposed = batched, transposed
+                try:
+                    box(logits, target, dtype=dtype)
+                    return None
+                except LossCallError as error:
+                    refusal = refusal or error
     return refusal
 
 

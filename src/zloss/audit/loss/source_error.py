@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zloss.audit.loss import probes
 from zloss.audit.loss.callable import BlackBox
-from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.identification import Identification
 from zloss.audit.loss.output import LossCallError
 from zloss.audit.loss.precision import UNIT
 from zloss.audit.loss.probes import Probe
@@ -20,6 +20,9 @@ from zloss.audit.loss.reference import Reference
 from zloss.errors import InputError, ShapeError
 from zloss.results.loss_audit import SourceError
 
+Z_LIMIT = 1e-3
+"""Δ_src of the Z source: fp32 stays below 1e-4, fp16 logits give 0.002 to 0.03, bf16 logits 0.05 to 0.2."""
+TOTAL_LIMIT, TOTAL_LIMIT_16_BITS = 3e-4, 2e-2
 MOST_TOKENS = 256
 """Audited tokens at most: fp64 copies of [T, V] logits are large."""
 
@@ -70,6 +73,9 @@ def measure_source(
         without = None if off is None else off(probe.logits_TV, probe.target_T, dtype=dtype)
     except LossCallError as error:
         return SourceError(None, None, None, tokens=tokens, dtype=name, reason=str(error)), 0.0
+    if ident.special and bool(torch.isin(probe.target_T, torch.tensor([one.index for one in ident.special])).any()):
+        why = f"the targets include a class that is weighted differently ({ident.special[0].words})"
+        return SourceError(None, None, None, tokens=tokens, dtype=name, reason=why), 0.0
     r, model = probe.reference, ident.model
     ce_TV, z_TV = model.ce_source(r), model.z_source(r)
     total_TV = ce_TV + z_TV
@@ -93,6 +99,14 @@ def measure_source(
     rounding_T = unit * (probe.noise_T if unit == UNIT["float32"] else torch.ones_like(probe.noise_T))
     floor = 2 * float((rounding_T * total_TV.norm(dim=-1)).norm()) / max(float(z_TV.norm()), tiny)
     return SourceError(forward, delta, _cosine(applied_TV, z_TV), "z", delta_total, tokens, name), floor
+
+
+def beyond_rounding(source: SourceError, floor: float) -> bool:
+    """Whether the source is further from fp64 than fp32 rounding of the total gradient can bring it."""
+    if source.delta_src is None or source.delta_total is None:
+        return False
+    total = TOTAL_LIMIT_16_BITS if source.dtype in ("bfloat16", "float16") else TOTAL_LIMIT
+    return (source.of == "z" and source.delta_src > max(Z_LIMIT, 4 * floor)) or source.delta_total > total
 
 
 def _ratio(error: Tensor, reference: Tensor) -> float:

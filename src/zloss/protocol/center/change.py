@@ -13,9 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from zloss.errors import CheckpointError, CoordinateError, TiedHeadError
-from zloss.models.checkpoint import Checkpoint
+from zloss.models.checkpoint import POSITION_TABLES, Checkpoint
 from zloss.models.output_head import OutputHead
-from zloss.models.positions import TABLES
 from zloss.protocol.center.weight_files import WeightFiles
 
 BETWEEN = ("project_in", "embed_layer_norm", "emb_layer_norm", "word_embeddings_layernorm")
@@ -98,7 +97,7 @@ def _positions(checkpoint: Checkpoint, files: WeightFiles) -> str:
     found = [
         (name, module.weight)
         for name, module in modules.items()
-        if isinstance(module, nn.Embedding) and _last(name) in TABLES and module.weight.shape[1] == width
+        if isinstance(module, nn.Embedding) and _last(name) in POSITION_TABLES and module.weight.shape[1] == width
     ]
     between = [name for name in modules if _last(name) in BETWEEN]
     if len(found) != 1 or between:

@@ -11,9 +11,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from zloss.errors import CheckpointError, OutputError
-from zloss.models.checkpoint import SMOLLM2_HUB, embedded_smollm2, not_found, refuse_adapter, refuse_missing_gguf
+from zloss.models.checkpoint import (
+    SMOLLM2_HUB,
+    check_folder_exists,
+    check_gguf_exists,
+    check_not_adapter,
+    embedded_smollm2,
+    hub_options,
+    not_found,
+)
 from zloss.models.gguf import converted_gguf
-from zloss.models.hub import hub_options, refuse_missing_folder
 from zloss.results.choices import SMOLLM2
 
 WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*")
@@ -24,14 +31,14 @@ def source_folder(name: str) -> Iterator[Path]:
     """A folder in the Hugging Face format with safetensors weights."""
     gguf = embedded_smollm2() if name == SMOLLM2 else Path(name) if name.endswith(".gguf") else None
     if gguf is not None:
-        refuse_missing_gguf(gguf)
+        check_gguf_exists(gguf)
         with converted_gguf(gguf) as (folder, _wants_bos):
             yield folder
         return
     if Path(name).is_dir():
         yield Path(name)
         return
-    refuse_missing_folder(name)
+    check_folder_exists(name)
     from huggingface_hub import snapshot_download
 
     identifier = SMOLLM2_HUB if name == SMOLLM2 else name
@@ -40,7 +47,7 @@ def source_folder(name: str) -> Iterator[Path]:
     except Exception as error:
         raise CheckpointError(not_found(name, identifier, error)) from error
     # Outside the `try`: what goes wrong in the caller's block is not a failed download.
-    refuse_adapter(name, fetched)
+    check_not_adapter(name, fetched)
     yield fetched
 
 

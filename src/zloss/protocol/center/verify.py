@@ -16,8 +16,7 @@ from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
 from zloss.console import Progress
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import find_head
+from zloss.models.output_head import find_head, hidden_states
 from zloss.results.centering import CenteringNumbers
 from zloss.text import Blocks
 

@@ -14,8 +14,7 @@ from zloss.decide.decision_map import with_decisions
 from zloss.errors import InputError
 from zloss.measure.block_values import DRIFT_TAILS, BlockValues
 from zloss.measure.model_blocks import model_blocks
-from zloss.models.checkpoint import load_checkpoint
-from zloss.models.weight_fingerprint import model_fingerprint
+from zloss.models.checkpoint import load_checkpoint, model_fingerprint
 from zloss.protocol.drift.config import LEAST_BLOCKS, LEAST_TOKENS, DriftConfig
 from zloss.protocol.drift.places import Place
 from zloss.results.audit import AuditReport

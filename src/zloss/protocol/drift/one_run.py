@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zloss.errors import CheckpointError, InputError, first_line
-from zloss.models.hub import hub_options
+from zloss.models.checkpoint import hub_options
 from zloss.protocol.drift.config import DriftConfig
 from zloss.protocol.drift.places import Place
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zloss.errors import CheckpointError, InputError
-from zloss.models.checkpoint import refuse_adapter
+from zloss.models.checkpoint import check_not_adapter
 from zloss.protocol.drift.config import DriftConfig
 
 _STEP = re.compile(r"(?:step|steps|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)", re.IGNORECASE)
@@ -91,7 +91,7 @@ def _folders(name: str) -> list[Place]:
     if inside:
         return [_place(child) for child in inside]
     for place in (folder, *children):
-        refuse_adapter(str(place))
+        check_not_adapter(str(place))
     if not (folder / CONFIG_FILE).is_file():
         raise CheckpointError(
             f"{name} is no checkpoint and holds none: expected {CONFIG_FILE} in it or in folders inside."
@@ -100,7 +100,7 @@ def _folders(name: str) -> list[Place]:
 
 
 def _place(folder: Path) -> Place:
-    refuse_adapter(str(folder))
+    check_not_adapter(str(folder))
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise CheckpointError(f"{folder} has no weights: expected .safetensors files in it.")
     return Place(folder.absolute().name, _step(folder.absolute().name), str(folder))

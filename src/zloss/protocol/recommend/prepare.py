@@ -8,8 +8,7 @@ from pathlib import Path
 from zloss.decide.recommend.candidates import CE, candidates, with_references
 from zloss.decide.recommend.time_plan import LEAST_STEPS, Speed, TimePlan, check_budget, plan_time, rounded_duration
 from zloss.errors import InputError
-from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.weight_fingerprint import model_fingerprint
+from zloss.models.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
 from zloss.protocol.recommend.config import RecommendConfig
 from zloss.protocol.recommend.kept_audits import kept_audit
 from zloss.protocol.recommend.memory import check_files_fit, check_training_fits

@@ -29,8 +29,7 @@ from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.recommend_plan import Arm, RecommendPlan
 from zloss.results.recommendation import Recommendation, Tested
 from zloss.results.router_scale import RouterScaleTable
-from zloss.source.router.catalog import find_convention
-from zloss.source.router.scale_table import router_scale_table
+from zloss.router.conventions import find_convention, router_scale_table
 from zloss.train.step.live import LiveView, NoView
 
 CONFIRMATION_FILE = Path("confirmation") / "comparison.json"

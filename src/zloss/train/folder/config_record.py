@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zloss.models.weight_fingerprint import weight_fingerprint
+from zloss.models.checkpoint import weight_fingerprint
 from zloss.results.run_config import RunConfig, without_paths
 from zloss.results.train_config import TrainConfig
 from zloss.train.start.run_start import Start

@@ -19,7 +19,7 @@ from zloss.measure.measurement import Measurement
 from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import HiddenStates
+from zloss.models.output_head import HiddenStates
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS, endpoints
 from zloss.results.audit import Heads
 from zloss.results.comparison import FEW_STEPS

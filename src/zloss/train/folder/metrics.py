@@ -11,8 +11,7 @@ from zloss.console import Progress
 from zloss.distributed import Job
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import HiddenStates, hidden_states
-from zloss.models.output_head import find_head
+from zloss.models.output_head import HiddenStates, find_head, hidden_states
 from zloss.results.run_metrics import RunMetrics
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig

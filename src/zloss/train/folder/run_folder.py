@@ -12,7 +12,7 @@ from typing import Any
 
 from zloss.distributed import Job
 from zloss.errors import InputError
-from zloss.models.weight_fingerprint import sampled_fingerprint
+from zloss.models.checkpoint import sampled_fingerprint
 from zloss.results.folder_lock import locked_folder
 from zloss.results.reading import read_object
 from zloss.results.run_config import CONFIG_FILE, RunConfig, write_run_config

@@ -13,7 +13,7 @@ import torch
 from zloss.errors import MissingDependencyError
 from zloss.models.checkpoint import Checkpoint
 from zloss.results.moe_config import MoeRun
-from zloss.source.router.convention import check_count
+from zloss.router.conventions import check_count
 
 
 def moe_checkpoint(moe: MoeRun, tokenizer: Any, *, block_size: int, seed: int) -> Checkpoint:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from zloss.results.moe_config import REFERENCE, MoeRun
-from zloss.source.router.scale import match_coefficient, router_scale
+from zloss.router.conventions import match_coefficient, router_scale
 
 
 def applied_coef(moe: MoeRun) -> float:

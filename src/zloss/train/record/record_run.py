@@ -49,7 +49,7 @@ def record_run(
 
     Scaling: losses of a step are per valid token of all its micro-batches, whatever divisor the loop uses.
     """
-    from zloss.models.weight_fingerprint import weight_fingerprint
+    from zloss.models.checkpoint import weight_fingerprint
     from zloss.results.recorded_run import RecordedData, RecordedRun
     from zloss.train.record.recorded_config import RecordOptions, method_numbers, plain_settings
     from zloss.train.record.recorded_model import recorded_model

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.head_check import check_head
-from zloss.models.hidden_states import HiddenStates, hidden_states
-from zloss.models.output_head import OutputHead, find_head
+from zloss.models.output_head import HiddenStates, OutputHead, check_head, find_head, hidden_states
 from zloss.text import Blocks
 
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import OutputHead, find_head
+from zloss.models.output_head import OutputHead, find_head, hidden_states
 from zloss.text import Blocks
 from zloss.train.data.batch import gather
 from zloss.transport.interventions import shift_head_

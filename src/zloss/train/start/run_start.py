@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zloss.measure.model_blocks import check_token_ids
-from zloss.models.checkpoint import Checkpoint, load_checkpoint
-from zloss.models.head_check import check_head
-from zloss.models.output_head import find_head
-from zloss.models.positions import DEFAULT_BLOCK_SIZE, settle_block_size
+from zloss.models.checkpoint import DEFAULT_BLOCK_SIZE, Checkpoint, load_checkpoint, resolve_block_size
+from zloss.models.output_head import check_head, find_head
 from zloss.results.train_config import TrainConfig
 from zloss.train.data.blocks import TrainData, open_data, training_text
 from zloss.train.moe.model import moe_checkpoint
@@ -41,7 +39,7 @@ def prepare_start(config: TrainConfig) -> Start:
     else:
         checkpoint = _from_scratch(config, _tokenizer(config))
     bos_id = checkpoint.bos_id(config.bos)
-    cut = settle_block_size(checkpoint, config.block_size, bos=bos_id is not None)
+    cut = resolve_block_size(checkpoint, config.block_size, bos=bos_id is not None)
     data = open_data(replace(config, block_size=cut.size), checkpoint.tokenizer, bos_id)
     check_token_ids(checkpoint, data.train, data.valid)
     check_head(checkpoint, find_head(checkpoint), data.valid.inputs(0, 1)[0])

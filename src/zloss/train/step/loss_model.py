@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.hidden_states import hidden_states
-from zloss.models.output_head import OutputHead, find_head
+from zloss.models.output_head import OutputHead, find_head, hidden_states
 from zloss.results.choices import HeadKind
 from zloss.source.objective import Objective
 from zloss.transport.head_loss import HeadLossOutput, head_loss

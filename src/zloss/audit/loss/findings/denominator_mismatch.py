@@ -23,11 +23,18 @@ def check(evidence: Evidence) -> Finding:
         return not_applicable(ID, NO_Z)
     if wanted_z is not None and wanted_z != named.z_denominator:
         return found(ID, f"Z is divided by {named.z_denominator!r}, but {wanted_z!r} was expected.")
+    if ident.special:
+        others = ", ".join(str(one.index) for one in ident.special)
+        return not_applicable(ID, f"CE has class weights (class {others}), so the two denominators cannot be compared.")
     if named.ce_weights in ("class", "position", "token"):
         return _weighted(named)
+    if any(w.misplaced for w in ident.denominators.weights):
+        return not_applicable(ID, "Ignored tokens are trained and valid ones are not: see ignored_tokens_leak.")
     ratios = [w.z / w.ce for w in ident.denominators.weights if w.ce]
     if not ratios or named.ce_denominator == "none":
         return not_applicable(ID, "No cross-entropy was found beside the Z.")
+    if len(ratios) < 2:
+        return not_applicable(ID, "The loss accepts one size and no mask, so denominators cannot be told apart.")
     low, high = min(ratios, key=abs), max(ratios, key=abs)
     change = abs(high / low) if low else float("inf")
     if change > 1 + max(1e-2, 16 * ident.eps):

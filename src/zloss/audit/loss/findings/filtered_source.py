@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from zloss.audit.loss.evidence import Evidence, found, no_z, not_applicable, passed
+from zloss.audit.loss.evidence import Evidence, found, no_known_z, not_applicable, passed
 from zloss.audit.loss.select import dropped
 from zloss.results.loss_audit import Finding
 
@@ -14,7 +14,7 @@ ID = "filtered_source"
 def check(evidence: Evidence) -> Finding:
     """Entries that are exactly 0 although the penalty that explains all others is not."""
     ident = evidence.ident
-    if (why := no_z(evidence)) is not None:
+    if (why := no_known_z(evidence)) is not None:
         return not_applicable(ID, why)
     if ident.selection.how != "filtered":
         return passed(ID, "No entry of the Z source is missing.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zloss.audit.loss.evidence import UNSTABLE, Evidence, found, not_applicable, passed
 from zloss.audit.loss.finite_difference import Slope, slopes
-from zloss.audit.loss.identify import Identification
+from zloss.audit.loss.identification import Identification
 from zloss.results.loss_audit import Finding
 
 ID = "forward_backward_mismatch"
@@ -24,7 +24,7 @@ def check(evidence: Evidence) -> Finding:
         return not_applicable(ID, "The loss computes in 16 bits: finite differences of its scalar say nothing.")
     if ident.selection.fit.damping is not None:
         return not_applicable(ID, "Gain-aware: the stop-gradient on the gain is part of the objective.")
-    disagreement = _hidden_against_weight(evidence)
+    disagreement = hidden_against_weight(evidence) if ident.told else 0.0
     if disagreement > 1e-3:
         return found(
             ID,
@@ -50,20 +50,19 @@ def check(evidence: Evidence) -> Finding:
             "that trains nothing, or another objective.",
             offset,
         )
-    return passed(
-        ID, "Finite differences of the scalar agree with the gradient.", None if worst is None else worst.mismatch
-    )
+    if worst is None:
+        return not_applicable(ID, "No finite difference of the scalar stands out of its rounding.")
+    return passed(ID, "Finite differences of the scalar agree with the gradient.", worst.mismatch)
 
 
-def _hidden_against_weight(evidence: Evidence) -> float:
+def hidden_against_weight(evidence: Evidence) -> float:
     """dh must be δ·W with the δ read from dW."""
     outcome = evidence.ident.outcomes["mixed"]
     if outcome.grad_hidden_TD is None:
         return 0.0
     logits = evidence.ident.probes["mixed"].logits_TV
     wanted = outcome.grad_TV @ logits.T
-    got = outcome.grad_hidden_TD[:, : wanted.shape[-1]]
-    return float((got - wanted).norm() / wanted.norm().clamp(min=1e-300))
+    return float((outcome.grad_hidden_TD - wanted).norm() / wanted.norm().clamp(min=1e-300))
 
 
 def _value_offset(evidence: Evidence) -> float | None:

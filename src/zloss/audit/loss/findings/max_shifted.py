@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zloss.audit.loss.evidence import Evidence, found, no_z, not_applicable, passed
+from zloss.audit.loss.evidence import Evidence, found, no_known_z, not_applicable, passed
 from zloss.results.loss_audit import Finding
 
 ID = "max_shifted"
@@ -11,7 +11,7 @@ ID = "max_shifted"
 def check(evidence: Evidence) -> Finding:
     """Read from the coordinate of the identified penalty: a max-shifted one does not change with a common shift."""
     ident = evidence.ident
-    if (why := no_z(evidence)) is not None:
+    if (why := no_known_z(evidence)) is not None:
         return not_applicable(ID, why)
     if ident.identified.coordinate == "max_shifted":
         return found(

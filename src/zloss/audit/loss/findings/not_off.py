@@ -9,7 +9,8 @@ import torch
 from zloss.audit.loss import probes
 from zloss.audit.loss.callable import BlackBox
 from zloss.audit.loss.evidence import Evidence, found, not_applicable, passed
-from zloss.audit.loss.identify import Identification, identify
+from zloss.audit.loss.identification import Identification
+from zloss.audit.loss.identify import identify
 from zloss.audit.loss.measured import measure
 from zloss.audit.loss.outcome import Outcome
 from zloss.audit.loss.precision import UNIT, computes_in

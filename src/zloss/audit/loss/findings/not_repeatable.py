@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from zloss.audit.loss.evidence import Evidence, found, passed
 from zloss.audit.loss.identify import difference
+from zloss.audit.loss.probes import Probe
 from zloss.results.loss_audit import Finding
 
 ID = "not_repeatable"
+REPEATS = 32
+"""Calls of one batch, each under another random seed: whatever happens on every n-th call shows up to n = 32."""
 
 
 def check(evidence: Evidence) -> Finding:
     """The first probe again at the end of the audit, and once more under another random seed."""
     ident = evidence.ident
+    if ident.kept_state is not None:
+        return found(ID, ident.kept_state)
     first, probe = ident.outcomes["mixed"], ident.probes["mixed"]
     tolerance = max(1e-5, 8 * ident.eps)
     probe_name = "wide" if "wide" in ident.outcomes else "mixed"
@@ -38,4 +43,35 @@ def check(evidence: Evidence) -> Finding:
         return found(
             ID, f"The loss draws random numbers: another seed changes it by {noise:.3g} (dropout inside?).", noise
         )
-    return passed(ID, "The same inputs give the same value and gradient.", max(drift, noise))
+    rare = _rare(evidence, ident.probes[probe_name], ident.outcomes[probe_name].value, tolerance)
+    if rare is not None:
+        return rare
+    return passed(
+        ID, f"The same inputs give the same value in {REPEATS} calls, and the same gradient.", max(drift, noise)
+    )
+
+
+def _rare(evidence: Evidence, probe: Probe, value: float, tolerance: float) -> Finding | None:
+    """A finding where one of many calls has another value; the same seed again tells chance from state."""
+
+    def change(seed: int) -> float:
+        now = evidence.box.values(probe.logits_TV, probe.target_T, dtype=evidence.ident.dtype, seed=seed)
+        return abs(now - value) / max(abs(value), 1e-12)
+
+    for call in range(REPEATS):
+        seed = evidence.seed + 1000 + call
+        changed = change(seed)
+        if changed <= tolerance:
+            continue
+        again = change(seed)
+        if abs(again - changed) <= tolerance * max(1.0, changed):
+            return found(
+                ID, f"The loss draws random numbers: one seed in {call + 1} changes it by {changed:.3g}.", changed
+            )
+        return found(
+            ID,
+            f"One of {call + 1} calls with the same inputs gives another value (relative change {changed:.3g}): the loss keeps "
+            "state, or uses a generator that the audit cannot seed.",
+            changed,
+        )
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zloss.audit.loss.candidates import NOT_SQUARED
-from zloss.audit.loss.evidence import Evidence, found, no_z, not_applicable, passed
+from zloss.audit.loss.evidence import Evidence, found, no_known_z, not_applicable, passed
 from zloss.results.loss_audit import Finding
 
 ID = "not_squared"
@@ -11,9 +11,9 @@ ID = "not_squared"
 
 def check(evidence: Evidence) -> Finding:
     """Read from the identified penalty: its source does not depend on log Z."""
-    if (why := no_z(evidence)) is not None:
+    if (why := no_known_z(evidence)) is not None:
         return not_applicable(ID, why)
-    if evidence.ident.told and set(evidence.ident.selection.fit.candidates) & set(NOT_SQUARED):
+    if set(evidence.ident.selection.fit.candidates) & set(NOT_SQUARED):
         got = evidence.ident.identified
         return found(
             ID,

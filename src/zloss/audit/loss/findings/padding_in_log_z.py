@@ -24,7 +24,7 @@ def check(evidence: Evidence) -> Finding:
         return not_applicable(ID, "If the vocabulary is padded, pass the number of real rows as `valid_vocab=`.")
     generator = torch.Generator().manual_seed(evidence.seed)
     base = probes.continuous(generator, **ident.space.sizes())
-    worst, where = 0.0, ""
+    worst, where, tried = 0.0, "", 0
     for shift in (0.0, -40.0):
         moved = base.shifted(shift)
         plain = evidence.attempt(moved)
@@ -36,6 +36,7 @@ def check(evidence: Evidence) -> Finding:
             outcome = evidence.attempt(probe)
             if isinstance(outcome, str):
                 continue
+            tried += 1
             change = _change(plain.value, plain.grad_TV[:, :lanes], outcome.value, outcome.grad_TV[:, :lanes])
             if not change <= worst:
                 worst, where = change, words
@@ -44,6 +45,8 @@ def check(evidence: Evidence) -> Finding:
                 worst, where = beyond, f"{words}, which receive a gradient"
     if not worst <= max(1e-4, 16 * ident.eps):
         return found(ID, f"Padding rows enter log Z: value or gradient moves by {worst:.3g} ({where}).", worst)
+    if not tried:
+        return not_applicable(ID, "The loss accepts no other values in its padding rows, so nothing could be compared.")
     return passed(ID, f"The {width - lanes} padding rows stay outside log Z.", worst)
 
 

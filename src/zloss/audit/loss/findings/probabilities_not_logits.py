@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zloss.audit.loss.candidates import PROBABILITIES
-from zloss.audit.loss.evidence import Evidence, found, no_z, not_applicable, passed
+from zloss.audit.loss.evidence import Evidence, found, no_known_z, not_applicable, passed
 from zloss.results.loss_audit import Finding
 
 ID = "probabilities_not_logits"
@@ -12,10 +12,10 @@ ID = "probabilities_not_logits"
 def check(evidence: Evidence) -> Finding:
     """Read from the identified penalty."""
     ident = evidence.ident
-    if (why := no_z(evidence)) is not None:
+    if (why := no_known_z(evidence)) is not None:
         return not_applicable(ID, why)
     names = {candidate.name for candidate in ident.selection.fit.candidates}
-    if ident.selection.how != "unexplained" and names & PROBABILITIES:
+    if names & PROBABILITIES:
         return found(
             ID,
             "Z is the logsumexp of the probabilities: it lies between log V and log(V + e − 1) whatever the logits "

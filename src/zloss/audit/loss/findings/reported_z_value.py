@@ -24,6 +24,18 @@ def check(evidence: Evidence) -> Finding:
     values = [outcome.item(z.name) for outcome in ident.outcomes.values()]
     if any(one is not None and one.value is not None and not math.isfinite(one.value) for one in values):
         return found(ID, "The reported Z is not finite on ordinary logits.")
+    if z.masked is not None:
+        said, trained = z.masked
+        if z.role == "z_without_coef":
+            what = "the mean of (log Z − c)²"
+        else:
+            what = "the one that is trained"
+        return found(
+            ID,
+            f"The reported Z (`{z.name}`) is {what} on batches without ignored tokens only: where tokens are ignored it is "
+            f"{said:.4g}, and {trained:.4g} over the tokens that are trained.",
+            said / trained if trained else None,
+        )
     if z.role == "z":
         return passed(ID, f"The reported Z (`{z.name}`) is the one that is trained.", 1.0)
     if z.role == "z_without_coef":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zloss.audit.loss.evidence import Evidence, found, passed
+from zloss.audit.loss.evidence import CANNOT_TELL, Evidence, found, not_applicable, passed
 from zloss.results.loss_audit import Finding
 
 ID = "targets_moved"
@@ -24,7 +24,7 @@ def check(evidence: Evidence) -> Finding:
             "else was audited with the targets moved accordingly.",
         )
     if not evidence.ident.told:
-        return passed(ID, "No shift of the targets by one explains the gradient.")
+        return not_applicable(ID, CANNOT_TELL)
     if evidence.ident.identified.ce_denominator == "none":
-        return passed(ID, "The targets do not enter: there is no cross-entropy.")
+        return not_applicable(ID, "There is no cross-entropy, so rows are not trained on targets.")
     return passed(ID, "Each row is trained on its own target.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zloss.audit.loss.evidence import CANNOT_TELL, Evidence, found, not_applicable, passed
-from zloss.audit.loss.findings.forward_backward_mismatch import smoothing_constant
+from zloss.audit.loss.findings.forward_backward_mismatch import hidden_against_weight, smoothing_constant
 from zloss.results.loss_audit import Finding
 
 ID = "zero_gradient_z"
@@ -25,6 +25,13 @@ def check(evidence: Evidence) -> Finding:
         entropy = smoothing_constant(ident, name)
         if min(abs(outcome.value - expected), abs(outcome.value - expected + entropy)) > slack:
             excess = max(excess, outcome.value - expected, key=abs)
+    if excess and hidden_against_weight(evidence) > 1e-3:
+        return found(
+            ID,
+            f"The value differs from cross-entropy by up to {excess:.4g}, but the gradient at the weight is cross-entropy alone: "
+            "a Z is reported that does not train the weight.",
+            excess,
+        )
     if excess:
         return found(
             ID,

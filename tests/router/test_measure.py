@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.audit.router.tiny_router_model import D, E, T, TinyMoe
-from tests.source.router.literal import LITERAL, Case, SideChannel, violation
-from zloss.audit.router.measure import MeasuredScale, measure_router_scale
+from tests.router.literal import LITERAL, Case, SideChannel, violation
+from tests.router.tiny_router_model import D, E, T, TinyMoe
 from zloss.errors import CoefficientError, MissingInputError
-from zloss.source.router.scale import router_scale
+from zloss.router.conventions import router_scale
+from zloss.router.measure import MeasuredScale, measure_router_scale
 
 L, K = 4, 2
 

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.audit.router.router_models import SOFTMAX, D, E, K, L, batch, deepseek_v3, phimoe, seeded, switch
-from zloss.audit.router.findings import NO_OWN_LOSS_REASON, SIGMOID_REASON, UNKNOWN_REASON, audit_router
-from zloss.audit.router.measure import measure_model_router_scale
+from tests.router.router_models import SOFTMAX, D, E, K, L, batch, deepseek_v3, phimoe, seeded, switch
+from zloss.audit.router import (
+    NO_OWN_LOSS_REASON,
+    SIGMOID_REASON,
+    UNKNOWN_REASON,
+    audit_router,
+    measure_model_router_scale,
+)
 from zloss.errors import InputError
 from zloss.models.routers import find_routers
 

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import zloss
-from tests.source.router.literal import LITERAL, Case
+from tests.router.literal import LITERAL, Case
 from zloss.errors import CoefficientError, InputError, ShapeError, UnknownNameError
-from zloss.source.router.catalog import router_conventions
-from zloss.source.router.convention import RouterContext
-from zloss.source.router.loss import router_loss
-from zloss.source.router.scale import match_coefficient, router_scale
+from zloss.router.conventions import RouterContext, match_coefficient, router_conventions, router_scale
+from zloss.router.loss import router_loss
 
 L, T, E, D = 4, 23, 8, 12
 CONTEXT = RouterContext(model_layers=6, encoder_layers=1, valid_tokens=17, micro_batches=3)

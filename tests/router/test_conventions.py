@@ -9,7 +9,7 @@ import pytest
 
 import zloss
 from zloss.errors import CoefficientError, InputError, UnknownNameError
-from zloss.source.router.catalog import find_convention, router_conventions
+from zloss.router.conventions import find_convention, router_conventions
 
 
 @pytest.mark.parametrize(

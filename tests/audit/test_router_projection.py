@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from zloss.audit.router.projection import PAPER_CONVENTIONS, router_projection, seeded_router
+from zloss.audit.router import PAPER_CONVENTIONS, router_projection, seeded_router
 from zloss.errors import ShapeError
 from zloss.models.checkpoint import embedded_smollm2, load_checkpoint
 

@@ -1,0 +1,320 @@
+"""Router audits: what the routers of a model do on a corpus, which scale its own router Z-loss applies, and the projection audit
+of the paper (tab:router)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zloss.errors import InputError, MissingInputError, ShapeError
+from zloss.models.routers import find_routers
+from zloss.results.moe_config import PAPER_CONVENTIONS
+from zloss.results.router import CoefOrigin, MeasuredScale, RouterFindings, RouterLayer, RouterTail
+from zloss.router.conventions import RouterConvention
+from zloss.router.decisions import LayerTensors
+from zloss.router.loss import RouterLoss, router_loss
+from zloss.router.measure import measure_router_scale
+from zloss.source.precision import at_least_fp32
+from zloss.streaming.moments import Moments
+from zloss.streaming.quantiles import Quantiles
+
+SIGMOID_REASON = (
+    "the router scores experts with a sigmoid each: there is no softmax normalizer, so log Z_R, its entropy and a "
+    "router Z-loss have no meaning here"
+)
+OTHER_REASON = (
+    "the router scores each expert by a function of its own logit that is not a softmax: there is no softmax normalizer, so "
+    "log Z_R, its entropy and a router Z-loss have no meaning here"
+)
+UNKNOWN_REASON = (
+    "neither the configuration nor the router's code tells softmax from sigmoid: log Z_R is that of the logits, and may "
+    "not be a normalizer the model uses"
+)
+HYPOTHETICAL_COEF = 1e-3
+"""λ_R if neither the caller nor the model's configuration states one."""
+COEF_KEYS = (
+    "router_z_loss_coef",
+    "router_z_loss_coeff",
+    "router_z_loss_weight",
+    "moe_router_z_loss_coef",
+    "moe_z_loss_coef",
+    "moe_z_loss_coeff",
+    "moe_z_loss_weight",
+    "moe_zloss_weight",
+)
+"""Keys of λ_R in configurations: Switch and NLLB-MoE, Megatron's export, the OLMoE fork, and variants."""
+NO_OWN_LOSS_REASON = "the model's own loss has no router Z-loss to measure"
+
+
+def audit_router(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Tensor]],
+    *,
+    coef: float | None = None,
+    convention: str | RouterConvention = "token_layer_mean",
+    target: float | None = None,
+    top_k: int | None = None,
+    measure_own: bool = True,
+) -> RouterFindings:
+    """Run `model` on `batches` (its keyword inputs) and describe its routers.
+
+    `coef` is the λ_R for which the injected correction is reported: by default that of the model's configuration, and if it
+    has none, a hypothetical 1e-3, which the findings say. An `attention_mask` in a batch excludes padding. If the model
+    has its own router Z-loss and the first batch has labels, what it applies is measured from gradients on that batch.
+    """
+    routers = find_routers(model)
+    k = routers.require_top_k(top_k)
+    stated = _stated_coefficient(model, coef)
+    tally = _Tally(len(routers.modules))
+    experts, first, lost = 0, None, None
+    for batch in batches:
+        first = dict(batch) if first is None else first
+        with torch.no_grad(), routers.capture() as layers:
+            model(**batch)
+        experts = layers[0].shape[1]
+        lost = None if routers.without_softmax else routers.lost_normalizer(layers)
+        if routers.without_softmax or lost is not None:
+            break
+        weights = [router.weight(experts) for router in routers.modules]
+        known = [weight for weight in weights if weight is not None]
+        tally.add(
+            router_loss(
+                layers,
+                coef=stated.coef,
+                convention=convention,
+                top_k=k,
+                target=target,
+                mask=routers.masks(batch, [layer.shape[0] for layer in layers]),
+                weight=known if len(known) == len(weights) else None,
+                context=routers.context,
+            )
+        )
+    if first is None:
+        raise InputError("`batches` is empty: nothing to audit.")
+    applied, not_measured = _applied_scale(model, first) if measure_own else (None, "not requested")
+    scoring = {"sigmoid": SIGMOID_REASON, "other": OTHER_REASON, "unknown": UNKNOWN_REASON}.get(routers.scoring)
+    reasons = [reason for reason in (scoring, stated.reason, lost, not_measured) if reason]
+    out = tally.first
+    if out is not None and not tally.correction.count:
+        reasons.append("no router weight [E, D] was found, so the correction norm is unknown")
+    load_cv_L = tally.load_cv_per_layer
+    name = convention if isinstance(convention, str) else convention.name
+    return RouterFindings(
+        scoring=routers.scoring,
+        softmax_normalizer=None if routers.scoring == "unknown" else not routers.without_softmax,
+        layers=len(routers.modules),
+        model_layers=routers.model_layers,
+        experts=experts,
+        top_k=k,
+        decisions=tally.decisions,
+        nonfinite=tally.nonfinite,
+        coef=stated.coef,
+        convention=name if out is None else out.convention.name,
+        target=None if out is None else out.target,
+        absolute=None if out is None else out.absolute,
+        relative=None if out is None else out.relative,
+        log_z=None if out is None else _tail(*tally.log_z),
+        violation=None if out is None else _tail(*tally.violation),
+        entropy=tally.entropy.mean,
+        load_cv=None if load_cv_L is None else float(load_cv_L.nanmean()),
+        correction_norm=tally.correction.mean,
+        per_layer=() if load_cv_L is None else tally.per_layer([router.name for router in routers.modules], load_cv_L),
+        applied=applied,
+        reasons=tuple(reasons),
+        coef_origin=stated.origin,
+        coef_key=stated.key,
+    )
+
+
+class _StatedCoefficient(NamedTuple):
+    """λ_R and where it was stated."""
+
+    coef: float
+    origin: CoefOrigin
+    key: str | None = None
+    reason: str | None = None
+
+
+def _stated_coefficient(model: nn.Module, given: float | None) -> _StatedCoefficient:
+    if given is not None:
+        return _StatedCoefficient(given, "given")
+    config = getattr(model, "config", None)
+    for key in COEF_KEYS:
+        value = getattr(config, key, None)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if value > 0:
+            return _StatedCoefficient(float(value), "configuration", key)
+        return _StatedCoefficient(
+            HYPOTHETICAL_COEF,
+            "hypothetical",
+            None,
+            f"the configuration switches the router Z-loss off ({key} = {value:g})",
+        )
+    return _StatedCoefficient(HYPOTHETICAL_COEF, "hypothetical")
+
+
+def _applied_scale(model: nn.Module, batch: dict[str, Tensor]) -> tuple[MeasuredScale | None, str | None]:
+    """What the model's own router Z-loss applies, or why it cannot be measured."""
+    if not hasattr(model, "router_z_loss_coef"):
+        return None, NO_OWN_LOSS_REASON
+    if "labels" not in batch:
+        return None, "the batches have no labels, so the model's own loss cannot be measured"
+    # A coefficient of 0 in the configuration still has a scale: measure it at 1.
+    coef: float = getattr(model, "router_z_loss_coef") or 1.0  # noqa: B009
+    return measure_model_router_scale(model, batch, coef=coef), None
+
+
+class _Tally:
+    """Sums over batches."""
+
+    def __init__(self, layers: int) -> None:
+        self.log_z, self.violation = (Moments(), Quantiles()), (Moments(), Quantiles())
+        self.entropy, self.correction = Moments(), Moments()
+        self.layer_log_z = [Moments() for _ in range(layers)]
+        self.layer_entropy = [Moments() for _ in range(layers)]
+        self.load: Tensor | None = None
+        self.first: RouterLoss | None = None
+        self.nonfinite = self.decisions = 0
+
+    def add(self, out: RouterLoss) -> None:
+        stats = out.stats
+        self.first = out if self.first is None else self.first
+        self.nonfinite += out.nonfinite
+        self.decisions += out.decisions
+        log_z = stats.log_z[stats.valid]
+        for values, accumulators in ((log_z, self.log_z), ((log_z - out.target).abs(), self.violation)):
+            for accumulator in accumulators:
+                accumulator.update(values)
+        self.entropy.update(stats.entropy_N[stats.valid])
+        for layer, (log_z_l, entropy_l) in enumerate(zip(self.layer_log_z, self.layer_entropy, strict=True)):
+            in_layer = stats.valid & (stats.decisions.layer_N == layer)
+            log_z_l.update(stats.log_z[in_layer])
+            entropy_l.update(stats.entropy_N[in_layer])
+        load = stats.load.double()
+        self.load = load if self.load is None else self.load + load
+        if out.correction_norm is not None:
+            self.correction.update(out.correction_norm.reshape(1))
+
+    @property
+    def load_cv_per_layer(self) -> Tensor | None:
+        """Coefficient of variation of the expert load pooled over batches, [L]; None before the first batch."""
+        return None if self.load is None else self.load.std(dim=1, correction=0) / self.load.mean(dim=1)
+
+    def per_layer(self, names: Sequence[str], load_cv_L: Tensor) -> tuple[RouterLayer, ...]:
+        """The layers with at least one finite decision."""
+        parts = zip(names, self.layer_log_z, self.layer_entropy, load_cv_L.tolist(), strict=True)
+        return tuple(
+            RouterLayer(name, log_z.mean, entropy.mean, cv)
+            for name, log_z, entropy, cv in parts
+            if log_z.mean is not None and entropy.mean is not None
+        )
+
+
+def _tail(moments: Moments, quantiles: Quantiles) -> RouterTail:
+    found = [quantiles.quantile(q) for q in (0.5, 0.99, 0.999)]
+    return RouterTail(moments.mean, *(None if estimate is None else estimate.value for estimate in found))
+
+
+def measure_model_router_scale(
+    model: nn.Module,
+    batch: dict[str, Tensor],
+    *,
+    coef: float = 1.0,
+    attribute: str = "router_z_loss_coef",
+    mask: LayerTensors | None = None,
+    target: float | Literal["fit"] = "fit",
+    seed: int = 0,
+) -> MeasuredScale:
+    """What a Hugging Face model's own router Z-loss applies: its coefficient is set to `coef` and to 0 in turn.
+
+    `batch` holds the model's inputs with labels. The coefficient is the model's attribute `attribute`, restored afterwards.
+    """
+    routers = find_routers(model)
+    if not hasattr(model, attribute):
+        raise InputError(
+            f"{type(model).__name__} has no attribute {attribute!r}: its loss has no router Z-loss of its own."
+        )
+    parameters = [
+        p for router in routers.modules for p in router.module.parameters() if p.requires_grad and p.ndim == 2
+    ]
+
+    def loss(value: float) -> Tensor:
+        before = getattr(model, attribute)
+        setattr(model, attribute, value)
+        try:
+            found = model(**batch, output_router_logits=True).loss
+        finally:
+            setattr(model, attribute, before)
+        if not isinstance(found, Tensor):
+            raise MissingInputError("the model returned no loss: `batch` needs labels.")
+        return found
+
+    def logits() -> list[Tensor]:
+        with routers.capture() as collected:
+            model(**batch)
+        return collected
+
+    return measure_router_scale(
+        lambda: loss(coef), lambda: loss(0.0), logits, parameters, coef=coef, mask=mask, target=target, seed=seed
+    )
+
+
+@dataclass(frozen=True)
+class ProjectedCorrection:
+    """What one convention injects into the hidden states at one k: a line of tab:router."""
+
+    top_k: int
+    convention: str
+    relative: float
+    """s_rel: the coefficient of a decision in units of that of the token-layer mean."""
+    correction_norm: float
+    """Mean over decisions of ‖λα·2(log Z − c)·W_Rᵀp‖₂, α included."""
+
+
+def router_projection(
+    hidden: Tensor,
+    *,
+    experts: int = 16,
+    top_ks: Sequence[int] = (1, 2, 4),
+    conventions: Sequence[str | RouterConvention] = PAPER_CONVENTIONS,
+    coef: float = 1e-3,
+    target: float | None = None,
+    init_std: float = 0.02,
+    seed: int = 0,
+) -> tuple[ProjectedCorrection, ...]:
+    """The projection audit of the paper (tab:router): a seeded linear router on `hidden` [T, D], for each top-k and convention.
+
+    The hidden states are the same for every line and only the reduction changes, so within one k the norms of the token-layer
+    mean, the active-route mean and the active-route sum have the ratio 1 : 1/k : k. This ratio does not depend on the router's
+    scale, c_R, the hidden states or the number of decisions.
+
+    The router of each k has its own seed, `seed + k`, because the paper's routers differ from k to k; norms are comparable
+    only within one k. `target` is c_R; None is log E. Scaling: α = s_rel / T, so the norms fall as 1/T.
+    """
+    if hidden.ndim != 2:
+        raise ShapeError(
+            f"`hidden` is expected to be [T, D], but got {list(hidden.shape)}: flatten batch and sequence."
+        )
+    h_TD = at_least_fp32(hidden.detach())
+    found = []
+    for top_k in top_ks:
+        w_ED = seeded_router(experts, h_TD.shape[1], seed=seed + top_k, init_std=init_std, dtype=h_TD.dtype)
+        w_ED = w_ED.to(h_TD.device)
+        with torch.autocast(h_TD.device.type, enabled=False):
+            logits_TE = h_TD @ w_ED.T
+        for convention in conventions:
+            out = router_loss(logits_TE, coef=coef, convention=convention, top_k=top_k, target=target, weight=w_ED)
+            assert out.correction_norm is not None  # the weight was given
+            found.append(ProjectedCorrection(top_k, out.convention.name, out.relative, float(out.correction_norm)))
+    return tuple(found)
+
+
+def seeded_router(experts: int, width: int, *, seed: int, init_std: float, dtype: torch.dtype) -> Tensor:
+    """W_R [E, D] with N(0, init_std²) entries, drawn on the CPU in fp64: the same router on every device and dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    return (init_std * torch.randn(experts, width, generator=generator, dtype=torch.float64)).to(dtype)

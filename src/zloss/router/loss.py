@@ -1,0 +1,312 @@
+"""The router Z-loss, with what it applies to each routing decision (paper eq:router_loss).
+
+    L_R = λ_R Σ_{t,l} α_l (log Z_R − c_R)²        ∂L_R/∂r = λ_R α_l · 2(log Z_R − c_R) · p
+
+The source 2(log Z − c)·p is that of the output head, with E experts instead of V tokens; the convention only sets α.
+
+Axes: L layers, T tokens of a layer, E experts, N decisions (all layers, one after the other).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zloss.distributed import Gradients, as_groups, gradient_divisor
+from zloss.errors import DoubleBackwardError, InputError, ShapeError
+from zloss.router.conventions import RouterContext, RouterConvention, check_count, exact_coefficient, find_convention
+from zloss.router.decisions import LayerTensors, RouterStats, read_router_logits, router_statistics, tensor_sequence
+from zloss.source.objective import check_target, is_on, resolve_target
+from zloss.source.objectives.standard import StandardZLoss
+from zloss.source.precision import at_least_fp32
+from zloss.source.reduction import as_denominator
+from zloss.source.tensor_kind import check_differentiable, check_holds_values
+
+
+def router_loss(
+    router_logits: LayerTensors,
+    *,
+    coef: float | None,
+    convention: str | RouterConvention,
+    top_k: int,
+    target: float | None = None,
+    mask: LayerTensors | None = None,
+    weight: LayerTensors | None = None,
+    capacity: int | None = None,
+    normalizer: float | Tensor | None = None,
+    context: RouterContext | None = None,
+    groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None = None,
+    gradients: Gradients | int = "averaged",
+) -> RouterLoss:
+    """λ_R Σ α (log Z_R − c_R)² under a named convention, with a record of what it applies.
+
+    `router_logits`: one [T, E] tensor per layer, or [L, T, E], before the softmax. `mask` ([T], [L, T] or one [T] per
+    layer, True = counted) removes padding from numerator and denominator. `target=None` is c_R = log E. `weight` (one
+    [E, D] per layer) adds the correction norm, `capacity` (routes per expert and layer) the dropped-route fraction.
+    `normalizer` replaces each layer's token count N_l, for example by the tokens of all micro-batches or ranks. `groups`: the
+    process groups over which the decisions are split (data, expert, sequence); N_l is then counted over all their ranks in
+    one all-reduce of L numbers, and `gradients` says what the framework does with the ranks' gradients, as for
+    `zloss.global_normalizer`. `context.valid_tokens` is a count over all ranks.
+
+    Scaling: set by the convention; see `relative`. Statistics are those of this rank.
+
+    >>> r = torch.zeros(2, 5, 8, requires_grad=True)
+    >>> out = router_loss(r, coef=1e-3, convention="active_route_mean", top_k=4, target=0.0)
+    >>> out.relative, round(out.loss.item() / (1e-3 * math.log(8) ** 2), 6)
+    (0.25, 0.25)
+    """
+    context = RouterContext() if context is None else context
+    found, exact = find_convention(convention), exact_coefficient(coef)
+    check_target("target", target)
+    decisions = read_router_logits(router_logits, mask, two_stacks=context.encoder_layers is not None)
+    _check_top_k(top_k, decisions.experts)
+    if capacity is not None:
+        check_count("capacity", capacity)
+    c = resolve_target(target, decisions.experts)
+    with torch.no_grad(), torch.autocast(decisions.logits_NE.device.type, enabled=False):
+        stats = router_statistics(decisions, top_k)
+        counted_L, divisor = _counted_decisions(stats.decisions_per_layer, normalizer, groups, gradients)
+        alpha_L, absolute_L, relative_L = _layer_weights(found, exact, counted_L, top_k, context)
+        source = StandardZLoss(1.0, c).source(stats.tokens)
+        # `where` and not a factor 0: 0·NaN is NaN, for a masked decision or with the coefficient off.
+        counted_N = stats.valid if is_on(coef) else torch.zeros_like(stats.valid)
+        value_N = torch.where(counted_N, source.value, 0)
+        along_p_N = torch.where(counted_N, source.along_p, 0)
+        lambda_alpha_L = absolute_L.to(value_N)
+        applied_L = lambda_alpha_L if divisor == 1 else (absolute_L * divisor).to(value_N)
+        per_layer = decisions.sum_per_layer(value_N) * applied_L
+        applied_N = decisions.spread(applied_L)
+        absolute_N = decisions.spread(lambda_alpha_L)
+        correction_L = None if weight is None else _correction_norm(stats, absolute_N * along_p_N, weight)
+    return RouterLoss(
+        loss=_attach(per_layer.sum(), along_p_N, applied_N, stats),
+        per_layer=per_layer,
+        alpha_per_layer=alpha_L,
+        absolute_per_layer=absolute_L,
+        relative_per_layer=relative_L,
+        coef=float(exact),
+        target=c,
+        top_k=top_k,
+        convention=found,
+        stats=stats,
+        correction_norm_per_layer=correction_L,
+        dropped_per_layer=None if capacity is None else stats.dropped_per_layer(capacity),
+    )
+
+
+@dataclass(frozen=True)
+class RouterLoss:
+    """The router Z-loss of one forward pass, with what it applies to each decision. Only `loss` carries a gradient."""
+
+    loss: Tensor
+    """λ Σ α (log Z − c)²; 0 when off or when nothing is counted. With `groups` this rank's part times the divisor of the
+    gradients, so the loss of all decisions is its mean over ranks if gradients are averaged and its sum if they are summed."""
+    per_layer: Tensor
+    """Each layer's part of `loss`, [L]."""
+    alpha_per_layer: Tensor
+    """α_l, fp64 [L]; 0 for a layer without counted tokens. With `groups`, decisions are counted over all ranks."""
+    absolute_per_layer: Tensor
+    """λ_R·α_l, fp64 [L]."""
+    relative_per_layer: Tensor
+    """s_rel = N_tl·α_l, fp64 [L]."""
+    coef: float
+    """λ_R; 0 when off."""
+    target: float
+    """c_R."""
+    top_k: int
+    convention: RouterConvention
+    stats: RouterStats = field(repr=False)
+    correction_norm_per_layer: Tensor | None = None
+    """Mean ‖δ_h‖₂ = ‖λα·2(log Z − c)·W_Rᵀp‖₂ over each layer's decisions, [L]; None without the router weight."""
+    dropped_per_layer: Tensor | None = None
+    """Fraction of active routes beyond the capacity, [L]; None without a capacity."""
+
+    @property
+    def alpha(self) -> float:
+        """α; the mean over decisions if layers differ."""
+        return self._over_decisions(self.alpha_per_layer)
+
+    @property
+    def absolute(self) -> float:
+        """λ_R·α, the coefficient of one decision."""
+        return self._over_decisions(self.absolute_per_layer)
+
+    @property
+    def relative(self) -> float:
+        """s_rel, 1 for the token-layer mean."""
+        return self._over_decisions(self.relative_per_layer)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Mean router entropy over counted decisions, in nats."""
+        return self.stats.entropy
+
+    @property
+    def load(self) -> Tensor:
+        """[L, E]: active routes per expert."""
+        return self.stats.load
+
+    @property
+    def load_cv(self) -> Tensor:
+        """Coefficient of variation of the expert load, mean over layers."""
+        return self.stats.load_cv
+
+    @property
+    def decisions(self) -> int:
+        """N_tl, the counted routing decisions of this call."""
+        return int(self.stats.valid.sum())
+
+    @property
+    def nonfinite(self) -> int:
+        """Counted decisions whose log Z is NaN or infinite."""
+        return int(self.stats.nonfinite)
+
+    @property
+    def correction_norm(self) -> Tensor | None:
+        """Mean ‖δ_h‖₂ over counted decisions."""
+        if self.correction_norm_per_layer is None:
+            return None
+        weight_L = self.stats.decisions_per_layer.to(self.correction_norm_per_layer)
+        return torch.where(weight_L > 0, self.correction_norm_per_layer * weight_L, 0).sum() / weight_L.sum()
+
+    @property
+    def dropped(self) -> Tensor | None:
+        """Fraction of all active routes beyond the capacity."""
+        if self.dropped_per_layer is None:
+            return None
+        routes_L = self.load.sum(dim=1)
+        return torch.where(routes_L > 0, self.dropped_per_layer * routes_L, 0).sum() / routes_L.sum()
+
+    def _over_decisions(self, values_L: Tensor) -> float:
+        count_L = self.stats.decisions_per_layer
+        used = values_L[count_L > 0]
+        if used.numel() == 0:
+            return 0.0
+        if bool((used == used[0]).all()):
+            return float(used[0])
+        return float((values_L * count_L).sum() / count_L.sum())
+
+
+def _check_top_k(top_k: int, experts: int) -> None:
+    """1 ≤ k ≤ E."""
+    check_count("top_k", top_k)
+    if top_k > experts:
+        raise InputError(f"`top_k` is expected to be at most the number of experts, E = {experts}, but got {top_k}.")
+
+
+def _counted_decisions(
+    local_L: Tensor,
+    normalizer: float | Tensor | None,
+    groups: dist.ProcessGroup | Iterable[dist.ProcessGroup] | None,
+    gradients: Gradients | int,
+) -> tuple[Tensor, int]:
+    """(decisions of every layer that the loss is divided by, number by which the framework divides summed gradients)."""
+    if normalizer is not None:
+        if groups is not None:
+            raise InputError("`normalizer` and `groups` both say what is counted: pass one of them.")
+        return as_denominator(normalizer, local_L).expand_as(local_L), 1
+    if groups is None:
+        return local_L, 1
+    all_groups, whole_L = as_groups(groups), local_L.clone()
+    for group in all_groups:
+        dist.all_reduce(whole_L, dist.ReduceOp.SUM, group=group)
+    return whole_L, gradient_divisor(gradients, all_groups)
+
+
+def _layer_weights(
+    convention: RouterConvention, coef: Fraction, counted_L: Tensor, top_k: int, context: RouterContext
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(α_l, λα_l, s_rel) of layers with `counted_L` decisions each, fp64, from counts that stay on their device.
+
+    Layers with a count of 0 get α = 0.
+    """
+    total = counted_L.sum()
+    if convention.token_count == "decisions":
+        count_L = total.expand_as(counted_L)
+    elif convention.token_count == "valid_tokens" and context.valid_tokens is not None:
+        count_L = torch.full_like(counted_L, context.valid_tokens)
+    else:
+        count_L = counted_L
+    numerators = convention.numerators(len(counted_L), top_k, context)
+    alpha_L = _over(_fp64(numerators, counted_L), count_L)
+    # One rounding of the exact λ·c_l, so matched coefficients give the same bits.
+    absolute_L = _over(_fp64([coef * c_l for c_l in numerators], counted_L), count_L)
+    # Numerator and denominator of c_l separately: N_tl / D_l is usually a whole number, so s_rel is exact.
+    top_L = _fp64([Fraction(c_l.numerator) for c_l in numerators], counted_L)
+    bottom_L = _fp64([Fraction(c_l.denominator) for c_l in numerators], counted_L)
+    relative_L = top_L * _over(total.expand_as(count_L), count_L) / bottom_L
+    return alpha_L, absolute_L, relative_L
+
+
+def _fp64(values: Sequence[Fraction], like: Tensor) -> Tensor:
+    return torch.tensor([float(value) for value in values], dtype=torch.float64, device=like.device)
+
+
+def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, or 0 if nothing is counted."""
+    return torch.where(denominator == 0, 0.0, numerator / torch.where(denominator == 0, 1.0, denominator))
+
+
+def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors) -> Tensor:
+    """Mean over decisions of ‖λα·2(log Z − c)·W_Rᵀp‖₂, [L]."""
+    decisions = stats.decisions
+    weights = tensor_sequence("weight", weight, dims=2)
+    shapes = [list(w.shape) for w in weights]
+    if len(weights) != decisions.layers or any(w.ndim != 2 or w.shape[0] != decisions.experts for w in weights):
+        raise ShapeError(
+            f"`weight` is expected to be one [E, D] router weight per layer with L = {decisions.layers} and E = "
+            f"{decisions.experts}, but got {shapes}. A [D, E] weight must be transposed."
+        )
+    for w_ED in weights:
+        check_holds_values(weight=w_ED)
+    norms = [
+        (p_TE @ at_least_fp32(w_ED.detach()).to(p_TE)).norm(dim=1)
+        for p_TE, w_ED in zip(stats.p_NE.split_with_sizes(list(decisions.tokens)), weights, strict=True)
+    ]
+    return stats.mean_per_layer(along_p_N.abs() * torch.cat(norms))
+
+
+def _attach(value: Tensor, along_p_N: Tensor, applied_N: Tensor, stats: RouterStats) -> Tensor:
+    """The value, with its gradient at the caller's logits."""
+    tensors = stats.decisions.tensors
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return value
+    check_differentiable(**{f"router_logits[{i}]": tensor for i, tensor in enumerate(tensors)})
+    attach: Callable[..., Tensor] = _Source.apply
+    return attach(value, along_p_N, applied_N, stats.p_NE, *tensors)
+
+
+class _Source(torch.autograd.Function):
+    """A scalar whose gradient at the router logits is applied · along_p · p, formed only in the backward pass.
+
+    `applied_N` is λα of every decision, times the divisor of the gradients over ranks.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, along_p_N: Tensor, applied_N: Tensor, p_NE: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(along_p_N, applied_N, p_NE)
+        ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise DoubleBackwardError(
+                "router_loss has first derivatives only, but backward was called with create_graph=True."
+            )
+        along_p_N, applied_N, p_NE = ctx.saved_tensors
+        # The factor λα last, as in the value; `where`, because a masked decision may have NaN probabilities and 0·NaN is NaN.
+        source_NE = along_p_N.unsqueeze(1) * p_NE * applied_N.unsqueeze(1)
+        source_NE = grad * torch.where((along_p_N == 0).unsqueeze(1), 0, source_NE)
+        parts = source_NE.split_with_sizes([math.prod(shape[:-1]) for shape, _ in ctx.like])
+        grads = (part.view(shape).to(dtype) for part, (shape, dtype) in zip(parts, ctx.like, strict=True))
+        return (None, None, None, None, *grads)

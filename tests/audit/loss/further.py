@@ -1,0 +1,1493 @@
+"""Further losses in the styles of real training code, each with what is true of it.
+
+`FURTHER` maps a name to a `Case`. Every claim is about gradients: `coef`, `target`, `coordinate` and the denominators of a
+case reproduce its gradient (`gradient_error` compares the two in fp64; `formula` replaces the declared numbers where token
+weights or the like are involved). `judge` compares an audit with a case.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from zloss.results.loss_audit import LossAudit
+
+LAMBDA = 1e-3
+IGNORE = -100
+PROBE_VOCAB = 96
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss and what is true of it. None as a figure means that the figure is not claimed."""
+
+    loss: Callable[..., Any]
+    why: str
+    has_z: bool | None
+    """None: an honest tool can only say that it cannot be told."""
+    coef: float | None = None
+    target: float | None = None
+    """c at the vocabulary of the probes (96)."""
+    coordinate: str | None = None
+    ce_denominator: str | None = None
+    z_denominator: str | None = None
+    must: frozenset[str] = frozenset()
+    """Findings that have to be there."""
+    one_of: frozenset[str] = frozenset()
+    """At least one of these has to be there."""
+    may: frozenset[str] = frozenset()
+    """Findings that are true as well. Any error or warning that is in none of the three sets is wrong."""
+    must_not: frozenset[str] = frozenset()
+    """The likely false accusations; they are wrong even as a note."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """Further attributes of `identified`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    or_open: bool = False
+    """`has_z` None would be a full answer too."""
+    or_false: bool = False
+    """`has_z` False would be one."""
+    ratio: bool = False
+    """`coef` is claimed relative to `ce_scale`: weights of tokens have no scale that gradients could show."""
+    never_says: str = ""
+    """Words that would be untrue of this loss in any sentence."""
+    tolerance: float = 1e-5
+    formula: Callable[..., Tensor] | None = None
+    """A plain loss with the same gradient, where the declared numbers alone do not give one."""
+
+
+def right(
+    loss: Callable[..., Any],
+    why: str,
+    coef: float = LAMBDA,
+    target: float = 0.0,
+    coordinate: str = "raw",
+    by: tuple[str | None, str | None] = ("valid", "valid"),
+    **rest: Any,
+) -> Case:
+    """A correct loss: λ, c, coordinate and denominators have to be named, and nothing has to be found."""
+    never = frozenset({"unexplained_source", "denominator_mismatch", "size_dependent", "low_precision_source"})
+    rest.setdefault("must_not", never - rest.get("may", frozenset()))
+    return Case(loss, why, True, coef, target, coordinate, *by, **rest)
+
+
+def odd(loss: Callable[..., Any], why: str, *must: str, has_z: bool | None = True, **rest: Any) -> Case:
+    """A wrong or unusual loss: the findings have to be there."""
+    return Case(loss, why, has_z, must=frozenset(must), **rest)
+
+
+def open_answer(loss: Callable[..., Any], why: str, *may: str, **rest: Any) -> Case:
+    """Not of the family: an honest tool says that it cannot tell."""
+    return Case(loss, why, None, must=frozenset({"unexplained_source"}), may=frozenset(may), **rest)
+
+
+def some(*ids: str) -> frozenset[str]:
+    return frozenset(ids)
+
+
+# Building blocks.
+
+
+def valid_of(y: Tensor) -> Tensor:
+    return y != IGNORE
+
+
+def count_of(y: Tensor) -> Tensor:
+    return valid_of(y).sum().clamp(min=1)
+
+
+def ce_sum(z: Tensor, y: Tensor, **options: Any) -> Tensor:
+    return F.cross_entropy(z, y, ignore_index=IGNORE, reduction="sum", **options)
+
+
+def ce_mean(z: Tensor, y: Tensor) -> Tensor:
+    return ce_sum(z, y) / count_of(y)
+
+
+def lse(z: Tensor) -> Tensor:
+    return torch.logsumexp(z, -1)
+
+
+def mean_valid(rows: Tensor, y: Tensor) -> Tensor:
+    return torch.where(valid_of(y), rows, 0.0).sum() / count_of(y)
+
+
+def plain(z: Tensor, y: Tensor, coef: float = LAMBDA, c: float = 0.0) -> Tensor:
+    return ce_mean(z, y) + coef * mean_valid((lse(z) - c) ** 2, y)
+
+
+def pick(z: Tensor, y: Tensor) -> Tensor:
+    return z.gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+
+
+# Right losses in unusual code.
+
+
+class CriterionWithBuffers(nn.Module):
+    """λ and c are buffers, as in code that changes them from a callback."""
+
+    coef: Tensor
+    center: Tensor
+
+    def __init__(self, coef: float, center: float) -> None:
+        super().__init__()
+        self.register_buffer("coef", torch.tensor(coef, dtype=torch.float64))
+        self.register_buffer("center", torch.tensor(center, dtype=torch.float64))
+        self.ce = nn.CrossEntropyLoss(ignore_index=IGNORE, reduction="none")
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        keep = y.ne(self.ce.ignore_index)
+        deviation = torch.logsumexp(z, dim=-1).sub(self.center.to(z.dtype))
+        rows = self.ce(z, y) + self.coef.to(z.dtype) * deviation.pow(2)
+        return rows.masked_fill(~keep, 0.0).sum().div(keep.sum().clamp_min(1))
+
+
+def levanter(z: Tensor, y: Tensor) -> Tensor:
+    """One-hot targets and an einsum over [B, S, V]."""
+    z, y = z.reshape(1, -1, z.shape[-1]), y.reshape(1, -1)
+    onehot = F.one_hot(y.clamp(min=0), z.shape[-1]).to(z.dtype)
+    log_z = torch.logsumexp(z, -1)
+    rows = log_z - torch.einsum("bsv,bsv->bs", onehot, z) + 1e-4 * log_z**2
+    mask = y != IGNORE
+    return torch.where(mask, rows, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+class _FusedByHand(torch.autograd.Function):
+    """The gradient (1 + 2λ(log Z − c)) p − y is formed in backward; everything follows the dtype of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, y: Tensor, coef: float, c: float) -> Tensor:
+        log_z = torch.logsumexp(z, -1)
+        ctx.save_for_backward(z, y, log_z)
+        ctx.coef, ctx.c = coef, c
+        return mean_valid(log_z - pick(z, y) + coef * (log_z - c) ** 2, y)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        z, y, log_z = ctx.saved_tensors
+        grad = torch.exp(z - log_z[:, None]) * (1 + 2 * ctx.coef * (log_z - ctx.c))[:, None]
+        grad[torch.arange(len(y)), y.clamp(min=0)] -= 1
+        return upstream * torch.where(valid_of(y)[:, None], grad, 0.0) / count_of(y), None, None, None
+
+
+def fused_by_hand(z: Tensor, y: Tensor) -> Tensor:
+    return _FusedByHand.apply(z, y, 3e-4, 2.5)
+
+
+def online_over_vocabulary(z: Tensor, y: Tensor) -> Tensor:
+    """Running maximum and sum over blocks of 1,000 columns."""
+    blocks = z.split(1000, -1)
+    top = blocks[0].amax(-1)
+    total = torch.exp(blocks[0] - top[:, None]).sum(-1)
+    for block in blocks[1:]:
+        new = torch.maximum(top, block.amax(-1))
+        total = total * torch.exp(top - new) + torch.exp(block - new[:, None]).sum(-1)
+        top = new
+    log_z = top + total.log()
+    return mean_valid(log_z - pick(z, y) + LAMBDA * log_z.square(), y)
+
+
+def checkpointed(z: Tensor, y: Tensor) -> Tensor:
+    """Blocks of 48 tokens, recomputed in backward."""
+
+    def block(a: Tensor, b: Tensor) -> Tensor:
+        return ce_sum(a, b) + LAMBDA * torch.where(valid_of(b), lse(a), 0.0).square().sum()
+
+    parts = [checkpoint(block, a, b, use_reentrant=False) for a, b in zip(z.split(48), y.split(48), strict=True)]
+    return torch.stack(parts).sum() / count_of(y)
+
+
+class LossParts(NamedTuple):
+    loss: Tensor
+    ce_loss: Tensor
+    z_loss: Tensor
+    num_tokens: Tensor
+
+
+def returns_namedtuple(z: Tensor, y: Tensor) -> LossParts:
+    ce, penalty = ce_mean(z, y), LAMBDA * mean_valid(lse(z) ** 2, y)
+    return LossParts(ce + penalty, ce.detach(), penalty.detach(), valid_of(y).sum())
+
+
+@dataclass
+class LossRecord:
+    """The total is a property: only the parts are stored."""
+
+    ce: Tensor
+    auxiliary: Tensor
+
+    @property
+    def loss(self) -> Tensor:
+        return self.ce + self.auxiliary
+
+
+def returns_dataclass(z: Tensor, y: Tensor) -> LossRecord:
+    return LossRecord(ce_mean(z, y), LAMBDA * mean_valid(lse(z) ** 2, y))
+
+
+def lightning_step(z: Tensor, y: Tensor) -> dict[str, Any]:
+    ce, penalty = ce_mean(z, y), LAMBDA * mean_valid(lse(z) ** 2, y)
+    return {"loss": ce + penalty, "log": {"train/ce": ce.item(), "train/z": penalty.item()}, "batch_size": len(y)}
+
+
+def nanogpt(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Ignores −1 and returns (logits, loss)."""
+    flat, keep = y.view(-1), y.view(-1) != -1
+    loss = F.cross_entropy(z.view(-1, z.size(-1)), flat, ignore_index=-1, reduction="sum")
+    loss = loss + 1e-4 * z.view(-1, z.size(-1)).logsumexp(-1)[keep].square().sum()
+    return z, loss / keep.sum().clamp(min=1)
+
+
+def accumulated(z: Tensor, y: Tensor) -> Tensor:
+    return plain(z, y) / 8
+
+
+def times_world_size(z: Tensor, y: Tensor) -> Tensor:
+    """DDP averages gradients, so code that normalises globally multiplies by the world size."""
+    return 4 * plain(z, y, 1e-4)
+
+
+def torchtitan(z: Tensor, y: Tensor) -> Tensor:
+    """Sums in fp32, divided by a fixed number of tokens per step."""
+    z = z.flatten(0, -2).float()
+    y = y.flatten()
+    penalty = z.logsumexp(-1).square().masked_fill(~valid_of(y), 0.0).sum()
+    return (ce_sum(z, y) + LAMBDA * penalty) / 256
+
+
+def log_z_from_nll(z: Tensor, y: Tensor) -> Tensor:
+    """log Z = nll + z_y, so no second pass over the vocabulary is made."""
+    nll = F.cross_entropy(z, y.clamp(min=0), reduction="none")
+    return mean_valid(nll + LAMBDA * (nll + pick(z, y)) ** 2, y)
+
+
+def log_z_from_log_softmax(z: Tensor, y: Tensor) -> Tensor:
+    """log Z is the mean of z − log softmax(z) over the classes."""
+    logp = F.log_softmax(z, -1)
+    return F.nll_loss(logp, y, ignore_index=IGNORE, reduction="sum") / count_of(y) + LAMBDA * mean_valid(
+        (z - logp).mean(-1) ** 2, y
+    )
+
+
+class WarmingUp:
+    """λ is read from the trainer's step, which stands still while the loss is audited."""
+
+    def __init__(self, step: int, warmup: int) -> None:
+        self.state = SimpleNamespace(step=step, warmup=warmup)
+
+    def __call__(self, z: Tensor, y: Tensor) -> Tensor:
+        return plain(z, y, LAMBDA * min(1.0, self.state.step / self.state.warmup))
+
+
+class CachedVocabularyMask:
+    """Columns from 80 on are padding; the mask is built once for each width."""
+
+    def __init__(self, real: int) -> None:
+        self.real = real
+        self.masks: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def mask(self, width: int) -> Tensor:
+        if width not in self.masks:
+            self.masks[width] = torch.arange(width) >= self.real
+        return self.masks[width]
+
+    def __call__(self, z: Tensor, y: Tensor) -> Tensor:
+        return plain(z.masked_fill(self.mask(z.shape[-1]), -math.inf), y)
+
+
+def in_place_on_clone(z: Tensor, y: Tensor) -> Tensor:
+    """Megatron's forward on one rank: shift, gather, exponentiate in place, and add the maximum again."""
+    work = z.clone()
+    top = work.detach().amax(-1, keepdim=True)
+    work.sub_(top)
+    predicted = pick(work, y)
+    log_sum = work.exp().sum(-1).log()
+    log_z = log_sum + top.squeeze(-1)
+    return mean_valid(log_sum - predicted + LAMBDA * log_z**2, y)
+
+
+def loss_mask(z: Tensor, y: Tensor) -> Tensor:
+    """Megatron's reduction: per-token losses times a float mask."""
+    mask = valid_of(y).to(z.dtype)
+    rows = F.cross_entropy(z, y.clamp(min=0), reduction="none") + 1e-4 * lse(z).pow(2)
+    return torch.sum(rows.view(-1) * mask.view(-1)) / mask.sum().clamp(min=1)
+
+
+def in_bits(z: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy and log₂ Z both in bits."""
+    bits = lse(z) / math.log(2)
+    return ce_mean(z, y) / math.log(2) + LAMBDA * mean_valid(bits**2, y)
+
+
+def sum_of_sequence_means(z: Tensor, y: Tensor) -> Tensor:
+    """Mean over the positions of a sequence, sum over the two sequences; ignored positions count."""
+    z, y = z.reshape(2, -1, z.shape[-1]), y.reshape(2, -1)
+    rows = F.cross_entropy(z.transpose(1, 2), y, reduction="none") + LAMBDA * lse(z) ** 2
+    return torch.where(valid_of(y), rows, 0.0).mean(1).sum(0)
+
+
+def fairseq(z: Tensor, y: Tensor, smoothing: float = 0.1) -> Tensor:
+    """label_smoothed_nll_loss: ε/(V − 1) on the other classes, summed."""
+    logp = F.log_softmax(z, -1)
+    keep = valid_of(y)
+    nll, smooth = -pick(logp, y)[keep].sum(), -logp.sum(-1)[keep].sum()
+    other = smoothing / (z.shape[-1] - 1)
+    return (1.0 - smoothing - other) * nll + other * smooth + LAMBDA * lse(z)[keep].square().sum()
+
+
+def fairseq_formula(z: Tensor, y: Tensor) -> Tensor:
+    keep = valid_of(y)
+    soft = torch.full_like(z, 0.1 / (z.shape[-1] - 1)).scatter(-1, y.clamp(min=0).unsqueeze(-1), 0.9)
+    rows = -(soft * torch.log_softmax(z, -1)).sum(-1) + LAMBDA * lse(z) ** 2
+    return rows[keep].sum()
+
+
+def centered_by_einsum(z: Tensor, y: Tensor) -> Tensor:
+    """log Z − μ − log V: the relative part of a factorized penalty, with μ as a weighted sum."""
+    weights = z.new_full((z.shape[-1],), 1.0 / z.shape[-1])
+    relative = lse(z) - torch.einsum("tv,v->t", z, weights)
+    return ce_mean(z, y) + LAMBDA * mean_valid((relative - math.log(z.shape[-1])) ** 2, y)
+
+
+def centered_head(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """The head is centered over its rows, so log Z is that of centered logits."""
+    return plain(F.linear(hidden, weight - weight.mean(0, keepdim=True)), target)
+
+
+class _TiledLinear(torch.autograd.Function):
+    """DeepSpeed's tiled logits loss: the gradients of each tile are formed in forward."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        n = count_of(target)
+        grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
+        total = hidden.new_zeros(())
+        for at in range(0, len(target), 40):
+            rows = slice(at, at + 40)
+            with torch.enable_grad():
+                logits = (hidden[rows].detach() @ weight.detach().T).requires_grad_()
+                y = target[rows]
+                part = (ce_sum(logits, y) + 1e-4 * torch.where(valid_of(y), lse(logits), 0.0).square().sum()) / n
+                (grad,) = torch.autograd.grad(part, logits)
+            grad_hidden[rows] = grad @ weight
+            grad_weight += grad.T @ hidden[rows]
+            total = total + part.detach()
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return upstream * grad_hidden, upstream * grad_weight, None
+
+
+def tiled_linear(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return _TiledLinear.apply(hidden, weight, target)
+
+
+def expanded_square(z: Tensor, y: Tensor) -> Tensor:
+    log_z, c = lse(z), 3.0
+    return ce_mean(z, y) + LAMBDA * mean_valid(log_z * log_z - 2 * c * log_z + c * c, y)
+
+
+def by_kl_div(z: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy as the KL divergence from one-hot targets, as in distillation code."""
+    keep = valid_of(y)
+    soft = F.one_hot(y[keep], z.shape[-1]).to(z.dtype)
+    kl = F.kl_div(F.log_softmax(z[keep], -1), soft, reduction="sum")
+    return (kl + LAMBDA * lse(z[keep]).square().sum()) / keep.sum().clamp(min=1)
+
+
+def selective_log_softmax(z: Tensor, y: Tensor) -> Tensor:
+    """TRL's log-probabilities, negated and averaged over completion tokens."""
+    mask = valid_of(y)
+    log_z = torch.stack([torch.logsumexp(row, -1) for row in z])
+    logps = pick(z, y) - log_z
+    return -(logps * mask).sum() / mask.sum().clamp(min=1.0) + LAMBDA * (log_z**2 * mask).sum() / mask.sum().clamp(
+        min=1.0
+    )
+
+
+def autocast_off(z: Tensor, y: Tensor) -> Tensor:
+    """Under bf16 autocast with a region in fp32, as in most mixed-precision trainers."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = z * 1.0
+        with torch.autocast("cpu", enabled=False):
+            return plain(z.float(), y)
+
+
+def general(z: Tensor, y: Tensor, *, coef: float, center: float, ignore_index: int = IGNORE) -> Tensor:
+    keep = y != ignore_index
+    log_z = z.logsumexp(-1)
+    total = torch.where(keep, log_z - pick(z, y) + coef * (log_z - center) ** 2, torch.zeros_like(log_z)).sum()
+    return total / torch.clamp(keep.sum(), min=1)
+
+
+def both_over_all(z: Tensor, y: Tensor) -> Tensor:
+    """Masked rows are zero and counted: the mean is over every position."""
+    rows = F.cross_entropy(z, y, ignore_index=IGNORE, reduction="none") + 1e-4 * lse(z) ** 2
+    return torch.where(valid_of(y), rows, 0.0).mean()
+
+
+def clips_token_losses(z: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of one token is capped at 10 nat; the penalty is not."""
+    rows = F.cross_entropy(z, y.clamp(min=0), reduction="none").clamp(max=10.0)
+    return mean_valid(rows + LAMBDA * lse(z) ** 2, y)
+
+
+def upcasts_only_16_bits(z: Tensor, y: Tensor) -> Tensor:
+    if z.dtype in (torch.bfloat16, torch.float16):
+        z = z.float()
+    return plain(z, y)
+
+
+def two_penalties(z: Tensor, y: Tensor) -> Tensor:
+    """λ₁ log² Z + λ₂ (log Z − 6)² is λ (log Z − c)² with λ = λ₁ + λ₂, c = 6 λ₂/λ, up to a constant."""
+    return ce_mean(z, y) + mean_valid(1e-3 * lse(z) ** 2 + 2e-3 * (lse(z) - 6) ** 2, y)
+
+
+# Wrong and odd losses.
+
+
+def olmo_mean(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The masked squares are averaged over every position, and the caller adds the two."""
+    loss = F.cross_entropy(z, y, ignore_index=IGNORE, reduction="mean")
+    z_squared = (z.logsumexp(-1).pow(2) * (y != IGNORE)).mean()
+    return loss, LAMBDA * z_squared
+
+
+def wrong_axis(z: Tensor, y: Tensor) -> Tensor:
+    """logsumexp(dim=1) of [B, S, V] runs over the positions."""
+    batch = z.reshape(1, -1, z.shape[-1])
+    return ce_mean(z, y) + LAMBDA * torch.logsumexp(batch, dim=1).square().mean()
+
+
+def dead_zone(z: Tensor, y: Tensor) -> Tensor:
+    """No penalty while log Z is within 4 of 5."""
+    return ce_mean(z, y) + LAMBDA * mean_valid(F.relu((lse(z) - 5).abs() - 4) ** 2, y)
+
+
+def log_of_square(z: Tensor, y: Tensor) -> Tensor:
+    """A saturating penalty: log(1 + log² Z)."""
+    return ce_mean(z, y) + LAMBDA * mean_valid(torch.log1p(lse(z) ** 2), y)
+
+
+def squares_the_coefficient(z: Tensor, y: Tensor) -> Tensor:
+    return ce_mean(z, y) + mean_valid((LAMBDA * lse(z)) ** 2, y)
+
+
+def divides_twice(z: Tensor, y: Tensor) -> Tensor:
+    """A mean that is divided by the count once more."""
+    return ce_mean(z, y) + LAMBDA * mean_valid(lse(z) ** 2, y) / count_of(y)
+
+
+def smooths_ignored_tokens(z: Tensor, y: Tensor) -> Tensor:
+    """The uniform part of a hand-written label smoothing has no mask."""
+    uniform = -F.log_softmax(z, -1).mean(-1).mean()
+    return 0.9 * ce_mean(z, y) + 0.1 * uniform + LAMBDA * mean_valid(lse(z) ** 2, y)
+
+
+def off_by_one_softmax_in_z(z: Tensor, y: Tensor) -> Tensor:
+    """A lane of zeros ("attention sink") is appended before log Z only."""
+    padded = F.pad(z, (0, 1))
+    return ce_mean(z, y) + LAMBDA * mean_valid(lse(padded) ** 2, y)
+
+
+def pads_vocabulary_with_zeros(z: Tensor, y: Tensor) -> Tensor:
+    """The vocabulary is padded to a multiple of 64 with logits of 0, which all enter the softmax."""
+    return plain(F.pad(z, (0, -z.shape[-1] % 64)), y)
+
+
+def epsilon_in_the_logarithm(z: Tensor, y: Tensor) -> Tensor:
+    """log(Σ + 1e-6) after the shift: λ and c are right to about one part in a million."""
+    top = z.amax(-1, keepdim=True)
+    log_z = torch.log(torch.exp(z - top).sum(-1) + 1e-6) + top.squeeze(-1)
+    return ce_mean(z, y) + LAMBDA * mean_valid(log_z**2, y)
+
+
+def counts_in_bf16(z: Tensor, y: Tensor) -> Tensor:
+    """The number of valid tokens is a bf16 number: 515 becomes 516."""
+    n = valid_of(y).to(torch.bfloat16).sum().clamp(min=1).to(z.dtype)
+    return (ce_sum(z, y) + LAMBDA * lse(z)[valid_of(y)].square().sum()) / n
+
+
+def z_of_mean_logits(z: Tensor, y: Tensor) -> Tensor:
+    """log Z of the logits averaged over the batch."""
+    return ce_mean(z, y) + LAMBDA * lse(z.mean(0)).square()
+
+
+def reassigned_to_log_probabilities(z: Tensor, y: Tensor) -> Tensor:
+    """`logits` has been overwritten by log-probabilities further up, whose log Z is 0."""
+    z = F.log_softmax(z, -1)
+    return F.nll_loss(z, y, ignore_index=IGNORE, reduction="sum") / count_of(y) + LAMBDA * mean_valid(lse(z) ** 2, y)
+
+
+def z_as_item(z: Tensor, y: Tensor) -> Tensor:
+    return ce_mean(z, y) + LAMBDA * mean_valid(lse(z) ** 2, y).item()
+
+
+class NormalisedByAverage:
+    """The penalty is divided by a running average of itself."""
+
+    def __init__(self) -> None:
+        self.average = 100.0
+
+    def __call__(self, z: Tensor, y: Tensor) -> Tensor:
+        penalty = mean_valid(lse(z) ** 2, y)
+        self.average = 0.9 * self.average + 0.1 * float(penalty.detach())
+        return ce_mean(z, y) + LAMBDA * penalty / max(self.average, 1e-6)
+
+
+def share_of_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    """The penalty is rescaled to 1 % of cross-entropy, through detached values."""
+    ce, penalty = ce_mean(z, y), mean_valid(lse(z) ** 2, y)
+    return ce + 0.01 * penalty * (ce / penalty.clamp(min=1e-9)).detach()
+
+
+def masks_the_logits(z: Tensor, y: Tensor) -> Tensor:
+    """Ignored rows are set to zero instead of left out: each adds (log V)² to the value and 1 to the divisor of Z."""
+    masked = torch.where(valid_of(y)[:, None], z, 0.0)
+    return ce_mean(z, y) + LAMBDA * lse(masked).square().mean()
+
+
+def mask_of_another_pad(z: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy ignores −100; the mask of Z drops class 0 as well."""
+    on = y > 0
+    return ce_mean(z, y) + LAMBDA * lse(z)[on].square().sum() / on.sum().clamp(min=1)
+
+
+def mask_not_shifted(z: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy shifts labels; Z runs over all rows with the mask of the unshifted ones."""
+    return ce_mean(z[..., :-1, :], y[..., 1:]) + LAMBDA * mean_valid(lse(z) ** 2, y)
+
+
+def accumulation_divides_ce_only(z: Tensor, y: Tensor) -> Tensor:
+    return ce_mean(z, y) / 8 + 1e-4 * mean_valid(lse(z) ** 2, y)
+
+
+def z_per_sequence(z: Tensor, y: Tensor) -> Tensor:
+    """Z is summed over the positions and averaged over the two sequences; cross-entropy is a token mean."""
+    squares = torch.where(valid_of(y), lse(z) ** 2, 0.0).reshape(2, -1)
+    return ce_mean(z, y) + 1e-4 * squares.sum(1).mean()
+
+
+class _ShiftedByHand(torch.autograd.Function):
+    """The fused Megatron forward with its log-sum taken before the maximum is added again."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, y: Tensor) -> Tensor:
+        work = z.clone()
+        work -= work.amax(-1, keepdim=True)
+        log_sum = torch.logsumexp(work, -1)
+        grad = torch.exp(work - log_sum[:, None]) * (1 + 2 * LAMBDA * log_sum)[:, None]
+        grad[torch.arange(len(y)), y.clamp(min=0)] -= 1
+        ctx.save_for_backward(torch.where(valid_of(y)[:, None], grad, 0.0) / count_of(y))
+        return mean_valid(log_sum - pick(work, y) + LAMBDA * log_sum**2, y)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return upstream * ctx.saved_tensors[0], None
+
+
+def shifted_by_hand(z: Tensor, y: Tensor) -> Tensor:
+    return _ShiftedByHand.apply(z, y)
+
+
+class _BackwardByHand(torch.autograd.Function):
+    """The right value with one slip in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, y: Tensor, slip: str) -> Tensor:
+        log_z, keep = lse(z), valid_of(y)[:, None]
+        p = torch.exp(z - log_z[:, None])
+        source = 2 * LAMBDA * log_z[:, None] * p
+        residual = p - F.one_hot(y.clamp(min=0), z.shape[-1])
+        match slip:
+            case "factor 2":
+                grad = torch.where(keep, residual + source / 2, 0.0) / count_of(y)
+            case "all tokens":
+                grad = torch.where(keep, residual + source, 0.0) / len(y)
+            case "no mask":
+                grad = (torch.where(keep, residual, 0.0) + source) / count_of(y)
+            case "clipped":
+                grad = torch.where(keep, (residual + source).clamp(-1, 1), 0.0) / count_of(y)
+            case _:
+                raise AssertionError(slip)
+        ctx.save_for_backward(grad)
+        return plain(z, y)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        return upstream * ctx.saved_tensors[0], None, None
+
+
+def backward_by_hand(slip: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda z, y: _BackwardByHand.apply(z, y, slip)
+
+
+class _AuxLossAutoScaler(torch.autograd.Function):
+    """Megatron's way for router losses: the value passes through, the auxiliary loss gets a gradient of 1."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, auxiliary: Tensor) -> Tensor:
+        ctx.save_for_backward(auxiliary)
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        return upstream, torch.ones_like(ctx.saved_tensors[0])
+
+
+def auto_scaled(z: Tensor, y: Tensor) -> Tensor:
+    return _AuxLossAutoScaler.apply(ce_mean(z, y), LAMBDA * mean_valid(lse(z) ** 2, y))
+
+
+def every_fourth_column(z: Tensor, y: Tensor) -> Tensor:
+    """log Z is estimated from every fourth class, plus log 4."""
+    return ce_mean(z, y) + LAMBDA * mean_valid((lse(z[:, ::4]) + math.log(4)) ** 2, y)
+
+
+def temperature_restored(z: Tensor, y: Tensor) -> Tensor:
+    """2·logsumexp(z/2) is not log Z."""
+    return ce_mean(z, y) + LAMBDA * mean_valid((2 * lse(z / 2)) ** 2, y)
+
+
+def autocast_product(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Autocast rounds fp32 operands to bf16 and leaves fp64 ones alone."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = F.linear(hidden, weight)
+    return plain(logits if logits.dtype == torch.float64 else logits.float(), target)
+
+
+def squares_in_bf16(z: Tensor, y: Tensor) -> Tensor:
+    """log Z is fine; its square is stored in bf16, and so is the gradient that comes back through it."""
+    squares = (LAMBDA * lse(z) ** 2).bfloat16()
+    return ce_mean(z, y) + mean_valid(squares.to(z.dtype), y)
+
+
+def z_trains_hidden_only(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Z is taken of a detached head: it reaches the hidden states and not the weight."""
+    log_z = lse(F.linear(hidden, weight.detach()))
+    return ce_mean(F.linear(hidden, weight), target) + LAMBDA * mean_valid(log_z**2, target)
+
+
+def z_trains_head_only(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Z is taken of detached hidden states: it reaches the weight and not the hidden states."""
+    log_z = lse(F.linear(hidden.detach(), weight))
+    return ce_mean(F.linear(hidden, weight), target) + LAMBDA * mean_valid(log_z**2, target)
+
+
+def confident_tokens_only(z: Tensor, y: Tensor) -> Tensor:
+    """The penalty is on tokens whose largest probability exceeds 0.9."""
+    with torch.no_grad():
+        gate = (torch.softmax(z, -1).amax(-1) > 0.9).to(z.dtype)
+    return ce_mean(z, y) + LAMBDA * mean_valid(gate * lse(z) ** 2, y)
+
+
+def decimal_log_of_v(z: Tensor, y: Tensor) -> Tensor:
+    return plain(z, y, c=math.log10(z.shape[-1]))
+
+
+def log_of_the_batch(z: Tensor, y: Tensor) -> Tensor:
+    """c = log of the wrong axis: the number of tokens."""
+    return plain(z, y, c=math.log(z.shape[0]))
+
+
+def sequence_ce_token_z(z: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy is a mean of two sequence means, Z a token mean."""
+    keep = valid_of(y).reshape(2, -1)
+    rows = F.cross_entropy(z, y, ignore_index=IGNORE, reduction="none").reshape(2, -1)
+    return (rows.sum(1) / keep.sum(1).clamp(min=1)).mean() + LAMBDA * mean_valid(lse(z) ** 2, y)
+
+
+def logs_z_over_all(z: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """What is trained is right; what is logged is the mean over ignored tokens too."""
+    return {"loss": plain(z, y), "z_loss": LAMBDA * lse(z).square().mean().detach()}
+
+
+def parts_in_a_dict(z: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """`loss` is cross-entropy alone; the trainer adds every `*_loss`."""
+    return {"loss": ce_mean(z, y), "z_loss": LAMBDA * mean_valid(lse(z) ** 2, y)}
+
+
+def detached_focal_factor(z: Tensor, y: Tensor) -> Tensor:
+    """(1 − p)² is a constant to autograd and weighs both parts."""
+    rows = F.cross_entropy(z, y.clamp(min=0), reduction="none")
+    factor = (1 - torch.exp(-rows)).square().detach()
+    return mean_valid(factor * (rows + LAMBDA * lse(z) ** 2), y)
+
+
+def z_of_top_probability(z: Tensor, y: Tensor) -> Tensor:
+    """The "partition function" of a generated snippet: log Z is formed by z_max − log p_max with p detached."""
+    p = torch.softmax(z, -1).detach()
+    log_z = z.amax(-1) - p.amax(-1).log()
+    return ce_mean(z, y) + LAMBDA * mean_valid(log_z**2, y)
+
+
+class StaleCount:
+    """The number of valid tokens is taken from the first batch and kept."""
+
+    def __init__(self) -> None:
+        self.n: int | None = None
+
+    def __call__(self, z: Tensor, y: Tensor) -> Tensor:
+        if self.n is None:
+            self.n = int(count_of(y))
+        return (ce_sum(z, y) + LAMBDA * torch.where(valid_of(y), lse(z), 0.0).square().sum()) / self.n
+
+
+class StaleMask:
+    """The mask of Z is cached by the number of tokens, so later batches are masked like the first."""
+
+    def __init__(self) -> None:
+        self.masks: dict[int, Tensor] = {}
+
+    def __call__(self, z: Tensor, y: Tensor) -> Tensor:
+        mask = self.masks.setdefault(len(y), valid_of(y))
+        return ce_mean(z, y) + LAMBDA * lse(z)[mask].square().sum() / mask.sum().clamp(min=1)
+
+
+def only_with_gradients(z: Tensor, y: Tensor) -> Tensor:
+    """Evaluation reports cross-entropy alone."""
+    loss = ce_mean(z, y)
+    return loss + LAMBDA * mean_valid(lse(z) ** 2, y) if torch.is_grad_enabled() else loss
+
+
+def relative_to_log_v(z: Tensor, y: Tensor) -> Tensor:
+    """(log Z / log V)²: λ changes with the vocabulary."""
+    return ce_mean(z, y) + 0.02 * mean_valid((lse(z) / math.log(z.shape[-1])) ** 2, y)
+
+
+def hardest_tokens(z: Tensor, y: Tensor) -> Tensor:
+    """The penalty is on the quarter of the tokens with the largest log Z."""
+    log_z = lse(z)[valid_of(y)]
+    worst = log_z.topk(max(1, len(log_z) // 4)).values if len(log_z) else log_z
+    return ce_mean(z, y) + LAMBDA * worst.square().sum() / max(1, len(worst))
+
+
+def around_its_own_mean(z: Tensor, y: Tensor) -> Tensor:
+    """c is the detached batch mean. The gradient is that of the variance: the detached part sums to zero."""
+    center = mean_valid(lse(z), y).detach()
+    return ce_mean(z, y) + LAMBDA * mean_valid((lse(z) - center) ** 2, y)
+
+
+def three_axes_per_sequence(z: Tensor, y: Tensor) -> Tensor:
+    batch, length, vocab = z.shape
+    keep = valid_of(y)
+    nll = F.cross_entropy(z.reshape(batch * length, vocab), y.reshape(-1), ignore_index=IGNORE, reduction="none")
+    rows = nll.view(batch, length) + torch.where(keep, LAMBDA * lse(z) ** 2, 0.0)
+    return (rows.sum(1) / keep.sum(1).clamp(min=1)).mean()
+
+
+def fixed_noise(z: Tensor, y: Tensor) -> Tensor:
+    """Logit noise from a generator that is seeded again in every call: the same bias each time."""
+    noise = torch.randn(z.shape[-1], generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(z.dtype)
+    return plain(z + 0.1 * noise, y)
+
+
+# Plain losses with the gradient of those above that weigh their tokens.
+
+
+def weighted(z: Tensor, y: Tensor, ce_weight: Tensor, z_weight: Tensor) -> Tensor:
+    keep = valid_of(y)
+    nll = (lse(z) - pick(z, y))[keep]
+    return (ce_weight[keep] * nll + LAMBDA * z_weight[keep] * lse(z)[keep] ** 2).sum()
+
+
+def clipped_formula(z: Tensor, y: Tensor) -> Tensor:
+    uniform = torch.ones(len(y), dtype=z.dtype) / count_of(y)
+    return weighted(z, y, uniform * (lse(z) - pick(z, y) <= 10).detach(), uniform)
+
+
+def sequence_formula(z: Tensor, y: Tensor) -> Tensor:
+    half = len(y) // 2
+    first, second = (torch.full((half,), 0.5, dtype=z.dtype) / count_of(part) for part in (y[:half], y[half:]))
+    return weighted(z, y, torch.cat([first, second]), torch.ones(len(y), dtype=z.dtype) / count_of(y))
+
+
+def smoothing_formula(z: Tensor, y: Tensor) -> Tensor:
+    uniform = (lse(z) - z.mean(-1)).sum() / len(y)
+    return 0.9 * ce_mean(z, y) + 0.1 * uniform + LAMBDA * (lse(z)[valid_of(y)] ** 2).sum() / count_of(y)
+
+
+def focal_formula(z: Tensor, y: Tensor) -> Tensor:
+    factor = (1 - pick(torch.softmax(z, -1), y)).square().detach() / count_of(y)
+    return weighted(z, y, factor, factor)
+
+
+LOG_V = math.log(PROBE_VOCAB)
+BELIEVED = {"expect": {"coef": LAMBDA, "target": 0.0}}
+MULTIPLIES = some("all_ignored_nonfinite")
+REPORTS = some("reported_z_dtype")
+"""True of every loss that reports a Z and does not upcast bf16 logits."""
+
+FURTHER: dict[str, Case] = {
+    # Right losses in unusual code.
+    "module with buffers": right(CriterionWithBuffers(2e-4, 4.0), "λ and c are buffers; c is a constant", 2e-4, 4.0),
+    "levanter einsum": right(levanter, "one-hot einsum over [1, T, V]", 1e-4),
+    "fused by hand": right(fused_by_hand, "a correct autograd.Function", 3e-4, 2.5),
+    "online over the vocabulary": right(online_over_vocabulary, "the running maximum cancels"),
+    "checkpointed": right(checkpointed, "recomputation changes nothing"),
+    "namedtuple": right(returns_namedtuple, "the first field is the total", may=REPORTS),
+    "dataclass with a loss property": right(returns_dataclass, "`.loss` is the sum of the stored parts", may=REPORTS),
+    "Lightning step": right(lightning_step, "nested metrics beside `loss`"),
+    "nanoGPT": right(nanogpt, "ignores −1, returns (logits, loss)", 1e-4, options={"ignore_index": -1}),
+    "divided by accumulation": right(accumulated, "both parts over 8", LAMBDA / 8, more={"ce_scale": 0.125}),
+    "times world size": right(times_world_size, "both parts times 4", 4e-4, more={"ce_scale": 4.0}),
+    "torchtitan": right(
+        torchtitan,
+        "fp32 sums over a constant",
+        LAMBDA / 256,
+        by=("sum", "sum"),
+        more={"ce_scale": 1 / 256},
+        tolerance=1e-3,
+    ),
+    "log Z from the CE": right(log_z_from_nll, "nll + z_y is log Z"),
+    "log Z from log-softmax": right(log_z_from_log_softmax, "z − log p is log Z in every class"),
+    "warm-up that stands still": right(WarmingUp(250, 1000), "a quarter of λ, the same in every call", LAMBDA / 4),
+    "cached vocabulary mask": right(
+        CachedVocabularyMask(80),
+        "padding is masked in both parts",
+        options={"valid_vocab": 80},
+        must_not=some("padding_in_log_z", "unexplained_source"),
+        formula=lambda z, y: plain(z[:, :80], y),
+    ),
+    "in place on a clone": right(in_place_on_clone, "the detached maximum is added again, so it cancels"),
+    "Megatron loss mask": right(loss_mask, "inf·0 is NaN in ignored rows", 1e-4, may=MULTIPLIES),
+    "both in bits": right(
+        in_bits, "log₂ Z = log Z/log 2", LAMBDA / math.log(2) ** 2, more={"ce_scale": 1 / math.log(2)}
+    ),
+    "sum of sequence means": right(
+        sum_of_sequence_means, "2/T times the sum", 2 * LAMBDA, by=("all", "all"), more={"ce_scale": 2.0}
+    ),
+    "fairseq smoothing": right(
+        fairseq,
+        "ε/(V − 1), sums",
+        by=("sum", "sum"),
+        more={"label_smoothing": 0.1},
+        formula=fairseq_formula,
+    ),
+    "centered by einsum": right(
+        centered_by_einsum,
+        "log Z − μ with c = log V",
+        target=LOG_V,
+        coordinate="centered",
+        more={"target_rule": "log_v"},
+    ),
+    "centered head": right(
+        centered_head, "centering the head centers the logits", coordinate="centered", options={"linear": True}
+    ),
+    "tiled linear": right(tiled_linear, "gradients formed in forward, by tiles", 1e-4, options={"linear": True}),
+    "expanded square": right(expanded_square, "the square is multiplied out", target=3.0),
+    "KL to one-hot": right(by_kl_div, "the entropy of a one-hot target is 0"),
+    "selective log-softmax": right(selective_log_softmax, "row by row; masks multiply", may=MULTIPLIES),
+    "autocast with an fp32 region": right(
+        autocast_off, "no matrix product, so autocast rounds nothing", tolerance=1e-3
+    ),
+    "partial with keywords": right(
+        functools.partial(general, coef=5e-4, center=10.825),
+        "c is log 50304 as a constant",
+        5e-4,
+        10.825,
+        more={"target_rule": "constant"},
+    ),
+    "both over all positions": right(both_over_all, "consistent, only not `valid`", 1e-4, by=("all", "all")),
+    "token losses clipped": right(
+        clips_token_losses,
+        "capped tokens have no CE; λ and c are as written",
+        by=(None, None),
+        or_open=True,
+        may=some("unexplained_source"),
+        must_not=some("size_dependent"),
+        formula=clipped_formula,
+    ),
+    "upcasts 16 bits only": right(upcasts_only_16_bits, "fp32 and fp64 pass as they are"),
+    "two penalties": right(
+        two_penalties, "a sum of two squares is one square", 3e-3, 4.0, may=some("forward_backward_mismatch")
+    ),
+    # Wrong and odd losses.
+    "OLMo mean": odd(
+        olmo_mean,
+        "Z over all positions, CE over valid ones; 0/0 in CE; the caller adds",
+        "denominator_mismatch",
+        "returned_values",
+        "all_ignored_nonfinite",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="all",
+        may=REPORTS,
+    ),
+    "wrong axis": open_answer(
+        wrong_axis,
+        "a logsumexp over positions; it reaches ignored rows",
+        "ignored_tokens_leak",
+        "denominator_mismatch",
+        "size_dependent",
+    ),
+    "dead zone": odd(
+        dead_zone, "not a square around one c", "unexplained_source", or_open=True, must_not=some("size_dependent")
+    ),
+    "log of 1 + square": odd(
+        log_of_square, "a saturating form", "unexplained_source", or_open=True, must_not=some("size_dependent")
+    ),
+    "λ squared": odd(
+        squares_the_coefficient,
+        "(λ log Z)² trains λ² = 1e-6",
+        "differs_from_expected",
+        coef=LAMBDA**2,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="valid",
+        options=BELIEVED,
+    ),
+    "divided twice": odd(
+        divides_twice,
+        "Z over N²",
+        has_z=True,
+        or_open=True,
+        one_of=some("denominator_mismatch", "unexplained_source"),
+        may=some("size_dependent"),
+    ),
+    "smooths ignored tokens": odd(
+        smooths_ignored_tokens,
+        "the uniform part has no mask",
+        "ignored_tokens_leak",
+        or_open=True,
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        z_denominator="valid",
+        may=some("unexplained_source", "denominator_mismatch"),
+        must_not=some("size_dependent"),
+        never_says="Z by a count that is none of the known ones",
+        formula=smoothing_formula,
+    ),
+    "off-by-one softmax in Z": odd(
+        off_by_one_softmax_in_z,
+        "log(Z + 1): a function of log Z, and not a square of it",
+        "unexplained_source",
+        or_open=True,
+        may=some("overflow", "forward_backward_mismatch"),
+        must_not=some("size_dependent"),
+    ),
+    "vocabulary padded with zeros": odd(
+        pads_vocabulary_with_zeros,
+        "log(Z + 32) in both parts: CE plus a function of log Z, which is not the square",
+        "unexplained_source",
+        or_open=True,
+        may=some("overflow", "forward_backward_mismatch", "size_dependent"),
+    ),
+    "epsilon in the logarithm": odd(
+        epsilon_in_the_logarithm,
+        "right to 1e-6",
+        or_open=True,
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="valid",
+        may=some("unexplained_source"),
+        tolerance=1e-3,
+        must_not=some("max_shifted", "size_dependent", "denominator_mismatch"),
+    ),
+    "count in bf16": odd(
+        counts_in_bf16,
+        "beyond 256 tokens the common divisor is rounded, by at most 0.4 %: too little to demand a finding",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        may=some("size_dependent", "low_precision_source"),
+    ),
+    "Z of the mean logits": open_answer(
+        z_of_mean_logits,
+        "one log Z for a batch; it reaches ignored rows",
+        "ignored_tokens_leak",
+        "denominator_mismatch",
+        "size_dependent",
+    ),
+    "log-probabilities for logits": odd(
+        reassigned_to_log_probabilities,
+        "log Z of log-probabilities is 0",
+        "zero_gradient_z",
+        has_z=False,
+        options=BELIEVED,
+        may=some("differs_from_expected"),
+    ),
+    "Z as an item": odd(
+        z_as_item,
+        "the value holds Z, the gradient does not",
+        "zero_gradient_z",
+        has_z=False,
+        may=some("forward_backward_mismatch"),
+    ),
+    "normalised by a running average": odd(
+        NormalisedByAverage(),
+        "state changes with every call",
+        "not_repeatable",
+        has_z=None,
+        never_says="random numbers",
+        may=some("unexplained_source", "forward_backward_mismatch", "denominator_mismatch", "size_dependent"),
+    ),
+    "a share of cross-entropy": odd(
+        share_of_cross_entropy,
+        "λ changes with the batch, through detached values",
+        "forward_backward_mismatch",
+        or_open=True,
+        may=some("unexplained_source", "all_ignored_nonfinite"),
+        must_not=some("size_dependent"),
+    ),
+    "logits masked to zero": odd(
+        masks_the_logits,
+        "ignored rows count in the divisor of Z",
+        "denominator_mismatch",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="all",
+        may=some("forward_backward_mismatch", "zero_gradient_z"),
+        must_not=some("ignored_tokens_leak"),
+    ),
+    "mask of another pad": odd(
+        mask_of_another_pad,
+        "tokens of class 0 have CE and no Z",
+        or_open=True,
+        one_of=some("unexplained_source", "denominator_mismatch"),
+        never_says="form is none of the known ones",
+    ),
+    "mask not shifted": odd(
+        mask_not_shifted,
+        "Z on rows without CE, and CE on rows without Z",
+        or_open=True,
+        one_of=some("ignored_tokens_leak", "denominator_mismatch"),
+        may=some("unexplained_source", "size_dependent"),
+        more={"targets": "shifted"},
+        never_says="e+03",  # the two counts differ by one or two tokens
+    ),
+    "accumulation divides CE only": odd(
+        accumulation_divides_ce_only,
+        "λ is 8 times as strong against CE; `ce_scale` says so",
+        coef=1e-4,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="valid",
+        more={"ce_scale": 0.125},
+    ),
+    "Z per sequence": odd(
+        z_per_sequence,
+        "the Z sum is over 2, CE over tokens",
+        "denominator_mismatch",
+        coef=5e-5,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="sum",
+    ),
+    "Megatron without the maximum": odd(
+        shifted_by_hand,
+        "2λ(log Z − max) p, with the maximum a constant",
+        "max_shifted",
+        coef=LAMBDA,
+        ce_denominator="valid",
+        z_denominator="valid",
+        may=some("forward_backward_mismatch", "differs_from_expected"),
+        formula=lambda z, y: ce_mean(z, y) + LAMBDA * mean_valid((lse(z) - z.amax(-1).detach()) ** 2, y),
+    ),
+    "backward without the factor 2": odd(
+        backward_by_hand("factor 2"),
+        "the gradient trains λ/2",
+        "forward_backward_mismatch",
+        coef=LAMBDA / 2,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="valid",
+    ),
+    "backward over all tokens": odd(
+        backward_by_hand("all tokens"),
+        "the value is a mean over valid tokens, the gradient one over all",
+        "forward_backward_mismatch",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="all",
+        z_denominator="all",
+    ),
+    "backward without the mask": odd(
+        backward_by_hand("no mask"),
+        "ignored rows get the Z source",
+        "ignored_tokens_leak",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        may=some("forward_backward_mismatch", "denominator_mismatch", "all_ignored_nonfinite"),
+        formula=lambda z, y: ce_mean(z, y) + LAMBDA * (lse(z) ** 2).sum() / count_of(y),
+    ),
+    "backward clipped at ±1": odd(
+        backward_by_hand("clipped"),
+        "entries are cut where the sum passes 1",
+        "forward_backward_mismatch",
+        or_open=True,
+        may=some("unexplained_source"),
+        must_not=some("size_dependent"),
+    ),
+    "auxiliary auto-scaler": odd(
+        auto_scaled,
+        "the value is CE alone; the Z gradient ignores what comes from above",
+        "forward_backward_mismatch",
+        "upstream_ignored",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="valid",
+    ),
+    "every fourth column": open_answer(
+        every_fourth_column, "log Z of a part of the vocabulary", "filtered_source", "size_dependent"
+    ),
+    "temperature restored": open_answer(temperature_restored, "2·logsumexp(z/2) is not log Z", "overflow"),
+    "autocast product": odd(
+        autocast_product,
+        "fp32 operands are rounded to bf16, fp64 ones are not",
+        "low_precision_source",
+        or_open=True,
+        coef=LAMBDA,
+        coordinate="raw",
+        options={"linear": True},
+        may=some("unexplained_source"),
+        tolerance=1e-2,
+        target=0.0,
+        ce_denominator="valid",
+        z_denominator="valid",
+    ),
+    "squares in bf16": odd(
+        squares_in_bf16,
+        "the upstream gradient of the squares is rounded to bf16",
+        one_of=some("low_precision_source", "unexplained_source", "forward_backward_mismatch"),
+        or_open=True,
+        coef=LAMBDA,
+        coordinate="raw",
+        tolerance=5e-3,
+        may=some("denominator_mismatch", "size_dependent", "reported_z_dtype"),
+    ),
+    "Z trains the hidden states only": odd(
+        z_trains_hidden_only,
+        "dW has no Z source, d hidden has",
+        has_z=None,
+        one_of=some("zero_gradient_z", "forward_backward_mismatch", "unexplained_source"),
+        may=some("zero_gradient_z", "unexplained_source"),
+        options={"linear": True},
+        or_false=True,
+        never_says="trains nothing",
+    ),
+    "Z trains the head only": odd(
+        z_trains_head_only,
+        "dW has the Z source, d hidden has not",
+        or_open=True,
+        one_of=some("zero_gradient_z", "forward_backward_mismatch", "unexplained_source"),
+        options={"linear": True},
+    ),
+    "confident tokens only": odd(
+        confident_tokens_only,
+        "the tokens with Z depend on the logits",
+        "unexplained_source",
+        or_open=True,
+        may=some("size_dependent", "filtered_source"),
+    ),
+    "c = log10 V": odd(
+        decimal_log_of_v,
+        "c changes with V, and not as log V",
+        "unexplained_source",
+        coef=LAMBDA,
+        target=math.log10(PROBE_VOCAB),
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="valid",
+        must_not=some("size_dependent"),
+    ),
+    "c = log of the batch": odd(
+        log_of_the_batch,
+        "c changes with the number of tokens",
+        or_open=True,
+        one_of=some("unexplained_source", "size_dependent", "differs_from_expected"),
+        options={"expect": {"coef": LAMBDA, "target": "log_v"}},
+    ),
+    "sequence CE, token Z": odd(
+        sequence_ce_token_z,
+        "with uneven masks the two weigh tokens differently",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        may=some("denominator_mismatch"),
+        more={"ce_weights": "groups", "z_weights": "uniform"},
+        must_not=some("unexplained_source", "size_dependent"),
+        formula=sequence_formula,
+    ),
+    "logs Z over all tokens": odd(
+        logs_z_over_all,
+        "the logged mean has ignored tokens in it",
+        "reported_z_value",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="valid",
+        may=REPORTS | MULTIPLIES,
+    ),
+    "parts in a mapping": odd(
+        parts_in_a_dict,
+        "Z trains only if the caller adds it",
+        "returned_values",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="valid",
+        may=REPORTS,
+    ),
+    "detached focal factor": odd(
+        detached_focal_factor,
+        "the factor has no gradient; it weighs CE and Z alike",
+        "forward_backward_mismatch",
+        or_open=True,
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        may=some("unexplained_source"),
+        must_not=some("size_dependent"),
+        formula=focal_formula,
+        ratio=True,
+    ),
+    "count of the first batch": odd(
+        StaleCount(),
+        "a constant divisor in both parts, whatever the batch",
+        or_open=True,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="sum",
+        z_denominator="sum",
+        may=some("unexplained_source", "not_repeatable"),
+        must_not=some("denominator_mismatch", "size_dependent"),
+    ),
+    "mask of the first batch": odd(
+        StaleMask(),
+        "tokens ignored now get the Z source",
+        or_open=True,
+        one_of=some("ignored_tokens_leak", "not_repeatable"),
+        may=some("unexplained_source", "denominator_mismatch"),
+        never_says="random numbers",
+    ),
+    "only with gradients": odd(
+        only_with_gradients,
+        "what is trained is right; the value without gradients is CE",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="valid",
+        may=some("forward_backward_mismatch"),
+    ),
+    "relative to log V": odd(
+        relative_to_log_v,
+        "λ is 0.02/(log V)²",
+        one_of=some("size_dependent", "unexplained_source"),
+        coef=0.02 / LOG_V**2,
+        target=0.0,
+        coordinate="raw",
+        ce_denominator="valid",
+        z_denominator="valid",
+        never_says="miscounted",
+    ),
+    "hardest tokens": odd(
+        hardest_tokens,
+        "which tokens have Z depends on the batch",
+        "unexplained_source",
+        or_open=True,
+        may=some("denominator_mismatch"),
+        must_not=some("size_dependent"),
+    ),
+    "around its own mean": odd(
+        around_its_own_mean,
+        "the variance of log Z over the batch; value and gradient agree",
+        "unexplained_source",
+        or_open=True,
+        must_not=some("forward_backward_mismatch", "size_dependent"),
+    ),
+    "[B, S, V] per sequence": odd(
+        three_axes_per_sequence,
+        "takes three axes only; right, with one weight per sequence",
+        coef=LAMBDA,
+        target=0.0,
+        coordinate="raw",
+        must_not=some("unexplained_source", "denominator_mismatch", "size_dependent"),
+    ),
+    "fixed noise": open_answer(
+        fixed_noise,
+        "a bias on the logits, the same in every call",
+        "forward_backward_mismatch",
+        "size_dependent",
+        "low_precision_source",
+        never_says="random numbers",
+    ),
+    "log Z by the top probability": odd(
+        z_of_top_probability,
+        "the value is log Z, its gradient is 2λ log Z at the maximum only",
+        "forward_backward_mismatch",
+        or_open=True,
+        may=some("unexplained_source", "filtered_source"),
+        must_not=some("max_shifted"),
+    ),
+}
+
+IN_FP32 = (
+    "online over the vocabulary",
+    "log Z from the CE",
+    "log Z from log-softmax",
+    "in place on a clone",
+    "both in bits",
+    "sum of sequence means",
+    "centered by einsum",
+    "two penalties",
+    "dead zone",
+    "epsilon in the logarithm",
+    "logits masked to zero",
+    "Z per sequence",
+    "Megatron without the maximum",
+    "backward without the factor 2",
+    "c = log10 V",
+    "sequence CE, token Z",
+    "every fourth column",
+    "off-by-one softmax in Z",
+)
+
+
+def fp32(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda z, y: loss(z.float(), y)
+
+
+FURTHER |= {
+    f"fp32, {name}": replace(
+        FURTHER[name], loss=fp32(FURTHER[name].loss), tolerance=1e-3, may=FURTHER[name].may | REPORTS
+    )
+    for name in IN_FP32
+}
+
+
+def declared(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
+    """CE + λ(v − c)² from the declared numbers of a case."""
+    assert case.coef is not None
+    assert case.target is not None
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        counts = {"valid": count_of(y), "all": y.numel(), "sum": 1}
+        v = lse(z) - (z.mean(-1) if case.coordinate == "centered" else 0.0)
+        penalty = torch.where(valid_of(y), (v - case.target) ** 2, 0.0).sum()
+        ce = case.more.get("ce_scale", 1.0) * ce_sum(z, y) / counts[case.ce_denominator or ""]
+        return ce + case.coef * penalty / counts[case.z_denominator or ""]
+
+    return loss
+
+
+def total_of(out: Any) -> Tensor:
+    """The trained scalar of whatever a loss of `FURTHER` returns."""
+    if hasattr(out, "loss"):
+        return total_of(out.loss)
+    if isinstance(out, dict):
+        return out["loss"]
+    if isinstance(out, tuple):
+        return next(part for part in out if part.dim() == 0)
+    return out
+
+
+def gradient_error(case: Case) -> float | None:
+    """‖gradient − that of the declared numbers‖/‖gradient‖ in fp64, the larger of calm and large logits; None: no numbers."""
+    if case.coef is None or (case.formula is None and None in (case.target, case.ce_denominator, case.z_denominator)):
+        return None
+    formula, worst = case.formula or declared(case), 0.0
+    draw = torch.Generator().manual_seed(1)
+    ignore, vocab = case.options.get("ignore_index", IGNORE), case.options.get("valid_vocab", PROBE_VOCAB)
+    for scale, shift in ((1.0, 0.0), (12.0, 20.0)):
+        z = scale * torch.randn(24, PROBE_VOCAB, generator=draw, dtype=torch.float64) + shift
+        y = torch.randint(1, vocab, (24,), generator=draw)
+        y[torch.arange(24) % 5 == 2] = IGNORE
+        grads = []
+        for loss, mask in ((case.loss, ignore), (formula, IGNORE)):
+            leaf = z.clone().requires_grad_()
+            labels = torch.where(y == IGNORE, mask, y)
+            if case.options.get("linear") and loss is case.loss:
+                value = _as_linear(loss, leaf, labels)
+            else:
+                value = loss(leaf, labels)
+            if isinstance(value, tuple | dict) and "returned_values" in case.must:
+                parts = list(value.values()) if isinstance(value, dict) else list(value)
+                total = torch.stack(parts).sum()
+            else:
+                total = total_of(value)
+            (grad,) = torch.autograd.grad(total, leaf)
+            grads.append(grad)
+        worst = max(worst, float((grads[0] - grads[1]).norm() / grads[0].norm()))
+    return worst
+
+
+def _as_linear(loss: Callable[..., Any], logits: Tensor, y: Tensor) -> Any:
+    """Hidden states are the identity, so that the weight is the transposed logits."""
+    return loss(torch.eye(len(y), dtype=logits.dtype, requires_grad=True), logits.T, y)
+
+
+def judge(audit: LossAudit, case: Case) -> tuple[str, list[str]]:
+    """("right" | "open" | "wrong", what is missing or false). Open: nothing false, but less is said than is true."""
+    got, false, missing = audit.identified, [], []
+    named = {finding.id: finding for finding in audit.found}
+    allowed = case.must | case.one_of | case.may
+    for name, finding in named.items():
+        if name in case.must_not or (finding.severity != "note" and name not in allowed):
+            if got.has_z is None and case.has_z is not None and name == "unexplained_source":
+                continue
+            false.append(f"{name}: {finding.sentence}")
+    missing += [f"missed {name}" for name in sorted(case.must - set(named))]
+    if case.one_of and not case.one_of & set(named):
+        missing.append(f"missed each of {sorted(case.one_of)}")
+    figures = {
+        name: value
+        for name in ("coef", "target", "coordinate", "ce_denominator", "z_denominator")
+        if (value := getattr(case, name)) is not None
+    } | case.more
+    text = " ".join([got.penalty, got.reason or "", *(finding.sentence for finding in audit.found)])
+    if case.never_says and case.never_says in text:
+        false.append(f"says {case.never_says!r}: {text}")
+    if got.has_z is None:
+        if case.has_z is not None and not case.or_open:
+            missing.append(f"has_z is open: {got.reason}")
+    elif got.has_z is not case.has_z and not (got.has_z is False and case.or_false):
+        false.append(f"has_z is {got.has_z}, not {case.has_z}; λ {got.coef}, c {got.target}, {got.coordinate}")
+    elif got.has_z:
+        for name, value in figures.items():
+            found = getattr(got, name)
+            if name == "coef" and case.ratio and found is not None:
+                found = found / (got.ce_scale or 1.0)
+            if found is None:
+                missing.append(f"{name} is null, not {value}")
+            elif isinstance(value, float):
+                scale = abs(value) if name in ("coef", "ce_scale") else max(1.0, abs(value))
+                if abs(found - value) > case.tolerance * scale:
+                    false.append(f"{name} is {found}, not {value}")
+            elif found != value:
+                false.append(f"{name} is {found}, not {value}")
+    if got.has_z is not None:
+        # A definite answer that leaves out a fault is a false one.
+        false, missing = false + [x for x in missing if "missed" in x], [x for x in missing if "missed" not in x]
+    return ("wrong" if false else "open" if missing else "right"), false + missing

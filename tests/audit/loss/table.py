@@ -1,0 +1,87 @@
+"""Every loss of the zoo, of the traps and of the further set: is the audit right, honestly open, or wrong?
+
+    python -m tests.audit.loss.table              the table, and the time per audit; exit code 1 where one is wrong
+    python -m tests.audit.loss.table --wrong      only what is open or wrong, with the reasons
+    python -m tests.audit.loss.table NAME ...     these losses
+
+Open: nothing that is said is false, and less is said than is true.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.audit.loss.faulty import TRAPS, UNLISTED
+from tests.audit.loss.further import FURTHER, Case, judge
+from tests.audit.loss.test_traps import ALSO_TRUE
+from tests.audit.loss.zoo import ZOO, Answer
+from tests.audit.loss.zoo_check import wrong_with
+from zloss.audit.loss.run import audit_loss
+from zloss.results.loss_audit import LossAudit
+
+Verdict = tuple[str, list[str]]
+
+
+def of_zoo(audit: LossAudit, answer: Answer) -> Verdict:
+    """The zoo owes one answer: an open one is right where the answer is open, and only open where it is not."""
+    wrong = wrong_with(audit, answer)
+    harmless = audit.identified.has_z is None and not {f.id for f in audit.errors} - answer.ids
+    return ("right" if not wrong else "open" if harmless and answer.has_z is not None else "wrong"), wrong
+
+
+def of_trap(audit: LossAudit, must: set[str], may: set[str]) -> Verdict:
+    named = {finding.id for finding in audit.found}
+    wrong = [f"missed {id}" for id in sorted(must - named)] + [f"blamed for {id}" for id in sorted(named - must - may)]
+    return ("wrong" if wrong else "right"), wrong
+
+
+def cases() -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any], Callable[[LossAudit], Verdict]]]:
+    """(set, name, loss, options, verdict) of every loss."""
+    for name, (loss, options, answer) in ZOO.items():
+        yield "zoo", name, loss, options, lambda audit, answer=answer: of_zoo(audit, answer)
+    for name, (loss, options, must) in {**TRAPS, **UNLISTED}.items():
+        may = ALSO_TRUE.get(name, set())
+        yield "trap", name, loss, options, lambda audit, must=must, may=may: of_trap(audit, must, may)
+    for name, case in FURTHER.items():
+        yield "further", name, case.loss, case.options, lambda audit, case=case: _further(audit, case)
+
+
+def _further(audit: LossAudit, case: Case) -> Verdict:
+    return judge(audit, case)
+
+
+def main(arguments: list[str]) -> int:
+    torch.set_num_threads(1)
+    only, names = "--wrong" in arguments, {one for one in arguments if not one.startswith("--")}
+    counts: Counter[tuple[str, str]] = Counter()
+    seconds: list[float] = []
+    for group, name, loss, options, verdict_of in cases():
+        if names and name not in names:
+            continue
+        started = time.process_time()
+        audit = audit_loss(loss, **options)
+        seconds.append(time.process_time() - started)
+        verdict, reasons = verdict_of(audit)
+        counts[group, verdict] += 1
+        if only and verdict == "right":
+            continue
+        found = ", ".join(f.id for f in audit.found) or "no finding"
+        print(f"{group:8}{verdict:7}{name:44}{seconds[-1]:6.2f} s  {found}", flush=True)
+        for reason in reasons:
+            print(f"               {reason}")
+    print(f"\n{'':8}{'right':>7}{'open':>7}{'wrong':>7}")
+    for group in dict.fromkeys(group for group, _ in counts):
+        print(f"{group:8}" + "".join(f"{counts[group, verdict]:7}" for verdict in ("right", "open", "wrong")))
+    print(f"CPU time: sum {sum(seconds):.1f} s, median {statistics.median(seconds):.2f} s over {len(seconds)} audits")
+    return 1 if any(verdict == "wrong" for _, verdict in counts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
