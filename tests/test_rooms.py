@@ -17,7 +17,18 @@ import zloss_paper
 SOURCE = Path(zloss.__file__).parent
 PAPER = Path(zloss_paper.__file__).parent
 
-TENSORS = {"errors", "ranks", "cache", "streaming", "results", "source", "transport", "router", "optimizer"}
+TENSORS = {
+    "errors",
+    "distributed",
+    "ranks",
+    "cache",
+    "streaming",
+    "results",
+    "source",
+    "transport",
+    "router",
+    "optimizer",
+}
 EXPERIMENTS = TENSORS | {"models", "text", "console", "measure", "decide"}
 LOOPS = EXPERIMENTS | {"telemetry"}
 EVERYTHING = LOOPS | {"audit", "train", "report"}
@@ -26,13 +37,14 @@ MAY_IMPORT = {
     # room: the rooms it may import, besides itself
     "errors": set(),
     "cache": {"errors"},
-    "ranks": {"errors"},
+    "distributed": {"errors"},
+    "ranks": {"errors", "distributed"},
     "streaming": {"errors"},
     "results": {"errors"},
     "console": {"errors"},
-    "source": {"errors", "ranks", "streaming", "results"},
-    "transport": {"errors", "ranks", "cache", "streaming", "results", "source"},
-    "router": {"errors", "ranks", "results", "source"},
+    "source": {"errors", "distributed", "streaming", "results"},
+    "transport": {"errors", "distributed", "ranks", "cache", "streaming", "results", "source"},
+    "router": {"errors", "distributed", "results", "source"},
     "optimizer": TENSORS - {"optimizer"},
     "models": TENSORS,
     "text": TENSORS,

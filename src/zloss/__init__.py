@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zloss import errors as errors
     from zloss.audit.loss.run import audit_loss as audit_loss
     from zloss.audit.router import audit_router as audit_router
-    from zloss.ranks.global_normalizer import global_normalizer as global_normalizer
+    from zloss.distributed import global_normalizer as global_normalizer
     from zloss.results.loss_audit import LossAudit as LossAudit
     from zloss.results.router import MeasuredScale as MeasuredScale
     from zloss.results.router import RouterFindings as RouterFindings
@@ -63,7 +63,7 @@ _HOME = {
     "FactorizedZLoss": "source.objectives.factorized",
     "GainAwareZLoss": "source.objectives.gain_aware",
     "explain": "source.explain",
-    "global_normalizer": "ranks.global_normalizer",
+    "global_normalizer": "distributed",
     "centered_logits_from_raw": "source.listing",
     "z_loss_source": "source.listing",
     "Objective": "source.objective",

@@ -25,10 +25,10 @@ import transformers
 from torch import Tensor
 
 import zloss
+from tests.distributed.leave import leave
 from tests.forked import forked_ranks
 from tests.integrations.transformers.small_models import VOCAB, small
 from tests.integrations.transformers.trainers import padded
-from tests.ranks.leave import leave
 from zloss.integrations.moe import attach_router_loss
 from zloss.integrations.transformers import RouterZLoss, apply, attach
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.train.killing_view import KillingView
 from tests.train.tiny_run import tiny_config
-from zloss.ranks.job import Job
+from zloss.distributed import Job
 from zloss.results.run_metrics import RunMetrics
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig

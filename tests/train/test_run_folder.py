@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from zloss.distributed import Job
 from zloss.errors import InputError
-from zloss.ranks.job import Job
 from zloss.train.folder.run_folder import earlier_settings, is_finished
 from zloss.train.folder.saved_state import SavedState
 

@@ -30,7 +30,7 @@ ROOMS = {
         "tests/train/moe/test_run.py::test_metrics_against_the_saved_model",
         "tests/telemetry/test_window.py",
     ),
-    "several processes": ("tests/ranks/test_data_parallel.py", "tests/ranks/test_mesh.py"),
+    "several processes": ("tests/distributed/test_data_parallel.py", "tests/distributed/test_mesh.py"),
     "integrations": ("tests/integrations",),
     "reports": (
         "tests/report/charts/test_matplotlib_files.py",

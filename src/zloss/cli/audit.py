@@ -42,7 +42,7 @@ class Audit:
         from zloss.audit.checkpoint.run import run_audit_of
         from zloss.console import choose_progress
         from zloss.decide.decision_map import with_decisions
-        from zloss.ranks.job import open_job
+        from zloss.distributed import open_job
         from zloss.report.files import write_audit
         from zloss.report.terminal.audit import print_audit, print_next_command
         from zloss.results.folder import check_folder

@@ -48,8 +48,8 @@ class Recommend:
         if self.config.precision == "bf16":
             limit_before_torch(choose_notes(self.quiet))
 
+        from zloss.distributed import open_job
         from zloss.protocol.recommend.crew import Crew
-        from zloss.ranks.job import open_job
         from zloss.results.folder import check_folder
         from zloss.results.folder_lock import locked_folder
 

@@ -82,7 +82,7 @@ class Train:
                 print(note, file=sys.stderr)
 
         from zloss.console import choose_progress
-        from zloss.ranks.job import open_job
+        from zloss.distributed import open_job
         from zloss.results.folder import check_folder
         from zloss.train.grid import run_grid
         from zloss.train.step.live import choose_view

@@ -1,1 +1,1 @@
-"""Leaves that connect zloss to other libraries; nothing of ours imports them."""
+"""Modules that connect zloss to other libraries; nothing else in zloss imports them."""

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError, require_version
-from zloss.integrations.transformers.apply import apply
-from zloss.integrations.transformers.handle import ZLossHandle
+from zloss.integrations.transformers.apply import ZLossHandle, apply
 from zloss.source.objective import Objective
 from zloss.telemetry.alerts import AlertMonitor, OnAlert, alert_action
 from zloss.telemetry.trackers import Scalars, chosen_names, for_trackers

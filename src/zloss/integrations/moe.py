@@ -1,11 +1,12 @@
 """Add the router Z-loss to a Hugging Face mixture-of-experts model.
 
-The logits are read from the routers themselves. `output_router_logits` and `router_aux_loss_coef`, the model's own
+The logits are read from the routers themselves. `output_router_logits` and `router_aux_loss_coef`, the model's
 load-balancing term, are left alone.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,17 +16,37 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError
-from zloss.integrations.call_arguments import given_arguments
 from zloss.models.routers import find_routers
 from zloss.router.conventions import RouterConvention, check_count, find_convention
 from zloss.router.loss import RouterLoss, router_loss
+
+
+def attach_router_loss(
+    model: nn.Module,
+    *,
+    coef: float | None,
+    convention: str | RouterConvention,
+    target: float | None = None,
+    top_k: int | None = None,
+    capacity: int | None = None,
+    micro_batches: int = 1,
+) -> RouterLossHandle:
+    """From now on `model(...).loss` includes λ_R Σ α (log Z_R − c_R)² in training mode; `handle.last` is the record.
+
+    `model`: Mixtral, OLMoE, Qwen-MoE, Switch and others whose router logits transformers can record. An
+    `attention_mask` excludes padding. `micro_batches`: divide by it in a loop that adds up losses which are already
+    divided by the tokens of the whole step: the number of micro-batches, times the number of processes if the loop
+    multiplies its loss by that. Hugging Face's Trainer does both by default; use `attach(trainer, ..., router=...)`
+    there, which follows its settings.
+    """
+    return RouterLossHandle(model, RouterZLoss(convention, coef, target, top_k, capacity), micro_batches)
 
 
 @dataclass(frozen=True)
 class RouterZLoss:
     """A router Z-loss for `apply(model, objective, router=...)`: λ_R Σ α (log Z_R − c_R)².
 
-    `convention` chooses α by name; `target` None is log E; `top_k` and `capacity` None are the model's own.
+    `convention` chooses α by name; `target` None is log E; `top_k` and `capacity` None are those of the model.
     """
 
     convention: str | RouterConvention = "token_layer_mean"
@@ -38,32 +59,22 @@ class RouterZLoss:
 class RouterLossHandle:
     """A router Z-loss attached to a model: `last` is the record of the latest forward pass with a loss.
 
-    In training mode the model's loss includes `last.loss` / `micro_batches`, or the share below; in evaluation it stays
-    as it was and only `last` is filled. Remove with `remove()`, or use it as a context manager.
+    In training mode the model's loss includes `last.loss` / `micro_batches`, or the share below; in evaluation mode the
+    loss is unchanged and only `last` is set. Remove with `remove()`, or use it as a context manager.
 
     `step_tokens`: the tokens of all micro-batches and processes of the current optimizer step, divided by whatever the
-    trainer divides the sum of their losses by; None where that is unknown. A forward pass with n tokens then adds
+    trainer divides the sum of their losses by; None if that is unknown. A forward pass with n tokens then adds
     `last.loss`·n / `step_tokens`, so that the step trains the mean over all its tokens however they are split.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        coef: float | None,
-        convention: str | RouterConvention,
-        target: float | None,
-        top_k: int | None,
-        capacity: int | None,
-        micro_batches: int,
-    ) -> None:
+    def __init__(self, model: nn.Module, settings: RouterZLoss, micro_batches: int) -> None:
         check_count("micro_batches", micro_batches)
         if any(isinstance(getattr(hook, "__self__", None), RouterLossHandle) for hook in model._forward_hooks.values()):
             raise InputError(
                 f"this {type(model).__name__} has a router Z-loss already: call `remove()` on the earlier handle first."
             )
-        self.coef, self.target, self.capacity = coef, target, capacity
-        self.convention = find_convention(convention)
+        self.settings = settings
+        self.convention = find_convention(settings.convention)
         self.routers = find_routers(model)
         if self.routers.without_softmax:
             function = "a sigmoid" if self.routers.scoring == "sigmoid" else "a function"
@@ -71,7 +82,7 @@ class RouterLossHandle:
                 f"{type(model).__name__} scores each expert with {function} of its own logit: there is no softmax normalizer "
                 "for a router Z-loss to act on."
             )
-        self.top_k = self.routers.require_top_k(top_k)
+        self.top_k = self.routers.require_top_k(settings.top_k)
         self.micro_batches = micro_batches
         self.step_tokens: Tensor | None = None
         self.last: RouterLoss | None = None
@@ -89,7 +100,7 @@ class RouterLossHandle:
         self._hooks.clear()
 
     def routed_tokens(self, batch: Mapping[str, Any]) -> float:
-        """Tokens of a batch that each router will see, padding left out; the mean over routers of an encoder-decoder."""
+        """Tokens of a batch that each router will see, without padding; the mean over routers in an encoder-decoder."""
         tokens, encoder = _tokens(batch, ""), self.routers.encoder_layers
         if encoder is None:
             return float(tokens)
@@ -102,8 +113,8 @@ class RouterLossHandle:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.remove()
 
-    def _keep(self, place: int, logits: Tensor) -> None:
-        self._calls.append((place, logits))
+    def _keep(self, position: int, logits: Tensor) -> None:
+        self._calls.append((position, logits))
 
     def _begin(self, _model: nn.Module, _inputs: Any) -> None:
         self._calls.clear()
@@ -111,7 +122,7 @@ class RouterLossHandle:
     def _end(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         calls, self._calls = self._calls, []
         layers = [logits for _, logits in sorted(calls, key=lambda call: call[0])]
-        given = given_arguments(model, args, kwargs)
+        given = named_arguments(model, args, kwargs)
         as_tuple = isinstance(output, tuple)
         loss = (output[0] if given.get("labels") is not None else None) if as_tuple else getattr(output, "loss", None)
         if loss is None:  # generation or feature extraction
@@ -127,12 +138,12 @@ class RouterLossHandle:
             )
         self.last = router_loss(
             layers,
-            coef=self.coef,
+            coef=self.settings.coef,
             convention=self.convention,
             top_k=self.top_k,
-            target=self.target,
+            target=self.settings.target,
             mask=self.routers.masks(given, [layer.shape[0] for layer in layers]),
-            capacity=self.capacity,
+            capacity=self.settings.capacity,
             context=self.routers.context,
         )
         if not model.training:
@@ -164,30 +175,7 @@ def _tokens(batch: Mapping[str, Any], stack: str) -> int:
     )
 
 
-def attach_router_loss(
-    model: nn.Module,
-    *,
-    coef: float | None,
-    convention: str | RouterConvention,
-    target: float | None = None,
-    top_k: int | None = None,
-    capacity: int | None = None,
-    micro_batches: int = 1,
-) -> RouterLossHandle:
-    """From now on `model(...).loss` includes λ_R Σ α (log Z_R − c_R)² in training mode; `handle.last` is the record.
-
-    `model`: Mixtral, OLMoE, Qwen-MoE, Switch and others whose router logits transformers can record. An
-    `attention_mask` takes padding out. `micro_batches`: divide by it in a loop that adds up losses which are already
-    divided by the tokens of the whole step: the number of micro-batches, times the number of processes where the loop
-    multiplies its loss by that. Hugging Face's Trainer does both by default; use `attach(trainer, ..., router=...)`
-    there, which follows its settings.
-    """
-    return RouterLossHandle(
-        model,
-        coef=coef,
-        convention=convention,
-        target=target,
-        top_k=top_k,
-        capacity=capacity,
-        micro_batches=micro_batches,
-    )
+def named_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call of `model` by name; a hook gets positional ones without their names."""
+    names = list(inspect.signature(type(model).forward).parameters)[1:]
+    return dict(zip(names, args, strict=False)) | kwargs

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from zloss.distributed import Job
 from zloss.errors import InputError
 from zloss.measure.recomputed_layers import decoder_layers
 from zloss.models.output_head import HiddenStates
-from zloss.ranks.job import Job
 
 
 def shard_layers_(model: nn.Module, job: Job) -> None:
@@ -39,10 +39,10 @@ class InStep:
 
     def __call__(self, ids_BN: Tensor) -> Tensor:
         """Hidden states of `ids_BN`, in a pass that all ranks make."""
-        self._job.everyone(True)
+        self._job.all_gather(True)
         return self._hidden_of(ids_BN)
 
     def finish(self) -> None:
         """Run along until no rank has a pass left."""
-        while any(self._job.everyone(False)):
+        while any(self._job.all_gather(False)):
             self._hidden_of(self._any_ids())

@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
+from zloss.distributed import local_part
 from zloss.errors import CheckpointError, InputError, MissingDependencyError, first_line
-from zloss.ranks.own_parts import own_part
 from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName
 
 DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
@@ -436,7 +436,7 @@ def weight_fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     names: dict[tuple[object, ...], str] = {}
     for name, whole in sorted(model.state_dict().items()):
-        tensor = own_part(whole)  # of a model that is sharded over processes
+        tensor = local_part(whole)  # of a model that is sharded over processes
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         tied = names.setdefault(place, name) if tensor.numel() else name
         digest.update(f"{name} {tied} {tensor.dtype} {list(tensor.shape)}".encode())

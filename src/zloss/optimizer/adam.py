@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from zloss.distributed import gathered, local_part, share_of
 from zloss.errors import InputError
 from zloss.optimizer.norms import buckets, inf_norm, norms, pieces
-from zloss.ranks.own_parts import own_part, share_of
-from zloss.ranks.process_group import gathered
 
 
 class StatefulOptimizer(Protocol):
@@ -67,7 +66,10 @@ def _local_reading(optimizer: StatefulOptimizer, share: float, shares: dict[int,
     found: list[Tensor] = []
     for group in optimizer.param_groups:
         states = [
-            {key: own_part(value) if isinstance(value, Tensor) else value for key, value in optimizer.state[p].items()}
+            {
+                key: local_part(value) if isinstance(value, Tensor) else value
+                for key, value in optimizer.state[p].items()
+            }
             for p in group["params"]
             if len(optimizer.state.get(p, ())) and shares[id(p)] == share
         ]

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from zloss.ranks.own_parts import EqualShares
-from zloss.ranks.process_group import gathered
+from zloss.distributed import LocalParts, gathered
 
 PIECE = 2**15
 """Entries of a piece of a CPU tensor."""
@@ -94,7 +93,7 @@ def buckets(parts: Sequence[Tensor], entries: int = 2**24) -> Iterator[slice]:
         yield slice(start, len(parts))
 
 
-def local_norms(classes: Sequence[EqualShares]) -> Tensor:
+def local_norms(classes: Sequence[LocalParts]) -> Tensor:
     """[√Σ share·‖x‖₂², ‖x‖∞] of the parts on this rank, fp64."""
     found = [norms(part.tensors) for part in classes]
     if not found:
@@ -103,7 +102,7 @@ def local_norms(classes: Sequence[EqualShares]) -> Tensor:
     return torch.stack([_weighted_l2(classes, [part.l2 for part in found]), inf])
 
 
-def local_l2(classes: Sequence[EqualShares]) -> Tensor:
+def local_l2(classes: Sequence[LocalParts]) -> Tensor:
     """√Σ share·‖x‖₂² of the parts on this rank, fp64."""
     found = [l2_norm([tensor for tensor in part.tensors if tensor.numel()]) for part in classes]
     return _weighted_l2(classes, found) if found else torch.zeros((), dtype=torch.float64)
@@ -120,12 +119,12 @@ def whole_l2(everyone: Tensor) -> Tensor:
     return total
 
 
-def l2_over_ranks(classes: Sequence[EqualShares], group: ProcessGroup | None) -> Tensor:
+def l2_over_ranks(classes: Sequence[LocalParts], group: ProcessGroup | None) -> Tensor:
     """‖x‖₂ of the whole, on every rank."""
     return whole_l2(gathered(local_l2(classes).reshape(1), group)[:, 0])
 
 
-def _weighted_l2(classes: Sequence[EqualShares], l2: Sequence[Tensor]) -> Tensor:
+def _weighted_l2(classes: Sequence[LocalParts], l2: Sequence[Tensor]) -> Tensor:
     """√Σ share·‖x‖₂² over the classes."""
     if len(classes) == 1 and classes[0].share == 1:
         return l2[0]

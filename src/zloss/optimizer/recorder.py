@@ -29,12 +29,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from zloss.distributed import LocalParts, gathered, group_of, is_dtensor, local_part, local_parts, share_of
 from zloss.errors import InputError
 from zloss.optimizer.adam import StatefulOptimizer, read_adam
 from zloss.optimizer.norms import l2_over_ranks, local_l2, local_norms, norms_over_ranks, whole_l2
-from zloss.ranks.distributed_tensors import is_dtensor
-from zloss.ranks.own_parts import EqualShares, by_share, group_of, own_part, share_of
-from zloss.ranks.process_group import gathered
 from zloss.results.step_record import AdamSample, GradientState, StepRecord
 
 
@@ -153,7 +151,7 @@ class Recorder:
         read = self._read(micro)
         # A factor of 0 or NaN means that the gradient was not finite; the remaining gradient is read as it is.
         factor = clipped_by if clipped_by is not None and math.isfinite(clipped_by) and clipped_by > 0 else 1.0
-        gradients = [own_part(gradient) for gradient in self._gradients()]
+        gradients = [local_part(gradient) for gradient in self._gradients()]
         opened = OpenStep(index, gradients, read, self._clip, factor)
         if clipped_by is not None:
             opened.postclip = (read.norm, read.inf)
@@ -196,14 +194,14 @@ class Recorder:
             return 1 / self._copies(parameter)
         return share_of(parameter, self._ranks)
 
-    def _parameter_shares(self) -> list[EqualShares]:
-        return by_share(self._parameters, map(self._share, self._parameters))
+    def _parameter_shares(self) -> list[LocalParts]:
+        return local_parts(self._parameters, map(self._share, self._parameters))
 
-    def _gradient_shares(self) -> list[EqualShares]:
+    def _gradient_shares(self) -> list[LocalParts]:
         """A gradient is distributed like its parameter, unless it is a DTensor with placements of its own."""
         owners = [p for p in self._parameters if p.grad is not None]
         shares = [self._share(p.grad if is_dtensor(p.grad) else p) for p in owners]
-        return by_share(self._gradients(), shares)
+        return local_parts(self._gradients(), shares)
 
     @torch.no_grad()
     def _read(self, micro: Tensor) -> StepReading:

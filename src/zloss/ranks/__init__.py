@@ -1,1 +1,1 @@
-"""Process groups: which rank holds which rows, and who counts which token."""
+"""Which rank holds which rows of the vocabulary and which tokens."""

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
+from zloss.distributed import is_dtensor
 from zloss.errors import InputError
 from zloss.ranks.token_shard import TokenShard
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
-
-def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
-    """Whether a tensor is a DTensor; the module of DTensors, slow to import, is not loaded for the answer."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_shard(name: str, tensor: Tensor, dim: int) -> tuple[Tensor, dist.ProcessGroup | None]:

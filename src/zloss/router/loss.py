@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zloss.distributed import Gradients, as_groups, gradient_divisor
 from zloss.errors import DoubleBackwardError, InputError, ShapeError
-from zloss.ranks.global_normalizer import Gradients, as_groups, gradient_divisor
 from zloss.router.conventions import RouterContext, RouterConvention, check_count, exact_coefficient, find_convention
 from zloss.router.decisions import LayerTensors, RouterStats, read_router_logits, router_statistics, tensor_sequence
 from zloss.source.objective import check_target, is_on, resolve_target

@@ -30,9 +30,9 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from zloss.decide.thresholds import Thresholds
+from zloss.distributed import first_rank
 from zloss.errors import InputError, TrainingAlertError
 from zloss.optimizer.endpoints import THRESHOLDS
-from zloss.ranks.process_group import first_rank
 
 Kind = Literal["ratio", "fall", "factor", "events"]
 

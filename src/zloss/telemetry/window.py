@@ -21,8 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from zloss.distributed import default_group, gathered, world_size
 from zloss.errors import InputError
-from zloss.ranks.process_group import default_group, gathered, world_size
 from zloss.source.reduction import Reduction
 from zloss.source.statistics import TokenStats
 from zloss.source.summary import LEVELS, MEANS, entry_name, joined, sum_of_valid, summarize_values, token_values

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from zloss.distributed import Job
 from zloss.errors import InputError, ZlossError
-from zloss.ranks.job import Job
 from zloss.results.train_config import TrainConfig
 from zloss.train.data.micro_batches import check_divisible
 from zloss.train.folder.run_folder import refuse_other_settings

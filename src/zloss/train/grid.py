@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zloss.console import Progress
+from zloss.distributed import Job
 from zloss.errors import InputError, UnknownNameError
-from zloss.ranks.job import Job
 from zloss.results.moe_config import OFF
 from zloss.results.run_metrics import RunMetrics
 from zloss.results.train_config import UNPENALIZED, TrainConfig

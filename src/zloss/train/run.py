@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from zloss.console import Progress, Silent, held_interrupts
+from zloss.distributed import Job
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
-from zloss.ranks.job import Job
 from zloss.results.folder_writing import whole_folder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_metrics import RunMetrics, write_metrics
@@ -160,7 +160,7 @@ class _Run:
         config, job, options, accelerator = self.config, self.job, self.options, step_of_run.accelerator
         recorder = step_of_run.recorder
         done, recorder.records = job.together(saved.load, accelerator)
-        job.together(check_alike, job.everyone(done), "checkpoints: they need one folder that all of them read")
+        job.together(check_alike, job.all_gather(done), "checkpoints: they need one folder that all of them read")
         step_of_run.loss_model.train()
         if job.first:
             mark_unfinished(self.folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from zloss.ranks.distributed_tensors import is_dtensor
+from zloss.distributed import is_dtensor
 from zloss.source.objective import Objective
 from zloss.source.reduction import Reduction
 from zloss.transport.backends.choice import Backend, resolve_backend, runs_in_triton

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from zloss.distributed import Shared, exchange, fingerprint, tokens_fingerprint
 from zloss.errors import InputError
-from zloss.ranks.agreement import Shared, exchange, fingerprint, tokens_fingerprint
 from zloss.ranks.distributed_tensors import local_shard, local_tokens, replicated
 from zloss.ranks.token_shard import TokenShard
 from zloss.ranks.vocabulary_shard import VocabularyShard

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zloss.distributed import check_target_range, counted_targets
 from zloss.errors import ShapeError
-from zloss.ranks.global_normalizer import check_target_range, counted_targets
 from zloss.source.reduction import TokenWeights, reduction_weights
 from zloss.transport.options import HeadOptions
 from zloss.transport.tensor_arguments import may_read

@@ -28,7 +28,7 @@ from tests.integrations.transformers.small_models import (
     small,
     truth,
 )
-from zloss.errors import CoefficientError, InputError, UnsupportedModelError
+from zloss.errors import CoefficientError, InputError, UnknownNameError, UnsupportedModelError
 from zloss.integrations.transformers import apply
 
 
@@ -305,6 +305,11 @@ def test_what_is_no_model_of_transformers_is_refused() -> None:
         apply(nn.Linear(3, 4), OBJECTIVE)
     with pytest.raises(UnsupportedModelError, match="DistributedDataParallel"):
         apply(nn.DataParallel(small()), OBJECTIVE)
+
+
+def test_an_unknown_backend_was_refused_in_the_first_step_only() -> None:
+    with pytest.raises(UnknownNameError, match="backend"):
+        apply(small(), OBJECTIVE, backend="tritn")  # type: ignore[arg-type]
 
 
 def test_ligers_fused_cross_entropy_is_refused() -> None:

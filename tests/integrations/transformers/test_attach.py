@@ -96,7 +96,7 @@ def test_ce_lagged_behind_the_loss_of_the_same_log(
     settings: dict[str, Any], kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`zloss/ce` covered the last 50 steps, `loss` those since the last log, which may be more than are kept."""
-    monkeypatch.setattr("zloss.integrations.transformers.attach_trainer.DEFAULT_WINDOW", kept)
+    monkeypatch.setattr("zloss.integrations.transformers.trainer.DEFAULT_WINDOW", kept)
     # Every sequence has as many tokens, so that a mean over steps is a mean over tokens.
     trainer = make_trainer(small(), max_steps=12, learning_rate=1e-2, per_device_train_batch_size=7, **settings)
     trainer.train_dataset = [{"x": (row["x"].repeat(5))[:16]} for row in sequences()]

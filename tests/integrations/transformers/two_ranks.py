@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.distributed.leave import leave
 from tests.integrations.transformers.small_models import GPT2, OBJECTIVE, batch, small, truth
-from tests.ranks.leave import leave
 from zloss.integrations.transformers import apply
 
 CASES = {

@@ -16,10 +16,10 @@ import pytest
 from tests.forked import Forked, forked_ranks
 from tests.protocol.recommend.trained_model import shift_model, tiny_recommendation, train_model
 from tests.train.killing_view import KillingView
+from zloss.distributed import StoppedError, open_job
 from zloss.errors import InputError, OutputError
 from zloss.protocol.recommend import crew
 from zloss.protocol.recommend.run import make_plan, run_recommendation
-from zloss.ranks.job import StoppedError, open_job
 from zloss.results.comparison import Comparison
 from zloss.results.files import read_record
 from zloss.results.recommend_plan import RecommendPlan

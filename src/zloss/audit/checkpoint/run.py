@@ -17,6 +17,7 @@ from typing import Any
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.report import audit_report, router_section
 from zloss.console import Clock, Progress, Silent, held_interrupts
+from zloss.distributed import Job
 from zloss.errors import InputError
 from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
@@ -30,7 +31,6 @@ from zloss.measure.tails import Tails
 from zloss.measure.token_pass import KeptForwards, TokenPass
 from zloss.models.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
 from zloss.models.output_head import check_head, find_head, hidden_states
-from zloss.ranks.job import Job
 from zloss.results.audit import AuditReport
 from zloss.results.router import RouterFindings
 from zloss.results.writing import write_bytes
@@ -228,7 +228,7 @@ def _text_pass(
         run = in_step if config.shard else hidden_of
         token_pass = TokenPass(measurement, blocks, run, config.batch_blocks, kept)
         tails = Tails(measurement, plane=has_plane(measurement), seed=config.seed)
-        mine = job.own_range(blocks.count, config.batch_blocks)
+        mine = job.local_range(blocks.count, config.batch_blocks)
         saved = SavedPass(
             folder,
             f"{config.fingerprint(blocks.fingerprint())}-{tails.layout()}",

@@ -9,23 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zloss.integrations.moe import RouterZLoss
-from zloss.integrations.transformers.apply import apply
-from zloss.integrations.transformers.handle import ZLossHandle
+from zloss.integrations.transformers.apply import ZLossHandle, apply
 from zloss.integrations.transformers.support_table import support
 
 if TYPE_CHECKING:
-    from zloss.integrations.transformers.attach_trainer import attach as attach
-    from zloss.integrations.transformers.trainer_attachment import TrainerAttachment as TrainerAttachment
+    from zloss.integrations.transformers.trainer import TrainerAttachment as TrainerAttachment
+    from zloss.integrations.transformers.trainer import attach as attach
 
 __all__ = ["RouterZLoss", "TrainerAttachment", "ZLossHandle", "apply", "attach", "support"]
-
-_HOME = {"attach": "attach_trainer", "TrainerAttachment": "trainer_attachment"}
 
 
 def __getattr__(name: str) -> Any:
     """`attach` imports the Trainer of transformers, which takes seconds: on first use."""
-    if name in _HOME:
-        import importlib
+    if name in ("attach", "TrainerAttachment"):
+        from zloss.integrations.transformers import trainer
 
-        return getattr(importlib.import_module(f"zloss.integrations.transformers.{_HOME[name]}"), name)
+        return getattr(trainer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,27 +1,45 @@
-"""`apply`: a Hugging Face model computes its training loss as CE + Z through `head_loss`, without logits."""
+"""`apply`: a Hugging Face model computes its training loss as CE + Z through `head_loss`, without logits.
+
+The handle that it returns keeps two hooks on the model. Before a training forward the output head is replaced for that
+call (`lazy_logits`); after it, the loss is in place and the output has no logits, or is what TRL's SFTTrainer expects.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from zloss.errors import CoordinateError, InputError, OutdatedDependencyError, UnsupportedModelError, require_version
-from zloss.integrations.moe import RouterLossHandle, RouterZLoss
-from zloss.integrations.transformers.handle import ZLossHandle
-from zloss.integrations.transformers.head_operands import output_head
-from zloss.integrations.transformers.settings import Settings
+from zloss.errors import (
+    CoordinateError,
+    InputError,
+    MissingDependencyError,
+    OutdatedDependencyError,
+    UnsupportedModelError,
+    require_version,
+)
+from zloss.integrations.moe import RouterLossHandle, RouterZLoss, named_arguments
+from zloss.integrations.transformers.lazy_logits import LazyLogits, NoLogits, TrainingCall, output_head
 from zloss.source.objective import Objective
+from zloss.telemetry.window import MicroBatch, micro_batch
 from zloss.transport.backends.choice import Backend
+from zloss.transport.head_loss import HeadLossOutput
 from zloss.transport.options import HeadOptions
+from zloss.transport.outside_compile import outside_compile
 from zloss.transport.statistics_plan import Statistics
 
 LEAST_PEFT = "0.21"
 LEAST_TRANSFORMERS = "5.2"
-OWN_Z = ("z_loss_coefficient", "z_loss_coef")
-"""Keys of a config under which a model adds a Z-loss of its own (Bamba)."""
-ELSEWHERE = {"ProphetNetForCausalLM": "its loss is computed from log-probabilities of several streams"}
-"""Classes whose loss does not end in one cross-entropy of their logits, by what the source of transformers shows."""
+LEAST_TRL = "1.16"
+LABELS = ("labels", "shift_labels")
+MODEL_Z_KEYS = ("z_loss_coefficient", "z_loss_coef")
+"""Config keys under which a model adds its own Z-loss (Bamba)."""
+UNSUPPORTED = {"ProphetNetForCausalLM": "its loss is computed from log-probabilities of several streams"}
+"""Classes whose loss does not end in one cross-entropy of their logits, according to the source of transformers."""
 
 
 def apply(
@@ -37,11 +55,11 @@ def apply(
     """From now on `model(..., labels=...)` in training mode returns CE + Z as its loss, computed without logits.
 
     `model`: a causal, conditional-generation or multimodal model of transformers, bare or inside PEFT, DDP, FSDP2 or
-    torch.compile, in either order. Evaluation, generation, state dict and signature stay as they are. What cannot be
-    taken over exactly is refused by name: here where the configuration shows it, else in the first training step.
+    torch.compile, in either order. Evaluation, generation, state dict and signature do not change. A model whose loss
+    cannot be reproduced exactly is refused by name: here if its configuration shows it, else in the first training step.
     `router`: adds a router Z-loss to a mixture-of-experts model; its own load-balancing term is left alone.
     `router_micro_batches`: its divisor in a loop that adds up losses which are divided by the tokens of the whole step:
-    the number of micro-batches, times the number of processes where the loop multiplies its loss by that.
+    the number of micro-batches, times the number of processes if the loop multiplies its loss by that.
 
     >>> import torch, transformers, zloss
     >>> from zloss.integrations.transformers import apply
@@ -55,31 +73,23 @@ def apply(
     torch.Size([16])
     >>> handle.remove()
     """
-    HeadOptions(objective=objective, label_smoothing=label_smoothing, statistics=statistics)  # checks itself
-    inner = language_model(model)
+    options = HeadOptions(objective, label_smoothing=label_smoothing, statistics=statistics, backend=backend)
+    inner = _language_model(model)
     require_version("transformers", LEAST_TRANSFORMERS, "`apply`", "audit")
     _refuse_known(inner, objective)
     output_head(inner)
-    handle = ZLossHandle(inner, Settings(objective, label_smoothing, statistics, backend))
+    handle = ZLossHandle(inner, options)
     if router is not None:
         try:
-            # After ours, so that its forward hook finds the loss that ours returned.
-            handle.router = RouterLossHandle(
-                inner,
-                coef=router.coef,
-                convention=router.convention,
-                target=router.target,
-                top_k=router.top_k,
-                capacity=router.capacity,
-                micro_batches=router_micro_batches,
-            )
+            # Registered after ours, so that its forward hook sees the loss that ours returned.
+            handle.router = RouterLossHandle(inner, router, router_micro_batches)
         except BaseException:
             handle.remove()
             raise
     return handle
 
 
-def language_model(model: Any) -> Any:
+def _language_model(model: Any) -> Any:
     """The model of transformers inside DDP, torch.compile and PEFT wrappers."""
     while True:
         kind = type(model).__name__
@@ -110,7 +120,7 @@ def _check_peft() -> None:
 
 
 def _refuse_known(model: Any, objective: Objective) -> None:
-    """Everything that the class or the configuration already shows."""
+    """Refuse what the class or the configuration already shows."""
     name = type(model).__name__
     if any(isinstance(getattr(hook, "__self__", None), ZLossHandle) for hook in model._forward_pre_hooks.values()):
         raise InputError(f"this {name} has a Z-loss applied already: call `handle.remove()` on the earlier one first.")
@@ -119,12 +129,12 @@ def _refuse_known(model: Any, objective: Objective) -> None:
         raise UnsupportedModelError(
             f"{name} is not a model of transformers (it has no `config`): call zloss.head_loss in its training step instead."
         )
-    if name in ELSEWHERE:
-        raise UnsupportedModelError(f"{name} cannot be taken over: {ELSEWHERE[name]}.")
-    if any(getattr(config, key, None) for key in OWN_Z):
+    if name in UNSUPPORTED:
+        raise UnsupportedModelError(f"{name} cannot be taken over: {UNSUPPORTED[name]}.")
+    if any(getattr(config, key, None) for key in MODEL_Z_KEYS):
         raise UnsupportedModelError(
             f"{name} adds a Z-loss of its own (over all positions, ignored ones included): set "
-            f"`config.{next(key for key in OWN_Z if getattr(config, key, None))} = 0` first."
+            f"`config.{next(key for key in MODEL_Z_KEYS if getattr(config, key, None))} = 0` first."
         )
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     if getattr(text, "final_logit_softcapping", None) and objective.active and objective.needs_mu:
@@ -138,3 +148,175 @@ def _refuse_known(model: Any, objective: Objective) -> None:
             f"{name} computes its loss in Liger's fused cross-entropy: load it without, or pass "
             'liger_kernel_config={"fused_linear_cross_entropy": False}.'
         )
+
+
+class ZLossHandle:
+    """A model whose training loss goes through `head_loss`; `remove()` undoes it.
+
+    `last` is the output of the last training forward: CE, Z and the statistics of every token, detached. `calls` counts
+    those forwards, and every function in `observers` is called with each. `router` is the handle of the router Z-loss, or
+    None. The handle is a context manager. A copy or a pickle of the model has a separate handle, without `last` and
+    observers.
+    """
+
+    def __init__(self, model: nn.Module, options: HeadOptions) -> None:
+        self.options = options
+        self.last: HeadLossOutput | None = None
+        self.calls = 0
+        self.observers: list[Callable[[MicroBatch], None]] = []
+        self.router: RouterLossHandle | None = None
+        self._model = model
+        self._open: list[TrainingCall | None] = []
+        self._hooks: list[Any] = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Remove the hooks from the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self.router is not None:
+            self.router.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # `last` belongs to the original's last step; its tensors are not leaves, which torch refuses to copy.
+        return self.__dict__ | {"last": None, "_open": [], "observers": []}
+
+    @outside_compile
+    def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = named_arguments(model, args, kwargs)
+        has_labels = any(given.get(name) is not None for name in LABELS)
+        if not (model.training and torch.is_grad_enabled() and has_labels):
+            self._open.append(None)
+            return None
+        per_token = bool(kwargs.get("fused_lm_head"))
+        if per_token:
+            kwargs = {name: value for name, value in kwargs.items() if name != "fused_lm_head"}
+        call = TrainingCall(model, self.options, per_token=per_token)
+        call.install()
+        self._open.append(call)
+        return args, kwargs
+
+    @outside_compile
+    def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        call = self._open.pop() if self._open else None
+        if call is None:
+            if output is not None and torch.is_grad_enabled():
+                _forbid_backward(model, output, named_arguments(model, args, kwargs))
+            return None
+        call.uninstall()
+        if output is None:  # the forward raised, and its exception propagates from here
+            return None
+        if call.output is None:
+            raise UnsupportedModelError(
+                f"{call.model_name} computed its training loss without its output head or without `F.cross_entropy` "
+                "(another patch of its forward, such as Liger's fused cross-entropy?), so Z could not be added."
+            )
+        self.calls += 1
+        self.last = replace(call.output, loss=call.output.loss.detach())
+        for observe in self.observers:
+            observe(micro_batch(self.last, call.reduction))
+        if call.per_token:
+            if self.router is not None:
+                raise UnsupportedModelError(
+                    "SFTTrainer makes its loss from the log-probabilities of tokens, which have no place for a router "
+                    "Z-loss: apply without `router`, or use the Trainer of transformers."
+                )
+            return _trl_output(call, output, named_arguments(model, args, kwargs))
+        return _without_logits(output, call.model_name)
+
+
+def _forbid_backward(model: nn.Module, output: Any, given: dict[str, Any]) -> None:
+    """Make a backward pass from a loss that did not go through zloss raise: it would train without Z. Reading it is fine."""
+    name = type(model).__name__
+    has_labels = any(given.get(label) is not None for label in LABELS)
+    if has_labels:
+        tensor = output[0] if isinstance(output, tuple) else getattr(output, "loss", None)
+        why = (
+            f"{name} is in evaluation mode, so its loss has no Z: call model.train() before training "
+            "(Lightning leaves models from `from_pretrained` in evaluation mode)."
+        )
+    elif model.training:
+        tensor = output[0] if isinstance(output, tuple) else getattr(output, "logits", None)
+        why = (
+            f"{name} was called in training mode without `labels`, so the loss was computed outside the model and has no Z. "
+            "A label smoother or `compute_loss_func` of a Trainer takes the labels away: pass `label_smoothing` to zloss "
+            "instead, or compute the loss with zloss.logits_loss."
+        )
+    else:
+        return
+
+    def refuse(_grad: Tensor) -> None:
+        raise UnsupportedModelError(why)
+
+    if isinstance(tensor, Tensor) and tensor.requires_grad:
+        tensor.register_hook(refuse)  # type: ignore[no-untyped-call]
+
+
+def _without_logits(output: Any, model_name: str) -> Any:
+    """The model's output with `NoLogits` instead of lazy logits."""
+    none = NoLogits(model_name)
+    if isinstance(output, tuple) and not hasattr(output, "keys"):
+        return tuple(none if isinstance(value, LazyLogits) else value for value in output)
+    return type(output)(**{name: none if isinstance(value, LazyLogits) else value for name, value in output.items()})
+
+
+def _trl_output(call: TrainingCall, output: Any, given: dict[str, Any]) -> Any:
+    """TRL's `FusedCausalLMOutput` for a call with `fused_lm_head`: numbers per token instead of logits.
+
+    `log_probs` is −(CE + Z) of every token, so that the loss TRL computes from it is CE + Z; entropy, accuracy and mask are
+    those of the model.
+    """
+    try:
+        from trl.trainer.utils import FusedCausalLMOutput
+    except ImportError as error:
+        raise MissingDependencyError(f"trl>={LEAST_TRL}", "Training with SFTTrainer", "trl") from error
+    assert call.output is not None
+    stats = call.output.stats
+    if stats.entropy is None:
+        raise UnsupportedModelError(
+            "SFTTrainer logs the entropy of every token, which light statistics leave out: apply with statistics='full'."
+        )
+    shifted = given.get("shift_labels")
+
+    def per_token(values: Tensor) -> Tensor:
+        """One value per predicted token, [B, T − 1], or [B, T] for labels that were shifted before."""
+        if shifted is not None:
+            return values.reshape(shifted.shape)
+        batch, length = given["labels"].shape
+        if values.numel() == batch * length:  # shifted by padding: the last position of every sequence is ignored
+            return values.reshape(batch, length)[:, :-1]
+        return values.reshape(batch, length - 1)
+
+    return FusedCausalLMOutput(
+        loss=None,
+        log_probs=per_token(-call.output.loss).as_subclass(_NegativeLoss),
+        entropy=per_token(stats.entropy.masked_fill(~stats.valid, 0)),
+        is_top1=per_token(stats.top1 & stats.valid),
+        label_mask=per_token(stats.valid),
+        aux_loss=getattr(output, "aux_loss", None),
+    )
+
+
+class _NegativeLoss(Tensor):
+    """−(CE + Z) of every token: a tensor whose exponential is refused, because it is not a probability."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "").rstrip("_") in ("exp", "exp2", "expm1"):
+            raise UnsupportedModelError(
+                'the loss of a token was taken for its log-probability (TRL\'s loss_type="dft" does so), but it has Z in '
+                'it: use loss_type="nll".'
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))

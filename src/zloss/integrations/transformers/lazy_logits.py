@@ -1,54 +1,127 @@
-"""Logits that are never computed: what a model does to them before its loss is recorded, and anything else is refused.
+"""One training forward of a model without logits: what it does to them before its loss is recorded, anything else refused.
 
-While a model trains, its output head returns a `LazyLogits` instead of a tensor. Slices, views and casts act on the
-hidden states; products with a number, a tanh and a constant bias become the logit scale, the softcap and the bias of
-`head_loss`; a cut of the vocabulary becomes `valid_vocab`. `F.cross_entropy`, where the losses of transformers end, is
-answered by the training call. An operation that is not listed here raises, so no result can be silently different.
+While a model trains, its output head returns a `LazyLogits` instead of a tensor (`TrainingCall`). Slices, views and casts
+act on the hidden states; products with a number, a tanh and a constant bias become the logit scale, the softcap and the
+bias of `head_loss`; a cut of the vocabulary becomes `valid_vocab`. `F.cross_entropy`, where the losses of transformers
+end, becomes a call of `head_loss`. An operation that is not listed here raises, so no result can be silently different.
 In the output that the model returns, `NoLogits` replaces them.
 
-Axes: [..., D] hidden states stand for [..., V] logits.
+Axes: [..., D] hidden states represent [..., V] logits.
 """
 
 from __future__ import annotations
 
 import builtins
 import math
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import EllipsisType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from zloss.errors import MissingLogitsError, UnsupportedModelError
+from zloss.source.reduction import Reduction, check_reduction
+from zloss.transport.head_loss import HeadLossOutput, head_loss
+from zloss.transport.options import HeadOptions
 
 
-@dataclass(frozen=True)
-class CrossEntropyRequest:
-    """The arguments of one call of `F.cross_entropy` on lazy logits."""
+class TrainingCall:
+    """One call of a model, during which the forward of its head is replaced; nothing is left on the model between calls.
 
-    target: Tensor
-    ignore_index: int
-    reduction: str
-    label_smoothing: float
+    The loss is evaluated inside a second call of the head module, so that the head's hooks (FSDP2, accelerate) gather its
+    weight for it. `output` is what `head_loss` returned. `per_token`: losses are not reduced, as TRL's fused head expects.
+    """
 
+    def __init__(self, model: nn.Module, options: HeadOptions, *, per_token: bool) -> None:
+        self.model_name = type(model).__name__
+        self.per_token = per_token
+        self.output: HeadLossOutput | None = None
+        self.reduction: Reduction = "mean"
+        self._options = options
+        self._head = output_head(model)
+        self._losses = 0
+        self._pending: Callable[[nn.Module], Tensor] | None = None
+        """Computes the loss in the second call of the head."""
+        # accelerate's device hooks wrap `forward` and keep the original under this name.
+        self._attribute = "_old_forward" if hasattr(self._head, "_hf_hook") else "forward"
+        self._before: Any = None
 
-class AnswersLoss(Protocol):
-    """Who computes the loss of lazy logits."""
+    def install(self) -> None:
+        """Replace the head's forward."""
+        self._before = self._head.__dict__.get(self._attribute)
+        setattr(self._head, self._attribute, types.MethodType(self._head_forward, self._head))
 
-    model_name: str
+    def uninstall(self) -> None:
+        """Restore the head's forward."""
+        if self._before is None:
+            self._head.__dict__.pop(self._attribute, None)
+        else:
+            setattr(self._head, self._attribute, self._before)
 
-    def loss(self, logits: LazyLogits, request: CrossEntropyRequest) -> Tensor:
-        """What `F.cross_entropy(logits, target, ...)` returns."""
-        ...
+    def _head_forward(self, head: Any, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
+        if self._pending is not None:
+            return self._pending(head)
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        vocab = getattr(head, "base_layer", head).out_features
+        return LazyLogits(self, hidden, LogitTransform(vocab), dtype)
+
+    def cross_entropy(
+        self, logits: LazyLogits, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float
+    ) -> Tensor:
+        """What the model's `F.cross_entropy(logits, target, ...)` returns: CE + Z."""
+        self._losses += 1
+        if self._losses > 1:
+            raise UnsupportedModelError(
+                f"{self.model_name} computes more than one cross-entropy from its output head in one training step "
+                "(multi-token prediction?); which of them should carry Z cannot be told."
+            )
+        check_reduction(reduction)
+        self.reduction = "none" if self.per_token else cast(Reduction, reduction)
+        self._pending = partial(self._loss, logits, target, ignore_index, label_smoothing)
+        try:
+            loss: Tensor = self._head(logits.hidden)
+        finally:
+            self._pending = None
+        return loss.sum() if self.per_token else loss
+
+    def _loss(
+        self, logits: LazyLogits, target: Tensor, ignore_index: int, label_smoothing: float, head: nn.Module
+    ) -> Tensor:
+        transform = logits.transform
+        hidden, weight_VD, bias_V = head_operands(head, logits.hidden)
+        if transform.bias_V is not None:
+            extra_V = transform.bias_V.to(weight_VD)
+            bias_V = extra_V if bias_V is None else bias_V + extra_V
+        if transform.softcap is not None and transform.softcap <= 0:
+            logits.refuse("a tanh with a factor that is not positive")
+        self.output = head_loss(
+            hidden,
+            weight_VD,
+            target.to(hidden.device),
+            self._options.objective,
+            bias=bias_V,
+            ignore_index=ignore_index,
+            reduction=self.reduction,
+            valid_vocab=None if transform.vocab == weight_VD.shape[0] else transform.vocab,
+            logit_scale=transform.logit_scale,
+            softcap=transform.softcap,
+            label_smoothing=label_smoothing or self._options.label_smoothing,
+            statistics=self._options.statistics,
+            backend=self._options.backend,
+        )
+        return self.output.loss
 
 
 @dataclass(frozen=True)
 class LogitTransform:
-    """z = outer·tanh(scale·(Wu + b + bias)) where capped, else scale·(Wu + b + bias); the first `vocab` entries of it."""
+    """z = outer·tanh(scale·(Wu + b + bias)) if capped, else scale·(Wu + b + bias); the first `vocab` entries of it."""
 
     vocab: int
     scale: float = 1.0
@@ -68,24 +141,24 @@ class LogitTransform:
 
 
 class LazyLogits:
-    """The logits of a head, known by their hidden states and by what was done to them since."""
+    """The logits of a head, represented by their hidden states and by what was done to them since."""
 
-    def __init__(self, answers: AnswersLoss, hidden: Tensor, transform: LogitTransform, dtype: torch.dtype) -> None:
-        self._answers = answers
+    def __init__(self, call: TrainingCall, hidden: Tensor, transform: LogitTransform, dtype: torch.dtype) -> None:
+        self._call = call
         self.hidden = hidden
         self.transform = transform
         self.dtype = dtype
 
     def _with(self, *, hidden: Tensor | None = None, dtype: torch.dtype | None = None, **changes: Any) -> Self:
         kept = self.hidden if hidden is None else hidden
-        return type(self)(self._answers, kept, replace(self.transform, **changes), dtype or self.dtype)
+        return type(self)(self._call, kept, replace(self.transform, **changes), dtype or self.dtype)
 
     def refuse(self, what: str) -> NoReturn:
         raise UnsupportedModelError(
-            f"{self._answers.model_name} applies {what} to its logits while it trains, which cannot be computed without them."
+            f"{self._call.model_name} applies {what} to its logits while it trains, which cannot be computed without them."
         )
 
-    # What may be asked.
+    # What can be read.
 
     @property
     def shape(self) -> torch.Size:
@@ -112,7 +185,7 @@ class LazyLogits:
     def numel(self) -> int:
         return self.shape.numel()
 
-    # What changes nothing, or the layout of the tokens only.
+    # What changes nothing, or only the layout of the tokens.
 
     def contiguous(self, *_args: Any, **_kwargs: Any) -> Self:
         return self
@@ -160,7 +233,7 @@ class LazyLogits:
         return self._with(hidden=self.hidden.squeeze(dim))
 
     def __getitem__(self, index: Any) -> Self:
-        """A choice of tokens; on the vocabulary only a cut [:n] from its start."""
+        """Selects tokens; on the vocabulary only a cut [:n] is possible."""
         items = self._spelled_out(index if isinstance(index, tuple) else (index,))
         if sum(_axes_of(item) for item in items) < self.ndim:
             return self._with(hidden=self.hidden[tuple(items)])
@@ -240,10 +313,38 @@ class LazyLogits:
         return lazy.refuse(f"`{getattr(func, '__name__', func)}`")
 
 
+def _axes_of(item: Any) -> int:
+    """How many axes one item of an index consumes."""
+    if item is None or isinstance(item, EllipsisType):
+        return 0
+    return item.ndim if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+
+
+def _cross_entropy(
+    input: Any,
+    target: Any,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`F.cross_entropy` of lazy logits, with the same signature."""
+    if not isinstance(input, LazyLogits):
+        target.refuse("a cross-entropy with the logits as the target")
+    if weight is not None or size_average is not None or reduce is not None:
+        input.refuse("a cross-entropy with class weights or a deprecated reduction")
+    if target.is_floating_point():
+        input.refuse("a cross-entropy with probabilities as the target")
+    loss: Tensor = input._call.cross_entropy(input, target, ignore_index, reduction, label_smoothing)
+    return loss
+
+
 class NoLogits:
     """`outputs.logits` of a training call: any use raises one sentence.
 
-    It may be passed on, copied, pickled and printed, and code that looks for tensors in an output does not take it for one.
+    It can be passed on, copied, pickled and printed, and code that looks for tensors in an output does not mistake it for one.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -259,7 +360,7 @@ class NoLogits:
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_model_name":  # protocols of Python, which look for what is not there
+        if name.startswith("__") or name == "_model_name":  # protocols of Python, which probe for attributes
             raise AttributeError(name)
         self._refuse()
 
@@ -280,29 +381,60 @@ for _operator in (
     setattr(NoLogits, f"__{_operator}__", NoLogits._refuse)
 
 
-def _axes_of(item: Any) -> int:
-    """How many axes one item of an index consumes."""
-    if item is None or isinstance(item, EllipsisType):
-        return 0
-    return item.ndim if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+def output_head(model: Any) -> nn.Module:
+    """The module whose forward multiplies by the head's weight, looked up at every call: PEFT and FSDP may replace it."""
+    name = type(model).__name__
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is None:
+        raise UnsupportedModelError(
+            f"{name} names no output head (`get_output_embeddings()` returns None), so its logits cannot be taken over."
+        )
+    if type(head).__name__ == "ModulesToSaveWrapper":
+        head = head.original_module if head.disable_adapters else head.modules_to_save[head.active_adapters[0]]
+    _check_head(head, name)
+    return head  # type: ignore[no-any-return]
 
 
-def _cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """`F.cross_entropy` of lazy logits, with its own signature."""
-    if not isinstance(input, LazyLogits):
-        target.refuse("a cross-entropy with the logits as the target")
-    if weight is not None or size_average is not None or reduce is not None:
-        input.refuse("a cross-entropy with class weights or a deprecated reduction")
-    if target.is_floating_point():
-        input.refuse("a cross-entropy with probabilities as the target")
-    loss: Tensor = input._answers.loss(input, CrossEntropyRequest(target, ignore_index, reduction, label_smoothing))
-    return loss
+def _check_head(head: Any, model_name: str) -> None:
+    """Refuse a head that is not one matrix product, with or without LoRA."""
+    base = getattr(head, "base_layer", None)
+    if base is not None:
+        if any(getattr(head, "use_dora", {}).values()) or getattr(head, "lora_variant", None):
+            raise UnsupportedModelError(
+                f"{model_name} has DoRA or another LoRA variant on its output head, whose logits are not one matrix product: "
+                "leave the head out of `target_modules`, or use plain LoRA there."
+            )
+        if not hasattr(head, "lora_A"):
+            raise UnsupportedModelError(
+                f"{model_name} has a {type(head).__name__} on its output head; plain LoRA is what can be taken over."
+            )
+        _check_head(base, model_name)
+        return
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        raise UnsupportedModelError(
+            f"the output head of {model_name} is a {type(head).__name__}, whose logits may be more than W u + b: "
+            "an nn.Linear is what can be taken over."
+        )
+
+
+def head_operands(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """u, W and b of the logits W u + b that the head would compute for these hidden states.
+
+    LoRA on the head adds r columns: W u + s·B A u = [W, s·B] [u; A u].
+    """
+    base = getattr(head, "base_layer", None)
+    if base is None:
+        return hidden, head.weight, head.bias
+    plain, weight_VD, bias_V = head_operands(base, hidden)
+    if head.disable_adapters or head.merged:
+        return plain, weight_VD, bias_V
+    hiddens, weights = [plain], [weight_VD]
+    for name in head.active_adapters:
+        if name in head.lora_A:
+            down, up = head.lora_A[name], head.lora_B[name]
+            narrow = down(head.lora_dropout[name](hidden.to(down.weight.dtype)))
+            hiddens.append(narrow.to(plain.dtype))
+            weights.append((up.weight * head.scaling[name]).to(weight_VD.dtype))
+    if len(hiddens) == 1:
+        return plain, weight_VD, bias_V
+    return torch.cat(hiddens, dim=-1), torch.cat(weights, dim=-1), bias_V

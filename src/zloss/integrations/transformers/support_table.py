@@ -1,4 +1,4 @@
-"""What was tried with which result: every causal class of one version of transformers, at a small size."""
+"""The result of trying every causal class of one version of transformers at a small size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ModelSupport:
 
 @dataclass(frozen=True)
 class SupportTable:
-    """The outcomes, and the version of transformers they were found with."""
+    """The outcomes, and the version of transformers they were obtained with."""
 
     transformers: str
     classes: tuple[ModelSupport, ...]
@@ -33,12 +33,12 @@ class SupportTable:
         return {model.name: model for model in self.classes}[name]
 
     def count(self, state: str) -> int:
-        """How many classes came out so."""
+        """How many classes are in this state."""
         return sum(model.state == state for model in self.classes)
 
 
 def support() -> SupportTable:
-    """The table that the sweep of the tests wrote.
+    """The table written by the sweep in our tests.
 
     >>> from zloss.integrations.transformers import support
     >>> support()["LlamaForCausalLM"].state

@@ -16,8 +16,8 @@ from typing import Any
 from zloss.console import Progress
 from zloss.decide.recommend.certain_rejection import certain_rejection
 from zloss.decide.thresholds import Thresholds
+from zloss.distributed import Job
 from zloss.protocol.recommend.crew import Crew
-from zloss.ranks.job import Job
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
 from zloss.results.writing import write_json

@@ -15,8 +15,8 @@ from pathlib import Path
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit_of
 from zloss.console import Progress
+from zloss.distributed import Job, LostRankError, StoppedError
 from zloss.models.checkpoint import Checkpoint
-from zloss.ranks.job import Job, LostRankError, StoppedError
 from zloss.results.audit import AuditReport
 from zloss.results.train_config import TrainConfig
 from zloss.text import Blocks
@@ -106,7 +106,7 @@ class Crew:
     def follow(self) -> None:
         """Orders until the end; an error that the first process reports ends this one without words."""
         while True:
-            order: object = self.job.everyone(None)[0]
+            order: object = self.job.all_gather(None)[0]
             if isinstance(order, _End):
                 if order.interrupted:
                     raise KeyboardInterrupt
@@ -128,7 +128,7 @@ class Crew:
             run_training_of(self.job, order.config, start, order.place, options=order.options)
 
     def _order(self, order: object) -> None:
-        self.job.everyone(order)
+        self.job.all_gather(order)
 
 
 def _validated_on(start: Start, count: int | None) -> Start:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from zloss.distributed import Job
 from zloss.errors import InputError
-from zloss.ranks.job import Job
 from zloss.results.train_config import TrainConfig
 from zloss.train.data.batch import batch_of, gather
 from zloss.train.data.blocks import TrainData
@@ -39,11 +39,11 @@ def micro_batches(config: TrainConfig, data: TrainData, step: int, job: Job | No
     job = job or Job()
     index_B = batch_of(data.train, config.seed, step, config.blocks_per_step)
     if divides_blocks(config, job):
-        own = job.own_range(config.blocks_per_step, 1)
+        own = job.local_range(config.blocks_per_step, 1)
         yield MicroBatch(*gather(data.train, index_B[own.start : own.stop]), seed=_stream_seed(config.seed, step, 0))
         return
     parts = index_B.view(config.accumulate, config.micro_batch)
-    for micro in job.own_range(config.accumulate, 1):
+    for micro in job.local_range(config.accumulate, 1):
         yield MicroBatch(*gather(data.train, parts[micro]), seed=_stream_seed(config.seed, step, micro))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from zloss.console import Progress
+from zloss.distributed import Job
 from zloss.measure.auxiliary_gradient import auxiliary_gradient
 from zloss.measure.block_values import BlockValues
 from zloss.measure.diagnostic_batch import DiagnosticBatch
@@ -20,7 +21,6 @@ from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import HiddenStates
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS, endpoints
-from zloss.ranks.job import Job
 from zloss.results.audit import Heads
 from zloss.results.comparison import FEW_STEPS
 from zloss.results.gradient_numbers import NO_INPUT_PATH
@@ -72,7 +72,7 @@ def validate(
     """
     job = job or Job()
     tails, by_block = Tails(measurement), BlockValues(blocks.count, blocks.size)
-    own = job.own_range(blocks.count, EVALUATION_BLOCKS)
+    own = job.local_range(blocks.count, EVALUATION_BLOCKS)
     with progress.step("validation", len(own) * blocks.size) as step:
         shown = own.start
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from zloss.console import Progress
+from zloss.distributed import Job
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import HiddenStates, find_head, hidden_states
-from zloss.ranks.job import Job
 from zloss.results.run_metrics import RunMetrics
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig

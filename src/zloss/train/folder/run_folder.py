@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from zloss.distributed import Job
 from zloss.errors import InputError
 from zloss.models.checkpoint import sampled_fingerprint
-from zloss.ranks.job import Job
 from zloss.results.folder_lock import locked_folder
 from zloss.results.reading import read_object
 from zloss.results.run_config import CONFIG_FILE, RunConfig, write_run_config
@@ -39,7 +39,7 @@ def run_in_folder(folder: Path, config: TrainConfig, start: Start, job: Job) -> 
             return claim_folder(folder, config, start)
 
         identity = job.together(claim)
-        job.together(check_alike, job.everyone(identity), "models, texts or settings: give every process the same")
+        job.together(check_alike, job.all_gather(identity), "models, texts or settings: give every process the same")
         yield identity
 
 

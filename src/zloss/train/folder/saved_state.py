@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from zloss.distributed import Job
 from zloss.errors import OutputError
-from zloss.ranks.job import Job
 from zloss.results.step_record import StepRecord
 from zloss.train.folder.step_log import read_lines, to_lines
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from zloss.ranks.job import Job
+from zloss.distributed import Job
 from zloss.results.moe_config import MoeRun
 from zloss.results.routing_metrics import RouterLayers, RoutingMetrics
 from zloss.router.loss import RouterLoss

@@ -29,10 +29,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zloss.console import Progress, Silent
+from zloss.distributed import first_rank, world_size
 from zloss.errors import InputError
 from zloss.optimizer.adam import StatefulOptimizer
 from zloss.optimizer.recorder import OpenStep, Recorder
-from zloss.ranks.process_group import first_rank, world_size
 from zloss.results.folder_lock import locked_folder
 from zloss.results.provenance import write_run_provenance
 from zloss.results.recorded_run import RecordedRun

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from zloss.distributed import Job
 from zloss.errors import InputError, MissingDependencyError
-from zloss.ranks.job import Job
 from zloss.results.train_config import TrainConfig
 from zloss.train.step.tracker_errors import tracker_errors
 

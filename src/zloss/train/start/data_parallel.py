@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from zloss.distributed import Job
 from zloss.errors import InputError
-from zloss.ranks.job import Job
 from zloss.results.train_config import TrainConfig
 from zloss.train.data.blocks import TrainData
 from zloss.train.data.micro_batches import MicroBatch, divides_blocks, micro_batches

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from zloss.distributed import Job
 from zloss.optimizer.recorder import Recorder
-from zloss.ranks.job import Job
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import TrainConfig
 from zloss.telemetry.window import StepWindow, micro_batch
@@ -49,7 +49,7 @@ class OptimizerStep:
             self.window.end_step(opened.norm, config.clip)
             opened.telemetry = step_tails(self.window)
             if config.moe is not None:
-                passes = [part for rank in self.job.everyone(routed) for part in rank]
+                passes = [part for rank in self.job.all_gather(routed) for part in rank]
                 opened.telemetry |= router_numbers(passes, config.moe, config.tokens_per_step)
             if opened.finite:
                 opened.clip_()

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zloss
-from tests.ranks.leave import leave
+from tests.distributed.leave import leave
 from zloss.ranks.vocabulary_shard import VocabularyShard
 
 OBJECTIVES = {

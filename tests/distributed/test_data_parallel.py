@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import zloss
+from tests.distributed.data_parallel_cases import main
+from tests.distributed.launch import needs_fsdp2_means
+from tests.distributed.recipe_cases import recipes
 from tests.forked import forked_ranks
-from tests.ranks.data_parallel_cases import main
-from tests.ranks.launch import needs_fsdp2_means
-from tests.ranks.recipe_cases import recipes
 from zloss.router.conventions import router_conventions
 
 

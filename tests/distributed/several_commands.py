@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.ranks.leave import leave
+from tests.distributed.leave import leave
 from zloss.cli.main import main as zloss
-from zloss.ranks.job import open_job
+from zloss.distributed import open_job
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
         codes = []
         for words in json.loads(sys.argv[1]):
             print(f"begin {len(codes)}", file=sys.stderr, flush=True)
-            codes.append(job.everyone(zloss(words)))
+            codes.append(job.all_gather(zloss(words)))
         if job.first:
             print(json.dumps(codes))
         leave()

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.commands import audit_words
+from tests.distributed.conftest import KilledJob, OnRanks
 from tests.forked import forked_ranks
-from tests.ranks.commands import audit_words
-from tests.ranks.conftest import KilledJob, OnRanks
 from zloss.cli.main import main
-from zloss.ranks.job import Job
+from zloss.distributed import Job
 
 pytestmark = pytest.mark.timeout(900)  # the launches that these tests share count for the first of them
 
@@ -50,7 +50,7 @@ def differing(got: dict[str, float], want: dict[str, float]) -> dict[str, tuple[
 @pytest.mark.parametrize("count", [1, 5, 21, 64])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_every_block_is_on_one_rank(count: int, ranks: int) -> None:
-    shares = [Job(rank, ranks).own_range(count, 4) for rank in range(ranks)]
+    shares = [Job(rank, ranks).local_range(count, 4) for rank in range(ranks)]
     assert [block for share in shares for block in share] == list(range(count))
     assert all(share.start % 4 == 0 or not share for share in shares)
 
@@ -108,7 +108,7 @@ def test_an_audit_that_the_launcher_started_anew_resumes(monkeypatch: pytest.Mon
             return make(*args, **keywords)
 
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setattr("zloss.ranks.job.open_job", lambda: nullcontext(Restarted(0, 2)))
+    monkeypatch.setattr("zloss.distributed.open_job", lambda: nullcontext(Restarted(0, 2)))
     monkeypatch.setattr("zloss.audit.checkpoint.run.run_audit_of", lambda *args, resume, **more: asked.append(resume))
     assert main(["audit", "--out", str(tmp_path / "out")]) == 0
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.shard_cases import TOKENS, WIDTH, main
 from tests.forked import forked_ranks
-from tests.ranks.shard_cases import TOKENS, WIDTH, main
 
 LIMITS = {"float32": 2e-6, "float64": 1e-12, "bfloat16": 8e-3}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+from tests.distributed.launch import needs_fsdp2_means
+from tests.distributed.mesh_cases import main
 from tests.forked import forked_ranks
-from tests.ranks.launch import needs_fsdp2_means
-from tests.ranks.mesh_cases import main
 
 
 @needs_fsdp2_means

@@ -9,8 +9,8 @@ import pytest
 
 from tests.forked import forked_ranks
 from tests.train.tiny_run import tiny_config
+from zloss.distributed import StoppedError, open_job
 from zloss.errors import InputError, OutputError
-from zloss.ranks.job import StoppedError, open_job
 from zloss.results.step_record import StepRecord
 from zloss.train.folder.step_log import StepLog
 from zloss.train.run import run_training_of
@@ -53,7 +53,7 @@ def test_after_a_step_all_ranks_do_the_same(tmp_path: Path) -> None:
                     told.append(job.between_steps(work, release))
                 except (Exception, KeyboardInterrupt) as error:
                     told.append(f"{type(error).__name__}: {error}")
-            every = job.everyone(told)
+            every = job.all_gather(told)
         if job.first:
             print(json.dumps(every))
 
@@ -92,7 +92,7 @@ def test_a_full_disk_of_the_first_rank_ends_the_run_of_all(tmp_path: Path, monke
                 run_training_of(job, config, start, tmp_path / "run")
             except (OutputError, StoppedError) as error:
                 told = f"{type(error).__name__}: {error}"
-            every = job.everyone(told)
+            every = job.all_gather(told)
         if job.first:
             print(json.dumps(every))
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks.commands import DROPOUT, MOE, SCRATCH, train_words
-from tests.ranks.conftest import KilledJob, OnRanks
+from tests.distributed.commands import DROPOUT, MOE, SCRATCH, train_words
+from tests.distributed.conftest import KilledJob, OnRanks
 from tests.train.tiny_run import tiny_config
 from zloss.cli.main import main
-from zloss.ranks.job import Job
+from zloss.distributed import Job
 from zloss.train.data.micro_batches import micro_batches
 from zloss.train.folder.step_log import read_steps
 from zloss.train.start.run_start import prepare_start

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from tests.distributed.megatron_cases import CASES, main
 from tests.forked import forked_ranks
-from tests.ranks.megatron_cases import CASES, main
 
 
 @pytest.fixture(scope="module")

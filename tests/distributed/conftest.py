@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.commands import DROPOUT, audit_words, commands, train_words
-from tests.ranks.launch import accelerate, launched, rank_of, torchrun
+from tests.distributed.commands import DROPOUT, audit_words, commands, train_words
+from tests.distributed.launch import accelerate, launched, rank_of, torchrun
 from tests.train.tiny_run import tiny_config
 
 
@@ -124,7 +124,7 @@ def on_ranks(root: Path, once: Once, killed_run: object, killed_audit: object) -
 
 def _run_all(made: dict[str, list[str]]) -> OnRanks:
     given = json.dumps(list(made.values()))
-    done = launched(2, "tests.ranks.several_commands", given, launcher=accelerate)
+    done = launched(2, "tests.distributed.several_commands", given, launcher=accelerate)
     assert done.returncode == 0, done.stderr[-3000:]
     codes = json.loads(done.stdout[done.stdout.index("[[") :])
     # Both ranks announce a command; what they say of it stands between that and the next one.

@@ -20,11 +20,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import zloss
-from tests.ranks.leave import leave
-from tests.ranks.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
+from tests.distributed.leave import leave
+from tests.distributed.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
+from zloss.distributed import Job, local_part
 from zloss.measure.sharded_layers import InStep, shard_layers_
-from zloss.ranks.job import Job
-from zloss.ranks.own_parts import own_part
 from zloss.streaming import Accumulator, Moments, Quantiles, merge_over_ranks
 
 VOCAB, WIDTH, TOKENS, STEPS, MICRO = 61, 8, 12, 5, 2
@@ -236,7 +235,7 @@ def divided_layers() -> dict[str, Any]:
     hidden = [run(each) for each in inputs]
     run.finish()
     equal = all(torch.equal(got, whole(each)) for got, each in zip(hidden, inputs, strict=True))
-    own = sum(own_part(parameter).numel() for parameter in model.parameters())
+    own = sum(local_part(parameter).numel() for parameter in model.parameters())
     return {"equal": equal, "share": own / sum(parameter.numel() for parameter in whole.parameters())}
 
 

@@ -16,9 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import zloss
-from tests.ranks.data_parallel_cases import OBJECTIVE, STEPS, TOKENS, VOCAB, WIDTH, micro_batch
-from tests.ranks.leave import leave
-from tests.ranks.recipe_cases import mesh_recipe, worst
+from tests.distributed.data_parallel_cases import OBJECTIVE, STEPS, TOKENS, VOCAB, WIDTH, micro_batch
+from tests.distributed.leave import leave
+from tests.distributed.recipe_cases import mesh_recipe, worst
 from zloss.optimizer.recorder import Recorder
 from zloss.results.step_record import StepRecord
 
