@@ -55,7 +55,7 @@ class Way:
         products: Products = self.products
         if products == "auto":
             products = "operand" if device.type == "cuda" else "fp32"
-        inner = {"operand": 1.25 * ROUNDING[self.dtype], "split": 5e-5, "fp32": 0.0}[products] if narrow else 0.0
+        inner = {"operand": 1.25 * ROUNDING[self.dtype], "fp32": 0.0}[products] if narrow else 0.0
         if quantity in GRADIENTS:
             return FP32 + inner + rounded_once
         through_products = quantity in THROUGH_PRODUCTS or (self.gain_in_value and quantity in ("loss", "auxiliary"))

@@ -84,20 +84,6 @@ def test_operand_has_the_error_of_one_rounding_whatever_the_size_of_the_logits(
     assert sources[2] <= 1.2 * sources[0], "the error grows with the logits"
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: o.name)
-@pytest.mark.parametrize("dtype", [BF16, torch.float16])
-def test_split_is_right_to_5e_5(objective: zloss.Objective, dtype: torch.dtype) -> None:
-    for scale in (1.0, 4.0):
-        problem = tensors(scale, dtype)
-        want, *want_gradients = truth(*problem, objective)
-        got, *gradients = unrounded(*problem, objective, "split")
-        assert relative_error(got.stats.gain, want.stats.gain) <= 5e-5
-        for mine, exact in zip(gradients, want_gradients, strict=True):
-            assert relative_error(mine, exact) <= 5e-5
-        exact = zloss.head_source(problem[0].double(), problem[1].double(), problem[2], objective, backend="dense")
-        assert relative_error(zloss.head_source(*problem, objective, products="split"), exact) <= 5e-5
-
-
 def z_alone(problem: tuple[Tensor, ...], products: str | None) -> list[Tensor]:
     """dh and dW of Z as the difference with and without λ = 1e-4; products=None: the truth."""
     run = truth if products is None else functools.partial(unrounded, products=products)
@@ -121,8 +107,8 @@ def test_z_of_confident_tokens_survives(scale: float, peak: float, vocab: int) -
     problem = confident(peak, vocab, scale)
     for mine, exact in zip(z_alone(problem, "operand"), z_alone(problem, None), strict=True):
         assert relative_error(mine, exact) <= 1e-2
-    for mine, exact in zip(z_alone(problem, "split"), z_alone(problem, None), strict=True):
-        assert relative_error(mine, exact) <= 1e-2
+    for mine, exact in zip(z_alone(problem, "fp32"), z_alone(problem, None), strict=True):
+        assert relative_error(mine, exact) <= 1e-3
     got, want = (run(*problem, zloss.StandardZLoss(1e-4))[1] for run in (_operand, truth))
     per_token = (got.double() - want).norm(dim=1) / want.norm(dim=1)
     assert per_token[: TOKENS // 4].max() <= 5e-3
@@ -134,7 +120,7 @@ def _operand(*args: object) -> tuple[zloss.HeadLossOutput, Tensor, Tensor]:
 
 def test_the_check_fails_when_the_residue_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the residue of s∘h the difference that λ makes to a confident token is rounded away."""
-    monkeypatch.setattr(weight_factors, "_entries", lambda parts, index, scale: torch.zeros(len(index), 1))
+    monkeypatch.setattr(weight_factors, "_entries", lambda e, index, scale: torch.zeros(len(index), 1))
     problem = confident()
     dh, dw = (
         relative_error(mine, exact)
@@ -179,9 +165,8 @@ def test_fp16_gradients_neither_underflow_nor_overflow(reduction: str, loss_scal
         assert relative_error(mine, exact) <= 1e-4
 
 
-@pytest.mark.parametrize("products", ["operand", "split"])
 @pytest.mark.parametrize("name", ["standard", "gain-aware", "centered"])
-def test_every_option_with_16_bit_products(products: str, name: str) -> None:
+def test_every_option_with_16_bit_products(name: str) -> None:
     """Bias, ignored tokens, padding, scale, softcap, smoothing, per-token losses: as right as the products are."""
     objective = {o.name: o for o in OBJECTIVES}[name]
     variants = [{"with_bias": True, "with_ignored": True, "valid_vocab": 41, "logit_scale": -1.75}]
@@ -199,10 +184,10 @@ def test_every_option_with_16_bit_products(products: str, name: str) -> None:
         }
         case = dataclasses.replace(case, **exact)
         with torch.autocast("cpu", BF16):
-            got = measured(case, "chunked", 8, torch.float32, products=products)
+            got = measured(case, "chunked", 8, torch.float32, products="operand")
         want = reference(case)
         for key in got.keys() & want.keys():
-            assert relative_error(got[key], want[key]) <= (5e-3 if products == "operand" else 5e-5), key
+            assert relative_error(got[key], want[key]) <= 5e-3, key
 
 
 def test_logits_loss_takes_the_gain_from_16_bit_products() -> None:

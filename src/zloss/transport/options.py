@@ -40,8 +40,8 @@ class HeadOptions:
     statistics: Statistics = "full"
     backend: Backend = "auto"
     products: Products = "auto"
-    """In which dtype the matrix products run: "operand" (16 bits), "split" (16 bits, hi + lo) or
-    "fp32"; "auto" is "operand" on a GPU for 16-bit operands and "fp32" elsewhere."""
+    """In which dtype the matrix products run: "operand" (16 bits) or "fp32"; "auto" is "operand" on a GPU for 16-bit
+    operands and "fp32" elsewhere."""
     chunk_size: int | None = None
     """Tokens per chunk; None: as many as `memory_budget` holds."""
     memory_budget: int | None = None

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import zloss
+from tests.transport.backends.issued_products import Product, issued_products
 from zloss import errors
 from zloss.ranks.vocabulary_shard import whole_vocabulary
 from zloss.transport.backends import head_products
 from zloss.transport.backends.chunked_head import run_head_chunks
 from zloss.transport.backends.product_plan import ProductPlan, Version, plan_products
-from zloss.transport.backends.products import Issued, observed
 from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.head_problem import HeadProblem
 from zloss.transport.options import HeadOptions
@@ -32,21 +32,20 @@ def cuda_plan(
     return plan_products(option, device_type="cuda", torch_version=version, hip=hip, **known)  # type: ignore[arg-type]
 
 
-def wide_factors(plan: ProductPlan) -> list[torch.dtype]:
-    """Of h Wᵀ, E W and Eᵀ(s∘h)."""
-    return [product.operand for product in plan.products()]
+def wide_factors(plan: ProductPlan) -> list[torch.dtype | None]:
+    """Of h Wᵀ, E W and Eᵀ(s∘h), as the plan has them."""
+    return [plan.operand, plan.factor, plan.factor] if plan.native else [plan.compute] * 3
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("option", ["auto", "operand", "split"])
+@pytest.mark.parametrize("option", ["auto", "operand"])
 @pytest.mark.parametrize(("version", "hip"), [((2, 8), False), ((2, 9), False), ((2, 13), False), ((2, 10), True)])
 def test_on_cuda_no_product_of_16_bit_operands_is_fp32(
     dtype: torch.dtype, option: str, version: Version, hip: bool
 ) -> None:
     plan = cuda_plan(option, dtype, version, hip=hip)
     assert wide_factors(plan) == [dtype, torch.float16, torch.float16]
-    assert plan.kind == {"auto": "operand"}.get(option, option)
-    assert sum(product.times for product in plan.products()) == {"split": 6}.get(plan.kind, 3)
+    assert plan.kind == "operand"
     # A master weight in fp32 under autocast has the same plan as one in 16 bits.
     assert cuda_plan(option, torch.float32, version, hip=hip, rounding=dtype) == plan
 
@@ -60,7 +59,7 @@ def test_what_the_plan_says_where_out_dtype_is_missing() -> None:
 
 
 def test_elsewhere_and_for_other_operands_auto_is_fp32() -> None:
-    for option, dtype in itertools.product(("auto", "operand", "split"), (torch.float32, torch.float64)):
+    for option, dtype in itertools.product(("auto", "operand"), (torch.float32, torch.float64)):
         plan = cuda_plan(option, dtype)
         assert (plan.kind, plan.compute, wide_factors(plan)) == ("fp32", dtype, [dtype] * 3)
     mixed = cuda_plan("operand", torch.bfloat16, weight=torch.float32)
@@ -71,7 +70,7 @@ def test_elsewhere_and_for_other_operands_auto_is_fp32() -> None:
         zloss.HeadLoss(zloss.CrossEntropy(), products="fp16")  # type: ignore[arg-type]
 
 
-def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None = None) -> list[Issued]:
+def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None = None) -> list[Product]:
     """What a head loss with gradients issues under a plan, traced on the meta device."""
     options = HeadOptions(zloss.GainAwareZLoss(1e-4), chunk_size=3)
     hidden, weight = (torch.empty(n, WIDTH, dtype=dtype, device="meta") for n in (TOKENS, VOCAB))
@@ -96,7 +95,7 @@ def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None =
         grad_enabled=True,
         options=options,
     )
-    with torch.no_grad(), observed() as seen:
+    with torch.no_grad(), issued_products() as seen:
         run = run_head_chunks(
             problem, TorchRows(None, plan=plan), (True, True, True), problem.targets.weights.per_token
         )
@@ -107,20 +106,18 @@ def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None =
 
 
 @pytest.mark.parametrize("version", [(2, 9), (2, 13)])
-@pytest.mark.parametrize("option", ["operand", "split"])
 @pytest.mark.parametrize(("dtype", "rounding"), [(d, None) for d in NARROW] + [(torch.float32, torch.bfloat16)])
-def test_the_code_issues_what_the_plan_says(
-    version: Version, option: str, dtype: torch.dtype, rounding: torch.dtype | None
-) -> None:
+def test_the_code_issues_what_the_plan_says(version: Version, dtype: torch.dtype, rounding: torch.dtype | None) -> None:
     """PyTorch itself checks the dtypes of factors, result and accumulator on the meta device."""
     narrow = rounding or dtype
-    plan = cuda_plan(option, dtype, version, rounding=rounding) if rounding else cuda_plan(option, dtype, version)
-    products = [operation for operation in issued(plan, dtype, rounding) if operation.flops]
-    assert {operation.operand for operation in products} == {narrow, torch.float16}
-    for planned in plan.products():
-        same = [o for o in products if o.name == planned.name and set(o.shape) >= {VOCAB, WIDTH}]
-        assert {o.operand for o in same} == {planned.operand}
-        assert len(same) == 2 * planned.times, planned  # two chunks
+    known = {"rounding": rounding} if rounding else {}
+    plan = cuda_plan("operand", dtype, version, **known)
+    products = issued(plan, dtype, rounding)
+    assert {product.operand for product in products} == {narrow, torch.float16}
+    # V is the last axis of h Wᵀ, the inner one of E W and the first of Eᵀ(s∘h).
+    for axis, factor in zip((2, 1, 0), wide_factors(plan), strict=True):
+        same = [product for product in products if product.shape[axis] == VOCAB and WIDTH in product.shape]
+        assert [product.operand for product in same] == [factor] * 2, axis  # two chunks
 
 
 def test_the_test_fails_when_a_product_is_made_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,13 +125,16 @@ def test_the_test_fails_when_a_product_is_made_fp32(monkeypatch: pytest.MonkeyPa
     assert torch.float32 in wide_factors(replace(plan, kind="fp32"))
     right = head_products.HeadProducts.back_project
 
-    def in_fp32(self: head_products.HeadProducts, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def in_fp32(self: head_products.HeadProducts, e_CV: torch.Tensor) -> torch.Tensor:
         self._plan = replace(plan, native=False)
         try:
-            return right(self, parts)
+            return right(self, e_CV)
         finally:
             self._plan = plan
 
     monkeypatch.setattr(head_products.HeadProducts, "back_project", in_fp32)
-    products = [operation for operation in issued(plan, torch.bfloat16) if operation.flops]
-    assert {operation.operand for operation in products} == {torch.bfloat16, torch.float16, torch.float32}
+    assert {product.operand for product in issued(plan, torch.bfloat16)} == {
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+    }

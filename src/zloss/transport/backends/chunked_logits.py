@@ -21,8 +21,8 @@ from zloss.transport.backends.chunks import ChunkedRun, LogitsChunk, own_source
 from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.joined_rows import clear_absent_rows_, join_rows, row_pass
 from zloss.transport.backends.loss_parts import LossParts
-from zloss.transport.backends.narrow_parts import exp_parts
-from zloss.transport.backends.row_work import RowWork, empty_parts
+from zloss.transport.backends.narrow_parts import product_exp
+from zloss.transport.backends.row_work import RowWork
 from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.logits_problem import LogitsProblem
 from zloss.transport.masked_logits import check_mean, check_rows, needs_mean
@@ -77,7 +77,6 @@ def _iterate_logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Lo
     )
     longest = max((stop - start for start, stop in bounds), default=0)
     buffers_BCV = problem.logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
-    unused_NCV = empty_parts(work.plan, longest, 0, problem.logits_TV)
     for start, stop in bounds:
         tokens = slice(start, stop)
         valid_C = targets.valid_T[tokens]
@@ -87,14 +86,14 @@ def _iterate_logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Lo
             z_CV.mul_(options.logit_scale)
         mean = plan.mu or needs_mean(options)
         rows = row_pass(
-            work, buffers_BCV[:, : stop - start], unused_NCV, index_C, norm=plan.p_norm, mean=mean, drop=plan.entropy
+            work, buffers_BCV[:, : stop - start], None, index_C, norm=plan.p_norm, mean=mean, drop=plan.entropy
         )
         if not shard.whole:
             clear_absent_rows_(rows)
         joined = join_rows(shard, rows, own_C, drop=plan.entropy)
         projected_CD = None
         if head is not None:
-            projected_CD = head.back_project(exp_parts(rows.shaped[0], problem.products))
+            projected_CD = head.back_project(product_exp(rows.e_CV, problem.products))
             if not shard.whole:
                 projected_CD = shard.sum_(joined.scaled_rows(projected_CD))
         stats = chunk_stats(

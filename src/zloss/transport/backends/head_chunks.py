@@ -19,8 +19,7 @@ from zloss.transport.backends.chunk_statistics import chunk_stats, mean_energy
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.joined_rows import JoinedRows, clear_absent_rows_, join_rows, row_pass
-from zloss.transport.backends.products import wide_pass
-from zloss.transport.backends.row_work import RowPass, RowWork, empty_parts, empty_rows
+from zloss.transport.backends.row_work import RowPass, RowWork, empty_narrow, empty_rows
 from zloss.transport.backends.torch_rows import TorchRows
 from zloss.transport.head_problem import HeadProblem
 from zloss.transport.masked_logits import check_rows
@@ -39,7 +38,7 @@ def iterate_head_chunks(
     head_pass = _HeadPass.over(problem, work, back_projection)
     bounds = chunk_bounds(
         problem.targets.index_T.shape[0],
-        problem.shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.parts),
+        problem.shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.narrow),
         options.chunk_size,
         device_type=products.device_type,
         memory_budget=options.memory_budget,
@@ -47,9 +46,10 @@ def iterate_head_chunks(
     spans = _spans(problem, bounds)
     longest = max([span.count for span in spans], default=0)
     buffers_BCV = empty_rows(work.buffers, longest, problem.vocab, problem.dtype, products, problem.hidden_TD)
-    narrow_NCV = empty_parts(products, longest, problem.vocab, problem.hidden_TD)
+    narrow_CV = empty_narrow(products, longest, problem.vocab, problem.hidden_TD)
     for span, narrow_CD in _with_hidden(problem, spans):
-        yield head_pass.chunk(span, narrow_CD, buffers_BCV[:, : span.count], narrow_NCV[:, : span.count])
+        narrow = None if narrow_CV is None else narrow_CV[: span.count]
+        yield head_pass.chunk(span, narrow_CD, buffers_BCV[:, : span.count], narrow)
 
 
 @dataclass(frozen=True)
@@ -76,26 +76,26 @@ class _HeadPass:
         head = HeadProducts(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding, products)
         bias_V = problem.scaled_bias()
         mean_row_D, mean_bias = _means(problem, head, bias_V) if plan.mu else (None, None)
-        # Without a mean the entropy is not in E W; with a bias it also needs E·b, which 16-bit parts of E do not give, and on
+        # Without a mean the entropy is not in E W; with a bias it also needs E·b, which a 16-bit E does not give, and on
         # a shard E W is of own rows alone.
-        drop = plan.entropy and (not plan.mu or (bias_V is not None and products.parts > 0) or not shard.whole)
+        drop = plan.entropy and (not plan.mu or (bias_V is not None and products.narrow) or not shard.whole)
         return cls(problem, work, back_projection, head, bias_V, mean_row_D, mean_bias, drop)
 
-    def chunk(self, span: _Span, narrow_CD: Tensor, buffers_BCV: Tensor, narrow_NCV: Tensor) -> HeadChunk:
+    def chunk(self, span: _Span, narrow_CD: Tensor, buffers_BCV: Tensor, narrow_CV: Tensor | None) -> HeadChunk:
         """Logits, row work, E W, statistics and coefficients of one span; the buffers are those of its tokens."""
         problem, plan, shard, options = self.problem, self.problem.plan, self.problem.shard, self.problem.options
         valid_C = problem.targets.valid_T[span.tokens]
         index_C, own_C = shard.own_targets(problem.targets.index_T[span.tokens])
         hidden_CD = self._logits_(narrow_CD, buffers_BCV[0])
         rows = row_pass(
-            self.work, buffers_BCV, narrow_NCV, index_C, norm=plan.p_norm, mean=plan.mu_residual, drop=self.drop
+            self.work, buffers_BCV, narrow_CV, index_C, norm=plan.p_norm, mean=plan.mu_residual, drop=self.drop
         )
         if problem.masked and not shard.whole:
             clear_absent_rows_(rows)
         joined = join_rows(shard, rows, own_C, drop=self.drop)
         projected_CD = target_rows_CD = None
         if self.back_projection or plan.gain:
-            projected_CD = self.head.back_project(rows.shaped)
+            projected_CD = self.head.back_project(rows.e_CV)
         partial = not (shard.whole or plan.gain)
         if projected_CD is not None and not shard.whole and not partial:
             projected_CD, target_rows_CD = self._over_ranks(joined, projected_CD, index_C)
@@ -129,12 +129,10 @@ class _HeadPass:
             self.head.logits_(narrow_CD, out_CV)
             if scale != 1:
                 out_CV.mul_(scale)
-                wide_pass("logit scale", (out_CV,), (out_CV,))
         else:
             self.head.logits_(hidden_CD, out_CV)
         if self.bias_V is not None:
             out_CV.add_(self.bias_V)
-            wide_pass("bias", (out_CV,), (out_CV,))
         return hidden_CD
 
     def _over_ranks(self, joined: JoinedRows, own_CD: Tensor, index_C: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -163,7 +161,7 @@ class _HeadPass:
             assert projected_CD is not None
             assert mean_row_D is not None
             energy_C = mean_energy(
-                rows.sums, rows.shaped[0], hidden_CD, projected_CD, mean_row_D, self.bias_V, self.mean_bias
+                rows.sums, rows.e_CV, hidden_CD, projected_CD, mean_row_D, self.bias_V, self.mean_bias
             )
         return chunk_stats(
             plan,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zloss.transport.backends.narrow_parts import power_of_two
 from zloss.transport.backends.product_plan import ProductPlan, fp32_plan
-from zloss.transport.backends.products import accumulate, multiply, wide_pass
+from zloss.transport.backends.products import accumulate, multiply
 
 _BLOCK_BYTES = 2**25
 """Size of the converted block: small beside the logit buffer, large enough that the product dominates the conversion."""
@@ -50,10 +50,7 @@ class HeadProducts:
             yield block, self._convert(self._weight_VD[block])
 
     def _convert(self, weight_VD: Tensor) -> Tensor:
-        wide_VD = (weight_VD if self._rounding is None else weight_VD.to(self._rounding)).to(self._dtype)
-        if wide_VD is not weight_VD:
-            wide_pass("W converted", (weight_VD,), (wide_VD,))
-        return wide_VD
+        return (weight_VD if self._rounding is None else weight_VD.to(self._rounding)).to(self._dtype)
 
     # The three below are kept in plain attributes: torch.compile does not enter the lock of a cached_property.
 
@@ -63,17 +60,15 @@ class HeadProducts:
             return self._weight_VD
         if self._narrow_VD is None:
             self._narrow_VD = self._weight_VD.to(self._rounding)
-            wide_pass("W rounded", (self._weight_VD,), (self._narrow_VD,))
         return self._narrow_VD
 
     def _copy_unit(self) -> Tensor | None:
         """The power of two that scales the largest |W| to 2¹⁵ where E W takes an fp16 copy of a bf16 head; else None."""
         plan = self._plan
-        if not plan.parts or plan.operand == plan.factor or not self.vocab:
+        if not plan.narrow or plan.operand == plan.factor or not self.vocab:
             return None
         if self._unit is None:
             largest = torch.linalg.vector_norm(self._weight_VD, torch.inf, dtype=self._dtype)
-            wide_pass("largest entry of W", (self._weight_VD,))
             self._unit = power_of_two(largest, _COPY_EXPONENT)
         return self._unit
 
@@ -86,7 +81,6 @@ class HeadProducts:
             narrow_VD = self._narrow()
             self._factor_VD = torch.empty_like(narrow_VD, dtype=self._plan.factor)
             torch.mul(narrow_VD, unit, out=self._factor_VD)
-            wide_pass("fp16 copy of W", (narrow_VD,), (self._factor_VD,))
         return self._factor_VD
 
     def _as_factor(self, weight_VD: Tensor) -> Tensor:
@@ -97,50 +91,40 @@ class HeadProducts:
     def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
         """out = h Wᵀ, for h in compute precision, or in 16 bits where the plan is native."""
         if hidden_CD.dtype != self._dtype:
-            multiply("h Wᵀ", hidden_CD, self._narrow().t(), out_CV)
+            multiply(hidden_CD, self._narrow().t(), out_CV)
             return
         for block, weight in self._blocks():
-            multiply("h Wᵀ", hidden_CD, weight.t(), out_CV[:, block])
+            multiply(hidden_CD, weight.t(), out_CV[:, block])
 
-    def back_project(self, parts: tuple[Tensor, ...]) -> Tensor:
+    def back_project(self, e_CV: Tensor) -> Tensor:
         """E W in compute precision, which is S·Wᵀp for E = S·p: the product that both the gain and dh need.
 
-        `parts` are the tensors whose sum is E times the plan's scale.
+        `e_CV` is E times the plan's scale.
         """
         plan = self._plan
-        out_CD = parts[0].new_zeros(parts[0].shape[0], self.width, dtype=self._dtype)
-        if plan.parts and plan.native:
-            for position, part_CV in enumerate(parts):
-                accumulate("E W", out_CD, part_CV, self._factor(), plan, first=position == 0)
+        out_CD = e_CV.new_zeros(e_CV.shape[0], self.width, dtype=self._dtype)
+        if plan.narrow and plan.native:
+            accumulate(out_CD, e_CV, self._factor(), plan, first=True)
         else:
             for block, weight in self._blocks():
-                factor_VD = self._as_factor(weight)
-                for position, part_CV in enumerate(parts):
-                    first = block.start == 0 and position == 0
-                    wide_CV = part_CV[:, block].to(self._dtype)
-                    accumulate("E W", out_CD, wide_CV, factor_VD, plan, first=first)
+                accumulate(
+                    out_CD, e_CV[:, block].to(self._dtype), self._as_factor(weight), plan, first=block.start == 0
+                )
         unit = self._copy_unit()
         if unit is not None:
             out_CD.div_(unit)
         return out_CD if plan.exp_scale == 1 else out_CD.mul_(1 / plan.exp_scale)
 
-    def add_outer_(
-        self, total_VX: Tensor, parts: tuple[Tensor, ...], factors: tuple[Tensor, ...], *, first: bool
-    ) -> None:
-        """total += Eᵀ x for x = Σ factors [C, X]; `first` overwrites the total. lo·lo, at most 2⁻²² of the whole, is left out."""
+    def add_outer_(self, total_VX: Tensor, e_CV: Tensor, factor_CX: Tensor, *, first: bool) -> None:
+        """total += Eᵀ x for x = `factor_CX`; `first` overwrites the total."""
         plan = self._plan
         alpha = 1 / plan.exp_scale
-        pairs = [(part, factor) for i, part in enumerate(parts) for j, factor in enumerate(factors) if not (i and j)]
-        if not plan.parts or plan.native:
-            for position, (part_CV, factor_CX) in enumerate(pairs):
-                start = first and position == 0
-                accumulate("Eᵀ(s∘h)", total_VX, part_CV.t(), factor_CX, plan, first=start, alpha=alpha)
+        if not plan.narrow or plan.native:
+            accumulate(total_VX, e_CV.t(), factor_CX, plan, first=first, alpha=alpha)
             return
+        wide_CX = factor_CX.to(self._dtype)
         for block in self._ranges():
-            for position, (part_CV, factor_CX) in enumerate(pairs):
-                wide_CV, start = part_CV[:, block].to(self._dtype), first and position == 0
-                factor_CX = factor_CX.to(self._dtype)
-                accumulate("Eᵀ(s∘h)", total_VX[block], wide_CV.t(), factor_CX, plan, first=start, alpha=alpha)
+            accumulate(total_VX[block], e_CV[:, block].to(self._dtype).t(), wide_CX, plan, first=first, alpha=alpha)
 
     def select(self, index_C: Tensor) -> Tensor:
         """W[y] in compute precision."""
@@ -150,13 +134,10 @@ class HeadProducts:
     def mean(self) -> Tensor:
         """w̄, the mean row."""
         if self._whole:
-            wide_pass("w̄", (self._weight_VD,))
             return self._weight_VD.mean(dim=0)
         if self._plan.native:
-            wide_pass("w̄", (self._narrow(),))
             return self._narrow().sum(dim=0, dtype=self._dtype) / self.vocab
         total_D = self._weight_VD.new_zeros(self.width, dtype=self._dtype)
         for _, weight in self._blocks():
-            wide_pass("w̄", (weight,))
             total_D += weight.sum(dim=0)
         return total_D / self.vocab

@@ -63,22 +63,22 @@ class JoinedRows:
 
 
 def row_pass(
-    work: RowWork, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
+    work: RowWork, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
 ) -> RowPass:
     """The row work on own logits; a rank without rows has nothing to work on."""
     if buffers_BCV.shape[2]:
-        return work.statistics(buffers_BCV, narrow_NCV, index_C, norm=norm, mean=mean, drop=drop)
-    return _empty_row_pass(buffers_BCV[0], narrow_NCV, norm=norm, mean=mean, drop=drop)
+        return work.statistics(buffers_BCV, narrow_CV, index_C, norm=norm, mean=mean, drop=drop)
+    return _empty_row_pass(buffers_BCV[0], narrow_CV, norm=norm, mean=mean, drop=drop)
 
 
-def _empty_row_pass(own_CV: Tensor, narrow_NCV: Tensor, *, norm: bool, mean: bool, drop: bool) -> RowPass:
+def _empty_row_pass(own_CV: Tensor, narrow_CV: Tensor | None, *, norm: bool, mean: bool, drop: bool) -> RowPass:
     """The row pass of a rank without rows: no maximum, and sums of 0. `own_CV` is [C, 0]."""
     tokens = own_CV.shape[0]
     zero_C = own_CV.new_zeros(tokens)
     sums = RowSums(torch.full_like(zero_C, -torch.inf), zero_C, zero_C if norm else None, zero_C if drop else None)
     index_C = torch.zeros(tokens, dtype=torch.int64, device=own_CV.device)
     return RowPass(
-        sums, zero_C, zero_C if mean else None, tuple(narrow_NCV.unbind()) or (own_CV,), own_CV, max_index_C=index_C
+        sums, zero_C, zero_C if mean else None, own_CV if narrow_CV is None else narrow_CV, own_CV, max_index_C=index_C
     )
 
 
@@ -115,8 +115,7 @@ def join_rows(shard: VocabularyShard, rows: RowPass, own_C: Tensor | None, *, dr
 def clear_absent_rows_(rows: RowPass) -> None:
     """E of 0, and not of NaN, at the tokens for which every own logit is -inf."""
     absent_C1 = torch.isneginf(rows.sums.row_max_C).unsqueeze(1)
-    for part_CV in rows.shaped:
-        part_CV.masked_fill_(absent_C1, 0)
+    rows.e_CV.masked_fill_(absent_C1, 0)
 
 
 def _share(value_C: Tensor, present_C: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ s = w·a/S. `products` says in which dtype their factors are:
 | option    | factors of E W and Eᵀ(s∘h)                          | products | error of the gradients  |
 |-----------|-----------------------------------------------------|----------|-------------------------|
 | "operand" | fp16                                                | 3        | ≤ 2⁻¹¹ of an entry of E |
-| "split"   | fp16, E and s∘h each as a sum hi + lo               | 6        | about 1e-6              |
 | "fp32"    | fp32 (fp64 for fp64 operands)                       | 3        | fp32                    |
 | "auto"    | "operand" on CUDA and ROCm for 16-bit operands, "fp32" elsewhere | |                         |
 
@@ -27,8 +26,8 @@ import torch
 
 from zloss.errors import UnknownNameError
 
-Products = Literal["auto", "operand", "split", "fp32"]
-Kind = Literal["operand", "split", "fp32"]
+Products = Literal["auto", "operand", "fp32"]
+Kind = Literal["operand", "fp32"]
 
 Version = tuple[int, int]
 _OUT_DTYPE: Version = (2, 8)
@@ -37,16 +36,6 @@ _OUT_DTYPE_ON_ROCM: Version = (2, 10)
 """From here on ROCm writes the fp32 result too (pytorch/pytorch#162600)."""
 _FP32_ACCUMULATOR: Version = (2, 10)
 """From here on addmm(fp32, 16-bit, 16-bit, out_dtype=fp32) takes an fp32 accumulator (pytorch/pytorch#167931)."""
-
-
-@dataclass(frozen=True)
-class PlannedProduct:
-    """One kind of product, as often as a chunk of tokens issues it."""
-
-    name: str
-    operand: torch.dtype
-    """Dtype of both factors where they are multiplied."""
-    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -66,30 +55,20 @@ class ProductPlan:
     """A native product can be added to an fp32 accumulator in one call; otherwise it is written and then added."""
 
     @property
-    def parts(self) -> int:
-        """16-bit tensors that E is stored in: 0 where it stays in compute precision."""
-        return {"fp32": 0, "operand": 1, "split": 2}[self.kind]
+    def narrow(self) -> bool:
+        """Whether E and s∘h are rounded to fp16 for their products."""
+        return self.kind == "operand"
 
     @property
     def factor(self) -> torch.dtype:
         """Dtype in which E, s∘h and the W of E W are stored for their products."""
-        return torch.float16 if self.parts else self.compute
+        return torch.float16 if self.narrow else self.compute
 
     @property
     def exp_scale(self) -> float:
         """Power of two by which the stored E is multiplied. fp16 has full precision from 2⁻¹⁴ on: with 2¹⁵, down to
         E = 2⁻²⁹, and p ≤ E, so that every p above 2e-9 keeps its digits."""
-        return 2.0**15 if self.parts else 1.0
-
-    def products(self) -> tuple[PlannedProduct, ...]:
-        """The products of one chunk with a V-wide factor, by the dtype in which they are multiplied."""
-        logits = self.operand if self.native and self.operand is not None else self.compute
-        wide = self.factor if self.native else self.compute
-        return (
-            PlannedProduct("h Wᵀ", logits),
-            PlannedProduct("E W", wide, 2 if self.kind == "split" else 1),
-            PlannedProduct("Eᵀ(s∘h)", wide, 3 if self.kind == "split" else 1),
-        )
+        return 2.0**15 if self.narrow else 1.0
 
 
 def check_products(products: str) -> None:

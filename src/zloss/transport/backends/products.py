@@ -1,4 +1,4 @@
-"""Every matrix product and every V-wide pass of the chunked losses, so that a recorder can observe them.
+"""The matrix products of the chunked losses.
 
 A product of 16-bit factors has an fp32 result and fp32 sums. Where the device cannot do that (`native` is off) the
 factors are converted first: a product of two 16-bit numbers is exact in fp32, so only the order of the sum differs.
@@ -8,70 +8,13 @@ Axes: M, N rows and columns of a result, K the axis that is summed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from zloss.transport.backends.product_plan import ProductPlan
 
 
-@dataclass(frozen=True)
-class Issued:
-    """One operation as it was issued: floating-point operations by the dtype of the factors, and bytes moved."""
-
-    name: str
-    flops: int
-    operand: torch.dtype | None
-    """Dtype of the factors of a product; None for a pass."""
-    bytes: int
-    shape: tuple[int, ...]
-    """[M, K, N] of a product, the shape of the first tensor of a pass."""
-
-
-_OBSERVERS: list[list[Issued]] = []
-
-
-@contextmanager
-def observed() -> Iterator[list[Issued]]:
-    """The list that receives every operation issued inside the block, in order."""
-    seen: list[Issued] = []
-    _OBSERVERS.append(seen)
-    try:
-        yield seen
-    finally:
-        _OBSERVERS.remove(seen)
-
-
-def _report(issued: Issued) -> None:
-    for seen in _OBSERVERS:
-        seen.append(issued)
-
-
-def size(*tensors: Tensor | None) -> int:
-    """Bytes of the elements of some tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
-
-
-def wide_pass(name: str, reads: Sequence[Tensor | None], writes: Sequence[Tensor | None] = ()) -> None:
-    """Declare one pass over V-wide tensors: every element of `reads` is read once, of `writes` written once."""
-    if _OBSERVERS:
-        first = next(tensor for tensor in (*reads, *writes) if tensor is not None)
-        _report(Issued(name, 0, None, size(*reads) + size(*writes), tuple(first.shape)))
-
-
-def _report_product(name: str, left_MK: Tensor, right_KN: Tensor, result_MN: Tensor, *, accumulated: bool) -> None:
-    if not _OBSERVERS:
-        return
-    rows, inner = left_MK.shape
-    columns = right_KN.shape[1]
-    moved = size(left_MK, right_KN) + (2 if accumulated else 1) * size(result_MN)
-    _report(Issued(name, 2 * rows * inner * columns, left_MK.dtype, moved, (rows, inner, columns)))
-
-
-def multiply(name: str, left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
+def multiply(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
     """out = left right, for factors of the dtype of `out`, or native 16-bit factors and an fp32 `out`."""
     if left_MK.dtype == out_MN.dtype:
         torch.mm(left_MK, right_KN, out=out_MN)
@@ -79,11 +22,9 @@ def multiply(name: str, left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> No
         add_product_(out_MN, left_MK, right_KN, 0.0, 1.0)
     else:
         torch.mm(left_MK, right_KN, out_dtype=out_MN.dtype, out=out_MN)
-    _report_product(name, left_MK, right_KN, out_MN, accumulated=False)
 
 
 def accumulate(
-    name: str,
     total_MN: Tensor,
     left_MK: Tensor,
     right_KN: Tensor,
@@ -98,17 +39,14 @@ def accumulate(
         total_MN.addmm_(left_MK, right_KN, beta=beta, alpha=alpha)
     elif not plan.fp32_accumulator:
         product_MN = torch.empty_like(total_MN, memory_format=torch.contiguous_format)
-        multiply(name, left_MK, right_KN, product_MN)
+        multiply(left_MK, right_KN, product_MN)
         if first:
             total_MN.zero_()
         total_MN.add_(product_MN, alpha=alpha)
-        wide_pass(f"{name}, added", (total_MN, product_MN), (total_MN,))
-        return
     elif torch.compiler.is_compiling():
         add_product_(total_MN, left_MK, right_KN, float(beta), alpha)
     else:
         torch.addmm(total_MN, left_MK, right_KN, out_dtype=total_MN.dtype, beta=beta, alpha=alpha, out=total_MN)
-    _report_product(name, left_MK, right_KN, total_MN, accumulated=not first)
 
 
 @torch.library.custom_op("zloss::add_product_", mutates_args=("total",))

@@ -36,9 +36,9 @@ class RowPass:
     sums: RowSums
     target_logit_C: Tensor
     mean_logit_C: Tensor | None
-    shaped: tuple[Tensor, ...]
-    """E = exp(z − m), times the slope of the softcap where there is one, as the products with W and h take it: one tensor
-    [C, V] in compute precision, or the 16-bit parts whose sum is E times the scale of the product plan."""
+    e_CV: Tensor
+    """E = exp(z − m), times the slope of the softcap where there is one, as the products with W and h take it: in compute
+    precision, or in 16 bits times the scale of the product plan."""
     source_CV: Tensor
     """The buffer from which the same RowWork forms a source: E, or the logits themselves."""
     slope_CV: Tensor | None = None
@@ -57,9 +57,9 @@ def empty_rows(count: int, tokens: int, vocab: int, dtype: torch.dtype, plan: Pr
     return torch.empty((count, tokens, columns), dtype=dtype, device=like.device)[:, :, :vocab]
 
 
-def empty_parts(plan: ProductPlan, tokens: int, vocab: int, like: Tensor) -> Tensor:
-    """Room for the 16-bit parts of E of a chunk, [parts, C, V]; no parts where E stays in compute precision."""
-    return empty_rows(plan.parts, tokens, vocab, plan.factor, plan, like)
+def empty_narrow(plan: ProductPlan, tokens: int, vocab: int, like: Tensor) -> Tensor | None:
+    """Room for the E of a chunk in 16 bits, [C, V]; None where it stays in compute precision."""
+    return empty_rows(1, tokens, vocab, plan.factor, plan, like)[0] if plan.narrow else None
 
 
 class RowWork(Protocol):
@@ -71,9 +71,16 @@ class RowWork(Protocol):
     """How the products take E."""
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool, drop: bool = False
+        self,
+        buffers_BCV: Tensor,
+        narrow_CV: Tensor | None,
+        index_C: Tensor,
+        *,
+        norm: bool,
+        mean: bool,
+        drop: bool = False,
     ) -> RowPass:
-        """Softcap, statistics and E; the buffers are consumed. `narrow_NCV` holds the 16-bit parts of E.
+        """Softcap, statistics and E; the buffers are consumed. `narrow_CV` receives E where the products take it in 16 bits.
 
         `norm`, `mean`, `drop`: which optional sums are needed.
         """

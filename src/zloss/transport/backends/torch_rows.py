@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from zloss.source.injection import WeightedSource
-from zloss.transport.backends.narrow_parts import applied_exp, exp_parts
+from zloss.transport.backends.narrow_parts import applied_exp, product_exp
 from zloss.transport.backends.native.rows import fused_exp_rows_
 from zloss.transport.backends.product_plan import ProductPlan, fp32_plan
-from zloss.transport.backends.products import wide_pass
 from zloss.transport.backends.row_work import RowPass, RowSums
 from zloss.transport.softcap import softcap_
 
@@ -26,16 +25,9 @@ def exp_rows_(z_CV: Tensor, *, norm: bool) -> RowSums:
     """Overwrite z with E = exp(z − m) and return the row sums: the one pair (m, S) that forward and backward share."""
     if (fused := fused_exp_rows_(z_CV)) is not None:
         row_max_C, sum_C, norm_C = fused
-        wide_pass("row statistics and E", (z_CV,), (z_CV,))
         return RowSums(row_max_C, sum_C, norm_C if norm else None)
     row_max_C = z_CV.amax(dim=1)
     z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
-    wide_pass("row maximum", (z_CV,))
-    wide_pass("z − m", (z_CV,), (z_CV,))
-    wide_pass("exp", (z_CV,), (z_CV,))
-    wide_pass("row sum", (z_CV,))
-    if norm:
-        wide_pass("row norm", (z_CV,))
     return RowSums(row_max_C, z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None)
 
 
@@ -49,32 +41,33 @@ class TorchRows:
         self.buffers = 1 + (softcap is not None) + self._keep_slope
 
     def statistics(
-        self, buffers_BCV: Tensor, narrow_NCV: Tensor, index_C: Tensor, *, norm: bool, mean: bool, drop: bool = False
+        self,
+        buffers_BCV: Tensor,
+        narrow_CV: Tensor | None,
+        index_C: Tensor,
+        *,
+        norm: bool,
+        mean: bool,
+        drop: bool = False,
     ) -> RowPass:
         z_CV = buffers_BCV[0]
         if self._softcap is not None:
             softcap_(z_CV, buffers_BCV[-1], self._softcap)
-            wide_pass("softcap and slope", (z_CV,) * 8, (z_CV,) * 7)
         target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
         mean_logit_C = z_CV.mean(dim=1) if mean else None
-        if mean:
-            wide_pass("row mean", (z_CV,))
         sums = exp_rows_(z_CV, norm=norm)
         if drop:  # log E is z − m wherever E has not underflowed to 0, and there E·(z − m) is below rounding
             sums = replace(sums, drop_C=-torch.xlogy(z_CV, z_CV).sum(dim=1))
-            wide_pass("entropy sum", (z_CV,))
         shaped_CV, kept_CV = z_CV, None
         if self._softcap is not None:
             slope_CV = buffers_BCV[-1]
             shaped_CV = torch.mul(slope_CV, z_CV, out=buffers_BCV[1])
-            wide_pass("E times slope", (slope_CV, z_CV), (shaped_CV,))
             kept_CV = slope_CV if self._keep_slope else None
         max_index_C = None
-        if self.plan.parts:
+        if self.plan.narrow:
             max_index_C = z_CV.argmax(dim=1)
-            wide_pass("row argmax", (z_CV,))
-        parts = exp_parts(shaped_CV, self.plan, narrow_NCV)
-        return RowPass(sums, target_logit_C, mean_logit_C, parts, z_CV, kept_CV, max_index_C)
+        e_CV = product_exp(shaped_CV, self.plan, narrow_CV)
+        return RowPass(sums, target_logit_C, mean_logit_C, e_CV, z_CV, kept_CV, max_index_C)
 
     def source(
         self, rows: RowPass, index_C: Tensor, valid_C: Tensor, source: WeightedSource, *, through_softcap: bool

@@ -3,7 +3,7 @@
 In 16 bits the product takes x = round(s∘h). That loses much of what distinguishes a from 1: a Z-loss of λ = 1e-4 changes
 s by 2e-3, which is four times the largest rounding error of fp16. So on the rows of the target and of the largest logit,
 where E is of the size of 1, the residue E·(s∘h − x) is added back in compute precision. On all other rows E is small and
-the roundings of many tokens average out. "split" keeps s∘h as hi + lo instead.
+the roundings of many tokens average out.
 
 fp16 has a narrow range and s∘h is small (w is 1/tokens, S up to V), so x is multiplied by a power of two, one for all
 chunks, and dW is divided by it at the end.
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from zloss.transport.backends.chunks import HeadChunk
 from zloss.transport.backends.head_products import HeadProducts
-from zloss.transport.backends.narrow_parts import narrowed, power_of_two
-from zloss.transport.backends.products import wide_pass
+from zloss.transport.backends.narrow_parts import power_of_two
 from zloss.transport.head_problem import HeadProblem
 
 _EXPONENT = 4
@@ -38,7 +37,7 @@ class WeightFactors:
         self._plan = problem.products
         self._unit: Tensor | None = None
         self._unit_of_weight: Tensor | None = None
-        if self._plan.parts and weight_T.numel():
+        if self._plan.narrow and weight_T.numel():
             width = problem.largest_hidden().float() * abs(problem.options.logit_scale)
             largest = weight_T.detach().abs().amax()
             self._unit = power_of_two(largest * width, _EXPONENT)
@@ -53,7 +52,6 @@ class WeightFactors:
         """Put a given buffer into the unit in which chunks are added."""
         if self._unit is not None:
             given_VD.mul_(self._unit)
-            wide_pass("given dW in the unit of its chunks", (given_VD,), (given_VD,))
 
     def leave(self, weight_VD: Tensor, uniform_D: Tensor | None, out_VD: Tensor) -> None:
         """out = dW in the unit of the gradient, less its part along 1/V, in one pass; out may be dW itself."""
@@ -65,7 +63,6 @@ class WeightFactors:
             torch.sub(weight_VD, uniform_D, out=out_VD)
         else:
             return
-        wide_pass("dW in the unit of the gradient, without its uniform part", (weight_VD,), (out_VD,))
 
     def add_(
         self, inside_VD: Tensor, head: HeadProducts, chunk: HeadChunk, p_C: Tensor, target_C: Tensor, *, first: bool
@@ -78,39 +75,38 @@ class WeightFactors:
             hidden_CD = hidden_CD * self._unit
         weighted_CD = hidden_CD * p_C.unsqueeze(1)
         picked_CD = hidden_CD * target_C.unsqueeze(1)
-        if not self._plan.parts:
-            head.add_outer_(inside_VD, rows.shaped, (weighted_CD,), first=first)
+        if not self._plan.narrow:
+            head.add_outer_(inside_VD, rows.e_CV, weighted_CD, first=first)
             inside_VD.index_add_(0, chunk.index_C, picked_CD, alpha=-1)
             return
-        factors = narrowed(weighted_CD, self._plan.factor, self._plan.parts)
-        head.add_outer_(inside_VD, rows.shaped, factors, first=first)
-        if self._plan.kind == "operand":
-            assert rows.max_index_C is not None
-            residue_CD = weighted_CD.sub_(factors[0])
-            picked_CD.addcmul_(residue_CD, _entries(rows.shaped, chunk.index_C, self._plan.exp_scale), value=-1)
-            elsewhere_C1 = (rows.max_index_C != chunk.index_C).unsqueeze(1)
-            residue_CD.mul_(_entries(rows.shaped, rows.max_index_C, self._plan.exp_scale) * elsewhere_C1)
-            inside_VD.index_add_(0, rows.max_index_C, residue_CD)
+        factor_CD = weighted_CD.to(self._plan.factor)
+        head.add_outer_(inside_VD, rows.e_CV, factor_CD, first=first)
+        assert rows.max_index_C is not None
+        residue_CD = weighted_CD.sub_(factor_CD)
+        picked_CD.addcmul_(residue_CD, _entries(rows.e_CV, chunk.index_C, self._plan.exp_scale), value=-1)
+        elsewhere_C1 = (rows.max_index_C != chunk.index_C).unsqueeze(1)
+        residue_CD.mul_(_entries(rows.e_CV, rows.max_index_C, self._plan.exp_scale) * elsewhere_C1)
+        inside_VD.index_add_(0, rows.max_index_C, residue_CD)
         inside_VD.index_add_(0, chunk.index_C, picked_CD, alpha=-1)
 
     def add_bias_(self, inside_V: Tensor, head: HeadProducts, chunk: HeadChunk, p_C: Tensor) -> None:
         """db += Eᵀp."""
         if not inside_V.shape[0]:
             return
-        if not self._plan.parts:
-            inside_V.addmv_(chunk.rows.shaped[0].t(), p_C)
-            wide_pass("Eᵀs", (chunk.rows.shaped[0],))
+        if not self._plan.narrow:
+            inside_V.addmv_(chunk.rows.e_CV.t(), p_C)
             return
         unit = p_C.new_ones(()) if self._unit_of_weight is None else self._unit_of_weight
         factor_CX = torch.zeros((p_C.shape[0], _BIAS_COLUMNS), dtype=self._plan.factor, device=p_C.device)
-        for column, part_C in enumerate(narrowed(p_C * unit, self._plan.factor, _BIAS_PARTS)):
-            factor_CX[:, column] = part_C
+        rest_C = p_C * unit
+        for column in range(_BIAS_PARTS):
+            factor_CX[:, column] = rest_C
+            rest_C = rest_C - factor_CX[:, column]
         total_VX = torch.empty((inside_V.shape[0], _BIAS_COLUMNS), dtype=inside_V.dtype, device=inside_V.device)
-        for position, part_CV in enumerate(chunk.rows.shaped):
-            head.add_outer_(total_VX, (part_CV,), (factor_CX,), first=position == 0)
+        head.add_outer_(total_VX, chunk.rows.e_CV, factor_CX, first=True)
         inside_V.add_(total_VX.sum(dim=1) / unit)
 
 
-def _entries(parts: tuple[Tensor, ...], index_C: Tensor, exp_scale: float) -> Tensor:
+def _entries(e_CV: Tensor, index_C: Tensor, exp_scale: float) -> Tensor:
     """E[t, index_t] as the product took it, [C, 1] in fp32."""
-    return parts[0].gather(1, index_C.unsqueeze(1)).float() / exp_scale
+    return e_CV.gather(1, index_C.unsqueeze(1)).float() / exp_scale

@@ -40,7 +40,7 @@ def signature(kernel: triton.JITFunction, dtype: str, constants: dict[str, objec
     known = {"logits_ptr": f"*{dtype}", "index_ptr": "*i64", **ROW, **SIZES, **NUMBERS}
     known["out_ptr"] = "*fp32" if kernel is row_statistics_kernel else f"*{dtype}"
     # The products' E comes from fp32 logits; its own dtype is the one that varies.
-    known |= {"high_ptr": f"*{dtype}", "low_ptr": f"*{dtype}", "max_index_ptr": "*i32"}
+    known |= {"max_index_ptr": "*i32"}
     if kernel is row_exp_kernel:
         known["logits_ptr"] = "*fp32"
     return {name: "constexpr" if name in constants else known[name] for name in kernel.arg_names}

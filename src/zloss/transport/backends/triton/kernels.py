@@ -129,8 +129,7 @@ def row_source_kernel(
 @triton.jit  # type: ignore[untyped-decorator]
 def row_exp_kernel(
     logits_ptr: tl.tensor,
-    high_ptr: tl.tensor,
-    low_ptr: tl.tensor,
+    out_ptr: tl.tensor,
     max_index_ptr: tl.tensor,
     row_max_ptr: tl.tensor,
     row_stride: tl.tensor,
@@ -140,11 +139,10 @@ def row_exp_kernel(
     cap: tl.tensor,
     exp_scale: tl.tensor,
     SOFTCAP: tl.constexpr,
-    SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """One program per row and block: E = exp_scale·exp(z − m), times the slope of the softcap, rounded to the dtype of
-    `high`; with SPLIT what the rounding left goes to `low`. The first column with z = m goes to `max_index`.
+    `out`. The first column with z = m goes to `max_index`.
     """
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -162,11 +160,7 @@ def row_exp_kernel(
     if SOFTCAP:
         e = e * slope
     e = e * exp_scale
-    high = e.to(high_ptr.dtype.element_ty)
-    tl.store(high_ptr + row * out_stride + lanes, high, mask=inside)
-    if SPLIT:
-        low = (e - high.to(tl.float32)).to(low_ptr.dtype.element_ty)
-        tl.store(low_ptr + row * out_stride + lanes, low, mask=inside)
+    tl.store(out_ptr + row * out_stride + lanes, e.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 INTERPRETED = not isinstance(row_statistics_kernel, triton.JITFunction)

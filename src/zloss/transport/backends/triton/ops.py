@@ -12,7 +12,6 @@ import torch
 import triton
 from torch import Tensor
 
-from zloss.transport.backends.narrow_parts import narrowed
 from zloss.transport.backends.triton.kernels import (
     INTERPRETED,
     row_exp_kernel,
@@ -168,44 +167,41 @@ def _(logits: Tensor, row_max: Tensor, softcap: float | None) -> None:
     return None
 
 
-@torch.library.custom_op("zloss::exp_parts_", mutates_args=("parts",))
-def exp_parts_(
-    logits: Tensor, parts: Tensor, row_max: Tensor, exp_scale: float, scale: float, softcap: float | None
+@torch.library.custom_op("zloss::narrow_exp_", mutates_args=("out",))
+def narrow_exp_(
+    logits: Tensor, out: Tensor, row_max: Tensor, exp_scale: float, scale: float, softcap: float | None
 ) -> Tensor:
-    """Write exp_scale·exp(z − m), times the slope of the softcap, to the 16-bit `parts` [1 or 2, T, V]: rounded, and with
-    a second part what the rounding left. Returns the first column with z = m, int64 [T]."""
+    """Write exp_scale·exp(z − m), times the slope of the softcap, rounded to the 16-bit `out` [T, V]. Returns the first
+    column with z = m, int64 [T]."""
     logits = by_rows(logits)
-    count, tokens, vocab = parts.shape
+    tokens, vocab = out.shape
     # A GPU rounds to the nearest 16-bit number; the interpreter truncates, so there torch does the rounding.
-    out = torch.empty((1, tokens, vocab), dtype=torch.float32, device=parts.device) if INTERPRETED else parts
+    written = torch.empty((tokens, vocab), dtype=torch.float32, device=out.device) if INTERPRETED else out
     max_index = torch.full((tokens,), vocab - 1, dtype=torch.int32, device=logits.device)
     block, warps = block_shape(vocab, SOURCE_BLOCK)
     if tokens:
         with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
             row_exp_kernel[(tokens, triton.cdiv(vocab, block))](
                 logits,
-                out[0],
-                out[-1],
+                written,
                 max_index,
                 row_max.contiguous(),
                 logits.stride(0),
-                out.stride(1),
+                written.stride(0),
                 vocab,
                 scale,
                 1.0 if softcap is None else softcap,
                 exp_scale,
                 SOFTCAP=softcap is not None,
-                SPLIT=count == 2 and not INTERPRETED,
                 BLOCK=block,
                 num_warps=warps,
                 enable_fp_fusion=True,
             )
     if INTERPRETED:
-        for part, rounded in zip(parts, narrowed(out[0], parts.dtype, count), strict=True):
-            part.copy_(rounded)
+        out.copy_(written)
     return max_index.long()
 
 
-@exp_parts_.register_fake
-def _(logits: Tensor, parts: Tensor, row_max: Tensor, exp_scale: float, scale: float, softcap: float | None) -> Tensor:
+@narrow_exp_.register_fake
+def _(logits: Tensor, out: Tensor, row_max: Tensor, exp_scale: float, scale: float, softcap: float | None) -> Tensor:
     return torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)

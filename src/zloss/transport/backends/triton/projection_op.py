@@ -13,8 +13,8 @@ from torch import Tensor
 from zloss.transport.backends.chunk_sizes import chunk_bounds
 from zloss.transport.backends.head_products import HeadProducts
 from zloss.transport.backends.product_plan import Products, plan_products
-from zloss.transport.backends.row_work import empty_parts
-from zloss.transport.backends.triton.ops import by_rows, exp_parts_, launch_source
+from zloss.transport.backends.row_work import empty_narrow
+from zloss.transport.backends.triton.ops import by_rows, launch_source, narrow_exp_
 
 
 @torch.library.custom_op("zloss::row_projection", mutates_args=())
@@ -38,23 +38,23 @@ def row_projection(
     logits = by_rows(logits)
     bounds = chunk_bounds(
         logits.shape[0],
-        vocab * (2 * plan.parts or 4),
+        vocab * (2 if plan.narrow else 4),
         chunk_size,
         device_type=plan.device_type,
         memory_budget=memory_budget,
     )
     for start, stop in bounds:
         chunk = slice(start, stop)
-        if plan.parts:
-            parts = empty_parts(plan, stop - start, vocab, logits)
-            exp_parts_(logits[chunk], parts, row_max[chunk], plan.exp_scale, scale, softcap)
-            out[chunk] = head.back_project(tuple(parts.unbind()))
+        narrow_CV = empty_narrow(plan, stop - start, vocab, logits)
+        if narrow_CV is not None:
+            narrow_exp_(logits[chunk], narrow_CV, row_max[chunk], plan.exp_scale, scale, softcap)
+            out[chunk] = head.back_project(narrow_CV)
             continue
         ones, zeros = torch.ones_like(row_max[chunk]), torch.zeros_like(row_max[chunk])
         index = torch.zeros_like(ones, dtype=torch.int64)
         e_CV = torch.empty((stop - start, vocab), dtype=torch.float32, device=logits.device)
         launch_source(logits[chunk], e_CV, row_max[chunk], index, (ones, zeros, zeros), vocab, scale, softcap, True)
-        out[chunk] = head.back_project((e_CV,))
+        out[chunk] = head.back_project(e_CV)
     return out
 
 
