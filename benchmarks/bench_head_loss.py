@@ -25,9 +25,9 @@ from long_shapes import LONG_TOKENS, LONG_VOCAB, LONG_WIDTH, run_long_shapes
 from memory import peak_extra_mb
 
 import zloss
-from zloss.transport.backends import torch_rows
-from zloss.transport.backends.chunk_sizes import chunk_bounds
-from zloss.transport.backends.native.library import why_missing
+from zloss.head import rows as torch_rows
+from zloss.head.chunked import chunk_bounds
+from zloss.head.native import why_missing
 
 T, D, V = 1024, 768, 50257
 GEMMS = "three GEMMs, chunk 256, reused buffers"

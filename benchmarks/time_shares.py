@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from zloss.transport.backends import chunked_autograd, torch_rows
-from zloss.transport.backends.head_products import HeadProducts
+from zloss.head import chunked as chunked_autograd
+from zloss.head import rows as torch_rows
+from zloss.head.products import HeadProducts
 
 CASTS, ROWS = "casts", "row pass"
 

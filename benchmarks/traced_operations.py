@@ -17,15 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import zloss
-from zloss.ranks.vocabulary_shard import whole_vocabulary
-from zloss.transport.backends.chunked_autograd import narrow
-from zloss.transport.backends.chunked_head import run_head_chunks
-from zloss.transport.backends.product_plan import Products, plan_products
-from zloss.transport.backends.triton.rows import TritonRows
-from zloss.transport.head_problem import HeadProblem
-from zloss.transport.options import HeadOptions
-from zloss.transport.statistics_plan import plan_statistics
-from zloss.transport.targets import prepare_targets
+from zloss.head.sharded import whole_vocabulary
+from zloss.head.chunked import narrow
+from zloss.head.chunked import run_head_chunks
+from zloss.head.products import Products, plan_products
+from zloss.head.triton import TritonRows
+from zloss.head.arguments import HeadProblem
+from zloss.head.options import HeadOptions
+from zloss.statistics import plan_statistics
+from zloss.head.arguments import prepare_targets
 
 TORCH = (2, 13)
 """The torch version whose CUDA branch is traced."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import zloss
-from zloss.source.objectives import registry
+from zloss import objectives as registry
 
 ROOT = Path(zloss.__file__).parents[1]
 NEEDS = {"zloss.integrations.transformers.": "transformers"}

@@ -16,8 +16,8 @@ from torch import Tensor
 import zloss
 from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.record import Checked
-from zloss.transport.backends.choice import Backend
-from zloss.transport.backends.product_plan import Products
+from zloss.head.options import Backend
+from zloss.head.products import Products
 
 TOKENS, WIDTH, VOCAB, PEAK = 256, 96, 16000, 21.0
 

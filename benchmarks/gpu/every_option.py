@@ -14,8 +14,8 @@ import zloss
 from benchmarks.gpu.agreement import ROUNDING, Way, compared, on_device, rounded
 from benchmarks.gpu.record import Checked
 from tests.laws.definitions import Case, make_case, reference
-from zloss.transport.backends.choice import Backend
-from zloss.transport.backends.product_plan import Products
+from zloss.head.options import Backend
+from zloss.head.products import Products
 
 OBJECTIVES: dict[str, zloss.Objective] = {
     "ce": zloss.CrossEntropy(),

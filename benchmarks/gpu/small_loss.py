@@ -10,8 +10,8 @@ from torch import Tensor
 
 import zloss
 from benchmarks.gpu.every_option import Sweep
-from zloss.transport.backends.choice import Backend
-from zloss.transport.backends.product_plan import Products
+from zloss.head.options import Backend
+from zloss.head.products import Products
 
 
 @dataclass

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_not_run(long_shapes: ModuleType, monkeypatch: pyte
 
 
 def test_the_shares_are_of_the_whole_and_nothing_stays_patched(long_shapes: ModuleType) -> None:
-    from zloss.transport.backends import head_products
+    from zloss.head import products as head_products
 
     multiply = head_products.multiply
     problem = long_shapes.make_problem(300, 64, 2000, torch.bfloat16)

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from tests.laws.present_statistics import FEW, broken
-from zloss.source.statistics import TokenStats
-from zloss.transport import head_problem, logits_problem
-from zloss.transport.backends import chunked_logits, head_chunks, torch_rows
-from zloss.transport.statistics_plan import ALWAYS, StatisticsPlan, plan_statistics
+from zloss.statistics import TokenStats
+from zloss.head import arguments as head_problem
+from zloss.head import arguments as logits_problem
+from zloss.head import chunked as chunked_logits
+from zloss.head import chunked as head_chunks
+from zloss.head import rows as torch_rows
+from zloss.statistics import ALWAYS, StatisticsPlan, plan_statistics
 
 BACKENDS = ("dense", "chunked")
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import zloss
 from tests.ranks.leave import leave
-from zloss.ranks.vocabulary_shard import VocabularyShard
+from zloss.head.sharded import VocabularyShard
 
 OBJECTIVES = {
     "ce": zloss.CrossEntropy(),

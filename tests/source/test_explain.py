@@ -11,7 +11,7 @@ import pytest
 
 import zloss
 from zloss.errors import InputError, UnknownNameError
-from zloss.source.explain import FRAMEWORKS
+from zloss.head.source import FRAMEWORKS
 
 
 def test_a_raw_penalty_around_zero_has_settings() -> None:

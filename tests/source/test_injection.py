@@ -8,8 +8,8 @@ import torch
 import zloss
 from tests.laws.definitions import relative_error
 from zloss import errors
-from zloss.source.injection import inject, weighted_auxiliary_source, weighted_source
-from zloss.source.statistics import TokenStats
+from zloss.objectives import inject, weighted_auxiliary_source, weighted_source
+from zloss.statistics import TokenStats
 
 OBJECTIVES = (zloss.CrossEntropy(), zloss.StandardZLoss(0.7), zloss.CenteredZLoss(0.7), zloss.FactorizedZLoss(0.5, 0.9))
 

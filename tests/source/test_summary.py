@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import zloss
-from zloss.source.summary import summarize
+from zloss.statistics import summarize
 
 
 def loss_of(seed: int = 0, tokens: int = 500, **options: object) -> zloss.HeadLossOutput:

@@ -7,10 +7,10 @@ import torch
 
 import zloss
 from tests.laws.definitions import make_case, relative_error
-from zloss.transport import head_gradient
-from zloss.transport.head_gradient import SourceCoefficients, head_gradient_rows
-from zloss.transport.head_problem import prepare_head
-from zloss.transport.options import HeadOptions
+from zloss.head import gradient as head_gradient
+from zloss.head.gradient import SourceCoefficients, head_gradient_rows
+from zloss.head.arguments import prepare_head
+from zloss.head.options import HeadOptions
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -11,7 +11,7 @@ import torch
 
 import zloss
 from zloss import errors
-from zloss.transport.options import HeadOptions
+from zloss.head.options import HeadOptions
 
 DEFAULTS = {field.name: field.default for field in fields(HeadOptions) if field.name != "objective"}
 

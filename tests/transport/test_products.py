@@ -14,7 +14,7 @@ from torch import Tensor
 
 import zloss
 from tests.laws.definitions import make_case, measured, reference, relative_error
-from zloss.transport.backends import weight_factors
+from zloss.head import products as weight_factors
 
 TOKENS, WIDTH, VOCAB = 256, 96, 4000
 BF16 = torch.bfloat16

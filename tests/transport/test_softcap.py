@@ -7,7 +7,7 @@ import torch
 
 import zloss
 from tests.laws.definitions import relative_error
-from zloss.transport.softcap import softcap_, softcap_slope, softcapped
+from zloss.head.rows import softcap_, softcap_slope, softcapped
 
 
 @pytest.mark.parametrize("cap", [0.5, 30.0])

@@ -33,7 +33,7 @@ class Demo:
 
         import zloss
         from zloss.report.terminal.fitting import print_sentence, print_table
-        from zloss.source.objectives.registry import objective_names
+        from zloss.objectives import objective_names
 
         generator = torch.Generator().manual_seed(self.seed)
         hidden = torch.randn(self.tokens, self.width, generator=generator, requires_grad=True)

@@ -12,7 +12,7 @@ import torch
 from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError, require_version
 from zloss.integrations.transformers.apply import apply
 from zloss.integrations.transformers.handle import ZLossHandle
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 from zloss.telemetry.alert_action import OnAlert, alert_action
 from zloss.telemetry.alerts import AlertMonitor
 from zloss.telemetry.logged_scalars import Scalars, chosen_names, for_trackers

@@ -12,7 +12,7 @@ from zloss.measure.gradient_engine import objective_gradients
 from zloss.measure.measurement import Measurement
 from zloss.models.checkpoint import Checkpoint
 from zloss.results.gradient_numbers import PathNumbers
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from zloss.results.validation_blocks import (
     ValidationBlocks,
     kept_values,
 )
-from zloss.source.objective import Coordinate
+from zloss.objectives import Coordinate
 
 Floats = NDArray[np.float64]
 Read = Callable[[TokensInCoordinate], Tensor | None]

@@ -11,9 +11,9 @@ from zloss.measure.gradient_products import AgainstCe
 from zloss.measure.measurement import Measurement
 from zloss.models.checkpoint import Checkpoint
 from zloss.results.gradient_numbers import GradientNumbers, PathNumbers
-from zloss.source.objective import Objective
-from zloss.source.objectives.centered import CenteredZLoss
-from zloss.source.objectives.standard import StandardZLoss
+from zloss.objectives import Objective
+from zloss.objectives import CenteredZLoss
+from zloss.objectives import StandardZLoss
 
 RAW, CENTERED = "z", "centered_z"
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from zloss.measure.hidden_source import ShapedTokens
 from zloss.measure.measurement import Measurement
-from zloss.source.objective import Objective
-from zloss.transport.backends.head_products import HeadProducts
-from zloss.transport.head_gradient import SourceCoefficients
-from zloss.transport.head_problem import HeadProblem
+from zloss.objectives import Objective
+from zloss.head.products import HeadProducts
+from zloss.head.gradient import SourceCoefficients
+from zloss.head.arguments import HeadProblem
 
 CE = "ce"
 """The name of cross-entropy among the losses; an objective has another."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from zloss.source.statistics import TokenStats
-from zloss.transport.backends.chunks import HeadChunk
-from zloss.transport.backends.head_chunks import iterate_head_chunks
-from zloss.transport.head_problem import HeadProblem
+from zloss.statistics import TokenStats
+from zloss.head.chunked import HeadChunk
+from zloss.head.chunked import iterate_head_chunks
+from zloss.head.arguments import HeadProblem
 
 
 def shaped_chunks(problem: HeadProblem) -> Iterator[tuple[HeadChunk, Tensor]]:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from zloss.measure.hidden_source import ShapedTokens, shaped_chunks
 from zloss.measure.measurement import Measurement
-from zloss.source.objective import Coordinate
-from zloss.source.statistics import TokenStats
-from zloss.transport.spectrum import leading_part
+from zloss.objectives import Coordinate
+from zloss.statistics import TokenStats
+from zloss.head.spectrum import leading_part
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zloss.errors import InputError
-from zloss.ranks.token_shard import TokenShard
+from zloss.head.sharded import TokenShard
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zloss.ranks.process_group import default_group, gathered
-from zloss.source.summary import LEVELS, MEANS, entry_name, sum_of_valid
+from zloss.statistics import LEVELS, MEANS, entry_name, sum_of_valid
 
 FIRST_KEPT = 2048
 """K before the counts are known: enough for p99 of 100,000 evenly spread tokens per rank."""

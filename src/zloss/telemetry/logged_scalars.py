@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from zloss.errors import InputError, UnknownNameError
-from zloss.source.summary import LEVELS, MEANS, TAILS, entry_name
+from zloss.statistics import LEVELS, MEANS, TAILS, entry_name
 from zloss.telemetry.window import DEPLOYED
 
 PREFIX = "zloss/"

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from zloss.source.reduction import Reduction
-from zloss.source.statistics import TokenStats
+from zloss.head.arguments import Reduction
+from zloss.statistics import TokenStats
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zloss.errors import InputError
 from zloss.ranks.process_group import world_size
-from zloss.source.summary import entry_name, joined, summarize_values, token_values
+from zloss.statistics import entry_name, joined, summarize_values, token_values
 from zloss.telemetry.across_ranks import RankJoin, TokenTotals
 from zloss.telemetry.micro_batch import MicroBatch
 
@@ -87,7 +87,7 @@ class StepWindow:
         """Everything by name, over the tokens of all steps in the window; empty before the first step.
 
         ce, z: mean per valid token of the two parts of the loss. grad_norm_preclip: that of the last step;
-        grad_norm_preclip_max, clip_rate: over the steps. The other names are those of `zloss.source.summary`.
+        grad_norm_preclip_max, clip_rate: over the steps. The other names are those of `zloss.statistics`.
         """
         return self._whole(*self._of([list(self._steps)])) if self._steps else {}
 

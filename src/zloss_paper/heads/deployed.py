@@ -16,7 +16,7 @@ from zloss.console.progress import Progress
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import find_head
-from zloss.source.listing import centered_logits_from_raw
+from zloss.head.source import centered_logits_from_raw
 from zloss.text.blocks import Blocks
 
 

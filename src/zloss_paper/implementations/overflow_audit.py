@@ -19,13 +19,13 @@ from zloss.models.output_head import find_head
 from zloss.optimizer.fp16_margin import STATIC_SCALES
 from zloss.report.text.numbers import number
 from zloss.results.choices import HeadKind
-from zloss.source.objective import Objective
-from zloss.source.objectives.centered import CenteredZLoss
-from zloss.source.objectives.centered_head import CenteredHead
-from zloss.source.objectives.cross_entropy import CrossEntropy
-from zloss.source.objectives.factorized import FactorizedZLoss
-from zloss.source.objectives.gain_aware import GainAwareZLoss
-from zloss.source.objectives.standard import StandardZLoss
+from zloss.objectives import Objective
+from zloss.objectives import CenteredZLoss
+from zloss.objectives import CenteredHead
+from zloss.objectives import CrossEntropy
+from zloss.objectives import FactorizedZLoss
+from zloss.objectives import GainAwareZLoss
+from zloss.objectives import StandardZLoss
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
 from zloss_paper.engine.checks import Compare, Tested, all_lines, judged
 from zloss_paper.engine.claim import OPEN, Check, Claim, Judgement

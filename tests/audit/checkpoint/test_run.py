@@ -294,8 +294,8 @@ def test_a_saved_pass_of_another_layout_is_refused(
 def test_the_row_pass_is_in_the_provenance(
     folders: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zloss.transport.backends.native import rows
-    from zloss.transport.backends.native.library import why_missing
+    from zloss.head import native as rows
+    from zloss.head.native import why_missing
 
     monkeypatch.setattr(rows, "_used", False)
     with monkeypatch.context() as patch:

@@ -8,7 +8,7 @@ import pytest
 
 import zloss
 from zloss import errors
-from zloss.source.objectives import registry
+from zloss import objectives as registry
 
 
 def test_the_papers_six_are_known_by_their_own_names() -> None:

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from zloss import errors
-from zloss.transport.backends import chunk_sizes
-from zloss.transport.backends.chunk_sizes import chunk_bounds
+from zloss.head import chunked as chunk_sizes
+from zloss.head.chunked import chunk_bounds
 
 
 def lengths(*args: int | None, **options: object) -> list[int]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.transport.backends.issued_products import issued_products
-from zloss.transport.backends.head_products import HeadProducts
-from zloss.transport.backends.narrow_parts import product_exp
-from zloss.transport.backends.product_plan import plan_products
+from zloss.head.products import HeadProducts
+from zloss.head.products import product_exp
+from zloss.head.products import plan_products
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32])

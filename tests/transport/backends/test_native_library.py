@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from zloss.transport.backends.native.library import load_rows, why_missing
-from zloss.transport.backends.native.sealed_library import load_library, store_library
+from zloss.head.native import load_rows, why_missing
+from zloss.head.native import load_library, store_library
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason=f"no compiled helper: {why_missing()}")
 
@@ -41,7 +41,7 @@ def library(cache: Path) -> Path:
 def in_process(cache: Path) -> None:
     """Load and use the helper in a process of its own."""
     code = (
-        "import torch; from zloss.transport.backends.native.rows import fused_exp_rows_\n"
+        "import torch; from zloss.head.native import fused_exp_rows_\n"
         "assert fused_exp_rows_(torch.zeros(40, 1000))[1].sum() == 40000"
     )
     environment = os.environ | {"ZLOSS_CACHE": str(cache)}

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.laws.definitions import make_case, measured, reference, relative_error
-from zloss.source.objectives.centered import CenteredZLoss
-from zloss.transport.backends.native.library import why_missing
-from zloss.transport.backends.native.rows import fused_exp_rows_
+from zloss.objectives import CenteredZLoss
+from zloss.head.native import why_missing
+from zloss.head.native import fused_exp_rows_
 
 needs_helper = pytest.mark.skipif(why_missing() is not None, reason=f"no compiled helper: {why_missing()}")
 
@@ -77,7 +77,7 @@ assert float(zloss.head_loss(hidden, weight, target, objective, backend="chunked
 FAKE = """
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from zloss.transport.backends.torch_rows import exp_rows_
+from zloss.head.rows import exp_rows_
 with FakeTensorMode():
     assert exp_rows_(torch.randn(40, 1000), norm=True).sum_C.shape == (40,)
 """
@@ -113,8 +113,8 @@ def test_the_head_loss_meets_its_tolerance_with_and_without_the_helper() -> None
         assert relative_error(got[key], truth[key]) <= 2e-6, key
     # In a process of its own, because the helper is loaded once: the plain way gives the same loss.
     code = (
-        "import torch; from tests.laws.definitions import *; from zloss.source.objectives.centered import CenteredZLoss\n"
-        "from zloss.transport.backends.native.library import why_missing; assert 'ZLOSS_NATIVE' in why_missing()\n"
+        "import torch; from tests.laws.definitions import *; from zloss.objectives import CenteredZLoss\n"
+        "from zloss.head.native import why_missing; assert 'ZLOSS_NATIVE' in why_missing()\n"
         "case = make_case(CenteredZLoss(0.7), tokens=300, width=16, vocab=1009, with_bias=True, with_ignored=True)\n"
         "print(float(measured(case, 'chunked', None, torch.float32)['loss']))"
     )
@@ -125,7 +125,7 @@ def test_the_head_loss_meets_its_tolerance_with_and_without_the_helper() -> None
 
 
 def test_without_a_compiler_the_reason_is_said() -> None:
-    code = "from zloss.transport.backends.native.library import why_missing; print(why_missing())"
+    code = "from zloss.head.native import why_missing; print(why_missing())"
     for environment, words in (({"CC": "no-such-compiler"}, "no C compiler"), ({"CC": "false"}, "failed")):
         done = subprocess.run(
             [sys.executable, "-c", code],

@@ -11,15 +11,15 @@ import torch
 import zloss
 from tests.transport.backends.issued_products import Product, issued_products
 from zloss import errors
-from zloss.ranks.vocabulary_shard import whole_vocabulary
-from zloss.transport.backends import head_products
-from zloss.transport.backends.chunked_head import run_head_chunks
-from zloss.transport.backends.product_plan import ProductPlan, Version, plan_products
-from zloss.transport.backends.torch_rows import TorchRows
-from zloss.transport.head_problem import HeadProblem
-from zloss.transport.options import HeadOptions
-from zloss.transport.statistics_plan import plan_statistics
-from zloss.transport.targets import prepare_targets
+from zloss.head.sharded import whole_vocabulary
+from zloss.head import products as head_products
+from zloss.head.chunked import run_head_chunks
+from zloss.head.products import ProductPlan, Version, plan_products
+from zloss.head.rows import TorchRows
+from zloss.head.arguments import HeadProblem
+from zloss.head.options import HeadOptions
+from zloss.statistics import plan_statistics
+from zloss.head.arguments import prepare_targets
 
 NARROW = (torch.bfloat16, torch.float16)
 TOKENS, WIDTH, VOCAB = 5, 16, 48

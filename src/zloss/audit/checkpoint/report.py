@@ -14,7 +14,7 @@ from zloss.results.folder_owner import PLACE_KEY, place_of
 from zloss.results.gradient_numbers import GradientInfo, TiedPaths
 from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
-from zloss.transport.backends.native.rows import row_pass_name
+from zloss.head.native import row_pass_name
 
 NEED_MU = (
     "heads.centered",

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zloss.errors import InputError, MissingDependencyError, UnknownNameError
-from zloss.source.objectives.standard import StandardZLoss
-from zloss.transport.head_loss import head_loss
-from zloss.transport.logits_loss import logits_loss
+from zloss.objectives import StandardZLoss
+from zloss.head.loss import head_loss
+from zloss.head.loss import logits_loss
 
 Loss = Callable[..., Tensor]
 Takes = Literal["logits", "linear"]

@@ -24,8 +24,8 @@ from zloss.audit.implementation.tail import Tail
 from zloss.errors import CoordinateError
 from zloss.measure.bf16_products import working_bf16_products
 from zloss.models.output_head import OutputHead
-from zloss.source.objectives.standard import StandardZLoss
-from zloss.transport.head_source import head_source
+from zloss.objectives import StandardZLoss
+from zloss.head.source import head_source
 
 
 @dataclass(frozen=True)

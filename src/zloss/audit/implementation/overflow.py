@@ -26,9 +26,9 @@ from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead
 from zloss.optimizer.fp16_margin import STATIC_SCALES, Fp16Margin, fp16_margin
 from zloss.results.choices import HeadKind
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 from zloss.text.blocks import Blocks
-from zloss.transport.head_loss import head_loss
+from zloss.head.loss import head_loss
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from zloss.audit.implementation.storage import ReferenceHead
 from zloss.audit.implementation.update import update_audit
 from zloss.console.progress import Progress
 from zloss.results.implementation_audit import Fp16Room, StoredLogits, UpdateErrors
-from zloss.source.objective import Objective
-from zloss.source.objectives.registry import make_objective
+from zloss.objectives import Objective
+from zloss.objectives import make_objective
 
 Note = Callable[[str], None]
 

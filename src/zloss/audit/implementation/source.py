@@ -20,8 +20,8 @@ from torch import Tensor
 
 from zloss.audit.implementation.storage import ReferenceHead, Storage, storage_dtype, token_chunks
 from zloss.audit.implementation.tail import Tail, TailTally
-from zloss.source.listing import z_loss_source
-from zloss.source.precision import at_least_fp32
+from zloss.head.source import z_loss_source
+from zloss.tensors import at_least_fp32
 
 Statistics = Literal["fp32", "storage"]
 """Where log Ẑ and p̂ live: accumulated and kept in fp32, or rounded to the storage dtype themselves."""

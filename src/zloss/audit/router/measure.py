@@ -21,7 +21,7 @@ from zloss.audit.router.fit import Gradient, fit_target, gradient, least_squares
 from zloss.errors import CoefficientError, InputError, MissingInputError
 from zloss.models.routers import find_routers
 from zloss.results.router import MeasuredScale, ScaleVerdict
-from zloss.source.precision import at_least_fp32
+from zloss.tensors import at_least_fp32
 from zloss.source.router.decisions import LayerTensors, RouterInput, read_router_logits
 
 EXPLAINED = 1e-3

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zloss.errors import ShapeError
 from zloss.results.moe_config import PAPER_CONVENTIONS
-from zloss.source.precision import at_least_fp32
+from zloss.tensors import at_least_fp32
 from zloss.source.router.convention import RouterConvention
 from zloss.source.router.loss import router_loss
 

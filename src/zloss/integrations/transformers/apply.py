@@ -11,10 +11,10 @@ from zloss.integrations.moe import RouterLossHandle, RouterZLoss
 from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.integrations.transformers.head_operands import output_head
 from zloss.integrations.transformers.settings import Settings
-from zloss.source.objective import Objective
-from zloss.transport.backends.choice import Backend
-from zloss.transport.options import HeadOptions
-from zloss.transport.statistics_plan import Statistics
+from zloss.objectives import Objective
+from zloss.head.options import Backend
+from zloss.head.options import HeadOptions
+from zloss.statistics import Statistics
 
 LEAST_PEFT = "0.21"
 LEAST_TRANSFORMERS = "5.2"

@@ -15,7 +15,7 @@ from zloss.integrations.transformers.apply import apply
 from zloss.integrations.transformers.trainer_attachment import TrainerAttachment
 from zloss.integrations.transformers.trainer_checks import refuse_bypasses
 from zloss.integrations.transformers.trainer_settings import experiment_settings, training_data
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 from zloss.telemetry.alert_action import OnAlert, alert_action
 from zloss.telemetry.logged_scalars import Scalars, chosen_names
 from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow
@@ -23,7 +23,7 @@ from zloss.text.blocks import Blocks
 from zloss.train.record.record_run import record_run
 from zloss.train.record.recorded_config import RecordOptions
 from zloss.train.record.run_recorder import RunRecorder
-from zloss.transport.backends.choice import Backend
+from zloss.head.options import Backend
 
 
 def attach(
@@ -44,7 +44,7 @@ def attach(
 
     `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), before `train()`. Every tracker in its
     `report_to` gets the scalars with its other numbers. CE and Z stand apart as zloss/ce and zloss/z, in nats per
-    predicted token; `zloss.source.summary` lists the other names. On several processes they are of the tokens of
+    predicted token; `zloss.statistics` lists the other names. On several processes they are of the tokens of
     all of them, joined in one collective per log. `scalars="main"` logs ten of them, a list of names these; alerts see
     all of them whatever is logged.
 

@@ -17,8 +17,8 @@ from zloss.integrations.transformers.lazy_logits import LazyLogits
 from zloss.integrations.transformers.settings import Settings
 from zloss.integrations.transformers.training_call import TrainingCall
 from zloss.telemetry.micro_batch import MicroBatch, micro_batch
-from zloss.transport.head_loss import HeadLossOutput
-from zloss.transport.outside_compile import outside_compile
+from zloss.head.loss import HeadLossOutput
+from zloss.head.compiling import outside_compile
 
 LABELS = ("labels", "shift_labels")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zloss.source.objective import Objective
-from zloss.transport.backends.choice import Backend
-from zloss.transport.statistics_plan import Statistics
+from zloss.objectives import Objective
+from zloss.head.options import Backend
+from zloss.statistics import Statistics
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zloss.results.recommendation import Paste
-from zloss.source.explain import explain
-from zloss.source.objective import Objective
-from zloss.source.objectives.centered_head import CenteredHead
-from zloss.source.objectives.registry import make_objective
-from zloss.source.objectives.standard import StandardZLoss
+from zloss.head.source import explain
+from zloss.objectives import Objective
+from zloss.objectives import CenteredHead
+from zloss.objectives import make_objective
+from zloss.objectives import StandardZLoss
 
 SHOWN = ("Liger", "flash-attn", "t5x / MaxText", "Megatron-LM")
 HEAD_LOSS_NOTE = (

@@ -19,7 +19,7 @@ from zloss.protocol.recommend.session import Session
 from zloss.results.audit import AuditReport
 from zloss.results.files import read_record, write_record
 from zloss.results.recommend_plan import FILE, Arm, LeftOut, RecommendPlan
-from zloss.source.objectives.registry import make_objective
+from zloss.objectives import make_objective
 from zloss.text.blocks import make_blocks
 from zloss.text.corpus import open_corpus
 from zloss.train.start.optimizer_state import read_adam_state

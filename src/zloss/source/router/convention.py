@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Literal
 
 from zloss.errors import CoefficientError, InputError
-from zloss.source.number_kind import is_number
+from zloss.tensors import is_number
 
 TokenCount = Literal["decisions", "layer_tokens", "valid_tokens"]
 """D_l: all decisions N_tl; the layer's counted tokens N_l; or the tokens with a label, even where all tokens are summed."""

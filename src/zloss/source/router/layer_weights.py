@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zloss.errors import InputError
 from zloss.ranks.global_normalizer import Gradients, as_groups, gradient_divisor
-from zloss.source.reduction import as_denominator
+from zloss.head.arguments import as_denominator
 from zloss.source.router.convention import RouterContext, RouterConvention
 
 

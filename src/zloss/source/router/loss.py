@@ -17,16 +17,16 @@ from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError, ShapeError
 from zloss.ranks.global_normalizer import Gradients
-from zloss.source.objective import check_target, is_on, resolve_target
-from zloss.source.objectives.standard import StandardZLoss
-from zloss.source.precision import at_least_fp32
+from zloss.objectives import check_target, is_on, resolve_target
+from zloss.objectives import StandardZLoss
+from zloss.tensors import at_least_fp32
 from zloss.source.router.catalog import find_convention
 from zloss.source.router.convention import RouterContext, RouterConvention, check_count, exact_coefficient
 from zloss.source.router.decisions import LayerTensors, read_router_logits, tensor_sequence
 from zloss.source.router.layer_weights import counted_decisions, layer_weights
 from zloss.source.router.loss_record import RouterLoss as RouterLoss
 from zloss.source.router.statistics import RouterStats, router_statistics
-from zloss.source.tensor_kind import check_differentiable, check_holds_values
+from zloss.tensors import check_differentiable, check_holds_values
 
 
 def router_loss(

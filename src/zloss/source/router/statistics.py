@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zloss.source.router.decisions import RouterInput
-from zloss.source.statistics import TokenStats
+from zloss.statistics import TokenStats
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from zloss.results.gradient_numbers import NO_INPUT_PATH
 from zloss.results.routing_metrics import RoutingMetrics
 from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetrics
 from zloss.results.step_record import StepRecord
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 from zloss.text.blocks import Blocks
 
 EVALUATION_BLOCKS = 4

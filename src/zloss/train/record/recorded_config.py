@@ -8,7 +8,7 @@ from typing import Any
 from zloss.errors import InputError
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
 from zloss.results.checks import check_counts, check_numbers
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 
 GAIN_BETA = 1e-2
 """β of what is measured where the objective has none."""

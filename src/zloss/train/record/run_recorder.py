@@ -40,7 +40,7 @@ from zloss.results.run_config import CONFIG_FILE
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.step_record import StepRecord
 from zloss.results.writing import write_json
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 from zloss.telemetry.micro_batch import HasLossParts, MicroBatch, micro_batch
 from zloss.telemetry.window import StepWindow
 from zloss.text.blocks import Blocks

@@ -13,7 +13,7 @@ from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
 from zloss.text.blocks import Blocks
 from zloss.train.data.batch import gather
-from zloss.transport.interventions import shift_head_
+from zloss.head.centering import shift_head_
 
 SHIFT_BLOCKS = 4
 """Training blocks on which the size of a head shift is measured."""

@@ -15,8 +15,8 @@ from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
 from zloss.results.choices import HeadKind
-from zloss.source.objective import Objective
-from zloss.transport.head_loss import HeadLossOutput, head_loss
+from zloss.objectives import Objective
+from zloss.head.loss import HeadLossOutput, head_loss
 
 
 class LossModel(nn.Module):

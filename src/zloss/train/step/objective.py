@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from zloss.results.train_config import TrainConfig
-from zloss.source.objective import Objective
-from zloss.source.objectives.registry import make_objective
+from zloss.objectives import Objective
+from zloss.objectives import make_objective
 
 
 def run_objective(config: TrainConfig) -> Objective:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from zloss.errors import UnknownNameError
-from zloss.transport.backends.choice import check_backend, resolve_backend
-from zloss.transport.backends.triton.availability import INSTALLED, prefers_triton
+from zloss.head.options import check_backend, resolve_backend
+from zloss.head.options import INSTALLED, prefers_triton
 
 LOSS = "zloss.{}(torch.randn(3, 7), {} torch.tensor([1, 2, 3]), zloss.StandardZLoss(1e-4), backend={!r})"
 
@@ -19,7 +19,7 @@ LOSS = "zloss.{}(torch.randn(3, 7), {} torch.tensor([1, 2, 3]), zloss.StandardZL
 def answers(*codes: str, installed: bool = True) -> list[str]:
     """What a fresh process without TRITON_INTERPRET says; None in sys.modules is how Python says "not there"."""
     lines = [] if installed else ["import sys", "sys.modules['triton'] = None"]
-    lines += ["import torch, zloss", "from zloss.transport.backends.choice import resolve_backend"]
+    lines += ["import torch, zloss", "from zloss.head.options import resolve_backend"]
     for code in codes:
         lines += [
             "try:",

@@ -10,8 +10,10 @@ import torch._dynamo
 from torch import Tensor
 
 import zloss
-from zloss.transport.backends.products import add_product_
-from zloss.transport.backends.triton import gradient_ops, ops, projection_op
+from zloss.head.products import add_product_
+from zloss.head import triton_ops as gradient_ops
+from zloss.head import triton_ops as ops
+from zloss.head import triton_ops as projection_op
 
 TOKENS, VOCAB, WIDTH = 6, 60, 8
 OBJECTIVES = (

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.transport.backends.triton.interpreted.row_definitions import errors, make_rows
-from zloss.transport.backends.triton import kernels, ops
+from zloss.head import triton_kernels as kernels
+from zloss.head import triton_ops as ops
 
 FP32 = 1e-6
 

@@ -12,8 +12,8 @@ from torch import Tensor
 import zloss
 from tests.laws.definitions import Case, make_case, measured, reference, relative_error
 from zloss import errors
-from zloss.transport.backends.triton import logits as module
-from zloss.transport.backends.triton import ops
+from zloss.head import triton as module
+from zloss.head import triton_ops as ops
 
 OBJECTIVES = {
     "ce": zloss.CrossEntropy(),

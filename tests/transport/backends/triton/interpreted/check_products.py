@@ -9,7 +9,7 @@ import torch
 
 import zloss
 from tests.laws.definitions import Case, make_case, measured, reference, relative_error
-from zloss.transport.backends.triton import ops
+from zloss.head import triton_ops as ops
 
 BF16 = torch.bfloat16
 OPTIONS = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.laws.definitions import relative_error
-from zloss.transport.backends.triton import ops
+from zloss.head import triton_ops as ops
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,591 @@
+"""A loss from hidden states and a head: its arguments checked once, its tokens flattened to one axis.
+
+Axes: T tokens, V vocabulary rows inside log Z, D width.
+
+[zloss.head.arguments] A loss from logits: its arguments checked once, its tokens flattened to one axis.
+
+Axes: T tokens, V vocabulary, D width.
+
+[zloss.head.arguments] From the tensors of a public call to a validated problem: DTensors become this rank's tensors, then all are checked.
+
+[zloss.head.arguments] The targets of a loss, flattened to one axis of tokens, with their reduction weights.
+
+[zloss.head.arguments] Reductions: the only place where a loss gets its denominator, shared by cross-entropy and auxiliary.
+
+[zloss.head.arguments] Logits of -inf: a row must keep at least one finite logit, and a mean over the vocabulary needs all of them.
+
+Both checks read values, so they run on the CPU only.
+
+[zloss.head.arguments] A buffer to which dW is added in place of a gradient of its own, such as Megatron's fp32 `main_grad`.
+
+For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer after the loss was called, and
+`weight.grad` stays None. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches) go into
+`normalizer` or `token_weight`. For "none" dW is added in the backward pass, with the upstream gradient of every token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from zloss.errors import CoordinateError, ShapeError
+from zloss.head.sharded import TokenShard
+from zloss.head.sharded import VocabularyShard, whole_vocabulary
+from zloss.tensors import check_float, check_same_device
+from zloss.head.products import ProductPlan, fp32_plan, plan_products
+from zloss.head.options import HeadOptions
+from zloss.head.sharded import agree_on_shards
+from zloss.statistics import StatisticsPlan, plan_statistics
+from zloss.tensors import autocast_dtype, check_tensors, compute_dtype, may_read
+from zloss.errors import MissingInputError, ShapeError
+from zloss.tensors import check_same_device
+from zloss.tensors import check_tensors, compute_dtype
+from zloss.head.sharded import open_head
+from zloss.tensors import check_tensors
+from dataclasses import dataclass
+from zloss.errors import DtypeError, ShapeError, TargetRangeError
+from zloss.tensors import may_read
+import math
+from typing import Literal, get_args
+from zloss.errors import InputError, ReductionError
+from zloss.tensors import is_number
+from zloss.errors import CoordinateError
+from zloss.statistics import TokenStats
+from zloss.errors import DtypeError, InputError, ShapeError
+
+
+# <<< zloss.head.arguments
+Operands = tuple[Tensor, Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class HeadProblem:
+    """A validated head loss: z = logit_scale·(W[:vocab] u + b[:vocab]), softcapped where asked."""
+
+    hidden_TD: Tensor
+    weight_VD: Tensor
+    """All own rows, padding included; the first `vocab` are inside log Z."""
+    bias_V: Tensor | None
+    targets: Targets
+    shard: VocabularyShard
+    """The rows of the vocabulary on this process: all of them, or a rank's part."""
+    masked: bool
+    """Whether a bias of -inf takes vocabulary entries out of log Z, on any rank."""
+    dtype: torch.dtype
+    """In which everything is computed: fp64 for fp64 inputs, else fp32."""
+    rounding: torch.dtype | None
+    """Autocast dtype to which the operands of the projection are rounded, as F.linear would; else None."""
+    poisoned_T: Tensor | None
+    """Ignored tokens whose hidden state is not finite; they are zeroed so that no NaN reaches a gradient."""
+    plan: StatisticsPlan
+    """The statistics to return."""
+    products: ProductPlan
+    """In which dtype the matrix products run."""
+    grad_enabled: bool
+    """Grad mode of the caller; inside an autograd.Function it reads as off."""
+    options: HeadOptions
+    weight_grad_buffer: Tensor | None = None
+    """Where dW is added, in place of a gradient of its own."""
+    tokens: TokenShard | None = None
+    """Whose tokens `hidden_TD` has, where each rank holds its own; None where this process holds all of them."""
+
+    @property
+    def vocab(self) -> int:
+        """Own rows inside log Z."""
+        return self.shard.rows
+
+    @property
+    def operands(self) -> Operands:
+        """What the loss is differentiated by."""
+        return self.hidden_TD, self.weight_VD, self.bias_V
+
+    def largest_hidden(self) -> Tensor:
+        """max |u| over all tokens."""
+        own_TD = self.hidden_TD.detach().abs()
+        largest = own_TD.amax() if own_TD.numel() else own_TD.new_zeros(())
+        return largest if self.tokens is None else self.shard.max_(largest)
+
+    def scaled_bias(self) -> Tensor | None:
+        """s·b of the rows inside log Z in compute precision, rounded first where autocast would; detached."""
+        if self.bias_V is None:
+            return None
+        bias_V = self.bias_V.detach()[: self.vocab]
+        bias_V = (bias_V if self.rounding is None else bias_V.to(self.rounding)).to(self.dtype)
+        return bias_V * self.options.logit_scale
+
+    def with_operands(self, hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> HeadProblem:
+        return replace(self, hidden_TD=hidden_TD, weight_VD=weight_VD, bias_V=bias_V)
+
+    def without_operands(self) -> HeadProblem:
+        """The rest, which an autograd graph may keep: the operands are kept by autograd itself."""
+        empty = self.hidden_TD.new_empty(0)
+        return self.with_operands(empty, empty, None)
+
+
+def prepare_head(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: HeadOptions,
+    *,
+    token_weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+    weight_grad_buffer: Tensor | None = None,
+    group: ProcessGroup | None = None,
+    tokens: TokenShard | None = None,
+) -> HeadProblem:
+    """Check the tensors against each other and the options, and flatten the leading dimensions.
+
+    With a `group`, `weight` and `bias` are this rank's rows, in rank order; with `tokens`, `hidden` has own tokens only.
+    """
+    _check_shapes(hidden, weight, target, bias, token_weight)
+    check_gradient_buffer(weight_grad_buffer, weight, options)
+    dtype = compute_dtype(hidden, weight, bias)
+    leading = tuple(hidden.shape[:-1]) if tokens is None else tokens.leading
+    first_masked = None if bias is None else _first_minus_inf(bias)
+    if group is None:
+        shard = whole_vocabulary(options.vocab_of(weight.shape[0]))
+        masked = first_masked is not None and first_masked < shard.total
+    else:
+        shard, masked = agree_on_shards(
+            hidden, weight, target, options, group, bias=bias, first_masked=first_masked, leading=leading
+        )
+    targets = prepare_targets(
+        target, torch.Size(leading), shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
+    )
+    if masked:
+        _refuse_mean_of_masked(options)
+    flat_TD = hidden.reshape(-1, hidden.shape[-1])
+    poisoned_T = _poisoned_tokens(flat_TD, targets.valid_T, tokens)
+    rounding = autocast_dtype(hidden.device.type, dtype)
+    if poisoned_T is not None:
+        own_T = poisoned_T if tokens is None else poisoned_T[tokens.own]
+        flat_TD = torch.where(own_T.unsqueeze(1), flat_TD.new_zeros(()), flat_TD)
+    return HeadProblem(
+        hidden_TD=flat_TD,
+        weight_VD=weight,
+        bias_V=bias,
+        targets=targets,
+        shard=shard,
+        masked=masked,
+        dtype=dtype,
+        rounding=rounding,
+        poisoned_T=poisoned_T,
+        plan=plan_statistics(
+            options.objective,
+            options.statistics,
+            label_smoothing=options.label_smoothing,
+            has_mu=options.softcap is None and not masked,
+            has_head=True,
+            has_hidden=True,
+        ),
+        products=plan_products(
+            options.products,
+            device_type=hidden.device.type,
+            hidden=hidden.dtype,
+            weight=weight.dtype,
+            rounding=rounding,
+        )
+        if dtype == torch.float32
+        else fp32_plan(dtype, hidden.device.type),
+        grad_enabled=torch.is_grad_enabled(),
+        options=options,
+        weight_grad_buffer=weight_grad_buffer,
+        tokens=tokens,
+    )
+
+
+def _check_shapes(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, token_weight: Tensor | None
+) -> None:
+    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
+    check_float("hidden", hidden)
+    check_float("weight", weight)
+    if hidden.dim() < 1:
+        raise ShapeError("`hidden` is expected to be [..., D], but got a 0-d tensor.")
+    if weight.dim() != 2:
+        raise ShapeError(f"`weight` is expected to be [V, D], but got {list(weight.shape)}.")
+    width = hidden.shape[-1]
+    if weight.shape[1] != width:
+        advice = " This looks like [D, V]: pass `weight.T`." if weight.shape[0] == width else ""
+        raise ShapeError(
+            f"`weight` is expected to be [V, D] with D = {width} (the width of `hidden`), "
+            f"but got {list(weight.shape)}.{advice}"
+        )
+    if bias is not None:
+        check_float("bias", bias)
+        if bias.shape != (weight.shape[0],):
+            raise ShapeError(f"`bias` is expected to be [V] = [{weight.shape[0]}], but got {list(bias.shape)}.")
+    if width == 0:
+        raise ShapeError("the width is zero: `hidden` is [..., 0], so there is nothing to project.")
+    check_same_device(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
+
+
+def _first_minus_inf(bias: Tensor) -> int | None:
+    """The first row whose bias is -inf; None without one, and where values cannot be read."""
+    if not may_read(bias):
+        return None
+    rows = torch.isneginf(bias.detach()).nonzero()
+    return int(rows[0, 0]) if rows.numel() else None
+
+
+def _refuse_mean_of_masked(options: HeadOptions) -> None:
+    """A bias of -inf takes vocabulary entries out of log Z and leaves no finite mean logit."""
+    if options.objective.active and options.objective.needs_mu:
+        raise CoordinateError(
+            f"{type(options.objective).__name__} needs the mean logit μ, but `bias` holds -inf. "
+            "Exclude those rows with `valid_vocab`, or use StandardZLoss."
+        )
+    if options.label_smoothing and options.softcap is None:
+        raise CoordinateError(
+            "`label_smoothing` needs the mean logit μ, but `bias` holds -inf. Exclude those rows with `valid_vocab`."
+        )
+
+
+def _poisoned_tokens(hidden_TD: Tensor, valid_T: Tensor, tokens: TokenShard | None) -> Tensor | None:
+    own_valid_T = valid_T if tokens is None else valid_T[tokens.own]
+    poisoned_T = ~own_valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
+    if tokens is not None:
+        poisoned_T = tokens.whole(poisoned_T)
+    if may_read(poisoned_T) and not bool(poisoned_T.any()):
+        return None
+    return poisoned_T
+
+
+# <<< zloss.head.arguments
+@dataclass(frozen=True)
+class LogitsProblem:
+    """A validated loss of logits: z = logit_scale·logits[:, :vocab], softcapped where asked."""
+
+    logits_TV: Tensor
+    """Padding columns included; the first `vocab` are inside log Z."""
+    weight_VD: Tensor | None
+    """The head, for the gain; it gets no gradient."""
+    targets: Targets
+    shard: VocabularyShard
+    """The columns of the vocabulary on this process: all of them, or a rank's part."""
+    dtype: torch.dtype
+    """In which everything is computed: fp64 for fp64 inputs, else fp32."""
+    plan: StatisticsPlan
+    """The statistics to return."""
+    products: ProductPlan
+    """How E W runs, which the gain needs."""
+    grad_enabled: bool
+    """Grad mode of the caller; inside an autograd.Function it reads as off."""
+    options: HeadOptions
+
+    @property
+    def vocab(self) -> int:
+        """Own columns inside log Z."""
+        return self.shard.rows
+
+    def with_logits(self, logits_TV: Tensor) -> LogitsProblem:
+        return replace(self, logits_TV=logits_TV)
+
+
+def prepare_logits(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: HeadOptions,
+    *,
+    token_weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+    group: ProcessGroup | None = None,
+) -> LogitsProblem:
+    """Check the tensors against each other and the options, and flatten the leading dimensions.
+
+    With a `group`, `logits` and `weight` are this rank's columns and rows, in rank order.
+    """
+    check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
+    if logits.dim() < 1 or not logits.is_floating_point():
+        raise ShapeError(
+            f"`logits` is expected to be a float tensor [..., V], but got {logits.dtype} {list(logits.shape)}."
+        )
+    rows = logits.shape[-1]
+    if weight is not None and (weight.dim() != 2 or weight.shape[0] != rows):
+        raise ShapeError(
+            f"`weight` is expected to be [V, D] with V = {rows} (the logits), but got {list(weight.shape)}."
+        )
+    if options.objective.active and options.objective.needs_gain and weight is None:
+        raise MissingInputError(
+            f"{type(options.objective).__name__} needs the output-to-hidden gain: pass `weight`, the [V, D] output head."
+        )
+    check_same_device(logits=logits, target=target, weight=weight, token_weight=token_weight)
+    if group is None:
+        shard = whole_vocabulary(options.vocab_of(rows))
+    else:
+        shard, _ = agree_on_shards(logits, logits, target, options, group, dim=-1)
+    dtype = compute_dtype(logits, weight)
+    targets = prepare_targets(
+        target, logits.shape[:-1], shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
+    )
+    plan = plan_statistics(
+        options.objective,
+        options.statistics,
+        label_smoothing=options.label_smoothing,
+        has_mu=options.softcap is None,
+        has_head=weight is not None,
+        has_hidden=False,
+    )
+    # The gradient at the logits is no product: only the gain is, and its factors are E and W.
+    products = fp32_plan(dtype, logits.device.type)
+    if weight is not None and dtype == torch.float32:
+        products = plan_products(
+            options.products, device_type=logits.device.type, hidden=weight.dtype, weight=weight.dtype
+        )
+    return LogitsProblem(_flat(logits), weight, targets, shard, dtype, plan, products, torch.is_grad_enabled(), options)
+
+
+def _flat(logits: Tensor) -> Tensor:
+    """[..., V] as [T, V]; written out because a rank may hold no column, and then -1 is ambiguous."""
+    return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
+
+
+# <<< zloss.head.arguments
+def open_problem(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: HeadOptions,
+    *,
+    token_weight: Tensor | None,
+    normalizer: float | Tensor | None,
+    group: ProcessGroup | None,
+    weight_grad_buffer: Tensor | None = None,
+    whole_tokens: bool = False,
+) -> HeadProblem:
+    """The problem of a head loss. `whole_tokens` gathers hidden states that are sharded over tokens."""
+    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
+    head = open_head(hidden, weight, bias, target, token_weight, group, whole_tokens=whole_tokens)
+    return prepare_head(
+        head.hidden,
+        head.weight,
+        head.target,
+        head.bias,
+        options,
+        token_weight=head.token_weight,
+        normalizer=normalizer,
+        weight_grad_buffer=weight_grad_buffer,
+        group=head.group,
+        tokens=head.tokens,
+    )
+
+
+# <<< zloss.head.arguments
+@dataclass(frozen=True)
+class Targets:
+    """Flattened targets with their reduction weights. Axes: T tokens."""
+
+    index_T: Tensor
+    """int64, with 0 in place of `ignore_index`."""
+    valid_T: Tensor
+    """bool; False at ignored tokens."""
+    weights: TokenWeights
+    shape: torch.Size
+    """The shape of `target` as it was given."""
+
+    def weighted(self, value_T: Tensor) -> Tensor:
+        """w_t·value_t, 0 at ignored tokens whatever they hold."""
+        weight_T = self.weights.per_token
+        return torch.where(self.valid_T, weight_T * value_T, weight_T.new_zeros(()))
+
+
+def prepare_targets(
+    target: Tensor,
+    leading: torch.Size,
+    vocab: int,
+    options: HeadOptions,
+    dtype: torch.dtype,
+    *,
+    token_weight: Tensor | None,
+    normalizer: float | Tensor | None,
+) -> Targets:
+    """Targets and token weights, checked against the leading shape and the vocabulary."""
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise DtypeError(
+            f"`target` is expected to hold integer class indices, but got {target.dtype}: pass `target.long()`."
+        )
+    if target.shape != leading:
+        raise ShapeError(
+            f"`target` is expected to have the leading shape {list(leading)} of the logits or hidden states, "
+            f"but got {list(target.shape)}."
+        )
+    if token_weight is not None and token_weight.shape != target.shape:
+        raise ShapeError(
+            f"`token_weight` is expected to have the shape of `target`, {list(target.shape)}, "
+            f"but got {list(token_weight.shape)}."
+        )
+    flat = target.reshape(-1).long()
+    valid = flat != options.ignore_index
+    index = torch.where(valid, flat, flat.new_zeros(()))
+    if may_read(index) and index.numel():
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= vocab:
+            raise TargetRangeError(
+                f"`target` holds the index {low if low < 0 else high}, but the vocabulary has {vocab} rows (0 to {vocab - 1}). "
+                f"Mark tokens that do not count with ignore_index={options.ignore_index}."
+            )
+    weights = reduction_weights(
+        valid,
+        options.reduction,
+        dtype=dtype,
+        token_weight=None if token_weight is None else token_weight.reshape(-1),
+        normalizer=normalizer,
+    )
+    return Targets(index, valid, weights, target.shape)
+
+
+# <<< zloss.head.arguments
+Reduction = Literal["mean", "sum", "none"]
+DenominatorName = Literal["valid_tokens", "token_weight", "normalizer", "one"]
+
+
+@dataclass(frozen=True)
+class TokenWeights:
+    """w_t of every token (0 at ignored ones) with the denominator already inside, and what that denominator was.
+
+    Σ_t per_token_t · ℓ_t is the reduced loss for "mean" and "sum"; per_token_t · ℓ_t is the loss for "none".
+    """
+
+    per_token: Tensor
+    reduction: Reduction
+    denominator: Tensor
+    denominator_name: DenominatorName
+
+
+def check_reduction(reduction: str) -> None:
+    if not isinstance(reduction, str) or reduction not in get_args(Reduction):
+        raise ReductionError(reduction)
+
+
+def reduction_weights(
+    valid: Tensor,
+    reduction: Reduction,
+    *,
+    dtype: torch.dtype,
+    token_weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+) -> TokenWeights:
+    """w_t / N: N = Σ w_t over valid tokens for "mean", or the explicit global `normalizer`; 1 for "sum" and "none".
+
+    N = 0 (an all-ignored batch) gives weight 0 everywhere: loss 0 and zero gradients, never NaN.
+    """
+    check_reduction(reduction)
+    weight = valid.to(dtype)
+    if token_weight is not None:
+        # `where`, not a product: an ignored token's weight may be anything, even NaN.
+        weight = torch.where(valid, token_weight.detach().to(dtype), weight.new_zeros(()))
+    one = weight.new_ones(())
+    if reduction != "mean":
+        if normalizer is not None:
+            raise InputError(f"`normalizer` replaces the denominator of reduction='mean', but reduction={reduction!r}.")
+        return TokenWeights(weight, reduction, one, "one")
+    name: DenominatorName
+    if normalizer is not None:
+        denominator, name = as_denominator(normalizer, weight), "normalizer"
+    else:
+        denominator, name = weight.sum(), "valid_tokens" if token_weight is None else "token_weight"
+    per_token = torch.where(
+        denominator == 0, weight.new_zeros(()), weight / torch.where(denominator == 0, one, denominator)
+    )
+    return TokenWeights(per_token, reduction, denominator, name)
+
+
+def as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
+    """An explicit `normalizer` as a 0-d tensor of the dtype and device of `like`; its value is checked on the CPU only."""
+    if isinstance(normalizer, Tensor):
+        if normalizer.numel() != 1:
+            raise InputError(
+                f"`normalizer` is expected to be a number or a 0-d tensor, but got shape {list(normalizer.shape)}."
+            )
+        denominator = normalizer.detach().to(like).reshape(())
+        if denominator.device.type == "cpu" and not bool(denominator >= 0):
+            raise InputError(
+                f"`normalizer` is expected to be a number ≥ 0 (the global token count), but got {normalizer.item()}."
+            )
+        return denominator
+    if not is_number(normalizer) or not math.isfinite(normalizer) or normalizer < 0:
+        raise InputError(
+            f"`normalizer` is expected to be a finite number ≥ 0 (the global token count), but got {normalizer!r}."
+        )
+    return like.new_tensor(float(normalizer))
+
+
+# <<< zloss.head.arguments
+def check_rows(stats: TokenStats) -> None:
+    """Refuse a counted token whose every logit is -inf: it has no distribution."""
+    if not may_read(stats.row_max):
+        return
+    # A row of NaN has no maximum either, but it is a diverged model, whose loss is NaN, and not a masking mistake.
+    empty = torch.isneginf(stats.row_max) & stats.valid & ~torch.isnan(stats.target_logit)
+    if bool(empty.any()):
+        first = int(empty.nonzero()[0, 0])
+        raise CoordinateError(
+            f"token {first} (of {int(empty.sum())} such) has only -inf logits, so it has no distribution: "
+            "set its target to `ignore_index`, or unmask at least one vocabulary entry."
+        )
+
+
+def needs_mean(options: HeadOptions) -> bool:
+    """Whether the loss itself uses the mean logit."""
+    return options.label_smoothing != 0 or (options.objective.active and options.objective.needs_mu)
+
+
+def check_mean(mean_T: Tensor | None, valid_T: Tensor, options: HeadOptions) -> None:
+    """Refuse a loss that uses the mean logit where a counted token has logits of -inf."""
+    if mean_T is None or not may_read(mean_T) or not needs_mean(options):
+        return
+    if bool((torch.isneginf(mean_T) & valid_T).any()):
+        objective = options.objective
+        what = type(objective).__name__ if objective.active and objective.needs_mu else "`label_smoothing`"
+        raise CoordinateError(
+            f"{what} needs the mean logit μ, but some logits are -inf. "
+            "Exclude masked columns with `valid_vocab`, or use StandardZLoss."
+        )
+
+
+# <<< zloss.head.arguments
+def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOptions) -> None:
+    """Refuse a buffer that could not take dW, or would take it twice."""
+    if buffer is None:
+        return
+    check_tensors(weight=weight, optional={"weight_grad_buffer": buffer})
+    check_same_device(weight_grad_buffer=buffer, weight=weight)
+    if buffer.dtype != torch.float32 or weight.dtype == torch.float64:
+        raise DtypeError(
+            f"`weight_grad_buffer` is expected to be fp32 for a `weight` of fp32, bf16 or fp16, "
+            f"but got {buffer.dtype} for {weight.dtype}."
+        )
+    if buffer.shape != weight.shape:
+        raise ShapeError(
+            f"`weight_grad_buffer` is expected to have the shape of `weight`, {list(weight.shape)}, "
+            f"but got {list(buffer.shape)}."
+        )
+    if buffer.requires_grad:
+        raise InputError("`weight_grad_buffer` is expected not to require a gradient: pass `buffer.detach()`.")
+    if options.backend == "dense":
+        raise InputError("`weight_grad_buffer` needs a chunked backend: use backend='auto', 'chunked' or 'triton'.")
+    if torch.is_grad_enabled() and not weight.requires_grad:
+        raise InputError("`weight_grad_buffer` was given for a `weight` that does not require a gradient.")
+    if options.reduction != "none" and torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
+        raise InputError(
+            "`weight_grad_buffer` does not go with activation checkpointing of the loss: the recomputation would add dW a "
+            "second time. Call the loss outside the checkpointed part, or use reduction='none'."
+        )
+
+
+def require_unit_upstream(upstream: Tensor) -> None:
+    """Refuse a backward pass whose upstream gradient is not 1: dW is in the buffer already."""
+    if upstream.device.type == "cpu":
+        if float(upstream) != 1.0:
+            raise InputError(
+                f"with `weight_grad_buffer` the upstream gradient of the loss is expected to be 1, but got "
+                f"{float(upstream)!r}: dW was added in the forward pass. Put factors into `normalizer` or `token_weight`."
+            )
+    else:
+        # Checked on the device: reading the value here would stall the stream.
+        torch._assert_async(upstream == 1, "with `weight_grad_buffer` the upstream gradient must be 1")

@@ -1,0 +1,188 @@
+"""The options of a head loss as one record, which checks itself when it is made.
+
+`head_loss`, `HeadLoss`, `logits_loss` and `head_source` take the same options by keyword and make this record of them.
+
+[zloss.head.options] The names of the backends, and which of them runs for given tensors.
+
+[zloss.head.options] Whether the Triton backend can run here, found out without importing triton.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+from zloss.errors import CoordinateError, InputError, ShapeError, UnknownNameError
+from zloss.objectives import Objective, is_number
+from zloss.head.arguments import Reduction, check_reduction
+from zloss.head.products import Products, check_products
+from zloss.statistics import Statistics
+from typing import Literal, get_args
+import torch
+from zloss.errors import UnknownNameError
+import importlib.util
+from zloss.errors import DeviceError, DtypeError, MissingDependencyError
+
+
+# <<< zloss.head.options
+@dataclass(frozen=True)
+class HeadOptions:
+    """What a loss computes, apart from its tensors.
+
+    >>> import zloss
+    >>> HeadOptions(zloss.StandardZLoss(1e-4), softcap=30.0).softcap
+    30.0
+    """
+
+    objective: Objective
+    ignore_index: int = -100
+    """The target of tokens that do not count."""
+    reduction: Reduction = "mean"
+    valid_vocab: int | None = None
+    """Rows of the head inside log Z, μ and w̄; the rows after them are padding. None: all."""
+    logit_scale: float = 1.0
+    """s of z = s(Wu + b)."""
+    softcap: float | None = None
+    """cap of cap·tanh(z/cap); None: none."""
+    label_smoothing: float = 0.0
+    statistics: Statistics = "full"
+    backend: Backend = "auto"
+    products: Products = "auto"
+    """In which dtype the matrix products run: "operand" (16 bits) or "fp32"; "auto" is "operand" on a GPU for 16-bit
+    operands and "fp32" elsewhere."""
+    chunk_size: int | None = None
+    """Tokens per chunk; None: as many as `memory_budget` holds."""
+    memory_budget: int | None = None
+    """Bytes of the V-wide buffers of a chunk; None: ZLOSS_CHUNK_BYTES, else 128 MB on a CPU and 1.25 GiB on a GPU."""
+
+    def __post_init__(self) -> None:
+        self._check_kinds()
+        check_reduction(self.reduction)
+        if not isinstance(self.statistics, str) or self.statistics not in get_args(Statistics):
+            raise UnknownNameError("statistics", self.statistics, get_args(Statistics))
+        check_backend(self.backend)
+        check_products(self.products)
+        if not 0 <= self.label_smoothing <= 1:
+            raise InputError(f"`label_smoothing` is expected to lie in [0, 1], but got {self.label_smoothing!r}.")
+        # Written as comparisons, which a compiler can turn into guards where the number is symbolic to it.
+        if not -math.inf < self.logit_scale < math.inf or self.logit_scale == 0:
+            raise InputError(
+                f"`logit_scale` is expected to be a finite number other than 0, but got {self.logit_scale!r}."
+            )
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise InputError(f"`softcap` is expected to be None or a finite number > 0, but got {self.softcap!r}.")
+        if self.chunk_size is not None and self.chunk_size < 1:
+            raise InputError(f"`chunk_size` is expected to be a number of tokens ≥ 1, but got {self.chunk_size!r}.")
+        if self.memory_budget is not None and self.memory_budget < 1:
+            raise InputError(
+                f"`memory_budget` is expected to be a number of bytes ≥ 1, but got {self.memory_budget!r}."
+            )
+        if self.softcap is not None and self.objective.active and self.objective.needs_mu:
+            raise CoordinateError(
+                f"{type(self.objective).__name__} needs the mean logit μ, but `softcap` is not shift-invariant: "
+                "centering would change the model. Use StandardZLoss or GainAwareZLoss with softcap."
+            )
+
+    def _check_kinds(self) -> None:
+        """Every option is of the kind it is declared to be."""
+        if not isinstance(self.objective, Objective):
+            raise InputError(
+                f"`objective` is expected to be an Objective such as zloss.CenteredZLoss(1e-4), but got {self.objective!r}."
+            )
+        whole_numbers = ("chunk_size", "memory_budget", "ignore_index", "valid_vocab")
+        for name in ("label_smoothing", "logit_scale", "softcap", *whole_numbers):
+            value = getattr(self, name)
+            optional = name in ("softcap", "chunk_size", "memory_budget", "valid_vocab")
+            whole = name in whole_numbers
+            if not (value is None and optional) and not (is_number(value) and (isinstance(value, int) or not whole)):
+                kind = "a whole number" if whole else "a number"
+                raise InputError(
+                    f"`{name}` is expected to be {kind}{' or None' if optional else ''}, but got {value!r}."
+                )
+
+    def vocab_of(self, rows: int) -> int:
+        """V, the number of vocabulary rows inside log Z, for a head or logits with that many."""
+        return check_vocab(self.valid_vocab, rows)
+
+
+def check_vocab(valid_vocab: int | None, rows: int) -> int:
+    """`valid_vocab`, or all rows where it is None."""
+    if rows == 0:
+        raise ShapeError("the vocabulary is empty: `weight` or `logits` has V = 0.")
+    if valid_vocab is None:
+        return rows
+    if not isinstance(valid_vocab, int):
+        raise InputError(f"`valid_vocab` is expected to be a whole number of rows, but got {valid_vocab!r}.")
+    if not 1 <= valid_vocab <= rows:
+        raise InputError(
+            f"`valid_vocab` is expected to lie in 1..{rows} (the rows of the head), but got {valid_vocab!r}."
+        )
+    return valid_vocab
+
+
+# <<< zloss.head.options
+Backend = Literal["auto", "dense", "chunked", "triton"]
+Chosen = Literal["dense", "chunked", "triton"]
+
+
+def check_backend(backend: str) -> None:
+    """The name is one of the backends'."""
+    if not isinstance(backend, str) or backend not in get_args(Backend):
+        raise UnknownNameError("backend", backend, get_args(Backend))
+
+
+def resolve_backend(backend: Backend, device: torch.device, dtype: torch.dtype) -> Chosen:
+    """The backend behind a name, for tensors on `device` that compute in `dtype`.
+
+    "auto" is Triton on a GPU where it is installed and chunked everywhere else. A backend asked for by name runs, or an
+    error says why it cannot.
+    """
+    if backend == "auto":
+        return "triton" if prefers_triton(device, dtype) else "chunked"
+    if backend == "triton":
+        require_triton(device, dtype)
+    return backend
+
+
+def runs_in_triton(backend: Backend, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a loss with this backend goes through Triton. Nothing is checked: tensors may still be of a wrong kind."""
+    return backend == "triton" or (backend == "auto" and prefers_triton(device, dtype))
+
+
+# <<< zloss.head.options
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+_OLDEST_GENERATION = 8
+"""The compute capability from which on Triton supports NVIDIA's cards; with older ones "auto" falls back."""
+
+
+def prefers_triton(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether backend="auto" takes Triton: a supported GPU, Triton installed, and fp32 statistics."""
+    if device.type != "cuda" or dtype == torch.float64 or not INSTALLED:
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_properties(device).major >= _OLDEST_GENERATION
+
+
+def require_triton(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise an error where backend="triton" cannot run on these tensors; it says why and what to use instead."""
+    if not INSTALLED:
+        raise MissingDependencyError("triton", "backend='triton'", "triton")
+    if dtype == torch.float64:
+        raise DtypeError(
+            "backend='triton' computes in fp32 from fp32, bf16 or fp16 tensors, but got fp64: "
+            "use backend='chunked' or 'dense', which stay in fp64."
+        )
+    if device.type == "cuda":
+        return
+    if device.type != "cpu" or not interpreted():
+        raise DeviceError(
+            f"backend='triton' needs tensors on a GPU, but got {device}: use backend='chunked' there. To run the kernels "
+            "interpreted on the CPU, as tests do, set TRITON_INTERPRET=1 before the first loss with backend='triton'."
+        )
+
+
+def interpreted() -> bool:
+    """Whether the kernels run on the interpreter; Triton decides it when they are defined."""
+    from zloss.head.triton_kernels import INTERPRETED
+
+    return INTERPRETED
