@@ -25,7 +25,7 @@ from long_shapes import LONG_TOKENS, LONG_VOCAB, LONG_WIDTH, run_long_shapes
 from memory import peak_extra_mb
 
 import zloss
-from zloss.head import rows as torch_rows
+from zloss.head import rows
 from zloss.head.chunked import chunk_bounds
 from zloss.head.native import why_missing
 
@@ -68,11 +68,11 @@ class Problem:
         ours = self.ours(objective)
 
         def run() -> None:
-            fused, torch_rows.fused_exp_rows_ = torch_rows.fused_exp_rows_, lambda z_CV: None
+            fused, rows.fused_exp_rows_ = rows.fused_exp_rows_, lambda z_CV: None
             try:
                 ours()
             finally:
-                torch_rows.fused_exp_rows_ = fused
+                rows.fused_exp_rows_ = fused
 
         return run
 

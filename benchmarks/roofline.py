@@ -23,7 +23,7 @@ from ceilings import Figure, print_figures
 from roofline_peers import eager, liger, three_products, torch_linear
 from traced_operations import Operation, Trace, Tracer, head_problem, trace_head_loss
 
-from zloss.head.products import Products
+from zloss.head.options import Products
 
 GB = 1e9
 

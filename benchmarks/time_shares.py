@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from zloss.head import chunked as chunked_autograd
-from zloss.head import rows as torch_rows
+from zloss.head import chunked, rows
 from zloss.head.products import HeadProducts
 
 CASTS, ROWS = "casts", "row pass"
@@ -56,8 +55,8 @@ def time_shares() -> Iterator[dict[str, float]]:
         (HeadProducts, "back_project", "E W"),
         (HeadProducts, "add_outer_", "Eᵀ(s∘h)"),
         (HeadProducts, "_convert", CASTS),
-        (chunked_autograd, "narrow", CASTS),
-        (torch_rows.TorchRows, "statistics", ROWS),
+        (chunked, "narrow", CASTS),
+        (rows.TorchRows, "statistics", ROWS),
     )
     kept = [getattr(owner, attribute) for owner, attribute, _ in places]
     try:

@@ -17,15 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import zloss
+from zloss.head.arguments import HeadProblem, prepare_targets
+from zloss.head.chunked import narrow, run_head_chunks
+from zloss.head.options import HeadOptions, Products
+from zloss.head.products import plan_products
 from zloss.head.sharded import whole_vocabulary
-from zloss.head.chunked import narrow
-from zloss.head.chunked import run_head_chunks
-from zloss.head.products import Products, plan_products
 from zloss.head.triton import TritonRows
-from zloss.head.arguments import HeadProblem
-from zloss.head.options import HeadOptions
 from zloss.statistics import plan_statistics
-from zloss.head.arguments import prepare_targets
 
 TORCH = (2, 13)
 """The torch version whose CUDA branch is traced."""
@@ -135,7 +133,7 @@ def head_problem(
     hidden = torch.empty(tokens, width, dtype=dtype, device="meta")
     weight = torch.empty(vocab, width, dtype=dtype, device="meta")
     target = torch.empty(tokens, dtype=torch.int64, device="meta")
-    targets = prepare_targets(target, target.shape, vocab, options, torch.float32, token_weight=None, normalizer=None)
+    targets = prepare_targets(target, target.shape, vocab, options, torch.float32)
     return HeadProblem(
         hidden_TD=hidden,
         weight_VD=weight,
@@ -145,10 +143,8 @@ def head_problem(
         masked=False,
         dtype=torch.float32,
         rounding=None,
-        poisoned_T=None,
-        plan=plan_statistics(
-            options.objective, "full", label_smoothing=0.0, has_mu=True, has_head=True, has_hidden=True
-        ),
+        nonfinite_mask_T=None,
+        plan=plan_statistics("full", needs_mu=True, needs_gain=False, has_mu=True, has_head=True, has_hidden=True),
         products=plan_products(
             products, device_type="cuda", hidden=dtype, weight=dtype, torch_version=TORCH, hip=False
         ),
@@ -161,10 +157,10 @@ def trace_head_loss(problem: HeadProblem) -> Trace:
     """The head loss of the Triton backend, forward and backward."""
     work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=False)
     targets, plan = problem.targets, problem.products
-    given = (problem.hidden_TD, problem.weight_VD, targets.index_T, targets.valid_T, targets.weights.per_token)
+    given = (problem.hidden_TD, problem.weight_VD, targets.index_T, targets.valid_T, targets.weight_T)
     ledger = Ledger(problem.vocab, *given)
     with torch.no_grad(), ledger:
-        run = run_head_chunks(problem, work, (True, True, False), problem.targets.weights.per_token)
+        run = run_head_chunks(problem, work, (True, True, False), problem.targets.weight_T)
         hidden, weight, _ = run.gradients
         assert hidden is not None
         assert weight is not None

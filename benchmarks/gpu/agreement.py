@@ -19,8 +19,7 @@ from torch import Tensor
 import zloss
 from benchmarks.gpu.record import Checked
 from tests.laws.definitions import Case, relative_error, upstream_like
-from zloss.head.options import Backend
-from zloss.head.products import Products
+from zloss.head.options import Backend, Products
 
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Half the distance of neighbouring numbers, relative to them, at most."""

@@ -16,8 +16,7 @@ from torch import Tensor
 import zloss
 from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.record import Checked
-from zloss.head.options import Backend
-from zloss.head.products import Products
+from zloss.head.options import Backend, Products
 
 TOKENS, WIDTH, VOCAB, PEAK = 256, 96, 16000, 21.0
 

@@ -14,8 +14,7 @@ import zloss
 from benchmarks.gpu.agreement import ROUNDING, Way, compared, on_device, rounded
 from benchmarks.gpu.record import Checked
 from tests.laws.definitions import Case, make_case, reference
-from zloss.head.options import Backend
-from zloss.head.products import Products
+from zloss.head.options import Backend, Products
 
 OBJECTIVES: dict[str, zloss.Objective] = {
     "ce": zloss.CrossEntropy(),

@@ -10,8 +10,7 @@ from torch import Tensor
 
 import zloss
 from benchmarks.gpu.every_option import Sweep
-from zloss.head.options import Backend
-from zloss.head.products import Products
+from zloss.head.options import Backend, Products
 
 
 @dataclass

@@ -15,22 +15,30 @@ if TYPE_CHECKING:
     from zloss.audit.loss.run import audit_loss as audit_loss
     from zloss.audit.router.findings import audit_router as audit_router
     from zloss.audit.router.measure import measure_router_scale as measure_router_scale
+    from zloss.head.centering import CenteredHeadWrapper as CenteredHeadWrapper
+    from zloss.head.centering import center_head_ as center_head_
+    from zloss.head.centering import shift_head_ as shift_head_
+    from zloss.head.loss import HeadLoss as HeadLoss
+    from zloss.head.loss import HeadLossOutput as HeadLossOutput
+    from zloss.head.loss import head_loss as head_loss
+    from zloss.head.loss import logits_loss as logits_loss
+    from zloss.head.source import centered_logits_from_raw as centered_logits_from_raw
+    from zloss.head.source import explain as explain
+    from zloss.head.source import head_source as head_source
+    from zloss.head.source import z_loss_source as z_loss_source
+    from zloss.objectives import CenteredHead as CenteredHead
+    from zloss.objectives import CenteredZLoss as CenteredZLoss
+    from zloss.objectives import CrossEntropy as CrossEntropy
+    from zloss.objectives import FactorizedZLoss as FactorizedZLoss
+    from zloss.objectives import GainAwareZLoss as GainAwareZLoss
+    from zloss.objectives import Objective as Objective
+    from zloss.objectives import StandardZLoss as StandardZLoss
+    from zloss.objectives import make_objective as make_objective
+    from zloss.objectives import register_objective as register_objective
     from zloss.ranks.global_normalizer import global_normalizer as global_normalizer
     from zloss.results.loss_audit import LossAudit as LossAudit
     from zloss.results.router import MeasuredScale as MeasuredScale
     from zloss.results.router import RouterFindings as RouterFindings
-    from zloss.head.source import explain as explain
-    from zloss.head.source import centered_logits_from_raw as centered_logits_from_raw
-    from zloss.head.source import z_loss_source as z_loss_source
-    from zloss.objectives import Objective as Objective
-    from zloss.objectives import CenteredZLoss as CenteredZLoss
-    from zloss.objectives import CenteredHead as CenteredHead
-    from zloss.objectives import CrossEntropy as CrossEntropy
-    from zloss.objectives import FactorizedZLoss as FactorizedZLoss
-    from zloss.objectives import GainAwareZLoss as GainAwareZLoss
-    from zloss.objectives import make_objective as make_objective
-    from zloss.objectives import register_objective as register_objective
-    from zloss.objectives import StandardZLoss as StandardZLoss
     from zloss.source.router.convention import RouterContext as RouterContext
     from zloss.source.router.convention import RouterConvention as RouterConvention
     from zloss.source.router.loss import router_loss as router_loss
@@ -41,14 +49,6 @@ if TYPE_CHECKING:
     from zloss.train.record.record_run import record_run as record_run
     from zloss.train.record.recorded_config import RecordOptions as RecordOptions
     from zloss.train.record.validation import validation_blocks as validation_blocks
-    from zloss.head.loss import HeadLoss as HeadLoss
-    from zloss.head.loss import HeadLossOutput as HeadLossOutput
-    from zloss.head.loss import head_loss as head_loss
-    from zloss.head.source import head_source as head_source
-    from zloss.head.centering import CenteredHeadWrapper as CenteredHeadWrapper
-    from zloss.head.centering import center_head_ as center_head_
-    from zloss.head.centering import shift_head_ as shift_head_
-    from zloss.head.loss import logits_loss as logits_loss
 
 _HOME = {
     "LossAudit": "results.loss_audit",

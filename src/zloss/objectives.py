@@ -1,63 +1,69 @@
-"""What an objective is: a value per token and the coefficients of its logit source.
+"""The objectives of the paper: cross-entropy plus a penalty on the log-normalizer.
 
-Every objective of the paper adds to cross-entropy a logit adjoint with only two shapes,
+Every objective has a logit source with only three shapes,
 
-    δᶻ_t = along_p_t · p_t  −  along_uniform_t · 1/V
+    δ_t = a_t · p_t  −  b_t · onehot(y_t)  −  g_t · 1/V
 
-so an objective is a pure function of per-token statistics and knows no kernel; a backend turns the coefficients into
-gradients and knows no objective.
+so an objective is a pure function of per-token statistics that returns a value and the coefficients (a, b, g). It knows no
+kernel; a backend turns coefficients into gradients and knows no objective.
 
-[zloss.objectives] What a loss injects at the logits of a token: cross-entropy plus auxiliary, as coefficients of three vectors.
+| objective                  | value added to cross-entropy            | a                           | g                 |
+|----------------------------|-----------------------------------------|-----------------------------|-------------------|
+| CrossEntropy, CenteredHead | 0                                       | 0                           | 0                 |
+| StandardZLoss              | λ(log Z − c)²                           | 2λ(log Z − c)               | 0                 |
+| CenteredZLoss              | λ(log Z̃ − c)²                           | s = 2λ(log Z̃ − c)           | s                 |
+| FactorizedZLoss            | λ_μ(μ − c_μ)² + λ_rel(log Z̃ − c_rel)²   | s = 2λ_rel(log Z̃ − c_rel)   | s − 2λ_μ(μ − c_μ) |
+| GainAwareZLoss             | λ(log Z − c)² / (1 + β·sg(A²))          | 2λ(log Z − c) / (1 + βA²)   | 0                 |
 
-    δ_t = along_p_t · p_t  −  along_target_t · onehot(y_t)  −  along_uniform_t · 1/V
+Cross-entropy itself adds a = 1, b = 1 (with label smoothing ε: b = 1 − ε, g = ε).
 
-Axes: C tokens of a chunk.
-
-[zloss.objectives] Plain cross-entropy: no auxiliary source.
-
-[zloss.objectives] The gauge-only control of the paper: row-centered deployment, no auxiliary loss.
-
-[zloss.objectives] Standard Z-loss: λ(log Z − c)² on raw logits (paper eq:zloss, eq:source).
-
-[zloss.objectives] Centered Z-loss: λ(log Z̃ − c)² on row-centered logits (paper eq:centered_head, eq:centered_raw_adjoint).
-
-[zloss.objectives] Factorized Z-loss: shift and relative normalizer penalised apart (paper eq:factorized).
-
-[zloss.objectives] Gain-aware Z-loss: the standard penalty, damped where the head amplifies (paper eq:gain_aware).
-
-[zloss.objectives] Objectives by name, as the command line and training configs use them.
+Axes: T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
-from torch import Tensor
-from zloss.errors import CoefficientError, CoordinateError, MissingInputError
-from zloss.results.coordinate import Coordinate as Coordinate
-from zloss.tensors import is_number as is_number
-from zloss.statistics import TokenStats
+
 import torch
-from zloss.errors import CoordinateError
-from zloss.errors import CoefficientError
-from collections.abc import Callable
-from zloss.errors import UnknownNameError
+from torch import Tensor
+
+from zloss.errors import CoefficientError, CoordinateError, MissingInputError, UnknownNameError
+from zloss.results.coordinate import Coordinate
+from zloss.statistics import TokenStats
+from zloss.tensors import is_number
 
 
-# <<< zloss.objectives
 @dataclass(frozen=True)
-class Source:
-    """The auxiliary value and logit source of every token. Scaling: per token, before any reduction."""
+class Coefficients:
+    """(a, b, g) of every token: δ_t = a_t·p_t − b_t·onehot(y_t) − g_t/V. None is 0.
 
-    value: Tensor
-    along_p: Tensor
-    along_uniform: Tensor | None = None
+    Scaling: whoever makes them says which weights are inside; an objective's are per token, before any reduction.
+    """
+
+    a: Tensor
+    b: Tensor | None = None
+    g: Tensor | None = None
+
+    def weighted(self, weight: Tensor, valid: Tensor, exp_sum: Tensor) -> Coefficients:
+        """Times the weight of every token, 0 at ignored ones; `a` becomes the coefficient of E = exp(z − m) = S·p."""
+
+        def counted(value: Tensor) -> Tensor:
+            # `where` and not a product: what an ignored token computed may be infinite.
+            return torch.where(valid, value, value.new_zeros(()))
+
+        return Coefficients(
+            a=counted(weight * self.a / exp_sum),
+            b=None if self.b is None else counted(weight * self.b),
+            g=None if self.g is None else counted(weight * self.g),
+        )
 
 
 class Objective(ABC):
-    """Cross-entropy plus a penalty on the log-normalizer. Subclasses are frozen dataclasses, one per file."""
+    """Cross-entropy plus a penalty on the log-normalizer. Subclasses are frozen dataclasses."""
 
     name: ClassVar[str]
     """The name on the command line."""
@@ -73,82 +79,26 @@ class Objective(ABC):
 
     @abstractmethod
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
-        """The definition, in differentiable tensor operations on whole logits: the truth the source is tested against."""
+        """The definition, in differentiable tensor operations on whole logits: what `source` is tested against."""
 
     @abstractmethod
-    def source(self, stats: TokenStats) -> Source:
-        """Value and logit-source coefficients from the statistics."""
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
+        """The penalty of every token and the coefficients (a, g) of its source, from the statistics."""
 
 
-def check_coefficient(name: str, value: float | None) -> None:
-    """A coefficient is None or a finite number ≥ 0."""
-    if value is None:
-        return
-    expected = f"`{name}` is expected to be None (off) or a finite number ≥ 0, but got {value!r}"
-    if not (is_number(value) and math.isfinite(value)):
-        raise CoefficientError(f"{expected}.")
-    if value < 0:
-        raise CoefficientError(f"{expected}: a negative penalty would drive log Z away from its target.")
-
-
-def check_target(name: str, value: float | None) -> None:
-    """A target is None (log V) or a finite number."""
-    if value is not None and not (is_number(value) and math.isfinite(value)):
-        raise CoefficientError(f"`{name}` is expected to be None (log V) or a finite number, but got {value!r}.")
-
-
-def is_on(*coefficients: float | None) -> bool:
-    """Whether any coefficient is switched on; None and 0 are both off."""
-    return any(coefficient is not None and coefficient != 0 for coefficient in coefficients)
-
-
-def off_is_zero(coefficient: float | None) -> float:
-    """The coefficient as a number: None is 0, and 0 stays 0."""
-    return 0.0 if coefficient is None else coefficient
-
-
-def resolve_target(target: float | None, vocab: int) -> float:
-    """c, with None meaning log V: then the zero logit vector has no violation."""
-    return math.log(vocab) if target is None else target
-
-
-def require_centered_log_z(stats: TokenStats, method: str) -> Tensor:
-    """log Z̃, or the reason why it does not exist."""
-    if stats.log_z_centered is None:
-        raise CoordinateError(
-            f"{method} needs the mean logit μ, which does not exist for softcapped logits or a -inf bias. "
-            "Use StandardZLoss, or exclude the -inf rows with `valid_vocab`."
-        )
-    return stats.log_z_centered
-
-
-def require_gain(gain: Tensor | None, method: str) -> Tensor:
-    """The gain A_p, or what to pass to get it."""
-    if gain is None:
-        raise MissingInputError(f"{method} needs the output-to-hidden gain: pass `weight`, the [V, D] output head.")
-    return gain
-
-
-# <<< zloss.objectives
 @dataclass(frozen=True)
-class Injection:
-    """Values and source coefficients of every token. Scaling: per token, before any reduction."""
+class TokenLoss:
+    """Cross-entropy and auxiliary of every token, and what they inject at the logits. Scaling: before any reduction."""
 
     cross_entropy: Tensor
     auxiliary: Tensor
-    along_p: Tensor
-    along_target: float
-    along_uniform: Tensor | float
-    auxiliary_along_p: Tensor
-    auxiliary_along_uniform: Tensor | None
-
-    @property
-    def has_uniform(self) -> bool:
-        return isinstance(self.along_uniform, Tensor) or self.along_uniform != 0
+    source: Coefficients
+    """Of cross-entropy plus auxiliary."""
+    auxiliary_source: Coefficients
 
 
-def inject(stats: TokenStats, objective: Objective, label_smoothing: float = 0.0) -> Injection:
-    """Label-smoothed cross-entropy (along_target = 1 − ε, along_uniform = ε) plus the auxiliary of the objective."""
+def token_loss(stats: TokenStats, objective: Objective, label_smoothing: float = 0.0) -> TokenLoss:
+    """Label-smoothed cross-entropy plus the auxiliary of the objective, from the statistics of every token."""
     epsilon = label_smoothing
     ce = -stats.target_log_prob
     if epsilon:
@@ -157,61 +107,18 @@ def inject(stats: TokenStats, objective: Objective, label_smoothing: float = 0.0
         # log Z − (1 − ε)z_y − εμ, written in differences from m so that a common shift cancels first.
         ce = stats.log_s - (1 - epsilon) * (stats.target_logit - stats.row_max) - epsilon * (stats.mu - stats.row_max)
     if objective.active:
-        source = objective.source(stats)
+        value, auxiliary = objective.source(stats)
     else:
-        zero = torch.zeros_like(ce)
-        source = Source(value=zero, along_p=zero)
-    uniform = epsilon if source.along_uniform is None else source.along_uniform + epsilon
-    return Injection(
-        cross_entropy=ce,
-        auxiliary=source.value,
-        along_p=1 + source.along_p,
-        along_target=1 - epsilon,
-        along_uniform=uniform,
-        auxiliary_along_p=source.along_p,
-        auxiliary_along_uniform=source.along_uniform,
-    )
+        value = torch.zeros_like(ce)
+        auxiliary = Coefficients(a=value)
+    if auxiliary.g is not None:
+        g: Tensor | None = auxiliary.g + epsilon
+    else:
+        g = torch.full_like(ce, epsilon) if epsilon else None
+    both = Coefficients(a=1 + auxiliary.a, b=torch.full_like(ce, 1 - epsilon), g=g)
+    return TokenLoss(ce, value, both, auxiliary)
 
 
-@dataclass(frozen=True)
-class WeightedSource:
-    """δ of a chunk in terms of E = exp(z − m) = S·p: along_exp·E − along_target·onehot(y) − along_uniform/V.
-
-    Scaling: multiplied by the weight of every token (reduction and upstream gradient); 0 at ignored tokens.
-    """
-
-    along_exp_C: Tensor
-    along_target_C: Tensor | None
-    """None for the auxiliary alone, which has no target."""
-    along_uniform_C: Tensor | None
-    """None where nothing is injected along 1/V."""
-
-
-def weighted_source(injection: Injection, sum_C: Tensor, valid_C: Tensor, weight_C: Tensor) -> WeightedSource:
-    """The source of cross-entropy plus auxiliary; `sum_C` is S = Σ exp(z − m)."""
-    return WeightedSource(
-        along_exp_C=_counted(valid_C, weight_C * injection.along_p / sum_C),
-        along_target_C=_counted(valid_C, weight_C * injection.along_target),
-        along_uniform_C=_counted(valid_C, weight_C * injection.along_uniform) if injection.has_uniform else None,
-    )
-
-
-def weighted_auxiliary_source(injection: Injection, sum_C: Tensor, valid_C: Tensor, weight_C: Tensor) -> WeightedSource:
-    """The source of the auxiliary alone."""
-    uniform = injection.auxiliary_along_uniform
-    return WeightedSource(
-        along_exp_C=_counted(valid_C, weight_C * injection.auxiliary_along_p / sum_C),
-        along_target_C=None,
-        along_uniform_C=None if uniform is None else _counted(valid_C, weight_C * uniform),
-    )
-
-
-def _counted(valid_C: Tensor, value_C: Tensor) -> Tensor:
-    """`where` and not a product: what an ignored token computed may be infinite."""
-    return torch.where(valid_C, value_C, value_C.new_zeros(()))
-
-
-# <<< zloss.objectives
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
     """The CE baseline, deployed with raw logits.
@@ -229,15 +136,14 @@ class CrossEntropy(Objective):
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
         return logits_TV.new_zeros(logits_TV.shape[:-1])
 
-    def source(self, stats: TokenStats) -> Source:
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
         zero = torch.zeros_like(stats.log_s)
-        return Source(value=zero, along_p=zero)
+        return zero, Coefficients(a=zero)
 
 
-# <<< zloss.objectives
 @dataclass(frozen=True)
 class CenteredHead(CrossEntropy):
-    """Cross-entropy on row-centered logits z − μ1.
+    """Cross-entropy on row-centered logits z − μ1: the paper's control without an auxiliary loss.
 
     A common shift changes neither CE nor its gradient, so training equals `CrossEntropy` bit for bit; only the deployed
     coordinate, in which Z-loss metrics are read, differs.
@@ -250,10 +156,9 @@ class CenteredHead(CrossEntropy):
     coordinate: ClassVar[Coordinate] = "centered"
 
 
-# <<< zloss.objectives
 @dataclass(frozen=True)
 class StandardZLoss(Objective):
-    """λ(log Z − c)²; source 2λ(log Z − c)·p.
+    """λ(log Z − c)²; source 2λ(log Z − c)·p (paper eq:zloss, eq:source).
 
     `target=None` is c = log V, as in the paper; most codebases use 0.
 
@@ -277,18 +182,18 @@ class StandardZLoss(Objective):
         c = resolve_target(self.target, logits_TV.shape[-1])
         return off_is_zero(self.coef) * (torch.logsumexp(logits_TV, dim=-1) - c) ** 2
 
-    def source(self, stats: TokenStats) -> Source:
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
         violation = stats.log_z - resolve_target(self.target, stats.vocab)
         coef = off_is_zero(self.coef)
-        return Source(value=coef * violation**2, along_p=2 * coef * violation)
+        return coef * violation**2, Coefficients(a=2 * coef * violation)
 
 
-# <<< zloss.objectives
 @dataclass(frozen=True)
 class CenteredZLoss(Objective):
     """λ(log Z̃ − c)² with log Z̃ = log Z − μ; source s·(p − 1/V) with s = 2λ(log Z̃ − c).
 
-    The source sums to zero over the vocabulary, and a common shift of the logits does not change it.
+    The source sums to zero over the vocabulary, and a common shift of the logits does not change it (paper
+    eq:centered_head, eq:centered_raw_adjoint).
 
     >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
     >>> bool(torch.allclose(CenteredZLoss(0.1).penalty(logits + 50, None), CenteredZLoss(0.1).penalty(logits, None)))
@@ -314,17 +219,16 @@ class CenteredZLoss(Objective):
         centered_TV = logits_TV - logits_TV.mean(dim=-1, keepdim=True)
         return off_is_zero(self.coef) * (torch.logsumexp(centered_TV, dim=-1) - c) ** 2
 
-    def source(self, stats: TokenStats) -> Source:
-        violation = require_centered_log_z(stats, "Centered Z-loss") - resolve_target(self.target, stats.vocab)
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
+        violation = _centered_log_z(stats, "Centered Z-loss") - resolve_target(self.target, stats.vocab)
         coef = off_is_zero(self.coef)
         s = 2 * coef * violation
-        return Source(value=coef * violation**2, along_p=s, along_uniform=s)
+        return coef * violation**2, Coefficients(a=s, g=s)
 
 
-# <<< zloss.objectives
 @dataclass(frozen=True)
 class FactorizedZLoss(Objective):
-    """λ_μ(μ − c_μ)² + λ_rel(log Z̃ − c_rel)²: the expansion of Z-loss without its cross term.
+    """λ_μ(μ − c_μ)² + λ_rel(log Z̃ − c_rel)²: Z-loss without the cross term of its expansion (paper eq:factorized).
 
     Source: s·p − (s − 2λ_μ(μ − c_μ))/V with s = 2λ_rel(log Z̃ − c_rel). The paper uses λ_μ = λ_rel, c_μ = 0.
 
@@ -359,25 +263,18 @@ class FactorizedZLoss(Objective):
         shift = off_is_zero(self.shift_coef) * (mu - self.shift_target) ** 2
         return shift + off_is_zero(self.relative_coef) * (log_z_centered - c_rel) ** 2
 
-    def source(self, stats: TokenStats) -> Source:
-        relative = require_centered_log_z(stats, "Factorized Z-loss") - resolve_target(
-            self.relative_target, stats.vocab
-        )
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
+        relative = _centered_log_z(stats, "Factorized Z-loss") - resolve_target(self.relative_target, stats.vocab)
         assert stats.mu is not None  # log Z̃ exists only with μ
         shift = stats.mu - self.shift_target
         shift_coef, relative_coef = off_is_zero(self.shift_coef), off_is_zero(self.relative_coef)
         s = 2 * relative_coef * relative
-        return Source(
-            value=shift_coef * shift**2 + relative_coef * relative**2,
-            along_p=s,
-            along_uniform=s - 2 * shift_coef * shift,
-        )
+        return shift_coef * shift**2 + relative_coef * relative**2, Coefficients(a=s, g=s - 2 * shift_coef * shift)
 
 
-# <<< zloss.objectives
 @dataclass(frozen=True)
 class GainAwareZLoss(Objective):
-    """λ(log Z − c)² / (1 + β·sg(A_p²)); the stop-gradient is part of the objective.
+    """λ(log Z − c)² / (1 + β·sg(A_p²)); the stop-gradient is part of the objective (paper eq:gain_aware).
 
     Source: 2λ(log Z − c)/(1 + βA_p²)·p. It attenuates the source where A_p is large; it does not lower A_p.
 
@@ -404,16 +301,63 @@ class GainAwareZLoss(Objective):
 
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
         c = resolve_target(self.target, logits_TV.shape[-1])
-        damping = 1 + self.beta * require_gain(gain_T, "Gain-aware Z-loss").detach() ** 2
+        damping = 1 + self.beta * _required_gain(gain_T).detach() ** 2
         return off_is_zero(self.coef) * (torch.logsumexp(logits_TV, dim=-1) - c) ** 2 / damping
 
-    def source(self, stats: TokenStats) -> Source:
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
         violation = stats.log_z - resolve_target(self.target, stats.vocab)
-        weight = off_is_zero(self.coef) / (1 + self.beta * require_gain(stats.gain, "Gain-aware Z-loss") ** 2)
-        return Source(value=weight * violation**2, along_p=2 * weight * violation)
+        weight = off_is_zero(self.coef) / (1 + self.beta * _required_gain(stats.gain) ** 2)
+        return weight * violation**2, Coefficients(a=2 * weight * violation)
 
 
-# <<< zloss.objectives
+def _centered_log_z(stats: TokenStats, method: str) -> Tensor:
+    if stats.log_z_centered is None:
+        raise CoordinateError(
+            f"{method} needs the mean logit μ, which does not exist for softcapped logits or a -inf bias. "
+            "Use StandardZLoss, or exclude the -inf rows with `valid_vocab`."
+        )
+    return stats.log_z_centered
+
+
+def _required_gain(gain: Tensor | None) -> Tensor:
+    if gain is None:
+        raise MissingInputError(
+            "Gain-aware Z-loss needs the output-to-hidden gain: pass `weight`, the [V, D] output head."
+        )
+    return gain
+
+
+def check_coefficient(name: str, value: float | None) -> None:
+    """A coefficient is None or a finite number ≥ 0."""
+    if value is None:
+        return
+    expected = f"`{name}` is expected to be None (off) or a finite number ≥ 0, but got {value!r}"
+    if not (is_number(value) and math.isfinite(value)):
+        raise CoefficientError(f"{expected}.")
+    if value < 0:
+        raise CoefficientError(f"{expected}: a negative penalty would drive log Z away from its target.")
+
+
+def check_target(name: str, value: float | None) -> None:
+    """A target is None (log V) or a finite number."""
+    if value is not None and not (is_number(value) and math.isfinite(value)):
+        raise CoefficientError(f"`{name}` is expected to be None (log V) or a finite number, but got {value!r}.")
+
+
+def is_on(*coefficients: float | None) -> bool:
+    """Whether any coefficient is switched on; None and 0 are both off."""
+    return any(coefficient is not None and coefficient != 0 for coefficient in coefficients)
+
+
+def off_is_zero(coefficient: float | None) -> float:
+    return 0.0 if coefficient is None else coefficient
+
+
+def resolve_target(target: float | None, vocab: int) -> float:
+    """c, with None meaning log V: then the zero logit vector has no violation."""
+    return math.log(vocab) if target is None else target
+
+
 ObjectiveFactory = Callable[[float | None], Objective]
 """From one coefficient to an objective: what a sweep over λ needs."""
 
@@ -434,7 +378,7 @@ def objective_names() -> tuple[str, ...]:
 
 
 def register_objective(name: str, factory: ObjectiveFactory) -> None:
-    """Make an objective of your own known by name, e.g. to the methods of `zloss train`.
+    """Register an objective by name, e.g. for the methods of `zloss train`.
 
     >>> register_objective("z-around-zero", lambda coef: StandardZLoss(coef, target=0.0))
     >>> make_objective("z-around-zero", 1e-4)

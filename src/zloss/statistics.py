@@ -1,28 +1,7 @@
-"""Per-token statistics of a softmax, computed once and shared by forward and backward.
+"""Per-token statistics of a softmax: what they are, which of them a pass computes, and the summary that people log.
 
-Axes: T tokens, V vocabulary, D width.
-
-[zloss.statistics] The numbers of many tokens that people log: means and tails by name, in one transfer to the host.
-
-| name                                | of every valid token                                      |
-|-------------------------------------|-----------------------------------------------------------|
-| ce, entropy, accuracy               | mean of −log p_y, of H, of top-1; nats, nats, fraction    |
-| log_z_mean, _p99, _p999, _max       | log Z                                                     |
-| p_z_mean_raw, p_z_99_raw, …         | |log Z − log V|                                           |
-| p_z_mean_centered, …                | |log Z̃ − log V|, with log Z̃ = log Z − μ                   |
-| mu_abs_mean, _p99, _p999, _max      | |μ|                                                       |
-| gain_mean, _p99, _p999, _max        | A_p                                                       |
-| gain_centered_mean, …               | A_p of the row-centered head                              |
-| tokens                              | how many tokens these are                                 |
-
-A quantity that does not exist for these logits has no entry; without a valid token only `tokens` is there. Quantiles are
-interpolated linearly between order statistics. A NaN at a valid token makes the mean and the maximum NaN.
-
-Scaling: every token counts once, whatever the reduction and the weights of the loss are.
-
-[zloss.statistics] Which per-token statistics a pass returns: one rule for every backend, for losses from hidden states and from logits.
-
-row_max, log_s, target_logit and valid are always there. The others:
+Statistics are computed once and shared by forward and backward. Which ones a pass returns is one rule for every backend
+(`plan_statistics`). row_max, log_s, target_logit and valid are always there. The others:
 
 | statistic      | "full" | "audit" | "light"                                     | needs                     |
 |----------------|--------|---------|---------------------------------------------|---------------------------|
@@ -33,31 +12,30 @@ row_max, log_s, target_logit and valid are always there. The others:
 | entropy        | yes    | yes     | no                                          | hidden states, or "audit" |
 | mu_residual    | no     | yes     | no                                          | hidden states, and a mean |
 
-Softcapped logits and logits with a bias of -inf have no mean that is a coordinate. The entropy of tokens comes from
-their hidden states and E W, without a further pass. For softcapped logits and a bias of -inf it costs one pass over E;
-for logits without hidden states likewise, and there only "audit" asks for it.
+Softcapped logits and logits with a bias of -inf have no mean that is a coordinate. The entropy comes from the hidden
+states and E W, without a further pass. For softcapped logits and a bias of -inf it costs one pass over E; for logits
+without hidden states likewise, and there only "audit" computes it.
+
+Axes: T tokens, V vocabulary, D width, Q quantities, L levels of a quantile.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-import torch
-from torch import Tensor
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
-from zloss.objectives import Objective
+
+import torch
+from torch import Tensor
 
 
-# <<< zloss.statistics
 @dataclass(frozen=True)
 class TokenStats:
-    """What a backend measures of every token: the raw quantities, the centered ones beside them.
+    """What a backend measures for every token: the raw quantities and the centered ones.
 
     All tensors have the shape of `target`, are detached, and are fp32 (fp64 for fp64 inputs). A statistic that does
-    not exist for these logits, or was not asked for, is None; `zloss.statistics` has the rule.
+    not exist for these logits, or was not requested, is None; the table of this module has the rule.
 
     Scaling: per token, independent of any reduction.
     """
@@ -65,7 +43,7 @@ class TokenStats:
     row_max: Tensor
     """m = max_i z_i."""
     log_s: Tensor
-    """log S with S = Σ_i exp(z_i − m); log Z = m + log S. Kept apart because differences are accurate in it."""
+    """log S with S = Σ_i exp(z_i − m); log Z = m + log S. Stored separately because differences are accurate in it."""
     target_logit: Tensor
     """z_y; 0 at ignored tokens."""
     valid: Tensor
@@ -82,7 +60,6 @@ class TokenStats:
     """‖Wᵀp − w̄‖₂ / ‖p‖₂: the gain of the row-centered head."""
     entropy: Tensor | None = None
     """H = −Σ_i p_i log p_i = log Z − Σ_i p_i z_i, in nats."""
-
     mu_residual: Tensor | None = None
     """Mean of the computed logits minus w̄·u + b̄: rounding of the logits. Only with statistics="audit"."""
 
@@ -112,7 +89,7 @@ class TokenStats:
         return ~(torch.isfinite(self.log_z) & torch.isfinite(self.target_logit))
 
     def summary(self) -> dict[str, float]:
-        """Mean, p99, p99.9 and maximum of what people log, over the valid tokens; see `zloss.statistics`."""
+        """Mean, p99, p99.9 and maximum of what people log, over the valid tokens; see `summarize`."""
         return summarize([self])
 
     def reshape(self, shape: torch.Size) -> TokenStats:
@@ -121,7 +98,48 @@ class TokenStats:
         return replace(self, **{name: tensor.reshape(shape) for name, tensor in tensors.items()})
 
 
-# <<< zloss.statistics
+Statistics = Literal["full", "light", "audit"]
+""""full": every statistic that costs no further pass over the logits, and the entropy where hidden states are known;
+"light": only what the loss itself needs; "audit": full, and the entropy and the residual mean of any logits, each of
+which costs one more pass over them."""
+
+ALWAYS = ("row_max", "log_s", "target_logit")
+
+
+@dataclass(frozen=True)
+class StatisticsPlan:
+    """True for every optional field of `TokenStats` that is present; the names are those of `TokenStats`."""
+
+    mu: bool
+    p_norm: bool
+    gain: bool
+    gain_centered: bool
+    entropy: bool
+    mu_residual: bool
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the per-token fields of `TokenStats` that are not None, other than `valid`."""
+        return (*ALWAYS, *(field.name for field in fields(self) if getattr(self, field.name)))
+
+
+def plan_statistics(
+    level: Statistics, *, needs_mu: bool, needs_gain: bool, has_mu: bool, has_head: bool, has_hidden: bool
+) -> StatisticsPlan:
+    """The table of this module. `needs_…`: what the loss itself uses; `has_mu`: the logits have a mean; `has_head`,
+    `has_hidden`: W, the hidden states are known."""
+    more = level != "light"
+    gain = has_head and (more or needs_gain)
+    return StatisticsPlan(
+        mu=has_mu and (more or needs_mu),
+        p_norm=more or gain,
+        gain=gain,
+        gain_centered=gain and has_mu and more,
+        entropy=(more and has_hidden) or level == "audit",
+        mu_residual=has_mu and has_hidden and level == "audit",
+    )
+
+
 LEVELS = {"99": 0.99, "999": 0.999, "max": 1.0}
 """Part of a name → level of the quantile."""
 
@@ -156,7 +174,24 @@ def token_values(stats: TokenStats) -> dict[str, Tensor]:
 
 
 def summarize(parts: Sequence[TokenStats]) -> dict[str, float]:
-    """The table above over all tokens of all parts (micro-batches, steps)."""
+    """The numbers that people log, over all tokens of all parts (micro-batches, steps), in one transfer to the host.
+
+    | name                                | of every valid token                                      |
+    |-------------------------------------|-----------------------------------------------------------|
+    | ce, entropy, accuracy               | mean of −log p_y, of H, of top-1; nats, nats, fraction    |
+    | log_z_mean, _p99, _p999, _max       | log Z                                                     |
+    | p_z_mean_raw, p_z_99_raw, …         | |log Z − log V|                                           |
+    | p_z_mean_centered, …                | |log Z̃ − log V|, with log Z̃ = log Z − μ                   |
+    | mu_abs_mean, _p99, _p999, _max      | |μ|                                                       |
+    | gain_mean, _p99, _p999, _max        | A_p                                                       |
+    | gain_centered_mean, …               | A_p of the row-centered head                              |
+    | tokens                              | how many tokens these are                                 |
+
+    A quantity that does not exist for these logits has no entry; without a valid token only `tokens` is there. Quantiles
+    are interpolated linearly between order statistics. A NaN at a valid token makes the mean and the maximum NaN.
+
+    Scaling: every token counts once, whatever the reduction and the weights of the loss are.
+    """
     valid = torch.cat([part.valid.flatten() for part in parts])
     return summarize_values(joined([token_values(part) for part in parts]), valid.sum())
 
@@ -169,7 +204,7 @@ def joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def summarize_values(values: dict[str, Tensor], tokens: Tensor) -> dict[str, float]:
-    """The table above of values [T] that are NaN beyond `tokens` of them. All quantities go through the same operations."""
+    """The table of `summarize` from values [T] of which `tokens` are not NaN. All quantities go through the same operations."""
     if not values:
         return {"tokens": float(tokens)}
     means_Q = sum_of_valid(torch.stack(list(values.values())), tokens) / tokens
@@ -219,51 +254,3 @@ def exact_quantile(values: Tensor, q: float) -> Tensor:
     """The q-quantile of all values, 0-d in fp64; NaN of nothing. `torch.quantile` refuses more than 2²⁴ values."""
     flat = values.reshape(1, -1)
     return quantiles(flat, torch.tensor(flat.shape[1], device=values.device), (q,))[0, 0]
-
-
-# <<< zloss.statistics
-Statistics = Literal["full", "light", "audit"]
-""""full": every statistic that costs no further pass over the logits, and the entropy where hidden states are known;
-"light": only what the loss itself needs; "audit": full, and the entropy and the residual mean of any logits, each of
-which costs one more pass over them."""
-
-ALWAYS = ("row_max", "log_s", "target_logit")
-
-
-@dataclass(frozen=True)
-class StatisticsPlan:
-    """True for every optional field of `TokenStats` that is present; the names are those of `TokenStats`."""
-
-    mu: bool
-    p_norm: bool
-    gain: bool
-    gain_centered: bool
-    entropy: bool
-    mu_residual: bool
-
-    @property
-    def present(self) -> tuple[str, ...]:
-        """Names of the per-token fields of `TokenStats` that are not None, `valid` aside."""
-        return (*ALWAYS, *(field.name for field in fields(self) if getattr(self, field.name)))
-
-
-def plan_statistics(
-    objective: Objective,
-    level: Statistics,
-    *,
-    label_smoothing: float,
-    has_mu: bool,
-    has_head: bool,
-    has_hidden: bool,
-) -> StatisticsPlan:
-    """The table above. `has_mu`: the logits have a mean; `has_head`, `has_hidden`: W, the hidden states are known."""
-    more = level != "light"
-    gain = has_head and (more or (objective.active and objective.needs_gain))
-    return StatisticsPlan(
-        mu=has_mu and (more or objective.needs_mu or label_smoothing != 0),
-        p_norm=more or gain,
-        gain=gain,
-        gain_centered=gain and has_mu and more,
-        entropy=(more and has_hidden) or level == "audit",
-        mu_residual=has_mu and has_hidden and level == "audit",
-    )

@@ -1,25 +1,43 @@
-"""What a tensor argument has to be before anything is computed with it: dense, and allowed in this call.
+"""Checks that tensor and number arguments have to pass, and the precision in which a loss computes.
 
-[zloss.tensors] The precision of statistics: fp32 at least, whatever the tensors they are taken of are stored in.
-
-[zloss.tensors] What counts as a number in an argument. No torch here.
-
-[zloss.tensors] Checks that every tensor argument of a loss has to pass, and the precision in which the loss computes.
-
-Checks that read values run on the CPU only: on an accelerator they would stall the stream, and a compiler that traces
-has no values to read.
+Checks that read values run on the CPU only: on an accelerator they would stall the stream, and a compiler that traces has
+no values to read.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from zloss.errors import DeviceError, DtypeError, InputError, ShapeError
+import math
 import sys
 from collections.abc import Mapping
 
+import torch
+from torch import Tensor
 
-# <<< zloss.tensors
+from zloss.errors import DeviceError, DtypeError, InputError, ShapeError
+
+_LARGEST = int(sys.float_info.max)
+
+
+def is_number(value: object) -> bool:
+    """An int or a float: not a bool, not a string such as "1e-4" from a config file, not an int beyond the range of floats."""
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, float) or (isinstance(value, int) and -_LARGEST <= value <= _LARGEST)
+
+
+def check_tensors(*, optional: Mapping[str, object] | None = None, **required: object) -> None:
+    """Every argument is a dense tensor that autograd may keep, and they are not all on the meta device.
+
+    Those in `optional` may be None.
+    """
+    given = {**required, **{name: value for name, value in (optional or {}).items() if value is not None}}
+    for name, value in given.items():
+        check_tensor(name, value)
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    check_differentiable(**tensors)
+    check_not_all_meta(**tensors)
+
+
 def check_tensor(name: str, value: object) -> None:
     """A dense tensor: not sparse, nested or quantized, and not a number, list or array."""
     if not isinstance(value, Tensor):
@@ -50,7 +68,6 @@ def check_floating(name: str, value: object, dims: int = 1) -> None:
 
 
 def check_same_device(**tensors: Tensor | None) -> None:
-    """All given tensors are on one device."""
     devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     if len(set(devices.values())) > 1:
         listing = ", ".join(f"`{name}` on {device}" for name, device in devices.items())
@@ -58,19 +75,20 @@ def check_same_device(**tensors: Tensor | None) -> None:
 
 
 def check_not_all_meta(**tensors: Tensor | None) -> None:
-    """At least one of the given tensors holds values."""
+    """At least one of the tensors holds values."""
     if all(tensor.device.type == "meta" for tensor in tensors.values() if tensor is not None):
         raise DeviceError("all tensors are on the meta device, which holds no values: move them to a real device.")
 
 
-def check_one_device(**tensors: Tensor | None) -> None:
-    """All given tensors are on one device that holds values."""
-    check_same_device(**tensors)
-    check_not_all_meta(**tensors)
+def check_holds_values(**tensors: Tensor) -> None:
+    """No tensor is on the meta device."""
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise DeviceError(f"`{name}` is on the meta device, which holds no values: move it to a real device.")
 
 
 def check_differentiable(**tensors: Tensor | None) -> None:
-    """Autograd cannot save a tensor that was made in inference mode: where a gradient is wanted, it is refused by name."""
+    """Autograd cannot save a tensor made in inference mode: where a gradient is needed, the error names the tensor."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -84,47 +102,34 @@ def check_differentiable(**tensors: Tensor | None) -> None:
             )
 
 
-def check_holds_values(**tensors: Tensor) -> None:
-    """No tensor is on the meta device: what is moved to the device of another argument has values to move."""
-    for name, tensor in tensors.items():
-        if tensor.is_meta:
-            raise DeviceError(f"`{name}` is on the meta device, which holds no values: move it to a real device.")
-
-
-# <<< zloss.tensors
-def at_least_fp32(x: Tensor) -> Tensor:
-    """fp64 stays fp64, everything else becomes fp32."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-# <<< zloss.tensors
-_LARGEST = int(sys.float_info.max)
-
-
-def is_number(value: object) -> bool:
-    """An int or a float: not a bool, not a string such as "1e-4" from a config file, not an int beyond the range of floats."""
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, float) or (isinstance(value, int) and -_LARGEST <= value <= _LARGEST)
-
-
-# <<< zloss.tensors
-def check_tensors(*, optional: Mapping[str, object] | None = None, **required: object) -> None:
-    """Every argument is a dense tensor that autograd may keep, and they are not all on the meta device.
-
-    Those in `optional` may be None.
-    """
-    given = {**required, **{name: value for name, value in (optional or {}).items() if value is not None}}
-    for name, value in given.items():
-        check_tensor(name, value)
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-    check_differentiable(**tensors)
-    check_not_all_meta(**tensors)
+def as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
+    """An explicit `normalizer` as a 0-d tensor of the dtype and device of `like`; its value is checked on the CPU only."""
+    if isinstance(normalizer, Tensor):
+        if normalizer.numel() != 1:
+            raise InputError(
+                f"`normalizer` is expected to be a number or a 0-d tensor, but got shape {list(normalizer.shape)}."
+            )
+        denominator = normalizer.detach().to(like).reshape(())
+        if denominator.device.type == "cpu" and not bool(denominator >= 0):
+            raise InputError(
+                f"`normalizer` is expected to be a number ≥ 0 (the global token count), but got {normalizer.item()}."
+            )
+        return denominator
+    if not is_number(normalizer) or not math.isfinite(normalizer) or normalizer < 0:
+        raise InputError(
+            f"`normalizer` is expected to be a finite number ≥ 0 (the global token count), but got {normalizer!r}."
+        )
+    return like.new_tensor(float(normalizer))
 
 
 def may_read(tensor: Tensor) -> bool:
     """Whether reading values is free: the tensor is on the CPU, and no compiler is tracing."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """fp64 stays fp64, everything else becomes fp32."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:

@@ -27,8 +27,7 @@ from zloss.measure.recomputed_layers import decoder_layers
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
-from zloss.objectives import CenteredZLoss
-from zloss.objectives import StandardZLoss
+from zloss.objectives import CenteredZLoss, StandardZLoss
 
 VOCAB, WIDTH, PARTS = 23, 6, (3, 2)
 PAIRS = (("a", "b"),)

@@ -32,8 +32,8 @@ class Demo:
         from rich.table import Table
 
         import zloss
-        from zloss.report.terminal.fitting import print_sentence, print_table
         from zloss.objectives import objective_names
+        from zloss.report.terminal.fitting import print_sentence, print_table
 
         generator = torch.Generator().manual_seed(self.seed)
         hidden = torch.randn(self.tokens, self.width, generator=generator, requires_grad=True)

@@ -1,71 +1,88 @@
-"""A loss from hidden states and a head: its arguments checked once, its tokens flattened to one axis.
+"""From the arguments of a public call to a validated problem: tensors checked once, tokens flattened to one axis.
+
+Here a loss gets its denominator, which cross-entropy and auxiliary share. Checks that read values run on the CPU only.
 
 Axes: T tokens, V vocabulary rows inside log Z, D width.
-
-[zloss.head.arguments] A loss from logits: its arguments checked once, its tokens flattened to one axis.
-
-Axes: T tokens, V vocabulary, D width.
-
-[zloss.head.arguments] From the tensors of a public call to a validated problem: DTensors become this rank's tensors, then all are checked.
-
-[zloss.head.arguments] The targets of a loss, flattened to one axis of tokens, with their reduction weights.
-
-[zloss.head.arguments] Reductions: the only place where a loss gets its denominator, shared by cross-entropy and auxiliary.
-
-[zloss.head.arguments] Logits of -inf: a row must keep at least one finite logit, and a mean over the vocabulary needs all of them.
-
-Both checks read values, so they run on the CPU only.
-
-[zloss.head.arguments] A buffer to which dW is added in place of a gradient of its own, such as Megatron's fp32 `main_grad`.
-
-For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer after the loss was called, and
-`weight.grad` stays None. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches) go into
-`normalizer` or `token_weight`. For "none" dW is added in the backward pass, with the upstream gradient of every token.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from zloss.errors import CoordinateError, ShapeError
-from zloss.head.sharded import TokenShard
-from zloss.head.sharded import VocabularyShard, whole_vocabulary
-from zloss.tensors import check_float, check_same_device
+
+from zloss.errors import (
+    CoordinateError,
+    DtypeError,
+    InputError,
+    MissingInputError,
+    ShapeError,
+    TargetRangeError,
+)
+from zloss.head.options import HeadOptions, Reduction, check_vocab
 from zloss.head.products import ProductPlan, fp32_plan, plan_products
-from zloss.head.options import HeadOptions
-from zloss.head.sharded import agree_on_shards
-from zloss.statistics import StatisticsPlan, plan_statistics
-from zloss.tensors import autocast_dtype, check_tensors, compute_dtype, may_read
-from zloss.errors import MissingInputError, ShapeError
-from zloss.tensors import check_same_device
-from zloss.tensors import check_tensors, compute_dtype
-from zloss.head.sharded import open_head
-from zloss.tensors import check_tensors
-from dataclasses import dataclass
-from zloss.errors import DtypeError, ShapeError, TargetRangeError
-from zloss.tensors import may_read
-import math
-from typing import Literal, get_args
-from zloss.errors import InputError, ReductionError
-from zloss.tensors import is_number
-from zloss.errors import CoordinateError
-from zloss.statistics import TokenStats
-from zloss.errors import DtypeError, InputError, ShapeError
+from zloss.head.sharded import (
+    TokenShard,
+    VocabularyShard,
+    agree_on_shards,
+    local_head,
+    local_logits,
+    whole_vocabulary,
+)
+from zloss.statistics import StatisticsPlan, TokenStats, plan_statistics
+from zloss.tensors import (
+    as_denominator,
+    autocast_dtype,
+    check_float,
+    check_same_device,
+    check_tensors,
+    compute_dtype,
+    may_read,
+)
 
-
-# <<< zloss.head.arguments
+DenominatorName = Literal["valid_tokens", "token_weight", "normalizer", "one"]
 Operands = tuple[Tensor, Tensor, Tensor | None]
+LossParts = tuple[Tensor, Tensor, Tensor, TokenStats]
+"""What a backend returns: (loss with gradient, cross-entropy, auxiliary, statistics), reduced, tokens on one axis."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Flattened targets with their reduction weights."""
+
+    index_T: Tensor
+    """int64, with 0 in place of `ignore_index`."""
+    valid_T: Tensor
+    """bool; False at ignored tokens."""
+    weight_T: Tensor
+    """w_t / N, 0 at ignored tokens."""
+    reduction: Reduction
+    denominator: Tensor
+    """N, by which both parts of the loss are divided (1 for "sum" and "none")."""
+    denominator_name: DenominatorName
+    shape: torch.Size
+    """The shape of `target` as the caller passed it."""
+
+    def weighted(self, value_T: Tensor) -> Tensor:
+        """w_t·value_t, 0 at ignored tokens whatever they hold."""
+        return torch.where(self.valid_T, self.weight_T * value_T, self.weight_T.new_zeros(()))
+
+    def reduced(self, value_T: Tensor) -> Tensor:
+        """Σ_t w_t·value_t for "mean" and "sum", w_t·value_t for "none"."""
+        weighted_T = self.weighted(value_T)
+        return weighted_T if self.reduction == "none" else weighted_T.sum()
 
 
 @dataclass(frozen=True)
 class HeadProblem:
-    """A validated head loss: z = logit_scale·(W[:vocab] u + b[:vocab]), softcapped where asked."""
+    """A validated head loss: z = logit_scale·(W[:vocab] u + b[:vocab]), softcapped if requested."""
 
     hidden_TD: Tensor
     weight_VD: Tensor
-    """All own rows, padding included; the first `vocab` are inside log Z."""
+    """All local rows, padding included; the first `vocab` are inside log Z."""
     bias_V: Tensor | None
     targets: Targets
     shard: VocabularyShard
@@ -76,23 +93,21 @@ class HeadProblem:
     """In which everything is computed: fp64 for fp64 inputs, else fp32."""
     rounding: torch.dtype | None
     """Autocast dtype to which the operands of the projection are rounded, as F.linear would; else None."""
-    poisoned_T: Tensor | None
+    nonfinite_mask_T: Tensor | None
     """Ignored tokens whose hidden state is not finite; they are zeroed so that no NaN reaches a gradient."""
     plan: StatisticsPlan
-    """The statistics to return."""
     products: ProductPlan
-    """In which dtype the matrix products run."""
     grad_enabled: bool
     """Grad mode of the caller; inside an autograd.Function it reads as off."""
     options: HeadOptions
     weight_grad_buffer: Tensor | None = None
-    """Where dW is added, in place of a gradient of its own."""
+    """Where dW is added instead of returning it."""
     tokens: TokenShard | None = None
-    """Whose tokens `hidden_TD` has, where each rank holds its own; None where this process holds all of them."""
+    """Which tokens `hidden_TD` holds, where each rank has its part of them; None where this process has all."""
 
     @property
     def vocab(self) -> int:
-        """Own rows inside log Z."""
+        """Local rows inside log Z."""
         return self.shard.rows
 
     @property
@@ -102,8 +117,8 @@ class HeadProblem:
 
     def largest_hidden(self) -> Tensor:
         """max |u| over all tokens."""
-        own_TD = self.hidden_TD.detach().abs()
-        largest = own_TD.amax() if own_TD.numel() else own_TD.new_zeros(())
+        local_TD = self.hidden_TD.detach().abs()
+        largest = local_TD.amax() if local_TD.numel() else local_TD.new_zeros(())
         return largest if self.tokens is None else self.shard.max_(largest)
 
     def scaled_bias(self) -> Tensor | None:
@@ -134,19 +149,24 @@ def prepare_head(
     normalizer: float | Tensor | None = None,
     weight_grad_buffer: Tensor | None = None,
     group: ProcessGroup | None = None,
-    tokens: TokenShard | None = None,
+    gather_tokens: bool = False,
 ) -> HeadProblem:
     """Check the tensors against each other and the options, and flatten the leading dimensions.
 
-    With a `group`, `weight` and `bias` are this rank's rows, in rank order; with `tokens`, `hidden` has own tokens only.
+    DTensors become this rank's plain tensors. With a `group`, `weight` and `bias` are this rank's rows, in rank order.
+    `gather_tokens` gathers hidden states that are sharded over tokens.
     """
+    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
+    hidden, weight, bias, target, token_weight, group, tokens = local_head(
+        hidden, weight, bias, target, token_weight, group, gather_tokens=gather_tokens
+    )
     _check_shapes(hidden, weight, target, bias, token_weight)
     check_gradient_buffer(weight_grad_buffer, weight, options)
     dtype = compute_dtype(hidden, weight, bias)
     leading = tuple(hidden.shape[:-1]) if tokens is None else tokens.leading
     first_masked = None if bias is None else _first_minus_inf(bias)
     if group is None:
-        shard = whole_vocabulary(options.vocab_of(weight.shape[0]))
+        shard = whole_vocabulary(check_vocab(options.valid_vocab, weight.shape[0]))
         masked = first_masked is not None and first_masked < shard.total
     else:
         shard, masked = agree_on_shards(
@@ -158,11 +178,11 @@ def prepare_head(
     if masked:
         _refuse_mean_of_masked(options)
     flat_TD = hidden.reshape(-1, hidden.shape[-1])
-    poisoned_T = _poisoned_tokens(flat_TD, targets.valid_T, tokens)
+    nonfinite_mask_T = _nonfinite_mask(flat_TD, targets.valid_T, tokens)
+    if nonfinite_mask_T is not None:
+        local_T = nonfinite_mask_T if tokens is None else nonfinite_mask_T[tokens.local]
+        flat_TD = torch.where(local_T.unsqueeze(1), flat_TD.new_zeros(()), flat_TD)
     rounding = autocast_dtype(hidden.device.type, dtype)
-    if poisoned_T is not None:
-        own_T = poisoned_T if tokens is None else poisoned_T[tokens.own]
-        flat_TD = torch.where(own_T.unsqueeze(1), flat_TD.new_zeros(()), flat_TD)
     return HeadProblem(
         hidden_TD=flat_TD,
         weight_VD=weight,
@@ -172,15 +192,8 @@ def prepare_head(
         masked=masked,
         dtype=dtype,
         rounding=rounding,
-        poisoned_T=poisoned_T,
-        plan=plan_statistics(
-            options.objective,
-            options.statistics,
-            label_smoothing=options.label_smoothing,
-            has_mu=options.softcap is None and not masked,
-            has_head=True,
-            has_hidden=True,
-        ),
+        nonfinite_mask_T=nonfinite_mask_T,
+        plan=_plan(options, has_mu=options.softcap is None and not masked, has_head=True, has_hidden=True),
         products=plan_products(
             options.products,
             device_type=hidden.device.type,
@@ -244,20 +257,28 @@ def _refuse_mean_of_masked(options: HeadOptions) -> None:
         )
 
 
-def _poisoned_tokens(hidden_TD: Tensor, valid_T: Tensor, tokens: TokenShard | None) -> Tensor | None:
-    own_valid_T = valid_T if tokens is None else valid_T[tokens.own]
-    poisoned_T = ~own_valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
+def _nonfinite_mask(hidden_TD: Tensor, valid_T: Tensor, tokens: TokenShard | None) -> Tensor | None:
+    local_valid_T = valid_T if tokens is None else valid_T[tokens.local]
+    mask_T = ~local_valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
     if tokens is not None:
-        poisoned_T = tokens.whole(poisoned_T)
-    if may_read(poisoned_T) and not bool(poisoned_T.any()):
-        return None
-    return poisoned_T
+        mask_T = tokens.gather_flags(mask_T)
+    return None if may_read(mask_T) and not bool(mask_T.any()) else mask_T
 
 
-# <<< zloss.head.arguments
+def _plan(options: HeadOptions, *, has_mu: bool, has_head: bool, has_hidden: bool) -> StatisticsPlan:
+    return plan_statistics(
+        options.statistics,
+        needs_mu=options.objective.needs_mu or options.label_smoothing != 0,
+        needs_gain=options.uses_gain,
+        has_mu=has_mu,
+        has_head=has_head,
+        has_hidden=has_hidden,
+    )
+
+
 @dataclass(frozen=True)
 class LogitsProblem:
-    """A validated loss of logits: z = logit_scale·logits[:, :vocab], softcapped where asked."""
+    """A validated loss of logits: z = logit_scale·logits[:, :vocab], softcapped if requested."""
 
     logits_TV: Tensor
     """Padding columns included; the first `vocab` are inside log Z."""
@@ -265,20 +286,16 @@ class LogitsProblem:
     """The head, for the gain; it gets no gradient."""
     targets: Targets
     shard: VocabularyShard
-    """The columns of the vocabulary on this process: all of them, or a rank's part."""
     dtype: torch.dtype
-    """In which everything is computed: fp64 for fp64 inputs, else fp32."""
     plan: StatisticsPlan
-    """The statistics to return."""
     products: ProductPlan
     """How E W runs, which the gain needs."""
     grad_enabled: bool
-    """Grad mode of the caller; inside an autograd.Function it reads as off."""
     options: HeadOptions
 
     @property
     def vocab(self) -> int:
-        """Own columns inside log Z."""
+        """Local columns inside log Z."""
         return self.shard.rows
 
     def with_logits(self, logits_TV: Tensor) -> LogitsProblem:
@@ -300,6 +317,8 @@ def prepare_logits(
     With a `group`, `logits` and `weight` are this rank's columns and rows, in rank order.
     """
     check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
+    logits, weight, group = local_logits(logits, weight, group)
+    check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ShapeError(
             f"`logits` is expected to be a float tensor [..., V], but got {logits.dtype} {list(logits.shape)}."
@@ -309,89 +328,37 @@ def prepare_logits(
         raise ShapeError(
             f"`weight` is expected to be [V, D] with V = {rows} (the logits), but got {list(weight.shape)}."
         )
-    if options.objective.active and options.objective.needs_gain and weight is None:
+    if options.uses_gain and weight is None:
         raise MissingInputError(
             f"{type(options.objective).__name__} needs the output-to-hidden gain: pass `weight`, the [V, D] output head."
         )
     check_same_device(logits=logits, target=target, weight=weight, token_weight=token_weight)
     if group is None:
-        shard = whole_vocabulary(options.vocab_of(rows))
+        shard = whole_vocabulary(check_vocab(options.valid_vocab, rows))
     else:
         shard, _ = agree_on_shards(logits, logits, target, options, group, dim=-1)
     dtype = compute_dtype(logits, weight)
     targets = prepare_targets(
         target, logits.shape[:-1], shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
-    plan = plan_statistics(
-        options.objective,
-        options.statistics,
-        label_smoothing=options.label_smoothing,
-        has_mu=options.softcap is None,
-        has_head=weight is not None,
-        has_hidden=False,
-    )
-    # The gradient at the logits is no product: only the gain is, and its factors are E and W.
+    # The gradient at the logits is not a product: only the gain is, and its factors are E and W.
     products = fp32_plan(dtype, logits.device.type)
     if weight is not None and dtype == torch.float32:
         products = plan_products(
             options.products, device_type=logits.device.type, hidden=weight.dtype, weight=weight.dtype
         )
-    return LogitsProblem(_flat(logits), weight, targets, shard, dtype, plan, products, torch.is_grad_enabled(), options)
-
-
-def _flat(logits: Tensor) -> Tensor:
-    """[..., V] as [T, V]; written out because a rank may hold no column, and then -1 is ambiguous."""
-    return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
-
-
-# <<< zloss.head.arguments
-def open_problem(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    options: HeadOptions,
-    *,
-    token_weight: Tensor | None,
-    normalizer: float | Tensor | None,
-    group: ProcessGroup | None,
-    weight_grad_buffer: Tensor | None = None,
-    whole_tokens: bool = False,
-) -> HeadProblem:
-    """The problem of a head loss. `whole_tokens` gathers hidden states that are sharded over tokens."""
-    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
-    head = open_head(hidden, weight, bias, target, token_weight, group, whole_tokens=whole_tokens)
-    return prepare_head(
-        head.hidden,
-        head.weight,
-        head.target,
-        head.bias,
-        options,
-        token_weight=head.token_weight,
-        normalizer=normalizer,
-        weight_grad_buffer=weight_grad_buffer,
-        group=head.group,
-        tokens=head.tokens,
+    return LogitsProblem(
+        # Written out because a rank may hold no column, and then -1 is ambiguous.
+        logits_TV=logits.reshape(logits.shape[:-1].numel(), logits.shape[-1]),
+        weight_VD=weight,
+        targets=targets,
+        shard=shard,
+        dtype=dtype,
+        plan=_plan(options, has_mu=options.softcap is None, has_head=weight is not None, has_hidden=False),
+        products=products,
+        grad_enabled=torch.is_grad_enabled(),
+        options=options,
     )
-
-
-# <<< zloss.head.arguments
-@dataclass(frozen=True)
-class Targets:
-    """Flattened targets with their reduction weights. Axes: T tokens."""
-
-    index_T: Tensor
-    """int64, with 0 in place of `ignore_index`."""
-    valid_T: Tensor
-    """bool; False at ignored tokens."""
-    weights: TokenWeights
-    shape: torch.Size
-    """The shape of `target` as it was given."""
-
-    def weighted(self, value_T: Tensor) -> Tensor:
-        """w_t·value_t, 0 at ignored tokens whatever they hold."""
-        weight_T = self.weights.per_token
-        return torch.where(self.valid_T, weight_T * value_T, weight_T.new_zeros(()))
 
 
 def prepare_targets(
@@ -401,10 +368,14 @@ def prepare_targets(
     options: HeadOptions,
     dtype: torch.dtype,
     *,
-    token_weight: Tensor | None,
-    normalizer: float | Tensor | None,
+    token_weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
 ) -> Targets:
-    """Targets and token weights, checked against the leading shape and the vocabulary."""
+    """Targets and token weights, checked against the leading shape and the vocabulary.
+
+    w_t / N with N = Σ w_t over valid tokens for "mean", or the explicit global `normalizer`; 1 for "sum" and "none".
+    N = 0 (an all-ignored batch) gives weight 0 everywhere: loss 0 and zero gradients, never NaN.
+    """
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise DtypeError(
             f"`target` is expected to hold integer class indices, but got {target.dtype}: pass `target.long()`."
@@ -419,103 +390,43 @@ def prepare_targets(
             f"`token_weight` is expected to have the shape of `target`, {list(target.shape)}, "
             f"but got {list(token_weight.shape)}."
         )
-    flat = target.reshape(-1).long()
-    valid = flat != options.ignore_index
-    index = torch.where(valid, flat, flat.new_zeros(()))
-    if may_read(index) and index.numel():
-        low, high = int(index.min()), int(index.max())
-        if low < 0 or high >= vocab:
-            raise TargetRangeError(
-                f"`target` holds the index {low if low < 0 else high}, but the vocabulary has {vocab} rows (0 to {vocab - 1}). "
-                f"Mark tokens that do not count with ignore_index={options.ignore_index}."
-            )
-    weights = reduction_weights(
-        valid,
-        options.reduction,
-        dtype=dtype,
-        token_weight=None if token_weight is None else token_weight.reshape(-1),
-        normalizer=normalizer,
-    )
-    return Targets(index, valid, weights, target.shape)
+    flat_T = target.reshape(-1).long()
+    valid_T = flat_T != options.ignore_index
+    index_T = torch.where(valid_T, flat_T, flat_T.new_zeros(()))
+    _check_range(index_T, vocab, options.ignore_index)
 
-
-# <<< zloss.head.arguments
-Reduction = Literal["mean", "sum", "none"]
-DenominatorName = Literal["valid_tokens", "token_weight", "normalizer", "one"]
-
-
-@dataclass(frozen=True)
-class TokenWeights:
-    """w_t of every token (0 at ignored ones) with the denominator already inside, and what that denominator was.
-
-    Σ_t per_token_t · ℓ_t is the reduced loss for "mean" and "sum"; per_token_t · ℓ_t is the loss for "none".
-    """
-
-    per_token: Tensor
-    reduction: Reduction
-    denominator: Tensor
-    denominator_name: DenominatorName
-
-
-def check_reduction(reduction: str) -> None:
-    if not isinstance(reduction, str) or reduction not in get_args(Reduction):
-        raise ReductionError(reduction)
-
-
-def reduction_weights(
-    valid: Tensor,
-    reduction: Reduction,
-    *,
-    dtype: torch.dtype,
-    token_weight: Tensor | None = None,
-    normalizer: float | Tensor | None = None,
-) -> TokenWeights:
-    """w_t / N: N = Σ w_t over valid tokens for "mean", or the explicit global `normalizer`; 1 for "sum" and "none".
-
-    N = 0 (an all-ignored batch) gives weight 0 everywhere: loss 0 and zero gradients, never NaN.
-    """
-    check_reduction(reduction)
-    weight = valid.to(dtype)
+    weight_T = valid_T.to(dtype)
     if token_weight is not None:
         # `where`, not a product: an ignored token's weight may be anything, even NaN.
-        weight = torch.where(valid, token_weight.detach().to(dtype), weight.new_zeros(()))
-    one = weight.new_ones(())
-    if reduction != "mean":
+        weight_T = torch.where(valid_T, token_weight.reshape(-1).detach().to(dtype), weight_T.new_zeros(()))
+    one = weight_T.new_ones(())
+    if options.reduction != "mean":
         if normalizer is not None:
-            raise InputError(f"`normalizer` replaces the denominator of reduction='mean', but reduction={reduction!r}.")
-        return TokenWeights(weight, reduction, one, "one")
+            raise InputError(
+                f"`normalizer` replaces the denominator of reduction='mean', but reduction={options.reduction!r}."
+            )
+        return Targets(index_T, valid_T, weight_T, options.reduction, one, "one", target.shape)
     name: DenominatorName
     if normalizer is not None:
-        denominator, name = as_denominator(normalizer, weight), "normalizer"
+        denominator, name = as_denominator(normalizer, weight_T), "normalizer"
     else:
-        denominator, name = weight.sum(), "valid_tokens" if token_weight is None else "token_weight"
-    per_token = torch.where(
-        denominator == 0, weight.new_zeros(()), weight / torch.where(denominator == 0, one, denominator)
-    )
-    return TokenWeights(per_token, reduction, denominator, name)
+        denominator, name = weight_T.sum(), "valid_tokens" if token_weight is None else "token_weight"
+    empty = denominator == 0
+    weight_T = torch.where(empty, weight_T.new_zeros(()), weight_T / torch.where(empty, one, denominator))
+    return Targets(index_T, valid_T, weight_T, options.reduction, denominator, name, target.shape)
 
 
-def as_denominator(normalizer: float | Tensor, like: Tensor) -> Tensor:
-    """An explicit `normalizer` as a 0-d tensor of the dtype and device of `like`; its value is checked on the CPU only."""
-    if isinstance(normalizer, Tensor):
-        if normalizer.numel() != 1:
-            raise InputError(
-                f"`normalizer` is expected to be a number or a 0-d tensor, but got shape {list(normalizer.shape)}."
-            )
-        denominator = normalizer.detach().to(like).reshape(())
-        if denominator.device.type == "cpu" and not bool(denominator >= 0):
-            raise InputError(
-                f"`normalizer` is expected to be a number ≥ 0 (the global token count), but got {normalizer.item()}."
-            )
-        return denominator
-    if not is_number(normalizer) or not math.isfinite(normalizer) or normalizer < 0:
-        raise InputError(
-            f"`normalizer` is expected to be a finite number ≥ 0 (the global token count), but got {normalizer!r}."
+def _check_range(index_T: Tensor, vocab: int, ignore_index: int) -> None:
+    if not may_read(index_T) or not index_T.numel():
+        return
+    low, high = int(index_T.min()), int(index_T.max())
+    if low < 0 or high >= vocab:
+        raise TargetRangeError(
+            f"`target` holds the index {low if low < 0 else high}, but the vocabulary has {vocab} rows (0 to {vocab - 1}). "
+            f"Mark tokens that do not count with ignore_index={ignore_index}."
         )
-    return like.new_tensor(float(normalizer))
 
 
-# <<< zloss.head.arguments
 def check_rows(stats: TokenStats) -> None:
     """Refuse a counted token whose every logit is -inf: it has no distribution."""
     if not may_read(stats.row_max):
@@ -530,14 +441,9 @@ def check_rows(stats: TokenStats) -> None:
         )
 
 
-def needs_mean(options: HeadOptions) -> bool:
-    """Whether the loss itself uses the mean logit."""
-    return options.label_smoothing != 0 or (options.objective.active and options.objective.needs_mu)
-
-
 def check_mean(mean_T: Tensor | None, valid_T: Tensor, options: HeadOptions) -> None:
     """Refuse a loss that uses the mean logit where a counted token has logits of -inf."""
-    if mean_T is None or not may_read(mean_T) or not needs_mean(options):
+    if mean_T is None or not may_read(mean_T) or not options.uses_mean:
         return
     if bool((torch.isneginf(mean_T) & valid_T).any()):
         objective = options.objective
@@ -548,12 +454,16 @@ def check_mean(mean_T: Tensor | None, valid_T: Tensor, options: HeadOptions) -> 
         )
 
 
-# <<< zloss.head.arguments
 def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOptions) -> None:
-    """Refuse a buffer that could not take dW, or would take it twice."""
+    """Refuse a `weight_grad_buffer` that could not take dW, or would take it twice.
+
+    For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer once the loss was called, and
+    `weight.grad` stays None. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches) go into
+    `normalizer` or `token_weight`. For "none" dW is added in the backward pass, with the upstream gradient of every token.
+    """
     if buffer is None:
         return
-    check_tensors(weight=weight, optional={"weight_grad_buffer": buffer})
+    check_tensors(weight=weight, weight_grad_buffer=buffer)
     check_same_device(weight_grad_buffer=buffer, weight=weight)
     if buffer.dtype != torch.float32 or weight.dtype == torch.float64:
         raise DtypeError(

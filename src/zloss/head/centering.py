@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
 from zloss.errors import InputError, ShapeError, TiedHeadError
+from zloss.head.options import check_vocab
 from zloss.head.source import centered_logits_from_raw
 from zloss.tensors import check_floating, check_holds_values
-from zloss.head.options import check_vocab
 
 
-# <<< zloss.head.centering
 @torch.no_grad()
 def center_head_(
     linear: nn.Linear, *, model: nn.Module | Tensor | None = None, valid_vocab: int | None = None

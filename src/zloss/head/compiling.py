@@ -1,4 +1,4 @@
-"""Keep a function out of torch.compile's trace: compiled code around it breaks its graph there and goes on after it.
+"""Keep a function out of torch.compile's trace: compiled code around it breaks its graph there and continues after it.
 
 Checks that read values and buffers that are written in place cannot be traced. `torch.compiler.disable` excludes a
 function from the trace, but it imports torch._dynamo when it decorates, which takes seconds. Here it is called only once
@@ -11,10 +11,9 @@ import functools
 import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
+
 import torch
 
-
-# <<< zloss.head.compiling
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -10,25 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor
-from zloss.head.products import HeadProducts
+
 from zloss.head.arguments import HeadProblem
+from zloss.head.products import HeadProducts
 from zloss.head.rows import softcap_
+from zloss.objectives import Coefficients
 
-
-# <<< zloss.head.gradient
 _BLOCK_BYTES = 2**25
 """Size of the [T, R] block of probabilities."""
-
-
-@dataclass(frozen=True)
-class SourceCoefficients:
-    """δ_t = along_p·p − along_target·onehot(y) − along_uniform/V, the reduction weight included."""
-
-    along_p_T: Tensor
-    along_target_T: Tensor | None = None
-    along_uniform_T: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -42,9 +34,9 @@ class HeadGradientRows:
 
 @torch.no_grad()
 def head_gradient_rows(
-    problem: HeadProblem, log_z_T: Tensor, sources: Mapping[str, SourceCoefficients]
+    problem: HeadProblem, log_z_T: Tensor, sources: Mapping[str, Coefficients]
 ) -> Iterator[tuple[slice, dict[str, HeadGradientRows]]]:
-    """(rows, gradient of each source at those rows), over all rows inside log Z."""
+    """(rows, gradient of each source at those rows), over all rows inside log Z. Coefficients include the reduction weight."""
     options, vocab = problem.options, problem.vocab
     narrow_TD = problem.hidden_TD.detach()
     narrow_TD = narrow_TD if problem.rounding is None else narrow_TD.to(problem.rounding)
@@ -55,7 +47,7 @@ def head_gradient_rows(
     step = max(1, _BLOCK_BYTES // (tokens * problem.dtype.itemsize))
     for start in range(0, vocab, step):
         rows = slice(start, min(start + step, vocab))
-        # Operands were rounded to the autocast dtype where asked; from there on nothing may be rounded again.
+        # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
         with torch.autocast(hidden_TD.device.type, enabled=False):
             block = _block(problem, rows, log_z_T, hidden_TD, bias_V)
             gradients = {
@@ -95,13 +87,13 @@ class _Block:
         self._local = index_T[self._here_T] - rows.start
         self._slope = None if slope_TR is None else slope_TR[self._here_T, self._local]
 
-    def gradient(self, source: SourceCoefficients, input_TD: Tensor) -> Tensor:
+    def gradient(self, source: Coefficients, input_TD: Tensor) -> Tensor:
         """Σ_t δ_t input_tᵀ at the rows, [R, D]: the input of the weight is s·u, that of the bias is s."""
-        grad_RD = self._p_TR.T @ (input_TD * source.along_p_T.unsqueeze(1))
-        if source.along_target_T is not None:
-            weight = source.along_target_T[self._here_T]
+        grad_RD = self._p_TR.T @ (input_TD * source.a.unsqueeze(1))
+        if source.b is not None:
+            weight = source.b[self._here_T]
             weight = weight if self._slope is None else weight * self._slope
             grad_RD.index_add_(0, self._local, input_TD[self._here_T] * weight.unsqueeze(1), alpha=-1)
-        if source.along_uniform_T is not None:
-            grad_RD.sub_((source.along_uniform_T @ input_TD) / self._vocab)
+        if source.g is not None:
+            grad_RD.sub_((source.g @ input_TD) / self._vocab)
         return grad_RD

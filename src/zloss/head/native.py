@@ -1,22 +1,18 @@
-"""The fused row pass as a function of tensors, and whether it was in use.
+"""The fused row pass in C (`rows.c`): E = exp(z − m) with its row sums in one pass over a chunk of fp32 logits on the CPU.
 
-[zloss.head.native] Builds rows.c with the machine's C compiler on first use and keeps the result in the user's cache.
+The helper is built with the machine's C compiler on first use and kept in the user's cache. Without a compiler, on another
+system than Linux, or with ZLOSS_NATIVE=0 there is none, and `rows.py` does the same work in tensor operations;
+`why_missing` gives the reason. Where the cache cannot be written, or others can write to it, the helper is built for this
+process alone, in a temporary folder that is removed once it is loaded.
 
-Without a compiler, on another system than Linux, or with ZLOSS_NATIVE=0 there is no helper, and the chunked backend does
-the same work in tensor operations; `why_missing` gives the reason. Where the cache cannot be written, or others can write to
-it, the helper is built for this process alone, in a temporary folder that is removed once it is loaded.
-
-[zloss.head.native] A compiled library as a file: its checksum stands behind its content, and only an own, whole file is loaded.
-
-A library that is cut off ends the process with SIGBUS when it is loaded, and one that somebody else put there runs with the
-rights of the user. So a file is loaded only where its checksum fits, and where nobody but the user (or root) can have written it.
+A library that is cut off ends the process with SIGBUS when it is loaded, and one that somebody else put there runs with
+the rights of the user. So a file is loaded only if the checksum that follows its content fits, and if nobody but the user
+(or root) can have written it.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-import torch
-from torch import Tensor
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -24,17 +20,19 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from importlib.resources import files
 from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
 from zloss.cache import cache_root
-import contextlib
-import stat
 
-
-# <<< zloss.head.native
 _WORTH_IT = 2**14
 """Elements below which the ctypes call costs more than it saves. Below it the helper is not compiled either."""
 
@@ -73,7 +71,6 @@ def row_pass_name() -> RowPassName:
     return "c" if native_rows_in_use() else "torch"
 
 
-# <<< zloss.head.native
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 
 
@@ -85,15 +82,15 @@ def load_rows() -> ctypes.CDLL | str:
     if sys.platform != "linux":
         return f"the helper is built on Linux only, and this is {sys.platform}"
     try:
-        words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+        command = shlex.split(os.environ.get("CC", "")) or ["cc"]
     except ValueError as error:
         return f"$CC is no command line: {error}"
-    compiler = shutil.which(words[0])
+    compiler = shutil.which(command[0])
     if compiler is None:
         return "no C compiler was found (cc, or $CC)"
-    source = files("zloss.transport.backends.native").joinpath("rows.c").read_text()
+    source = files("zloss.head").joinpath("rows.c").read_text()
     try:
-        library = _kept_or_built(source, [compiler, *words[1:]])
+        library = _cached_or_built(source, [compiler, *command[1:]])
         function = library.zloss_exp_rows
     except (OSError, subprocess.SubprocessError, AttributeError) as error:
         return f"building it failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
@@ -109,7 +106,7 @@ def why_missing() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _kept_or_built(source: str, compiler: list[str]) -> ctypes.CDLL:
+def _cached_or_built(source: str, compiler: list[str]) -> ctypes.CDLL:
     """The library for this source, compiler and processor, from the cache or built now."""
     key = hashlib.sha256("\0".join((source, *compiler, *_FLAGS, _processor())).encode()).hexdigest()[:16]
     try:
@@ -141,7 +138,6 @@ def _processor() -> str:
     return platform.machine() + flags
 
 
-# <<< zloss.head.native
 _MARK = b"zloss-sha256:"
 _SEAL_BYTES = len(_MARK) + hashlib.sha256().digest_size
 """Length of the seal, a mark and a checksum. It follows the content; loaders ignore what follows an ELF file."""

@@ -1,30 +1,59 @@
-"""The options of a head loss as one record, which checks itself when it is made.
-
-`head_loss`, `HeadLoss`, `logits_loss` and `head_source` take the same options by keyword and make this record of them.
-
-[zloss.head.options] The names of the backends, and which of them runs for given tensors.
-
-[zloss.head.options] Whether the Triton backend can run here, found out without importing triton.
-"""
+"""The options of a head loss, which check themselves, and which backend runs."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import get_args
-from zloss.errors import CoordinateError, InputError, ShapeError, UnknownNameError
-from zloss.objectives import Objective, is_number
-from zloss.head.arguments import Reduction, check_reduction
-from zloss.head.products import Products, check_products
-from zloss.statistics import Statistics
-from typing import Literal, get_args
-import torch
-from zloss.errors import UnknownNameError
 import importlib.util
-from zloss.errors import DeviceError, DtypeError, MissingDependencyError
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, TypeVar, get_args
+
+import torch
+
+from zloss.errors import (
+    CoordinateError,
+    DeviceError,
+    DtypeError,
+    InputError,
+    MissingDependencyError,
+    ReductionError,
+    ShapeError,
+    UnknownNameError,
+)
+from zloss.objectives import Objective
+from zloss.statistics import Statistics
+from zloss.tensors import is_number
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Reduction = Literal["mean", "sum", "none"]
+Backend = Literal["auto", "dense", "chunked", "triton"]
+ChosenBackend = Literal["dense", "chunked", "triton"]
+Products = Literal["auto", "operand", "fp32"]
 
 
-# <<< zloss.head.options
+class SourceKeywords(TypedDict, total=False):
+    """The keywords that `head_source` shares with the losses; `HeadOptions` explains them."""
+
+    ignore_index: int
+    reduction: Reduction
+    valid_vocab: int | None
+    logit_scale: float
+    softcap: float | None
+    label_smoothing: float
+    backend: Backend
+    products: Products
+    chunk_size: int | None
+    memory_budget: int | None
+
+
+class HeadKeywords(SourceKeywords, total=False):
+    """The keywords that `head_loss`, `HeadLoss` and `logits_loss` share; `HeadOptions` explains them."""
+
+    statistics: Statistics
+
+
 @dataclass(frozen=True)
 class HeadOptions:
     """What a loss computes, apart from its tensors.
@@ -38,6 +67,8 @@ class HeadOptions:
     ignore_index: int = -100
     """The target of tokens that do not count."""
     reduction: Reduction = "mean"
+    """"mean" divides by N = Σ w_t over valid tokens, or by an explicit global `normalizer`; "sum" does not divide; "none"
+    returns w_t·ℓ_t in the shape of `target`."""
     valid_vocab: int | None = None
     """Rows of the head inside log Z, μ and w̄; the rows after them are padding. None: all."""
     logit_scale: float = 1.0
@@ -45,23 +76,25 @@ class HeadOptions:
     softcap: float | None = None
     """cap of cap·tanh(z/cap); None: none."""
     label_smoothing: float = 0.0
+    """ε: cross-entropy against (1 − ε)·onehot(y) + ε/V."""
     statistics: Statistics = "full"
+    """Which statistics are returned (`zloss.statistics`); "light" skips what the loss itself does not need."""
     backend: Backend = "auto"
+    """"auto" is Triton on a GPU where it is installed and "chunked" elsewhere; "dense" is the slow reference."""
     products: Products = "auto"
     """In which dtype the matrix products run: "operand" (16 bits) or "fp32"; "auto" is "operand" on a GPU for 16-bit
-    operands and "fp32" elsewhere."""
+    operands and "fp32" elsewhere (`head/products.py`)."""
     chunk_size: int | None = None
     """Tokens per chunk; None: as many as `memory_budget` holds."""
     memory_budget: int | None = None
     """Bytes of the V-wide buffers of a chunk; None: ZLOSS_CHUNK_BYTES, else 128 MB on a CPU and 1.25 GiB on a GPU."""
 
     def __post_init__(self) -> None:
-        self._check_kinds()
+        self._check_types()
         check_reduction(self.reduction)
-        if not isinstance(self.statistics, str) or self.statistics not in get_args(Statistics):
-            raise UnknownNameError("statistics", self.statistics, get_args(Statistics))
-        check_backend(self.backend)
-        check_products(self.products)
+        _check_name("statistics", self.statistics, get_args(Statistics))
+        _check_name("backend", self.backend, get_args(Backend))
+        _check_name("products", self.products, get_args(Products))
         if not 0 <= self.label_smoothing <= 1:
             raise InputError(f"`label_smoothing` is expected to lie in [0, 1], but got {self.label_smoothing!r}.")
         # Written as comparisons, which a compiler can turn into guards where the number is symbolic to it.
@@ -83,8 +116,7 @@ class HeadOptions:
                 "centering would change the model. Use StandardZLoss or GainAwareZLoss with softcap."
             )
 
-    def _check_kinds(self) -> None:
-        """Every option is of the kind it is declared to be."""
+    def _check_types(self) -> None:
         if not isinstance(self.objective, Objective):
             raise InputError(
                 f"`objective` is expected to be an Objective such as zloss.CenteredZLoss(1e-4), but got {self.objective!r}."
@@ -100,13 +132,45 @@ class HeadOptions:
                     f"`{name}` is expected to be {kind}{' or None' if optional else ''}, but got {value!r}."
                 )
 
-    def vocab_of(self, rows: int) -> int:
-        """V, the number of vocabulary rows inside log Z, for a head or logits with that many."""
-        return check_vocab(self.valid_vocab, rows)
+    @property
+    def uses_mean(self) -> bool:
+        """Whether the loss itself uses the mean logit."""
+        return self.label_smoothing != 0 or (self.objective.active and self.objective.needs_mu)
+
+    @property
+    def uses_gain(self) -> bool:
+        return self.objective.active and self.objective.needs_gain
+
+
+def shows_options(keywords: type[SourceKeywords]) -> Callable[[F], F]:
+    """Show these keywords, with the defaults of `HeadOptions`, in a signature that has `**options`: for `help` and the docs."""
+    options = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(HeadOptions).parameters.values()
+        if parameter.name in keywords.__annotations__
+    ]
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        named = [parameter for parameter in signature.parameters.values() if parameter.name != "options"]
+        function.__signature__ = signature.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def check_reduction(reduction: str) -> None:
+    if not isinstance(reduction, str) or reduction not in get_args(Reduction):
+        raise ReductionError(reduction)
+
+
+def _check_name(option: str, value: object, known: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise UnknownNameError(option, value, known)
 
 
 def check_vocab(valid_vocab: int | None, rows: int) -> int:
-    """`valid_vocab`, or all rows where it is None."""
+    """V, the number of rows inside log Z: `valid_vocab`, or all rows where it is None."""
     if rows == 0:
         raise ShapeError("the vocabulary is empty: `weight` or `logits` has V = 0.")
     if valid_vocab is None:
@@ -120,22 +184,17 @@ def check_vocab(valid_vocab: int | None, rows: int) -> int:
     return valid_vocab
 
 
-# <<< zloss.head.options
-Backend = Literal["auto", "dense", "chunked", "triton"]
-Chosen = Literal["dense", "chunked", "triton"]
+TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+"""Found out without importing triton."""
+
+_OLDEST_GENERATION = 8
+"""The compute capability from which on Triton supports NVIDIA's cards; with older ones "auto" falls back."""
 
 
-def check_backend(backend: str) -> None:
-    """The name is one of the backends'."""
-    if not isinstance(backend, str) or backend not in get_args(Backend):
-        raise UnknownNameError("backend", backend, get_args(Backend))
-
-
-def resolve_backend(backend: Backend, device: torch.device, dtype: torch.dtype) -> Chosen:
+def resolve_backend(backend: Backend, device: torch.device, dtype: torch.dtype) -> ChosenBackend:
     """The backend behind a name, for tensors on `device` that compute in `dtype`.
 
-    "auto" is Triton on a GPU where it is installed and chunked everywhere else. A backend asked for by name runs, or an
-    error says why it cannot.
+    A backend requested by name runs, or an error says why it cannot.
     """
     if backend == "auto":
         return "triton" if prefers_triton(device, dtype) else "chunked"
@@ -145,43 +204,34 @@ def resolve_backend(backend: Backend, device: torch.device, dtype: torch.dtype) 
 
 
 def runs_in_triton(backend: Backend, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a loss with this backend goes through Triton. Nothing is checked: tensors may still be of a wrong kind."""
+    """Whether a loss with this backend runs in Triton. Nothing is checked: the tensors may still be invalid."""
     return backend == "triton" or (backend == "auto" and prefers_triton(device, dtype))
-
-
-# <<< zloss.head.options
-INSTALLED = importlib.util.find_spec("triton") is not None
-
-_OLDEST_GENERATION = 8
-"""The compute capability from which on Triton supports NVIDIA's cards; with older ones "auto" falls back."""
 
 
 def prefers_triton(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether backend="auto" takes Triton: a supported GPU, Triton installed, and fp32 statistics."""
-    if device.type != "cuda" or dtype == torch.float64 or not INSTALLED:
+    if device.type != "cuda" or dtype == torch.float64 or not TRITON_INSTALLED:
         return False
     return torch.version.hip is not None or torch.cuda.get_device_properties(device).major >= _OLDEST_GENERATION
 
 
 def require_triton(device: torch.device, dtype: torch.dtype) -> None:
     """Raise an error where backend="triton" cannot run on these tensors; it says why and what to use instead."""
-    if not INSTALLED:
+    if not TRITON_INSTALLED:
         raise MissingDependencyError("triton", "backend='triton'", "triton")
     if dtype == torch.float64:
         raise DtypeError(
             "backend='triton' computes in fp32 from fp32, bf16 or fp16 tensors, but got fp64: "
             "use backend='chunked' or 'dense', which stay in fp64."
         )
-    if device.type == "cuda":
-        return
-    if device.type != "cpu" or not interpreted():
+    if device.type != "cuda" and (device.type != "cpu" or not _interpreted()):
         raise DeviceError(
             f"backend='triton' needs tensors on a GPU, but got {device}: use backend='chunked' there. To run the kernels "
             "interpreted on the CPU, as tests do, set TRITON_INTERPRET=1 before the first loss with backend='triton'."
         )
 
 
-def interpreted() -> bool:
+def _interpreted() -> bool:
     """Whether the kernels run on the interpreter; Triton decides it when they are defined."""
     from zloss.head.triton_kernels import INTERPRETED
 

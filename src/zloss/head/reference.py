@@ -1,4 +1,4 @@
-"""The truth: whole logits, the definitions of the objectives, and autograd. Any dtype, fp64 included.
+"""The reference: whole logits, the definitions of the objectives, and autograd. Any dtype, fp64 included.
 
 Costs [T, V] memory several times over; every other backend is tested against this one.
 
@@ -8,68 +8,15 @@ Axes: T tokens, V vocabulary, D width.
 from __future__ import annotations
 
 from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from zloss.statistics import TokenStats
-from zloss.head.chunked import LossParts, reduced
-from zloss.head.arguments import HeadProblem
-from zloss.head.arguments import LogitsProblem
-from zloss.head.arguments import check_mean, check_rows, needs_mean
+
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, Targets, check_mean, check_rows
 from zloss.head.options import HeadOptions
 from zloss.head.rows import softcap_slope, softcapped
-from zloss.statistics import StatisticsPlan
-from zloss.head.arguments import Targets
-
-
-# <<< zloss.head.reference
-class _Round(torch.autograd.Function):
-    """Round to the autocast dtype in the forward pass only: the gradient of the master weight stays in full precision."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, low: torch.dtype, high: torch.dtype) -> Tensor:
-        return x.to(low).to(high)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad, None, None
-
-
-def _operand(x: Tensor, dtype: torch.dtype, rounding: torch.dtype | None) -> Tensor:
-    """A factor of the projection as F.linear would see it, in compute precision."""
-    if rounding is None or x.dtype == rounding:
-        return x.to(dtype)
-    rounded: Tensor = _Round.apply(x, rounding, dtype)  # type: ignore[no-untyped-call]
-    return rounded
-
-
-def _head_operands(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor | None]:
-    """u [T, D], W [V, D] and b [V] in compute precision, padding rows left out."""
-    bias_V = None if problem.bias_V is None else problem.bias_V[: problem.vocab]
-    return (
-        _operand(problem.hidden_TD, problem.dtype, problem.rounding),
-        _operand(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding),
-        None if bias_V is None else _operand(bias_V, problem.dtype, problem.rounding),
-    )
-
-
-def _final_logits(logits_TV: Tensor, options: HeadOptions) -> Tensor:
-    """Logit scale, then softcap."""
-    scaled_TV = logits_TV * options.logit_scale if options.logit_scale != 1 else logits_TV
-    return scaled_TV if options.softcap is None else softcapped(scaled_TV, options.softcap)
-
-
-def dense_head_logits(problem: HeadProblem) -> tuple[Tensor, TokenStats]:
-    """z = s(Wu + b), softcapped, [T, V] with gradient; and its statistics."""
-    hidden_TD, weight_VD, bias_V = _head_operands(problem)
-    logits_TV = _final_logits(F.linear(hidden_TD, weight_VD, bias_V), problem.options)
-    with torch.no_grad():
-        shift_T = None
-        if problem.plan.mu_residual:
-            mean_bias = 0.0 if bias_V is None else bias_V.mean()
-            shift_T = problem.options.logit_scale * (hidden_TD @ weight_VD.mean(dim=0) + mean_bias)
-        stats = _dense_stats(logits_TV, problem.targets, problem.options, problem.plan, weight_VD, shift_T)
-    return logits_TV, stats
+from zloss.statistics import StatisticsPlan, TokenStats
 
 
 def dense_head_loss(problem: HeadProblem) -> LossParts:
@@ -90,19 +37,10 @@ def dense_logits_loss(problem: LogitsProblem) -> LossParts:
             head_VD = None if problem.weight_VD is None else problem.weight_VD[: problem.vocab].to(problem.dtype)
             stats = _dense_stats(whole_TV, targets, options, problem.plan, head_VD)
             check_rows(stats)
-            check_mean(whole_TV.mean(dim=1) if needs_mean(options) else None, targets.valid_T, options)
+            check_mean(whole_TV.mean(dim=1) if options.uses_mean else None, targets.valid_T, options)
         # Ignored rows may hold anything; zeros keep a NaN there from reaching a gradient through 0·NaN.
         inside_TV = torch.where(targets.valid_T.unsqueeze(1), inside_TV, inside_TV.new_zeros(()))
         return _dense_loss(_final_logits(inside_TV, options), targets, options, stats)
-
-
-def _dense_loss(logits_TV: Tensor, targets: Targets, options: HeadOptions, stats: TokenStats) -> LossParts:
-    """Cross-entropy and penalty as defined; only the loss carries gradient."""
-    ce_T = F.cross_entropy(logits_TV, targets.index_T, reduction="none", label_smoothing=options.label_smoothing)
-    active = options.objective.active
-    aux_T = options.objective.penalty(logits_TV, stats.gain) if active else torch.zeros_like(ce_T)
-    ce, aux = reduced(targets, ce_T), reduced(targets, aux_T)
-    return LossParts(ce + aux, ce.detach(), aux.detach(), stats)
 
 
 def dense_source(problem: HeadProblem, *, auxiliary_only: bool) -> Tensor:
@@ -117,9 +55,67 @@ def dense_source(problem: HeadProblem, *, auxiliary_only: bool) -> Tensor:
         if auxiliary_only:
             loss = targets.weighted(options.objective.penalty(leaf_TV, stats.gain)).sum()
         else:
-            loss = _dense_loss(leaf_TV, targets, options, stats).loss.sum()
+            loss = _dense_loss(leaf_TV, targets, options, stats)[0].sum()
         (source_TV,) = torch.autograd.grad(loss, leaf_TV)
     return source_TV
+
+
+def _dense_loss(logits_TV: Tensor, targets: Targets, options: HeadOptions, stats: TokenStats) -> LossParts:
+    """Cross-entropy and penalty as defined; only the loss carries gradient."""
+    ce_T = F.cross_entropy(logits_TV, targets.index_T, reduction="none", label_smoothing=options.label_smoothing)
+    active = options.objective.active
+    aux_T = options.objective.penalty(logits_TV, stats.gain) if active else torch.zeros_like(ce_T)
+    ce, aux = targets.reduced(ce_T), targets.reduced(aux_T)
+    return ce + aux, ce.detach(), aux.detach(), stats
+
+
+def dense_head_logits(problem: HeadProblem) -> tuple[Tensor, TokenStats]:
+    """z = s(Wu + b), softcapped, [T, V] with gradient; and its statistics."""
+    hidden_TD, weight_VD, bias_V = _head_operands(problem)
+    logits_TV = _final_logits(F.linear(hidden_TD, weight_VD, bias_V), problem.options)
+    with torch.no_grad():
+        shift_T = None
+        if problem.plan.mu_residual:
+            mean_bias = 0.0 if bias_V is None else bias_V.mean()
+            shift_T = problem.options.logit_scale * (hidden_TD @ weight_VD.mean(dim=0) + mean_bias)
+        stats = _dense_stats(logits_TV, problem.targets, problem.options, problem.plan, weight_VD, shift_T)
+    return logits_TV, stats
+
+
+def _head_operands(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor | None]:
+    """u [T, D], W [V, D] and b [V] in compute precision, padding rows left out."""
+    bias_V = None if problem.bias_V is None else problem.bias_V[: problem.vocab]
+    return (
+        _operand(problem.hidden_TD, problem.dtype, problem.rounding),
+        _operand(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding),
+        None if bias_V is None else _operand(bias_V, problem.dtype, problem.rounding),
+    )
+
+
+def _operand(x: Tensor, dtype: torch.dtype, rounding: torch.dtype | None) -> Tensor:
+    """A factor of the projection as F.linear would see it, in compute precision."""
+    if rounding is None or x.dtype == rounding:
+        return x.to(dtype)
+    rounded: Tensor = _Round.apply(x, rounding, dtype)  # type: ignore[no-untyped-call]
+    return rounded
+
+
+class _Round(torch.autograd.Function):
+    """Round to the autocast dtype in the forward pass only: the gradient of the master weight stays in full precision."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: torch.dtype, high: torch.dtype) -> Tensor:
+        return x.to(low).to(high)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
+
+
+def _final_logits(logits_TV: Tensor, options: HeadOptions) -> Tensor:
+    """Logit scale, then softcap."""
+    scaled_TV = logits_TV * options.logit_scale if options.logit_scale != 1 else logits_TV
+    return scaled_TV if options.softcap is None else softcapped(scaled_TV, options.softcap)
 
 
 def _dense_stats(

@@ -1,52 +1,51 @@
-"""`head_source`: the logit source exactly as a backend applies it, for audits and tests.
+"""The logit source of an objective: as a backend applies it, as the paper's listing writes it, and in other frameworks.
 
-[zloss.head.source] The same recipe in other frameworks: the setting, its denominator, or what cannot be expressed there.
-
-Their output-head Z is λ(log Z)²: c = 0, raw logits. A penalty with another target, coordinate or weight has no setting.
-
-[zloss.head.source] The reference listing of the paper, with its signatures (Listing lst:centered_source).
-
-One stated deviation: fp64 inputs stay fp64, where the listing rounds everything to fp32.
+`head_source` is for audits and tests. The listing (paper lst:centered_source) has the paper's signatures; one stated
+deviation: fp64 inputs stay fp64, where the listing rounds everything to fp32. `explain` says what an objective is called
+elsewhere.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-import torch
-from torch import Tensor
-from torch.distributed import ProcessGroup
-from zloss.errors import UnknownNameError
-from zloss.objectives import weighted_auxiliary_source, weighted_source
-from zloss.objectives import Objective
-from zloss.head.arguments import Reduction
-from zloss.head.options import Backend, Chosen, resolve_backend
-from zloss.head.chunked import own_source
-from zloss.head.reference import dense_source
-from zloss.head.chunked import iterate_head_chunks
-from zloss.head.products import ProductPlan, Products
-from zloss.head.rows import RowWork
-from zloss.head.rows import TorchRows
-from zloss.head.arguments import HeadProblem
-from zloss.head.arguments import open_problem
-from zloss.head.options import HeadOptions
-from zloss.head.compiling import outside_compile
 import math
 from dataclasses import dataclass
-from zloss.errors import InputError, UnknownNameError
-from zloss.objectives import StandardZLoss
+from typing import Literal, Unpack, get_args
+
+import torch
 import torch.nn.functional as F
-from zloss.errors import CoefficientError, ShapeError
-from zloss.tensors import is_number
-from zloss.tensors import at_least_fp32
-from zloss.head.arguments import Reduction, check_reduction
-from zloss.tensors import check_differentiable, check_floating, check_one_device
+from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from zloss.errors import CoefficientError, InputError, ShapeError, UnknownNameError
+from zloss.head.arguments import HeadProblem, prepare_head
+from zloss.head.chunked import chunk_source, head_chunks
+from zloss.head.compiling import outside_compile
+from zloss.head.options import (
+    ChosenBackend,
+    HeadOptions,
+    Reduction,
+    SourceKeywords,
+    check_reduction,
+    resolve_backend,
+    shows_options,
+)
+from zloss.head.reference import dense_source
+from zloss.head.rows import RowWork, TorchRows
+from zloss.objectives import Objective, StandardZLoss
+from zloss.tensors import (
+    at_least_fp32,
+    check_differentiable,
+    check_floating,
+    check_not_all_meta,
+    check_same_device,
+    is_number,
+)
 
-# <<< zloss.head.source
 Part = Literal["z", "total"]
 
 
 @outside_compile
+@shows_options(SourceKeywords)
 def head_source(
     hidden: Tensor,
     weight: Tensor,
@@ -55,25 +54,16 @@ def head_source(
     *,
     part: Part = "z",
     bias: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: Reduction = "mean",
     normalizer: float | Tensor | None = None,
     token_weight: Tensor | None = None,
-    valid_vocab: int | None = None,
-    logit_scale: float = 1.0,
-    softcap: float | None = None,
-    label_smoothing: float = 0.0,
-    backend: Backend = "auto",
-    products: Products = "auto",
-    chunk_size: int | None = None,
-    memory_budget: int | None = None,
     group: ProcessGroup | None = None,
+    **options: Unpack[SourceKeywords],
 ) -> Tensor:
     """∂loss/∂z as [T, V], fp32 (fp64 for fp64): the auxiliary part alone ("z") or cross-entropy plus auxiliary ("total").
 
-    The source stands at the final logits: after logit scale and softcap, before any transport. Scaling: the reduction
-    weight (1/N for "mean") is inside; V is `valid_vocab` where given. Of a head that is divided over ranks this rank's
-    columns come back.
+    The source is the one at the final logits: after logit scale and softcap, before any transport. Scaling: the reduction
+    weight (1/N for "mean") is inside; V is `valid_vocab` if set. For a head that is divided over ranks this rank's
+    columns are returned. The other keywords are the fields of `HeadOptions`, except `statistics`.
 
     >>> import torch, zloss
     >>> hidden, weight, target = torch.randn(4, 8), torch.randn(11, 8), torch.tensor([1, 2, -100, 10])
@@ -83,58 +73,101 @@ def head_source(
     """
     if not isinstance(part, str) or part not in get_args(Part):
         raise UnknownNameError("part", part, get_args(Part))
-    options = HeadOptions(
-        objective=objective,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        valid_vocab=valid_vocab,
-        logit_scale=logit_scale,
-        softcap=softcap,
-        label_smoothing=label_smoothing,
-        statistics="light",
-        backend=backend,
-        products=products,
-        chunk_size=chunk_size,
-        memory_budget=memory_budget,
-    )
-    problem = open_problem(
+    checked = HeadOptions(objective, statistics="light", **options)
+    problem = prepare_head(
         hidden,
         weight,
         target,
         bias,
-        options,
+        checked,
         token_weight=token_weight,
         normalizer=normalizer,
         group=group,
-        whole_tokens=True,
+        gather_tokens=True,
     )
-    chosen = resolve_backend(backend, hidden.device, problem.dtype)
+    chosen = resolve_backend(checked.backend, hidden.device, problem.dtype)
     with torch.autocast(hidden.device.type, enabled=False):
         if chosen == "dense":
             return dense_source(problem, auxiliary_only=part == "z")
-        return _chunked_source(problem, part, _row_work(chosen, softcap, problem.products))
+        return _chunked_source(problem, part, _row_work(problem, chosen))
 
 
-def _row_work(chosen: Chosen, softcap: float | None, plan: ProductPlan) -> RowWork:
+def _row_work(problem: HeadProblem, chosen: ChosenBackend) -> RowWork:
     if chosen == "triton":
         from zloss.head.triton import TritonRows
 
-        return TritonRows(softcap, plan=plan, keep_logits=True)
-    return TorchRows(softcap, plan=plan)
+        return TritonRows(problem.options.softcap, plan=problem.products, keep_logits=True)
+    return TorchRows(problem.options.softcap, plan=problem.products)
 
 
 @torch.no_grad()
 def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
     out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.vocab), dtype=problem.dtype)
-    weighted = weighted_source if part == "total" else weighted_auxiliary_source
-    for chunk in iterate_head_chunks(problem, back_projection=False, work=work):
-        valid_C, sum_C = chunk.stats.valid, chunk.joined.sums.sum_C
-        source = weighted(chunk.injection, sum_C, valid_C, problem.targets.weights.per_token[chunk.tokens])
-        out_TV[chunk.tokens] = own_source(work, problem.shard, chunk, valid_C, source, through_softcap=False)
+    for chunk in head_chunks(problem, back_projection=False, work=work):
+        coefficients = chunk.loss.source if part == "total" else chunk.loss.auxiliary_source
+        source = chunk.source(coefficients, problem.targets.weight_T)
+        out_TV[chunk.tokens] = chunk_source(work, problem.shard, chunk, source, through_softcap=False)
     return out_TV
 
 
-# <<< zloss.head.source
+def centered_logits_from_raw(raw_logits: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """z̃ = z_raw − μ_head·1 with μ_head = w̄·u + b̄: the finite-precision deployment (paper eq:centered_raw).
+
+    `raw_logits` [..., V], `hidden` [..., D], `weight` [V, D], `bias` [V]. Subtracting one fp32 scalar per token keeps the
+    realized softmax, which a second low-precision projection would not.
+
+    >>> import torch, zloss
+    >>> hidden, weight = torch.randn(3, 8), torch.randn(11, 8) + 1
+    >>> centered = zloss.centered_logits_from_raw(hidden @ weight.T, hidden, weight)
+    >>> bool(centered.mean(dim=-1).abs().max() < 1e-5)
+    True
+    """
+    for name, tensor, dims in (("raw_logits", raw_logits, 1), ("hidden", hidden, 1), ("weight", weight, 2)):
+        check_floating(name, tensor, dims)
+    if bias is not None:
+        check_floating("bias", bias)
+    if weight.dim() != 2 or hidden.shape[-1] != weight.shape[1] or raw_logits.shape[:-1] != hidden.shape[:-1]:
+        raise ShapeError(
+            f"`raw_logits` [..., V], `hidden` [..., D] and `weight` [V, D] are expected, but got {list(raw_logits.shape)}, "
+            f"{list(hidden.shape)} and {list(weight.shape)}."
+        )
+    check_same_device(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
+    check_not_all_meta(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
+    check_differentiable(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
+    # The listing means fp32: autocast would round the common shift to 16 bits.
+    with torch.autocast(hidden.device.type, enabled=False):
+        mean_w = at_least_fp32(weight).mean(dim=0, keepdim=True)
+        mean_b = None if bias is None else at_least_fp32(bias).mean().view(1)
+        common_shift = F.linear(at_least_fp32(hidden), mean_w, mean_b)
+        return at_least_fp32(raw_logits) - common_shift
+
+
+def z_loss_source(logits: Tensor, coef: float, target: float, reduction: Reduction = "mean") -> Tensor:
+    """2λ(log Z − c)·p, the gradient of λ(logsumexp(z) − c)² at the logits (paper eq:source).
+
+    `logits` [..., V]; the source has their shape. Scaling: "mean" divides by the number of tokens; "sum" and "none" do not.
+
+    >>> import torch, zloss
+    >>> float(zloss.z_loss_source(torch.zeros(1, 4), coef=0.5, target=0.0).sum())  # 2λ·log 4
+    1.386294...
+    """
+    check_reduction(reduction)
+    check_floating("logits", logits)
+    if logits.shape[-1] == 0:
+        raise ShapeError(f"`logits` are expected to be [..., V] with at least one class, but got {list(logits.shape)}.")
+    numbers: dict[str, object] = {"coef": coef, "target": target}
+    for name, value in numbers.items():
+        if not (is_number(value) or (isinstance(value, Tensor) and value.numel() == 1)):
+            raise CoefficientError(f"`{name}` is expected to be a number, but got {value!r}.")
+    check_differentiable(logits=logits)
+    logits_f = at_least_fp32(logits)
+    log_z = torch.logsumexp(logits_f, dim=-1, keepdim=True)
+    scale = 2.0 * coef * (log_z - target)
+    if reduction == "mean":
+        scale = scale / logits_f[..., 0].numel()
+    return scale * torch.softmax(logits_f, dim=-1)
+
+
 FRAMEWORKS: dict[str, tuple[str | None, str]] = {
     "Liger": (
         "lse_square_scale",
@@ -193,7 +226,7 @@ class Explanation:
 
 
 def explain(objective: Objective, *, vocab: int) -> Explanation:
-    """What `objective` is in other frameworks, for a head of `vocab` rows (log V is the target where none is given).
+    """What `objective` is in other frameworks, for a head of `vocab` rows (log V is the default target).
 
     >>> import zloss
     >>> zloss.explain(zloss.StandardZLoss(1e-4, target=0.0), vocab=50_304)["Liger"].setting
@@ -229,61 +262,3 @@ def _inexpressible(objective: Objective, vocab: int) -> str | None:
     if target != 0:
         return f"its target is fixed at c = 0, and this objective has c = {target:.6g}"
     return None
-
-
-# <<< zloss.head.source
-def centered_logits_from_raw(raw_logits: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """z̃ = z_raw − μ_head·1 with μ_head = w̄·u + b̄: the finite-precision deployment (paper eq:centered_raw).
-
-    `raw_logits` [..., V], `hidden` [..., D], `weight` [V, D], `bias` [V]. Subtracting one fp32 scalar per token keeps the
-    realized softmax, which a second low-precision projection would not.
-
-    >>> import torch, zloss
-    >>> hidden, weight = torch.randn(3, 8), torch.randn(11, 8) + 1
-    >>> centered = zloss.centered_logits_from_raw(hidden @ weight.T, hidden, weight)
-    >>> bool(centered.mean(dim=-1).abs().max() < 1e-5)
-    True
-    """
-    for name, tensor, dims in (("raw_logits", raw_logits, 1), ("hidden", hidden, 1), ("weight", weight, 2)):
-        check_floating(name, tensor, dims)
-    if bias is not None:
-        check_floating("bias", bias)
-    if weight.dim() != 2 or hidden.shape[-1] != weight.shape[1] or raw_logits.shape[:-1] != hidden.shape[:-1]:
-        raise ShapeError(
-            f"`raw_logits` [..., V], `hidden` [..., D] and `weight` [V, D] are expected, but got {list(raw_logits.shape)}, "
-            f"{list(hidden.shape)} and {list(weight.shape)}."
-        )
-    check_one_device(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
-    check_differentiable(raw_logits=raw_logits, hidden=hidden, weight=weight, bias=bias)
-    # The listing means fp32: autocast would round the common shift to 16 bits.
-    with torch.autocast(hidden.device.type, enabled=False):
-        mean_w = at_least_fp32(weight).mean(dim=0, keepdim=True)
-        mean_b = None if bias is None else at_least_fp32(bias).mean().view(1)
-        common_shift = F.linear(at_least_fp32(hidden), mean_w, mean_b)
-        return at_least_fp32(raw_logits) - common_shift
-
-
-def z_loss_source(logits: Tensor, coef: float, target: float, reduction: Reduction = "mean") -> Tensor:
-    """2λ(log Z − c)·p, the gradient of λ(logsumexp(z) − c)² at the logits (paper eq:source).
-
-    `logits` [..., V]; the source has their shape. Scaling: "mean" divides by the number of tokens; "sum" and "none" do not.
-
-    >>> import torch, zloss
-    >>> float(zloss.z_loss_source(torch.zeros(1, 4), coef=0.5, target=0.0).sum())  # 2λ·log 4
-    1.386294...
-    """
-    check_reduction(reduction)
-    check_floating("logits", logits)
-    if logits.shape[-1] == 0:
-        raise ShapeError(f"`logits` are expected to be [..., V] with at least one class, but got {list(logits.shape)}.")
-    numbers: dict[str, object] = {"coef": coef, "target": target}
-    for name, value in numbers.items():
-        if not (is_number(value) or (isinstance(value, Tensor) and value.numel() == 1)):
-            raise CoefficientError(f"`{name}` is expected to be a number, but got {value!r}.")
-    check_differentiable(logits=logits)
-    logits_f = at_least_fp32(logits)
-    log_z = torch.logsumexp(logits_f, dim=-1, keepdim=True)
-    scale = 2.0 * coef * (log_z - target)
-    if reduction == "mean":
-        scale = scale / logits_f[..., 0].numel()
-    return scale * torch.softmax(logits_f, dim=-1)

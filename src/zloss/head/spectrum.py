@@ -13,13 +13,13 @@ Axes: V vocabulary, D width, K leading directions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
 from zloss.results.choices import SvdMethod
 from zloss.tensors import at_least_fp32
 
-
-# <<< zloss.head.spectrum
 RANK = 16
 POWER_ITERATIONS = 4
 _ROWS = 8192

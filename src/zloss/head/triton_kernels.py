@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 
-# <<< zloss.head.triton_kernels
 @triton.jit  # type: ignore[untyped-decorator]
 def tanh_and_slope(x: tl.tensor) -> tl.tensor:
     """tanh(x) and 1 − tanh²(x), to a few fp32 ulps each: a series near 0, where 1 − exp(−2x) would cancel."""

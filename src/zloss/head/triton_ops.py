@@ -1,43 +1,33 @@
-"""The row kernels as custom ops, so that torch.compile traces around them.
+"""The row kernels as custom ops, so that torch.compile traces around them, and losses as ops with a gradient.
 
 All take logits [T, V] of fp32, bf16 or fp16 with any row stride; `vocab` columns are inside log Z, z = scale·logits,
-softcapped where asked. Coefficients are fp32 [T]; `index` is int64 [T], negative at rows that count nothing.
+softcapped if requested. Coefficients are fp32 [T]; `index` is int64 [T], negative at rows that count nothing.
 
-Axes: T tokens, V vocabulary.
-
-[zloss.head.triton_ops] E W from logits one already has, as a custom op: the product that the gain needs.
+`row_loss` is the loss from logits, whose gradient is formed in backward; `with_gradients` is the loss from hidden states,
+whose gradients were formed in forward; `row_projection` is E W from logits, the product that the gain needs.
 
 Axes: T tokens, V vocabulary, D width.
-
-[zloss.head.triton_ops] Losses as custom ops with a gradient, so that autograd goes through them and torch.compile traces around them.
-
-`row_loss` is the loss from logits, whose gradient is formed in backward; `with_gradients` is the loss from hidden states, whose
-gradients were formed in forward.
-
-Axes: T tokens.
 """
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 import triton
 from torch import Tensor
+
+from zloss.head.chunked import chunk_bounds, refuse_double_backward
+from zloss.head.options import Products
+from zloss.head.products import HeadProducts, plan_products
+from zloss.head.rows import empty_narrow
 from zloss.head.triton_kernels import (
     INTERPRETED,
     row_exp_kernel,
     row_source_kernel,
     row_statistics_kernel,
 )
-from typing import cast
-from zloss.head.chunked import chunk_bounds
-from zloss.head.products import HeadProducts
-from zloss.head.products import Products, plan_products
-from zloss.head.rows import empty_narrow
-from typing import Any
-from zloss.head.chunked import refuse_double_backward
 
-
-# <<< zloss.head.triton_ops
 STATISTICS = 6
 """Rows of what `row_statistics` returns: m, S, Σ exp(z − m)², Σ z, z_y, Σ exp(z − m)·(m − z)."""
 
@@ -226,7 +216,6 @@ def _(logits: Tensor, out: Tensor, row_max: Tensor, exp_scale: float, scale: flo
     return torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
 
 
-# <<< zloss.head.triton_ops
 @torch.library.custom_op("zloss::row_projection", mutates_args=())
 def row_projection(
     logits: Tensor,
@@ -282,7 +271,6 @@ def _(
     return logits.new_empty((logits.shape[0], weight.shape[1]), dtype=torch.float32)
 
 
-# <<< zloss.head.triton_ops
 @torch.library.custom_op("zloss::row_loss", mutates_args=())
 def row_loss(
     logits: Tensor,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.models.output_head import OutputHead
-from zloss.results.choices import SvdMethod
-from zloss.objectives import Coordinate
-from zloss.objectives import CrossEntropy
 from zloss.head.arguments import HeadProblem, prepare_head
 from zloss.head.options import HeadOptions, check_vocab
 from zloss.head.spectrum import HeadSpectrum, head_spectra
+from zloss.models.output_head import OutputHead
+from zloss.objectives import CrossEntropy
+from zloss.results.choices import SvdMethod
+from zloss.results.coordinate import Coordinate
 
 COORDINATES: tuple[Coordinate, ...] = ("raw", "centered")
 SOFTCAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"

@@ -10,16 +10,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from zloss.errors import CoordinateError
-from zloss.models.output_head import OutputHead
+from zloss.head.loss import HeadLossOutput, logits_loss
 from zloss.head.source import centered_logits_from_raw
-from zloss.objectives import Objective
-from zloss.objectives import CenteredZLoss
-from zloss.objectives import CenteredHead
-from zloss.objectives import CrossEntropy
-from zloss.objectives import StandardZLoss
+from zloss.models.output_head import OutputHead
+from zloss.objectives import CenteredHead, CenteredZLoss, CrossEntropy, Objective, StandardZLoss
 from zloss.tensors import at_least_fp32
-from zloss.head.loss import HeadLossOutput
-from zloss.head.loss import logits_loss
 
 
 def paper_loss(

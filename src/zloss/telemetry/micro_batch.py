@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from zloss.head.arguments import Reduction
+from zloss.head.options import Reduction
 from zloss.statistics import TokenStats
 
 

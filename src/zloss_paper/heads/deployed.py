@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from zloss.console.progress import Progress
+from zloss.head.source import centered_logits_from_raw
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import find_head
-from zloss.head.source import centered_logits_from_raw
 from zloss.text.blocks import Blocks
 
 

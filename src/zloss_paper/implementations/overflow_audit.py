@@ -16,16 +16,18 @@ from dataclasses import dataclass, field, replace
 from zloss.audit.implementation.overflow import OverflowLine, overflow_audit
 from zloss.models.head_check import check_head
 from zloss.models.output_head import find_head
+from zloss.objectives import (
+    CenteredHead,
+    CenteredZLoss,
+    CrossEntropy,
+    FactorizedZLoss,
+    GainAwareZLoss,
+    Objective,
+    StandardZLoss,
+)
 from zloss.optimizer.fp16_margin import STATIC_SCALES
 from zloss.report.text.numbers import number
 from zloss.results.choices import HeadKind
-from zloss.objectives import Objective
-from zloss.objectives import CenteredZLoss
-from zloss.objectives import CenteredHead
-from zloss.objectives import CrossEntropy
-from zloss.objectives import FactorizedZLoss
-from zloss.objectives import GainAwareZLoss
-from zloss.objectives import StandardZLoss
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
 from zloss_paper.engine.checks import Compare, Tested, all_lines, judged
 from zloss_paper.engine.claim import OPEN, Check, Claim, Judgement

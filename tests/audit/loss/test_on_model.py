@@ -26,9 +26,9 @@ from zloss.cli.main import main
 from zloss.console.progress import Silent
 from zloss.decide.decision_map import decide
 from zloss.errors import InputError
-from zloss.results.loss_audit import LossAudit, TargetModelSource
-from zloss.objectives import GainAwareZLoss
 from zloss.head.loss import head_loss
+from zloss.objectives import GainAwareZLoss
+from zloss.results.loss_audit import LossAudit, TargetModelSource
 
 COEF = 1e-2
 

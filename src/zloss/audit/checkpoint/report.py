@@ -7,6 +7,7 @@ import torch
 from zloss.audit.checkpoint.extremes import extreme_tables
 from zloss.audit.checkpoint.measurements import AuditMeasurements
 from zloss.audit.checkpoint.spacing import spacing
+from zloss.head.native import row_pass_name
 from zloss.measure.measurement import Measurement
 from zloss.results.audit import AuditReport, CorpusInfo, Heads, ModelInfo, Precision
 from zloss.results.figure_data import MAX_SINGULAR_VALUES, Figures, Spectrum
@@ -14,7 +15,6 @@ from zloss.results.folder_owner import PLACE_KEY, place_of
 from zloss.results.gradient_numbers import GradientInfo, TiedPaths
 from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
-from zloss.head.native import row_pass_name
 
 NEED_MU = (
     "heads.centered",

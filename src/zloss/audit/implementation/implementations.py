@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zloss.errors import InputError, MissingDependencyError, UnknownNameError
+from zloss.head.loss import head_loss, logits_loss
 from zloss.objectives import StandardZLoss
-from zloss.head.loss import head_loss
-from zloss.head.loss import logits_loss
 
 Loss = Callable[..., Tensor]
 Takes = Literal["logits", "linear"]

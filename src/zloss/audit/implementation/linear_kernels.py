@@ -22,10 +22,10 @@ from zloss.audit.implementation.kernels import TINY, Truth, VectorTally, apart, 
 from zloss.audit.implementation.storage import Storage, storage_dtype
 from zloss.audit.implementation.tail import Tail
 from zloss.errors import CoordinateError
+from zloss.head.source import head_source
 from zloss.measure.bf16_products import working_bf16_products
 from zloss.models.output_head import OutputHead
 from zloss.objectives import StandardZLoss
-from zloss.head.source import head_source
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,16 @@ from torch import Tensor
 
 from zloss.audit.implementation.update import trainable
 from zloss.errors import CoordinateError
+from zloss.head.loss import head_loss
 from zloss.measure.bf16_products import working_bf16_products
 from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead
+from zloss.objectives import Objective
 from zloss.optimizer.fp16_margin import STATIC_SCALES, Fp16Margin, fp16_margin
 from zloss.results.choices import HeadKind
-from zloss.objectives import Objective
 from zloss.text.blocks import Blocks
-from zloss.head.loss import head_loss
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from zloss.audit.implementation.source import source_audit
 from zloss.audit.implementation.storage import ReferenceHead
 from zloss.audit.implementation.update import update_audit
 from zloss.console.progress import Progress
+from zloss.objectives import Objective, make_objective
 from zloss.results.implementation_audit import Fp16Room, StoredLogits, UpdateErrors
-from zloss.objectives import Objective
-from zloss.objectives import make_objective
 
 Note = Callable[[str], None]
 

@@ -21,8 +21,8 @@ from zloss.audit.router.fit import Gradient, fit_target, gradient, least_squares
 from zloss.errors import CoefficientError, InputError, MissingInputError
 from zloss.models.routers import find_routers
 from zloss.results.router import MeasuredScale, ScaleVerdict
-from zloss.tensors import at_least_fp32
 from zloss.source.router.decisions import LayerTensors, RouterInput, read_router_logits
+from zloss.tensors import at_least_fp32
 
 EXPLAINED = 1e-3
 """Residual up to which a weighted squared log-normalizer is the answer; fp32 gradients leave 1e-6 to 1e-4."""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from zloss.errors import ShapeError
 from zloss.results.moe_config import PAPER_CONVENTIONS
-from zloss.tensors import at_least_fp32
 from zloss.source.router.convention import RouterConvention
 from zloss.source.router.loss import router_loss
+from zloss.tensors import at_least_fp32
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ from typing import Any
 from torch import nn
 
 from zloss.errors import CoordinateError, InputError, OutdatedDependencyError, UnsupportedModelError, require_version
+from zloss.head.options import Backend, HeadOptions
 from zloss.integrations.moe import RouterLossHandle, RouterZLoss
 from zloss.integrations.transformers.handle import ZLossHandle
 from zloss.integrations.transformers.head_operands import output_head
 from zloss.integrations.transformers.settings import Settings
 from zloss.objectives import Objective
-from zloss.head.options import Backend
-from zloss.head.options import HeadOptions
 from zloss.statistics import Statistics
 
 LEAST_PEFT = "0.21"

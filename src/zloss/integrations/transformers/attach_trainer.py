@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from zloss.errors import InputError
+from zloss.head.options import Backend
 from zloss.integrations.moe import RouterZLoss
 from zloss.integrations.transformers.apply import apply
 from zloss.integrations.transformers.trainer_attachment import TrainerAttachment
@@ -23,7 +24,6 @@ from zloss.text.blocks import Blocks
 from zloss.train.record.record_run import record_run
 from zloss.train.record.recorded_config import RecordOptions
 from zloss.train.record.run_recorder import RunRecorder
-from zloss.head.options import Backend
 
 
 def attach(

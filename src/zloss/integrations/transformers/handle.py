@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import UnsupportedModelError
+from zloss.head.compiling import outside_compile
+from zloss.head.loss import HeadLossOutput
 from zloss.integrations.call_arguments import given_arguments
 from zloss.integrations.moe import RouterLossHandle
 from zloss.integrations.transformers.lazy_logits import LazyLogits
 from zloss.integrations.transformers.settings import Settings
 from zloss.integrations.transformers.training_call import TrainingCall
 from zloss.telemetry.micro_batch import MicroBatch, micro_batch
-from zloss.head.loss import HeadLossOutput
-from zloss.head.compiling import outside_compile
 
 LABELS = ("labels", "shift_labels")
 

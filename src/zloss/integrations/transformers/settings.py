@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zloss.objectives import Objective
 from zloss.head.options import Backend
+from zloss.objectives import Objective
 from zloss.statistics import Statistics
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import UnsupportedModelError
+from zloss.head.loss import HeadLossOutput, head_loss
+from zloss.head.options import Reduction, check_reduction
 from zloss.integrations.transformers.head_operands import head_operands, output_head, vocabulary
 from zloss.integrations.transformers.lazy_logits import CrossEntropyRequest, LazyLogits, LogitTransform
 from zloss.integrations.transformers.settings import Settings
-from zloss.head.arguments import Reduction, check_reduction
-from zloss.head.loss import HeadLossOutput, head_loss
 
 
 class TrainingCall:

@@ -6,12 +6,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zloss.results.recommendation import Paste
 from zloss.head.source import explain
-from zloss.objectives import Objective
-from zloss.objectives import CenteredHead
-from zloss.objectives import make_objective
-from zloss.objectives import StandardZLoss
+from zloss.objectives import CenteredHead, Objective, StandardZLoss, make_objective
+from zloss.results.recommendation import Paste
 
 SHOWN = ("Liger", "flash-attn", "t5x / MaxText", "Megatron-LM")
 HEAD_LOSS_NOTE = (

@@ -10,6 +10,7 @@ from zloss.decide.recommend.time_plan import LEAST_STEPS, Speed, TimePlan, check
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.weight_fingerprint import model_fingerprint
+from zloss.objectives import make_objective
 from zloss.protocol.recommend.config import RecommendConfig
 from zloss.protocol.recommend.kept_audits import kept_audit
 from zloss.protocol.recommend.memory import check_files_fit, check_training_fits
@@ -19,7 +20,6 @@ from zloss.protocol.recommend.session import Session
 from zloss.results.audit import AuditReport
 from zloss.results.files import read_record, write_record
 from zloss.results.recommend_plan import FILE, Arm, LeftOut, RecommendPlan
-from zloss.objectives import make_objective
 from zloss.text.blocks import make_blocks
 from zloss.text.corpus import open_corpus
 from zloss.train.start.optimizer_state import read_adam_state

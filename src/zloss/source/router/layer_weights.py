@@ -15,8 +15,8 @@ from torch import Tensor
 
 from zloss.errors import InputError
 from zloss.ranks.global_normalizer import Gradients, as_groups, gradient_divisor
-from zloss.head.arguments import as_denominator
 from zloss.source.router.convention import RouterContext, RouterConvention
+from zloss.tensors import as_denominator
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError, ShapeError
+from zloss.objectives import StandardZLoss, check_target, is_on, resolve_target
 from zloss.ranks.global_normalizer import Gradients
-from zloss.objectives import check_target, is_on, resolve_target
-from zloss.objectives import StandardZLoss
-from zloss.tensors import at_least_fp32
 from zloss.source.router.catalog import find_convention
 from zloss.source.router.convention import RouterContext, RouterConvention, check_count, exact_coefficient
 from zloss.source.router.decisions import LayerTensors, read_router_logits, tensor_sequence
 from zloss.source.router.layer_weights import counted_decisions, layer_weights
 from zloss.source.router.loss_record import RouterLoss as RouterLoss
 from zloss.source.router.statistics import RouterStats, router_statistics
-from zloss.tensors import check_differentiable, check_holds_values
+from zloss.tensors import at_least_fp32, check_differentiable, check_holds_values
 
 
 def router_loss(
@@ -74,11 +72,11 @@ def router_loss(
         counted_L, divisor = counted_decisions(stats.decisions_per_layer, normalizer, groups, gradients)
         weights = layer_weights(found, counted_L, top_k, context)
         absolute_L = weights.absolute(exact)
-        source = StandardZLoss(1.0, c).source(stats.tokens)
+        penalty_N, source = StandardZLoss(1.0, c).source(stats.tokens)
         # `where` and not a factor 0: 0·NaN of a masked decision, or of a coefficient that is off, would be NaN.
         counted_N = stats.valid if is_on(coef) else torch.zeros_like(stats.valid)
-        value_N = torch.where(counted_N, source.value, 0)
-        along_p_N = torch.where(counted_N, source.along_p, 0)
+        value_N = torch.where(counted_N, penalty_N, 0)
+        along_p_N = torch.where(counted_N, source.a, 0)
         lambda_alpha_L = absolute_L.to(value_N)
         applied_L = lambda_alpha_L if divisor == 1 else (absolute_L * divisor).to(value_N)
         per_layer = decisions.sum_per_layer(value_N) * applied_L

@@ -19,6 +19,7 @@ from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import HiddenStates
+from zloss.objectives import Objective
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS, endpoints
 from zloss.ranks.job import Job
 from zloss.results.audit import Heads
@@ -27,7 +28,6 @@ from zloss.results.gradient_numbers import NO_INPUT_PATH
 from zloss.results.routing_metrics import RoutingMetrics
 from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetrics
 from zloss.results.step_record import StepRecord
-from zloss.objectives import Objective
 from zloss.text.blocks import Blocks
 
 EVALUATION_BLOCKS = 4

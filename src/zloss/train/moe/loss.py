@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from zloss.errors import MissingDependencyError
 from zloss.models.checkpoint import Checkpoint
+from zloss.objectives import Objective
 from zloss.results.choices import HeadKind
 from zloss.results.moe_config import REFERENCE, MoeRun
-from zloss.objectives import Objective
 from zloss.source.router.loss import RouterLoss, router_loss
 from zloss.statistics import TokenStats
 from zloss.train.moe.reduction import reduced_router_loss

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from zloss.console.progress import Progress, Silent
 from zloss.errors import InputError
+from zloss.objectives import Objective
 from zloss.optimizer.adam_state import StatefulOptimizer
 from zloss.optimizer.recorder import OpenStep, Recorder
 from zloss.ranks.process_group import first_rank, world_size
@@ -40,7 +41,6 @@ from zloss.results.run_config import CONFIG_FILE
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.step_record import StepRecord
 from zloss.results.writing import write_json
-from zloss.objectives import Objective
 from zloss.telemetry.micro_batch import HasLossParts, MicroBatch, micro_batch
 from zloss.telemetry.window import StepWindow
 from zloss.text.blocks import Blocks

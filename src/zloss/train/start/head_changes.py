@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError
+from zloss.head.centering import shift_head_
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
 from zloss.text.blocks import Blocks
 from zloss.train.data.batch import gather
-from zloss.head.centering import shift_head_
 
 SHIFT_BLOCKS = 4
 """Training blocks on which the size of a head shift is measured."""

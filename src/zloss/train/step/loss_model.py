@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from zloss.head.loss import HeadLossOutput, head_loss
 from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.hidden_states import hidden_states
 from zloss.models.output_head import OutputHead, find_head
-from zloss.results.choices import HeadKind
 from zloss.objectives import Objective
-from zloss.head.loss import HeadLossOutput, head_loss
+from zloss.results.choices import HeadKind
 
 
 class LossModel(nn.Module):

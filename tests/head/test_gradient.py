@@ -7,9 +7,9 @@ import torch
 
 import zloss
 from tests.laws.definitions import make_case, relative_error
-from zloss.head import gradient as head_gradient
-from zloss.head.gradient import SourceCoefficients, head_gradient_rows
+from zloss.head import gradient
 from zloss.head.arguments import prepare_head
+from zloss.head.gradient import Coefficients, head_gradient_rows
 from zloss.head.options import HeadOptions
 
 
@@ -18,7 +18,7 @@ from zloss.head.options import HeadOptions
 def test_cross_entropy_at_weight_and_bias(
     autocast: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_gradient, "_BLOCK_BYTES", 4 * 37 * 20)  # three blocks of rows
+    monkeypatch.setattr(gradient, "_BLOCK_BYTES", 4 * 37 * 20)  # three blocks of rows
     case = make_case(zloss.CrossEntropy(), with_bias=True)
     assert case.bias is not None
     leaves = [tensor.float().requires_grad_() for tensor in (case.hidden, case.weight, case.bias)]
@@ -37,7 +37,7 @@ def test_cross_entropy_at_weight_and_bias(
         )
         problem = prepare_head(hidden, weight, case.target, bias, options)
         ones = torch.ones(len(hidden))
-        found = list(head_gradient_rows(problem, out.stats.log_z, {"ce": SourceCoefficients(ones, ones)}))
+        found = list(head_gradient_rows(problem, out.stats.log_z, {"ce": Coefficients(ones, ones)}))
     _, want_weight, want_bias = torch.autograd.grad(out.loss, leaves)
     assert len(found) == 3
     assert relative_error(torch.cat([rows["ce"].weight_RD for _, rows in found]), want_weight) < 2e-6

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.transport.backends.triton.interpreted.row_definitions import errors, make_rows
+from tests.head.triton.interpreted.row_definitions import errors, make_rows
 from zloss.head import triton_kernels as kernels
 from zloss.head import triton_ops as ops
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from tests.laws.definitions import make_case, measured, reference, relative_error
+from zloss.head.native import fused_exp_rows_, why_missing
 from zloss.objectives import CenteredZLoss
-from zloss.head.native import why_missing
-from zloss.head.native import fused_exp_rows_
 
 needs_helper = pytest.mark.skipif(why_missing() is not None, reason=f"no compiled helper: {why_missing()}")
 

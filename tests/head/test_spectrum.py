@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from zloss.results.choices import SvdMethod
 from zloss.head.spectrum import POWER_ITERATIONS, RANK, head_spectra, leading_part
+from zloss.results.choices import SvdMethod
 
 V, D, T = 400, 60, 50
 

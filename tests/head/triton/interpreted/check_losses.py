@@ -226,9 +226,9 @@ def test_automatic_choice_on_the_cpu_is_chunked() -> None:
 
 
 MUTATIONS = {
-    "uniform part dropped": ("else source.along_uniform_C / vocab", "else 0 * source.along_uniform_C"),
-    "target dropped": ("else source.along_target_C,", "else 0 * source.along_target_C,"),
-    "normalizer dropped": ("weighted_source(injection, sum_T,", "weighted_source(injection, torch.ones_like(sum_T),"),
+    "uniform part dropped": ("else source.g / vocab", "else 0 * source.g"),
+    "target dropped": ("else source.b,", "else 0 * source.b,"),
+    "normalizer dropped": ("valid_T, sum_T)", "valid_T, torch.ones_like(sum_T))"),
 }
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from zloss.head.native import load_rows, why_missing
-from zloss.head.native import load_library, store_library
+from zloss.head.native import load_library, load_rows, store_library, why_missing
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason=f"no compiled helper: {why_missing()}")
 

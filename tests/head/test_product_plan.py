@@ -9,17 +9,15 @@ import pytest
 import torch
 
 import zloss
-from tests.transport.backends.issued_products import Product, issued_products
+from tests.head.issued_products import Product, issued_products
 from zloss import errors
-from zloss.head.sharded import whole_vocabulary
-from zloss.head import products as head_products
+from zloss.head.arguments import HeadProblem, prepare_targets
 from zloss.head.chunked import run_head_chunks
-from zloss.head.products import ProductPlan, Version, plan_products
-from zloss.head.rows import TorchRows
-from zloss.head.arguments import HeadProblem
 from zloss.head.options import HeadOptions
+from zloss.head.products import HeadProducts, ProductPlan, Version, plan_products
+from zloss.head.rows import TorchRows
+from zloss.head.sharded import whole_vocabulary
 from zloss.statistics import plan_statistics
-from zloss.head.arguments import prepare_targets
 
 NARROW = (torch.bfloat16, torch.float16)
 TOKENS, WIDTH, VOCAB = 5, 16, 48
@@ -80,25 +78,19 @@ def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None =
         hidden_TD=hidden,
         weight_VD=weight,
         bias_V=bias,
-        targets=prepare_targets(
-            target, target.shape, VOCAB, options, torch.float32, token_weight=None, normalizer=None
-        ),
+        targets=prepare_targets(target, target.shape, VOCAB, options, torch.float32),
         shard=whole_vocabulary(VOCAB),
         masked=False,
         dtype=torch.float32,
         rounding=rounding,
-        poisoned_T=None,
-        plan=plan_statistics(
-            options.objective, "full", label_smoothing=0.0, has_mu=True, has_head=True, has_hidden=True
-        ),
+        nonfinite_mask_T=None,
+        plan=plan_statistics("full", needs_mu=False, needs_gain=True, has_mu=True, has_head=True, has_hidden=True),
         products=plan,
         grad_enabled=True,
         options=options,
     )
     with torch.no_grad(), issued_products() as seen:
-        run = run_head_chunks(
-            problem, TorchRows(None, plan=plan), (True, True, True), problem.targets.weights.per_token
-        )
+        run = run_head_chunks(problem, TorchRows(None, plan=plan), (True, True, True), problem.targets.weight_T)
     hidden_dtype, weight_dtype, bias_dtype = (grad.dtype for grad in run.gradients if grad is not None)
     assert (hidden_dtype, bias_dtype) == (torch.float32, torch.float32)
     assert weight_dtype == (torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
@@ -123,16 +115,16 @@ def test_the_code_issues_what_the_plan_says(version: Version, dtype: torch.dtype
 def test_the_test_fails_when_a_product_is_made_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = cuda_plan("operand", torch.bfloat16)
     assert torch.float32 in wide_factors(replace(plan, kind="fp32"))
-    right = head_products.HeadProducts.back_project
+    right = HeadProducts.back_project
 
-    def in_fp32(self: head_products.HeadProducts, e_CV: torch.Tensor) -> torch.Tensor:
+    def in_fp32(self: HeadProducts, e_CV: torch.Tensor) -> torch.Tensor:
         self._plan = replace(plan, native=False)
         try:
             return right(self, e_CV)
         finally:
             self._plan = plan
 
-    monkeypatch.setattr(head_products.HeadProducts, "back_project", in_fp32)
+    monkeypatch.setattr(HeadProducts, "back_project", in_fp32)
     assert {product.operand for product in issued(plan, torch.bfloat16)} == {
         torch.bfloat16,
         torch.float16,

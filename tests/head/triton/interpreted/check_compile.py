@@ -10,10 +10,8 @@ import torch._dynamo
 from torch import Tensor
 
 import zloss
-from zloss.head.products import add_product_
-from zloss.head import triton_ops as gradient_ops
 from zloss.head import triton_ops as ops
-from zloss.head import triton_ops as projection_op
+from zloss.head.products import add_product_
 
 TOKENS, VOCAB, WIDTH = 6, 60, 8
 OBJECTIVES = (
@@ -50,17 +48,17 @@ def test_opcheck(dtype: torch.dtype) -> None:
     check = torch.library.opcheck
     check(ops.row_statistics, (logits, index, *shape))
     check(ops.row_source, (logits, rows[0], index, *rows[1:], *shape, True, dtype))
-    check(gradient_ops.row_loss, (logits.requires_grad_(), rows[0], rows[0], index, *rows[1:], *shape))
-    check(projection_op.row_projection, (logits.detach(), rows[0], weight.detach(), 1.3, None, 4, "auto", None))
+    check(ops.row_loss, (logits.requires_grad_(), rows[0], rows[0], index, *rows[1:], *shape))
+    check(ops.row_projection, (logits.detach(), rows[0], weight.detach(), 1.3, None, 4, "auto", None))
     narrow = weight.detach().bfloat16()
     row_max = 1.3 * logits.detach().float().amax(dim=1)  # E is stored in fp16, which holds no exp(z − m) far above 1
-    check(projection_op.row_projection, (logits.detach(), row_max, narrow, 1.3, None, 4, "operand", None))
+    check(ops.row_projection, (logits.detach(), row_max, narrow, 1.3, None, 4, "operand", None))
     check(ops.exp_rows_, (logits.detach().float(), rows[0], 5.0))
     out = torch.empty(TOKENS, VOCAB, dtype=torch.bfloat16)
     check(ops.narrow_exp_, (logits.detach().float(), out, rows[0], 1.0, 1.0, 5.0))
     check(add_product_, (torch.rand(3, 5), torch.rand(3, 4).bfloat16(), torch.rand(4, 5).bfloat16(), 1.0, 0.5))
     grads = torch.rand_like(hidden), torch.rand_like(weight)
-    check(gradient_ops.with_gradients, (torch.rand(()), hidden, weight, None, *grads, None))
+    check(ops.with_gradients, (torch.rand(()), hidden, weight, None, *grads, None))
 
 
 def compare(step: Callable[..., Tensor], *leaves: Tensor, backend: str = "aot_eager", rtol: float = 1e-5) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import zloss
 from tests.laws.definitions import make_case, measured, reference, relative_error
-from zloss.head import products as weight_factors
+from zloss.head import products
 
 TOKENS, WIDTH, VOCAB = 256, 96, 4000
 BF16 = torch.bfloat16
@@ -120,7 +120,7 @@ def _operand(*args: object) -> tuple[zloss.HeadLossOutput, Tensor, Tensor]:
 
 def test_the_check_fails_when_the_residue_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the residue of s∘h the difference that λ makes to a confident token is rounded away."""
-    monkeypatch.setattr(weight_factors, "_entries", lambda e, index, scale: torch.zeros(len(index), 1))
+    monkeypatch.setattr(products, "_entries", lambda e, index, scale: torch.zeros(len(index), 1))
     problem = confident()
     dh, dw = (
         relative_error(mine, exact)

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed: pip install 'zloss[triton]'")
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 CHECKS = sorted(Path(__file__).with_name("interpreted").glob("check_*.py"))
 
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
+import zloss
 from zloss.errors import UnknownNameError
-from zloss.head.options import check_backend, resolve_backend
-from zloss.head.options import INSTALLED, prefers_triton
+from zloss.head.options import TRITON_INSTALLED, prefers_triton, resolve_backend
 
 LOSS = "zloss.{}(torch.randn(3, 7), {} torch.tensor([1, 2, 3]), zloss.StandardZLoss(1e-4), backend={!r})"
 
@@ -53,7 +53,7 @@ def test_without_triton_the_error_says_how_to_get_it_and_the_automatic_choice_fa
     assert chosen == "chunked"
 
 
-@pytest.mark.skipif(not INSTALLED, reason="triton is not installed: pip install 'zloss[triton]'")
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="triton is not installed: pip install 'zloss[triton]'")
 def test_on_the_cpu_the_error_names_the_interpreter() -> None:
     found = answers(*CALLS)
     assert len(found) == len(CALLS)
@@ -71,4 +71,4 @@ def test_the_automatic_choice_off_a_gpu_and_in_fp64_is_chunked() -> None:
 
 def test_unknown_backend() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'triton'"):
-        check_backend("trition")
+        zloss.HeadLoss(zloss.CrossEntropy(), backend="trition")  # type: ignore[arg-type]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.transport.backends.issued_products import issued_products
-from zloss.head.products import HeadProducts
-from zloss.head.products import product_exp
-from zloss.head.products import plan_products
+from tests.head.issued_products import issued_products
+from zloss.head.products import HeadProducts, plan_products, product_exp
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32])
