@@ -26,8 +26,8 @@ from memory import peak_extra_mb
 
 import zloss
 from zloss.head import rows
-from zloss.head.chunked import chunk_bounds
 from zloss.head.native import why_missing
+from zloss.head.options import chunk_bounds
 
 T, D, V = 1024, 768, 50257
 GEMMS = "three GEMMs, chunk 256, reused buffers"

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from zloss import errors
-from zloss.head import chunked
-from zloss.head.chunked import chunk_bounds
+from zloss.head import options
+from zloss.head.options import chunk_bounds
 
 
 def lengths(*args: int | None, **options: object) -> list[int]:
@@ -32,7 +32,7 @@ def test_on_a_gpu_chunks_are_whole_tiles_and_never_few_tokens(tokens: int, vocab
     found = lengths(tokens, 6 * vocab, device_type="cuda")
     assert sum(found) == tokens
     assert all(length % 128 == 0 for length in found[:-1])
-    budgeted = chunked.GPU_BYTES // (6 * vocab)
+    budgeted = options.GPU_BYTES // (6 * vocab)
     assert found[0] <= max(1280, budgeted)
     # Equal chunks may be shorter than the smallest of the rule, by less than the tokens spread over them.
     assert found[0] >= min(tokens, 1280 * 0.5)
@@ -47,9 +47,9 @@ def test_a_budget_and_a_chunk_size_come_first() -> None:
 
 
 def test_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "_IN_ENVIRONMENT", "5000")
+    monkeypatch.setattr(options, "_IN_ENVIRONMENT", "5000")
     assert lengths(10, 1000) == [5, 5]
     assert lengths(10, 1000, memory_budget=10000) == [10]
-    monkeypatch.setattr(chunked, "_IN_ENVIRONMENT", "many")
+    monkeypatch.setattr(options, "_IN_ENVIRONMENT", "many")
     with pytest.raises(errors.InputError, match="ZLOSS_CHUNK_BYTES"):
         chunk_bounds(10, 1000)

@@ -17,10 +17,9 @@ Axes: T tokens, C tokens of a chunk, V vocabulary, D width, B buffers.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +47,15 @@ from zloss.head.rows import (
     row_pass,
     softcap_slope,
 )
-from zloss.head.sharded import RankShare, TokenChunk, VocabularyShard, clear_absent_rows_, join_rows
+from zloss.head.sharded import (
+    RankShare,
+    TokenChunk,
+    VocabularyShard,
+    clear_absent_rows_,
+    join_rows,
+    token_spans,
+    with_hidden,
+)
 from zloss.objectives import Coefficients, TokenLoss, token_loss
 from zloss.statistics import StatisticsPlan, TokenStats
 
@@ -269,13 +276,8 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
 
     E W is formed where `back_projection` requests it or the plan has the gain.
     """
-    options, plan, products, shard, targets = (
-        problem.options,
-        problem.plan,
-        problem.products,
-        problem.shard,
-        problem.targets,
-    )
+    options, targets, shard = problem.options, problem.targets, problem.shard
+    plan, products = problem.plan, problem.products
     work = TorchRows(options.softcap, plan=products) if work is None else work
     head, bias_V = HeadProducts.of(problem), problem.scaled_bias()
     mean_row_D, mean_bias = _means(problem, head, bias_V) if plan.mu else (None, None)
@@ -284,21 +286,14 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
     drop = plan.entropy and (not plan.mu or (bias_V is not None and products.narrow) or not shard.whole)
     partial = not (shard.whole or plan.gain)
 
-    spans = _spans(
-        problem,
-        chunk_bounds(
-            targets.index_T.shape[0],
-            shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.narrow),
-            options.chunk_size,
-            device_type=products.device_type,
-            memory_budget=options.memory_budget,
-        ),
-    )
+    token_bytes = shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.narrow)
+    bounds = options.chunk_bounds(targets.index_T.shape[0], token_bytes, products.device_type)
+    spans = token_spans(problem.tokens, bounds)
     longest = max([span.length for span in spans], default=0)
     buffers_BCV = empty_rows(work.buffers, longest, problem.vocab, problem.dtype, products, problem.hidden_TD)
     narrow_CV = empty_narrow(products, longest, problem.vocab, problem.hidden_TD)
 
-    for span, operand_CD in _with_hidden(problem, spans):
+    for span, operand_CD in with_hidden(spans, problem.hidden_TD.detach()):
         valid_C = targets.valid_T[span.tokens]
         index_C, has_target_C = shard.local_targets(targets.index_T[span.tokens])
 
@@ -413,36 +408,6 @@ def _sum_over_ranks(
     return both_CX[:, :width].contiguous(), both_CX[:, width:]
 
 
-class _Span(NamedTuple):
-    """The tokens of one chunk: a range of those of this process, or some of every rank."""
-
-    tokens: slice | Tensor
-    length: int
-    part: TokenChunk | None = None
-
-
-def _spans(problem: HeadProblem, bounds: list[tuple[int, int]]) -> list[_Span]:
-    if problem.tokens is None or not bounds:
-        return [_Span(slice(start, stop), stop - start) for start, stop in bounds]
-    longest = max(stop - start for start, stop in bounds)
-    return [_Span(part.tokens_C, len(part.tokens_C), part) for part in problem.tokens.chunks(longest)]
-
-
-def _with_hidden(problem: HeadProblem, spans: list[_Span]) -> Iterator[tuple[_Span, Tensor]]:
-    """Every span with its hidden states [C, D]. Those of other ranks are fetched during the work on the span before."""
-    local_TD = problem.hidden_TD.detach()
-    if problem.tokens is None:
-        yield from ((span, local_TD[span.tokens]) for span in spans)
-        return
-    parts = [span.part for span in spans if span.part is not None]
-    following = parts[0].start_gather(local_TD) if parts else None
-    for place, span in enumerate(spans):
-        assert following is not None
-        current = following
-        following = parts[place + 1].start_gather(local_TD) if place + 1 < len(parts) else None
-        yield span, current.wait()
-
-
 class _HeadGradients:
     """The wanted ones of dh, dW and db of Σ_t weight_t·(CE_t + aux_t), summed over chunks in compute precision."""
 
@@ -543,24 +508,14 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: bool, weight_T: Tensor) -
 
 def _logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Chunk]:
     """Statistics and coefficients chunk by chunk. Rows are copied to a buffer, which is reused."""
-    options, targets, plan, shard, vocab = (
-        problem.options,
-        problem.targets,
-        problem.plan,
-        problem.shard,
-        problem.vocab,
-    )
+    options, targets, shard = problem.options, problem.targets, problem.shard
+    plan, vocab = problem.plan, problem.vocab
     head = None
     if problem.weight_VD is not None and plan.gain:
         head = HeadProducts(problem.weight_VD[:vocab], problem.dtype, None, problem.products)
     mean_row_D = shard.mean(head.mean()) if head is not None and plan.gain_centered else None
-    bounds = chunk_bounds(
-        problem.logits_TV.shape[0],
-        shard.widest * problem.dtype.itemsize * work.buffers,
-        options.chunk_size,
-        device_type=problem.products.device_type,
-        memory_budget=options.memory_budget,
-    )
+    token_bytes = shard.widest * problem.dtype.itemsize * work.buffers
+    bounds = options.chunk_bounds(problem.logits_TV.shape[0], token_bytes, problem.products.device_type)
     longest = max((stop - start for start, stop in bounds), default=0)
     buffers_BCV = problem.logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
     for start, stop in bounds:
@@ -617,61 +572,3 @@ def chunk_source(
         valid_C = valid_C & ~torch.isneginf(chunk.rows.sums.row_max_C)
     local = chunk.share.local_source(source, shard)
     return work.source(chunk.rows, chunk.index_C, valid_C, local, through_softcap=through_softcap)
-
-
-# --- how many tokens a chunk has ----------------------------------------------------------------------------------------
-# Large chunks need fewer passes over dW, small ones less memory. On the CPU the V-wide buffers stay near 128 MB: 512 tokens
-# at V = 50k was the fastest of 64..1024 on the CPUs measured (benchmarks/bench_head_loss.py prints the sweep).
-#
-# On a GPU reading and writing an fp32 dW once per chunk moves 8·V·D bytes next to a product of 2·C·V·D operations, so it
-# hides behind the product from C = 4·(operations per second)/(bytes per second) tokens on: 1200 on an H100, 610 on an
-# A100, by the peak figures of the model in benchmarks/roofline.py. There a chunk has at least 1280 tokens and as many more
-# as the memory budget holds, a multiple of 128, the tile of a tensor core product.
-
-CPU_BYTES = 2**27
-"""Default size of the V-wide buffers of a chunk together, off a GPU."""
-GPU_BYTES = 5 * 2**28
-"""The same on a GPU: 1.25 GiB."""
-BUDGET_VARIABLE = "ZLOSS_CHUNK_BYTES"
-"""Environment variable that replaces both defaults; the option `memory_budget` takes precedence."""
-GPU_TOKENS = 1280
-"""Fewest tokens of a chunk on a GPU, whatever the budget; only `chunk_size` goes below."""
-TILE = 128
-
-_IN_ENVIRONMENT = os.environ.get(BUDGET_VARIABLE, "")
-"""Read once: a compiler that traces a loss cannot follow the environment."""
-
-
-def chunk_bounds(
-    tokens: int,
-    token_bytes: int,
-    chunk_size: int | None = None,
-    *,
-    device_type: str = "cpu",
-    memory_budget: int | None = None,
-) -> list[tuple[int, int]]:
-    """Token ranges of nearly equal length; `token_bytes` is the size of the V-wide buffers of one token."""
-    if tokens == 0:
-        return []
-    budget = memory_budget if memory_budget is not None else _default_budget()
-    if chunk_size is not None:
-        size = chunk_size
-    elif device_type == "cuda":
-        size = max(GPU_TOKENS, (budget or GPU_BYTES) // token_bytes // TILE * TILE)
-    elif budget is not None:
-        size = max(1, budget // token_bytes)
-    else:
-        size = min(1024, max(32, CPU_BYTES // token_bytes))
-    count = -(-tokens // size)
-    step = -(-tokens // count)
-    if chunk_size is None and device_type == "cuda":
-        step = -(-step // TILE) * TILE
-    return [(start, min(start + step, tokens)) for start in range(0, tokens, step)]
-
-
-def _default_budget() -> int | None:
-    if not _IN_ENVIRONMENT:
-        return None
-    if not _IN_ENVIRONMENT.isdecimal() or int(_IN_ENVIRONMENT) == 0:
-        raise InputError(f"{BUDGET_VARIABLE} is expected to be a number of bytes ≥ 1, but got {_IN_ENVIRONMENT!r}.")
-    return int(_IN_ENVIRONMENT)

@@ -16,9 +16,10 @@ Axes: T tokens of all ranks, C tokens of a chunk, D width.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -353,6 +354,36 @@ def _start_gather(local: Tensor, rows: int, group: ProcessGroup) -> tuple[Tensor
         mine[: len(local)] = local
     everyone = local.new_empty(group.size() * rows, local.shape[1])
     return everyone, dist.all_gather_into_tensor(everyone, mine.contiguous(), group=group, async_op=True)
+
+
+class Span(NamedTuple):
+    """The tokens of one chunk: a range of those of this process, or some of every rank."""
+
+    tokens: slice | Tensor
+    length: int
+    part: TokenChunk | None = None
+
+
+def token_spans(tokens: TokenShard | None, bounds: list[tuple[int, int]]) -> list[Span]:
+    """Chunks of these ranges, or, where every rank holds some of the tokens, chunks of about the same length."""
+    if tokens is None or not bounds:
+        return [Span(slice(start, stop), stop - start) for start, stop in bounds]
+    longest = max(stop - start for start, stop in bounds)
+    return [Span(part.tokens_C, len(part.tokens_C), part) for part in tokens.chunks(longest)]
+
+
+def with_hidden(spans: list[Span], local_TD: Tensor) -> Iterator[tuple[Span, Tensor]]:
+    """Every span with its hidden states [C, D]. Those of other ranks are fetched during the work on the span before."""
+    parts = [span.part for span in spans if span.part is not None]
+    following = parts[0].start_gather(local_TD) if parts else None
+    for place, span in enumerate(spans):
+        if following is None:
+            yield span, local_TD[span.tokens]
+            continue
+        current = following
+        if place + 1 < len(parts):
+            following = parts[place + 1].start_gather(local_TD)
+        yield span, current.wait()
 
 
 LocalHead = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, ProcessGroup | None, TokenShard | None]

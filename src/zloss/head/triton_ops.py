@@ -17,8 +17,8 @@ import torch
 import triton
 from torch import Tensor
 
-from zloss.head.chunked import chunk_bounds, refuse_double_backward
-from zloss.head.options import Products
+from zloss.head.chunked import refuse_double_backward
+from zloss.head.options import Products, chunk_bounds
 from zloss.head.products import HeadProducts, plan_products
 from zloss.head.rows import empty_narrow
 from zloss.head.triton_kernels import (

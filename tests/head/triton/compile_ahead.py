@@ -69,7 +69,7 @@ def compile_for(
 ) -> dict[str, object]:
     block, warps = block_shape(VOCAB, widest)
     constants = {"SOFTCAP": softcap, "BLOCK": block}
-    constants |= {row_source_kernel: {"SLOPE": True}, row_exp_kernel: {"SPLIT": True}}.get(kernel, {})
+    constants |= {row_source_kernel: {"SLOPE": True}}.get(kernel, {})
     place = {name: (position,) for position, name in enumerate(kernel.arg_names)}
     # Triton compiles apart what is divisible by 16: torch's own tensors, and rows of a rounded vocabulary.
     divisible = [name for name in kernel.arg_names if name.endswith(("_ptr", "_stride")) or name in SIZES]
