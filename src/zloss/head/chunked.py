@@ -428,39 +428,38 @@ class _HeadGradients:
     def add(self, chunk: HeadChunk) -> None:
         """Add the gradients of a chunk; its E W is consumed."""
         source = chunk.source(chunk.loss.source, self._weight_T)
-        a_C, b_C, g_C = source.a, source.b, source.g
-        assert b_C is not None
         if chunk.target_slope_C is not None:
-            b_C = torch.where(chunk.stats.valid, b_C * chunk.target_slope_C, b_C.new_zeros(()))
-        local_a_C, local_b_C = chunk.share.local_a(a_C), chunk.share.local_b(b_C)
+            assert source.b is not None
+            b_C = torch.where(chunk.stats.valid, source.b * chunk.target_slope_C, source.b.new_zeros(()))
+            source = replace(source, b=b_C)
+        local = chunk.share.local(source)
         if self._hidden_TD is not None:
             if chunk.partial:
-                shared_C = g_C if self._problem.shard.adds_shared_terms else None
-                self._add_partial(chunk, self._hidden_gradient(chunk, local_a_C, local_b_C, shared_C), self._hidden_TD)
+                shared = local if self._problem.shard.adds_shared_terms else replace(local, g=None)
+                self._add_partial(chunk, self._hidden_gradient(chunk, shared), self._hidden_TD)
+            elif chunk.part is None:
+                self._hidden_TD[chunk.tokens] = self._hidden_gradient(chunk, source)
             else:
-                grad_CD = self._hidden_gradient(chunk, a_C, b_C, g_C)
-                if chunk.part is None:
-                    self._hidden_TD[chunk.tokens] = grad_CD
-                else:
-                    self._hidden_TD[chunk.part.local_rows] = grad_CD[chunk.part.local_in_chunk]
-        e_CV, index_C = chunk.rows.e_CV, chunk.index_C
+                grad_CD = self._hidden_gradient(chunk, source)
+                self._hidden_TD[chunk.part.local_rows] = grad_CD[chunk.part.local_in_chunk]
         if self._weight is not None:
-            self._weight.add(e_CV, chunk.rows.max_index_C, chunk.hidden_CD, index_C, local_a_C, local_b_C, g_C)
+            self._weight.add(chunk, local)
         if self._bias is not None:
-            self._bias.add(e_CV, index_C, local_a_C, local_b_C, g_C)
+            self._bias.add(chunk, local)
 
-    def _hidden_gradient(self, chunk: HeadChunk, a_C: Tensor, b_C: Tensor, g_C: Tensor | None) -> Tensor:
+    def _hidden_gradient(self, chunk: HeadChunk, source: Coefficients) -> Tensor:
         """w (a·Wᵀp − b·W[y] − g·w̄); the E W of the chunk is consumed."""
         assert chunk.projected_CD is not None
-        grad_CD = chunk.projected_CD.mul_(a_C.unsqueeze(1))
+        assert source.b is not None
+        grad_CD = chunk.projected_CD.mul_(source.a.unsqueeze(1))
         target_rows_CD = chunk.target_rows_CD
         if target_rows_CD is None and self._problem.vocab:
             target_rows_CD = self._head.select(chunk.index_C)
         if target_rows_CD is not None:
-            grad_CD.addcmul_(target_rows_CD, b_C.unsqueeze(1), value=-1)
-        if g_C is not None:
+            grad_CD.addcmul_(target_rows_CD, source.b.unsqueeze(1), value=-1)
+        if source.g is not None:
             assert chunk.mean_row_D is not None  # a source along 1/V needs μ, and with μ there is w̄
-            grad_CD.addr_(g_C, chunk.mean_row_D, alpha=-1)
+            grad_CD.addr_(source.g, chunk.mean_row_D, alpha=-1)
         return grad_CD
 
     def _add_partial(self, chunk: HeadChunk, local_CD: Tensor, hidden_TD: Tensor) -> None:
@@ -570,5 +569,7 @@ def chunk_source(
     if not shard.whole:
         # Where every local logit is -inf there is no E and no source.
         valid_C = valid_C & ~torch.isneginf(chunk.rows.sums.row_max_C)
-    local = chunk.share.local_source(source, shard)
+        if source.g is not None:  # row work divides g by the local rows, so it gets their share of V
+            source = replace(source, g=source.g * (shard.rows / shard.total))
+    local = chunk.share.local(source)
     return work.source(chunk.rows, chunk.index_C, valid_C, local, through_softcap=through_softcap)

@@ -68,9 +68,10 @@ def head_loss(
     """Σ_t w_t (CE_t + aux_t) / N for z = logit_scale·(W u + b), without keeping the logits.
 
     `hidden` [..., D], `weight` [V, D], `target` [...]. w is `token_weight`, 1 without it; N is Σ w over valid tokens, or
-    the global `normalizer` (`zloss.global_normalizer`). The other keywords are the fields of `HeadOptions`: `ignore_index`,
-    `reduction`, `valid_vocab`, `logit_scale`, `softcap`, `label_smoothing`, `statistics`, `backend`, `products`,
-    `chunk_size`, `memory_budget`.
+    the global `normalizer` (`zloss.global_normalizer`). `options` are the fields of `HeadOptions` (`head/options.py`), among
+    them `reduction` ("mean", "sum", or "none" for w_t·ℓ_t in the shape of `target`), `valid_vocab` (rows of the head from
+    there on are padding: outside log Z, μ and w̄), `statistics` ("light" skips what the loss itself does not need) and
+    `products` (in which dtype the matrix products run).
 
     dW is added to `weight_grad_buffer`, an fp32 [V, D] such as Megatron's `main_grad`, if there is one. A head that is
     divided over ranks by vocabulary rows is a DTensor with Shard(0), or this rank's rows with `group=`; everything that is

@@ -61,14 +61,10 @@ def fused_exp_rows_(z_CV: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     return sums[0], sums[1], sums[2]
 
 
-def native_rows_in_use() -> bool:
-    """Whether the compiled row pass has done any work in this process; without it the last digits of sums differ."""
-    return _used
-
-
 def row_pass_name() -> RowPassName:
-    """`row_pass` of a provenance: "c" where the compiled row pass was in use, else "torch"."""
-    return "c" if native_rows_in_use() else "torch"
+    """`row_pass` of a provenance: "c" if the compiled row pass did any work in this process, else "torch". The last digits
+    of sums depend on it."""
+    return "c" if _used else "torch"
 
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")

@@ -29,9 +29,11 @@ import torch
 from torch import Tensor
 
 from zloss.head.options import Products
+from zloss.objectives import Coefficients
 
 if TYPE_CHECKING:
     from zloss.head.arguments import HeadProblem
+    from zloss.head.chunked import HeadChunk
 
 Kind = Literal["operand", "fp32"]
 Version = tuple[int, int]
@@ -368,38 +370,23 @@ class WeightGradient:
         self._uniform_D = torch.zeros(problem.weight_VD.shape[1], dtype=problem.dtype, device=problem.hidden_TD.device)
         self._has_uniform = False
 
-    def add(
-        self,
-        e_CV: Tensor,
-        max_index_C: Tensor | None,
-        hidden_CD: Tensor,
-        index_C: Tensor,
-        a_C: Tensor,
-        b_C: Tensor,
-        g_C: Tensor | None,
-    ) -> None:
-        """Add a chunk. The weights of the tokens multiply h and not E, which is V wide."""
+    def add(self, chunk: HeadChunk, local: Coefficients) -> None:
+        """Add a chunk, with the coefficients of the local rows."""
         if self._problem.vocab:
-            self._add_product(e_CV, max_index_C, hidden_CD, index_C, a_C, b_C)
+            self._add_product(chunk, local)
         self._empty = False
-        if g_C is not None:
-            self._uniform_D += g_C @ hidden_CD
+        if local.g is not None:
+            self._uniform_D += local.g @ chunk.hidden_CD
             self._has_uniform = True
 
-    def _add_product(
-        self,
-        e_CV: Tensor,
-        max_index_C: Tensor | None,
-        hidden_CD: Tensor,
-        index_C: Tensor,
-        a_C: Tensor,
-        b_C: Tensor,
-    ) -> None:
+    def _add_product(self, chunk: HeadChunk, local: Coefficients) -> None:
+        """Eᵀ(a∘h) − onehotᵀ(b∘h). The weights of the tokens multiply h and not E, which is V wide."""
+        assert local.b is not None
+        e_CV, max_index_C, index_C = chunk.rows.e_CV, chunk.rows.max_index_C, chunk.index_C
         inside_VD = self._weight_VD[: self._problem.vocab]
-        if self._unit is not None:
-            hidden_CD = hidden_CD * self._unit
-        weighted_CD = hidden_CD * a_C.unsqueeze(1)
-        picked_CD = hidden_CD * b_C.unsqueeze(1)
+        hidden_CD = chunk.hidden_CD if self._unit is None else chunk.hidden_CD * self._unit
+        weighted_CD = hidden_CD * local.a.unsqueeze(1)
+        picked_CD = hidden_CD * local.b.unsqueeze(1)
         if not self._plan.narrow:
             self._head.add_outer_(inside_VD, e_CV, weighted_CD, first=self._empty)
         else:
@@ -453,12 +440,14 @@ class BiasGradient:
         self._uniform = torch.zeros((), dtype=problem.dtype, device=device)
         self._has_uniform = False
 
-    def add(self, e_CV: Tensor, index_C: Tensor, a_C: Tensor, b_C: Tensor, g_C: Tensor | None) -> None:
+    def add(self, chunk: HeadChunk, local: Coefficients) -> None:
+        """Add a chunk, with the coefficients of the local rows."""
+        assert local.b is not None
         if self._problem.vocab:
-            self._add_product(e_CV, a_C)
-            self._bias_V.index_add_(0, index_C, b_C, alpha=-1)
-        if g_C is not None:
-            self._uniform += g_C.sum()
+            self._add_product(chunk.rows.e_CV, local.a)
+            self._bias_V.index_add_(0, chunk.index_C, local.b, alpha=-1)
+        if local.g is not None:
+            self._uniform += local.g.sum()
             self._has_uniform = True
 
     def _add_product(self, e_CV: Tensor, a_C: Tensor) -> None:

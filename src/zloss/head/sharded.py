@@ -17,7 +17,7 @@ Axes: T tokens of all ranks, C tokens of a chunk, D width.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -102,23 +102,15 @@ class RankShare:
     has_target_C: Tensor | None = None
     """Where the target is a local row; None where all are."""
 
-    def local_a(self, a_C: Tensor) -> Tensor:
-        """A coefficient of exp(z − m) as one of the local E = exp(z − m_r)."""
-        return a_C if self.factor_C is None else a_C * self.factor_C
-
     def local_b(self, b_C: Tensor) -> Tensor:
         """A coefficient of onehot(y), 0 where the target is another rank's."""
         return b_C if self.has_target_C is None else torch.where(self.has_target_C, b_C, b_C.new_zeros(()))
 
-    def local_source(self, source: Coefficients, shard: VocabularyShard) -> Coefficients:
-        """The source on local rows. Row work divides g by the local rows, so it is given their share of V."""
-        if shard.whole:
+    def local(self, source: Coefficients) -> Coefficients:
+        """The coefficients of exp(z − m) and onehot(y) as those of the local E and of local targets; g stays."""
+        if self.factor_C is None:
             return source
-        return Coefficients(
-            a=self.local_a(source.a),
-            b=None if source.b is None else self.local_b(source.b),
-            g=None if source.g is None else source.g * (shard.rows / shard.total),
-        )
+        return replace(source, a=source.a * self.factor_C, b=None if source.b is None else self.local_b(source.b))
 
     def scaled(self, local_CD: Tensor) -> Tensor:
         """The local E W in the scale of the whole: exp(z − m) W. A rank without E adds nothing."""
