@@ -1,6 +1,7 @@
 """From the arguments of a public call to a validated problem: tensors checked once, tokens flattened to one axis.
 
-Here a loss gets its denominator, which cross-entropy and auxiliary share. Checks that read values run on the CPU only.
+Here a loss gets its denominator, which cross-entropy and auxiliary share (`prepare_targets`). Every error that a caller can
+cause is raised here, before anything is computed; checks that read values run on the CPU only.
 
 Axes: T tokens, V vocabulary rows inside log Z, D width.
 """

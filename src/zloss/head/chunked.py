@@ -10,7 +10,8 @@ For a scalar loss the gradients are formed in the forward pass, while a chunk's 
 upstream number in the backward pass. For reduction="none" the backward pass recomputes every chunk, because only then the
 upstream gradient of every token is known.
 
-What is done to a chunk of logits between the products is a `RowWork`: PyTorch (`rows.py`), or Triton kernels.
+What is done to a chunk of logits between the products is a `RowWork`: PyTorch (`rows.py`), or Triton kernels. The module is
+long because it is read from top to bottom: autograd, the loop over chunks of hidden states, the loop over logits.
 
 Axes: T tokens, C tokens of a chunk, V vocabulary, D width, B buffers.
 """
@@ -297,6 +298,7 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
         valid_C = targets.valid_T[span.tokens]
         index_C, has_target_C = shard.local_targets(targets.index_T[span.tokens])
 
+        # Product 1, h Wᵀ: the logits, in the first buffer. The row pass then overwrites them with E.
         hidden_CD = _logits_(problem, head, operand_CD, bias_V, buffers_BCV[0, : span.length])
         rows = row_pass(
             work,
@@ -311,6 +313,7 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
             clear_absent_rows_(rows)
         sums, share = join_rows(shard, rows.sums, has_target_C, drop=drop)
 
+        # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(s∘h), is that of dW (`WeightGradient`).
         projected_CD = target_rows_CD = None
         if back_projection or plan.gain:
             projected_CD = head.back_project(rows.e_CV)

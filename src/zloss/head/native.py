@@ -136,12 +136,12 @@ def _processor() -> str:
 
 _MARK = b"zloss-sha256:"
 _SEAL_BYTES = len(_MARK) + hashlib.sha256().digest_size
-"""Length of the seal, a mark and a checksum. It follows the content; loaders ignore what follows an ELF file."""
+"""Length of the seal, a mark and a checksum, which follows the content; loaders ignore what follows an ELF file."""
 _OTHERS_CAN_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def store_library(file: Path, content: bytes) -> bool:
-    """Put the sealed content at `file`: written beside its place, synced, renamed. False where it cannot be kept safely."""
+    """Put the sealed content at `file`: written next to it, synced, renamed. False if it cannot be kept safely."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not _only_ours(file.parent.lstat()):
@@ -177,7 +177,7 @@ def load_library(file: Path) -> ctypes.CDLL | None:
         with os.fdopen(os.dup(content), "rb") as stream:
             if not _is_whole(stream.read()):
                 return None
-        # Through the handle of the folder that was checked, whatever now stands at its path.
+        # Through the handle of the folder that was checked, whatever is at its path now.
         return ctypes.CDLL(f"/proc/self/fd/{folder}/{file.name}")
 
 
