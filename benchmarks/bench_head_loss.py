@@ -25,9 +25,9 @@ from long_shapes import LONG_TOKENS, LONG_VOCAB, LONG_WIDTH, run_long_shapes
 from memory import peak_extra_mb
 
 import zloss
-from zloss.transport.backends import torch_rows
-from zloss.transport.backends.chunk_sizes import chunk_bounds
-from zloss.transport.backends.native.library import why_missing
+from zloss.head import rows
+from zloss.head.native import why_missing
+from zloss.head.options import chunk_bounds
 
 T, D, V = 1024, 768, 50257
 GEMMS = "three GEMMs, chunk 256, reused buffers"
@@ -68,11 +68,11 @@ class Problem:
         ours = self.ours(objective)
 
         def run() -> None:
-            fused, torch_rows.fused_exp_rows_ = torch_rows.fused_exp_rows_, lambda z_CV: None
+            fused, rows.fused_exp_rows_ = rows.fused_exp_rows_, lambda z_CV: None
             try:
                 ours()
             finally:
-                torch_rows.fused_exp_rows_ = fused
+                rows.fused_exp_rows_ = fused
 
         return run
 

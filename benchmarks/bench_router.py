@@ -23,9 +23,9 @@ from ceilings import print_figures, ratio
 from interleaved import measure_quietly
 
 from zloss.models.checkpoint import Checkpoint
+from zloss.objectives import CrossEntropy
 from zloss.results.moe_config import MoeRun
 from zloss.router.loss import RouterLoss, router_loss
-from zloss.source.objectives.cross_entropy import CrossEntropy
 from zloss.train.moe.loss import MoeLossModel, RouterTerms, load_balancing, router_z_loss, routing_record
 from zloss.train.moe.model import build_moe
 from zloss.train.moe.routing import Routing, RoutingTap

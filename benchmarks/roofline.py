@@ -21,10 +21,9 @@ from functools import partial
 import torch
 from ceilings import Figure, print_figures
 from roofline_peers import eager, liger, three_products, torch_linear
-from traced_operations import Trace, Tracer, head_problem, trace_head_loss
+from traced_operations import Operation, Trace, Tracer, head_problem, trace_head_loss
 
-from zloss.transport.backends.product_plan import Products
-from zloss.transport.backends.products import Issued
+from zloss.head.options import Products
 
 GB = 1e9
 
@@ -40,10 +39,10 @@ class Device:
     """fp32, without TF32: torch's default."""
     bandwidth: float
 
-    def seconds(self, operations: Iterable[Issued]) -> float:
+    def seconds(self, operations: Iterable[Operation]) -> float:
         return sum(max(o.flops / self._peak(o), o.bytes / self.bandwidth) for o in operations)
 
-    def _peak(self, operation: Issued) -> float:
+    def _peak(self, operation: Operation) -> float:
         return self.narrow if operation.operand in (torch.bfloat16, torch.float16) else self.single
 
 
@@ -59,14 +58,14 @@ DEVICES = (
 def ours(
     tokens: int, width: int, vocab: int, dtype: torch.dtype, *, products: Products, chunk_size: int | None = None
 ) -> Trace:
-    return trace_head_loss(head_problem(tokens, width, vocab, products, dtype, chunk_size))[0]
+    return trace_head_loss(head_problem(tokens, width, vocab, products, dtype, chunk_size))
 
 
 def before(tokens: int, width: int, vocab: int, dtype: torch.dtype) -> Trace:
     """The scheme before `products`: fp32 E, chunks of a CPU cache, and a pass that multiplied the logits by 1."""
     chunk = min(1024, max(32, 2**27 // (4 * vocab)))
     trace = ours(tokens, width, vocab, dtype, products="fp32", chunk_size=chunk)
-    scaled = Issued("logits times 1", 0, None, 8 * tokens * vocab, (0,))
+    scaled = Operation("logits times 1", 0, None, 8 * tokens * vocab)
     return Trace((*trace.operations, scaled), trace.peak, trace.beyond)
 
 
@@ -74,7 +73,6 @@ BOUND, OURS, LIGER32 = "three 16-bit products (the bound)", "zloss, operand", "L
 SCHEMES: dict[str, Tracer] = {
     BOUND: three_products,
     OURS: partial(ours, products="operand"),
-    "zloss, split": partial(ours, products="split"),
     "zloss, fp32": partial(ours, products="fp32"),
     "zloss before: fp32 E, CPU chunks": before,
     "Liger, 16-bit accumulators (default)": partial(liger, accumulator=2),

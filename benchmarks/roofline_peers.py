@@ -7,22 +7,20 @@ Bytes are counted once per pass over a tensor, as if every cache were perfect wi
 from __future__ import annotations
 
 import torch
-from traced_operations import Trace
-
-from zloss.transport.backends.products import Issued
+from traced_operations import Operation, Trace
 
 
 class _Count:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self.operations: list[Issued] = []
+        self.operations: list[Operation] = []
 
     def product(self, name: str, rows: int, inner: int, columns: int, moved: int, times: int = 1) -> None:
-        one = Issued(name, 2 * rows * inner * columns, self._dtype, moved, (rows, inner, columns))
+        one = Operation(name, 2 * rows * inner * columns, self._dtype, moved, (rows, inner, columns))
         self.operations += [one] * times
 
     def passes(self, name: str, moved: int, times: int = 1) -> None:
-        self.operations += [Issued(name, 0, None, moved, (0,))] * times
+        self.operations += [Operation(name, 0, None, moved)] * times
 
 
 def _power_of_two(number: int) -> int:

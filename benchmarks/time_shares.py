@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from zloss.transport.backends import chunked_autograd, head_products, torch_rows
-from zloss.transport.backends.head_products import HeadProducts
+from zloss.head import chunked, rows
+from zloss.head.products import HeadProducts
 
 CASTS, ROWS = "casts", "row pass"
 
@@ -36,11 +36,11 @@ class Stopwatch:
             self.seconds[name] += took - self._inside.pop()
             self._inside[-1] += took
 
-    def wrapped(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
-        """The function, timed; without a `name` its first argument is the name, as in the products."""
+    def wrapped(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """The function, timed under that name."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self.timed(str(args[0]) if name is None else name):
+            with self.timed(name):
                 return function(*args, **kwargs)
 
         return call
@@ -50,12 +50,13 @@ class Stopwatch:
 def time_shares() -> Iterator[dict[str, float]]:
     """Seconds spent inside the block, by name; what is in no name is the caller's to subtract."""
     watch = Stopwatch()
-    places: tuple[tuple[Any, str, str | None], ...] = (
-        (head_products, "multiply", None),
-        (head_products, "accumulate", None),
+    places: tuple[tuple[Any, str, str], ...] = (
+        (HeadProducts, "logits_", "h Wᵀ"),
+        (HeadProducts, "back_project", "E W"),
+        (HeadProducts, "add_outer_", "Eᵀ(s∘h)"),
         (HeadProducts, "_convert", CASTS),
-        (chunked_autograd, "narrow", CASTS),
-        (torch_rows.TorchRows, "statistics", ROWS),
+        (chunked, "narrow", CASTS),
+        (rows.TorchRows, "statistics", ROWS),
     )
     kept = [getattr(owner, attribute) for owner, attribute, _ in places]
     try:

@@ -1,12 +1,11 @@
 """What a loss would issue on a GPU, traced on the meta device: no GPU is needed, and no value is computed.
 
-Products and V-wide passes are those that `zloss.transport.backends.products` reports; Triton kernels declare theirs. All
-other operations (of [C, D] and smaller tensors) are seen by the dispatcher. Each has its bytes; a product its operations.
+The dispatcher sees every operation, Triton kernels included, because they are custom ops. Each has its bytes: tensors that
+are read and tensors that are written, once each; a product also has its floating-point operations.
 """
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,41 +17,57 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import zloss
-from zloss.ranks.vocabulary_shard import whole_vocabulary
-from zloss.transport.backends.chunked_autograd import narrow
-from zloss.transport.backends.chunked_head import run_head_chunks
-from zloss.transport.backends.product_plan import Products, plan_products
-from zloss.transport.backends.products import Issued, observed, size
-from zloss.transport.backends.triton.rows import TritonRows
-from zloss.transport.head_problem import HeadProblem
-from zloss.transport.options import HeadOptions
-from zloss.transport.statistics_plan import plan_statistics
-from zloss.transport.targets import prepare_targets
+from zloss.head.arguments import HeadProblem, prepare_targets
+from zloss.head.chunked import narrow, run_head_chunks
+from zloss.head.options import HeadOptions, Products
+from zloss.head.products import plan_products
+from zloss.head.sharded import whole_vocabulary
+from zloss.head.triton import TritonRows
+from zloss.statistics import plan_statistics
 
-COPIES_OF_WEIGHT = ("W rounded", "fp16 copy of W")
-"""Names under which zloss reports them."""
 TORCH = (2, 13)
 """The torch version whose CUDA branch is traced."""
+PRODUCTS = ("aten.mm", "aten.addmm")
+ROWS_OF_AN_INDEX = ("index_add", "index_select", "gather", "scatter")
+WRITES_ONLY = ("out",)
+"""Arguments that an operation writes without reading them."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation as the dispatcher saw it: floating-point operations by the dtype of the factors, and bytes moved."""
+
+    name: str
+    flops: int
+    operand: torch.dtype | None
+    """Dtype of the factors of a product; None for any other operation."""
+    bytes: int
+    shape: tuple[int, ...] = ()
+    """[M, K, N] of a product."""
 
 
 @dataclass(frozen=True)
 class Trace:
     """The operations of one loss, forward and backward, and its memory."""
 
-    operations: tuple[Issued, ...]
+    operations: tuple[Operation, ...]
     peak: int
     """Bytes allocated at the highest point, gradients included, operands not."""
     beyond: int
     """The same without dW and dh."""
+    copies: int = 0
+    """Bytes of 16-bit copies of W, which `peak` and `beyond` contain."""
+    wide: frozenset[str] = frozenset()
+    """Names of the operations that read or write a V-wide matrix."""
 
-    @property
-    def copies(self) -> int:
-        """Bytes of 16-bit copies of W, which `peak` and `beyond` contain."""
-        return sum(2 * math.prod(o.shape) for o in self.operations if o.name in COPIES_OF_WEIGHT)
+
+def size(*tensors: Tensor) -> int:
+    """Bytes of the elements of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-class _Ledger(TorchDispatchMode):
-    """Bytes of operations that are not V wide, names of those that are, and the allocated bytes."""
+class Ledger(TorchDispatchMode):
+    """Every operation with its bytes, the floating-point operations of products, and the bytes that are allocated."""
 
     def __init__(self, vocab: int, *operands: Tensor) -> None:
         super().__init__()
@@ -60,29 +75,41 @@ class _Ledger(TorchDispatchMode):
         self._storages = {operand.untyped_storage()._cdata for operand in operands}
         self.peak = 0
         self.wide: set[str] = set()
-        self.small: list[Issued] = []
+        self.operations: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         for tensor in outputs:
             self._hold(tensor)
-        name = str(func)
         view = any(result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns)
-        if view or "empty" in name or "detach" in name:
-            return out
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if any(word in name for word in ("index_add", "index_select", "gather", "scatter")):
-            # Only the rows of the index are moved, not the tensor they lie in.
-            rows = min((t for t in (*tensors, *outputs) if t.is_floating_point()), key=size)
-            self.small.append(Issued(name, 0, None, 3 * size(rows), tuple(rows.shape)))
-        elif any(self._vocab in t.shape and t.dim() == 2 for t in (*tensors, *outputs)):
-            self.wide.add(name)
-        else:
-            moved = size(*tensors) + size(*outputs)
-            shape = tuple(outputs[0].shape) if outputs else ()
-            self.small.append(Issued(name, 0, None, moved, shape))
+        if not view and "empty" not in str(func) and "detach" not in str(func):
+            self._record(func, args, kwargs or {}, outputs)
         return out
+
+    def _record(self, func: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> None:
+        name = str(func)
+        named = dict(zip([argument.name for argument in func._schema.arguments], args, strict=False)) | kwargs
+        given = {key: value for key, value in named.items() if isinstance(value, Tensor)}
+        written = [given[a.name] for a in func._schema.arguments if a.name in given and a.is_write] or outputs
+        read = [tensor for key, tensor in given.items() if key not in WRITES_ONLY]
+        if any(word in name for word in ROWS_OF_AN_INDEX):
+            # Only the rows of the index are moved, not the tensor they lie in.
+            rows = min((t for t in (*given.values(), *outputs) if t.is_floating_point()), key=size)
+            self.operations.append(Operation(name, 0, None, 3 * size(rows)))
+            return
+        if "new_zeros" in name:  # makes a tensor like another, which it does not read
+            read = []
+        if any(self._vocab in tensor.shape and tensor.dim() == 2 for tensor in (*read, *written)):
+            self.wide.add(name)
+        if not name.startswith(PRODUCTS):
+            self.operations.append(Operation(name, 0, None, size(*read) + size(*written)))
+            return
+        left, right = (given["self"], given["mat2"]) if "mat1" not in given else (given["mat1"], given["mat2"])
+        added = name.startswith("aten.addmm") and named.get("beta", 1) != 0
+        shape = (left.shape[0], left.shape[1], right.shape[1])
+        moved = size(left, right) + (2 if added else 1) * size(*written)
+        self.operations.append(Operation(name, 2 * shape[0] * shape[1] * shape[2], left.dtype, moved, shape))
 
     def _hold(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -106,7 +133,7 @@ def head_problem(
     hidden = torch.empty(tokens, width, dtype=dtype, device="meta")
     weight = torch.empty(vocab, width, dtype=dtype, device="meta")
     target = torch.empty(tokens, dtype=torch.int64, device="meta")
-    targets = prepare_targets(target, target.shape, vocab, options, torch.float32, token_weight=None, normalizer=None)
+    targets = prepare_targets(target, target.shape, vocab, options, torch.float32)
     return HeadProblem(
         hidden_TD=hidden,
         weight_VD=weight,
@@ -116,10 +143,8 @@ def head_problem(
         masked=False,
         dtype=torch.float32,
         rounding=None,
-        poisoned_T=None,
-        plan=plan_statistics(
-            options.objective, "full", label_smoothing=0.0, has_mu=True, has_head=True, has_hidden=True
-        ),
+        nonfinite_mask_T=None,
+        plan=plan_statistics("full", needs_mu=True, needs_gain=False, has_mu=True, has_head=True, has_hidden=True),
         products=plan_products(
             products, device_type="cuda", hidden=dtype, weight=dtype, torch_version=TORCH, hip=False
         ),
@@ -128,27 +153,27 @@ def head_problem(
     )
 
 
-def trace_head_loss(problem: HeadProblem) -> tuple[Trace, set[str]]:
-    """The head loss of the Triton backend, forward and backward; and the V-wide operations that the dispatcher saw."""
+def trace_head_loss(problem: HeadProblem) -> Trace:
+    """The head loss of the Triton backend, forward and backward."""
     work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=False)
-    targets = problem.targets
-    given = (problem.hidden_TD, problem.weight_VD, targets.index_T, targets.valid_T, targets.weights.per_token)
-    ledger = _Ledger(problem.vocab, *given)
-    with torch.no_grad(), observed() as seen, ledger:
-        run = run_head_chunks(problem, work, (True, True, False), problem.targets.weights.per_token)
+    targets, plan = problem.targets, problem.products
+    given = (problem.hidden_TD, problem.weight_VD, targets.index_T, targets.valid_T, targets.weight_T)
+    ledger = Ledger(problem.vocab, *given)
+    with torch.no_grad(), ledger:
+        run = run_head_chunks(problem, work, (True, True, False), problem.targets.weight_T)
         hidden, weight, _ = run.gradients
         assert hidden is not None
         assert weight is not None
         beyond = ledger.peak - 4 * (problem.hidden_TD.numel() + problem.weight_VD.numel())
         stored = [narrow(hidden, problem.hidden_TD), narrow(weight, problem.weight_VD)]
-        copied = [kept for kept, grad in zip(stored, (hidden, weight), strict=True) if kept is not grad]
         run.gradients = ()
         del hidden, weight
         # Backward multiplies both by the upstream gradient.
         final = [grad * 1.0 for grad in stored if grad is not None]
-    passes = [Issued("gradients to the dtype of the operands", 0, None, 3 * size(*copied), (0,))]
-    passes.append(Issued("upstream gradient", 0, None, 2 * size(*final), (0,)))
-    return Trace((*seen, *ledger.small, *passes), ledger.peak, beyond), ledger.wide
+    assert len(final) == 2
+    copied = plan.kind == "operand" and plan.operand != plan.factor
+    copies = 2 * problem.weight_VD.numel() if copied else 0
+    return Trace(tuple(ledger.operations), ledger.peak, beyond, copies, frozenset(ledger.wide))
 
 
 Tracer = Callable[[int, int, int, torch.dtype], Trace]

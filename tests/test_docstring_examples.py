@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import zloss
-from zloss.source.objectives import registry
+from zloss import objectives
 
 ROOT = Path(zloss.__file__).parents[1]
 NEEDS = {"zloss.integrations.transformers.": "transformers"}
@@ -28,7 +28,7 @@ def test_the_examples_of_a_module_run(name: str, monkeypatch: pytest.MonkeyPatch
         if name.startswith(beginning):
             pytest.importorskip(package)
     # An example registers an objective, which other tests must not see.
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+    monkeypatch.setattr(objectives, "_FACTORIES", dict(objectives._FACTORIES))
     found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert found.attempted > 0
     assert found.failed == 0

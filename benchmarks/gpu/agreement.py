@@ -19,8 +19,7 @@ from torch import Tensor
 import zloss
 from benchmarks.gpu.record import Checked
 from tests.laws.definitions import Case, relative_error, upstream_like
-from zloss.transport.backends.choice import Backend
-from zloss.transport.backends.product_plan import Products
+from zloss.head.options import Backend, Products
 
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Half the distance of neighbouring numbers, relative to them, at most."""
@@ -55,7 +54,7 @@ class Way:
         products: Products = self.products
         if products == "auto":
             products = "operand" if device.type == "cuda" else "fp32"
-        inner = {"operand": 1.25 * ROUNDING[self.dtype], "split": 5e-5, "fp32": 0.0}[products] if narrow else 0.0
+        inner = {"operand": 1.25 * ROUNDING[self.dtype], "fp32": 0.0}[products] if narrow else 0.0
         if quantity in GRADIENTS:
             return FP32 + inner + rounded_once
         through_products = quantity in THROUGH_PRODUCTS or (self.gain_in_value and quantity in ("loss", "auxiliary"))

@@ -12,7 +12,7 @@ from benchmarks.gpu.agreement import compared
 from benchmarks.gpu.every_option import Sweep, make, pair, ways
 from benchmarks.gpu.record import Checked
 from tests.laws.definitions import reference
-from zloss.transport.backends.choice import Backend
+from zloss.head.options import Backend
 
 
 def autocast(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:

@@ -13,7 +13,7 @@ from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.every_option import OBJECTIVES, Sweep, ways
 from benchmarks.gpu.record import Checked
 from benchmarks.gpu.small_loss import on_cpu, small_loss, stepper
-from zloss.transport.backends.choice import Backend
+from zloss.head.options import Backend
 
 
 def checkpointing(device: torch.device, sweep: Sweep, backends: tuple[Backend, ...]) -> Iterator[Checked]:

@@ -16,14 +16,13 @@ from torch import Tensor
 import zloss
 from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.record import Checked
-from zloss.transport.backends.choice import Backend
-from zloss.transport.backends.product_plan import Products
+from zloss.head.options import Backend, Products
 
 TOKENS, WIDTH, VOCAB, PEAK = 256, 96, 16000, 21.0
 
 
 def confident(device: torch.device, backends: tuple[Backend, ...]) -> Iterator[Checked]:
-    """Both kinds of 16-bit products."""
+    """16-bit products, and fp32 products of the same 16-bit operands."""
     problem = confident_tokens(torch.bfloat16)
     exact = [_gradients(problem, objective, torch.float64, torch.device("cpu")) for objective in ON_AND_OFF]
     wanted = {name: exact[0][name] - exact[1][name] for name in exact[0]}
@@ -34,7 +33,7 @@ def confident(device: torch.device, backends: tuple[Backend, ...]) -> Iterator[C
             yield compared("Z of confident tokens", "standard, λ = 1e-4", way, device, run)
 
 
-KINDS: tuple[Products, ...] = ("operand", "split")
+KINDS: tuple[Products, ...] = ("operand", "fp32")
 ON_AND_OFF = (zloss.StandardZLoss(1e-4), zloss.CrossEntropy())
 
 

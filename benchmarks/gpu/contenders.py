@@ -107,7 +107,6 @@ CONTENDERS = (
     Contender("zloss, centered", _ours(zloss.CenteredZLoss(COEF))),
     Contender("zloss, gain-aware", _ours(zloss.GainAwareZLoss(COEF))),
     Contender("zloss, products operand", _ours(STANDARD, products="operand")),
-    Contender("zloss, products split", _ours(STANDARD, products="split")),
     Contender("zloss, products fp32", _ours(STANDARD, products="fp32")),
     Contender("zloss, chunked backend", _ours(STANDARD, backend="chunked")),
     Contender("zloss, reduction none", lambda: _summed(_ours(STANDARD, reduction="none")())),

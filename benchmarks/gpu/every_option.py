@@ -14,8 +14,7 @@ import zloss
 from benchmarks.gpu.agreement import ROUNDING, Way, compared, on_device, rounded
 from benchmarks.gpu.record import Checked
 from tests.laws.definitions import Case, make_case, reference
-from zloss.transport.backends.choice import Backend
-from zloss.transport.backends.product_plan import Products
+from zloss.head.options import Backend, Products
 
 OBJECTIVES: dict[str, zloss.Objective] = {
     "ce": zloss.CrossEntropy(),
@@ -55,7 +54,7 @@ class Sweep:
     objectives: tuple[str, ...] = tuple(OBJECTIVES)
     options: tuple[str, ...] = tuple(OPTIONS)
     dtypes: tuple[torch.dtype, ...] = DTYPES
-    products: tuple[Products, ...] = ("auto", "operand", "split", "fp32")
+    products: tuple[Products, ...] = ("auto", "operand", "fp32")
     tokens: int = 257
     width: int = 64
     vocab: int = 1009
@@ -68,7 +67,7 @@ QUICK = Sweep(
     objectives=("gain-aware", "centered"),
     options=("softcap", "all"),
     dtypes=(torch.float32, torch.bfloat16),
-    products=("operand", "split"),
+    products=("operand", "fp32"),
     tokens=5,
     width=12,
     vocab=53,

@@ -12,7 +12,7 @@ from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.every_option import OBJECTIVES, Sweep, ways
 from benchmarks.gpu.record import Checked
 from benchmarks.gpu.small_loss import on_cpu, small_loss, stepper
-from zloss.transport.backends.choice import Backend
+from zloss.head.options import Backend
 
 Results = dict[str, Tensor]
 

@@ -19,8 +19,7 @@ from benchmarks.gpu.record import Checked
 from benchmarks.gpu.source import source
 from tests.quick_interpreter import make_interpreter_quick
 from zloss.errors import ZlossError
-from zloss.transport.backends.choice import Backend
-from zloss.transport.backends.triton.availability import require_triton
+from zloss.head.options import Backend, require_triton
 
 CALLS = 10_000
 

@@ -13,7 +13,7 @@ import zloss
 from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.every_option import OBJECTIVES, Sweep, make
 from benchmarks.gpu.record import Checked
-from zloss.transport.backends.choice import Backend
+from zloss.head.options import Backend
 
 LOGIT_OPTIONS: dict[str, dict[str, Any]] = {
     "mean": {},

@@ -13,7 +13,7 @@ from benchmarks.gpu.agreement import Way
 from benchmarks.gpu.every_option import Sweep
 from benchmarks.gpu.record import Checked
 from benchmarks.gpu.small_loss import small_loss, stepper
-from zloss.transport.backends.choice import Backend
+from zloss.head.options import Backend
 
 ALLOWED = {"cuda": 2.0**20, "cpu": 2.0**25}
 """Bytes. Libraries may take a workspace late; the resident size of a process moves by itself."""

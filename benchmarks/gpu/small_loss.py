@@ -10,8 +10,7 @@ from torch import Tensor
 
 import zloss
 from benchmarks.gpu.every_option import Sweep
-from zloss.transport.backends.choice import Backend
-from zloss.transport.backends.product_plan import Products
+from zloss.head.options import Backend, Products
 
 
 @dataclass

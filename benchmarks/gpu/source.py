@@ -15,7 +15,7 @@ from benchmarks.gpu.agreement import Way, compared
 from benchmarks.gpu.every_option import OBJECTIVES, Sweep, has, make, ways
 from benchmarks.gpu.record import Checked
 from tests.laws.definitions import Case, reference
-from zloss.transport.backends.choice import Backend
+from zloss.head.options import Backend
 
 SOURCE_OPTIONS = ("all", "softcap")
 

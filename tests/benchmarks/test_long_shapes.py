@@ -57,14 +57,14 @@ def test_what_does_not_fit_is_not_run(long_shapes: ModuleType, monkeypatch: pyte
 
 
 def test_the_shares_are_of_the_whole_and_nothing_stays_patched(long_shapes: ModuleType) -> None:
-    from zloss.transport.backends import head_products
+    from zloss.head.products import HeadProducts
 
-    multiply = head_products.multiply
+    logits_ = HeadProducts.logits_
     problem = long_shapes.make_problem(300, 64, 2000, torch.bfloat16)
     with long_shapes.time_shares() as shares:
         long_shapes.ROWS[0].call(problem)
     assert set(shares) == {*long_shapes.PRODUCTS, "casts", "row pass"}
     assert all(seconds > 0 for seconds in shares.values())
-    assert head_products.multiply is multiply
+    assert HeadProducts.logits_ is logits_
     line = long_shapes.shares_line({"h Wᵀ": 1.0, "E W": 2.0, "row pass": 1.0}, 10.0)
     assert line == "products 30 %, row pass 10 %, rest 60 %"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import zloss
-from zloss.source.statistics import TokenStats
+from zloss.statistics import TokenStats
 
 OBJECTIVES = (
     zloss.CrossEntropy(),

@@ -191,8 +191,8 @@ def _mutate_source(case: Case, sign: float) -> Case:
     @dataclasses.dataclass(frozen=True)
     class WrongSign(zloss.CenteredZLoss):
         def source(self, stats):  # type: ignore[no-untyped-def]
-            right = super().source(stats)
-            return dataclasses.replace(right, along_uniform=sign * right.along_uniform)
+            value, right = super().source(stats)
+            return value, dataclasses.replace(right, g=sign * right.g)
 
     return dataclasses.replace(case, objective=WrongSign(0.7))
 

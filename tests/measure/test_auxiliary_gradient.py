@@ -17,7 +17,7 @@ from zloss.measure.diagnostic_batch import DiagnosticBatch
 from zloss.measure.measurement import measurement_of
 from zloss.models.checkpoint import load_checkpoint
 from zloss.models.output_head import find_head
-from zloss.source.objectives.registry import make_objective
+from zloss.objectives import make_objective
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "neox", "granite"])

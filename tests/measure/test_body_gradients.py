@@ -26,8 +26,7 @@ from zloss.measure.parameter_sums import BodyGradients
 from zloss.measure.recomputed_layers import decoder_layers
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, find_head, hidden_states
-from zloss.source.objectives.centered import CenteredZLoss
-from zloss.source.objectives.standard import StandardZLoss
+from zloss.objectives import CenteredZLoss, StandardZLoss
 
 VOCAB, WIDTH, PARTS = 23, 6, (3, 2)
 PAIRS = (("a", "b"),)

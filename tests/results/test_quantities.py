@@ -13,7 +13,7 @@ from tests.train.moe.tiny_moe import run_variants, tiny_moe_config
 from tests.train.tiny_run import tiny_config
 from zloss.results.audit import AuditReport
 from zloss.results.quantities import QUANTITIES, define, symbol, titled
-from zloss.source.statistics import TokenStats
+from zloss.statistics import TokenStats
 from zloss.train.grid import Grid, run_grid
 from zloss.train.run import RunOptions
 

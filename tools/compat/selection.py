@@ -7,11 +7,11 @@ MARKS = "not slow and not browser"
 ROOMS = {
     "losses and gradients against fp64": (
         "tests/laws/test_objectives_and_backends.py",
-        "tests/transport/test_head_loss.py",
-        "tests/transport/test_logits_loss.py",
-        "tests/transport/test_interventions.py",
-        "tests/transport/backends/triton/test_availability.py",
-        "tests/transport/backends/triton/test_interpreted.py::test_interpreted[check_kernels]",
+        "tests/head/test_head_loss.py",
+        "tests/head/test_logits_loss.py",
+        "tests/head/test_centering.py",
+        "tests/head/triton/test_availability.py",
+        "tests/head/triton/test_interpreted.py::test_interpreted[check_kernels]",
     ),
     "routers": ("tests/router",),
     "statistics": ("tests/streaming/test_quantiles.py", "tests/streaming/test_bundle.py"),

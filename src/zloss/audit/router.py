@@ -18,9 +18,9 @@ from zloss.router.conventions import RouterConvention
 from zloss.router.decisions import LayerTensors
 from zloss.router.loss import RouterLoss, router_loss
 from zloss.router.measure import measure_router_scale
-from zloss.source.precision import at_least_fp32
 from zloss.streaming.moments import Moments
 from zloss.streaming.quantiles import Quantiles
+from zloss.tensors import at_least_fp32
 
 SIGMOID_REASON = (
     "the router scores experts with a sigmoid each: there is no softmax normalizer, so log Z_R, its entropy and a "

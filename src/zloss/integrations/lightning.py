@@ -11,7 +11,7 @@ import torch
 
 from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError, require_version
 from zloss.integrations.transformers.apply import ZLossHandle, apply
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 from zloss.telemetry.alerts import AlertMonitor, OnAlert, alert_action
 from zloss.telemetry.trackers import Scalars, chosen_names, for_trackers
 from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zloss.measure.token_table import TokensInCoordinate, TokenTable
+from zloss.results.coordinate import Coordinate
 from zloss.results.validation_blocks import (
     DELTA_U,
     DELTA_U_GAIN_AWARE,
@@ -21,7 +22,6 @@ from zloss.results.validation_blocks import (
     ValidationBlocks,
     kept_values,
 )
-from zloss.source.objective import Coordinate
 
 Floats = NDArray[np.float64]
 Read = Callable[[TokensInCoordinate], Tensor | None]

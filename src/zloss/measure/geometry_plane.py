@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zloss.measure.measurement import Measurement
-from zloss.source.objective import Coordinate
+from zloss.results.coordinate import Coordinate
 
 
 def has_plane(measurement: Measurement) -> bool:

@@ -28,7 +28,7 @@ from zloss.measure.measurement import Measurement
 from zloss.measure.recomputed_layers import decoder_layers
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import hidden_states
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 
 
 def objective_gradients(

@@ -1,7 +1,7 @@
 """The gradients of several losses at the hidden states, from the statistics and Wᵀp of the tokens.
 
-CE has δ = w·(p − onehot(y)); an objective has δ = w·(along_p·p − along_uniform/V) with the coefficients of
-`Objective.source`. The seed of a loss is Wᵀδ; with it a backward pass below the head starts.
+CE has δ = w·(p − onehot(y)); an objective has δ = w·(a·p − g/V) with the coefficients
+of `Objective.source`. The seed of a loss is Wᵀδ; with it a backward pass below the head starts.
 
 Axes: T tokens of the batch, C tokens of a chunk, D width. Scaling: w = 1/T, the mean over predictions.
 """
@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zloss.head.arguments import HeadProblem
+from zloss.head.products import HeadProducts
 from zloss.measure.hidden_source import ShapedTokens
 from zloss.measure.measurement import Measurement
-from zloss.source.objective import Objective
-from zloss.transport.backends.head_products import HeadProducts
-from zloss.transport.head_gradient import SourceCoefficients
-from zloss.transport.head_problem import HeadProblem
+from zloss.objectives import Coefficients, Objective
 
 CE = "ce"
 """The name of cross-entropy among the losses; an objective has another."""
@@ -29,7 +28,7 @@ CE = "ce"
 class Seed:
     """One loss: the coefficients of its logit source, and its gradient at the hidden states."""
 
-    source: SourceCoefficients
+    source: Coefficients
     grad_hidden_TD: Tensor
 
 
@@ -48,18 +47,18 @@ def gradient_seeds(
         one_C = torch.full_like(chunk.stats.log_s, weight)
         target_C = one_C if chunk.target_slope_C is None else one_C * chunk.target_slope_C
         ce_CD = weight * shape_CD - scale * target_C.unsqueeze(1) * head.select(chunk.index_C)
-        chunks[CE].append(Seed(SourceCoefficients(one_C, one_C), ce_CD))
+        chunks[CE].append(Seed(Coefficients(one_C, one_C), ce_CD))
         for name, objective in objectives.items():
-            source = objective.source(chunk.stats)
-            p_C = weight * source.along_p
-            if source.along_uniform is None:
+            _, source = objective.source(chunk.stats)
+            p_C = weight * source.a
+            if source.g is None:
                 uniform_C, seed_CD = None, p_C.unsqueeze(1) * shape_CD
             else:
                 # a·Wᵀp − g·w̄ as a·(Wᵀp − w̄) − (g − a)·w̄: what both terms have in common cancels before it is weighted.
-                uniform_C = weight * source.along_uniform
+                uniform_C = weight * source.g
                 mean_row_D = measurement.mean_row_D.to(shape_CD)
                 seed_CD = p_C.unsqueeze(1) * (shape_CD - mean_row_D) - torch.outer(uniform_C - p_C, mean_row_D)
-            chunks[name].append(Seed(SourceCoefficients(p_C, None, uniform_C), seed_CD))
+            chunks[name].append(Seed(Coefficients(p_C, None, uniform_C), seed_CD))
     return {name: _joined(parts) for name, parts in chunks.items()}, torch.cat(log_z)
 
 
@@ -71,10 +70,10 @@ def _joined(parts: list[Seed]) -> Seed:
         return torch.cat(present) if present else None
 
     return Seed(
-        SourceCoefficients(
-            torch.cat([part.source.along_p_T for part in parts]),
-            column([part.source.along_target_T for part in parts]),
-            column([part.source.along_uniform_T for part in parts]),
+        Coefficients(
+            torch.cat([part.source.a for part in parts]),
+            column([part.source.b for part in parts]),
+            column([part.source.g for part in parts]),
         ),
         torch.cat([part.grad_hidden_TD for part in parts]),
     )

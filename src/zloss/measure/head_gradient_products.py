@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from zloss.head.arguments import HeadProblem
+from zloss.head.gradient import head_gradient_rows
 from zloss.measure.gradient_products import AgainstCe, PathProducts
 from zloss.measure.gradient_seeds import CE, Seed
-from zloss.transport.head_gradient import head_gradient_rows
-from zloss.transport.head_problem import HeadProblem
 
 
 @dataclass(frozen=True)

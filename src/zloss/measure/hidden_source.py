@@ -10,17 +10,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from zloss.source.statistics import TokenStats
-from zloss.transport.backends.chunks import HeadChunk
-from zloss.transport.backends.head_chunks import iterate_head_chunks
-from zloss.transport.head_problem import HeadProblem
+from zloss.head.arguments import HeadProblem
+from zloss.head.chunked import HeadChunk, head_chunks
+from zloss.statistics import TokenStats
 
 
 def shaped_chunks(problem: HeadProblem) -> Iterator[tuple[HeadChunk, Tensor]]:
     """(chunk, Wᵀp [C, D]) of all tokens in order; with a softcap WᵀCp, C the slope of the cap."""
-    for chunk in iterate_head_chunks(problem, back_projection=True):
+    for chunk in head_chunks(problem, back_projection=True):
         assert chunk.projected_CD is not None
-        yield chunk, chunk.projected_CD * (problem.options.logit_scale / chunk.rows.sums.sum_C).unsqueeze(1)
+        yield chunk, chunk.projected_CD * (problem.options.logit_scale / chunk.sums.sum_C).unsqueeze(1)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from zloss.errors import InputError
+from zloss.head.arguments import HeadProblem, prepare_head
+from zloss.head.options import HeadOptions, check_vocab
+from zloss.head.spectrum import HeadSpectrum, head_spectra
 from zloss.models.output_head import OutputHead
+from zloss.objectives import CrossEntropy
 from zloss.results.choices import SvdMethod
-from zloss.source.objective import Coordinate
-from zloss.source.objectives.cross_entropy import CrossEntropy
-from zloss.transport.head_problem import HeadProblem, prepare_head
-from zloss.transport.options import HeadOptions, check_vocab
-from zloss.transport.spectrum import HeadSpectrum, head_spectra
+from zloss.results.coordinate import Coordinate
 
 COORDINATES: tuple[Coordinate, ...] = ("raw", "centered")
 SOFTCAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"

@@ -10,16 +10,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from zloss.errors import CoordinateError
+from zloss.head.loss import HeadLossOutput, logits_loss
+from zloss.head.source import centered_logits_from_raw
 from zloss.models.output_head import OutputHead
-from zloss.source.listing import centered_logits_from_raw
-from zloss.source.objective import Objective
-from zloss.source.objectives.centered import CenteredZLoss
-from zloss.source.objectives.centered_head import CenteredHead
-from zloss.source.objectives.cross_entropy import CrossEntropy
-from zloss.source.objectives.standard import StandardZLoss
-from zloss.source.precision import at_least_fp32
-from zloss.transport.head_loss import HeadLossOutput
-from zloss.transport.logits_loss import logits_loss
+from zloss.objectives import CenteredHead, CenteredZLoss, CrossEntropy, Objective, StandardZLoss
+from zloss.tensors import at_least_fp32
 
 
 def paper_loss(

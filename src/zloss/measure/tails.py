@@ -18,8 +18,8 @@ from zloss.measure.measurement import Measurement
 from zloss.measure.tail_table import EXTREMES, HEAD_NUMBERS, HISTOGRAMS, SAMPLE
 from zloss.measure.token_table import TokenTable
 from zloss.results.audit import HeadNumbers, Nonfinite, QuantileBound
+from zloss.results.coordinate import Coordinate
 from zloss.results.figure_data import MAX_SAMPLE, DrawnHistogram, GeometrySample, Quantity
-from zloss.source.objective import Coordinate
 from zloss.streaming import Count, HashSample, Moments, Quantiles, TopTokens, pack, unpack
 from zloss.streaming import Histogram as StreamHistogram
 from zloss.streaming.accumulator import Accumulator, State

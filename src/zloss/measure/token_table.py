@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zloss.head.spectrum import leading_part
 from zloss.measure.hidden_source import ShapedTokens, shaped_chunks
 from zloss.measure.measurement import Measurement
-from zloss.source.objective import Coordinate
-from zloss.source.statistics import TokenStats
-from zloss.transport.spectrum import leading_part
+from zloss.results.coordinate import Coordinate
+from zloss.statistics import TokenStats
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def token_tables(measurement: Measurement, hidden_TD: Tensor, target_T: Tensor) 
         assert isinstance(chunk.tokens, slice)  # a measurement holds all its tokens
         yield TokenTable(
             chunk.tokens,
-            chunk.injection.cross_entropy,
+            chunk.loss.cross_entropy,
             _raw(measurement, chunk.stats, shape_CD),
             _centered(measurement, chunk.stats, shape_CD),
             ShapedTokens.of_chunk(chunk, shape_CD),

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from zloss.errors import DeviceError, DtypeError, InputError, ShapeError
-from zloss.source.precision import at_least_fp32
-from zloss.source.statistics import TokenStats
-from zloss.source.tensor_kind import check_holds_values, check_tensor
+from zloss.statistics import TokenStats
+from zloss.tensors import at_least_fp32, check_holds_values, check_tensor
 
 LayerTensors = Tensor | Sequence[Tensor]
 """One [T, E] tensor per layer, an [L, T, E] tensor, or [T, E] for a single layer."""

@@ -21,13 +21,10 @@ from torch import Tensor
 
 from zloss.distributed import Gradients, as_groups, gradient_divisor
 from zloss.errors import DoubleBackwardError, InputError, ShapeError
+from zloss.objectives import StandardZLoss, check_target, is_on, resolve_target
 from zloss.router.conventions import RouterContext, RouterConvention, check_count, exact_coefficient, find_convention
 from zloss.router.decisions import LayerTensors, RouterStats, read_router_logits, router_statistics, tensor_sequence
-from zloss.source.objective import check_target, is_on, resolve_target
-from zloss.source.objectives.standard import StandardZLoss
-from zloss.source.precision import at_least_fp32
-from zloss.source.reduction import as_denominator
-from zloss.source.tensor_kind import check_differentiable, check_holds_values
+from zloss.tensors import as_denominator, at_least_fp32, check_differentiable, check_holds_values
 
 
 def router_loss(

@@ -30,7 +30,7 @@ from torch import Tensor
 from zloss.errors import CoefficientError, MissingInputError
 from zloss.results.router import DROWNED, EXPLAINED, MeasuredScale, ScaleVerdict
 from zloss.router.decisions import LayerTensors, read_router_logits
-from zloss.source.precision import at_least_fp32
+from zloss.tensors import at_least_fp32
 
 FAR = 30.0
 """A fitted |c| beyond this means that a slope was fitted as a square: log Z_R and log E are smaller."""

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from zloss.errors import InputError, MissingDependencyError, UnknownNameError, require_version
-from zloss.source.summary import LEVELS, MEANS, TAILS, entry_name
+from zloss.statistics import LEVELS, MEANS, TAILS, entry_name
 from zloss.telemetry.window import DEPLOYED
 
 PREFIX = "zloss/"

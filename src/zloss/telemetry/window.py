@@ -23,9 +23,8 @@ from torch import Tensor
 
 from zloss.distributed import default_group, gathered, world_size
 from zloss.errors import InputError
-from zloss.source.reduction import Reduction
-from zloss.source.statistics import TokenStats
-from zloss.source.summary import LEVELS, MEANS, entry_name, joined, sum_of_valid, summarize_values, token_values
+from zloss.head.options import Reduction
+from zloss.statistics import LEVELS, MEANS, TokenStats, entry_name, joined, sum_of_valid, summarize_values, token_values
 
 DEFAULT_WINDOW = 50
 """Optimizer steps whose tokens are kept, unless another number is requested."""
@@ -104,7 +103,7 @@ class StepWindow:
         """Everything by name, over the tokens of all steps in the window; empty before the first step.
 
         ce, z: mean per valid token of the two parts of the loss. grad_norm_preclip: that of the last step;
-        grad_norm_preclip_max, clip_rate: over the steps. The other names are those of `zloss.source.summary`.
+        grad_norm_preclip_max, clip_rate: over the steps. The other names are those of `zloss.statistics`.
         """
         if not self._steps:
             return {}

@@ -10,10 +10,10 @@ from pathlib import Path
 from zloss.console import Progress
 from zloss.distributed import Job
 from zloss.errors import InputError, UnknownNameError
+from zloss.objectives import objective_names
 from zloss.results.moe_config import OFF
 from zloss.results.run_metrics import RunMetrics
 from zloss.results.train_config import UNPENALIZED, TrainConfig
-from zloss.source.objectives.registry import objective_names
 from zloss.train.check_runs import check_runs
 from zloss.train.folder.run_folder import is_finished, settle_finished
 from zloss.train.run import run_training_of

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from zloss.console import Progress
+from zloss.head.source import centered_logits_from_raw
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import find_head, hidden_states
-from zloss.source.listing import centered_logits_from_raw
 from zloss.text import Blocks
 
 

@@ -15,16 +15,18 @@ from dataclasses import dataclass, field, replace
 
 from zloss.audit.implementation.overflow import OverflowLine, overflow_audit
 from zloss.models.output_head import check_head, find_head
+from zloss.objectives import (
+    CenteredHead,
+    CenteredZLoss,
+    CrossEntropy,
+    FactorizedZLoss,
+    GainAwareZLoss,
+    Objective,
+    StandardZLoss,
+)
 from zloss.optimizer.endpoints import STATIC_SCALES
 from zloss.report.text.numbers import number
 from zloss.results.choices import HeadKind
-from zloss.source.objective import Objective
-from zloss.source.objectives.centered import CenteredZLoss
-from zloss.source.objectives.centered_head import CenteredHead
-from zloss.source.objectives.cross_entropy import CrossEntropy
-from zloss.source.objectives.factorized import FactorizedZLoss
-from zloss.source.objectives.gain_aware import GainAwareZLoss
-from zloss.source.objectives.standard import StandardZLoss
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
 from zloss_paper.engine.checks import Compare, Tested, all_lines, judged
 from zloss_paper.engine.claim import OPEN, Check, Claim, Judgement

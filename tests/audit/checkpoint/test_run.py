@@ -426,14 +426,13 @@ def test_a_saved_pass_of_another_layout_is_refused(
 def test_the_row_pass_is_in_the_provenance(
     folders: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zloss.transport.backends.native import rows
-    from zloss.transport.backends.native.library import why_missing
+    from zloss.head import native
 
-    monkeypatch.setattr(rows, "_used", False)
+    monkeypatch.setattr(native, "_used", False)
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "load_rows", lambda: "left out for this test")
+        patch.setattr(native, "load_rows", lambda: "left out for this test")
         assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "torch"
-    if why_missing() is None:
+    if native.why_missing() is None:
         assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "c"
 
 

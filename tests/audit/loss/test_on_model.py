@@ -26,9 +26,9 @@ from zloss.cli.main import main
 from zloss.console import Silent
 from zloss.decide.decision_map import decide
 from zloss.errors import InputError
+from zloss.head.loss import head_loss
+from zloss.objectives import GainAwareZLoss
 from zloss.results.loss_audit import LossAudit, TargetModelSource
-from zloss.source.objectives.gain_aware import GainAwareZLoss
-from zloss.transport.head_loss import head_loss
 
 COEF = 1e-2
 

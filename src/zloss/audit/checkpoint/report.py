@@ -12,6 +12,7 @@ from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.router import audit_router
 from zloss.console import Clock
 from zloss.errors import ZlossError
+from zloss.head.native import row_pass_name
 from zloss.measure.diagnostic_gradients import DiagnosticGradients
 from zloss.measure.measurement import Measurement
 from zloss.measure.tail_table import EXTREMES
@@ -26,7 +27,6 @@ from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
 from zloss.results.router import RouterFindings
 from zloss.text import Blocks, Corpus
-from zloss.transport.backends.native.rows import row_pass_name
 
 NEED_MU = (
     "heads.centered",

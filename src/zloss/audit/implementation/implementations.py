@@ -27,10 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zloss.errors import InputError, MissingDependencyError, UnknownNameError, first_line
+from zloss.head.loss import head_loss, logits_loss
 from zloss.measure.bf16_products import ISA_VARIABLE, SAFE_ISA, native_bf16_products_work
-from zloss.source.objectives.standard import StandardZLoss
-from zloss.transport.head_loss import head_loss
-from zloss.transport.logits_loss import logits_loss
+from zloss.objectives import StandardZLoss
 
 Loss = Callable[..., Tensor]
 Takes = Literal["logits", "linear"]

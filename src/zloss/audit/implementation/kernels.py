@@ -29,10 +29,10 @@ from torch import Tensor
 from zloss.audit.implementation.implementations import Evaluation, Implementation, evaluate
 from zloss.audit.implementation.source import ReferenceHead, Storage, Tail, TailTally, storage_dtype, token_chunks
 from zloss.errors import CoordinateError
+from zloss.head.source import head_source
 from zloss.measure.bf16_products import working_bf16_products
 from zloss.models.output_head import OutputHead
-from zloss.source.objectives.standard import StandardZLoss
-from zloss.transport.head_source import head_source
+from zloss.objectives import StandardZLoss
 
 TINY = torch.finfo(torch.float64).tiny
 AMPLIFIED = 256.0

@@ -19,16 +19,16 @@ from torch import Tensor
 
 from zloss.audit.implementation.update import trainable
 from zloss.errors import CoordinateError
+from zloss.head.loss import head_loss
 from zloss.measure.bf16_products import working_bf16_products
 from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, hidden_states
+from zloss.objectives import Objective
 from zloss.optimizer.endpoints import STATIC_SCALES, Fp16Margin, fp16_margin
 from zloss.results.choices import HeadKind
 from zloss.results.implementation_audit import Fp16Headroom
-from zloss.source.objective import Objective
 from zloss.text import Blocks
-from zloss.transport.head_loss import head_loss
 
 
 def overflow_audit(

@@ -25,6 +25,7 @@ from zloss.errors import InputError, ZlossError
 from zloss.measure.model_blocks import model_blocks
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
+from zloss.objectives import make_objective
 from zloss.results.audit import CorpusInfo, ModelInfo
 from zloss.results.folder_owner import PLACE_KEY, place_of
 from zloss.results.implementation_audit import (
@@ -36,7 +37,6 @@ from zloss.results.implementation_audit import (
 )
 from zloss.results.named_path import without_folders
 from zloss.results.provenance import AuditProvenance, shared_keys
-from zloss.source.objectives.registry import make_objective
 from zloss.text import Blocks, open_corpus
 
 INTERRUPTED = "the audit was interrupted before it was complete"

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from zloss.audit.implementation.config import Storage as Storage
 from zloss.errors import UnknownNameError
+from zloss.head.source import z_loss_source
 from zloss.models.output_head import OutputHead
 from zloss.results.implementation_audit import StoredLogits
-from zloss.source.listing import z_loss_source
-from zloss.source.precision import at_least_fp32
 from zloss.streaming import Moments, Quantiles
+from zloss.tensors import at_least_fp32
 
 STORAGE: dict[Storage, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

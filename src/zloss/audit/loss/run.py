@@ -14,7 +14,7 @@ from zloss.audit.loss.callable import BlackBox, LossFunction, loss_name
 from zloss.audit.loss.time_limit import TIME_LIMIT
 from zloss.errors import InputError, UnknownNameError
 from zloss.results.loss_audit import LossAudit
-from zloss.source.number_kind import is_number
+from zloss.tensors import is_number
 
 if TYPE_CHECKING:
     from zloss.audit.loss.model_tokens import ModelTokens

@@ -22,15 +22,14 @@ from zloss.errors import (
     UnsupportedModelError,
     require_version,
 )
+from zloss.head.compiling import outside_compile
+from zloss.head.loss import HeadLossOutput
+from zloss.head.options import Backend, HeadOptions
 from zloss.integrations.moe import RouterLossHandle, RouterZLoss, named_arguments
 from zloss.integrations.transformers.lazy_logits import LazyLogits, NoLogits, TrainingCall, output_head
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
+from zloss.statistics import Statistics
 from zloss.telemetry.window import MicroBatch, micro_batch
-from zloss.transport.backends.choice import Backend
-from zloss.transport.head_loss import HeadLossOutput
-from zloss.transport.options import HeadOptions
-from zloss.transport.outside_compile import outside_compile
-from zloss.transport.statistics_plan import Statistics
 
 LEAST_PEFT = "0.21"
 LEAST_TRANSFORMERS = "5.2"

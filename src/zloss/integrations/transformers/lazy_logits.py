@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from zloss.errors import MissingLogitsError, UnsupportedModelError
-from zloss.source.reduction import Reduction, check_reduction
-from zloss.transport.head_loss import HeadLossOutput, head_loss
-from zloss.transport.options import HeadOptions
+from zloss.head.loss import HeadLossOutput, head_loss
+from zloss.head.options import HeadOptions, Reduction, check_reduction
 
 
 class TrainingCall:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError, require_version
+from zloss.head.options import Backend
 from zloss.integrations.moe import RouterZLoss
 from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, LEAST_TRL, ZLossHandle, apply
+from zloss.objectives import Objective
 from zloss.optimizer.endpoints import max_safe_scale
-from zloss.source.objective import Objective
 from zloss.telemetry.alerts import Alert, AlertMonitor, OnAlert, alert_action, exceeded_levels, logger
 from zloss.telemetry.trackers import LEAST, Scalars, chosen_names, for_trackers, require_tracker
 from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow
@@ -27,7 +28,6 @@ from zloss.text import Blocks
 from zloss.train.record.record_run import record_run
 from zloss.train.record.recorded_config import RecordOptions
 from zloss.train.record.run_recorder import RunRecorder
-from zloss.transport.backends.choice import Backend
 
 try:
     from transformers import TrainerCallback
@@ -67,7 +67,7 @@ def attach(
 
     `trainer`: a Trainer of transformers or an SFTTrainer of TRL (≥ 1.16), before `train()`. Every tracker in its
     `report_to` gets the scalars with its other numbers. CE and Z are logged separately as zloss/ce and zloss/z, in nats per
-    predicted token; `zloss.source.summary` lists the other names. On several processes they cover the tokens of
+    predicted token; `zloss.statistics` lists the other names. On several processes they cover the tokens of
     all of them, joined in one collective per log. `scalars="main"` logs ten of them, a list of names these; alerts see
     all of them whatever is logged.
 

@@ -6,12 +6,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
+from zloss.head.source import explain
+from zloss.objectives import CenteredHead, Objective, StandardZLoss, make_objective
 from zloss.results.recommendation import Paste
-from zloss.source.explain import explain
-from zloss.source.objective import Objective
-from zloss.source.objectives.centered_head import CenteredHead
-from zloss.source.objectives.registry import make_objective
-from zloss.source.objectives.standard import StandardZLoss
 
 SHOWN = ("Liger", "flash-attn", "t5x / MaxText", "Megatron-LM")
 HEAD_LOSS_NOTE = (

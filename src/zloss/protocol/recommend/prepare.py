@@ -9,6 +9,7 @@ from zloss.decide.recommend.candidates import CE, candidates, with_references
 from zloss.decide.recommend.time_plan import LEAST_STEPS, Speed, TimePlan, check_budget, plan_time, rounded_duration
 from zloss.errors import InputError
 from zloss.models.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
+from zloss.objectives import make_objective
 from zloss.protocol.recommend.config import RecommendConfig
 from zloss.protocol.recommend.kept_audits import kept_audit
 from zloss.protocol.recommend.memory import check_files_fit, check_training_fits
@@ -18,7 +19,6 @@ from zloss.protocol.recommend.session import Session
 from zloss.results.audit import AuditReport
 from zloss.results.files import read_record, write_record
 from zloss.results.recommend_plan import FILE, Arm, LeftOut, RecommendPlan
-from zloss.source.objectives.registry import make_objective
 from zloss.text import make_blocks, open_corpus
 from zloss.train.start.optimizer_state import read_adam_state
 from zloss.train.start.run_start import Start

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError
+from zloss.objectives import objective_names
 from zloss.results.moe_config import FREE_MOE, router_name, variants
 from zloss.results.provenance import RunProvenance, read_run_provenance
 from zloss.results.reading import read_object
@@ -18,7 +19,6 @@ from zloss.results.run_config import CONFIG_FILE, RunConfig
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
 from zloss.results.step_record import StepRecord
 from zloss.results.train_config import FREE, TrainConfig, run_name
-from zloss.source.objectives.registry import objective_names
 from zloss.train.folder.step_log import STEPS_FILE, read_steps
 
 START = "initial_weights"

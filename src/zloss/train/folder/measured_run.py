@@ -20,6 +20,7 @@ from zloss.measure.tails import Tails
 from zloss.measure.token_pass import TokenPass
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import HiddenStates
+from zloss.objectives import Objective
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS, endpoints
 from zloss.results.audit import Heads
 from zloss.results.comparison import FEW_STEPS
@@ -27,7 +28,6 @@ from zloss.results.gradient_numbers import NO_INPUT_PATH
 from zloss.results.routing_metrics import RoutingMetrics
 from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetrics
 from zloss.results.step_record import StepRecord
-from zloss.source.objective import Objective
 from zloss.text import Blocks
 
 EVALUATION_BLOCKS = 4

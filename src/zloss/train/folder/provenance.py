@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import torch
 
+from zloss.head.native import row_pass_name
 from zloss.results.provenance import RunProvenance, installed_version, shared_keys
 from zloss.results.step_record import StepRecord
-from zloss.transport.backends.native.rows import row_pass_name
 
 
 def run_provenance(command: str, began: float, records: Sequence[StepRecord]) -> RunProvenance:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from zloss.errors import MissingDependencyError
 from zloss.models.checkpoint import Checkpoint
+from zloss.objectives import Objective
 from zloss.results.choices import HeadKind
 from zloss.results.moe_config import REFERENCE, MoeRun
 from zloss.router.loss import RouterLoss, router_loss
-from zloss.source.objective import Objective
-from zloss.source.statistics import TokenStats
+from zloss.statistics import TokenStats
 from zloss.train.moe.reduction import reduced_router_loss
 from zloss.train.moe.router_variant import applied_coef, expert_capacity, router_target
 from zloss.train.moe.routing import Routing, RoutingTap

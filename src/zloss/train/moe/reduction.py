@@ -18,7 +18,7 @@ from torch import Tensor
 
 from zloss.errors import UnknownNameError
 from zloss.results.moe_config import PAPER_CONVENTIONS
-from zloss.source.precision import at_least_fp32
+from zloss.tensors import at_least_fp32
 from zloss.train.moe.routing import Routing
 
 

@@ -18,7 +18,7 @@ from zloss.distributed import Job
 from zloss.results.moe_config import MoeRun
 from zloss.results.routing_metrics import RouterLayers, RoutingMetrics
 from zloss.router.loss import RouterLoss
-from zloss.source.summary import exact_quantile
+from zloss.statistics import exact_quantile
 from zloss.streaming import Accumulator, Quantiles
 from zloss.streaming.over_ranks import merged
 from zloss.train.moe.loss import RouterTerms

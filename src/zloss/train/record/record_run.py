@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 
 if TYPE_CHECKING:
     from zloss.optimizer.adam import StatefulOptimizer

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from zloss.errors import InputError
+from zloss.objectives import Objective
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
 from zloss.results.checks import check_counts, check_numbers
-from zloss.source.objective import Objective
 
 GAIN_BETA = 1e-2
 """β of what is measured where the objective has none."""

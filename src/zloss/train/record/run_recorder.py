@@ -31,6 +31,7 @@ from torch import Tensor
 from zloss.console import Progress, Silent
 from zloss.distributed import first_rank, world_size
 from zloss.errors import InputError
+from zloss.objectives import Objective
 from zloss.optimizer.adam import StatefulOptimizer
 from zloss.optimizer.recorder import OpenStep, Recorder
 from zloss.results.folder_lock import locked_folder
@@ -40,7 +41,6 @@ from zloss.results.run_config import CONFIG_FILE
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.step_record import StepRecord
 from zloss.results.writing import write_json
-from zloss.source.objective import Objective
 from zloss.telemetry.window import HasLossParts, MicroBatch, StepWindow, micro_batch
 from zloss.text import Blocks
 from zloss.train.folder.provenance import run_provenance

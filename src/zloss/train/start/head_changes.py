@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError
+from zloss.head.centering import shift_head_
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, find_head, hidden_states
 from zloss.text import Blocks
 from zloss.train.data.batch import gather
-from zloss.transport.interventions import shift_head_
 
 SHIFT_BLOCKS = 4
 """Training blocks on which the size of a head shift is measured."""

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from zloss.head.loss import HeadLossOutput, head_loss
 from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, find_head, hidden_states
+from zloss.objectives import Objective
 from zloss.results.choices import HeadKind
-from zloss.source.objective import Objective
-from zloss.transport.head_loss import HeadLossOutput, head_loss
 
 
 class LossModel(nn.Module):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+from zloss.objectives import Objective, make_objective
 from zloss.results.train_config import TrainConfig
-from zloss.source.objective import Objective
-from zloss.source.objectives.registry import make_objective
 
 
 def run_objective(config: TrainConfig) -> Objective:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from zloss.source.objective import Objective
+from zloss.objectives import Objective
 from zloss.telemetry.window import StepWindow
 
 KEYS = {"p_z_999": "p_z_999", "a_p_99": "a_p_99", "mu_abs_99": "mu_abs_p99"}

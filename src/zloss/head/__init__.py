@@ -1,0 +1,1 @@
+"""Cross-entropy plus Z-loss from hidden states and the output head. Start with `loss.py`, then `chunked.py`."""

@@ -1,0 +1,523 @@
+"""From the arguments of a public call to a validated problem: tensors checked once, tokens flattened to one axis.
+
+Here a loss gets its denominator, which cross-entropy and auxiliary share (`prepare_targets`). Every error that a caller can
+cause is raised here, before anything is computed; checks that read values run on the CPU only.
+
+Axes: T tokens, V vocabulary rows inside log Z, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from zloss.distributed import check_target_range, counted_targets
+from zloss.errors import (
+    CoordinateError,
+    DtypeError,
+    InputError,
+    MissingInputError,
+    ShapeError,
+)
+from zloss.head.options import HeadOptions, Reduction, check_vocab
+from zloss.head.products import ProductPlan, fp32_plan, plan_products
+from zloss.head.sharded import (
+    TokenShard,
+    VocabularyShard,
+    agree_on_shards,
+    local_head,
+    local_logits,
+    whole_vocabulary,
+)
+from zloss.statistics import StatisticsPlan, TokenStats, plan_statistics
+from zloss.tensors import (
+    as_denominator,
+    autocast_dtype,
+    check_float,
+    check_same_device,
+    check_tensors,
+    compute_dtype,
+    may_read,
+)
+
+DenominatorName = Literal["valid_tokens", "token_weight", "normalizer", "one"]
+Operands = tuple[Tensor, Tensor, Tensor | None]
+LossParts = tuple[Tensor, Tensor, Tensor, TokenStats]
+"""What a backend returns: (loss with gradient, cross-entropy, auxiliary, statistics), reduced, tokens on one axis."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Flattened targets with their reduction weights."""
+
+    index_T: Tensor
+    """int64, with 0 in place of `ignore_index`."""
+    valid_T: Tensor
+    """bool; False at ignored tokens."""
+    weight_T: Tensor
+    """w_t / N, 0 at ignored tokens."""
+    reduction: Reduction
+    denominator: Tensor
+    """N, by which both parts of the loss are divided (1 for "sum" and "none")."""
+    denominator_name: DenominatorName
+    shape: torch.Size
+    """The shape of `target` as the caller passed it."""
+
+    def weighted(self, value_T: Tensor) -> Tensor:
+        """w_t·value_t, 0 at ignored tokens whatever they hold."""
+        return torch.where(self.valid_T, self.weight_T * value_T, self.weight_T.new_zeros(()))
+
+    def reduced(self, value_T: Tensor) -> Tensor:
+        """Σ_t w_t·value_t for "mean" and "sum", w_t·value_t for "none"."""
+        weighted_T = self.weighted(value_T)
+        return weighted_T if self.reduction == "none" else weighted_T.sum()
+
+
+@dataclass(frozen=True)
+class HeadProblem:
+    """A validated head loss: z = logit_scale·(W[:vocab] u + b[:vocab]), softcapped if requested."""
+
+    hidden_TD: Tensor
+    weight_VD: Tensor
+    """All local rows, padding included; the first `vocab` are inside log Z."""
+    bias_V: Tensor | None
+    targets: Targets
+    shard: VocabularyShard
+    """The rows of the vocabulary on this process: all of them, or a rank's part."""
+    masked: bool
+    """Whether a bias of -inf takes vocabulary entries out of log Z, on any rank."""
+    dtype: torch.dtype
+    """In which everything is computed: fp64 for fp64 inputs, else fp32."""
+    rounding: torch.dtype | None
+    """Autocast dtype to which the operands of the projection are rounded, as F.linear would; else None."""
+    nonfinite_mask_T: Tensor | None
+    """Ignored tokens whose hidden state is not finite; they are zeroed so that no NaN reaches a gradient."""
+    plan: StatisticsPlan
+    products: ProductPlan
+    grad_enabled: bool
+    """Grad mode of the caller; inside an autograd.Function it reads as off."""
+    options: HeadOptions
+    weight_grad_buffer: Tensor | None = None
+    """Where dW is added instead of returning it."""
+    tokens: TokenShard | None = None
+    """Which tokens `hidden_TD` holds, where each rank has its part of them; None where this process has all."""
+
+    @property
+    def vocab(self) -> int:
+        """Local rows inside log Z."""
+        return self.shard.rows
+
+    @property
+    def operands(self) -> Operands:
+        """What the loss is differentiated by."""
+        return self.hidden_TD, self.weight_VD, self.bias_V
+
+    def largest_hidden(self) -> Tensor:
+        """max |u| over all tokens."""
+        local_TD = self.hidden_TD.detach().abs()
+        largest = local_TD.amax() if local_TD.numel() else local_TD.new_zeros(())
+        return largest if self.tokens is None else self.shard.max_(largest)
+
+    def scaled_bias(self) -> Tensor | None:
+        """s·b of the rows inside log Z in compute precision, rounded first where autocast would; detached."""
+        if self.bias_V is None:
+            return None
+        bias_V = self.bias_V.detach()[: self.vocab]
+        bias_V = (bias_V if self.rounding is None else bias_V.to(self.rounding)).to(self.dtype)
+        return bias_V * self.options.logit_scale
+
+    def with_operands(self, hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> HeadProblem:
+        return replace(self, hidden_TD=hidden_TD, weight_VD=weight_VD, bias_V=bias_V)
+
+    def without_operands(self) -> HeadProblem:
+        """The rest, which an autograd graph may keep: the operands are kept by autograd itself."""
+        empty = self.hidden_TD.new_empty(0)
+        return self.with_operands(empty, empty, None)
+
+
+def prepare_head(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: HeadOptions,
+    *,
+    token_weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+    weight_grad_buffer: Tensor | None = None,
+    group: ProcessGroup | None = None,
+    gather_tokens: bool = False,
+) -> HeadProblem:
+    """Check the tensors against each other and the options, and flatten the leading dimensions.
+
+    DTensors become this rank's plain tensors. With a `group`, `weight` and `bias` are this rank's rows, in rank order.
+    `gather_tokens` gathers hidden states that are sharded over tokens.
+    """
+    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
+    hidden, weight, bias, target, token_weight, group, tokens = local_head(
+        hidden, weight, bias, target, token_weight, group, gather_tokens=gather_tokens
+    )
+    _check_shapes(hidden, weight, target, bias, token_weight)
+    check_gradient_buffer(weight_grad_buffer, weight, options)
+    dtype = compute_dtype(hidden, weight, bias)
+    leading = tuple(hidden.shape[:-1]) if tokens is None else tokens.leading
+    first_masked = None if bias is None else _first_minus_inf(bias)
+    if group is None:
+        shard = whole_vocabulary(check_vocab(options.valid_vocab, weight.shape[0]))
+        masked = first_masked is not None and first_masked < shard.total
+    else:
+        shard, masked = agree_on_shards(
+            hidden, weight, target, options, group, bias=bias, first_masked=first_masked, leading=leading
+        )
+    targets = prepare_targets(
+        target, torch.Size(leading), shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
+    )
+    if masked:
+        _refuse_mean_of_masked(options)
+    flat_TD = hidden.reshape(-1, hidden.shape[-1])
+    nonfinite_mask_T = _nonfinite_mask(flat_TD, targets.valid_T, tokens)
+    if nonfinite_mask_T is not None:
+        local_T = nonfinite_mask_T if tokens is None else nonfinite_mask_T[tokens.local]
+        flat_TD = torch.where(local_T.unsqueeze(1), flat_TD.new_zeros(()), flat_TD)
+    rounding = autocast_dtype(hidden.device.type, dtype)
+    return HeadProblem(
+        hidden_TD=flat_TD,
+        weight_VD=weight,
+        bias_V=bias,
+        targets=targets,
+        shard=shard,
+        masked=masked,
+        dtype=dtype,
+        rounding=rounding,
+        nonfinite_mask_T=nonfinite_mask_T,
+        plan=_plan(options, has_mu=options.softcap is None and not masked, has_head=True, has_hidden=True),
+        products=plan_products(
+            options.products,
+            device_type=hidden.device.type,
+            hidden=hidden.dtype,
+            weight=weight.dtype,
+            rounding=rounding,
+        )
+        if dtype == torch.float32
+        else fp32_plan(dtype, hidden.device.type),
+        grad_enabled=torch.is_grad_enabled(),
+        options=options,
+        weight_grad_buffer=weight_grad_buffer,
+        tokens=tokens,
+    )
+
+
+def _check_shapes(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, token_weight: Tensor | None
+) -> None:
+    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
+    check_float("hidden", hidden)
+    check_float("weight", weight)
+    if hidden.dim() < 1:
+        raise ShapeError("`hidden` is expected to be [..., D], but got a 0-d tensor.")
+    if weight.dim() != 2:
+        raise ShapeError(f"`weight` is expected to be [V, D], but got {list(weight.shape)}.")
+    width = hidden.shape[-1]
+    if weight.shape[1] != width:
+        advice = " This looks like [D, V]: pass `weight.T`." if weight.shape[0] == width else ""
+        raise ShapeError(
+            f"`weight` is expected to be [V, D] with D = {width} (the width of `hidden`), "
+            f"but got {list(weight.shape)}.{advice}"
+        )
+    if bias is not None:
+        check_float("bias", bias)
+        if bias.shape != (weight.shape[0],):
+            raise ShapeError(f"`bias` is expected to be [V] = [{weight.shape[0]}], but got {list(bias.shape)}.")
+    if width == 0:
+        raise ShapeError("the width is zero: `hidden` is [..., 0], so there is nothing to project.")
+    check_same_device(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
+
+
+def _first_minus_inf(bias: Tensor) -> int | None:
+    """The first row whose bias is -inf; None without one, and where values cannot be read."""
+    if not may_read(bias):
+        return None
+    rows = torch.isneginf(bias.detach()).nonzero()
+    return int(rows[0, 0]) if rows.numel() else None
+
+
+def _refuse_mean_of_masked(options: HeadOptions) -> None:
+    """A bias of -inf takes vocabulary entries out of log Z and leaves no finite mean logit."""
+    if options.objective.active and options.objective.needs_mu:
+        raise CoordinateError(
+            f"{type(options.objective).__name__} needs the mean logit μ, but `bias` holds -inf. "
+            "Exclude those rows with `valid_vocab`, or use StandardZLoss."
+        )
+    if options.label_smoothing and options.softcap is None:
+        raise CoordinateError(
+            "`label_smoothing` needs the mean logit μ, but `bias` holds -inf. Exclude those rows with `valid_vocab`."
+        )
+
+
+def _nonfinite_mask(hidden_TD: Tensor, valid_T: Tensor, tokens: TokenShard | None) -> Tensor | None:
+    local_valid_T = valid_T if tokens is None else valid_T[tokens.local]
+    mask_T = ~local_valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
+    if tokens is not None:
+        mask_T = tokens.gather_flags(mask_T)
+    return None if may_read(mask_T) and not bool(mask_T.any()) else mask_T
+
+
+def _plan(options: HeadOptions, *, has_mu: bool, has_head: bool, has_hidden: bool) -> StatisticsPlan:
+    return plan_statistics(
+        options.statistics,
+        needs_mu=options.objective.needs_mu or options.label_smoothing != 0,
+        needs_gain=options.uses_gain,
+        has_mu=has_mu,
+        has_head=has_head,
+        has_hidden=has_hidden,
+    )
+
+
+@dataclass(frozen=True)
+class LogitsProblem:
+    """A validated loss of logits: z = logit_scale·logits[:, :vocab], softcapped if requested."""
+
+    logits_TV: Tensor
+    """Padding columns included; the first `vocab` are inside log Z."""
+    weight_VD: Tensor | None
+    """The head, for the gain; it gets no gradient."""
+    targets: Targets
+    shard: VocabularyShard
+    dtype: torch.dtype
+    plan: StatisticsPlan
+    products: ProductPlan
+    """How E W runs, which the gain needs."""
+    grad_enabled: bool
+    options: HeadOptions
+
+    @property
+    def vocab(self) -> int:
+        """Local columns inside log Z."""
+        return self.shard.rows
+
+    def with_logits(self, logits_TV: Tensor) -> LogitsProblem:
+        return replace(self, logits_TV=logits_TV)
+
+
+def prepare_logits(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: HeadOptions,
+    *,
+    token_weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+    group: ProcessGroup | None = None,
+) -> LogitsProblem:
+    """Check the tensors against each other and the options, and flatten the leading dimensions.
+
+    With a `group`, `logits` and `weight` are this rank's columns and rows, in rank order.
+    """
+    check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
+    logits, weight, group = local_logits(logits, weight, group)
+    check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
+    if logits.dim() < 1 or not logits.is_floating_point():
+        raise ShapeError(
+            f"`logits` is expected to be a float tensor [..., V], but got {logits.dtype} {list(logits.shape)}."
+        )
+    rows = logits.shape[-1]
+    if weight is not None and (weight.dim() != 2 or weight.shape[0] != rows):
+        raise ShapeError(
+            f"`weight` is expected to be [V, D] with V = {rows} (the logits), but got {list(weight.shape)}."
+        )
+    if options.uses_gain and weight is None:
+        raise MissingInputError(
+            f"{type(options.objective).__name__} needs the output-to-hidden gain: pass `weight`, the [V, D] output head."
+        )
+    check_same_device(logits=logits, target=target, weight=weight, token_weight=token_weight)
+    if group is None:
+        shard = whole_vocabulary(check_vocab(options.valid_vocab, rows))
+    else:
+        shard, _ = agree_on_shards(logits, logits, target, options, group, dim=-1)
+    dtype = compute_dtype(logits, weight)
+    targets = prepare_targets(
+        target, logits.shape[:-1], shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
+    )
+    # The gradient at the logits is not a product: only the gain is, and its factors are E and W.
+    products = fp32_plan(dtype, logits.device.type)
+    if weight is not None and dtype == torch.float32:
+        products = plan_products(
+            options.products, device_type=logits.device.type, hidden=weight.dtype, weight=weight.dtype
+        )
+    return LogitsProblem(
+        # Written out because a rank may hold no column, and then -1 is ambiguous.
+        logits_TV=logits.reshape(logits.shape[:-1].numel(), logits.shape[-1]),
+        weight_VD=weight,
+        targets=targets,
+        shard=shard,
+        dtype=dtype,
+        plan=_plan(options, has_mu=options.softcap is None, has_head=weight is not None, has_hidden=False),
+        products=products,
+        grad_enabled=torch.is_grad_enabled(),
+        options=options,
+    )
+
+
+def prepare_targets(
+    target: Tensor,
+    leading: torch.Size,
+    vocab: int,
+    options: HeadOptions,
+    dtype: torch.dtype,
+    *,
+    token_weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+) -> Targets:
+    """Targets and token weights, checked against the leading shape and the vocabulary.
+
+    w_t / N with N = Σ w_t over valid tokens for "mean", or the explicit global `normalizer`; 1 for "sum" and "none".
+    N = 0 (an all-ignored batch) gives weight 0 everywhere: loss 0 and zero gradients, never NaN.
+    """
+    valid_T = counted_targets("target", target, options.ignore_index).reshape(-1)
+    if target.shape != leading:
+        raise ShapeError(
+            f"`target` is expected to have the leading shape {list(leading)} of the logits or hidden states, "
+            f"but got {list(target.shape)}."
+        )
+    if token_weight is not None and token_weight.shape != target.shape:
+        raise ShapeError(
+            f"`token_weight` is expected to have the shape of `target`, {list(target.shape)}, "
+            f"but got {list(token_weight.shape)}."
+        )
+    flat_T = target.reshape(-1).long()
+    index_T = torch.where(valid_T, flat_T, flat_T.new_zeros(()))
+    if may_read(index_T):
+        check_target_range("target", index_T, options.ignore_index, vocab)
+
+    weight_T = valid_T.to(dtype)
+    if token_weight is not None:
+        # `where`, not a product: an ignored token's weight may be anything, even NaN.
+        weight_T = torch.where(valid_T, token_weight.reshape(-1).detach().to(dtype), weight_T.new_zeros(()))
+    one = weight_T.new_ones(())
+    if options.reduction != "mean":
+        if normalizer is not None:
+            raise InputError(
+                f"`normalizer` replaces the denominator of reduction='mean', but reduction={options.reduction!r}."
+            )
+        return Targets(index_T, valid_T, weight_T, options.reduction, one, "one", target.shape)
+    name: DenominatorName
+    if normalizer is not None:
+        denominator, name = as_denominator(normalizer, weight_T), "normalizer"
+    else:
+        denominator, name = weight_T.sum(), "valid_tokens" if token_weight is None else "token_weight"
+    empty = denominator == 0
+    weight_T = torch.where(empty, weight_T.new_zeros(()), weight_T / torch.where(empty, one, denominator))
+    return Targets(index_T, valid_T, weight_T, options.reduction, denominator, name, target.shape)
+
+
+def check_rows(stats: TokenStats) -> None:
+    """Refuse a counted token whose every logit is -inf: it has no distribution."""
+    if not may_read(stats.row_max):
+        return
+    # A row of NaN has no maximum either, but it is a diverged model, whose loss is NaN, and not a masking mistake.
+    empty = torch.isneginf(stats.row_max) & stats.valid & ~torch.isnan(stats.target_logit)
+    if bool(empty.any()):
+        first = int(empty.nonzero()[0, 0])
+        raise CoordinateError(
+            f"token {first} (of {int(empty.sum())} such) has only -inf logits, so it has no distribution: "
+            "set its target to `ignore_index`, or unmask at least one vocabulary entry."
+        )
+
+
+def check_mean(mean_T: Tensor | None, valid_T: Tensor, options: HeadOptions) -> None:
+    """Refuse a loss that uses the mean logit where a counted token has logits of -inf."""
+    if mean_T is None or not may_read(mean_T) or not options.uses_mean:
+        return
+    if bool((torch.isneginf(mean_T) & valid_T).any()):
+        objective = options.objective
+        what = type(objective).__name__ if objective.active and objective.needs_mu else "`label_smoothing`"
+        raise CoordinateError(
+            f"{what} needs the mean logit μ, but some logits are -inf. "
+            "Exclude masked columns with `valid_vocab`, or use StandardZLoss."
+        )
+
+
+def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOptions) -> None:
+    """Refuse a `weight_grad_buffer` that could not take dW, or would take it twice.
+
+    For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer once the loss was called, and
+    `weight.grad` stays as it was. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches) go
+    into `normalizer` or `token_weight`. For "none" dW is added in the backward pass, with the upstream gradient of every
+    token.
+    """
+    if buffer is None:
+        return
+    check_tensors(weight=weight, weight_grad_buffer=buffer)
+    check_same_device(weight_grad_buffer=buffer, weight=weight)
+    if buffer.dtype != torch.float32 or weight.dtype == torch.float64:
+        raise DtypeError(
+            f"`weight_grad_buffer` is expected to be fp32 for a `weight` of fp32, bf16 or fp16, "
+            f"but got {buffer.dtype} for {weight.dtype}."
+        )
+    if buffer.shape != weight.shape:
+        raise ShapeError(
+            f"`weight_grad_buffer` is expected to have the shape of `weight`, {list(weight.shape)}, "
+            f"but got {list(buffer.shape)}."
+        )
+    if buffer.requires_grad:
+        raise InputError("`weight_grad_buffer` is expected not to require a gradient: pass `buffer.detach()`.")
+    if options.backend == "dense":
+        raise InputError("`weight_grad_buffer` needs a chunked backend: use backend='auto', 'chunked' or 'triton'.")
+    if torch.is_grad_enabled() and not weight.requires_grad:
+        raise InputError("`weight_grad_buffer` was given for a `weight` that does not require a gradient.")
+    if options.reduction != "none" and torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
+        raise InputError(
+            "`weight_grad_buffer` does not go with activation checkpointing of the loss: the recomputation would add dW a "
+            "second time. Call the loss outside the checkpointed part, or use reduction='none'."
+        )
+
+
+def is_main_grad(buffer: Tensor | None, weight: Tensor) -> bool:
+    """Whether `weight` is a parameter under Megatron's data parallelism and `buffer` its `main_grad`."""
+    main_grad = getattr(weight, "main_grad", None)
+    if buffer is None or not isinstance(main_grad, Tensor) or not hasattr(weight, "grad_added_to_main_grad"):
+        return False
+    return main_grad.data_ptr() == buffer.data_ptr()
+
+
+def added_to_main_grad(weight: Any) -> Tensor | None:
+    """Called in the backward pass: tell Megatron that dW is in `main_grad`, and return what autograd gets instead.
+
+    Megatron discards the gradient that autograd has for `weight`, unless `weight.zero_out_wgrad` is set. With a second use
+    of the weight, such as a tied embedding, that gradient is more than our zeros.
+    """
+    weight.grad_added_to_main_grad = True
+    task = torch._C._current_graph_task_id()
+    if getattr(weight, "_zloss_backward", None) == task:  # another loss of this backward pass has returned zeros
+        return None
+    weight._zloss_backward = task
+    if not getattr(weight, "zero_out_wgrad", False):
+
+        def refuse_more_than_zeros(grad: Tensor) -> None:
+            hook.remove()
+            if any(grad.stride()):  # a sum: the zeros below have no strides
+                raise InputError(
+                    "`weight` also gets a gradient from another use, such as a tied embedding, which Megatron discards "
+                    "when dW is in `main_grad`: set `weight.zero_out_wgrad = True`, as Megatron does for shared embeddings."
+                )
+
+        hook = weight.register_hook(refuse_more_than_zeros)
+    zeros: Tensor = weight.new_zeros(()).expand_as(weight)
+    return zeros
+
+
+def require_unit_upstream(upstream: Tensor) -> None:
+    """Refuse a backward pass whose upstream gradient is not 1: dW is in the buffer already."""
+    if upstream.device.type == "cpu":
+        if float(upstream) != 1.0:
+            raise InputError(
+                f"with `weight_grad_buffer` the upstream gradient of the loss is expected to be 1, but got "
+                f"{float(upstream)!r}: dW was added in the forward pass. Put factors into `normalizer` or `token_weight`."
+            )
+    else:
+        # Checked on the device: reading the value here would stall the stream.
+        torch._assert_async(upstream == 1, "with `weight_grad_buffer` the upstream gradient must be 1")

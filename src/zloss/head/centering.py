@@ -1,0 +1,121 @@
+"""Interventions on an output head: centering it, deploying it centered, and shifting it on purpose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from zloss.errors import InputError, ShapeError, TiedHeadError
+from zloss.head.options import check_vocab
+from zloss.head.source import centered_logits_from_raw
+from zloss.tensors import check_floating, check_holds_values
+
+
+@torch.no_grad()
+def center_head_(
+    linear: nn.Linear, *, model: nn.Module | Tensor | None = None, valid_vocab: int | None = None
+) -> nn.Linear:
+    """Write W − 1w̄ (and b − b̄) into an untied head: softmax and cross-entropy stay, μ becomes 0 (paper eq:centered_head).
+
+    Pass `model`, the model that holds the head, or its input embedding (module or table): a head whose weight another
+    module of it holds is tied and is refused, because writing would also change every input embedding. Without `model`
+    only the `nn.Linear` itself is seen, and it does not know who shares its weight: leave `model` out only for a head
+    that is known to be untied. Rows from `valid_vocab` on are padding: they are
+    outside the mean, and it is subtracted from them too, so that a softmax over all rows stays as well.
+
+    >>> import zloss
+    >>> head = zloss.center_head_(nn.Linear(8, 11))
+    >>> bool(head.weight.mean(dim=0).abs().max() < 1e-6)
+    True
+    """
+    _refuse_tied(linear, model, "center_head_")
+    vocab = check_vocab(valid_vocab, linear.out_features)
+    weight = linear.weight.double()
+    linear.weight.copy_(weight - weight[:vocab].mean(dim=0))
+    if linear.bias is not None:
+        bias = linear.bias.double()
+        linear.bias.copy_(bias - bias[:vocab].mean())
+    return linear
+
+
+@torch.no_grad()
+def shift_head_(
+    linear: nn.Linear, shift: Tensor, *, model: nn.Module | Tensor | None = None, valid_vocab: int | None = None
+) -> nn.Linear:
+    """Add one vector [D] to every row of an untied head: cross-entropy stays, μ moves by shift·u. A controlled probe.
+
+    `model` is that of `center_head_`: with it a tied head is refused, without it a tie is not seen. Padding rows
+    move with the others, so that a softmax over all rows stays as well; `valid_vocab` is checked and changes nothing.
+
+    >>> import zloss
+    >>> head = zloss.shift_head_(nn.Linear(8, 11), torch.ones(8))
+    """
+    _refuse_tied(linear, model, "shift_head_")
+    check_floating("shift", shift)
+    check_holds_values(shift=shift)
+    if shift.shape != (linear.in_features,):
+        raise ShapeError(f"`shift` is expected to be [D] = [{linear.in_features}], but got {list(shift.shape)}.")
+    check_vocab(valid_vocab, linear.out_features)
+    linear.weight.copy_(linear.weight.double() + shift.to(linear.weight.device).double())
+    return linear
+
+
+def _check_linear(linear: object, what: str) -> None:
+    if not isinstance(linear, nn.Linear):
+        raise InputError(f"{what} works on an nn.Linear output head, but got {type(linear).__name__}.")
+
+
+def _refuse_tied(linear: nn.Linear, model: nn.Module | Tensor | None, what: str) -> None:
+    """Writing into a tied table would also move every input embedding."""
+    _check_linear(linear, what)
+    if model is not None and not isinstance(model, nn.Module | Tensor):
+        raise InputError(
+            f"`model` is expected to be the nn.Module that holds the head, its input embedding or its table, but got "
+            f"{type(model).__name__}."
+        )
+    if model is not None and _shares_weight(linear, model):
+        raise TiedHeadError(
+            f"{what} would also change the input embedding, because the head is tied to it. "
+            "Deploy with CenteredHeadWrapper(linear) instead, or untie first: "
+            "linear.weight = nn.Parameter(linear.weight.detach().clone())."
+        )
+
+
+def _shares_weight(linear: nn.Linear, model: nn.Module | Tensor) -> bool:
+    """Whether the table, or a module other than the head itself, holds the memory of the head's weight."""
+    if isinstance(model, Tensor):
+        return model.data_ptr() == linear.weight.data_ptr()
+    return any(
+        parameter.data_ptr() == linear.weight.data_ptr()
+        for module in model.modules()
+        if module is not linear
+        for parameter in module.parameters(recurse=False)
+    )
+
+
+class CenteredHeadWrapper(nn.Module):
+    """Deploy a head, tied or not, with centered logits: the raw projection minus its fp32 common shift.
+
+    z̃ = z_raw − μ_head·1 (paper eq:centered_raw). The raw projection runs as the wrapped head does (16 bits included), so
+    the realized softmax is unchanged; the weights are not touched. The output is fp32. Rows from `valid_vocab` on are
+    padding: they are outside the mean, and their logits move with the others, so that a softmax over all rows stays.
+
+    >>> import zloss
+    >>> deployed = zloss.CenteredHeadWrapper(nn.Linear(8, 11))
+    >>> bool(deployed(torch.randn(3, 8)).mean(dim=-1).abs().max() < 1e-5)
+    True
+    """
+
+    def __init__(self, linear: nn.Linear, *, valid_vocab: int | None = None) -> None:
+        super().__init__()
+        _check_linear(linear, "CenteredHeadWrapper")
+        self.linear = linear
+        self._vocab = check_vocab(valid_vocab, linear.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.linear.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        bias = None if self.linear.bias is None else self.linear.bias[: self._vocab]
+        return centered_logits_from_raw(self.linear(hidden), hidden, self.linear.weight[: self._vocab], bias)

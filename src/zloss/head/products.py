@@ -1,0 +1,471 @@
+"""The matrix products of a head loss, in which dtype they run, and the sums of dW and db over chunks.
+
+A head loss has three products with a V-wide factor: the logits h Wᵀ, E W with E = exp(z − m), and Eᵀ(s∘h) with
+s = w·a/S. `products` says in which dtype their factors are:
+
+| option    | factors of E W and Eᵀ(s∘h)                                       | error of the gradients  |
+|-----------|------------------------------------------------------------------|-------------------------|
+| "operand" | fp16                                                             | ≤ 2⁻¹¹ of an entry of E |
+| "fp32"    | fp32 (fp64 for fp64 operands)                                    | fp32                    |
+| "auto"    | "operand" on CUDA and ROCm for 16-bit operands, "fp32" elsewhere |                         |
+
+The logits product takes W and h as they are. The other two take fp16 even where W and h are bf16: tensor cores multiply
+both at the same speed, E and s∘h have a known range, and fp16 has three more bits. For a bf16 head that takes one fp16
+copy of W, scaled by a power of two, in which every entry above 2⁻²⁹ of the largest is exact.
+
+Results and sums are fp32 under every option, and the logits are never stored in 16 bits. Operands that are not both of
+one 16-bit dtype (after autocast) have fp32 products under every option. The dense backend ignores the option.
+
+Axes: C tokens of a chunk, V vocabulary, D width; M, N rows and columns of a result, K the axis that is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from zloss.head.options import Products
+from zloss.objectives import Coefficients
+
+if TYPE_CHECKING:
+    from zloss.head.arguments import HeadProblem
+    from zloss.head.chunked import HeadChunk
+
+Kind = Literal["operand", "fp32"]
+Version = tuple[int, int]
+
+_OUT_DTYPE: Version = (2, 8)
+"""From here on torch.mm and torch.addmm take `out_dtype` on CUDA (pytorch/pytorch#150812)."""
+_OUT_DTYPE_ON_ROCM: Version = (2, 10)
+"""From here on ROCm writes the fp32 result too (pytorch/pytorch#162600)."""
+_FP32_ACCUMULATOR: Version = (2, 10)
+"""From here on addmm(fp32, 16-bit, 16-bit, out_dtype=fp32) takes an fp32 accumulator (pytorch/pytorch#167931)."""
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """How the products of one loss run."""
+
+    kind: Kind
+    device_type: str
+    """For which the plan was made; a trace on the meta device follows the plan of a GPU."""
+    compute: torch.dtype
+    """Dtype of logits, results and accumulators: fp32, or fp64 for fp64 operands."""
+    operand: torch.dtype | None
+    """The 16-bit dtype that h and W share after autocast, and that the logits product takes; None where they share none."""
+    native: bool
+    """16-bit factors are multiplied as they are. Otherwise they are converted first, which gives the same products."""
+    fp32_accumulator: bool
+    """A native product can be added to an fp32 accumulator in one call; otherwise it is written and then added."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether E and s∘h are rounded to fp16 for their products."""
+        return self.kind == "operand"
+
+    @property
+    def factor(self) -> torch.dtype:
+        """Dtype in which E, s∘h and the W of E W are stored for their products."""
+        return torch.float16 if self.narrow else self.compute
+
+    @property
+    def exp_scale(self) -> float:
+        """Power of two by which the stored E is multiplied. fp16 has full precision from 2⁻¹⁴ on: with 2¹⁵, down to
+        E = 2⁻²⁹, and p ≤ E, so that every p above 2e-9 keeps its digits."""
+        return 2.0**15 if self.narrow else 1.0
+
+
+def plan_products(
+    option: Products,
+    *,
+    device_type: str,
+    hidden: torch.dtype,
+    weight: torch.dtype,
+    rounding: torch.dtype | None = None,
+    torch_version: Version | None = None,
+    hip: bool | None = None,
+) -> ProductPlan:
+    """The plan for operands of these dtypes; `rounding` is the autocast dtype. Version and hip: None reads torch's own.
+
+    >>> bf16 = torch.bfloat16
+    >>> plan_products("auto", device_type="cuda", hidden=bf16, weight=bf16, torch_version=(2, 13), hip=False).kind
+    'operand'
+    """
+    version = _installed_version() if torch_version is None else torch_version
+    on_rocm = torch.version.hip is not None if hip is None else hip
+    compute = torch.float64 if torch.float64 in (hidden, weight) else torch.float32
+    dtypes = {hidden, weight} if rounding is None else {rounding}
+    shared = dtypes.pop() if len(dtypes) == 1 else compute
+    operand = shared if shared in (torch.bfloat16, torch.float16) else None
+    native = (
+        device_type == "cuda" and operand is not None and version >= (_OUT_DTYPE_ON_ROCM if on_rocm else _OUT_DTYPE)
+    )
+    kind: Kind
+    if operand is None:
+        kind = "fp32"
+    elif option == "auto":
+        kind = "operand" if native else "fp32"
+    else:
+        kind = option
+    return ProductPlan(kind, device_type, compute, operand, native, native and version >= _FP32_ACCUMULATOR)
+
+
+def fp32_plan(compute: torch.dtype = torch.float32, device_type: str = "cpu") -> ProductPlan:
+    """Every product in compute precision, from factors that are converted to it."""
+    return ProductPlan("fp32", device_type, compute, None, native=False, fp32_accumulator=False)
+
+
+def _installed_version() -> Version:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def product_exp(e_CV: Tensor, plan: ProductPlan, out_CV: Tensor | None = None) -> Tensor:
+    """E as the products take it: unchanged, or in 16 bits times the plan's scale, written to `out_CV` if there is one."""
+    if not plan.narrow:
+        return e_CV
+    scaled_CV = e_CV * plan.exp_scale
+    return scaled_CV.to(plan.factor) if out_CV is None else out_CV.copy_(scaled_CV)
+
+
+def applied_exp(e_CV: Tensor, plan: ProductPlan) -> Tensor:
+    """E as the products see it, back in compute precision: the shape of the source that is really applied."""
+    return product_exp(e_CV, plan).to(e_CV.dtype) / plan.exp_scale if plan.narrow else e_CV
+
+
+def power_of_two(largest: Tensor, exponent: int) -> Tensor:
+    """The power of two that scales `largest` to 2^exponent at most; 1 for 0 and for what is not finite."""
+    usable = torch.isfinite(largest) & (largest > 0)
+    steps = (exponent - torch.frexp(largest).exponent).clamp(-100, 100)
+    return torch.where(usable, torch.ldexp(torch.ones_like(largest), steps), 1.0)
+
+
+_BLOCK_BYTES = 2**25
+"""Size of a converted block of W: small next to the logit buffer, large enough that the product dominates the conversion."""
+_COPY_EXPONENT = 15
+"""The largest |W| of an fp16 copy is below 2¹⁵, half of what fp16 holds; down to 2⁻²⁹ of it entries are exact."""
+
+
+class HeadProducts:
+    """h Wᵀ, E W, Eᵀx, W[y] and w̄ of a head W [V, D], as a plan says.
+
+    A head that is already in the dtype of its products is used as it is; otherwise it is converted one block of the
+    vocabulary at a time, so no second copy of the whole head exists in compute precision.
+    """
+
+    def __init__(
+        self, weight_VD: Tensor, dtype: torch.dtype, rounding: torch.dtype | None, plan: ProductPlan | None = None
+    ) -> None:
+        self._weight_VD = weight_VD.detach()
+        self._dtype = dtype
+        self._rounding = None if rounding == weight_VD.dtype else rounding
+        self._whole = weight_VD.dtype == dtype and self._rounding is None
+        self._plan = fp32_plan(dtype) if plan is None else plan
+        # Plain attributes: torch.compile does not enter the lock of a cached_property.
+        self._narrow_VD: Tensor | None = None
+        self._factor_VD: Tensor | None = None
+        self._unit: Tensor | None = None
+        self.vocab, self.width = weight_VD.shape
+
+    @classmethod
+    def of(cls, problem: HeadProblem) -> HeadProducts:
+        return cls(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding, problem.products)
+
+    def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
+        """out = h Wᵀ, for h in compute precision, or in 16 bits where the plan is native."""
+        if hidden_CD.dtype != self._dtype:
+            _multiply(hidden_CD, self._narrow().t(), out_CV)
+            return
+        for block, weight in self._blocks():
+            _multiply(hidden_CD, weight.t(), out_CV[:, block])
+
+    def back_project(self, e_CV: Tensor) -> Tensor:
+        """E W in compute precision, which is S·Wᵀp for E = S·p: the product that both the gain and dh need.
+
+        `e_CV` is E times the plan's scale.
+        """
+        plan = self._plan
+        out_CD = e_CV.new_zeros(e_CV.shape[0], self.width, dtype=self._dtype)
+        if plan.narrow and plan.native:
+            _accumulate(out_CD, e_CV, self._factor(), plan, first=True)
+        else:
+            for block, weight in self._blocks():
+                wide_CV = e_CV[:, block].to(self._dtype)
+                _accumulate(out_CD, wide_CV, self._as_factor(weight), plan, first=block.start == 0)
+        unit = self._copy_unit()
+        if unit is not None:
+            out_CD.div_(unit)
+        return out_CD if plan.exp_scale == 1 else out_CD.mul_(1 / plan.exp_scale)
+
+    def add_outer_(self, total_VX: Tensor, e_CV: Tensor, factor_CX: Tensor, *, first: bool) -> None:
+        """total += Eᵀ x for x = `factor_CX`; `first` overwrites the total."""
+        plan = self._plan
+        alpha = 1 / plan.exp_scale
+        if not plan.narrow or plan.native:
+            _accumulate(total_VX, e_CV.t(), factor_CX, plan, first=first, alpha=alpha)
+            return
+        wide_CX = factor_CX.to(self._dtype)
+        for block in self._ranges():
+            _accumulate(total_VX[block], e_CV[:, block].to(self._dtype).t(), wide_CX, plan, first=first, alpha=alpha)
+
+    def select(self, index_C: Tensor) -> Tensor:
+        """W[y] in compute precision."""
+        return self._convert(self._weight_VD.index_select(0, index_C))
+
+    def mean(self) -> Tensor:
+        """w̄, the mean row."""
+        if self._whole:
+            return self._weight_VD.mean(dim=0)
+        if self._plan.native:
+            return self._narrow().sum(dim=0, dtype=self._dtype) / self.vocab
+        total_D = self._weight_VD.new_zeros(self.width, dtype=self._dtype)
+        for _, weight in self._blocks():
+            total_D += weight.sum(dim=0)
+        return total_D / self.vocab
+
+    def _ranges(self) -> Iterator[slice]:
+        step = max(1, self.vocab) if self._whole else max(1, _BLOCK_BYTES // max(1, self.width * self._dtype.itemsize))
+        for start in range(0, self.vocab, step):
+            yield slice(start, min(start + step, self.vocab))
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """W in compute precision, block by block."""
+        for block in self._ranges():
+            yield block, self._convert(self._weight_VD[block])
+
+    def _convert(self, weight_VD: Tensor) -> Tensor:
+        return (weight_VD if self._rounding is None else weight_VD.to(self._rounding)).to(self._dtype)
+
+    def _narrow(self) -> Tensor:
+        """The head in 16 bits; for a master weight in fp32 one rounded copy, as autocast keeps it too."""
+        if self._rounding is None:
+            return self._weight_VD
+        if self._narrow_VD is None:
+            self._narrow_VD = self._weight_VD.to(self._rounding)
+        return self._narrow_VD
+
+    def _copy_unit(self) -> Tensor | None:
+        """The power of two that scales the largest |W| to 2¹⁵ where E W takes an fp16 copy of a bf16 head; else None."""
+        plan = self._plan
+        if not plan.narrow or plan.operand == plan.factor or not self.vocab:
+            return None
+        if self._unit is None:
+            largest = torch.linalg.vector_norm(self._weight_VD, torch.inf, dtype=self._dtype)
+            self._unit = power_of_two(largest, _COPY_EXPONENT)
+        return self._unit
+
+    def _factor(self) -> Tensor:
+        """The head as the product E W takes it on a GPU: in 16 bits, as it is or as a scaled copy."""
+        unit = self._copy_unit()
+        if unit is None:
+            return self._narrow()
+        if self._factor_VD is None:
+            narrow_VD = self._narrow()
+            self._factor_VD = torch.empty_like(narrow_VD, dtype=self._plan.factor)
+            torch.mul(narrow_VD, unit, out=self._factor_VD)
+        return self._factor_VD
+
+    def _as_factor(self, weight_VD: Tensor) -> Tensor:
+        """A block of W in compute precision with the entries of `_factor`."""
+        unit = self._copy_unit()
+        return weight_VD if unit is None else (weight_VD * unit).to(self._plan.factor).to(self._dtype)
+
+
+# A product of 16-bit factors has an fp32 result and fp32 sums. Where the device cannot do that (`native` is off) the
+# factors are converted first: a product of two 16-bit numbers is exact in fp32, so only the order of the sum differs.
+
+
+def _multiply(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
+    """out = left right, for factors of the dtype of `out`, or native 16-bit factors and an fp32 `out`."""
+    if left_MK.dtype == out_MN.dtype:
+        torch.mm(left_MK, right_KN, out=out_MN)
+    elif torch.compiler.is_compiling():
+        add_product_(out_MN, left_MK, right_KN, 0.0, 1.0)
+    else:
+        torch.mm(left_MK, right_KN, out_dtype=out_MN.dtype, out=out_MN)
+
+
+def _accumulate(
+    total_MN: Tensor, left_MK: Tensor, right_KN: Tensor, plan: ProductPlan, *, first: bool, alpha: float = 1.0
+) -> None:
+    """total = (0 if first, else total) + alpha·left right, in one call where the plan has an fp32 accumulator."""
+    beta = 0 if first else 1
+    if left_MK.dtype == total_MN.dtype:
+        total_MN.addmm_(left_MK, right_KN, beta=beta, alpha=alpha)
+    elif not plan.fp32_accumulator:
+        product_MN = torch.empty_like(total_MN, memory_format=torch.contiguous_format)
+        _multiply(left_MK, right_KN, product_MN)
+        if first:
+            total_MN.zero_()
+        total_MN.add_(product_MN, alpha=alpha)
+    elif torch.compiler.is_compiling():
+        add_product_(total_MN, left_MK, right_KN, float(beta), alpha)
+    else:
+        torch.addmm(total_MN, left_MK, right_KN, out_dtype=total_MN.dtype, beta=beta, alpha=alpha, out=total_MN)
+
+
+@torch.library.custom_op("zloss::add_product_", mutates_args=("total",))
+def add_product_(total: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> None:
+    """total = beta·total + alpha·left right from 16-bit factors: one op to the compiler, whose own lowering of addmm with
+    `out_dtype` fails (pytorch/pytorch#163880)."""
+    if left.is_cuda and beta == 0 and alpha == 1:
+        torch.mm(left, right, out_dtype=total.dtype, out=total)
+    elif left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, beta=beta, alpha=alpha, out=total)
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype), beta=beta, alpha=alpha)
+
+
+@add_product_.register_fake
+def _(total: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> None:
+    return None
+
+
+_FACTOR_EXPONENT = 4
+"""max |w∘h| is scaled to 2⁴ in fp16. Above are 12 binary orders: dW of a token with a/S > 4096 is infinite. Below are 18
+for 1/S and for small entries of h, and 10 in which they lose a digit each."""
+_BIAS_PARTS = 3
+"""Parts of s in the product for db: a vector may be exact."""
+_BIAS_COLUMNS = 8
+"""Columns of that product: tensor cores take multiples of 8."""
+
+
+def factor_units(problem: HeadProblem, weight_T: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Powers of two by which s∘h and s are multiplied in fp16, one for all chunks; None where they are not narrow.
+
+    fp16 has a narrow range and s∘h is small: w is 1/tokens, S up to V.
+    """
+    if not problem.products.narrow or not weight_T.numel():
+        return None, None
+    width = problem.largest_hidden().float() * abs(problem.options.logit_scale)
+    largest = weight_T.detach().abs().amax()
+    return power_of_two(largest * width, _FACTOR_EXPONENT), power_of_two(largest, _FACTOR_EXPONENT)
+
+
+class WeightGradient:
+    """dW = Σ_t (a_t E_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t g_t u_t)ᵀ, summed over chunks in compute precision.
+
+    (a, b, g) are weighted, a = w·a/S. In 16 bits the product takes x = round(a∘h). That loses much of what distinguishes a
+    from 1: a Z-loss of λ = 1e-4 changes a by 2e-3, which is four times the largest rounding error of fp16. So on the rows
+    of the target and of the largest logit, where E is of the size of 1, the residue E·(a∘h − x) is added back in compute
+    precision. On all other rows E is small and the roundings of many tokens average out.
+    """
+
+    def __init__(self, problem: HeadProblem, head: HeadProducts, unit: Tensor | None) -> None:
+        self._problem, self._head, self._plan, self._unit = problem, head, problem.products, unit
+        self._buffer = problem.weight_grad_buffer
+        self._empty = self._buffer is None
+        """Whether nothing was added to dW yet; memory of our own starts uninitialised."""
+        if self._buffer is None:
+            device = problem.hidden_TD.device
+            self._weight_VD = torch.empty(problem.weight_VD.shape, dtype=problem.dtype, device=device)
+        else:
+            self._weight_VD = self._buffer
+            if unit is not None:
+                self._weight_VD[: problem.vocab].mul_(unit)
+        self._uniform_D = torch.zeros(problem.weight_VD.shape[1], dtype=problem.dtype, device=problem.hidden_TD.device)
+        self._has_uniform = False
+
+    def add(self, chunk: HeadChunk, local: Coefficients) -> None:
+        """Add a chunk, with the coefficients of the local rows."""
+        if self._problem.vocab:
+            self._add_product(chunk, local)
+        self._empty = False
+        if local.g is not None:
+            self._uniform_D += local.g @ chunk.hidden_CD
+            self._has_uniform = True
+
+    def _add_product(self, chunk: HeadChunk, local: Coefficients) -> None:
+        """Eᵀ(a∘h) − onehotᵀ(b∘h). The weights of the tokens multiply h and not E, which is V wide."""
+        assert local.b is not None
+        e_CV, max_index_C, index_C = chunk.rows.e_CV, chunk.rows.max_index_C, chunk.index_C
+        inside_VD = self._weight_VD[: self._problem.vocab]
+        hidden_CD = chunk.hidden_CD if self._unit is None else chunk.hidden_CD * self._unit
+        weighted_CD = hidden_CD * local.a.unsqueeze(1)
+        picked_CD = hidden_CD * local.b.unsqueeze(1)
+        if not self._plan.narrow:
+            self._head.add_outer_(inside_VD, e_CV, weighted_CD, first=self._empty)
+        else:
+            assert max_index_C is not None
+            factor_CD = weighted_CD.to(self._plan.factor)
+            self._head.add_outer_(inside_VD, e_CV, factor_CD, first=self._empty)
+            residue_CD = weighted_CD.sub_(factor_CD)
+            picked_CD.addcmul_(residue_CD, _entries(e_CV, index_C, self._plan.exp_scale), value=-1)
+            elsewhere_C1 = (max_index_C != index_C).unsqueeze(1)
+            residue_CD.mul_(_entries(e_CV, max_index_C, self._plan.exp_scale) * elsewhere_C1)
+            inside_VD.index_add_(0, max_index_C, residue_CD)
+        inside_VD.index_add_(0, index_C, picked_CD, alpha=-1)
+
+    def finish(self) -> Tensor | None:
+        """dW after the last chunk, less its part along 1/V; None where it is in the caller's buffer.
+
+        Where a last pass is needed anyway, a bf16 dW is rounded in it: it would be rounded next.
+        """
+        if self._empty:
+            self._weight_VD.zero_()
+        vocab, unit, out_VD = self._problem.vocab, self._unit, self._weight_VD
+        uniform_D = self._uniform_D / self._problem.shard.total if self._has_uniform else None
+        last_pass = uniform_D is not None or unit is not None
+        if last_pass and self._buffer is None and self._problem.weight_VD.dtype == torch.bfloat16:
+            out_VD = torch.empty_like(self._weight_VD, dtype=torch.bfloat16)
+        inside_VD, out_inside_VD = self._weight_VD[:vocab], out_VD[:vocab]
+        if unit is not None and uniform_D is not None:
+            torch.addcmul(-uniform_D, inside_VD, 1 / unit, out=out_inside_VD)
+        elif unit is not None:
+            torch.div(inside_VD, unit, out=out_inside_VD)
+        elif uniform_D is not None:
+            torch.sub(inside_VD, uniform_D, out=out_inside_VD)
+        if self._buffer is not None:
+            return None
+        out_VD[vocab:].zero_()
+        return out_VD
+
+
+def _entries(e_CV: Tensor, index_C: Tensor, exp_scale: float) -> Tensor:
+    """E[t, index_t] as the product took it, [C, 1] in fp32."""
+    return e_CV.gather(1, index_C.unsqueeze(1)).float() / exp_scale
+
+
+class BiasGradient:
+    """db = s·(Σ_t (a_t E_t − b_t onehot(y_t)) − (1/V) Σ_t g_t), summed over chunks; s is the logit scale."""
+
+    def __init__(self, problem: HeadProblem, head: HeadProducts, unit: Tensor | None) -> None:
+        self._problem, self._head, self._plan, self._unit = problem, head, problem.products, unit
+        rows, device = problem.weight_VD.shape[0], problem.hidden_TD.device
+        self._bias_V = torch.zeros(rows, dtype=problem.dtype, device=device)
+        self._uniform = torch.zeros((), dtype=problem.dtype, device=device)
+        self._has_uniform = False
+
+    def add(self, chunk: HeadChunk, local: Coefficients) -> None:
+        """Add a chunk, with the coefficients of the local rows."""
+        assert local.b is not None
+        if self._problem.vocab:
+            self._add_product(chunk.rows.e_CV, local.a)
+            self._bias_V.index_add_(0, chunk.index_C, local.b, alpha=-1)
+        if local.g is not None:
+            self._uniform += local.g.sum()
+            self._has_uniform = True
+
+    def _add_product(self, e_CV: Tensor, a_C: Tensor) -> None:
+        inside_V = self._bias_V[: self._problem.vocab]
+        if not self._plan.narrow:
+            inside_V.addmv_(e_CV.t(), a_C)
+            return
+        unit = a_C.new_ones(()) if self._unit is None else self._unit
+        factor_CX = torch.zeros((a_C.shape[0], _BIAS_COLUMNS), dtype=self._plan.factor, device=a_C.device)
+        rest_C = a_C * unit
+        for column in range(_BIAS_PARTS):
+            factor_CX[:, column] = rest_C
+            rest_C = rest_C - factor_CX[:, column]
+        total_VX = torch.empty((inside_V.shape[0], _BIAS_COLUMNS), dtype=inside_V.dtype, device=inside_V.device)
+        self._head.add_outer_(total_VX, e_CV, factor_CX, first=True)
+        inside_V.add_(total_VX.sum(dim=1) / unit)
+
+    def finish(self) -> Tensor:
+        if self._has_uniform:
+            self._bias_V[: self._problem.vocab].sub_(self._uniform / self._problem.shard.total)
+        return self._bias_V.mul_(self._problem.options.logit_scale)

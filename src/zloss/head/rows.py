@@ -1,0 +1,278 @@
+"""What happens to a chunk of logits between the matrix products: softcap, row sums, E = exp(z − m), statistics, sources.
+
+A row is the row of one token in the [T, V] matrix of logits. `TorchRows` does the V-wide work in plain PyTorch, in place
+(with the C row pass of `native.py` where it applies); `TritonRows` (`triton.py`) does it in kernels.
+
+Axes: C tokens of a chunk, V vocabulary, D width, B buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from zloss.head.native import fused_exp_rows_
+from zloss.head.products import ProductPlan, applied_exp, fp32_plan, product_exp
+from zloss.objectives import Coefficients
+from zloss.statistics import StatisticsPlan, TokenStats
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """A few numbers of every row: m = max z, S = Σ exp(z − m), z_y, and those that were requested."""
+
+    row_max_C: Tensor
+    sum_C: Tensor
+    target_logit_C: Tensor
+    norm_C: Tensor | None = None
+    """√Σ exp(z − m)², so that ‖p‖₂ = norm / S."""
+    drop_C: Tensor | None = None
+    """Σ exp(z − m)·(m − z), so that the entropy is log S + drop / S."""
+    mean_logit_C: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class RowPass:
+    """One chunk of logits after its row sums."""
+
+    sums: RowSums
+    e_CV: Tensor
+    """E = exp(z − m), times the slope of the softcap where there is one, as the products with W and h take it: in compute
+    precision, or in 16 bits times the scale of the product plan."""
+    source_CV: Tensor
+    """The buffer from which the same RowWork forms a source: E, or the logits themselves."""
+    slope_CV: Tensor | None = None
+    """The slope of the softcap, where it is kept."""
+    max_index_C: Tensor | None = None
+    """Column of the largest logit, the first one among equals; None where E stays in compute precision."""
+
+
+class RowWork(Protocol):
+    """The V-wide work on one chunk of logits."""
+
+    buffers: int
+    """V-wide buffers per chunk in compute precision; the first holds the logits."""
+    plan: ProductPlan
+    """How the products take E."""
+
+    def statistics(
+        self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
+    ) -> RowPass:
+        """Softcap, row sums and E; the buffers are consumed. `narrow_CV` receives E where the products take it in 16 bits.
+
+        `norm`, `mean`, `drop`: which optional sums are needed.
+        """
+        ...
+
+    def source(
+        self, rows: RowPass, index_C: Tensor, valid_C: Tensor, source: Coefficients, *, through_softcap: bool
+    ) -> Tensor:
+        """a·E − b·onehot(y) − g/V as [C, V], 0 at ignored tokens; `rows` is consumed.
+
+        E is rounded as the products take it. `through_softcap` multiplies by the slope of the softcap: the source at the
+        logits before it.
+        """
+        ...
+
+
+class TorchRows:
+    """Row work in PyTorch: 1 buffer, 2 under softcap, 3 where the slope of the softcap is kept.
+
+    The buffer of logits is overwritten by E, which serves the statistics, Wᵀp = EᵀW/S and dW alike.
+    """
+
+    def __init__(self, softcap: float | None, *, plan: ProductPlan | None = None, keep_slope: bool = False) -> None:
+        self._softcap = softcap
+        self.plan = fp32_plan() if plan is None else plan
+        self._keep_slope = keep_slope and softcap is not None
+        self.buffers = 1 + (softcap is not None) + self._keep_slope
+
+    def statistics(
+        self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
+    ) -> RowPass:
+        z_CV = buffers_BCV[0]
+        if self._softcap is not None:
+            softcap_(z_CV, buffers_BCV[-1], self._softcap)
+        target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
+        mean_logit_C = z_CV.mean(dim=1) if mean else None
+        row_max_C, sum_C, norm_C = exp_rows_(z_CV, norm=norm)
+        # log E is z − m wherever E has not underflowed to 0, and there E·(z − m) is below rounding.
+        drop_C = -torch.xlogy(z_CV, z_CV).sum(dim=1) if drop else None
+        sums = RowSums(row_max_C, sum_C, target_logit_C, norm_C, drop_C, mean_logit_C)
+        e_CV, kept_CV = z_CV, None
+        if self._softcap is not None:
+            slope_CV = buffers_BCV[-1]
+            e_CV = torch.mul(slope_CV, z_CV, out=buffers_BCV[1])
+            kept_CV = slope_CV if self._keep_slope else None
+        max_index_C = z_CV.argmax(dim=1) if self.plan.narrow else None
+        return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, max_index_C)
+
+    def source(
+        self, rows: RowPass, index_C: Tensor, valid_C: Tensor, source: Coefficients, *, through_softcap: bool
+    ) -> Tensor:
+        source_CV = applied_exp(rows.source_CV, self.plan).mul_(source.a.unsqueeze(1))
+        if source.b is not None:
+            source_CV.scatter_add_(1, index_C.unsqueeze(1), -source.b.unsqueeze(1))
+        if source.g is not None:
+            source_CV.sub_(source.g.unsqueeze(1) / source_CV.shape[1])
+        if through_softcap and self._softcap is not None:
+            assert rows.slope_CV is not None, "made with keep_slope=False"
+            source_CV.mul_(rows.slope_CV)
+        # Rows of ignored tokens may have held NaN or infinities, and 0·NaN is not 0.
+        return source_CV.masked_fill_(~valid_C.unsqueeze(1), 0)
+
+
+def exp_rows_(z_CV: Tensor, *, norm: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Overwrite z with E = exp(z − m); returns (m, S, ‖E‖), the one pair (m, S) that forward and backward share."""
+    if (fused := fused_exp_rows_(z_CV)) is not None:
+        row_max_C, sum_C, norm_C = fused
+        return row_max_C, sum_C, norm_C if norm else None
+    row_max_C = z_CV.amax(dim=1)
+    z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
+    return row_max_C, z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None
+
+
+def row_pass(
+    work: RowWork,
+    buffers_BCV: Tensor,
+    narrow_CV: Tensor | None,
+    index_C: Tensor,
+    *,
+    norm: bool,
+    mean: bool,
+    drop: bool,
+) -> RowPass:
+    """The row work on the local logits. A rank without rows has no maximum, and sums of 0."""
+    if buffers_BCV.shape[2]:
+        return work.statistics(buffers_BCV, narrow_CV, index_C, norm=norm, mean=mean, drop=drop)
+    empty_CV = buffers_BCV[0]
+    zero_C = empty_CV.new_zeros(empty_CV.shape[0])
+    sums = RowSums(
+        torch.full_like(zero_C, -torch.inf),
+        zero_C,
+        target_logit_C=zero_C,
+        norm_C=zero_C if norm else None,
+        drop_C=zero_C if drop else None,
+        mean_logit_C=zero_C if mean else None,
+    )
+    index_C = torch.zeros(empty_CV.shape[0], dtype=torch.int64, device=empty_CV.device)
+    return RowPass(sums, empty_CV if narrow_CV is None else narrow_CV, empty_CV, max_index_C=index_C)
+
+
+_ALIGNMENT = 64
+"""On a GPU rows start at multiples of 64 entries: tensor cores read 16 bytes at once, and V = 50257 is odd."""
+
+
+def empty_rows(count: int, tokens: int, vocab: int, dtype: torch.dtype, plan: ProductPlan, like: Tensor) -> Tensor:
+    """Room for `count` V-wide tensors of a chunk, [count, C, V] on the device of `like`."""
+    columns = -(-vocab // _ALIGNMENT) * _ALIGNMENT if plan.device_type == "cuda" else vocab
+    return torch.empty((count, tokens, columns), dtype=dtype, device=like.device)[:, :, :vocab]
+
+
+def empty_narrow(plan: ProductPlan, tokens: int, vocab: int, like: Tensor) -> Tensor | None:
+    """Room for the E of a chunk in 16 bits, [C, V]; None where it stays in compute precision."""
+    return empty_rows(1, tokens, vocab, plan.factor, plan, like)[0] if plan.narrow else None
+
+
+def chunk_stats(
+    plan: StatisticsPlan,
+    sums: RowSums,
+    valid_C: Tensor,
+    vocab: int,
+    *,
+    mu_C: Tensor | None,
+    mean_energy_C: Tensor | None = None,
+    projected_CD: Tensor | None,
+    mean_row_D: Tensor | None,
+    logit_scale: float,
+) -> TokenStats:
+    """The statistics that the plan names, from the row sums over the whole vocabulary and E W.
+
+    `mean_energy_C`: Σ_i p_i (z_i − μ), where the row sums do not give the entropy by themselves. ‖Wᵀp‖/‖p‖ = ‖E W‖/‖E‖: S
+    cancels. With a logit scale s the head is s·W.
+    """
+    p_norm_C = gain_C = gain_centered_C = mu_residual_C = entropy_C = None
+    log_s_C = sums.sum_C.log()
+    if plan.entropy:
+        if sums.drop_C is not None:
+            entropy_C = log_s_C + sums.drop_C / sums.sum_C
+        else:
+            assert mean_energy_C is not None
+            assert mu_C is not None
+            # log Z̃ − Σ p (z − μ): the common shift is in neither term. Rounding may leave it below 0.
+            entropy_C = (log_s_C + (sums.row_max_C - mu_C) - mean_energy_C).clamp_min(0)
+    if plan.p_norm:
+        assert sums.norm_C is not None
+        p_norm_C = sums.norm_C / sums.sum_C
+    if plan.gain:
+        assert projected_CD is not None
+        assert sums.norm_C is not None
+        gain_C = abs(logit_scale) * projected_CD.norm(dim=1) / sums.norm_C
+        if plan.gain_centered:
+            assert mean_row_D is not None
+            centered_CD = torch.addcmul(projected_CD, sums.sum_C.unsqueeze(1), mean_row_D, value=-1)
+            gain_centered_C = abs(logit_scale) * centered_CD.norm(dim=1) / sums.norm_C
+    if plan.mu_residual:
+        assert sums.mean_logit_C is not None
+        assert mu_C is not None
+        mu_residual_C = sums.mean_logit_C - mu_C
+    return TokenStats(
+        row_max=sums.row_max_C,
+        log_s=log_s_C,
+        target_logit=torch.where(valid_C, sums.target_logit_C, sums.target_logit_C.new_zeros(())),
+        valid=valid_C,
+        vocab=vocab,
+        mu=mu_C if plan.mu else None,
+        p_norm=p_norm_C,
+        gain=gain_C,
+        gain_centered=gain_centered_C,
+        entropy=entropy_C,
+        mu_residual=mu_residual_C,
+    )
+
+
+def mean_energy(
+    sum_C: Tensor,
+    e_CV: Tensor,
+    hidden_CD: Tensor,
+    projected_CD: Tensor,
+    mean_row_D: Tensor,
+    bias_V: Tensor | None,
+    mean_bias: Tensor | None,
+) -> Tensor:
+    """Σ_i p_i (z_i − μ) = u·(Wᵀp − w̄) + p·b − b̄ from E W: no further product with the head.
+
+    `hidden_CD` and `bias_V` carry the logit scale.
+    """
+    centered_CD = projected_CD / sum_C.unsqueeze(1) - mean_row_D
+    energy_C = (hidden_CD * centered_CD).sum(dim=1)
+    if bias_V is None or mean_bias is None:
+        return energy_C
+    return energy_C + (e_CV @ bias_V) / sum_C - mean_bias
+
+
+# The softcap cap·tanh(z/cap). A masked logit stays masked: tanh would turn -inf into the finite −cap and return it to
+# log Z. Its slope is 0. The Triton kernels do the same in registers (`triton_kernels.py`).
+
+
+def softcapped(z: Tensor, cap: float) -> Tensor:
+    """cap·tanh(z/cap), differentiable."""
+    return torch.where(torch.isneginf(z), z, cap * torch.tanh(z / cap))
+
+
+def softcap_slope(capped: Tensor, cap: float) -> Tensor:
+    """The derivative, from the capped logits: 1 − (capped/cap)²."""
+    return (1 - (capped / cap) ** 2).clamp_min(0)
+
+
+def softcap_(z: Tensor, slope: Tensor, cap: float) -> None:
+    """Overwrite z with the capped logits and `slope` with the derivative, without a third buffer of that size."""
+    masked = torch.isneginf(z)
+    z.div_(cap).tanh_()
+    torch.mul(z, z, out=slope)
+    slope.neg_().add_(1)
+    z.mul_(cap)
+    z.masked_fill_(masked, -torch.inf)

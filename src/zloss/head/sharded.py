@@ -1,0 +1,487 @@
+"""Heads whose vocabulary is divided over ranks, and hidden states whose tokens are.
+
+Rank r holds the rows [start, start + rows) of W and has E_r = exp(z − m_r) with its local maximum m_r. Per chunk of tokens,
+with m = max_r m_r and the factor f_r = exp(m_r − m):
+
+    S = Σ_r f_r S_r,   ‖exp(z − m)‖² = Σ_r (f_r norm_r)²,   Σ exp(z − m)(m − z) = Σ_r f_r (drop_r + S_r (m − m_r))
+
+One MAX and one SUM over ranks of a few numbers per token (`join_rows`). E_r itself is never rescaled: f_r goes into the
+coefficients. dW is local; dh is the sum over ranks of the local E W, the same sum that gives ‖Wᵀp‖ for the gain. Nothing
+V-wide ever moves.
+
+A vocabulary on one process is the shard of a group of one, without any collective.
+
+Axes: T tokens of all ranks, C tokens of a chunk, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from zloss.distributed import Shared, exchange, fingerprint, is_dtensor, tokens_fingerprint
+from zloss.errors import InputError
+from zloss.head.options import HeadOptions, check_vocab
+from zloss.head.rows import RowPass, RowSums
+from zloss.objectives import Coefficients
+
+
+@dataclass(frozen=True)
+class VocabularyShard:
+    """The rows of this rank among a vocabulary of `total` rows; `group` is None where this process holds all of them."""
+
+    start: int
+    rows: int
+    """Local rows inside log Z; 0 on a rank that holds only padding, or nothing."""
+    total: int
+    """V: rows inside log Z on all ranks."""
+    widest: int
+    """The largest `rows` of any rank: chunks of tokens are sized by it, equally on all ranks."""
+    group: ProcessGroup | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self.group is None
+
+    @property
+    def adds_shared_terms(self) -> bool:
+        """Whether this rank adds the terms that every rank knows to a sum over ranks: the first one does."""
+        return self.group is None or self.group.rank() == 0
+
+    def local_targets(self, index_C: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Targets as local rows (0 for those of other ranks), and which are local; None where all are."""
+        if self.whole:
+            return index_C, None
+        local_C = (index_C >= self.start) & (index_C < self.start + self.rows)
+        return torch.where(local_C, index_C - self.start, 0), local_C
+
+    def sum_(self, value: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.group is not None:
+            dist.all_reduce(value, dist.ReduceOp.SUM, group=self.group)
+        return value
+
+    def start_sum_(self, value: Tensor) -> Any:
+        """Start the sum over ranks in place; wait for the returned handle before reading `value`."""
+        assert self.group is not None
+        return dist.all_reduce(value, dist.ReduceOp.SUM, group=self.group, async_op=True)
+
+    def max_(self, value: Tensor) -> Tensor:
+        """The maximum over ranks, in place."""
+        if self.group is not None:
+            dist.all_reduce(value, dist.ReduceOp.MAX, group=self.group)
+        return value
+
+    def mean(self, local_mean: Tensor) -> Tensor:
+        """The mean over all rows from the mean over local rows, [X]."""
+        if self.whole:
+            return local_mean
+        local_sum = local_mean * self.rows if self.rows else torch.zeros_like(local_mean)
+        return self.sum_(local_sum) / self.total
+
+
+def whole_vocabulary(rows: int) -> VocabularyShard:
+    """All rows on this process."""
+    return VocabularyShard(start=0, rows=rows, total=rows, widest=rows)
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """How the local E of a chunk enters the whole vocabulary: unchanged on one process."""
+
+    factor_C: Tensor | None = None
+    """f_r = exp(m_r − m), by which the local E is multiplied; None where the vocabulary is whole."""
+    has_target_C: Tensor | None = None
+    """Where the target is a local row; None where all are."""
+
+    def local_b(self, b_C: Tensor) -> Tensor:
+        """A coefficient of onehot(y), 0 where the target is another rank's."""
+        return b_C if self.has_target_C is None else torch.where(self.has_target_C, b_C, b_C.new_zeros(()))
+
+    def local(self, source: Coefficients) -> Coefficients:
+        """The coefficients of exp(z − m) and onehot(y) as those of the local E and of local targets; g stays."""
+        if self.factor_C is None:
+            return source
+        return replace(source, a=source.a * self.factor_C, b=None if source.b is None else self.local_b(source.b))
+
+    def scaled(self, local_CD: Tensor) -> Tensor:
+        """The local E W in the scale of the whole: exp(z − m) W. A rank without E adds nothing."""
+        if self.factor_C is None:
+            return local_CD
+        factor_C1 = self.factor_C.unsqueeze(1)
+        return torch.where(factor_C1 > 0, local_CD * factor_C1, local_CD.new_zeros(()))
+
+
+def join_rows(
+    shard: VocabularyShard, sums: RowSums, has_target_C: Tensor | None, *, drop: bool
+) -> tuple[RowSums, RankShare]:
+    """The row sums of every rank as those of the whole vocabulary; `drop`: whether the sum for the entropy is needed."""
+    if has_target_C is None:
+        return sums, RankShare()
+    row_max_C = shard.max_(sums.row_max_C.clone())
+    # A rank whose every logit is -inf has no E: its sums are NaN, and its share is 0.
+    present_C = ~torch.isneginf(sums.row_max_C)
+    below_C = torch.where(present_C, sums.row_max_C - row_max_C, -torch.inf)
+    factor_C = below_C.exp()
+
+    def share(value_C: Tensor, counted_C: Tensor) -> Tensor:
+        return torch.where(counted_C, value_C, value_C.new_zeros(()))
+
+    parts = [torch.where(has_target_C, sums.target_logit_C, 0.0), share(sums.sum_C * factor_C, present_C)]
+    if sums.norm_C is not None:
+        parts.append(share((sums.norm_C * factor_C).square(), present_C))
+    if drop:
+        assert sums.drop_C is not None
+        parts.append(share(factor_C * (sums.drop_C - sums.sum_C * below_C), factor_C > 0))
+    if sums.mean_logit_C is not None:
+        parts.append(sums.mean_logit_C * shard.rows if shard.rows else torch.zeros_like(sums.mean_logit_C))
+    summed = iter(shard.sum_(torch.stack(parts)).unbind())
+    joined = RowSums(
+        row_max_C,
+        target_logit_C=next(summed),
+        sum_C=next(summed),
+        norm_C=None if sums.norm_C is None else next(summed).sqrt(),
+        drop_C=next(summed) if drop else None,
+        mean_logit_C=None if sums.mean_logit_C is None else next(summed) / shard.total,
+    )
+    return joined, RankShare(factor_C, has_target_C)
+
+
+def clear_absent_rows_(rows: RowPass) -> None:
+    """E of 0, and not of NaN, at the tokens for which every local logit is -inf."""
+    rows.e_CV.masked_fill_(torch.isneginf(rows.sums.row_max_C).unsqueeze(1), 0)
+
+
+def agree_on_shards(
+    differentiable: Tensor,
+    sharded: Tensor,
+    target: Tensor,
+    options: HeadOptions,
+    group: ProcessGroup,
+    *,
+    bias: Tensor | None = None,
+    first_masked: int | None = None,
+    dim: int = 0,
+    leading: tuple[int, ...] | None = None,
+) -> tuple[VocabularyShard, bool]:
+    """The rows of this rank among those of the group, and whether a row inside log Z has a bias of -inf on any rank.
+
+    Rows are numbered in rank order. `sharded` has its rows along `dim`; `differentiable` gets a gradient, which is summed
+    over ranks on all of them or on none. `first_masked` is the first local row whose bias is -inf. `leading` is the shape
+    of the tokens of all ranks, where `differentiable` has local ones.
+    """
+    if options.backend == "dense":
+        raise InputError("backend='dense' needs the whole head on one process: use 'auto', 'chunked' or 'triton'.")
+    grads = (torch.is_grad_enabled(), differentiable.requires_grad, bias is None)
+    leading = tuple(differentiable.shape[:-1]) if leading is None else leading
+    shared = [
+        Shared(int(target.numel()), "have `target` of different sizes: each rank needs the same tokens."),
+        Shared(
+            tokens_fingerprint(target),
+            "have different values in `target`: a vocabulary-parallel head needs the same tokens on every rank. The shard "
+            "of an FSDP parameter is no vocabulary shard: call the loss inside the module's forward, or pass "
+            "`weight.full_tensor()`.",
+        ),
+        Shared(fingerprint(options), "call the loss with different options."),
+        Shared(
+            fingerprint((grads, str(differentiable.dtype), str(sharded.dtype), leading)),
+            "differ in shape, dtype or requires_grad of the tensors of the loss.",
+        ),
+    ]
+    never = -1
+    local = [sharded.shape[dim], never if first_masked is None else first_masked]
+    table = exchange(local, shared, group, sharded.device)
+    rows = [line[0] for line in table]
+    total = check_vocab(options.valid_vocab, sum(rows))
+    starts = [sum(rows[:rank]) for rank in range(len(rows))]
+    inside = [min(max(total - start, 0), count) for start, count in zip(starts, rows, strict=True)]
+    rank = group.rank()
+    shard = VocabularyShard(starts[rank], inside[rank], total, max(inside), group)
+    return shard, any(never < line[1] < count for line, count in zip(table, inside, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class TokenShard:
+    """The tokens of this rank among those of a group, in the chunk layout of torch along one dimension of `leading`.
+
+    A chunk has the next few tokens of every rank, so that all ranks give and take equally much. Its hidden states are
+    all-gathered, its gradients are summed over ranks and scattered to the ranks whose tokens they are: no rank holds the
+    hidden states of all tokens.
+    """
+
+    leading: tuple[int, ...]
+    """Shape of the tokens of all ranks, without the width."""
+    dim: int
+    group: ProcessGroup
+    device: torch.device
+
+    @cached_property
+    def places(self) -> tuple[Tensor, ...]:
+        """Places of each rank's tokens in the flat [T], in their order on that rank."""
+        flat = torch.arange(torch.Size(self.leading).numel(), device=self.device).view(self.leading)
+        parts = flat.chunk(self.group.size(), dim=self.dim)
+        missing = self.group.size() - len(parts)
+        return (*(part.reshape(-1) for part in parts), *(flat.new_empty(0) for _ in range(missing)))
+
+    @property
+    def local(self) -> Tensor:
+        """Places of the local tokens."""
+        return self.places[self.group.rank()]
+
+    def gather_flags(self, local_flags: Tensor) -> Tensor:
+        """[T] of all tokens from a flag of the local ones; one small all-gather."""
+        most = max(len(place) for place in self.places)
+        everyone, work = _start_gather(local_flags.to(torch.int32).unsqueeze(1), most, self.group)
+        work.wait()
+        found = torch.zeros(torch.Size(self.leading).numel(), dtype=local_flags.dtype, device=self.device)
+        for place, values in zip(self.places, everyone.view(self.group.size(), most), strict=True):
+            found[place] = values[: len(place)].to(local_flags.dtype)
+        return found
+
+    def chunks(self, longest: int) -> list[TokenChunk]:
+        """Chunks of at most about `longest` tokens, at least one of every rank."""
+        most = max(len(place) for place in self.places)
+        step = max(1, longest // self.group.size())
+        return [TokenChunk(self, start, min(step, most - start)) for start in range(0, most, step)]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenChunk:
+    """The tokens start … start + step − 1 of every rank that has so many, in rank order."""
+
+    shard: TokenShard
+    start: int
+    step: int
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Tokens of every rank in this chunk."""
+        return [min(max(len(place) - self.start, 0), self.step) for place in self.shard.places]
+
+    @cached_property
+    def tokens_C(self) -> Tensor:
+        """Places in the flat [T]."""
+        return torch.cat([place[self.start : self.start + self.step] for place in self.shard.places])
+
+    @property
+    def local_rows(self) -> slice:
+        """The local tokens of the chunk among all local tokens."""
+        return slice(self.start, self.start + self.counts[self.shard.group.rank()])
+
+    @property
+    def local_in_chunk(self) -> slice:
+        """The local tokens of the chunk among those of the chunk."""
+        rank = self.shard.group.rank()
+        before = sum(self.counts[:rank])
+        return slice(before, before + self.counts[rank])
+
+    @cached_property
+    def _padded_rows(self) -> Tensor:
+        """Where the tokens of the chunk are among ranks·step rows."""
+        device = self.shard.device
+        parts = [torch.arange(count, device=device) + rank * self.step for rank, count in enumerate(self.counts)]
+        return torch.cat(parts)
+
+    def start_gather(self, local_TD: Tensor) -> Gather:
+        """Start gathering the rows of the chunk from every rank."""
+        everyone, work = _start_gather(local_TD[self.local_rows], self.step, self.shard.group)
+        whole = len(everyone) == len(self.tokens_C)
+        return Gather(work, everyone, None if whole else self._padded_rows)
+
+    def start_scatter(self, part_CD: Tensor, out_TD: Tensor) -> Scatter:
+        """Start the sum over ranks of [C, D]; its local rows are in `out_TD` after waiting for it."""
+        group = self.shard.group
+        padded = part_CD
+        if len(part_CD) < group.size() * self.step:
+            padded = part_CD.new_zeros(group.size() * self.step, part_CD.shape[1])
+            padded[self._padded_rows] = part_CD
+        local = part_CD.new_empty(self.step, part_CD.shape[1])
+        work = dist.reduce_scatter_tensor(local, padded.contiguous(), group=group, async_op=True)
+        return Scatter(work, local, out_TD[self.local_rows], padded)
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """Rows of all ranks in flight."""
+
+    work: Any
+    everyone: Tensor
+    rows: Tensor | None
+    """Which of them are tokens; None where all are."""
+
+    def wait(self) -> Tensor:
+        """[C, D] in rank order."""
+        self.work.wait()
+        return self.everyone if self.rows is None else self.everyone[self.rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """A sum over ranks in flight."""
+
+    work: Any
+    local: Tensor
+    out: Tensor
+    kept: Tensor
+    """What is being summed; it must live until the sum is complete."""
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.out.copy_(self.local[: len(self.out)])
+
+
+def _start_gather(local: Tensor, rows: int, group: ProcessGroup) -> tuple[Tensor, Any]:
+    """[ranks·rows, X] from up to `rows` rows of every rank, and the handle to wait for before reading it."""
+    mine = local
+    if len(local) < rows:
+        mine = local.new_zeros(rows, local.shape[1])
+        mine[: len(local)] = local
+    everyone = local.new_empty(group.size() * rows, local.shape[1])
+    return everyone, dist.all_gather_into_tensor(everyone, mine.contiguous(), group=group, async_op=True)
+
+
+class Span(NamedTuple):
+    """The tokens of one chunk: a range of those of this process, or some of every rank."""
+
+    tokens: slice | Tensor
+    length: int
+    part: TokenChunk | None = None
+
+
+def token_spans(tokens: TokenShard | None, bounds: list[tuple[int, int]]) -> list[Span]:
+    """Chunks of these ranges, or, where every rank holds some of the tokens, chunks of about the same length."""
+    if tokens is None or not bounds:
+        return [Span(slice(start, stop), stop - start) for start, stop in bounds]
+    longest = max(stop - start for start, stop in bounds)
+    return [Span(part.tokens_C, len(part.tokens_C), part) for part in tokens.chunks(longest)]
+
+
+def with_hidden(spans: list[Span], local_TD: Tensor) -> Iterator[tuple[Span, Tensor]]:
+    """Every span with its hidden states [C, D]. Those of other ranks are fetched during the work on the span before."""
+    parts = [span.part for span in spans if span.part is not None]
+    following = parts[0].start_gather(local_TD) if parts else None
+    for place, span in enumerate(spans):
+        if following is None:
+            yield span, local_TD[span.tokens]
+            continue
+        current = following
+        if place + 1 < len(parts):
+            following = parts[place + 1].start_gather(local_TD)
+        yield span, current.wait()
+
+
+LocalHead = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, ProcessGroup | None, TokenShard | None]
+"""(hidden, weight, bias, target, token_weight, group, token shard)."""
+
+
+def local_head(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    token_weight: Tensor | None,
+    group: ProcessGroup | None,
+    *,
+    gather_tokens: bool = False,
+) -> LocalHead:
+    """The arguments as plain tensors: the rows of this rank where the head is a DTensor with Shard(0), whole targets.
+
+    Hidden states stay local where they are sharded over the tokens along the same group, unless `gather_tokens`; otherwise
+    they are whole on every rank.
+    """
+    weight, group = _local_and_group("weight", weight, 0, group)
+    if bias is not None:
+        bias, bias_group = _local_shard("bias", bias, 0)
+        if bias_group is not None and group is None:
+            raise InputError("`bias` is sharded but `weight` is not: shard both along the vocabulary, or neither.")
+    target = _replicated("target", target)
+    token_weight = None if token_weight is None else _replicated("token_weight", token_weight)
+    if group is not None and not gather_tokens and (local := _local_tokens(hidden, group)) is not None:
+        return local[0], weight, bias, target, token_weight, group, local[1]
+    return _replicated("hidden", hidden), weight, bias, target, token_weight, group, None
+
+
+def local_logits(
+    logits: Tensor, weight: Tensor | None, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor | None, ProcessGroup | None]:
+    """The columns of this rank where the logits are a DTensor with Shard(-1), with the same rows of the head."""
+    logits, group = _local_and_group("logits", logits, -1, group)
+    if weight is not None:
+        weight, weight_group = _local_shard("weight", weight, 0)
+        if weight_group is not None and group is None:
+            raise InputError("`weight` is sharded but `logits` are not: shard both along the vocabulary, or neither.")
+    return logits, weight, group
+
+
+def _local_and_group(
+    name: str, tensor: Tensor, dim: int, group: ProcessGroup | None
+) -> tuple[Tensor, ProcessGroup | None]:
+    """A plain tensor with the group its vocabulary is divided over: that of a DTensor, or the explicit one."""
+    local, mesh_group = _local_shard(name, tensor, dim)
+    if mesh_group is not None and group is not None:
+        raise InputError(
+            f"`{name}` is a sharded DTensor, whose mesh names its group, but `group` was given too: pass one of them."
+        )
+    return local, mesh_group if mesh_group is not None else group
+
+
+def _local_shard(name: str, tensor: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
+    """The rows of this rank of a DTensor that is sharded along `dim`, and the group they are divided over.
+
+    Plain tensors come back unchanged. A replicated DTensor is a plain tensor on every rank.
+    """
+    if not is_dtensor(tensor):
+        return tensor, None
+    sharded = [axis for axis, place in enumerate(tensor.placements) if not place.is_replicate()]
+    if not sharded:
+        return tensor.to_local(), None
+    axis = sharded[0]
+    place: Any = tensor.placements[axis]
+    if len(sharded) > 1 or not place.is_shard() or place.dim % tensor.dim() != dim % tensor.dim():
+        raise InputError(
+            f"`{name}` is expected to be sharded over one axis of its mesh, with Shard({dim}) there and Replicate() "
+            f"elsewhere, but its placements are {tuple(tensor.placements)}: call `{name}.redistribute(...)` first."
+        )
+    return tensor.to_local(), tensor.device_mesh.get_group(axis)
+
+
+def _local_tokens(hidden: Tensor, group: ProcessGroup) -> tuple[Tensor, TokenShard] | None:
+    """Local hidden states [..., D] and which tokens they are, where they are sharded over tokens along `group` and nothing
+    else; the gradient that comes back is that of the local tokens. None for any other tensor."""
+    if not is_dtensor(hidden):
+        return None
+    sharded = [axis for axis, place in enumerate(hidden.placements) if not place.is_replicate()]
+    if len(sharded) != 1 or hidden.dim() < 2:
+        return None
+    place: Any = hidden.placements[sharded[0]]
+    mesh_group = hidden.device_mesh.get_group(sharded[0])
+    if not place.is_shard() or place.dim % hidden.dim() == hidden.dim() - 1:
+        return None
+    if dist.get_process_group_ranks(mesh_group) != dist.get_process_group_ranks(group):
+        return None
+    local = hidden.to_local(grad_placements=hidden.placements)
+    return local, TokenShard(tuple(hidden.shape[:-1]), place.dim % hidden.dim(), group, local.device)
+
+
+def _replicated(name: str, tensor: Tensor) -> Tensor:
+    """The whole tensor on every rank: unchanged, or gathered from a DTensor that is sharded over tokens.
+
+    The gradient that comes back is complete on every rank, so a sharded tensor keeps its part of it.
+    """
+    if not is_dtensor(tensor):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    whole = [Replicate()] * tensor.device_mesh.ndim
+    if any(place.is_partial() for place in tensor.placements):
+        raise InputError(
+            f"`{name}` is a DTensor with Partial() placements: sum it with `{name}.redistribute(...)` first."
+        )
+    return tensor.redistribute(placements=whole).to_local(grad_placements=whole)

@@ -1,0 +1,398 @@
+"""The objectives of the paper: cross-entropy plus a penalty on the log-normalizer.
+
+Every objective has a logit source with only three shapes,
+
+    δ_t = a_t · p_t  −  b_t · onehot(y_t)  −  g_t · 1/V
+
+so an objective is a pure function of per-token statistics that returns a value and the coefficients (a, b, g). It knows no
+kernel; a backend turns coefficients into gradients and knows no objective.
+
+| objective                  | value added to cross-entropy            | a                           | g                 |
+|----------------------------|-----------------------------------------|-----------------------------|-------------------|
+| CrossEntropy, CenteredHead | 0                                       | 0                           | 0                 |
+| StandardZLoss              | λ(log Z − c)²                           | 2λ(log Z − c)               | 0                 |
+| CenteredZLoss              | λ(log Z̃ − c)²                           | s = 2λ(log Z̃ − c)           | s                 |
+| FactorizedZLoss            | λ_μ(μ − c_μ)² + λ_rel(log Z̃ − c_rel)²   | s = 2λ_rel(log Z̃ − c_rel)   | s − 2λ_μ(μ − c_μ) |
+| GainAwareZLoss             | λ(log Z − c)² / (1 + β·sg(A²))          | 2λ(log Z − c) / (1 + βA²)   | 0                 |
+
+Cross-entropy itself adds a = 1, b = 1 (with label smoothing ε: b = 1 − ε, g = ε).
+
+Axes: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from zloss.errors import CoefficientError, CoordinateError, MissingInputError, UnknownNameError
+from zloss.results.coordinate import Coordinate
+from zloss.statistics import TokenStats
+from zloss.tensors import is_number
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """(a, b, g) of every token: δ_t = a_t·p_t − b_t·onehot(y_t) − g_t/V. None is 0.
+
+    Scaling: whoever makes them says which weights are inside; an objective's are per token, before any reduction.
+    """
+
+    a: Tensor
+    b: Tensor | None = None
+    g: Tensor | None = None
+
+    def weighted(self, weight: Tensor, valid: Tensor, exp_sum: Tensor) -> Coefficients:
+        """Times the weight of every token, 0 at ignored ones; `a` becomes the coefficient of E = exp(z − m) = S·p."""
+
+        def counted(value: Tensor) -> Tensor:
+            # `where` and not a product: what an ignored token computed may be infinite.
+            return torch.where(valid, value, value.new_zeros(()))
+
+        return Coefficients(
+            a=counted(weight * self.a / exp_sum),
+            b=None if self.b is None else counted(weight * self.b),
+            g=None if self.g is None else counted(weight * self.g),
+        )
+
+
+class Objective(ABC):
+    """Cross-entropy plus a penalty on the log-normalizer. Subclasses are frozen dataclasses."""
+
+    name: ClassVar[str]
+    """The name on the command line."""
+    coordinate: ClassVar[Coordinate] = "raw"
+    """The logits this method deploys: raw, or row-centered."""
+    needs_mu: ClassVar[bool] = False
+    needs_gain: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def active(self) -> bool:
+        """False when every coefficient is None or 0: then the objective is cross-entropy, bit for bit."""
+
+    @abstractmethod
+    def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
+        """The definition, in differentiable tensor operations on whole logits: what `source` is tested against."""
+
+    @abstractmethod
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
+        """The penalty of every token and the coefficients (a, g) of its source, from the statistics."""
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Cross-entropy and auxiliary of every token, and what they inject at the logits. Scaling: before any reduction."""
+
+    cross_entropy: Tensor
+    auxiliary: Tensor
+    source: Coefficients
+    """Of cross-entropy plus auxiliary."""
+    auxiliary_source: Coefficients
+
+
+def token_loss(stats: TokenStats, objective: Objective, label_smoothing: float = 0.0) -> TokenLoss:
+    """Label-smoothed cross-entropy plus the auxiliary of the objective, from the statistics of every token."""
+    epsilon = label_smoothing
+    ce = -stats.target_log_prob
+    if epsilon:
+        if stats.mu is None:
+            raise CoordinateError("`label_smoothing` needs the mean logit μ, which does not exist for these logits.")
+        # log Z − (1 − ε)z_y − εμ, written in differences from m so that a common shift cancels first.
+        ce = stats.log_s - (1 - epsilon) * (stats.target_logit - stats.row_max) - epsilon * (stats.mu - stats.row_max)
+    if objective.active:
+        value, auxiliary = objective.source(stats)
+    else:
+        value = torch.zeros_like(ce)
+        auxiliary = Coefficients(a=value)
+    if auxiliary.g is not None:
+        g: Tensor | None = auxiliary.g + epsilon
+    else:
+        g = torch.full_like(ce, epsilon) if epsilon else None
+    both = Coefficients(a=1 + auxiliary.a, b=torch.full_like(ce, 1 - epsilon), g=g)
+    return TokenLoss(ce, value, both, auxiliary)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Objective):
+    """The CE baseline, deployed with raw logits.
+
+    >>> CrossEntropy().active
+    False
+    """
+
+    name: ClassVar[str] = "ce"
+
+    @property
+    def active(self) -> bool:
+        return False
+
+    def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
+        return logits_TV.new_zeros(logits_TV.shape[:-1])
+
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
+        zero = torch.zeros_like(stats.log_s)
+        return zero, Coefficients(a=zero)
+
+
+@dataclass(frozen=True)
+class CenteredHead(CrossEntropy):
+    """Cross-entropy on row-centered logits z − μ1: the paper's control without an auxiliary loss.
+
+    A common shift changes neither CE nor its gradient, so training equals `CrossEntropy` bit for bit; only the deployed
+    coordinate, in which Z-loss metrics are read, differs.
+
+    >>> CenteredHead().active, CenteredHead().coordinate
+    (False, 'centered')
+    """
+
+    name: ClassVar[str] = "centered-head"
+    coordinate: ClassVar[Coordinate] = "centered"
+
+
+@dataclass(frozen=True)
+class StandardZLoss(Objective):
+    """λ(log Z − c)²; source 2λ(log Z − c)·p (paper eq:zloss, eq:source).
+
+    `target=None` is c = log V, as in the paper; most codebases use 0.
+
+    >>> StandardZLoss(1e-4).active, StandardZLoss(0.0).active, StandardZLoss(None).active
+    (True, False, False)
+    """
+
+    coef: float | None
+    target: float | None = None
+    name: ClassVar[str] = "standard"
+
+    def __post_init__(self) -> None:
+        check_coefficient("coef", self.coef)
+        check_target("target", self.target)
+
+    @property
+    def active(self) -> bool:
+        return is_on(self.coef)
+
+    def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
+        c = resolve_target(self.target, logits_TV.shape[-1])
+        return off_is_zero(self.coef) * (torch.logsumexp(logits_TV, dim=-1) - c) ** 2
+
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
+        violation = stats.log_z - resolve_target(self.target, stats.vocab)
+        coef = off_is_zero(self.coef)
+        return coef * violation**2, Coefficients(a=2 * coef * violation)
+
+
+@dataclass(frozen=True)
+class CenteredZLoss(Objective):
+    """λ(log Z̃ − c)² with log Z̃ = log Z − μ; source s·(p − 1/V) with s = 2λ(log Z̃ − c).
+
+    The source sums to zero over the vocabulary, and a common shift of the logits does not change it (paper
+    eq:centered_head, eq:centered_raw_adjoint).
+
+    >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
+    >>> bool(torch.allclose(CenteredZLoss(0.1).penalty(logits + 50, None), CenteredZLoss(0.1).penalty(logits, None)))
+    True
+    """
+
+    coef: float | None
+    target: float | None = None
+    name: ClassVar[str] = "centered"
+    coordinate: ClassVar[Coordinate] = "centered"
+    needs_mu: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_coefficient("coef", self.coef)
+        check_target("target", self.target)
+
+    @property
+    def active(self) -> bool:
+        return is_on(self.coef)
+
+    def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
+        c = resolve_target(self.target, logits_TV.shape[-1])
+        centered_TV = logits_TV - logits_TV.mean(dim=-1, keepdim=True)
+        return off_is_zero(self.coef) * (torch.logsumexp(centered_TV, dim=-1) - c) ** 2
+
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
+        violation = _centered_log_z(stats, "Centered Z-loss") - resolve_target(self.target, stats.vocab)
+        coef = off_is_zero(self.coef)
+        s = 2 * coef * violation
+        return coef * violation**2, Coefficients(a=s, g=s)
+
+
+@dataclass(frozen=True)
+class FactorizedZLoss(Objective):
+    """λ_μ(μ − c_μ)² + λ_rel(log Z̃ − c_rel)²: Z-loss without the cross term of its expansion (paper eq:factorized).
+
+    Source: s·p − (s − 2λ_μ(μ − c_μ))/V with s = 2λ_rel(log Z̃ − c_rel). The paper uses λ_μ = λ_rel, c_μ = 0.
+
+    >>> FactorizedZLoss(1e-4, 1e-4).active, FactorizedZLoss(None, 0.0).active
+    (True, False)
+    """
+
+    shift_coef: float | None
+    relative_coef: float | None
+    shift_target: float = 0.0
+    relative_target: float | None = None
+    name: ClassVar[str] = "factorized"
+    needs_mu: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_coefficient("shift_coef", self.shift_coef)
+        check_coefficient("relative_coef", self.relative_coef)
+        if not (is_number(self.shift_target) and math.isfinite(self.shift_target)):
+            raise CoefficientError(
+                f"`shift_target` is expected to be a finite number (0 in the paper), but got {self.shift_target!r}."
+            )
+        check_target("relative_target", self.relative_target)
+
+    @property
+    def active(self) -> bool:
+        return is_on(self.shift_coef, self.relative_coef)
+
+    def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
+        c_rel = resolve_target(self.relative_target, logits_TV.shape[-1])
+        mu = logits_TV.mean(dim=-1)
+        log_z_centered = torch.logsumexp(logits_TV - mu.unsqueeze(-1), dim=-1)
+        shift = off_is_zero(self.shift_coef) * (mu - self.shift_target) ** 2
+        return shift + off_is_zero(self.relative_coef) * (log_z_centered - c_rel) ** 2
+
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
+        relative = _centered_log_z(stats, "Factorized Z-loss") - resolve_target(self.relative_target, stats.vocab)
+        assert stats.mu is not None  # log Z̃ exists only with μ
+        shift = stats.mu - self.shift_target
+        shift_coef, relative_coef = off_is_zero(self.shift_coef), off_is_zero(self.relative_coef)
+        s = 2 * relative_coef * relative
+        return shift_coef * shift**2 + relative_coef * relative**2, Coefficients(a=s, g=s - 2 * shift_coef * shift)
+
+
+@dataclass(frozen=True)
+class GainAwareZLoss(Objective):
+    """λ(log Z − c)² / (1 + β·sg(A_p²)); the stop-gradient is part of the objective (paper eq:gain_aware).
+
+    Source: 2λ(log Z − c)/(1 + βA_p²)·p. It attenuates the source where A_p is large; it does not lower A_p.
+
+    >>> logits, gain = torch.zeros(1, 4), torch.tensor([10.0])
+    >>> float(GainAwareZLoss(1.0, beta=0.01, target=0.0).penalty(logits, gain))  # (log 4)² / 2
+    0.960906...
+    """
+
+    coef: float | None
+    beta: float = 1e-2
+    target: float | None = None
+    name: ClassVar[str] = "gain-aware"
+    needs_gain: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_coefficient("coef", self.coef)
+        check_target("target", self.target)
+        if not (is_number(self.beta) and math.isfinite(self.beta) and self.beta >= 0):
+            raise CoefficientError(f"`beta` is expected to be a finite number ≥ 0, but got {self.beta!r}.")
+
+    @property
+    def active(self) -> bool:
+        return is_on(self.coef)
+
+    def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
+        c = resolve_target(self.target, logits_TV.shape[-1])
+        damping = 1 + self.beta * _required_gain(gain_T).detach() ** 2
+        return off_is_zero(self.coef) * (torch.logsumexp(logits_TV, dim=-1) - c) ** 2 / damping
+
+    def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
+        violation = stats.log_z - resolve_target(self.target, stats.vocab)
+        weight = off_is_zero(self.coef) / (1 + self.beta * _required_gain(stats.gain) ** 2)
+        return weight * violation**2, Coefficients(a=2 * weight * violation)
+
+
+def _centered_log_z(stats: TokenStats, method: str) -> Tensor:
+    if stats.log_z_centered is None:
+        raise CoordinateError(
+            f"{method} needs the mean logit μ, which does not exist for softcapped logits or a -inf bias. "
+            "Use StandardZLoss, or exclude the -inf rows with `valid_vocab`."
+        )
+    return stats.log_z_centered
+
+
+def _required_gain(gain: Tensor | None) -> Tensor:
+    if gain is None:
+        raise MissingInputError(
+            "Gain-aware Z-loss needs the output-to-hidden gain: pass `weight`, the [V, D] output head."
+        )
+    return gain
+
+
+def check_coefficient(name: str, value: float | None) -> None:
+    """A coefficient is None or a finite number ≥ 0."""
+    if value is None:
+        return
+    expected = f"`{name}` is expected to be None (off) or a finite number ≥ 0, but got {value!r}"
+    if not (is_number(value) and math.isfinite(value)):
+        raise CoefficientError(f"{expected}.")
+    if value < 0:
+        raise CoefficientError(f"{expected}: a negative penalty would drive log Z away from its target.")
+
+
+def check_target(name: str, value: float | None) -> None:
+    """A target is None (log V) or a finite number."""
+    if value is not None and not (is_number(value) and math.isfinite(value)):
+        raise CoefficientError(f"`{name}` is expected to be None (log V) or a finite number, but got {value!r}.")
+
+
+def is_on(*coefficients: float | None) -> bool:
+    """Whether any coefficient is switched on; None and 0 are both off."""
+    return any(coefficient is not None and coefficient != 0 for coefficient in coefficients)
+
+
+def off_is_zero(coefficient: float | None) -> float:
+    return 0.0 if coefficient is None else coefficient
+
+
+def resolve_target(target: float | None, vocab: int) -> float:
+    """c, with None meaning log V: then the zero logit vector has no violation."""
+    return math.log(vocab) if target is None else target
+
+
+ObjectiveFactory = Callable[[float | None], Objective]
+"""From one coefficient to an objective: what a sweep over λ needs."""
+
+_FACTORIES: dict[str, ObjectiveFactory] = {
+    CrossEntropy.name: lambda coef: CrossEntropy(),
+    CenteredHead.name: lambda coef: CenteredHead(),
+    StandardZLoss.name: lambda coef: StandardZLoss(coef),
+    CenteredZLoss.name: lambda coef: CenteredZLoss(coef),
+    # The paper's convention: λ_μ = λ_rel = λ, c_μ = 0, c_rel = log V.
+    FactorizedZLoss.name: lambda coef: FactorizedZLoss(coef, coef),
+    GainAwareZLoss.name: lambda coef: GainAwareZLoss(coef),
+}
+
+
+def objective_names() -> tuple[str, ...]:
+    """Every registered name, the paper's six first."""
+    return tuple(_FACTORIES)
+
+
+def register_objective(name: str, factory: ObjectiveFactory) -> None:
+    """Register an objective by name, e.g. for the methods of `zloss train`.
+
+    >>> register_objective("z-around-zero", lambda coef: StandardZLoss(coef, target=0.0))
+    >>> make_objective("z-around-zero", 1e-4)
+    StandardZLoss(coef=0.0001, target=0.0)
+    """
+    _FACTORIES[name] = factory
+
+
+def make_objective(name: str, coef: float | None) -> Objective:
+    """The objective `name` with coefficient `coef`; CE and centered-head have none and ignore it.
+
+    >>> make_objective("factorized", 1e-4)
+    FactorizedZLoss(shift_coef=0.0001, relative_coef=0.0001, shift_target=0.0, relative_target=None)
+    """
+    if not isinstance(name, str) or name not in _FACTORIES:
+        raise UnknownNameError("objective", name, _FACTORIES)
+    return _FACTORIES[name](coef)

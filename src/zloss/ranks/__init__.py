@@ -1,1 +1,0 @@
-"""Which rank holds which rows of the vocabulary and which tokens."""

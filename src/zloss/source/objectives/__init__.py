@@ -1,1 +1,0 @@
-"""The objectives of the paper, one file each."""

@@ -1,0 +1,248 @@
+"""The public losses with backend="triton": every objective and option against the fp64 definition."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import zloss
+from tests.laws.definitions import Case, make_case, measured, reference, relative_error
+from zloss import errors
+from zloss.head import triton as module
+from zloss.head import triton_ops as ops
+
+OBJECTIVES = {
+    "ce": zloss.CrossEntropy(),
+    "centered-head": zloss.CenteredHead(),
+    "standard": zloss.StandardZLoss(0.7),
+    "standard c=0": zloss.StandardZLoss(0.7, target=0.0),
+    "centered": zloss.CenteredZLoss(0.7),
+    "factorized": zloss.FactorizedZLoss(0.5, 0.9, shift_target=0.4, relative_target=2.0),
+    "gain-aware": zloss.GainAwareZLoss(0.7, beta=0.3),
+}
+CAPPED = {name: objective for name, objective in OBJECTIVES.items() if not objective.needs_mu}
+FP32 = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "STATISTICS_BLOCK", 32)
+
+
+def fp32_case(objective: zloss.Objective, **options: object) -> Case:
+    """A problem whose operands are exact in fp32, so that the definition sees what the kernels see."""
+    case = make_case(objective, tokens=6, **options)  # type: ignore[arg-type]
+    tensors = {name: getattr(case, name) for name in ("hidden", "weight", "bias", "token_weight")}
+    exact = {name: tensor.float().double() for name, tensor in tensors.items() if tensor is not None}
+    return dataclasses.replace(case, **exact)
+
+
+def assert_close(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: float = FP32) -> None:
+    for name, truth in want.items():
+        if name in got:
+            assert got[name].shape == truth.shape, name
+            assert relative_error(got[name], truth) <= tolerance, f"{name}: {relative_error(got[name], truth):.2e}"
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_head_loss_with_every_option(name: str, reduction: str) -> None:
+    for options in ({}, {"with_bias": True, "with_ignored": True, "with_weights": True, "label_smoothing": 0.1}):
+        case = fp32_case(OBJECTIVES[name], reduction=reduction, **options)
+        assert_close(measured(case, "triton", 4, torch.float32), reference(case))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_head_loss_with_logit_scale_and_padded_vocabulary(name: str) -> None:
+    case = fp32_case(OBJECTIVES[name], valid_vocab=41, logit_scale=-1.75, with_bias=True, with_ignored=True)
+    got = measured(case, "triton", 4, torch.float32)
+    assert_close(got, reference(case))
+    assert not got["weight.grad"][41:].any()
+
+
+@pytest.mark.parametrize("name", CAPPED)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_head_loss_with_softcap(name: str, reduction: str) -> None:
+    case = fp32_case(CAPPED[name], softcap=3.0, logit_scale=2.0, with_bias=True, with_ignored=True, reduction=reduction)
+    assert_close(measured(case, "triton", 4, torch.float32), reference(case))
+
+
+def test_a_masked_logit_stays_masked_under_a_softcap() -> None:
+    """A bias of -inf takes a class out of log Z; tanh would bring it back at −cap."""
+    case = fp32_case(CAPPED["standard"], softcap=3.0, with_bias=True)
+    assert case.bias is not None
+    masked = next(v for v in range(len(case.bias)) if v not in case.target)
+    losses = []
+    for backend in ("triton", "dense"):
+        bias = case.bias.float().clone()
+        bias[masked] = -torch.inf
+        losses.append(
+            zloss.head_loss(
+                case.hidden.float(), case.weight.float(), case.target, case.objective,
+                bias=bias, softcap=3.0, backend=backend,
+            )
+        )  # fmt: skip
+    torch.testing.assert_close(losses[0].loss, losses[1].loss, rtol=FP32, atol=0)
+    torch.testing.assert_close(losses[0].stats.log_z, losses[1].stats.log_z, rtol=FP32, atol=0)
+
+
+def source(case: Case, part: str) -> Tensor:
+    tensors = {name: getattr(case, name).float() for name in ("hidden", "weight")}
+    options = case.options() | {"bias": None if case.bias is None else case.bias.float()}
+    return zloss.head_source(
+        **tensors, target=case.target, objective=case.objective, part=part, backend="triton", chunk_size=4, **options
+    )
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_total_and_z_source(name: str) -> None:
+    """The total is ∂loss/∂z; the Z part alone is what the objective adds to it, from the same statistics."""
+    case = fp32_case(OBJECTIVES[name], with_bias=True, with_ignored=True, label_smoothing=0.1)
+    truth = reference(case)["source"]
+    truth_z = truth - reference(dataclasses.replace(case, objective=zloss.CrossEntropy()))["source"]
+    assert relative_error(source(case, "total"), truth) <= FP32
+    assert relative_error(source(case, "z"), truth_z) <= FP32
+
+
+@pytest.mark.parametrize("name", CAPPED)
+def test_source_under_softcap_stands_at_the_capped_logits(name: str) -> None:
+    case = fp32_case(CAPPED[name], softcap=3.0, with_ignored=True)
+    assert relative_error(source(case, "total"), reference(case)["source"]) <= FP32
+
+
+def logits_pair(case: Case) -> tuple[Tensor, Tensor]:
+    """fp32 logits as a leaf, and the same numbers as a leaf in fp64."""
+    z = case.hidden @ case.weight.T
+    logits = (z if case.bias is None else z + case.bias).float()
+    return logits.requires_grad_(), logits.detach().double().requires_grad_()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_logits_loss_with_every_option(name: str, reduction: str) -> None:
+    options = [{}, {"label_smoothing": 0.1, "logit_scale": -1.75, "valid_vocab": 41}]
+    if name in CAPPED:
+        options += [{"softcap": 3.0, "logit_scale": 2.0}, {"softcap": 3.0, "label_smoothing": 0.1}]
+    for extra in options:
+        case = fp32_case(OBJECTIVES[name], with_bias=True, with_ignored=True, valid_vocab=41)
+        leaf, twin = logits_pair(case)
+        shared = {"reduction": reduction, **extra}
+        got = zloss.logits_loss(
+            leaf, case.target, case.objective, weight=case.weight.float(), backend="triton", **shared
+        )
+        want = zloss.logits_loss(twin, case.target, case.objective, weight=case.weight, backend="dense", **shared)
+        upstream = torch.rand_like(got.loss)
+        got.loss.backward(upstream)
+        want.loss.backward(upstream.double())
+        for part in ("loss", "cross_entropy", "auxiliary"):
+            assert relative_error(getattr(got, part), getattr(want, part)) <= FP32, part
+        assert relative_error(leaf.grad, twin.grad) <= FP32
+        for statistic in ("log_z", "mu", "p_norm", "gain", "gain_centered", "target_logit"):
+            mine, truth = getattr(got.stats, statistic), getattr(want.stats, statistic)
+            assert (mine is None) == (truth is None), statistic
+            if truth is not None:
+                assert relative_error(mine, truth) <= FP32, statistic
+
+
+@pytest.mark.parametrize("coef", [None, 0.0])
+def test_off_is_off(coef: float | None) -> None:
+    case = fp32_case(zloss.CrossEntropy())
+    grads = []
+    for objective in (zloss.CrossEntropy(), zloss.StandardZLoss(coef)):
+        leaf = logits_pair(case)[0]
+        out = zloss.logits_loss(leaf, case.target, objective, backend="triton")
+        out.loss.backward()
+        assert not out.auxiliary
+        grads.append(leaf.grad)
+    assert torch.equal(*grads)
+
+
+def test_nothing_to_count() -> None:
+    case = fp32_case(zloss.StandardZLoss(0.7))
+    ignored = torch.full_like(case.target, -100)
+    leaf = logits_pair(case)[0]
+    out = zloss.logits_loss(leaf, ignored, case.objective, backend="triton")
+    out.loss.backward()
+    assert out.loss == 0
+    assert not leaf.grad.any()
+    hidden = case.hidden.float().requires_grad_()
+    out = zloss.head_loss(hidden, case.weight.float(), ignored, case.objective, backend="triton")
+    out.loss.backward()
+    assert out.loss == 0
+    assert not hidden.grad.any()
+    empty = zloss.logits_loss(torch.empty(0, 7), torch.empty(0, dtype=torch.long), case.objective, backend="triton")
+    assert empty.loss == 0
+
+
+def test_ignored_rows_may_hold_anything_and_the_callers_logits_are_left_alone() -> None:
+    case = fp32_case(zloss.StandardZLoss(0.7), with_ignored=True)
+    assert case.target[0] == -100
+    grads = []
+    for poison in (0.0, torch.nan, -torch.inf):
+        leaf = logits_pair(case)[0].detach().clone()
+        leaf[0] = poison
+        before = leaf.clone()
+        leaf.requires_grad_()
+        zloss.logits_loss(leaf, case.target, case.objective, backend="triton").loss.backward()
+        torch.testing.assert_close(leaf.detach(), before, rtol=0, atol=0, equal_nan=True)
+        grads.append(leaf.grad)
+    assert torch.equal(grads[0], grads[1])
+    assert torch.equal(grads[0], grads[2])
+
+
+def test_what_is_refused() -> None:
+    case = fp32_case(zloss.StandardZLoss(0.7))
+    leaf = logits_pair(case)[0]
+    with pytest.raises(errors.DtypeError, match="fp64"):
+        zloss.logits_loss(leaf.double(), case.target, case.objective, backend="triton")
+    with pytest.raises(errors.DoubleBackwardError, match="dense"):
+        torch.autograd.grad(
+            zloss.logits_loss(leaf, case.target, case.objective, backend="triton").loss, leaf, create_graph=True
+        )
+    hidden = case.hidden.float().requires_grad_()
+    out = zloss.head_loss(hidden, case.weight.float(), case.target, case.objective, backend="triton")
+    with pytest.raises(errors.DoubleBackwardError, match="dense"):
+        torch.autograd.grad(out.loss, hidden, create_graph=True)
+    masked = torch.randn(2, 7)
+    masked[1] = -torch.inf
+    with pytest.raises(errors.CoordinateError, match="only -inf"):
+        zloss.logits_loss(masked, torch.tensor([1, 2]), case.objective, backend="triton")
+    masked = torch.randn(2, 7)
+    masked[1, 3] = -torch.inf
+    with pytest.raises(errors.CoordinateError, match="mean logit"):
+        zloss.logits_loss(masked, torch.tensor([1, 2]), zloss.CenteredZLoss(0.7), backend="triton")
+
+
+def test_automatic_choice_on_the_cpu_is_chunked() -> None:
+    """The interpreter is a tool for tests: only a name asks for it."""
+    case = fp32_case(zloss.StandardZLoss(0.7))
+    tensors = case.hidden.float(), case.weight.float(), case.target, case.objective
+    automatic, chunked = (zloss.head_loss(*tensors, backend=backend).loss for backend in ("auto", "chunked"))
+    assert torch.equal(automatic, chunked)
+
+
+MUTATIONS = {
+    "uniform part dropped": ("else source.g / vocab", "else 0 * source.g"),
+    "target dropped": ("else source.b,", "else 0 * source.b,"),
+    "normalizer dropped": ("valid_T, sum_T)", "valid_T, torch.ones_like(sum_T))"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_check_fails_on_a_mutation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One coefficient of the loss zeroed or left unnormalised: the gradient is no longer the definition's."""
+    text = Path(module.__file__).read_text()
+    old, new = MUTATIONS[name]
+    assert old in text
+    names: dict[str, object] = {"__name__": "mutated_logits"}
+    exec(compile(text.replace(old, new), module.__file__, "exec"), names)
+    case = fp32_case(zloss.CenteredZLoss(0.7))
+    leaf, twin = logits_pair(case)
+    zloss.logits_loss(twin, case.target, case.objective, backend="dense").loss.backward()
+    monkeypatch.setattr(module, "triton_logits_loss", names["triton_logits_loss"])
+    zloss.logits_loss(leaf, case.target, case.objective, backend="triton").loss.backward()
+    assert relative_error(leaf.grad, twin.grad) > 1e-3

@@ -1,0 +1,88 @@
+"""Objectives: values and coefficients against autograd at the logits, and objectives by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import zloss
+from tests.laws.definitions import relative_error
+from zloss import errors, objectives
+from zloss.objectives import token_loss
+from zloss.statistics import TokenStats
+
+OBJECTIVES = (zloss.CrossEntropy(), zloss.StandardZLoss(0.7), zloss.CenteredZLoss(0.7), zloss.FactorizedZLoss(0.5, 0.9))
+
+
+def statistics(z: torch.Tensor, index: torch.Tensor, valid: torch.Tensor) -> tuple[TokenStats, torch.Tensor]:
+    row_max = z.amax(1)
+    exp = torch.exp(z - row_max.unsqueeze(1))
+    picked = z.gather(1, index.unsqueeze(1)).squeeze(1)
+    return TokenStats(row_max, exp.sum(1).log(), picked, valid, z.shape[1], mu=z.mean(1)), exp
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.name)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_coefficients_give_the_gradient_at_the_logits(objective: zloss.Objective, smoothing: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(6, 11, generator=g, dtype=torch.float64).requires_grad_()
+    index, weight = torch.randint(11, (6,), generator=g), torch.rand(6, generator=g, dtype=torch.float64)
+    valid = torch.tensor([True, True, False, True, True, True])
+    ce = torch.nn.functional.cross_entropy(z, index, reduction="none", label_smoothing=smoothing)
+    aux = objective.penalty(z, None)
+    counted = torch.where(valid, weight, 0.0)
+    total = torch.autograd.grad((counted * (ce + aux)).sum(), z, retain_graph=True)[0]
+    cross_entropy = torch.autograd.grad((counted * ce).sum(), z)[0]
+
+    stats, exp = statistics(z.detach(), index, valid)
+    loss = token_loss(stats, objective, smoothing)
+    assert relative_error(loss.cross_entropy, ce) < 1e-14
+    assert relative_error(loss.auxiliary, aux) < 1e-14
+    onehot = torch.nn.functional.one_hot(index, 11)
+    for coefficients, want in ((loss.source, total), (loss.auxiliary_source, total - cross_entropy)):
+        source = coefficients.weighted(weight, valid, exp.sum(1))
+        got = source.a.unsqueeze(1) * exp
+        if source.b is not None:
+            got = got - source.b.unsqueeze(1) * onehot
+        if source.g is not None:
+            got = got - source.g.unsqueeze(1) / 11
+        assert relative_error(got, want) < 1e-13
+
+
+def test_label_smoothing_needs_the_mean_logit() -> None:
+    one = torch.ones(2)
+    stats = TokenStats(one, one, one, one.bool(), 5)
+    with pytest.raises(errors.CoordinateError, match="label_smoothing"):
+        token_loss(stats, zloss.CrossEntropy(), 0.1)
+
+
+def test_the_papers_six_are_known_by_their_own_names() -> None:
+    for name in ("ce", "centered-head", "standard", "centered", "factorized", "gain-aware"):
+        assert zloss.make_objective(name, 1e-4).name == name
+        assert not zloss.make_objective(name, 0).active
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(errors.UnknownNameError, match="Did you mean 'standard'"):
+        zloss.make_objective("standart", 1e-4)
+
+
+def test_a_registered_objective_is_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objectives, "_FACTORIES", dict(objectives._FACTORIES))
+    zloss.register_objective("palm", lambda coef: zloss.StandardZLoss(coef, target=0.0))
+    assert zloss.make_objective("palm", 1e-4) == zloss.StandardZLoss(1e-4, target=0.0)
+
+
+@pytest.mark.parametrize("target", [None, "0", float("nan")])
+def test_the_target_of_the_shift_has_no_default_of_log_v(target: object) -> None:
+    """The error once offered None (log V), which is refused."""
+    with pytest.raises(errors.CoefficientError, match="`shift_target` is expected to be a finite number"):
+        zloss.FactorizedZLoss(1e-4, 1e-4, shift_target=target)
+
+
+def test_objectives_are_frozen_values() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        zloss.StandardZLoss(1e-4).coef = 2.0  # type: ignore[misc]
+    assert zloss.StandardZLoss(1e-4) == zloss.StandardZLoss(1e-4)
