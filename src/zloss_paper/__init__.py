@@ -7,5 +7,5 @@
     data              the paper's tables, and the shapes of small models
 
 Imports point to the engine: show and every family import it. The engine imports none of them, a family imports no other
-family, and no family imports show. tests/paper/test_rooms.py checks this.
+family, and no family imports show. tests/paper/test_import_directions.py checks this.
 """

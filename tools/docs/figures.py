@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.docs.drawing import WIDE, Axis, arrow, bar, below, beside, box, dot, line, picture, text
-from tools.docs.rooms import rooms
+from tools.docs.packages import packages
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -20,7 +20,7 @@ def figures() -> dict[str, str]:
         "gain.svg": gain(),
         "outliers.svg": outliers(),
         "transport.svg": transport(),
-        "rooms.svg": rooms(),
+        "packages.svg": packages(),
     }
 
 

@@ -71,11 +71,11 @@ def router_loss(
         stats = router_statistics(decisions, top_k)
         counted_L, divisor = _counted_decisions(stats.decisions_per_layer, normalizer, groups, gradients)
         alpha_L, absolute_L, relative_L = _layer_weights(found, exact, counted_L, top_k, context)
-        source = StandardZLoss(1.0, c).source(stats.tokens)
+        penalty_N, source = StandardZLoss(1.0, c).source(stats.tokens)
         # `where` and not a factor 0: 0·NaN is NaN, for a masked decision or with the coefficient off.
         counted_N = stats.valid if is_on(coef) else torch.zeros_like(stats.valid)
-        value_N = torch.where(counted_N, source.value, 0)
-        along_p_N = torch.where(counted_N, source.along_p, 0)
+        value_N = torch.where(counted_N, penalty_N, 0)
+        along_p_N = torch.where(counted_N, source.a, 0)
         lambda_alpha_L = absolute_L.to(value_N)
         applied_L = lambda_alpha_L if divisor == 1 else (absolute_L * divisor).to(value_N)
         per_layer = decisions.sum_per_layer(value_N) * applied_L

@@ -1,4 +1,4 @@
-"""The rooms inside zloss_paper and the directions in which they may import one another.
+"""The packages inside zloss_paper and the directions in which they may import one another.
 
     engine ← heads, implementations, training, moe, reporting
 
@@ -12,46 +12,46 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_rooms import imported_modules
+from tests.test_import_directions import imported_modules
 from zloss_paper import engine
 from zloss_paper.engine.registry import MODULES
 
 PAPER = Path(engine.__file__).parents[1]
 FAMILIES = ("heads", "implementations", "training", "moe", "reporting")
 MAY_IMPORT = {
-    # room: the rooms of zloss_paper it may import, besides itself
+    # package: the packages of zloss_paper it may import, besides itself
     "engine": set(),
     **{family: {"engine"} for family in FAMILIES},
 }
 
 
-def wrong_imports(text: str, room: str) -> set[str]:
-    """The rooms of zloss_paper that a source of `room` imports without leave."""
+def wrong_imports(text: str, package: str) -> set[str]:
+    """The packages of zloss_paper that a source of `package` imports without leave."""
     parts = [module.split(".") for module in imported_modules(text)]
-    rooms = {part[1] for part in parts if part[0] == "zloss_paper" and len(part) > 1}
-    return rooms - MAY_IMPORT[room] - {room}
+    packages = {part[1] for part in parts if part[0] == "zloss_paper" and len(part) > 1}
+    return packages - MAY_IMPORT[package] - {package}
 
 
 def module_name(path: Path) -> str:
     return ".".join(("zloss_paper", *path.relative_to(PAPER).with_suffix("").parts))
 
 
-def test_every_room_is_listed() -> None:
+def test_every_package_is_listed() -> None:
     here = {path.name for path in PAPER.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert here == {*MAY_IMPORT, "data"}
     assert {path.name for path in PAPER.glob("*.py")} == {"__init__.py"}
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_imports_point_one_way(room: str) -> None:
-    sources = sorted((PAPER / room).rglob("*.py"))
-    wrong = {str(path): found for path in sources if (found := wrong_imports(path.read_text(), room))}
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_point_one_way(package: str) -> None:
+    sources = sorted((PAPER / package).rglob("*.py"))
+    wrong = {str(path): found for path in sources if (found := wrong_imports(path.read_text(), package))}
     assert sources
     assert not wrong
 
 
 @pytest.mark.parametrize(
-    ("room", "line"),
+    ("package", "line"),
     [
         ("engine", "from zloss_paper.training.table import TrainingTable"),
         ("engine", "def run():\n    from zloss_paper.heads.lines import head_lines"),
@@ -60,8 +60,8 @@ def test_imports_point_one_way(room: str) -> None:
         ("reporting", "from zloss_paper.moe.table import run_moe_table"),
     ],
 )
-def test_a_wrong_import_is_seen(room: str, line: str) -> None:
-    assert wrong_imports(line, room)
+def test_a_wrong_import_is_seen(package: str, line: str) -> None:
+    assert wrong_imports(line, package)
 
 
 def test_recipes_stand_in_families() -> None:

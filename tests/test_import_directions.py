@@ -1,4 +1,4 @@
-"""The rooms of the house and the one direction in which they may import one another (docs/architecture.md)."""
+"""The packages and the one direction in which they may import each other (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOPS = EXPERIMENTS | {"telemetry"}
 EVERYTHING = LOOPS | {"audit", "train", "report"}
 
 MAY_IMPORT = {
-    # room: the rooms it may import, besides itself
+    # package: the packages it may import, besides itself
     "errors": set(),
     "cache": {"errors"},
     "distributed": {"errors"},
@@ -53,8 +53,8 @@ MAY_IMPORT = {
 WITHOUT_TORCH = ("results", "decide", "report")
 
 
-def rooms_of(module: str) -> set[str]:
-    """The room a dotted name of ours lies in; nothing for foreign packages and for the package itself."""
+def packages_of(module: str) -> set[str]:
+    """The package a dotted name of ours lies in; nothing for foreign packages and for the package itself."""
     package, _, rest = module.partition(".")
     if package == "zloss_paper":
         return {"zloss_paper"}
@@ -67,48 +67,48 @@ def imported_modules(text: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide the room they lead to"
+            assert node.level == 0, "relative imports hide the package they lead to"
             yield node.module or ""
             if node.module in ("zloss", "zloss_paper"):
                 yield from (f"{node.module}.{alias.name}" for alias in node.names if not alias.name.startswith("_"))
 
 
-def wrong_imports(text: str, room: str) -> set[str]:
-    """The rooms that a source of `room` imports without leave."""
-    rooms = set().union(*(rooms_of(module) for module in imported_modules(text)))
-    return rooms - MAY_IMPORT[room] - {room}
+def wrong_imports(text: str, package: str) -> set[str]:
+    """The packages that a source of `package` must not import, but does."""
+    packages = set().union(*(packages_of(module) for module in imported_modules(text)))
+    return packages - MAY_IMPORT[package] - {package}
 
 
-def sources_of(room: str) -> list[Path]:
-    if room == "zloss_paper":
+def sources_of(package: str) -> list[Path]:
+    if package == "zloss_paper":
         return sorted(PAPER.rglob("*.py"))
-    file = SOURCE / f"{room}.py"
-    return [file] if file.exists() else sorted((SOURCE / room).rglob("*.py"))
+    file = SOURCE / f"{package}.py"
+    return [file] if file.exists() else sorted((SOURCE / package).rglob("*.py"))
 
 
-def test_every_room_is_listed() -> None:
+def test_every_package_is_listed() -> None:
     here = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     here |= {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}
     assert here | {"zloss_paper"} == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_imports_point_one_way(room: str) -> None:
-    wrong = {str(path): found for path in sources_of(room) if (found := wrong_imports(path.read_text(), room))}
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_point_one_way(package: str) -> None:
+    wrong = {str(path): found for path in sources_of(package) if (found := wrong_imports(path.read_text(), package))}
     assert not wrong
 
 
-def test_no_room_reaches_itself_through_others() -> None:
-    for room in MAY_IMPORT:
-        reached, pending = set(), set(MAY_IMPORT[room])
+def test_no_package_reaches_itself_through_others() -> None:
+    for package in MAY_IMPORT:
+        reached, pending = set(), set(MAY_IMPORT[package])
         while pending:
             reached |= pending
             pending = set().union(*(MAY_IMPORT[other] for other in pending)) - reached
-        assert room not in reached, f"{room} imports itself through {sorted(reached)}"
+        assert package not in reached, f"{package} imports itself through {sorted(reached)}"
 
 
 @pytest.mark.parametrize(
-    ("room", "line"),
+    ("package", "line"),
     [
         ("results", "from zloss.audit.checkpoint.run import run_audit"),
         ("decide", "from zloss.report.text.numbers import number"),
@@ -121,21 +121,21 @@ def test_no_room_reaches_itself_through_others() -> None:
         ("measure", "from zloss import audit"),
     ],
 )
-def test_a_wrong_import_is_seen(room: str, line: str) -> None:
-    assert wrong_imports(line, room)
+def test_a_wrong_import_is_seen(package: str, line: str) -> None:
+    assert wrong_imports(line, package)
 
 
-@pytest.mark.parametrize("room", WITHOUT_TORCH)
-def test_results_decisions_and_reports_know_no_torch(room: str) -> None:
-    for path in sources_of(room):
+@pytest.mark.parametrize("package", WITHOUT_TORCH)
+def test_results_decisions_and_reports_know_no_torch(package: str) -> None:
+    for path in sources_of(package):
         assert "torch" not in {module.partition(".")[0] for module in imported_modules(path.read_text())}, path
 
 
 def test_results_decisions_and_reports_load_without_torch() -> None:
     names = [
         ".".join(("zloss", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
-        for room in WITHOUT_TORCH
-        for path in sources_of(room)
+        for package in WITHOUT_TORCH
+        for path in sources_of(package)
     ]
     code = (
         f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\nassert 'torch' not in sys.modules"
@@ -143,22 +143,22 @@ def test_results_decisions_and_reports_load_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def imported_rooms() -> dict[str, set[str]]:
-    """Room → the rooms its sources import, without the two that lie below all others."""
+def imported_packages() -> dict[str, set[str]]:
+    """Package → the packages its sources import, without the two that lie below all others."""
     below = {"errors", "cache"}
     return {
-        room: set().union(
-            *(rooms_of(module) for path in sources_of(room) for module in imported_modules(path.read_text()))
+        package: set().union(
+            *(packages_of(module) for path in sources_of(package) for module in imported_modules(path.read_text()))
         )
-        - {room, *below}
-        for room in MAY_IMPORT
-        if room not in below
+        - {package, *below}
+        for package in MAY_IMPORT
+        if package not in below
     }
 
 
-def reachable(room: str, graph: dict[str, set[str]]) -> set[str]:
+def reachable(package: str, graph: dict[str, set[str]]) -> set[str]:
     found: set[str] = set()
-    pending = set(graph[room])
+    pending = set(graph[package])
     while pending:
         found |= pending
         pending = set().union(*(graph[other] for other in pending)) - found
@@ -166,10 +166,10 @@ def reachable(room: str, graph: dict[str, set[str]]) -> set[str]:
 
 
 def test_the_drawing_of_the_architecture_is_true() -> None:
-    graph = imported_rooms()
+    graph = imported_packages()
     needed = {
-        (room, other)
-        for room, others in graph.items()
+        (package, other)
+        for package, others in graph.items()
         for other in others
         if not any(other in reachable(third, graph) for third in others - {other})
     }
