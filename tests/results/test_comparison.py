@@ -50,31 +50,9 @@ def test_the_baseline_is_found_by_name_and_coefficient() -> None:
     assert replace(comparison, baseline="factorized").baseline_method is None
 
 
-def test_a_comparison_without_a_schema_is_lifted() -> None:
-    comparison = Comparison.from_dict(
-        {
-            "baseline": {"method": "ce"},
-            "methods": {
-                "ce": {"ppl": 20.0, "grad_norm_p99": {"mean": 2.0, "std": 0.5}},
-                "heavy": {"coef": 1, "ppl": 30},
-            },
-            "quality": {"tolerance_ppl": 1.5, "methods": {"heavy": {"coef": 1, "delta_ppl": 10.0}, "ce": {}}},
-            "router": {"method": "olmoe", "relative": 0.125, "coef": 1e-3},
-            "note": "kept",
-        }
-    )
-    base = comparison.baseline_method
-    assert base is not None
-    assert (base.mean("ppl"), base.mean("grad_norm_p99"), base.metrics["grad_norm_p99"].std) == (20.0, 2.0, 0.5)
-    assert [method.label for method in comparison.methods] == ["ce", "heavy, λ 1"]
-    (verdict,) = comparison.quality.methods
-    assert (verdict.method, verdict.delta_ppl, verdict.accepted) == ("heavy", 10.0, None)
-    assert comparison.quality.tolerance_ppl == 1.5
-    assert comparison.router is not None
-    assert (comparison.router.conventions[0].convention, comparison.router.conventions[0].s_rel) == ("olmoe", 0.125)
-    assert comparison.to_dict()["note"] == "kept"
-    one = Comparison.from_dict({"quality": {"delta_ppl": -1.0, "accepted": True}})
-    assert [(v.method, v.accepted) for v in one.quality.methods] == [("the compared method", True)]
+def test_a_comparison_without_a_schema_is_refused() -> None:
+    with pytest.raises(InputError, match="schema"):
+        Comparison.from_dict({"quality": {"delta_ppl": -1.0, "accepted": True}})
 
 
 def test_with_a_schema_only_its_own_shapes_are_read() -> None:

@@ -206,7 +206,7 @@ def test_exit_codes_of_the_command(
         out=str(out),
         strict=strict,
     )
-    assert command.run() == code
+    assert command.run([]) == code
     data = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert data["schema"] == "zloss.loss-audit/1"
     assert (out / "report.html").read_text(encoding="utf-8").count("all_ignored_nonfinite") >= 1
@@ -243,16 +243,16 @@ def test_expectations_are_finite_numbers(
 @pytest.mark.parametrize("function", ["raises", "exits", "nan", "vector", "wants_cuda", "number", "missing"])
 def test_the_command_refuses_without_a_traceback(script: Path, function: str) -> None:
     with pytest.raises(InputError):
-        AuditLoss(f"{script}:{function}").run()
+        AuditLoss(f"{script}:{function}").run([])
 
 
 def test_a_forgotten_flag_is_named(script: Path) -> None:
     with pytest.raises(InputError, match=r"three arguments.*`linear=True`"):
         audit_loss(load_function(f"{script}:linear"))
     with pytest.raises(InputError, match=r"three arguments.*--linear"):
-        AuditLoss(f"{script}:linear").run()
+        AuditLoss(f"{script}:linear").run([])
     with pytest.raises(InputError, match="two arguments"):
-        AuditLoss(f"{script}:good", linear=True).run()
+        AuditLoss(f"{script}:good", linear=True).run([])
 
 
 def test_a_wrong_linear_ended_in_an_error_of_torch_alone(script: Path) -> None:
@@ -260,11 +260,11 @@ def test_a_wrong_linear_ended_in_an_error_of_torch_alone(script: Path) -> None:
     with pytest.raises(InputError, match=r"Does it take \(logits, target\)\? Then leave out `linear=True`\."):
         audit_loss(load_function(f"{script}:third_has_a_default"), linear=True)
     with pytest.raises(InputError, match=r"Does it take \(logits, target\)\? Then leave out --linear\."):
-        AuditLoss(f"{script}:third_has_a_default", linear=True).run()
+        AuditLoss(f"{script}:third_has_a_default", linear=True).run([])
     with pytest.raises(InputError, match=r"Does it take \(hidden, weight, target\)\? Then pass --linear\."):
-        AuditLoss(f"{script}:head_with_a_default").run()
+        AuditLoss(f"{script}:head_with_a_default").run([])
     with pytest.raises(InputError) as caught:
-        AuditLoss(f"{script}:raises").run()
+        AuditLoss(f"{script}:raises").run([])
     assert "Does it take" not in str(caught.value)
 
 
