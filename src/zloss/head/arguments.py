@@ -1,7 +1,9 @@
 """From the arguments of a public call to a validated problem: tensors checked once, tokens flattened to one axis.
 
-Here a loss gets its denominator, which cross-entropy and auxiliary share (`prepare_targets`). Every error that a caller can
-cause is raised here, before anything is computed; checks that read values run on the CPU only.
+Here a loss gets its denominator, which cross-entropy and auxiliary share (`prepare_targets`). `prepare_head` and
+`prepare_logits` raise what can be known from the arguments before anything is computed. Three checks need results:
+`check_mean` while the chunks run, `check_rows` after them, and `require_unit_upstream` in the backward pass. Checks that
+read values run on the CPU only.
 
 Axes: T tokens, V vocabulary rows inside log Z, D width.
 """
@@ -88,8 +90,6 @@ class HeadProblem:
     targets: Targets
     shard: VocabularyShard
     """The rows of the vocabulary on this process: all of them, or a rank's part."""
-    masked: bool
-    """Whether a bias of -inf takes vocabulary entries out of log Z, on any rank."""
     dtype: torch.dtype
     """In which everything is computed: fp64 for fp64 inputs, else fp32."""
     rounding: torch.dtype | None
@@ -190,7 +190,6 @@ def prepare_head(
         bias_V=bias,
         targets=targets,
         shard=shard,
-        masked=masked,
         dtype=dtype,
         rounding=rounding,
         nonfinite_mask_T=nonfinite_mask_T,
@@ -414,17 +413,27 @@ def prepare_targets(
     return Targets(index_T, valid_T, weight_T, options.reduction, denominator, name, target.shape)
 
 
+def refuse_smoothed_softcap(options: HeadOptions) -> None:
+    """Called for the backends that form gradients from E: they have the slope of the softcap at p and y only."""
+    if options.softcap is not None and options.label_smoothing:
+        raise CoordinateError(
+            "`label_smoothing` with `softcap` needs the slope of every logit in a second V-wide product, which this "
+            "backend does not form: use backend='dense'."
+        )
+
+
 def check_rows(stats: TokenStats) -> None:
-    """Refuse a counted token whose every logit is -inf: it has no distribution."""
+    """Reject a valid token whose logits are all -inf: it has no distribution."""
     if not may_read(stats.row_max):
         return
     # A row of NaN has no maximum either, but it is a diverged model, whose loss is NaN, and not a masking mistake.
     empty = torch.isneginf(stats.row_max) & stats.valid & ~torch.isnan(stats.target_logit)
     if bool(empty.any()):
-        first = int(empty.nonzero()[0, 0])
+        count, first = int(empty.sum()), int(empty.nonzero()[0, 0])
+        which = f"token {first} has" if count == 1 else f"{count} tokens (the first is {first}) have"
         raise CoordinateError(
-            f"token {first} (of {int(empty.sum())} such) has only -inf logits, so it has no distribution: "
-            "set its target to `ignore_index`, or unmask at least one vocabulary entry."
+            f"{which} only -inf logits, so there is no distribution: "
+            "set the target to `ignore_index`, or unmask at least one vocabulary entry."
         )
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zloss.errors import CoordinateError, DoubleBackwardError, InputError
+from zloss.errors import DoubleBackwardError, InputError
 from zloss.head.arguments import (
     HeadProblem,
     LogitsProblem,
@@ -33,7 +33,6 @@ from zloss.head.arguments import (
     Targets,
     added_to_main_grad,
     check_mean,
-    check_rows,
     is_main_grad,
     require_unit_upstream,
 )
@@ -54,7 +53,6 @@ from zloss.head.sharded import (
     RankShare,
     TokenChunk,
     VocabularyShard,
-    clear_absent_rows_,
     join_rows,
     token_spans,
     with_hidden,
@@ -176,10 +174,11 @@ class _ChunkedLoss(torch.autograd.Function):
         if any(wanted):
             ctx.ready.append([narrow(grad, like) for grad, like in zip(done.gradients, operands, strict=True)])
         done.gradients = ()
-        # The operands are in save_for_backward alone, where checkpointing and version checks see them.
+        # The operands go through save_for_backward, where checkpointing and version checks see them.
         ctx.save_for_backward(*operands)
         ctx.run, ctx.targets = run, targets
         ctx.once = into_buffer and scalar
+        # Kept apart, because Megatron reads attributes of the parameter, which a saved tensor need not have.
         ctx.megatron_weight = operands[1] if into_main_grad else None
         return done.value(targets)
 
@@ -270,11 +269,6 @@ class HeadChunk(Chunk):
 
 def run_head_chunks(problem: HeadProblem, work: RowWork, wanted: tuple[bool, ...], weight_T: Tensor) -> ChunkedRun:
     """One pass: values, statistics, and the wanted gradients (hidden, weight, bias) of Σ_t weight_t·(CE_t + aux_t)."""
-    if problem.options.softcap is not None and problem.options.label_smoothing:
-        raise CoordinateError(
-            "`label_smoothing` with `softcap` needs the slope of every logit in a second V-wide product, which this "
-            "backend does not form: use backend='dense'."
-        )
     run = ChunkedRun(problem.targets, problem.plan)
     gradients = _HeadGradients(problem, wanted, weight_T) if any(wanted) else None
     # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
@@ -326,8 +320,6 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
             mean=plan.mu_residual,
             drop=drop,
         )
-        if problem.masked and not shard.whole:
-            clear_absent_rows_(rows)
         sums, share = join_rows(shard, rows.sums, has_target_C, drop=drop)
 
         # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(s∘h), is that of dW (`WeightGradient`).
@@ -358,7 +350,6 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
             mean_row_D=mean_row_D,
             logit_scale=options.logit_scale,
         )
-        check_rows(stats)
         yield HeadChunk(
             tokens=span.tokens,
             index_C=index_C,
@@ -553,8 +544,6 @@ def _logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Chunk]:
             mean=plan.mu or options.uses_mean,
             drop=plan.entropy,
         )
-        if not shard.whole:
-            clear_absent_rows_(rows)
         sums, share = join_rows(shard, rows.sums, has_target_C, drop=plan.entropy)
         projected_CD = None
         if head is not None:
@@ -572,7 +561,6 @@ def _logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Chunk]:
             mean_row_D=mean_row_D,
             logit_scale=options.logit_scale,
         )
-        check_rows(stats)
         check_mean(mean_C, valid_C, options)
         # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
         loss = token_loss(replace(stats, mu=mean_C), options.objective, options.label_smoothing)

@@ -22,8 +22,10 @@ from zloss.head.arguments import (
     LogitsProblem,
     LossParts,
     Targets,
+    check_rows,
     prepare_head,
     prepare_logits,
+    refuse_smoothed_softcap,
 )
 from zloss.head.chunked import chunked_head_loss, chunked_logits_loss
 from zloss.head.compiling import outside_compile_unless
@@ -201,6 +203,8 @@ def _head_loss(
         group=group,
     )
     backend = resolve_backend(options.backend, hidden.device, problem.dtype)
+    if backend != "dense":
+        refuse_smoothed_softcap(options)
     loss, cross_entropy, auxiliary, stats = _HEAD_BACKENDS[backend](problem)
     if problem.nonfinite_mask_T is not None:
         stats = replace(stats, row_max=stats.row_max.masked_fill(problem.nonfinite_mask_T, torch.nan))
@@ -244,6 +248,7 @@ def _output(
     targets: Targets, loss: Tensor, cross_entropy: Tensor, auxiliary: Tensor, stats: TokenStats
 ) -> HeadLossOutput:
     """The parts of a backend in the shape of `target`, with their denominator."""
+    check_rows(stats)
     if targets.reduction == "none":
         loss, cross_entropy, auxiliary = (part.reshape(targets.shape) for part in (loss, cross_entropy, auxiliary))
     return HeadLossOutput(

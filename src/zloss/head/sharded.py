@@ -29,7 +29,7 @@ from torch.distributed import ProcessGroup
 from zloss.distributed import Shared, exchange, fingerprint, is_dtensor, tokens_fingerprint
 from zloss.errors import InputError
 from zloss.head.options import HeadOptions, check_vocab
-from zloss.head.rows import RowPass, RowSums
+from zloss.head.rows import RowSums
 from zloss.objectives import Coefficients
 
 
@@ -128,7 +128,7 @@ def join_rows(
     row_max_C = shard.max_(sums.row_max_C.clone())
     # A rank whose every logit is -inf has no E: its sums are NaN, and its share is 0.
     present_C = ~torch.isneginf(sums.row_max_C)
-    below_C = torch.where(present_C, sums.row_max_C - row_max_C, -torch.inf)
+    below_C = torch.where(torch.isfinite(sums.row_max_C), sums.row_max_C - row_max_C, -torch.inf)
     factor_C = below_C.exp()
 
     def share(value_C: Tensor, counted_C: Tensor) -> Tensor:
@@ -152,11 +152,6 @@ def join_rows(
         mean_logit_C=None if sums.mean_logit_C is None else next(summed) / shard.total,
     )
     return joined, RankShare(factor_C, has_target_C)
-
-
-def clear_absent_rows_(rows: RowPass) -> None:
-    """E of 0, and not of NaN, at the tokens for which every local logit is -inf."""
-    rows.e_CV.masked_fill_(torch.isneginf(rows.sums.row_max_C).unsqueeze(1), 0)
 
 
 def agree_on_shards(

@@ -142,7 +142,7 @@ def row_exp_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """One program per row and block: E = exp_scale·exp(z − m), times the slope of the softcap, rounded to the dtype of
-    `out`. The first column with z = m goes to `max_index`.
+    `out`; 0 in a row whose m is not finite. The first column with z = m goes to `max_index`.
     """
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -152,7 +152,8 @@ def row_exp_kernel(
         t, slope = tanh_and_slope(z / cap)
         z = tl.where(z == -float("inf"), z, cap * t)
     row_max = tl.load(row_max_ptr + row)
-    e = tl.exp(z - row_max)
+    # A row without a finite maximum has no E: 0, and not NaN.
+    e = tl.where(tl.abs(row_max) < float("inf"), tl.exp(z - row_max), 0.0)
     first = tl.min(tl.where(inside & (z == row_max), lanes, vocab), axis=0)
     # `max_index` holds vocab − 1 at the start; most blocks do not touch it.
     if first < vocab:
