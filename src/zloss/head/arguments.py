@@ -102,9 +102,9 @@ class HeadProblem:
     """Grad mode of the caller; inside an autograd.Function it reads as off."""
     options: HeadOptions
     weight_grad_buffer: Tensor | None = None
-    """Where dW is added instead of returning it."""
+    """Accumulates dW, which is then not returned."""
     tokens: TokenShard | None = None
-    """Which tokens `hidden_TD` holds, where each rank has its part of them; None where this process has all."""
+    """Which tokens `hidden_TD` holds, if each rank has its part of them; None if this process has all."""
 
     @property
     def vocab(self) -> int:
@@ -237,7 +237,7 @@ def _check_shapes(
 
 
 def _first_minus_inf(bias: Tensor) -> int | None:
-    """The first row whose bias is -inf; None without one, and where values cannot be read."""
+    """The first row whose bias is -inf; None without one, or if values cannot be read."""
     if not may_read(bias):
         return None
     rows = torch.isneginf(bias.detach()).nonzero()
@@ -438,7 +438,7 @@ def check_rows(stats: TokenStats) -> None:
 
 
 def check_mean(mean_T: Tensor | None, valid_T: Tensor, options: HeadOptions) -> None:
-    """Refuse a loss that uses the mean logit where a counted token has logits of -inf."""
+    """Reject a loss that uses the mean logit if a valid token has logits of -inf."""
     if mean_T is None or not may_read(mean_T) or not options.uses_mean:
         return
     if bool((torch.isneginf(mean_T) & valid_T).any()):
@@ -453,7 +453,7 @@ def check_mean(mean_T: Tensor | None, valid_T: Tensor, options: HeadOptions) -> 
 def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOptions) -> None:
     """Refuse a `weight_grad_buffer` that could not take dW, or would take it twice.
 
-    For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer once the loss was called, and
+    For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer as soon as the loss returns, and
     `weight.grad` stays as it was. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches) go
     into `normalizer` or `token_weight`. For "none" dW is added in the backward pass, with the upstream gradient of every
     token.
@@ -473,14 +473,14 @@ def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOp
             f"but got {list(buffer.shape)}."
         )
     if buffer.requires_grad:
-        raise InputError("`weight_grad_buffer` is expected not to require a gradient: pass `buffer.detach()`.")
+        raise InputError("`weight_grad_buffer` must not require grad: pass `buffer.detach()`.")
     if options.backend == "dense":
         raise InputError("`weight_grad_buffer` needs a chunked backend: use backend='auto', 'chunked' or 'triton'.")
     if torch.is_grad_enabled() and not weight.requires_grad:
         raise InputError("`weight_grad_buffer` was given for a `weight` that does not require a gradient.")
     if options.reduction != "none" and torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
         raise InputError(
-            "`weight_grad_buffer` does not go with activation checkpointing of the loss: the recomputation would add dW a "
+            "`weight_grad_buffer` cannot be combined with activation checkpointing of the loss: the recomputation would add dW a "
             "second time. Call the loss outside the checkpointed part, or use reduction='none'."
         )
 

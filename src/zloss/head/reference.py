@@ -27,7 +27,7 @@ def dense_head_loss(problem: HeadProblem) -> LossParts:
 
 
 def dense_logits_loss(problem: LogitsProblem) -> LossParts:
-    """The loss of logits one already has, with gradient to them."""
+    """The loss of logits you already have, with gradient to them."""
     options, targets = problem.options, problem.targets
     with torch.autocast(problem.logits_TV.device.type, enabled=False):
         inside_TV = problem.logits_TV[:, : problem.vocab].to(problem.dtype)

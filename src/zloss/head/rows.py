@@ -41,14 +41,14 @@ class RowPass:
 
     sums: RowSums
     e_CV: Tensor
-    """E = exp(z − m), times the slope of the softcap where there is one, as the products with W and h take it: in compute
+    """E = exp(z − m), times the slope of the softcap if there is one, as the products with W and h use it: in compute
     precision, or in 16 bits times the scale of the product plan."""
     source_CV: Tensor
     """The buffer from which the same RowWork forms a source: E, or the logits themselves."""
     slope_CV: Tensor | None = None
-    """The slope of the softcap, where it is kept."""
+    """The slope of the softcap, if it is kept."""
     max_index_C: Tensor | None = None
-    """Column of the largest logit, the first on ties; None where E stays in compute precision."""
+    """Column of the largest logit, the first on ties; None if E stays in compute precision."""
 
 
 class RowWork(Protocol):
@@ -57,12 +57,12 @@ class RowWork(Protocol):
     buffers: int
     """V-wide buffers per chunk in compute precision; the first holds the logits."""
     plan: ProductPlan
-    """How the products take E."""
+    """How the products use E."""
 
     def statistics(
         self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
     ) -> RowPass:
-        """Softcap, row sums and E; the buffers are consumed. `narrow_CV` receives E where the products take it in 16 bits.
+        """Softcap, row sums and E; the buffers are consumed. `narrow_CV` receives E if the products use it in 16 bits.
 
         `norm`, `mean`, `drop`: which optional sums are needed.
         """
@@ -80,7 +80,7 @@ class RowWork(Protocol):
 
 
 class TorchRows:
-    """Row work in PyTorch: 1 buffer, 2 under softcap, 3 where the slope of the softcap is kept.
+    """Row work in PyTorch: 1 buffer, 2 under softcap, 3 if the slope of the softcap is kept.
 
     The buffer of logits is overwritten by E, which serves the statistics, E W / S = Wᵀp and dW alike.
     """
@@ -193,7 +193,7 @@ def empty_rows(count: int, tokens: int, vocab: int, dtype: torch.dtype, plan: Pr
 
 
 def empty_narrow(plan: ProductPlan, tokens: int, vocab: int, like: Tensor) -> Tensor | None:
-    """Allocate the E of a chunk in 16 bits, [C, V]; None where it stays in compute precision."""
+    """Allocate the E of a chunk in 16 bits, [C, V]; None if it stays in compute precision."""
     return empty_rows(1, tokens, vocab, plan.factor, plan, like)[0] if plan.narrow else None
 
 
@@ -211,7 +211,7 @@ def chunk_stats(
 ) -> TokenStats:
     """The statistics that the plan names, from the row sums over the whole vocabulary and E W.
 
-    `mean_energy_C`: Σ_i p_i (z_i − μ), where the row sums do not give the entropy by themselves. ‖Wᵀp‖/‖p‖ = ‖E W‖/‖E‖: S
+    `mean_energy_C`: Σ_i p_i (z_i − μ), if the row sums do not give the entropy by themselves. ‖Wᵀp‖/‖p‖ = ‖E W‖/‖E‖: S
     cancels. With a logit scale s the head is s·W.
     """
     p_norm_C = gain_C = gain_centered_C = mu_residual_C = entropy_C = None

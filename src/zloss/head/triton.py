@@ -1,4 +1,4 @@
-"""The losses through Triton: chunked matrix products around the row kernels, or the row ops on logits one already has.
+"""The losses through Triton: chunked matrix products around the row kernels, or the row ops on logits you already have.
 
 Nothing here is imported before a Triton loss runs (`options.py` finds out whether it can).
 

@@ -1,4 +1,4 @@
-"""The row kernels: statistics out, coefficients in. They know no objective.
+"""The row kernels: statistics out, coefficients in. They know nothing about objectives.
 
 `row_statistics_kernel` reads a row of logits once (online softmax over vocabulary blocks); `row_exp_kernel` writes E in
 the dtype of the products; `row_source_kernel` turns per-row coefficients into a row of gradient. All form the final logit
