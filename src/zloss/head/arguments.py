@@ -473,7 +473,7 @@ def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOp
             f"but got {list(buffer.shape)}."
         )
     if buffer.requires_grad:
-        raise InputError("`weight_grad_buffer` must not require grad: pass `buffer.detach()`.")
+        raise InputError("`weight_grad_buffer` must not require a gradient: pass `buffer.detach()`.")
     if options.backend == "dense":
         raise InputError("`weight_grad_buffer` needs a chunked backend: use backend='auto', 'chunked' or 'triton'.")
     if torch.is_grad_enabled() and not weight.requires_grad:
