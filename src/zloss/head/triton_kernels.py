@@ -152,8 +152,9 @@ def row_exp_kernel(
         t, slope = tanh_and_slope(z / cap)
         z = tl.where(z == -float("inf"), z, cap * t)
     row_max = tl.load(row_max_ptr + row)
+    e = tl.exp(z - row_max)
     # A row without a finite maximum has no E: 0, and not NaN.
-    e = tl.where(tl.abs(row_max) < float("inf"), tl.exp(z - row_max), 0.0)
+    e = tl.where(tl.abs(row_max) < float("inf"), e, 0.0)
     first = tl.min(tl.where(inside & (z == row_max), lanes, vocab), axis=0)
     # `max_index` holds vocab − 1 at the start; most blocks do not touch it.
     if first < vocab:
