@@ -140,7 +140,6 @@ def head_problem(
         bias_V=None,
         targets=targets,
         shard=whole_vocabulary(vocab),
-        masked=False,
         dtype=torch.float32,
         rounding=None,
         nonfinite_mask_T=None,

@@ -37,7 +37,7 @@ TIMEOUT_VARIABLE = "ZLOSS_RANK_TIMEOUT"
 """Environment variable: seconds after which a rank that waits for another one gives up."""
 TIMEOUT_SECONDS = 1800.0
 MAX_TIMEOUT_SECONDS = 1e9
-"""Thirty years, which a `timedelta` can hold."""
+"""About 30 years, so that `timedelta` does not overflow."""
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 """Environment variable of `torchrun --max-restarts`: how often it has restarted the processes."""
 LOST_RANK_WORDS = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket")
@@ -211,7 +211,7 @@ def exchange(local: list[int], shared: list[Shared], group: dist.ProcessGroup, d
 
 
 def fingerprint(value: object) -> int:
-    """A number that differs if `repr(value)` differs, except for one case in four billion."""
+    """CRC-32 of `repr(value)`; collisions have probability 2⁻³²."""
     return zlib.crc32(repr(value).encode())
 
 

@@ -4,8 +4,8 @@ Every objective has a logit source with only three shapes,
 
     δ_t = a_t · p_t  −  b_t · onehot(y_t)  −  g_t · 1/V
 
-so an objective is a pure function of per-token statistics that returns a value and the coefficients (a, b, g). It knows no
-kernel; a backend turns coefficients into gradients and knows no objective.
+so an objective is a pure function of per-token statistics that returns a value and the coefficients (a, b, g). It knows
+nothing about kernels; a backend turns coefficients into gradients and knows nothing about objectives.
 
 | objective                  | value added to cross-entropy            | a                           | g                 |
 |----------------------------|-----------------------------------------|-----------------------------|-------------------|

@@ -179,6 +179,24 @@ def cases() -> Iterator[tuple[str, dict[str, float]]]:
     yield from special_cases()
 
 
+def masked_rank_unread(
+    how: Sharded, hidden: Tensor, weight: Tensor, masked: Tensor, target: Tensor
+) -> tuple[str, dict[str, float]]:
+    """A rank whose biases are all -inf, on a device whose values cannot be read."""
+    options: dict[str, Any] = {"statistics": "light", "backend": "chunked"}
+    got = [hidden.clone().requires_grad_(), how.weight(weight).requires_grad_(), how.weight(masked).requires_grad_()]
+    want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_(), masked.clone().requires_grad_()]
+    with patch("zloss.head.arguments.may_read", lambda tensor: False):
+        own = zloss.head_loss(*got[:2], target, zloss.StandardZLoss(0.3), bias=got[2], **options, **how.keyword)
+    whole = zloss.head_loss(*want[:2], target, zloss.StandardZLoss(0.3), bias=want[2], **options)
+    own.loss.backward()
+    whole.loss.backward()
+    found = {"loss": difference(own.loss, whole.loss), "dh": difference(got[0].grad, want[0].grad)}
+    for name, mine, all_rows in zip(("dW", "db"), got[1:], want[1:], strict=True):
+        found[name] = difference(mine.grad, plain(all_rows.grad)[how.rows])
+    return f"{str(hidden.dtype).removeprefix('torch.')}|every row of a rank is -inf, unread", found
+
+
 def special_cases() -> Iterator[tuple[str, dict[str, float]]]:
     """A rank whose rows are all masked, hidden states sharded over tokens, 16-bit heads, a given buffer for dW."""
     how = layouts()["group"]
@@ -186,6 +204,8 @@ def special_cases() -> Iterator[tuple[str, dict[str, float]]]:
     masked = bias.clone()
     masked[SIZES[dist.get_world_size()][0] :] = -torch.inf
     target = target.clamp(max=SIZES[dist.get_world_size()][0] - 1)
+    for dtype in (torch.float32, torch.float64):
+        yield masked_rank_unread(how, hidden.to(dtype), weight.to(dtype), masked.to(dtype), target)
     got = [hidden.clone().requires_grad_(), how.weight(weight).requires_grad_()]
     want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
     own = zloss.head_loss(*got, target, zloss.StandardZLoss(0.3), bias=how.weight(masked), **how.keyword)

@@ -196,6 +196,35 @@ def test_nonfinite_ignored_tokens_do_not_reach_the_gradient(backend: str, poison
     assert not out.stats.valid[4]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("vocab", [17, 2000], ids=["torch rows", "C rows"])
+@pytest.mark.parametrize("every", [True, False], ids=["all ignored", "one ignored"])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_an_ignored_token_whose_logits_overflow_adds_no_nan(
+    backend: str, vocab: int, every: bool, softcap: float | None
+) -> None:
+    hidden, weight, target = problem(vocab=vocab)
+    with torch.no_grad():
+        weight.mul_(2.0**20)
+    target[:] = torch.where(torch.arange(20) == 4, -100, -100 if every else target)
+    options = {"backend": backend, "softcap": softcap}
+    with torch.no_grad():
+        hidden[4] = 0
+    clean = gradients(hidden, weight, target, zloss.StandardZLoss(0.5), **options)
+    with torch.no_grad():
+        hidden[4] = torch.tensor([1e36, -1e36, 1e36, -1e36, 1e36, -1e36])  # finite, but W u is not
+    for got, want in zip(gradients(hidden, weight, target, zloss.StandardZLoss(0.5), **options), clean, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_the_token_of_an_empty_row_is_counted_over_all_chunks() -> None:
+    logits = torch.randn(10, 5)
+    logits[7:9] = -torch.inf
+    for backend in BACKENDS:
+        with pytest.raises(errors.CoordinateError, match=r"2 tokens \(the first is 7\) have only -inf logits"):
+            zloss.logits_loss(logits, torch.zeros(10).long(), zloss.CrossEntropy(), backend=backend, chunk_size=3)
+
+
 def test_low_precision_inputs_keep_the_source() -> None:
     """bf16 and fp16 operands, fp32 everything else: the source stays within 1e-4 of the fp64 source of the same operands."""
     g = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""logits_loss: the head loss for logits one already has."""
+"""logits_loss: the head loss for logits you already have."""
 
 from __future__ import annotations
 

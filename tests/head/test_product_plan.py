@@ -80,7 +80,6 @@ def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None =
         bias_V=bias,
         targets=prepare_targets(target, target.shape, VOCAB, options, torch.float32),
         shard=whole_vocabulary(VOCAB),
-        masked=False,
         dtype=torch.float32,
         rounding=rounding,
         nonfinite_mask_T=None,

@@ -1,7 +1,9 @@
 """From the arguments of a public call to a validated problem: tensors checked once, tokens flattened to one axis.
 
-Here a loss gets its denominator, which cross-entropy and auxiliary share (`prepare_targets`). Every error that a caller can
-cause is raised here, before anything is computed; checks that read values run on the CPU only.
+Here a loss gets its denominator, which cross-entropy and auxiliary share (`prepare_targets`). `prepare_head` and
+`prepare_logits` raise what can be known from the arguments before anything is computed. Three checks need results:
+`check_mean` while the chunks run, `check_rows` after them, and `require_unit_upstream` in the backward pass. Checks that
+read values run on the CPU only.
 
 Axes: T tokens, V vocabulary rows inside log Z, D width.
 """
@@ -88,8 +90,6 @@ class HeadProblem:
     targets: Targets
     shard: VocabularyShard
     """The rows of the vocabulary on this process: all of them, or a rank's part."""
-    masked: bool
-    """Whether a bias of -inf takes vocabulary entries out of log Z, on any rank."""
     dtype: torch.dtype
     """In which everything is computed: fp64 for fp64 inputs, else fp32."""
     rounding: torch.dtype | None
@@ -102,9 +102,9 @@ class HeadProblem:
     """Grad mode of the caller; inside an autograd.Function it reads as off."""
     options: HeadOptions
     weight_grad_buffer: Tensor | None = None
-    """Where dW is added instead of returning it."""
+    """Accumulates dW, which is then not returned."""
     tokens: TokenShard | None = None
-    """Which tokens `hidden_TD` holds, where each rank has its part of them; None where this process has all."""
+    """Which tokens `hidden_TD` holds, if each rank has its part of them; None if this process has all."""
 
     @property
     def vocab(self) -> int:
@@ -190,7 +190,6 @@ def prepare_head(
         bias_V=bias,
         targets=targets,
         shard=shard,
-        masked=masked,
         dtype=dtype,
         rounding=rounding,
         nonfinite_mask_T=nonfinite_mask_T,
@@ -238,7 +237,7 @@ def _check_shapes(
 
 
 def _first_minus_inf(bias: Tensor) -> int | None:
-    """The first row whose bias is -inf; None without one, and where values cannot be read."""
+    """The first row whose bias is -inf; None without one, or if values cannot be read."""
     if not may_read(bias):
         return None
     rows = torch.isneginf(bias.detach()).nonzero()
@@ -414,22 +413,32 @@ def prepare_targets(
     return Targets(index_T, valid_T, weight_T, options.reduction, denominator, name, target.shape)
 
 
+def refuse_smoothed_softcap(options: HeadOptions) -> None:
+    """Called for the backends that form gradients from E: they have the slope of the softcap at p and y only."""
+    if options.softcap is not None and options.label_smoothing:
+        raise CoordinateError(
+            "`label_smoothing` with `softcap` needs the slope of every logit in a second V-wide product, which this "
+            "backend does not form: use backend='dense'."
+        )
+
+
 def check_rows(stats: TokenStats) -> None:
-    """Refuse a counted token whose every logit is -inf: it has no distribution."""
+    """Reject a valid token whose logits are all -inf: it has no distribution."""
     if not may_read(stats.row_max):
         return
     # A row of NaN has no maximum either, but it is a diverged model, whose loss is NaN, and not a masking mistake.
     empty = torch.isneginf(stats.row_max) & stats.valid & ~torch.isnan(stats.target_logit)
     if bool(empty.any()):
-        first = int(empty.nonzero()[0, 0])
+        count, first = int(empty.sum()), int(empty.nonzero()[0, 0])
+        which = f"token {first} has" if count == 1 else f"{count} tokens (the first is {first}) have"
         raise CoordinateError(
-            f"token {first} (of {int(empty.sum())} such) has only -inf logits, so it has no distribution: "
-            "set its target to `ignore_index`, or unmask at least one vocabulary entry."
+            f"{which} only -inf logits, so there is no distribution: "
+            "set the target to `ignore_index`, or unmask at least one vocabulary entry."
         )
 
 
 def check_mean(mean_T: Tensor | None, valid_T: Tensor, options: HeadOptions) -> None:
-    """Refuse a loss that uses the mean logit where a counted token has logits of -inf."""
+    """Reject a loss that uses the mean logit if a valid token has logits of -inf."""
     if mean_T is None or not may_read(mean_T) or not options.uses_mean:
         return
     if bool((torch.isneginf(mean_T) & valid_T).any()):
@@ -444,7 +453,7 @@ def check_mean(mean_T: Tensor | None, valid_T: Tensor, options: HeadOptions) -> 
 def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOptions) -> None:
     """Refuse a `weight_grad_buffer` that could not take dW, or would take it twice.
 
-    For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer once the loss was called, and
+    For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer as soon as the loss returns, and
     `weight.grad` stays as it was. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches) go
     into `normalizer` or `token_weight`. For "none" dW is added in the backward pass, with the upstream gradient of every
     token.
@@ -464,14 +473,14 @@ def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOp
             f"but got {list(buffer.shape)}."
         )
     if buffer.requires_grad:
-        raise InputError("`weight_grad_buffer` is expected not to require a gradient: pass `buffer.detach()`.")
+        raise InputError("`weight_grad_buffer` must not require a gradient: pass `buffer.detach()`.")
     if options.backend == "dense":
         raise InputError("`weight_grad_buffer` needs a chunked backend: use backend='auto', 'chunked' or 'triton'.")
     if torch.is_grad_enabled() and not weight.requires_grad:
         raise InputError("`weight_grad_buffer` was given for a `weight` that does not require a gradient.")
     if options.reduction != "none" and torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
         raise InputError(
-            "`weight_grad_buffer` does not go with activation checkpointing of the loss: the recomputation would add dW a "
+            "`weight_grad_buffer` cannot be combined with activation checkpointing of the loss: the recomputation would add dW a "
             "second time. Call the loss outside the checkpointed part, or use reduction='none'."
         )
 

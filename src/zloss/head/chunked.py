@@ -7,11 +7,10 @@ gradients. From hidden states that takes three matrix products, h Wᵀ, E W (for
     dW   = Σ_t w_t (a_t p_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t w_t g_t u_t)ᵀ
 
 For a scalar loss the gradients are formed in the forward pass, while a chunk's E is at hand, and multiplied by the one
-upstream number in the backward pass. For reduction="none" the backward pass recomputes every chunk, because only then the
-upstream gradient of every token is known.
+upstream number in the backward pass. For reduction="none" the backward pass recomputes every chunk, because the per-token
+upstream gradients are only known then.
 
-What is done to a chunk of logits between the products is a `RowWork`: PyTorch (`rows.py`), or Triton kernels. The module is
-long because it is read from top to bottom: autograd, the loop over chunks of hidden states, the loop over logits.
+What is done to a chunk of logits between the products is a `RowWork`: PyTorch (`rows.py`), or Triton kernels.
 
 Axes: T tokens, C tokens of a chunk, V vocabulary, D width, B buffers.
 """
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zloss.errors import CoordinateError, DoubleBackwardError, InputError
+from zloss.errors import DoubleBackwardError, InputError
 from zloss.head.arguments import (
     HeadProblem,
     LogitsProblem,
@@ -33,7 +32,6 @@ from zloss.head.arguments import (
     Targets,
     added_to_main_grad,
     check_mean,
-    check_rows,
     is_main_grad,
     require_unit_upstream,
 )
@@ -54,7 +52,6 @@ from zloss.head.sharded import (
     RankShare,
     TokenChunk,
     VocabularyShard,
-    clear_absent_rows_,
     join_rows,
     token_spans,
     with_hidden,
@@ -111,7 +108,7 @@ class ChunkedRun:
         self.auxiliary_T = like.new_zeros(tokens)
         self.stats = {name: like.new_zeros(tokens) for name in plan.present}
         self.gradients: tuple[Tensor | None, ...] = ()
-        """One per operand of the loss; None where it is not wanted."""
+        """One per operand of the loss; None if it is not wanted."""
 
     def keep(self, chunk: Chunk) -> None:
         """Copy the values and statistics of a chunk to their tokens."""
@@ -176,10 +173,11 @@ class _ChunkedLoss(torch.autograd.Function):
         if any(wanted):
             ctx.ready.append([narrow(grad, like) for grad, like in zip(done.gradients, operands, strict=True)])
         done.gradients = ()
-        # The operands are in save_for_backward alone, where checkpointing and version checks see them.
+        # The operands go through save_for_backward, where checkpointing and version checks see them.
         ctx.save_for_backward(*operands)
         ctx.run, ctx.targets = run, targets
         ctx.once = into_buffer and scalar
+        # Kept apart, because Megatron reads attributes of the parameter, which a saved tensor need not have.
         ctx.megatron_weight = operands[1] if into_main_grad else None
         return done.value(targets)
 
@@ -232,7 +230,7 @@ class Chunk:
     """The rows of a chunk with their statistics and coefficients. The buffers behind it are reused by the next one."""
 
     tokens: slice | Tensor
-    """Places among all tokens: a range, or an index [C] where every rank holds some of the tokens."""
+    """Positions among all tokens: a range, or an index [C] if every rank holds some of the tokens."""
     index_C: Tensor
     """Targets as local rows; 0 where the target is another rank's."""
     rows: RowPass
@@ -257,7 +255,7 @@ class HeadChunk(Chunk):
     target_slope_C: Tensor | None
     """Slope of the softcap at the target; None without a softcap."""
     projected_CD: Tensor | None
-    """exp(z − m) W, unnormalised; the local E W where `partial`."""
+    """exp(z − m) W, unnormalised; the local E W if `partial`."""
     target_rows_CD: Tensor | None
     """W[y], where a sum over ranks was needed to have it on each."""
     partial: bool
@@ -265,16 +263,11 @@ class HeadChunk(Chunk):
     mean_row_D: Tensor | None
     """w̄."""
     part: TokenChunk | None
-    """Which rank has which tokens, where every rank holds some of them."""
+    """Which rank has which tokens, if every rank holds some of them."""
 
 
 def run_head_chunks(problem: HeadProblem, work: RowWork, wanted: tuple[bool, ...], weight_T: Tensor) -> ChunkedRun:
     """One pass: values, statistics, and the wanted gradients (hidden, weight, bias) of Σ_t weight_t·(CE_t + aux_t)."""
-    if problem.options.softcap is not None and problem.options.label_smoothing:
-        raise CoordinateError(
-            "`label_smoothing` with `softcap` needs the slope of every logit in a second V-wide product, which this "
-            "backend does not form: use backend='dense'."
-        )
     run = ChunkedRun(problem.targets, problem.plan)
     gradients = _HeadGradients(problem, wanted, weight_T) if any(wanted) else None
     # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
@@ -292,15 +285,15 @@ def run_head_chunks(problem: HeadProblem, work: RowWork, wanted: tuple[bool, ...
 def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | None = None) -> Iterator[HeadChunk]:
     """Statistics and coefficients chunk by chunk; the V-wide buffers are reused, so use a chunk before the next.
 
-    E W is formed where `back_projection` requests it or the plan has the gain.
+    E W is formed if `back_projection` requests it or the plan has the gain.
     """
     options, targets, shard = problem.options, problem.targets, problem.shard
     plan, products = problem.plan, problem.products
     work = TorchRows(options.softcap, plan=products) if work is None else work
     head, bias_V = HeadProducts.of(problem), problem.scaled_bias()
     mean_row_D, mean_bias = _means(problem, head, bias_V) if plan.mu else (None, None)
-    # The entropy comes from E W, but not without a mean; with a bias it also needs E·b, which a 16-bit E does not give; and
-    # on a shard E W is of local rows alone. There it takes a pass over E.
+    # The entropy normally comes from E W. It needs its own pass over E if there is no mean, if a bias meets a 16-bit E (E·b
+    # would lose digits), or on a shard (E W covers local rows only).
     drop = plan.entropy and (not plan.mu or (bias_V is not None and products.narrow) or not shard.whole)
     partial = not (shard.whole or plan.gain)
 
@@ -326,8 +319,6 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
             mean=plan.mu_residual,
             drop=drop,
         )
-        if problem.masked and not shard.whole:
-            clear_absent_rows_(rows)
         sums, share = join_rows(shard, rows.sums, has_target_C, drop=drop)
 
         # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(s∘h), is that of dW (`WeightGradient`).
@@ -358,7 +349,6 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
             mean_row_D=mean_row_D,
             logit_scale=options.logit_scale,
         )
-        check_rows(stats)
         yield HeadChunk(
             tokens=span.tokens,
             index_C=index_C,
@@ -494,7 +484,7 @@ class _HeadGradients:
         self._pending.append(chunk.part.start_scatter(local_CD, hidden_TD))
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """(dh, dW, db) after the last chunk; no dW where it went to the caller's buffer."""
+        """(dh, dW, db) after the last chunk; no dW if it went to the caller's buffer."""
         for pending in self._pending:
             pending.wait()
         weight_VD = None if self._weight is None else self._weight.finish()
@@ -553,8 +543,6 @@ def _logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Chunk]:
             mean=plan.mu or options.uses_mean,
             drop=plan.entropy,
         )
-        if not shard.whole:
-            clear_absent_rows_(rows)
         sums, share = join_rows(shard, rows.sums, has_target_C, drop=plan.entropy)
         projected_CD = None
         if head is not None:
@@ -572,7 +560,6 @@ def _logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Chunk]:
             mean_row_D=mean_row_D,
             logit_scale=options.logit_scale,
         )
-        check_rows(stats)
         check_mean(mean_C, valid_C, options)
         # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
         loss = token_loss(replace(stats, mu=mean_C), options.objective, options.label_smoothing)
@@ -587,7 +574,7 @@ def chunk_source(
         return chunk.rows.source_CV
     valid_C = chunk.stats.valid
     if not shard.whole:
-        # Where every local logit is -inf there is no E and no source.
+        # If every local logit is -inf, there is no E and no source.
         valid_C = valid_C & ~torch.isneginf(chunk.rows.sums.row_max_C)
         if source.g is not None:  # row work divides g by the local rows, so it gets their share of V
             source = replace(source, g=source.g * (shard.rows / shard.total))

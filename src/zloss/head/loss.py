@@ -1,5 +1,5 @@
 """`head_loss` and `logits_loss`: cross-entropy plus any Z-loss of the paper, from hidden states and the output head, or
-from logits one already has.
+from logits you already have.
 
 A call goes through four steps: the options check themselves (`options.py`), the tensors become a validated problem
 (`arguments.py`), a backend computes the loss and its gradients (`chunked.py` on the CPU, `triton.py` on a GPU,
@@ -22,8 +22,10 @@ from zloss.head.arguments import (
     LogitsProblem,
     LossParts,
     Targets,
+    check_rows,
     prepare_head,
     prepare_logits,
+    refuse_smoothed_softcap,
 )
 from zloss.head.chunked import chunked_head_loss, chunked_logits_loss
 from zloss.head.compiling import outside_compile_unless
@@ -73,9 +75,9 @@ def head_loss(
     there on are padding: outside log Z, μ and w̄), `statistics` ("light" skips what the loss itself does not need) and
     `products` (in which dtype the matrix products run).
 
-    dW is added to `weight_grad_buffer`, an fp32 [V, D] such as Megatron's `main_grad`, if there is one. A head that is
-    divided over ranks by vocabulary rows is a DTensor with Shard(0), or this rank's rows with `group=`; everything that is
-    returned is that of the whole vocabulary on every rank.
+    If `weight_grad_buffer` (fp32 [V, D], e.g. Megatron's `main_grad`) is given, dW is accumulated into it. For a
+    vocabulary-parallel head pass a DTensor with Shard(0), or the local rows and `group=`; every rank returns
+    full-vocabulary results.
 
     >>> import torch, zloss
     >>> hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
@@ -120,7 +122,7 @@ class HeadLoss(nn.Module):
         weight_grad_buffer: Tensor | None = None,
         group: ProcessGroup | None = None,
     ) -> HeadLossOutput:
-        """The loss of these tensors; the arguments are those of `head_loss`. `group` replaces that of the module."""
+        """The loss of these tensors; the arguments are the same as for `head_loss`. `group` overrides the module's `group`."""
         group = self.group if group is None else group
         return _head_loss(
             hidden, weight, target, bias, self.options, normalizer, token_weight, weight_grad_buffer, group
@@ -145,8 +147,8 @@ def logits_loss(
 ) -> HeadLossOutput:
     """The loss of `head_loss` from `logits` [..., V]; `weight` [V, D] is needed only for the gain (and gain-aware Z-loss).
 
-    `logit_scale` and `softcap` are applied to `logits` here: leave them alone if the model has already done so. Logits
-    that are divided over ranks are a DTensor with Shard(-1), or this rank's columns with `group=`. The caller's logits are
+    `logit_scale` and `softcap` are applied to `logits` here: let them keep their defaults if the model has already done so. For
+    vocabulary-parallel logits pass a DTensor with Shard(-1), or the local columns and `group=`. The caller's logits are
     never overwritten. 16-bit logits are read in fp32; what their storage has lost cannot be recovered (paper
     sec:precision_link).
 
@@ -168,7 +170,7 @@ def _head_is_traceable(
     weight_grad_buffer: Tensor | None,
     group: ProcessGroup | None,
 ) -> bool:
-    """Whether a compiler may trace the loss: the Triton backend is made of ops. Three cases cannot be traced: per-token
+    """Whether a compiler may trace the loss: the Triton backend is built from custom ops. Three cases cannot be traced: per-token
     losses, which compute the chunks again in backward, a buffer for dW, which is written in forward, and ranks, which
     compare their arguments."""
     if group is not None or is_dtensor(weight) or is_dtensor(hidden):
@@ -201,6 +203,8 @@ def _head_loss(
         group=group,
     )
     backend = resolve_backend(options.backend, hidden.device, problem.dtype)
+    if backend != "dense":
+        refuse_smoothed_softcap(options)
     loss, cross_entropy, auxiliary, stats = _HEAD_BACKENDS[backend](problem)
     if problem.nonfinite_mask_T is not None:
         stats = replace(stats, row_max=stats.row_max.masked_fill(problem.nonfinite_mask_T, torch.nan))
@@ -244,6 +248,7 @@ def _output(
     targets: Targets, loss: Tensor, cross_entropy: Tensor, auxiliary: Tensor, stats: TokenStats
 ) -> HeadLossOutput:
     """The parts of a backend in the shape of `target`, with their denominator."""
+    check_rows(stats)
     if targets.reduction == "none":
         loss, cross_entropy, auxiliary = (part.reshape(targets.shape) for part in (loss, cross_entropy, auxiliary))
     return HeadLossOutput(

@@ -1,4 +1,4 @@
-"""The options of a head loss, which check themselves, and what follows from them: which backend runs, how long a chunk is."""
+"""Validated options of a head loss, backend selection and chunk sizing."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class HeadOptions:
     logit_scale: float = 1.0
     """s of z = s(Wu + b)."""
     softcap: float | None = None
-    """cap of cap·tanh(z/cap); None: none."""
+    """cap of cap·tanh(z/cap); None disables it."""
     label_smoothing: float = 0.0
     """ε: cross-entropy against (1 − ε)·onehot(y) + ε/V."""
     statistics: Statistics = "full"
     """Which statistics are returned (`zloss.statistics`); "light" skips what the loss itself does not need."""
     backend: Backend = "auto"
-    """"auto" is Triton on a GPU where it is installed and "chunked" elsewhere; "dense" is the slow reference."""
+    """"auto" is Triton on a GPU if it is installed and "chunked" elsewhere; "dense" is the slow reference."""
     products: Products = "auto"
     """In which dtype the matrix products run: "operand" (16 bits) or "fp32"; "auto" is "operand" on a GPU for 16-bit
     operands and "fp32" elsewhere (`head/products.py`)."""
@@ -177,7 +177,7 @@ def _check_name(option: str, value: object, known: tuple[str, ...]) -> None:
 
 
 def check_vocab(valid_vocab: int | None, rows: int) -> int:
-    """V, the number of rows inside log Z: `valid_vocab`, or all rows where it is None."""
+    """V, the number of rows inside log Z: `valid_vocab`, or all rows if it is None."""
     if rows == 0:
         raise ShapeError("the vocabulary is empty: `weight` or `logits` has V = 0.")
     if valid_vocab is None:
@@ -192,10 +192,10 @@ def check_vocab(valid_vocab: int | None, rows: int) -> int:
 
 
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
-"""Found out without importing triton."""
+"""Detected without importing triton."""
 
 _OLDEST_GENERATION = 8
-"""The compute capability from which on Triton supports NVIDIA's cards; with older ones "auto" falls back."""
+"""Minimum NVIDIA compute capability for Triton; on older GPUs "auto" uses "chunked"."""
 
 
 def resolve_backend(backend: Backend, device: torch.device, dtype: torch.dtype) -> ChosenBackend:
@@ -216,14 +216,14 @@ def runs_in_triton(backend: Backend, device: torch.device, dtype: torch.dtype) -
 
 
 def prefers_triton(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether backend="auto" takes Triton: a supported GPU, Triton installed, and fp32 statistics."""
+    """Whether backend="auto" uses Triton: a supported GPU, Triton installed, and fp32 statistics."""
     if device.type != "cuda" or dtype == torch.float64 or not TRITON_INSTALLED:
         return False
     return torch.version.hip is not None or torch.cuda.get_device_properties(device).major >= _OLDEST_GENERATION
 
 
 def require_triton(device: torch.device, dtype: torch.dtype) -> None:
-    """Raise an error where backend="triton" cannot run on these tensors; it says why and what to use instead."""
+    """Raise an error if backend="triton" cannot run on these tensors; it says why and what to use instead."""
     if not TRITON_INSTALLED:
         raise MissingDependencyError("triton", "backend='triton'", "triton")
     if dtype == torch.float64:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, Targets, check_mean, check_rows
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, Targets, check_mean
 from zloss.head.options import HeadOptions
 from zloss.head.rows import softcap_slope, softcapped
 from zloss.statistics import StatisticsPlan, TokenStats
@@ -23,12 +23,11 @@ def dense_head_loss(problem: HeadProblem) -> LossParts:
     """The head loss from whole logits, with gradient to hidden, weight and bias."""
     with torch.autocast(problem.hidden_TD.device.type, enabled=False):
         logits_TV, stats = dense_head_logits(problem)
-        check_rows(stats)
-        return _dense_loss(logits_TV, problem.targets, problem.options, stats)
+        return _dense_loss(_without_ignored(logits_TV, problem.targets), problem.targets, problem.options, stats)
 
 
 def dense_logits_loss(problem: LogitsProblem) -> LossParts:
-    """The loss of logits one already has, with gradient to them."""
+    """The loss of logits you already have, with gradient to them."""
     options, targets = problem.options, problem.targets
     with torch.autocast(problem.logits_TV.device.type, enabled=False):
         inside_TV = problem.logits_TV[:, : problem.vocab].to(problem.dtype)
@@ -36,11 +35,14 @@ def dense_logits_loss(problem: LogitsProblem) -> LossParts:
             whole_TV = _final_logits(inside_TV, options)
             head_VD = None if problem.weight_VD is None else problem.weight_VD[: problem.vocab].to(problem.dtype)
             stats = _dense_stats(whole_TV, targets, options, problem.plan, head_VD)
-            check_rows(stats)
             check_mean(whole_TV.mean(dim=1) if options.uses_mean else None, targets.valid_T, options)
-        # Ignored rows may hold anything; zeros keep a NaN there from reaching a gradient through 0·NaN.
-        inside_TV = torch.where(targets.valid_T.unsqueeze(1), inside_TV, inside_TV.new_zeros(()))
+        inside_TV = _without_ignored(inside_TV, targets)
         return _dense_loss(_final_logits(inside_TV, options), targets, options, stats)
+
+
+def _without_ignored(logits_TV: Tensor, targets: Targets) -> Tensor:
+    """Zeros for the rows of ignored tokens: a NaN there would reach the gradient as 0·NaN."""
+    return torch.where(targets.valid_T.unsqueeze(1), logits_TV, logits_TV.new_zeros(()))
 
 
 def dense_source(problem: HeadProblem, *, auxiliary_only: bool) -> Tensor:

@@ -18,6 +18,7 @@ from zloss.head.native import fused_exp_rows_
 from zloss.head.products import ProductPlan, applied_exp, fp32_plan, product_exp
 from zloss.objectives import Coefficients
 from zloss.statistics import StatisticsPlan, TokenStats
+from zloss.tensors import may_read
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,14 @@ class RowPass:
 
     sums: RowSums
     e_CV: Tensor
-    """E = exp(z − m), times the slope of the softcap where there is one, as the products with W and h take it: in compute
+    """E = exp(z − m), times the slope of the softcap if there is one, as the products with W and h use it: in compute
     precision, or in 16 bits times the scale of the product plan."""
     source_CV: Tensor
     """The buffer from which the same RowWork forms a source: E, or the logits themselves."""
     slope_CV: Tensor | None = None
-    """The slope of the softcap, where it is kept."""
+    """The slope of the softcap, if it is kept."""
     max_index_C: Tensor | None = None
-    """Column of the largest logit, the first one among equals; None where E stays in compute precision."""
+    """Column of the largest logit, the first on ties; None if E stays in compute precision."""
 
 
 class RowWork(Protocol):
@@ -56,12 +57,12 @@ class RowWork(Protocol):
     buffers: int
     """V-wide buffers per chunk in compute precision; the first holds the logits."""
     plan: ProductPlan
-    """How the products take E."""
+    """How the products use E."""
 
     def statistics(
         self, buffers_BCV: Tensor, narrow_CV: Tensor | None, index_C: Tensor, *, norm: bool, mean: bool, drop: bool
     ) -> RowPass:
-        """Softcap, row sums and E; the buffers are consumed. `narrow_CV` receives E where the products take it in 16 bits.
+        """Softcap, row sums and E; the buffers are consumed. `narrow_CV` receives E if the products use it in 16 bits.
 
         `norm`, `mean`, `drop`: which optional sums are needed.
         """
@@ -79,9 +80,9 @@ class RowWork(Protocol):
 
 
 class TorchRows:
-    """Row work in PyTorch: 1 buffer, 2 under softcap, 3 where the slope of the softcap is kept.
+    """Row work in PyTorch: 1 buffer, 2 under softcap, 3 if the slope of the softcap is kept.
 
-    The buffer of logits is overwritten by E, which serves the statistics, Wᵀp = EᵀW/S and dW alike.
+    The buffer of logits is overwritten by E, which serves the statistics, E W / S = Wᵀp and dW alike.
     """
 
     def __init__(self, softcap: float | None, *, plan: ProductPlan | None = None, keep_slope: bool = False) -> None:
@@ -99,7 +100,7 @@ class TorchRows:
         target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
         mean_logit_C = z_CV.mean(dim=1) if mean else None
         row_max_C, sum_C, norm_C = exp_rows_(z_CV, norm=norm)
-        # log E is z − m wherever E has not underflowed to 0, and there E·(z − m) is below rounding.
+        # log E = z − m unless E underflowed to 0, where E·(z − m) is negligible.
         drop_C = -torch.xlogy(z_CV, z_CV).sum(dim=1) if drop else None
         sums = RowSums(row_max_C, sum_C, target_logit_C, norm_C, drop_C, mean_logit_C)
         e_CV, kept_CV = z_CV, None
@@ -107,6 +108,7 @@ class TorchRows:
             slope_CV = buffers_BCV[-1]
             e_CV = torch.mul(slope_CV, z_CV, out=buffers_BCV[1])
             kept_CV = slope_CV if self._keep_slope else None
+        clear_undefined_rows_(e_CV, sums)
         max_index_C = z_CV.argmax(dim=1) if self.plan.narrow else None
         return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, max_index_C)
 
@@ -133,6 +135,24 @@ def exp_rows_(z_CV: Tensor, *, norm: bool) -> tuple[Tensor, Tensor, Tensor | Non
     row_max_C = z_CV.amax(dim=1)
     z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
     return row_max_C, z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None
+
+
+def has_exp(sums: RowSums) -> Tensor:
+    """Which rows have an E = exp(z − m): not those with only -inf logits, nor with a logit of inf or NaN; bool [C].
+
+    S is at least 1 for any other row, because E is 1 at the largest logit.
+    """
+    return torch.isfinite(sums.sum_C) & (sums.sum_C > 0)
+
+
+def clear_undefined_rows_(e_CV: Tensor, sums: RowSums) -> None:
+    """Set E to 0 in rows that have none, so that a coefficient of 0 gives a gradient of 0 and not 0·NaN.
+
+    A token that counts still has a loss and gradients of NaN, through S.
+    """
+    undefined_C = ~has_exp(sums)
+    if not may_read(undefined_C) or bool(undefined_C.any()):
+        e_CV.masked_fill_(undefined_C.unsqueeze(1), 0)
 
 
 def row_pass(
@@ -167,13 +187,13 @@ _ALIGNMENT = 64
 
 
 def empty_rows(count: int, tokens: int, vocab: int, dtype: torch.dtype, plan: ProductPlan, like: Tensor) -> Tensor:
-    """Room for `count` V-wide tensors of a chunk, [count, C, V] on the device of `like`."""
+    """Allocate `count` V-wide tensors of a chunk, [count, C, V] on the device of `like`."""
     columns = -(-vocab // _ALIGNMENT) * _ALIGNMENT if plan.device_type == "cuda" else vocab
     return torch.empty((count, tokens, columns), dtype=dtype, device=like.device)[:, :, :vocab]
 
 
 def empty_narrow(plan: ProductPlan, tokens: int, vocab: int, like: Tensor) -> Tensor | None:
-    """Room for the E of a chunk in 16 bits, [C, V]; None where it stays in compute precision."""
+    """Allocate the E of a chunk in 16 bits, [C, V]; None if it stays in compute precision."""
     return empty_rows(1, tokens, vocab, plan.factor, plan, like)[0] if plan.narrow else None
 
 
@@ -191,7 +211,7 @@ def chunk_stats(
 ) -> TokenStats:
     """The statistics that the plan names, from the row sums over the whole vocabulary and E W.
 
-    `mean_energy_C`: Σ_i p_i (z_i − μ), where the row sums do not give the entropy by themselves. ‖Wᵀp‖/‖p‖ = ‖E W‖/‖E‖: S
+    `mean_energy_C`: Σ_i p_i (z_i − μ), if the row sums do not give the entropy by themselves. ‖Wᵀp‖/‖p‖ = ‖E W‖/‖E‖: S
     cancels. With a logit scale s the head is s·W.
     """
     p_norm_C = gain_C = gain_centered_C = mu_residual_C = entropy_C = None

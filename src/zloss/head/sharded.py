@@ -29,13 +29,13 @@ from torch.distributed import ProcessGroup
 from zloss.distributed import Shared, exchange, fingerprint, is_dtensor, tokens_fingerprint
 from zloss.errors import InputError
 from zloss.head.options import HeadOptions, check_vocab
-from zloss.head.rows import RowPass, RowSums
+from zloss.head.rows import RowSums
 from zloss.objectives import Coefficients
 
 
 @dataclass(frozen=True)
 class VocabularyShard:
-    """The rows of this rank among a vocabulary of `total` rows; `group` is None where this process holds all of them."""
+    """The rows of this rank among a vocabulary of `total` rows; `group` is None if this process holds all of them."""
 
     start: int
     rows: int
@@ -56,7 +56,7 @@ class VocabularyShard:
         return self.group is None or self.group.rank() == 0
 
     def local_targets(self, index_C: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Targets as local rows (0 for those of other ranks), and which are local; None where all are."""
+        """Targets as local rows (0 for those of other ranks), and which are local; None if all are."""
         if self.whole:
             return index_C, None
         local_C = (index_C >= self.start) & (index_C < self.start + self.rows)
@@ -97,12 +97,12 @@ class RankShare:
     """How the local E of a chunk enters the whole vocabulary: unchanged on one process."""
 
     factor_C: Tensor | None = None
-    """f_r = exp(m_r − m), by which the local E is multiplied; None where the vocabulary is whole."""
+    """f_r = exp(m_r − m), by which the local E is multiplied; None if the vocabulary is whole."""
     has_target_C: Tensor | None = None
-    """Where the target is a local row; None where all are."""
+    """Whether the target is a local row; None if all are."""
 
     def local_b(self, b_C: Tensor) -> Tensor:
-        """A coefficient of onehot(y), 0 where the target is another rank's."""
+        """A coefficient of onehot(y), 0 if the target is another rank's."""
         return b_C if self.has_target_C is None else torch.where(self.has_target_C, b_C, b_C.new_zeros(()))
 
     def local(self, source: Coefficients) -> Coefficients:
@@ -128,7 +128,7 @@ def join_rows(
     row_max_C = shard.max_(sums.row_max_C.clone())
     # A rank whose every logit is -inf has no E: its sums are NaN, and its share is 0.
     present_C = ~torch.isneginf(sums.row_max_C)
-    below_C = torch.where(present_C, sums.row_max_C - row_max_C, -torch.inf)
+    below_C = torch.where(torch.isfinite(sums.row_max_C), sums.row_max_C - row_max_C, -torch.inf)
     factor_C = below_C.exp()
 
     def share(value_C: Tensor, counted_C: Tensor) -> Tensor:
@@ -154,11 +154,6 @@ def join_rows(
     return joined, RankShare(factor_C, has_target_C)
 
 
-def clear_absent_rows_(rows: RowPass) -> None:
-    """E of 0, and not of NaN, at the tokens for which every local logit is -inf."""
-    rows.e_CV.masked_fill_(torch.isneginf(rows.sums.row_max_C).unsqueeze(1), 0)
-
-
 def agree_on_shards(
     differentiable: Tensor,
     sharded: Tensor,
@@ -182,11 +177,11 @@ def agree_on_shards(
     grads = (torch.is_grad_enabled(), differentiable.requires_grad, bias is None)
     leading = tuple(differentiable.shape[:-1]) if leading is None else leading
     shared = [
-        Shared(int(target.numel()), "have `target` of different sizes: each rank needs the same tokens."),
+        Shared(int(target.numel()), "disagree: `target` differs in size, but each rank needs the same tokens."),
         Shared(
             tokens_fingerprint(target),
             "have different values in `target`: a vocabulary-parallel head needs the same tokens on every rank. The shard "
-            "of an FSDP parameter is no vocabulary shard: call the loss inside the module's forward, or pass "
+            "of an FSDP parameter is not a vocabulary shard: call the loss inside the module's forward, or pass "
             "`weight.full_tensor()`.",
         ),
         Shared(fingerprint(options), "call the loss with different options."),
@@ -224,7 +219,7 @@ class TokenShard:
 
     @cached_property
     def places(self) -> tuple[Tensor, ...]:
-        """Places of each rank's tokens in the flat [T], in their order on that rank."""
+        """Positions of each rank's tokens in the flat [T], in their order on that rank."""
         flat = torch.arange(torch.Size(self.leading).numel(), device=self.device).view(self.leading)
         parts = flat.chunk(self.group.size(), dim=self.dim)
         missing = self.group.size() - len(parts)
@@ -232,7 +227,7 @@ class TokenShard:
 
     @property
     def local(self) -> Tensor:
-        """Places of the local tokens."""
+        """Positions of the local tokens."""
         return self.places[self.group.rank()]
 
     def gather_flags(self, local_flags: Tensor) -> Tensor:
@@ -267,7 +262,7 @@ class TokenChunk:
 
     @cached_property
     def tokens_C(self) -> Tensor:
-        """Places in the flat [T]."""
+        """Positions in the flat [T]."""
         return torch.cat([place[self.start : self.start + self.step] for place in self.shard.places])
 
     @property
@@ -314,7 +309,7 @@ class Gather:
     work: Any
     everyone: Tensor
     rows: Tensor | None
-    """Which of them are tokens; None where all are."""
+    """Which of them are tokens; None if all are."""
 
     def wait(self) -> Tensor:
         """[C, D] in rank order."""

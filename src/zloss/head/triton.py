@@ -1,4 +1,4 @@
-"""The losses through Triton: chunked matrix products around the row kernels, or the row ops on logits one already has.
+"""The losses through Triton: chunked matrix products around the row kernels, or the row ops on logits you already have.
 
 Nothing here is imported before a Triton loss runs (`options.py` finds out whether it can).
 
@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean, check_rows
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean
 from zloss.head.chunked import chunked_head_loss, narrow, run_head_chunks, wanted_gradients
 from zloss.head.products import HeadProducts, ProductPlan, applied_exp, fp32_plan
-from zloss.head.rows import RowPass, RowSums, chunk_stats
+from zloss.head.rows import RowPass, RowSums, chunk_stats, has_exp
 from zloss.head.triton_ops import (
     exp_rows_,
     narrow_exp_,
@@ -63,7 +63,6 @@ def _logits_loss(problem: LogitsProblem) -> LossParts:
     mean_T = total_T / vocab
     sums = RowSums(row_max_T, sum_T, target_logit_T, square_T.sqrt(), drop_T, mean_T)
     stats = _logits_statistics(problem, sums)
-    check_rows(stats)
     check_mean(mean_T, valid_T, options)
     # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
     loss = token_loss(replace(stats, mu=mean_T), options.objective, options.label_smoothing)
@@ -140,11 +139,13 @@ class TritonRows:
         row_max, total, square, logit_sum, target, drop_C = numbers.unbind()
         norm_C = square.sqrt() if norm else None
         sums = RowSums(row_max, total, target, norm_C, drop_C, logit_sum / vocab if mean else None)
+        # The kernels write an E of 0 where m is not finite; a row of NaN may have a finite one.
+        anchor_C = torch.where(has_exp(sums), row_max, torch.nan)
         if narrow_CV is not None:
-            max_index_C = narrow_exp_(z_CV, narrow_CV, row_max, self.plan.exp_scale, 1.0, self._softcap)
+            max_index_C = narrow_exp_(z_CV, narrow_CV, anchor_C, self.plan.exp_scale, 1.0, self._softcap)
             return RowPass(sums, narrow_CV, z_CV, max_index_C=max_index_C)
         e_CV = buffers_BCV[1].copy_(z_CV) if self._keep else z_CV
-        exp_rows_(e_CV, row_max, self._softcap)
+        exp_rows_(e_CV, anchor_C, self._softcap)
         return RowPass(sums, e_CV, z_CV)
 
     def source(

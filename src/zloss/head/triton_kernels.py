@@ -1,4 +1,4 @@
-"""The row kernels: statistics out, coefficients in. They know no objective.
+"""The row kernels: statistics out, coefficients in. They know nothing about objectives.
 
 `row_statistics_kernel` reads a row of logits once (online softmax over vocabulary blocks); `row_exp_kernel` writes E in
 the dtype of the products; `row_source_kernel` turns per-row coefficients into a row of gradient. All form the final logit
@@ -142,7 +142,7 @@ def row_exp_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """One program per row and block: E = exp_scale·exp(z − m), times the slope of the softcap, rounded to the dtype of
-    `out`. The first column with z = m goes to `max_index`.
+    `out`; 0 in a row whose m is not finite. The first column with z = m goes to `max_index`.
     """
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -153,6 +153,8 @@ def row_exp_kernel(
         z = tl.where(z == -float("inf"), z, cap * t)
     row_max = tl.load(row_max_ptr + row)
     e = tl.exp(z - row_max)
+    # A row without a finite maximum has no E: 0, and not NaN.
+    e = tl.where(tl.abs(row_max) < float("inf"), e, 0.0)
     first = tl.min(tl.where(inside & (z == row_max), lanes, vocab), axis=0)
     # `max_index` holds vocab − 1 at the start; most blocks do not touch it.
     if first < vocab:

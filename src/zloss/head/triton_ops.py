@@ -165,9 +165,9 @@ def _(
 
 @torch.library.custom_op("zloss::exp_rows_", mutates_args=("logits",))
 def exp_rows_(logits: Tensor, row_max: Tensor, softcap: float | None) -> None:
-    """Overwrite an owned fp32 buffer of logits with exp(z − m), times the slope of the softcap."""
+    """Overwrite an owned fp32 buffer of logits with exp(z − m), times the slope of the softcap; with 0 where m is not finite."""
     ones, zeros = torch.ones_like(row_max), torch.zeros_like(row_max)
-    index = torch.zeros_like(row_max, dtype=torch.int64)
+    index = torch.where(torch.isfinite(row_max), 0, -1)  # a row with a negative index is zero
     launch_source(logits, logits, row_max, index, (ones, zeros, zeros), logits.shape[1], 1.0, softcap, True)
 
 
@@ -180,8 +180,8 @@ def _(logits: Tensor, row_max: Tensor, softcap: float | None) -> None:
 def narrow_exp_(
     logits: Tensor, out: Tensor, row_max: Tensor, exp_scale: float, scale: float, softcap: float | None
 ) -> Tensor:
-    """Write exp_scale·exp(z − m), times the slope of the softcap, rounded to the 16-bit `out` [T, V]. Returns the first
-    column with z = m, int64 [T]."""
+    """Write exp_scale·exp(z − m), times the slope of the softcap, rounded to the 16-bit `out` [T, V]; 0 where m is not
+    finite. Returns the first column with z = m, int64 [T]."""
     logits = by_rows(logits)
     tokens, vocab = out.shape
     # A GPU rounds to the nearest 16-bit number; the interpreter truncates, so there torch does the rounding.

@@ -194,6 +194,28 @@ def test_ignored_rows_may_hold_anything_and_the_callers_logits_are_left_alone() 
     assert torch.equal(grads[0], grads[2])
 
 
+@pytest.mark.parametrize("products", ["fp32", "operand"])
+@pytest.mark.parametrize("every", [True, False], ids=["all ignored", "one ignored"])
+def test_an_ignored_token_without_a_distribution_adds_no_nan(products: str, every: bool) -> None:
+    """Logits that overflow to inf, and a bias of -inf everywhere."""
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(4, 6, generator=g), torch.randn(40, 6, generator=g) * 2.0**10
+    target = torch.tensor([-100, 3, 5, -100] if not every else [-100] * 4)
+    for poison, bias in ((1e36, torch.zeros(40)), (0.0, torch.full((40,), -torch.inf))):
+        if bias.isinf().any() and not every:
+            continue
+        leaves = [hidden.bfloat16().requires_grad_(), weight.bfloat16().requires_grad_(), bias.requires_grad_()]
+        with torch.no_grad():
+            leaves[0][0] = poison
+        out = zloss.head_loss(
+            leaves[0], leaves[1], target, zloss.StandardZLoss(0.5), bias=leaves[2],
+            backend="triton", products=products, statistics="light",
+        )  # fmt: skip
+        for grad in torch.autograd.grad(out.loss, leaves):
+            assert not grad.isnan().any()
+            assert not every or not grad.any()
+
+
 def test_what_is_refused() -> None:
     case = fp32_case(zloss.StandardZLoss(0.7))
     leaf = logits_pair(case)[0]
