@@ -567,3 +567,12 @@ def test_an_empty_batch_has_the_statistics_of_a_full_one(options: dict[str, obje
     empty = zloss.head_loss(hidden[:0], weight, target[:0], objective, **options).stats
     for field in dataclasses.fields(full):
         assert (getattr(full, field.name) is None) == (getattr(empty, field.name) is None), field.name
+
+
+def test_the_source_of_a_token_without_a_distribution_is_refused() -> None:
+    hidden, weight = torch.randn(3, 4), torch.randn(5, 4)
+    bias = torch.full((5,), -torch.inf)
+    with pytest.raises(errors.CoordinateError, match="only -inf logits"):
+        zloss.head_source(
+            hidden, weight, torch.tensor([0, 1, 2]), zloss.StandardZLoss(1e-3), bias=bias, backend="chunked"
+        )

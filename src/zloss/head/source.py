@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.errors import CoefficientError, InputError, ShapeError, UnknownNameError
-from zloss.head.arguments import HeadProblem, prepare_head
+from zloss.head.arguments import HeadProblem, check_rows, prepare_head
 from zloss.head.chunked import chunk_source, head_chunks
 from zloss.head.compiling import outside_compile
 from zloss.head.options import (
@@ -104,6 +104,7 @@ def _row_work(problem: HeadProblem, chosen: ChosenBackend) -> RowWork:
 def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
     out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.vocab), dtype=problem.dtype)
     for chunk in head_chunks(problem, back_projection=False, work=work):
+        check_rows(chunk.stats)
         coefficients = chunk.loss.source if part == "total" else chunk.loss.auxiliary_source
         source = chunk.source(coefficients, problem.targets.weight_T)
         out_TV[chunk.tokens] = chunk_source(work, problem.shard, chunk, source, through_softcap=False)
