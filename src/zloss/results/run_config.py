@@ -23,6 +23,11 @@ CONFIG_FILE = "config.json"
 _AGAIN = "remove that run's folder and run it again"
 ABSENT_IF_NONE = ("moe", "optimizer_state")
 """Keys that are left out of the file where they are None."""
+TEXT_KEYS = (
+    *("texts", "corpus", "text_field", "blocks", "offset", "valid_texts", "valid_blocks", "valid_offset"),
+    *("block_size", "bos"),
+)
+"""Written after `seed`, as in every earlier file, although `TextOptions` puts most of them first among the fields."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,12 @@ class RunConfig:
         for key in ABSENT_IF_NONE:
             if settings[key] is None:
                 del settings[key]
+        texts = {key: settings.pop(key) for key in TEXT_KEYS}
+        written: dict[str, Any] = {}
+        for key, value in settings.items():
+            written |= {key: value, **texts} if key == "seed" else {key: value}
         rest = {"schema": self.SCHEMA, "data": to_plain(self.data), "initial_weights": self.initial_weights}
-        return settings | rest
+        return written | rest
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunConfig:
