@@ -47,7 +47,6 @@ BENCHMARKS = (
     Benchmark("audit_memory", ("bench_audit.py", "--memory")),
     Benchmark("train_step", ("bench_train_step.py",), ("--quick",)),
     Benchmark("router", ("bench_router.py",), ("--rounds", "3")),
-    Benchmark("streaming", ("bench_streaming.py",), ("--values", "10000000", "--repetitions", "1")),
     Benchmark("integrations", ("bench_integrations.py",), ("--quick",)),
     Benchmark("roofline", ("roofline.py", "--tokens", "16384", "--width", "4096", "--vocab", "131072")),
 )

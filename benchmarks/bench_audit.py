@@ -4,7 +4,7 @@
     python benchmarks/bench_audit.py --whole            # the whole audit against forward, 32 blocks
     python benchmarks/bench_audit.py --memory           # peak memory at V = 262,144
 
-The streaming pass (hidden states, statistics raw and centered, accumulators) is measured against the model's own forward
+The pass over the text (hidden states, columns of the token table) is measured against the model's own forward
 pass with logits, interleaved batch by batch in one run; loading, spectrum, gradients and rendering are reported apart.
 The whole audit is everything that `zloss audit` does except loading: text, head check, spectrum, pass, gradients on 8 blocks,
 decisions and files. The forward pass is timed between its batches and between its layers, so each phase is divided by the
@@ -29,15 +29,13 @@ from memory import peak_extra_mb
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
 from zloss.console import Step
-from zloss.decide.decision_map import with_decisions
-from zloss.measure.diagnostic_batch import DiagnosticBatch
-from zloss.measure.diagnostic_gradients import diagnostic_gradients
+from zloss.decide.answer import decide_results
+from zloss.measure.gradients import diagnostic_gradients
 from zloss.measure.measurement import measurement_of
-from zloss.measure.tails import Tails
-from zloss.measure.token_pass import TokenPass
+from zloss.measure.tokens import concatenated, head_numbers, token_batches
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.output_head import find_head, hidden_states
-from zloss.report.files import write_audit
+from zloss.report.files import write_result
 from zloss.text import Blocks, make_blocks, open_corpus
 
 
@@ -54,18 +52,17 @@ def pass_against_forward(model: str, blocks_count: int, batch: int) -> bool:
     spectrum = time.perf_counter() - begin
     seconds = {"pass": 0.0, "forward": 0.0}
     with hidden_states(checkpoint, measurement.head) as hidden_of:
-        token_pass = TokenPass(measurement, blocks, hidden_of, batch)
-        token_pass.run(Tails(measurement), lambda finished: False)  # one batch, to warm up
-        done, begin = 0, time.perf_counter()
-
-        def go_on(finished: int) -> bool:
-            nonlocal done, begin
+        next(token_batches(measurement, blocks, hidden_of, batch, range(blocks.count)))  # one batch, to warm up
+        done, parts, begin = 0, [], time.perf_counter()
+        for finished, columns in token_batches(measurement, blocks, hidden_of, batch, range(blocks.count)):
+            parts.append(columns)
             seconds["pass"] += time.perf_counter() - begin
             seconds["forward"] += _plain_forward(checkpoint, measurement.head.module, blocks.inputs(done, finished))
             done, begin = finished, time.perf_counter()
-            return True
-
-        token_pass.run(Tails(measurement), go_on)
+        whole = concatenated(parts)
+        for coordinate in measurement.coordinates:
+            head_numbers(whole, measurement, coordinate)
+        seconds["pass"] += time.perf_counter() - begin
     ratio = seconds["pass"] / seconds["forward"]
     tokens = blocks.predictions
     print(f"{model}: {tokens} tokens, {torch.get_num_threads()} threads, batches of {batch} blocks")
@@ -73,8 +70,8 @@ def pass_against_forward(model: str, blocks_count: int, batch: int) -> bool:
     print(
         f"  model's own forward with logits  {seconds['forward']:7.1f} s  {tokens / seconds['forward']:6.0f} tokens/s"
     )
-    print(f"  streaming pass of the audit      {seconds['pass']:7.1f} s  {tokens / seconds['pass']:6.0f} tokens/s")
-    return print_figures([Figure("streaming pass of the audit / model's own forward with logits", ratio, 1.25)])
+    print(f"  pass of the audit over the text  {seconds['pass']:7.1f} s  {tokens / seconds['pass']:6.0f} tokens/s")
+    return print_figures([Figure("pass of the audit over the text / model's own forward with logits", ratio, 1.25)])
 
 
 class _ForwardBeside:
@@ -138,7 +135,7 @@ def whole_against_forward(model: str, blocks_count: int, batch: int) -> bool:
     config = AuditConfig(model=model, blocks=blocks_count, batch_blocks=batch)
     with tempfile.TemporaryDirectory() as folder:
         report = run_audit(config, folder=Path(folder), progress=beside, checkpoint=checkpoint)
-        write_audit(Path(folder), with_decisions(report))
+        write_result(Path(folder), decide_results(audits=(report,)))
     beside.phase("rest")
     print(f"{model}: {blocks.predictions} tokens, {torch.get_num_threads()} threads, batches of {batch} blocks")
     ratio = 0.0
@@ -146,7 +143,7 @@ def whole_against_forward(model: str, blocks_count: int, batch: int) -> bool:
         forward = beside.per_block(name) * blocks_count
         ratio += seconds / forward
         print(f"  {name:<12} {seconds:7.1f} s   forward of all blocks {forward:7.1f} s   ratio {seconds / forward:.3f}")
-    return print_figures([Figure("whole audit / forward with logits", ratio, 3.0)])
+    return print_figures([Figure("whole audit / forward with logits", ratio, 4.0)])
 
 
 def _plain_forward(checkpoint: Checkpoint, head: torch.nn.Module, inputs: torch.Tensor) -> float:
@@ -205,15 +202,16 @@ def _child(part: str, folder: str) -> None:
         checkpoint.model(input_ids=blocks.inputs(0, 1)[:, :8], use_cache=False)  # loads every kernel
     measurement = measurement_of(head, coef=1e-4)
 
-    def streaming() -> None:
+    def tokens() -> None:
         with hidden_states(checkpoint, head) as hidden_of:
-            TokenPass(measurement, blocks, hidden_of, 4).run(Tails(measurement), lambda finished: True)
+            batches = token_batches(measurement, blocks, hidden_of, 4, range(blocks.count))
+            head_numbers(concatenated([columns for _, columns in batches]), measurement, "raw")
 
     def gradients() -> None:
-        diagnostic_gradients(checkpoint, measurement, DiagnosticBatch.of_blocks(blocks, 8, head.weight_VD.device))
+        diagnostic_gradients(checkpoint, measurement, blocks, 8)
 
     if part == "pass":
-        print(peak_extra_mb(streaming), 600)
+        print(peak_extra_mb(tokens), 600)
     else:
         used = peak_extra_mb(gradients)
         print(used, 2.5 * head.weight_VD.numel() * 4 / 2**20 + _one_block_mb(checkpoint, blocks.inputs(0, 1)))

@@ -2,7 +2,6 @@
 
     python benchmarks/bench_head_loss.py            # the table of the README (about 5 minutes on 2 cores)
     python benchmarks/bench_head_loss.py --quick    # fewer rounds, no growth section
-    python benchmarks/bench_head_loss.py --long     # bf16 at D = 2048, V = 131072, T up to 32768 (long_shapes.py)
 
 Forward and backward at T=1024, D=768, V=50257, fp32. The floor is three matrix products at chunk 256 with reused
 buffers: what any method that does not keep the logits has to do. Tables go to standard output, one line per timed call to
@@ -21,12 +20,11 @@ import torch
 import torch.nn.functional as F
 from ceilings import print_figures, ratio
 from interleaved import Timing, measure, measure_quietly, to_stderr
-from long_shapes import LONG_TOKENS, LONG_VOCAB, LONG_WIDTH, run_long_shapes
 from memory import peak_extra_mb
 
 import zloss
 from zloss.head import rows
-from zloss.head.native import why_missing
+from zloss.head.native import load_rows
 from zloss.head.options import chunk_bounds
 
 T, D, V = 1024, 768, 50257
@@ -119,7 +117,7 @@ def contenders(problem: Problem) -> dict[str, Callable[[], object]]:
         rows[f"zloss centered, all statistics, chunk {chunk}"] = problem.ours(OBJECTIVES["centered"], chunk_size=chunk)
     for name, objective in OBJECTIVES.items():
         rows[f"zloss {name}, default chunk"] = problem.ours(objective)
-    if why_missing() is None:
+    if not isinstance(load_rows(), str):
         rows[WITHOUT_HELPER] = problem.ours_in_tensor_operations(OBJECTIVES["centered"])
     rows["zloss centered, light statistics"] = problem.ours(OBJECTIVES["centered"], statistics="light")
     for chunk in (256, 512):
@@ -172,7 +170,7 @@ def print_helper(timings: dict[str, Timing]) -> None:
         ratio = timings[WITHOUT_HELPER].best / timings[WITH_HELPER].best
         print(f"\nwithout the C helper / with it: {ratio:.3f}")
     else:
-        print(f"\nno C helper here: {why_missing()}")
+        print(f"\nno C helper here: {load_rows()}")
 
 
 def print_growth() -> None:
@@ -211,30 +209,14 @@ def child(kind: str, tokens: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--rounds", type=int, help="interleaved repetitions, default 9 (at least 7 for the table), with --long 1"
-    )
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved repetitions (at least 7 for the table)")
     parser.add_argument("--quick", action="store_true", help="3 rounds, no growth section")
-    parser.add_argument("--long", action="store_true", help="bf16 at long shapes instead of the table")
-    parser.add_argument(
-        "--tokens", type=int, nargs="+", default=LONG_TOKENS, help="with --long: token counts, in the order they run"
-    )
-    parser.add_argument("--width", type=int, default=LONG_WIDTH, help="with --long: D")
-    parser.add_argument("--vocab", type=int, default=LONG_VOCAB, help="with --long: V")
-    parser.add_argument(
-        "--minutes", type=float, default=15.0, help="with --long: a row predicted to end later than this is not run"
-    )
     parser.add_argument("--child", nargs=2, metavar=("KIND", "T"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child[0], int(arguments.child[1]))
         return 0
-    if arguments.long:
-        run_long_shapes(
-            arguments.tokens, arguments.width, arguments.vocab, rounds=arguments.rounds or 1, minutes=arguments.minutes
-        )
-        return 0
-    rounds = 3 if arguments.quick else arguments.rounds or 9
+    rounds = 3 if arguments.quick else arguments.rounds
     timings = measure_quietly(
         contenders(Problem(T)),
         reference=GEMMS,

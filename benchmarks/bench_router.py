@@ -24,13 +24,19 @@ from interleaved import measure_quietly
 
 from zloss.models.checkpoint import Checkpoint
 from zloss.objectives import CrossEntropy
-from zloss.results.moe_config import MoeRun
+from zloss.results.run_config import MoeRun
 from zloss.router.loss import RouterLoss, router_loss
-from zloss.train.moe.loss import MoeLossModel, RouterTerms, load_balancing, router_z_loss, routing_record
-from zloss.train.moe.model import build_moe
-from zloss.train.moe.routing import Routing, RoutingTap
-from zloss.train.moe.telemetry import router_numbers
-from zloss.train.step.loss_model import LossModel
+from zloss.train.loss import LossModel, MoeLossModel
+from zloss.train.moe import (
+    RouterTerms,
+    Routing,
+    RoutingTap,
+    build_moe,
+    load_balancing,
+    router_numbers,
+    router_z_loss,
+    routing_record,
+)
 
 LIMIT = 0.03
 CLIP = 1.0

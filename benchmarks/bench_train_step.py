@@ -25,8 +25,8 @@ import zloss
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
 from zloss.telemetry.window import micro_batch
-from zloss.train.step.loss_model import LossModel
-from zloss.train.step.telemetry import step_tails, step_window
+from zloss.train.folder import step_tails, step_window
+from zloss.train.loss import LossModel
 
 VOCAB, BLOCKS, SIZE, COEF, CLIP = 16384, 4, 256, 1e-4, 1.0
 PLAIN, RECORDED, EAGER = "head_loss, light statistics", "head_loss, recorded with telemetry", "eager CE+Z"

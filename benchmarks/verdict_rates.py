@@ -26,10 +26,10 @@ from pathlib import Path
 import numpy as np
 
 from zloss.cli.main import main
-from zloss.results.quality import QualityVerdict
-from zloss.results.validation_blocks import ValidationBlocks
-from zloss.train.compare.comparison import compare_runs
-from zloss.train.compare.finished_run import FinishedRun, load_runs
+from zloss.results.comparison import Verdict
+from zloss.results.run_metrics import ValidationBlocks
+from zloss.train.compare import compare_runs
+from zloss.train.finished import FinishedRun, load_runs
 
 PAIRS = 40
 TRIALS = 10
@@ -58,7 +58,7 @@ def as_run(run: FinishedRun, seed: int, *, method: bool) -> FinishedRun:
     return FinishedRun(run.folder, config, replace(run.record, method=name, coef=coef, seed=seed), run.provenance)
 
 
-def judged(baseline: list[FinishedRun], method: list[FinishedRun]) -> QualityVerdict:
+def judged(baseline: list[FinishedRun], method: list[FinishedRun]) -> Verdict:
     """The verdict on `method`, paired with `baseline` in the given order."""
     runs = [as_run(run, i + 1, method=False) for i, run in enumerate(baseline)]
     runs += [as_run(run, i + 1, method=True) for i, run in enumerate(method)]
@@ -66,7 +66,7 @@ def judged(baseline: list[FinishedRun], method: list[FinishedRun]) -> QualityVer
     return verdict
 
 
-def wrong(verdict: QualityVerdict) -> bool:
+def wrong(verdict: Verdict) -> bool:
     """Whether a verdict on equal methods says more than "inconclusive" or "no effect"."""
     parts = verdict.parts
     assert parts is not None

@@ -41,7 +41,7 @@ def test_coefficients_give_the_gradient_at_the_logits(objective: zloss.Objective
     assert relative_error(loss.cross_entropy, ce) < 1e-14
     assert relative_error(loss.auxiliary, aux) < 1e-14
     onehot = torch.nn.functional.one_hot(index, 11)
-    for coefficients, want in ((loss.source, total), (loss.auxiliary_source, total - cross_entropy)):
+    for coefficients, want in ((loss.coefficients, total), (loss.auxiliary_coefficients, total - cross_entropy)):
         source = coefficients.weighted(weight, valid, exp.sum(1))
         got = source.a.unsqueeze(1) * exp
         if source.b is not None:
@@ -49,13 +49,6 @@ def test_coefficients_give_the_gradient_at_the_logits(objective: zloss.Objective
         if source.g is not None:
             got = got - source.g.unsqueeze(1) / 11
         assert relative_error(got, want) < 1e-13
-
-
-def test_label_smoothing_needs_the_mean_logit() -> None:
-    one = torch.ones(2)
-    stats = TokenStats(one, one, one, one.bool(), 5)
-    with pytest.raises(errors.CoordinateError, match="label_smoothing"):
-        token_loss(stats, zloss.CrossEntropy(), 0.1)
 
 
 def test_the_papers_six_are_known_by_their_own_names() -> None:

@@ -12,7 +12,7 @@ import pytest
 import zloss
 
 SOURCE = Path(zloss.__file__).parent
-HEAVY = {"transformers", "triton", "datasets", "datasketches", "matplotlib", "plotly", "accelerate", "jinja2", "gguf"}
+HEAVY = {"transformers", "triton", "datasets", "pyarrow", "vl_convert", "plotly", "accelerate", "gguf"}
 
 
 def run(code: str) -> str:

@@ -16,9 +16,8 @@ from tests.straight_audit import Tokens, comparison, loss_audit, run_tiny, strai
 from tests.tiny_models import save_model
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
-from zloss.results.audit import AuditReport
+from zloss.results.audit import AuditReport, GeometrySample
 from zloss.results.comparison import Comparison
-from zloss.results.figure_data import GeometrySample
 from zloss.results.loss_audit import LossAudit
 from zloss.text import pydoc_topics
 

@@ -119,7 +119,10 @@ def audit_losses(folder: Path) -> None:
     losses |= {f"faulty-{name}": case[:2] for name, case in (faulty.TRAPS | faulty.UNLISTED).items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, (loss, options) in losses.items():
-        result = zloss.audit_loss(loss, **options).to_dict()
+        try:
+            result = zloss.audit_loss(loss, **options).to_dict()
+        except zloss.errors.InputError as error:
+            result = {"refused": str(error)}
         safe = "".join(letter if letter.isalnum() else "-" for letter in name)
         (folder / f"{safe}.json").write_text(json.dumps(result))
 

@@ -48,7 +48,7 @@ def main(words: list[str] | None = None) -> int:
         return 2
     from benchmarks.gpu.markdown import as_markdown, failure_line
     from benchmarks.gpu.run import run
-    from zloss.results.writing import write_bytes, write_json
+    from zloss.results.io import write_bytes, write_json
 
     report = run(arguments)
     name = re.sub(r"[^a-z0-9]+", "-", report.machine.device.lower()).strip("-")

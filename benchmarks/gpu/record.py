@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zloss.results.record import from_plain, to_plain
-from zloss.results.schema import without_schema
+from zloss.results.record import from_plain, to_plain, without_schema
 
 
 @dataclass(frozen=True)

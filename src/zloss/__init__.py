@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from zloss.router.loss import router_loss as router_loss
     from zloss.router.measure import measure_router_scale as measure_router_scale
     from zloss.statistics import TokenStats as TokenStats
-    from zloss.train.record.record_run import record_run as record_run
-    from zloss.train.record.recorded_config import RecordOptions as RecordOptions
-    from zloss.train.record.validation import validation_blocks as validation_blocks
+    from zloss.train.record import RecordOptions as RecordOptions
+    from zloss.train.record import record_run as record_run
+    from zloss.train.record import validation_blocks as validation_blocks
 
 _HOME = {
     "LossAudit": "results.loss_audit",
@@ -69,9 +69,9 @@ _HOME = {
     "router_scale": "router.conventions",
     "StandardZLoss": "objectives",
     "TokenStats": "statistics",
-    "RecordOptions": "train.record.recorded_config",
-    "record_run": "train.record.record_run",
-    "validation_blocks": "train.record.validation",
+    "RecordOptions": "train.record",
+    "record_run": "train.record",
+    "validation_blocks": "train.record",
     "HeadLoss": "head.loss",
     "HeadLossOutput": "head.loss",
     "head_loss": "head.loss",

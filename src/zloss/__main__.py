@@ -9,7 +9,7 @@ from zloss.cli.main import launched, main
 if __name__ == "__main__":
     code = main()
     if launched():
-        from zloss.distributed import leave
+        from zloss.jobs import leave
 
         leave(code)
     sys.exit(code)

@@ -1,51 +1,28 @@
-"""Processes that train or measure together: the denominator of their step, their groups, their tensors and their job.
+"""Ranks that train together, in any training loop: the denominator of their step, their groups, their parts of tensors.
 
-`global_normalizer` is the N that every rank divides its losses by. The functions on process groups and on the parts of
-distributed tensors serve the head, the recorder and the telemetry in any training loop. `Job` is for our commands: the
-processes that `torchrun` or `accelerate launch` started, or this one alone.
+`global_normalizer` is the N that every rank divides its losses by. The functions on process groups and on the local parts
+of distributed tensors serve the head, the recorder and the telemetry.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import signal
 import sys
-import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
-from zloss.errors import DtypeError, InputError, TargetRangeError, UnknownNameError, ZlossError
+from zloss.errors import DtypeError, InputError, TargetRangeError, UnknownNameError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 Gradients = Literal["averaged", "summed"]
-
-TIMEOUT_VARIABLE = "ZLOSS_RANK_TIMEOUT"
-"""Environment variable: seconds after which a rank that waits for another one gives up."""
-TIMEOUT_SECONDS = 1800.0
-MAX_TIMEOUT_SECONDS = 1e9
-"""About 30 years, so that `timedelta` does not overflow."""
-RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
-"""Environment variable of `torchrun --max-restarts`: how often it has restarted the processes."""
-LOST_RANK_WORDS = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket")
-"""Words in the error of a collective if another process exited, closed its connection or did not answer in time."""
-WHAT_IS_SAVED = "what was finished is saved, and the same command goes on with it (an audit with `resume`)."
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def global_normalizer(
@@ -278,199 +255,3 @@ def group_of(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> dist
     if group is None and any(is_dtensor(tensor) for tensor in tensors):
         return dist.group.WORLD
     return group
-
-
-# Jobs under a launcher
-
-
-class LostRankError(ZlossError, RuntimeError):
-    """Another process of the job exited, or did not answer in time."""
-
-
-class StoppedError(ZlossError):
-    """Another rank reports the error that ends the job; this one has nothing to add."""
-
-
-@contextmanager
-def open_job() -> Iterator[Job]:
-    """The job of this process. If a launcher started several processes, their group is opened here.
-
-    An error inside the block that comes from a lost process leaves it as a `LostRankError`.
-    """
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks == 1 or "RANK" not in os.environ:
-        yield Job()
-        return
-    opened = not dist.is_initialized()
-    job = Job(int(os.environ["RANK"]), ranks)
-    with _sigterm_as_error(job), job._lost_ranks_as_errors():
-        if opened:
-            _open_group(job)
-        yield job
-    # After an error the group is left to the end of the process: destroying it may wait for the rank that is gone.
-    if opened:
-        dist.destroy_process_group()
-
-
-@dataclass(frozen=True)
-class Job:
-    """This process among those of its job."""
-
-    rank: int = 0
-    ranks: int = 1
-
-    @property
-    def first(self) -> bool:
-        """Whether this process writes and prints."""
-        return self.rank == 0
-
-    @property
-    def restarted(self) -> bool:
-        """Whether the launcher has restarted the processes after one of them failed."""
-        return self.ranks > 1 and os.environ.get(RESTARTS_VARIABLE, "0") not in ("", "0")
-
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The group of all ranks; None for one process."""
-        return dist.group.WORLD if self.ranks > 1 else None
-
-    def local_range(self, count: int, batch: int) -> range:
-        """Which of `count` blocks are for this rank: contiguous, every block on one rank, cut between batches of `batch`."""
-        batches = -(-count // batch)
-        cuts = [min(count, batch * (batches * rank // self.ranks)) for rank in range(self.ranks + 1)]
-        return range(cuts[self.rank], cuts[self.rank + 1])
-
-    def gather(self, payload: T) -> list[T]:
-        """The payloads of all ranks in rank order on the first rank; an empty list on the others."""
-        if self.ranks == 1:
-            return [payload]
-        received: list[Any] | None = [None] * self.ranks if self.first else None
-        with self._lost_ranks_as_errors():
-            dist.gather_object(payload, received)
-        return received or []
-
-    def all_gather(self, payload: T) -> list[T]:
-        """The payloads of all ranks in rank order, on every rank."""
-        if self.ranks == 1:
-            return [payload]
-        received: list[Any] = [None] * self.ranks
-        with self._lost_ranks_as_errors():
-            dist.all_gather_object(received, payload)
-        return received
-
-    def together(self, make: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
-        """`make(...)` on every rank. If it fails on one, it fails on all of them, and the first rank has the error."""
-        if self.ranks == 1:
-            return make(*args, **keywords)
-        made: list[T] = []
-        failure: ZlossError | None = None
-        try:
-            made.append(make(*args, **keywords))
-        except ZlossError as error:
-            failure = error
-        self._raise_if_any_failed(failure, self.all_gather(None if failure is None else str(failure)))
-        return made[0]
-
-    def from_first(self, make: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
-        """What `make(...)` returns on the first rank, on every rank; the others do not call it."""
-        made = self.together(lambda: [make(*args, **keywords)] if self.first else [])
-        return self.all_gather(made)[0][0]
-
-    def between_steps(self, work: Callable[[], str | None], release: Callable[[], None]) -> str | None:
-        """`work()` on every rank; returns on all of them what it returned on the first, a reason to end or None.
-
-        If `work` fails on one rank, it fails on all, as in `together`. `release()` raises KeyboardInterrupt if a Ctrl-C is
-        pending; if it does on one rank, all raise it, whatever the reason. One message per rank.
-        """
-        if self.ranks == 1:
-            reason = work()
-            release()
-            return reason
-        reason, failure, interrupted = None, None, False
-        try:
-            reason = work()
-        except ZlossError as error:
-            failure = error
-        try:
-            release()
-        except KeyboardInterrupt:
-            interrupted = True
-        reports = self.all_gather((None if failure is None else str(failure), interrupted, reason))
-        self._raise_if_any_failed(failure, [message for message, _, _ in reports])
-        if any(rank_interrupted for _, rank_interrupted, _ in reports):
-            raise KeyboardInterrupt
-        return reports[0][2]
-
-    def _raise_if_any_failed(self, failure: ZlossError | None, messages: list[str | None]) -> None:
-        """Raise the first error of any rank on the first rank; the others exit silently."""
-        failed = [rank for rank, message in enumerate(messages) if message is not None]
-        if not failed:
-            return
-        if not self.first:
-            raise StoppedError("another rank has reported an error.") from failure
-        raise failure or ZlossError(f"rank {failed[0]} of {self.ranks}: {messages[failed[0]]}")
-
-    @contextmanager
-    def _lost_ranks_as_errors(self) -> Iterator[None]:
-        """Turn the error of a collective that lost another process into a `LostRankError` of one sentence."""
-        try:
-            yield
-        except RuntimeError as error:
-            if isinstance(error, ZlossError) or not _is_from_a_lost_rank(error):
-                raise
-            reason = str(error).strip().splitlines()[0].rpartition("] ")[2].partition(". ")[0].rstrip(".:")
-            raise LostRankError(
-                f"rank {self.rank} of {self.ranks} lost another process of the job ({reason}): {WHAT_IS_SAVED}"
-            ) from error
-
-
-def _is_from_a_lost_rank(error: RuntimeError) -> bool:
-    message = str(error).lower()
-    return isinstance(error, dist.DistError) or any(word in message for word in LOST_RANK_WORDS)
-
-
-@contextmanager
-def _sigterm_as_error(job: Job) -> Iterator[None]:
-    """When one process fails, a launcher ends the others with SIGTERM: that too leaves the block as a `LostRankError`."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise LostRankError(
-            f"rank {job.rank} of {job.ranks} was ended by the launcher, because another process of the job failed or the "
-            f"job was cancelled: {WHAT_IS_SAVED}"
-        )
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _open_group(job: Job) -> None:
-    timeout = timedelta(seconds=_timeout_seconds())
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    # torchrun keeps its store when it restarts the processes, with the addresses of those that are gone in it.
-    store, _, _ = next(rendezvous("env://", timeout=timeout))
-    fresh = PrefixStore(f"zloss/{os.environ.get(RESTARTS_VARIABLE, '0')}", store)
-    dist.init_process_group(backend, store=fresh, rank=job.rank, world_size=job.ranks, timeout=timeout)
-
-
-def _timeout_seconds() -> float:
-    value = os.environ.get(TIMEOUT_VARIABLE)
-    try:
-        seconds = TIMEOUT_SECONDS if value is None else float(value)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < MAX_TIMEOUT_SECONDS:
-        raise InputError(f"{TIMEOUT_VARIABLE} is expected to be a number of seconds above 0, but got {value!r}.")
-    return seconds
-
-
-def leave(code: int) -> NoReturn:
-    """End this process of a job at once: threads of DDP may outlive their group and then sometimes abort an orderly exit."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -83,6 +83,10 @@ class MissingLogitsError(UnsupportedModelError, AttributeError):
     """Logits were read that training did not compute; an AttributeError, so that `hasattr` answers no."""
 
 
+class LossCheckError(ZlossError, AssertionError):
+    """`zloss.testing.check_loss` found something wrong with a loss."""
+
+
 class TrainingAlertError(ZlossError):
     """An alert while training, where the user asked for an error."""
 

@@ -31,8 +31,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from zloss.errors import CoefficientError, CoordinateError, MissingInputError, UnknownNameError
-from zloss.results.coordinate import Coordinate
+from zloss.errors import CoefficientError, MissingInputError, UnknownNameError
+from zloss.results.options import Coordinate
 from zloss.statistics import TokenStats
 from zloss.tensors import is_number
 
@@ -92,9 +92,9 @@ class TokenLoss:
 
     cross_entropy: Tensor
     auxiliary: Tensor
-    source: Coefficients
+    coefficients: Coefficients
     """Of cross-entropy plus auxiliary."""
-    auxiliary_source: Coefficients
+    auxiliary_coefficients: Coefficients
 
 
 def token_loss(stats: TokenStats, objective: Objective, label_smoothing: float = 0.0) -> TokenLoss:
@@ -102,8 +102,7 @@ def token_loss(stats: TokenStats, objective: Objective, label_smoothing: float =
     epsilon = label_smoothing
     ce = -stats.target_log_prob
     if epsilon:
-        if stats.mu is None:
-            raise CoordinateError("`label_smoothing` needs the mean logit μ, which does not exist for these logits.")
+        assert stats.mu is not None, "a loss refuses label smoothing where it has no mean logit"
         # log Z − (1 − ε)z_y − εμ, written in differences from m so that a common shift cancels first.
         ce = stats.log_s - (1 - epsilon) * (stats.target_logit - stats.row_max) - epsilon * (stats.mu - stats.row_max)
     if objective.active:
@@ -220,7 +219,7 @@ class CenteredZLoss(Objective):
         return off_is_zero(self.coef) * (torch.logsumexp(centered_TV, dim=-1) - c) ** 2
 
     def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
-        violation = _centered_log_z(stats, "Centered Z-loss") - resolve_target(self.target, stats.vocab)
+        violation = _centered_log_z(stats) - resolve_target(self.target, stats.vocab)
         coef = off_is_zero(self.coef)
         s = 2 * coef * violation
         return coef * violation**2, Coefficients(a=s, g=s)
@@ -264,7 +263,7 @@ class FactorizedZLoss(Objective):
         return shift + off_is_zero(self.relative_coef) * (log_z_centered - c_rel) ** 2
 
     def source(self, stats: TokenStats) -> tuple[Tensor, Coefficients]:
-        relative = _centered_log_z(stats, "Factorized Z-loss") - resolve_target(self.relative_target, stats.vocab)
+        relative = _centered_log_z(stats) - resolve_target(self.relative_target, stats.vocab)
         assert stats.mu is not None  # log Z̃ exists only with μ
         shift = stats.mu - self.shift_target
         shift_coef, relative_coef = off_is_zero(self.shift_coef), off_is_zero(self.relative_coef)
@@ -310,12 +309,8 @@ class GainAwareZLoss(Objective):
         return weight * violation**2, Coefficients(a=2 * weight * violation)
 
 
-def _centered_log_z(stats: TokenStats, method: str) -> Tensor:
-    if stats.log_z_centered is None:
-        raise CoordinateError(
-            f"{method} needs the mean logit μ, which does not exist for softcapped logits or a -inf bias. "
-            "Use StandardZLoss, or exclude the -inf rows with `valid_vocab`."
-        )
+def _centered_log_z(stats: TokenStats) -> Tensor:
+    assert stats.log_z_centered is not None, "a loss refuses an objective with `needs_mu` where it has no mean logit"
     return stats.log_z_centered
 
 

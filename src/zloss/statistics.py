@@ -29,6 +29,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from zloss.results.quantities import SCALARS
+
 
 @dataclass(frozen=True)
 class TokenStats:
@@ -140,10 +142,6 @@ def plan_statistics(
     )
 
 
-LEVELS = {"99": 0.99, "999": 0.999, "max": 1.0}
-"""Part of a name → level of the quantile."""
-
-
 def _deviation(log_z: Tensor | None, vocab: int) -> Tensor | None:
     return None if log_z is None else (log_z - math.log(vocab)).abs()
 
@@ -163,6 +161,8 @@ TAILS: dict[str, Callable[[TokenStats], Tensor | None]] = {
     "gain_centered": lambda stats: stats.gain_centered,
 }
 """Quantities of which mean and tail are logged, by name."""
+LEVELS = (0.99, 0.999, 1.0)
+"""Of a tail: p99, p99.9 and the maximum."""
 
 
 @torch.no_grad()
@@ -211,11 +211,8 @@ def summarize_values(values: dict[str, Tensor], tokens: Tensor) -> dict[str, flo
     tails = [name for name in values if name not in MEANS]
     numbers = [tokens.double().reshape(1), means_Q]
     if tails:
-        numbers.append(
-            quantiles(torch.stack([values[name] for name in tails]), tokens, tuple(LEVELS.values())).flatten()
-        )
-    names = ["tokens", *(name if name in MEANS else entry_name(name, "mean") for name in values)]
-    names += [entry_name(name, level) for name in tails for level in LEVELS]
+        numbers.append(quantiles(torch.stack([values[name] for name in tails]), tokens, LEVELS).flatten())
+    names = ["tokens", *(SCALARS[name][0] for name in values), *(tail for name in tails for tail in SCALARS[name][1:])]
     found = dict(zip(names, torch.cat(numbers).tolist(), strict=True))
     return found if found["tokens"] else {"tokens": 0.0}
 
@@ -224,13 +221,6 @@ def sum_of_valid(values_QT: Tensor, tokens: Tensor) -> Tensor:
     """Σ over the valid tokens in fp64, [Q]; NaN where a valid token has one. Ignored tokens are NaN and add nothing."""
     broken_Q = values_QT.isnan().sum(dim=-1) > values_QT.shape[-1] - tokens
     return values_QT.double().nansum(dim=-1).masked_fill(broken_Q, math.nan)
-
-
-def entry_name(quantity: str, level: str) -> str:
-    """p_z has its coordinate at the end, as the reports write it (p_z_999_raw); the others read log_z_p999."""
-    if quantity.startswith("p_z_"):
-        return f"p_z_{level}_{quantity.removeprefix('p_z_')}"
-    return f"{quantity}_p{level}" if level.isdigit() else f"{quantity}_{level}"
 
 
 def quantiles(values_QT: Tensor, tokens: Tensor, levels: Sequence[float]) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from zloss.errors import CorpusError, MissingDependencyError, UnknownNameError, first_line
-from zloss.results.reading import json_lines
+from zloss.results.io import json_lines
 
 PYDOC, WIKITEXT = "pydoc", "wikitext-103"
 CORPORA = {

@@ -1,11 +1,11 @@
-"""Recipes: one module per table or figure of the paper, with its settings and its numbers.
+"""Recipes: the paper's tables and figures, each a table literal with its settings and its claims.
 
-    engine            recipes, claims, tables, the paper's tables as data, caches of audits and runs
-    show              a reproduction on the terminal and as a page
+    engine            recipes, claims, tables, the workbench with its caches of audits and runs, reproductions
     heads, implementations, training, moe, reporting
-                      the recipes, a family per room
-    data              the paper's tables, and the shapes of small models
+                      the recipes, one package per family
+    data              the paper's tables, our choices for what it leaves open, the items of its reporting
+                      recommendations, and the shapes of small models
 
-Imports point to the engine: show and every family import it. The engine imports none of them, a family imports no other
-family, and no family imports show. tests/paper/test_import_directions.py checks this.
+Imports point to the engine, which imports no family, and a family imports no other family.
+tests/paper/test_import_directions.py checks this.
 """

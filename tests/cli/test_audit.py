@@ -89,8 +89,8 @@ def mistakes(model: Path, tmp_path: Path) -> dict[str, tuple[list[str], str]]:
 def test_every_mistake_is_one_sentence_and_exit_code_two(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "rubbish").mkdir()
-    (tmp_path / "rubbish" / "audit-state.npz").write_bytes(b"rubbish")
+    (tmp_path / "rubbish" / "audit-parts").mkdir(parents=True)
+    (tmp_path / "rubbish" / "audit-parts" / "part-000000000-000000004.npz").write_bytes(b"rubbish")
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "report.json").write_text("an earlier report")
@@ -121,9 +121,9 @@ def test_ctrl_c_leaves_a_partial_report_and_resume_finishes_it(model: Path, text
     words = [str(model), "--text", str(text), "--out", str(tmp_path), "--blocks", "200", "--block-size", "64"]
     words += ["--batch-blocks", "1", "--quiet", "--gradient-blocks", "1", "--no-figures"]
     process = Child(["audit", *words], lambda: os.environ.update(ZLOSS_SAVE_EVERY="0"))
-    state = tmp_path / "audit-state.npz"
+    parts = tmp_path / "audit-parts"
     deadline = time.monotonic() + 120
-    while not state.exists() and time.monotonic() < deadline:
+    while not list(parts.glob("part-*.npz")) and time.monotonic() < deadline:
         time.sleep(0.002)
     process.kill(signal.SIGINT)
     ended = process.wait()

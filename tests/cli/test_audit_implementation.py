@@ -58,7 +58,7 @@ def test_the_command_writes_a_record_a_page_and_a_table(result: tuple[Path, str]
     assert "F.cross_entropy + manual Z" in page
     for section in ("Stored logits", "Implementations", "Update", "fp16"):
         assert section in printed
-    assert "● fired Implementation: " in printed
+    assert "● fired  Implementation " in printed
     lines = printed.splitlines()
     tables = [line for line in lines if not line.startswith("/") and "●" not in line and "○" not in line]
     assert max(len(line) for line in tables[:-1]) <= 80

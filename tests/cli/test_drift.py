@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.protocol.drift.tiny_run import save_run
+from tests.protocol.tiny_drift_run import save_run
 from zloss.cli.main import main
-from zloss.protocol.drift import measure_checkpoint as measuring
+from zloss.protocol import drift
 
 QUICK = ["--blocks", "16", "--block-size", "64", "--gradient-blocks", "0"]
 
@@ -37,7 +37,7 @@ def test_every_mistake_is_one_sentence_and_exit_code_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = save_run(tmp_path / "run", (0, 0), steps=(5, 20))
-    monkeypatch.setattr(measuring, "run_audit", lambda *_, **__: pytest.fail("an audit began"))
+    monkeypatch.setattr(drift, "run_audit_of", lambda *_, **__: pytest.fail("an audit began"))
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "short.txt").write_text("too short")
     mistakes = {
@@ -67,6 +67,6 @@ def test_an_interrupted_measurement_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measuring, "run_audit", interrupted)
+    monkeypatch.setattr(drift, "run_audit_of", interrupted)
     assert main(["drift", str(run), "--out", str(tmp_path / "out"), *QUICK]) == 130
     assert "the same command goes on" in capsys.readouterr().err

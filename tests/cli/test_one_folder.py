@@ -14,7 +14,7 @@ from tests.faults.child import Child
 from tests.tiny_models import save_model
 from tests.train.tiny_run import SCRATCH, some_text
 from zloss.cli.main import main
-from zloss.results.folder_lock import LOCK_FILE, locked_folder
+from zloss.results.folder import LOCK_FILE, locked_folder
 
 STEPS = 40
 

@@ -19,17 +19,14 @@ from zloss.cli.drift import Drift
 from zloss.cli.options import flags_of, option_hints, parse, with_flags
 from zloss.cli.recommend import Recommend
 from zloss.cli.train import Train
-from zloss.decide.drift.limits import DriftLimits
+from zloss.decide.drift import DriftLimits
 from zloss.errors import InputError
-from zloss.protocol.drift.config import DriftConfig
-from zloss.protocol.recommend.config import RecommendConfig
-from zloss.results.choices import CorpusName
-from zloss.results.moe_config import MoeRun
-from zloss.results.option import NotAnOption, Option
-from zloss.results.train_config import TrainConfig
+from zloss.protocol.config import DriftConfig, RecommendConfig
+from zloss.results.options import CorpusName, NotAnOption, Option
+from zloss.results.run_config import MoeRun, TrainConfig
 from zloss.text import CORPORA
 from zloss.train.grid import Grid
-from zloss.train.run_options import RunOptions
+from zloss.train.options import RunOptions
 
 
 @dataclass(frozen=True)

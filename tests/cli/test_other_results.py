@@ -48,7 +48,7 @@ def test_with_force_nothing_of_the_other_one_stays(models: dict[str, Path], tmp_
     assert (tmp_path / "figures").is_dir()
     assert (tmp_path / "decisions.json").is_file()
     assert audit(models["second"], tmp_path, "--force", "--no-figures") == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json", "tokens.parquet"]
     assert json.loads((tmp_path / "report.json").read_text())["model"]["name"].endswith("second")
 
 
@@ -61,10 +61,11 @@ def test_the_same_model_and_text_may_be_audited_again(models: dict[str, Path], t
 def test_a_recommendation_is_not_overwritten(
     models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.decide.recommend.made_up import made_up_recommendation
-    from zloss.report.files import write_recommendation
+    from tests.decide.made_up_recommendation import made_up_recommendation
+    from zloss.decide.answer import decide_results
+    from zloss.report.files import write_result
 
-    write_recommendation(tmp_path, made_up_recommendation())
+    write_result(tmp_path, decide_results(recommendations=(made_up_recommendation(),)))
     assert audit(models["first"], tmp_path) == 2
     assert "holds a recommendation for tiny <model> on a text, and this is an audit of first" in capsys.readouterr().err
 

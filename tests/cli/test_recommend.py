@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.decide.recommend.made_up import made_up_recommendation
+from tests.decide.made_up_recommendation import made_up_recommendation
 from tests.tiny_models import save_model
 from zloss.cli.main import main
-from zloss.protocol.recommend import crew, memory, prepare, run
-from zloss.protocol.recommend.paste import paste_lines
-from zloss.protocol.recommend.probe import RunCost
+from zloss.protocol import recommend, recommend_runs
+from zloss.protocol.recommend_answer import paste_lines
+from zloss.protocol.recommend_runs import RunCost
 
 QUICK = ["--block-size", "64", "--valid-blocks", "32", "--audit-blocks", "4", "--blocks", "100", "--micro-batch", "1"]
 
@@ -27,10 +27,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_every_mistake_is_one_sentence_and_exit_code_two(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room, name in ((crew, "run_audit_of"), (crew, "run_training_of")):
-        monkeypatch.setattr(room, name, lambda *_, **__: pytest.fail("something long began"))
+    for name in ("run_audit_of", "run_training_of"):
+        monkeypatch.setattr(recommend, name, lambda *_, **__: pytest.fail("something long began"))
     slow = RunCost(step=2.0, checkpoint=0.0, valid_block=0.1, rest=1.0)
-    monkeypatch.setattr(prepare, "probe_cost", lambda *_, **__: slow)
+    monkeypatch.setattr(recommend, "probe_cost", lambda *_, **__: slow)
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "adam.pt").write_text("no state")
@@ -59,8 +59,8 @@ def test_every_mistake_is_one_sentence_and_exit_code_two(
 def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
-    monkeypatch.setattr(crew, "prepare_start", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(recommend_runs, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(recommend, "prepare_start", lambda *_: pytest.fail("the model was loaded"))
     assert main(["recommend", model, *QUICK, "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert "training neox needs at least" in error
@@ -83,7 +83,7 @@ def test_an_interruption_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(crew, "run_audit_of", interrupted)
+    monkeypatch.setattr(recommend, "run_audit_of", interrupted)
     assert main(["recommend", model, *QUICK, "--plan", "--out", str(tmp_path / "out")]) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
@@ -96,7 +96,7 @@ def test_the_line_to_paste_lost_the_folder_of_the_model(
     Path(given).mkdir(parents=True)
     paste = paste_lines("centered-head", 0.0, vocab=100, model="checkpoint-1500")
     found = replace(made_up_recommendation(), paste=paste)
-    monkeypatch.setattr(run, "run_recommendation", lambda *_, **__: found)
+    monkeypatch.setattr(recommend, "run_recommendation", lambda *_, **__: found)
     assert main(["recommend", given, "--out", "advice"]) == 0
     assert f"zloss center '{given}' --out centered" in capsys.readouterr().out
     for file in ("recommendation.json", "report.html"):

@@ -13,13 +13,13 @@ import torch
 
 from tests import straight_audit
 from zloss.cli.main import BAD_INPUT, main
-from zloss.decide import decided_results, decision_map
+from zloss.decide import answer, decision_map
 from zloss.decide.decision_map import decide, with_decisions
 from zloss.decide.thresholds import Thresholds
-from zloss.report.html import page
+from zloss.report import files
 from zloss.results.audit import AuditReport
 from zloss.results.decision import Decision
-from zloss.results.writing import write_json
+from zloss.results.io import write_json
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,8 @@ def test_each_map_is_decided_once(results: Path, tmp_path: Path, monkeypatch: py
         return decide(report, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(decision_map, "decide", counted)
-    monkeypatch.setattr(decided_results, "decide", counted)
-    monkeypatch.setattr(page, "MAX_BYTES", 1)
+    monkeypatch.setattr(answer, "decide", counted)
+    monkeypatch.setattr(files, "MAX_BYTES", 1)
     for names in (("a", "b", "loss", "runs"), ("loss", "runs")):
         decided.clear()
         words = [str(results / name) for name in names]

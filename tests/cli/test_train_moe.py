@@ -92,7 +92,7 @@ def test_the_page_has_the_routers_and_their_curves(runs: Path, tmp_path: Path) -
     page = (runs / "report.html").read_text()
     assert page.index('id="comparisons"') < page.index("Router losses") < page.index("Router entropy of each step")
     assert "Expert load of each step" in page
-    assert page.count('<svg class="chart"') >= 5
+    assert page.count("<figure data-name=") >= 5
     assert main(["report", str(runs / "comparison.json"), "--out", str(tmp_path / "page"), "--quiet"]) == 0
     assert (tmp_path / "page" / "report.html").read_text() == page
     stages = json.loads((tmp_path / "page" / "decisions.json").read_text())["maps"][0]["decisions"]

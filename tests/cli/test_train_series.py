@@ -11,8 +11,6 @@ from rich.cells import cell_len
 
 from tests.tiny_models import save_model
 from zloss.cli.main import main
-from zloss.results.step_record import StepRecord
-from zloss.train.step.live import Position, RunProgress, duration, progress_lines
 
 SMALL = ["--steps", "6", "--warmup", "1", "--micro-batch", "1", "--block-size", "16", "--valid-blocks", "6"]
 SMALL += ["--gradient-blocks", "0", "--trackers", "none", "--checkpoint-every", "0"]
@@ -83,58 +81,3 @@ def test_an_interruption_says_how_to_go_on(
     assert "interrupted: finished runs" in error
     assert f"zloss train {models['gpt2']} --steps 6" in error
     assert f"--out '{tmp_path / 'some runs'}'" in error
-
-
-def record(step: int, valid: float | None = None) -> StepRecord:
-    telemetry: dict[str, float | None] = {"p_z_999": 30.31, "a_p_99": 12.0}
-    return StepRecord(
-        step=step,
-        loss=10.12345,
-        cross_entropy=10.1,
-        auxiliary=0.01,
-        grad_norm=1234.5,
-        grad_inf=0.1,
-        param_norm=10.0,
-        postclip_norm=1.0,
-        postclip_inf=0.1,
-        micro_batches=1,
-        micro_nan=0,
-        micro_inf=0,
-        gradient="finite",
-        updated=True,
-        lr=1e-3,
-        seconds=0.5,
-        telemetry=telemetry if valid is None else telemetry | {"valid_ce": valid},
-        adam=None,
-    )
-
-
-@pytest.mark.parametrize("name", ["ce-0-s1", "active_route_mean:matched-0.001-standard-0.0001-s12345"])
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_progress_of_a_run_fits_and_says_which_run_which_step_and_how_long(name: str, width: int) -> None:
-    now = [0.0]
-    progress = RunProgress(name, 20000, 100, Position(7, 12, 5 * 20000), clock=lambda: now[0])
-    assert [cell_len(line) <= width for line in progress_lines(progress, width)] == [True, True]
-    assert "-:-- left" in progress_lines(progress, width)[0]
-    for step in range(101, 201):
-        now[0] += 2.0
-        progress.show(record(step, 9.9876 if step == 150 else None), 1024)
-    first, second = progress_lines(progress, width)
-    assert cell_len(first) <= width
-    assert cell_len(second) <= width
-    for part in (
-        "run 7 of 12",
-        "step 200 of 20000",
-        f"{duration(2.0 * 19800)} left",
-        f"{duration(2.0 * 119800)} for all",
-    ):
-        assert part in first, part
-    for part in ("loss 10.1235", "valid CE 9.9876", "2,048 tok/s", "P_Z 30.3"):
-        assert part in second, part
-
-
-def test_a_single_run_has_no_place_in_a_series() -> None:
-    line = progress_lines(RunProgress("ce-0-s1", 10, 5), 80)[0]
-    assert "run" not in line
-    assert "all" not in line
-    assert "━" in line

@@ -12,18 +12,15 @@ import pytest
 import torch
 
 from tests import straight_audit
-from zloss.decide.budget import solve_coefficient
 from zloss.decide.decision_map import decide, with_decisions
-from zloss.decide.stages import STAGES
+from zloss.decide.stages import STAGES, solve_coefficient
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport, HeadNumbers, Heads
-from zloss.results.comparison import Comparison
+from zloss.results.comparison import Comparison, Quality, RouterVariant, RouterVariants
 from zloss.results.decision import Decision
 from zloss.results.loss_audit import Finding, LossAudit
-from zloss.results.quality import Quality
 from zloss.results.router import MeasuredScale, RouterFindings
-from zloss.results.router_variants import RouterVariant, RouterVariants
 
 CHECKPOINT, TRAINING = [stage.name for stage in STAGES[:4]], [stage.name for stage in STAGES[4:]]
 

@@ -48,7 +48,7 @@ def commands(root: Path) -> dict[str, list[str]]:
         "experts refused": train_words(root, *MOE, "--accumulate", "1", out="refused"),
         "few blocks": train_words(root, *SCRATCH, "--micro-batch", "1", out="refused"),
         "audit": audit_words(root, out="audit"),
-        "sharded audit": audit_words(root, "--shard", "--quiet", out="sharded"),
+        "placed audit": audit_words(root, "--device-map", "auto", "--quiet", out="placed"),
         "killed audit": audit_words(root, "--resume", "--quiet", out="killed-audit"),
         "no text": [
             "audit",

@@ -91,10 +91,10 @@ def killed_run(root: Path, once: Once) -> KilledJob:
 @pytest.fixture(scope="session")
 def killed_audit(root: Path, once: Once) -> KilledJob:
     """An audit whose rank 1 is killed once it has saved a batch."""
-    state = root / "killed-audit" / "audit-state-1-of-2.npz"
+    parts = root / "killed-audit" / "audit-parts-1-of-2"
     words = audit_words(root, out="killed-audit")
     launch = [*torchrun(2), "-m", "zloss", *words]
-    found: KilledJob = once("killed audit", lambda: _kill(launch, lambda: int(state.exists()), [1]))
+    found: KilledJob = once("killed audit", lambda: _kill(launch, lambda: len(list(parts.glob("part-*.npz"))), [1]))
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 import zloss
 from tests.distributed.leave import leave
 from tests.distributed.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
-from zloss.distributed import Job, local_part
-from zloss.measure.sharded_layers import InStep, shard_layers_
-from zloss.streaming import Accumulator, Moments, Quantiles, merge_over_ranks
+from zloss.audit.checkpoint.token_files import TokenParts, gather_vectors, gathered_parts
+from zloss.jobs import Job
+from zloss.measure.tokens import VectorSample, concatenated
 
 VOCAB, WIDTH, TOKENS, STEPS, MICRO = 61, 8, 12, 5, 2
 OBJECTIVE = zloss.CenteredZLoss(0.1)
@@ -147,39 +148,36 @@ def routers() -> dict[str, float]:
     return found
 
 
-def streams() -> dict[str, Any]:
-    """Accumulators of two ranks, one of which saw more values, against those of one stream."""
+def token_parts() -> dict[str, bool]:
+    """Parts of a token table on two ranks, one of which has more of them, against the table of one process."""
     rank = dist.get_rank()
-    values = [torch.randn(100 + 900 * r, generator=torch.Generator().manual_seed(r)).numpy() for r in range(2)]
+    job, spans = Job(rank, 2), ([(0, 2)], [(2, 3), (3, 5), (5, 6)])
 
-    def accumulated(parts: list[Any], limit: int) -> dict[str, Accumulator]:
-        made: dict[str, Accumulator] = {"moments": Moments(), "tail": Quantiles(exact_limit=limit)}
-        for part in parts:
-            for each in made.values():
-                each.update(part)
-        return made
+    def columns(start: int, stop: int) -> dict[str, Any]:
+        block = np.repeat(np.arange(start, stop), 4)
+        return {"block": block, "ce": np.sin(block + np.tile(np.arange(4), stop - start))}
 
-    found: dict[str, Any] = {}
-    for limit in (5000, 50):
-        whole = accumulated(values, limit)
-        own = accumulated([values[rank]], limit)
-        joined = merge_over_ranks(own)
-        tail, truth = joined["tail"], accumulated(values, 5000)["tail"]
-        assert isinstance(tail, Quantiles)
-        assert isinstance(truth, Quantiles)
-        estimate, exact = tail.quantile(0.99), truth.quantile(0.99)
-        assert estimate is not None
-        assert exact is not None
-        moments = [bundle["moments"] for bundle in (joined, whole, own)]
-        of_all, of_one_process, of_own = (one for one in moments if isinstance(one, Moments))
-        found[str(limit)] = {
-            "exact": estimate.exact,
-            "inside": estimate.lower <= exact.value <= estimate.upper,
-            "count": of_all.count == of_one_process.count == 1100,
-            "mean": of_all.mean - of_one_process.mean,
-            "kept": of_own.count == len(values[rank]),
-        }
-    return found
+    def vectors(*blocks: tuple[int, int]) -> VectorSample:
+        sample = VectorSample(2, seed=0, limit=9)
+        for start, stop in blocks:
+            index = np.arange(4 * start, 4 * stop)
+            sample.add(index, index >= 0, np.stack([index, -index], axis=1).astype(np.float32))
+        return sample
+
+    parts = TokenParts(None, "pass", lambda: "model", job=job, vectors=vectors(*spans[rank]))
+    for start, stop in spans[rank]:
+        parts.add(start, stop, columns(start, stop))
+    assert parts.vectors is not None
+    gather_vectors(job, parts.vectors)
+    found, whole = concatenated(list(gathered_parts(job, parts))), vectors((0, 6))
+    if rank != 0:
+        assert found == {}
+        return {}
+    return {
+        "columns": all(np.array_equal(found[name], column) for name, column in columns(0, 6).items()),
+        "index": np.array_equal(parts.vectors.index_S, whole.index_S),
+        "vectors": np.array_equal(parts.vectors.vectors_SD, whole.vectors_SD),
+    }
 
 
 def without_a_batch(how: str) -> float:
@@ -213,32 +211,6 @@ def without_a_batch(how: str) -> float:
     return max(float((got - want).detach().abs().max() / want.detach().abs().max()) for want, got in pairs)
 
 
-class Stack(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        for layer in self.layers:
-            hidden = torch.tanh(layer(hidden))
-        return hidden
-
-
-@torch.no_grad()
-def divided_layers() -> dict[str, Any]:
-    """Layers of which each rank holds a half; rank 0 makes one pass, rank 1 three."""
-    rank, whole, model = dist.get_rank(), Stack(), Stack()
-    shard_layers_(model, Job(rank, 2))
-    inputs = [torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(place)) for place in range(1 + 2 * rank)]
-    run = InStep(Job(rank, 2), model, lambda: inputs[0])
-    hidden = [run(each) for each in inputs]
-    run.finish()
-    equal = all(torch.equal(got, whole(each)) for got, each in zip(hidden, inputs, strict=True))
-    own = sum(local_part(parameter).numel() for parameter in model.parameters())
-    return {"equal": equal, "share": own / sum(parameter.numel() for parameter in whole.parameters())}
-
-
 def main() -> None:
     dist.init_process_group("gloo")
     found = {
@@ -252,8 +224,7 @@ def main() -> None:
     answer = {
         "training": found,
         "routers": routers(),
-        "streams": streams(),
-        "divided": divided_layers(),
+        "token parts": token_parts(),
         "without a batch": {how: without_a_batch(how) for how in ("empty batch", "join")},
         "recipes": worst({**head_recipes(), **token_recipes(), **pipeline_recipe()}),
     }

@@ -20,7 +20,7 @@ from tests.distributed.data_parallel_cases import OBJECTIVE, STEPS, TOKENS, VOCA
 from tests.distributed.leave import leave
 from tests.distributed.recipe_cases import mesh_recipe, worst
 from zloss.optimizer.recorder import Recorder
-from zloss.results.step_record import StepRecord
+from zloss.results.steps import StepRecord
 
 CLIP = 0.05
 

@@ -7,7 +7,7 @@ import sys
 
 from tests.distributed.leave import leave
 from zloss.cli.main import main as zloss
-from zloss.distributed import open_job
+from zloss.jobs import open_job
 
 
 def main() -> None:

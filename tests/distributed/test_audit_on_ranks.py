@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from tests.distributed.commands import audit_words
 from tests.distributed.conftest import KilledJob, OnRanks
 from tests.forked import forked_ranks
 from zloss.cli.main import main
-from zloss.distributed import Job
+from zloss.jobs import Job
 
 pytestmark = pytest.mark.timeout(900)  # the launches that these tests share count for the first of them
 
@@ -29,6 +30,12 @@ def numbers(value: Any, path: str = "") -> dict[str, float]:
     if isinstance(value, list):
         return {name: n for i, inner in enumerate(value) for name, n in numbers(inner, f"{path}[{i}]").items()}
     return {path: value} if isinstance(value, int | float) and not isinstance(value, bool) else {}
+
+
+def tokens_in(folder: Path) -> dict[str, list[Any]]:
+    """Every column of the token table."""
+    found: dict[str, list[Any]] = parquet.read_table(folder / "tokens.parquet").to_pydict()
+    return found
 
 
 def numbers_in(folder: Path) -> dict[str, float]:
@@ -59,7 +66,8 @@ def test_two_ranks_give_the_report_of_one_process(root: Path, on_ranks: OnRanks,
     assert len(alone) > 200
     assert on_ranks.codes["audit"] == [0, 0], on_ranks.said["audit"]
     assert differing(numbers_in(root / "audit"), alone) == {}
-    assert not list((root / "audit").glob("audit-state*"))
+    assert not list((root / "audit").glob("audit-parts*"))
+    assert tokens_in(root / "audit") == tokens_in(root / "alone-audit")
     # One process speaks.
     assert on_ranks.printed.count("report.html") == 1
 
@@ -70,17 +78,10 @@ def test_three_ranks_give_the_report_of_one_process(root: Path, alone: dict[str,
     assert printed.count("report.html") == 1
 
 
-def test_a_model_that_is_divided_over_ranks(root: Path, on_ranks: OnRanks, alone: dict[str, float]) -> None:
-    """Everything of the pass over the text is that of one process; the ranks have 2 and 3 of 5 batches."""
-    assert on_ranks.codes["sharded audit"] == [0, 0], on_ranks.said["sharded audit"]
-    report = json.loads((root / "sharded" / "report.json").read_text())
-    assert report["gradient"] is None
-    assert "shard" in report["reasons"]["gradient"]
-    assert "shard" in report["reasons"]["router"]
-    got = numbers(report)
-    kept = {name: value for name, value in alone.items() if name.startswith((".heads.", ".ppl", ".tails", ".mu_abs"))}
-    assert len(kept) > 20
-    assert differing({name: got[name] for name in kept}, kept) == {}
+def test_a_device_map_is_refused_on_several_ranks(root: Path, on_ranks: OnRanks) -> None:
+    assert on_ranks.codes["placed audit"] == [2, 2]
+    assert on_ranks.said["placed audit"].count("start the audit without torchrun") == 1
+    assert not (root / "placed" / "report.json").exists()
 
 
 def test_an_error_of_all_ranks_is_one_sentence(on_ranks: OnRanks) -> None:
@@ -98,6 +99,7 @@ def test_a_killed_rank_ends_the_job_and_it_goes_on(
     assert "the same command goes on with it" in killed_audit.told
     assert on_ranks.codes["killed audit"] == [0, 0], on_ranks.said["killed audit"]
     assert differing(numbers_in(root / "killed-audit"), alone) == {}
+    assert tokens_in(root / "killed-audit") == tokens_in(root / "alone-audit")
 
 
 def test_an_audit_that_the_launcher_started_anew_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_an_audit_that_the_launcher_started_anew_resumes(monkeypatch: pytest.Mon
             return make(*args, **keywords)
 
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setattr("zloss.distributed.open_job", lambda: nullcontext(Restarted(0, 2)))
+    monkeypatch.setattr("zloss.jobs.open_job", lambda: nullcontext(Restarted(0, 2)))
     monkeypatch.setattr("zloss.audit.checkpoint.run.run_audit_of", lambda *args, resume, **more: asked.append(resume))
     assert main(["audit", "--out", str(tmp_path / "out")]) == 0
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")

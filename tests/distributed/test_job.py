@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.forked import forked_ranks
 from tests.train.tiny_run import tiny_config
-from zloss.distributed import StoppedError, open_job
 from zloss.errors import InputError, OutputError
-from zloss.results.step_record import StepRecord
-from zloss.train.folder.step_log import StepLog
+from zloss.jobs import LostRankError, StoppedError, open_job
+from zloss.results.steps import StepRecord
+from zloss.train.folder import StepLog
 from zloss.train.run import run_training_of
-from zloss.train.start.run_start import prepare_start
+from zloss.train.start import prepare_start
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-5", "nan", "1e300"])
@@ -100,3 +102,78 @@ def test_a_full_disk_of_the_first_rank_ends_the_run_of_all(tmp_path: Path, monke
         "OutputError: cannot write steps.jsonl: No space left on device.",
         "StoppedError: another rank has reported an error.",
     ]
+
+
+@pytest.mark.parametrize("kind", ["objects", "wait", "backward"])
+def test_a_rank_that_is_gone_is_named_wherever_the_others_wait_for_it(kind: str) -> None:
+    """gloo has no exception type of its own, and in the backward pass of DDP no frame of torch.distributed is on the stack."""
+
+    def meet() -> None:
+        told = "nothing was raised"
+        try:
+            with open_job() as job:
+                model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+                job.all_gather(job.rank)
+                if job.rank == 1:
+                    os._exit(0)
+                if kind == "objects":
+                    job.all_gather(job.rank)
+                elif kind == "wait":
+                    torch.distributed.all_reduce(torch.ones(3), async_op=True).wait()
+                else:
+                    model(torch.ones(2, 3)).sum().backward()
+        except LostRankError as error:
+            told = str(error)
+        print(told)
+
+    assert forked_ranks(2, meet).startswith("rank 0 of 2 lost another process of the job (")
+
+
+def test_another_error_in_a_job_stays_as_it_is() -> None:
+    def fail() -> None:
+        with pytest.raises(RuntimeError, match="expected scalar type") as caught, open_job() as job:
+            job.all_gather(job.rank)  # a rank that leaves while the other one joins is lost for it
+            raise RuntimeError("expected scalar type Float but found Half, connection or not")
+        print(type(caught.value).__name__)
+
+    assert forked_ranks(2, fail).strip() == "RuntimeError"
+
+
+def test_what_fails_on_one_rank_ends_all_of_them() -> None:
+    """A bug or an OSError of one rank, which is not one of our errors, left the others waiting."""
+
+    def answers() -> None:
+        heard = []
+        with open_job() as job:
+
+            def raising(error: BaseException, on: int) -> str:
+                if job.rank == on:
+                    raise error
+                return f"rank {job.rank}"
+
+            for call in (
+                lambda: job.from_first(raising, OSError("disk full"), on=1),
+                lambda: job.from_first(raising, OSError("disk full"), on=0),
+                lambda: job.together(raising, OSError("disk full"), on=1),
+                lambda: job.together(raising, OutputError("disk full."), on=1),
+                lambda: job.from_first(raising, KeyboardInterrupt(), on=0),
+                lambda: job.together(raising, KeyboardInterrupt(), on=1),
+            ):
+                try:
+                    heard.append(call())
+                except (Exception, KeyboardInterrupt) as error:
+                    heard.append(f"{type(error).__name__}: {error}")
+            every = job.all_gather(heard)
+        if job.first:
+            print(json.dumps(every))
+
+    stopped = "StoppedError: another rank has reported an error."
+    first, second = json.loads(forked_ranks(2, answers))
+    assert first == [
+        "rank 0",  # the others do not call it
+        "OSError: disk full",
+        "ZlossError: rank 1 of 2: disk full",
+        "ZlossError: rank 1 of 2: disk full.",
+        *["KeyboardInterrupt: "] * 2,
+    ]
+    assert second == ["rank 0", stopped, "OSError: disk full", stopped, *["KeyboardInterrupt: "] * 2]

@@ -14,10 +14,10 @@ from tests.distributed.commands import DROPOUT, MOE, SCRATCH, train_words
 from tests.distributed.conftest import KilledJob, OnRanks
 from tests.train.tiny_run import tiny_config
 from zloss.cli.main import main
-from zloss.distributed import Job
-from zloss.train.data.micro_batches import micro_batches
-from zloss.train.folder.step_log import read_steps
-from zloss.train.start.run_start import prepare_start
+from zloss.jobs import Job
+from zloss.train.data import micro_batches
+from zloss.train.folder import read_steps
+from zloss.train.start import prepare_start
 
 pytestmark = pytest.mark.timeout(900)  # the launches that these tests share count for the first of them
 

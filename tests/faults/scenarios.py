@@ -16,7 +16,7 @@ from tests.faults.write_events import count_writes
 from tests.tiny_gguf import tiny_tensors, write_gguf
 from tests.tiny_models import save_model
 from tests.train.tiny_run import SCRATCH, some_text
-from zloss.results.folder_lock import LOCK_FILE
+from zloss.results.folder import LOCK_FILE
 
 STEPS = 12
 
@@ -125,18 +125,8 @@ def _without_times(value: Any) -> Any:
 
 def _train_words(text: Path, place: Path) -> list[str]:
     training = f"--methods standard --coef 1e-2 --steps {STEPS} --checkpoint-every 3 --trackers tensorboard"
-    words = [
-        "train",
-        *SCRATCH,
-        *training.split(),
-        "--text",
-        str(text),
-        "--gradient-blocks",
-        "2",
-        "--save-model",
-        "--quiet",
-    ]
-    return [*words, "--out", str(place)]
+    saving = "--gradient-blocks 2 --save-model --quiet"
+    return ["train", *SCRATCH, *training.split(), *saving.split(), "--text", str(text), "--out", str(place)]
 
 
 def _run_numbers(place: Path) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import traceback
 from pathlib import Path
 from random import Random
@@ -17,7 +16,6 @@ from tests.fuzz.mutation import HOSTILE_TEXT, damaged_bytes
 from zloss.errors import ZlossError
 from zloss.text import make_blocks, open_corpus
 
-KIND = "corpora"
 PIECES = (
     "words and more words ",
     "\u2028",
@@ -42,11 +40,8 @@ class Letters:
         return type("Encoded", (), {"input_ids": ids})()
 
 
-def case(seed: int, folder: Path) -> None:
+def case(random: Random, folder: Path) -> None:
     """One to three files; they give whole blocks of text, or an error of ours."""
-    random = Random(f"{KIND} {seed}")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     files = [_file(random, folder, number) for number in range(random.choice((1, 1, 2, 3)))]
     count = random.choice((None, 1, 5))
     try:

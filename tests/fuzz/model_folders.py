@@ -13,7 +13,6 @@ from tests.fuzz.mutation import damaged_bytes, damaged_json
 from tests.tiny_models import save_model
 from tests.train.tiny_run import some_text
 
-KIND = "model folders"
 MODELS = ("gpt2", "phi", "gemma2", "mixtral")
 LARGEST = 600
 """Of a number in config.json: a model with a million layers is no damage, it is only slow."""
@@ -29,10 +28,8 @@ def sound_models() -> Path:
     return folder
 
 
-def case(seed: int, folder: Path) -> None:
+def case(random: Random, folder: Path) -> None:
     """One damaged file of a model; a quarter of the cases lose a file instead."""
-    random = Random(f"{KIND} {seed}")
-    shutil.rmtree(folder, ignore_errors=True)
     model = folder / "model"
     shutil.copytree(sound_models() / random.choice(MODELS), model)
     file = random.choice(sorted(path for path in model.iterdir()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -14,8 +13,6 @@ from tests.fuzz.mutation import damaged_bytes, damaged_json
 from tests.laws.example_results import example_results
 from zloss.results.files import RECORDS
 
-KIND = "result files"
-
 
 @cache
 def examples() -> tuple[dict[str, Any], ...]:
@@ -23,11 +20,8 @@ def examples() -> tuple[dict[str, Any], ...]:
     return tuple(record.to_dict() for schema, record in example_results().items() if schema in RECORDS)
 
 
-def case(seed: int, folder: Path) -> None:
+def case(random: Random, folder: Path) -> None:
     """One damaged result, alone or beside a sound one."""
-    random = Random(f"{KIND} {seed}")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     damaged, sound = random.choice(examples()), random.choice(examples())
     file = folder / "report.json"
     if random.random() < 0.8:

@@ -12,37 +12,34 @@ from tests.fuzz.contract import lasting_folder, run_command
 from tests.fuzz.mutation import damaged_bytes, damaged_json
 from tests.train.tiny_run import SCRATCH, some_text
 
-KIND = "run folders"
 STEPS = 6
 
 
 def train_words(folder: Path) -> list[str]:
     """CE and standard Z-loss on a tiny model."""
     words = ["train", *SCRATCH, "--methods", "ce,standard", "--coef", "1e-2", "--steps", str(STEPS)]
-    words += ["--text", str(sound_runs().parent / "text.txt"), "--trackers", "none", "--checkpoint-every", "0"]
+    words += ["--text", str(text_file()), "--trackers", "none", "--checkpoint-every", "0"]
     return [*words, "--gradient-blocks", "0", "--quiet", "--out", str(folder)]
 
 
 @cache
+def text_file() -> Path:
+    file = lasting_folder("runs") / "text.txt"
+    file.write_text(some_text()[:20_000], encoding="utf-8")
+    return file
+
+
+@cache
 def sound_runs() -> Path:
-    """Two finished runs of one experiment."""
-    folder = lasting_folder("runs")
-    (folder / "text.txt").write_text(some_text()[:20_000], encoding="utf-8")
-    return folder / "runs"
+    """Two finished runs of one experiment, trained once."""
+    folder = text_file().parent / "runs"
+    assert run_command(train_words(folder)).code == 0
+    return folder
 
 
-def prepare() -> None:
-    """Train the sound runs once."""
-    if not sound_runs().exists():
-        assert run_command(train_words(sound_runs())).code == 0
-
-
-def case(seed: int, folder: Path) -> None:
+def case(random: Random, folder: Path) -> None:
     """One or two damaged files in a copy of the runs; `compare`, and sometimes `train`, which repairs or refuses."""
-    prepare()
-    random = Random(f"{KIND} {seed}")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(sound_runs(), folder)
+    shutil.copytree(sound_runs(), folder, dirs_exist_ok=True)
     for _ in range(random.choice((1, 1, 2))):
         _damage(random.choice(sorted(path for path in folder.glob("*/*.json*"))), random)
     run_command(["compare", str(folder)], codes=(0, 2))

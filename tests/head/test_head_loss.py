@@ -463,6 +463,24 @@ def test_bad_input_is_answered_with_help(name: str) -> None:
     assert isinstance(caught.value, errors.ZlossError)
 
 
+@pytest.mark.parametrize("part", ["z", "total"])
+def test_a_source_with_smoothing_under_a_softcap_is_refused_before_anything_is_computed(part: str) -> None:
+    """The statistics have no mean logit there: the chunked backend failed inside the first chunk."""
+    hidden, weight, target = problem()
+    options = {"part": part, "softcap": 5.0, "label_smoothing": 0.1}
+    with pytest.raises(errors.CoordinateError, match=r"`label_smoothing` with `softcap`.*backend='dense'"):
+        zloss.head_source(hidden, weight, target, zloss.StandardZLoss(0.1), **options)
+    assert (
+        zloss.head_source(hidden, weight, target, zloss.StandardZLoss(0.1), backend="dense", **options).isfinite().all()
+    )
+
+
+@pytest.mark.parametrize("objective", [zloss.CenteredZLoss(0.1), zloss.FactorizedZLoss(0.1, 0.1)])
+def test_a_module_that_can_never_run_is_refused_when_it_is_made(objective: zloss.Objective) -> None:
+    with pytest.raises(errors.CoordinateError, match="needs the mean logit μ, but `softcap` is not shift-invariant"):
+        zloss.HeadLoss(objective, softcap=5.0)
+
+
 def test_negative_or_nonfinite_numbers_in_objectives_are_refused() -> None:
     for make in (
         lambda: zloss.StandardZLoss(-1e-4),

@@ -39,7 +39,7 @@ def test_without_tensor_cores_factors_are_converted_and_the_product_is_that_of_t
     g = torch.Generator().manual_seed(0)
     weight, e = torch.randn(11, 4, generator=g).to(dtype), torch.rand(3, 11, generator=g)
     plan = plan_products("operand", device_type="cpu", hidden=dtype, weight=dtype)
-    assert not plan.native
+    assert not plan.takes_16_bit
     rounded = product_exp(e, plan)
     assert rounded.dtype == torch.float16
     with issued_products() as products:

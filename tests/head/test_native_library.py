@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from zloss.head.native import load_library, load_rows, store_library, why_missing
+from zloss.errors import OutputError
+from zloss.head.native import load_library, load_rows, store_library
 
-pytestmark = pytest.mark.skipif(why_missing() is not None, reason=f"no compiled helper: {why_missing()}")
+pytestmark = pytest.mark.skipif(isinstance(load_rows(), str), reason=f"no compiled helper: {load_rows()}")
 
 PLANTED = """
 #include <stdio.h>
@@ -40,7 +41,7 @@ def library(cache: Path) -> Path:
 def in_process(cache: Path) -> None:
     """Load and use the helper in a process of its own."""
     code = (
-        "import torch; from zloss.head.native import fused_exp_rows_\n"
+        "import torch; from zloss.head.rows import fused_exp_rows_\n"
         "assert fused_exp_rows_(torch.zeros(40, 1000))[1].sum() == 40000"
     )
     environment = os.environ | {"ZLOSS_CACHE": str(cache)}
@@ -134,16 +135,24 @@ def test_a_compiler_may_have_options(fresh: Path, compiler: str, monkeypatch: py
 
 def test_a_compiler_that_is_no_command_line_is_a_reason(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc 'unclosed")
-    assert "$CC is no command line" in str(load_rows())
+    assert "$CC is not a command line" in str(load_rows())
 
 
+@pytest.mark.parametrize("missing", ["folder", "home"])
 def test_without_a_cache_the_helper_is_built_for_this_process_and_nothing_is_left(
-    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path / "file" / "cache"))
+    if missing == "folder":
+        monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path / "file" / "cache"))
+    else:
+        monkeypatch.setattr("zloss.head.native.cache_root", without_home)
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     assert isinstance(load_rows(), ctypes.CDLL)
     assert not list(scratch.iterdir())
+
+
+def without_home() -> Path:
+    raise OutputError("there is no folder for a cache: set ZLOSS_CACHE to one.")

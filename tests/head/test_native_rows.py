@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tests.laws.definitions import make_case, measured, reference, relative_error
-from zloss.head.native import fused_exp_rows_, why_missing
+from zloss.head.native import load_rows
+from zloss.head.rows import fused_exp_rows_
 from zloss.objectives import CenteredZLoss
 
-needs_helper = pytest.mark.skipif(why_missing() is not None, reason=f"no compiled helper: {why_missing()}")
+needs_helper = pytest.mark.skipif(isinstance(load_rows(), str), reason=f"no compiled helper: {load_rows()}")
 
 
 @needs_helper
@@ -94,10 +95,10 @@ def test_memory_that_is_not_on_the_cpu_is_never_written_to(code: str) -> None:
 @needs_helper
 def test_the_row_pass_in_use_is_named() -> None:
     code = (
-        "import torch; from zloss.head import native\n"
-        "assert native.row_pass_name() == 'torch'\n"
-        "native.fused_exp_rows_(torch.zeros(2, 10)); assert native.row_pass_name() == 'torch'\n"
-        "native.fused_exp_rows_(torch.zeros(40, 1000)); print(native.row_pass_name())"
+        "import torch; from zloss.head import rows\n"
+        "assert rows.row_pass_name() == 'torch'\n"
+        "rows.fused_exp_rows_(torch.zeros(2, 10)); assert rows.row_pass_name() == 'torch'\n"
+        "rows.fused_exp_rows_(torch.zeros(40, 1000)); print(rows.row_pass_name())"
     )
     for switch, name in (("1", "c"), ("0", "torch")):
         environment = os.environ | {"ZLOSS_NATIVE": switch}
@@ -114,7 +115,7 @@ def test_the_head_loss_meets_its_tolerance_with_and_without_the_helper() -> None
     # In a process of its own, because the helper is loaded once: the plain way gives the same loss.
     code = (
         "import torch; from tests.laws.definitions import *; from zloss.objectives import CenteredZLoss\n"
-        "from zloss.head.native import why_missing; assert 'ZLOSS_NATIVE' in why_missing()\n"
+        "from zloss.head.native import load_rows; assert 'ZLOSS_NATIVE' in load_rows()\n"
         "case = make_case(CenteredZLoss(0.7), tokens=300, width=16, vocab=1009, with_bias=True, with_ignored=True)\n"
         "print(float(measured(case, 'chunked', None, torch.float32)['loss']))"
     )
@@ -125,7 +126,7 @@ def test_the_head_loss_meets_its_tolerance_with_and_without_the_helper() -> None
 
 
 def test_without_a_compiler_the_reason_is_said() -> None:
-    code = "from zloss.head.native import why_missing; print(why_missing())"
+    code = "from zloss.head.native import load_rows; print(load_rows())"
     for environment, words in (({"CC": "no-such-compiler"}, "no C compiler"), ({"CC": "false"}, "failed")):
         done = subprocess.run(
             [sys.executable, "-c", code],

@@ -32,7 +32,7 @@ def cuda_plan(
 
 def wide_factors(plan: ProductPlan) -> list[torch.dtype | None]:
     """Of h Wᵀ, E W and Eᵀ(s∘h), as the plan has them."""
-    return [plan.operand, plan.factor, plan.factor] if plan.native else [plan.compute] * 3
+    return [plan.operand, plan.factor, plan.factor] if plan.takes_16_bit else [plan.compute] * 3
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -51,7 +51,7 @@ def test_on_cuda_no_product_of_16_bit_operands_is_fp32(
 def test_what_the_plan_says_where_out_dtype_is_missing() -> None:
     assert cuda_plan("auto", torch.bfloat16, (2, 9), hip=True).kind == "fp32"
     emulated = cuda_plan("operand", torch.bfloat16, (2, 9), hip=True)
-    assert (emulated.kind, emulated.native) == ("operand", False)
+    assert (emulated.kind, emulated.takes_16_bit) == ("operand", False)
     assert not cuda_plan("auto", torch.bfloat16, (2, 9)).fp32_accumulator
     assert cuda_plan("auto", torch.bfloat16, (2, 10)).fp32_accumulator
 
@@ -89,7 +89,7 @@ def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None =
         options=options,
     )
     with torch.no_grad(), issued_products() as seen:
-        run = run_head_chunks(problem, TorchRows(None, plan=plan), (True, True, True), problem.targets.weight_T)
+        run = run_head_chunks(problem, (True, True, True), problem.targets.weight_T, TorchRows(None, plan=plan))
     hidden_dtype, weight_dtype, bias_dtype = (grad.dtype for grad in run.gradients if grad is not None)
     assert (hidden_dtype, bias_dtype) == (torch.float32, torch.float32)
     assert weight_dtype == (torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
@@ -117,7 +117,7 @@ def test_the_test_fails_when_a_product_is_made_fp32(monkeypatch: pytest.MonkeyPa
     right = HeadProducts.back_project
 
     def in_fp32(self: HeadProducts, e_CV: torch.Tensor) -> torch.Tensor:
-        self._plan = replace(plan, native=False)
+        self._plan = replace(plan, takes_16_bit=False)
         try:
             return right(self, e_CV)
         finally:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from zloss.head.spectrum import POWER_ITERATIONS, RANK, head_spectra, leading_part
-from zloss.results.choices import SvdMethod
+from zloss.results.options import SvdMethod
 
 V, D, T = 400, 60, 50
 

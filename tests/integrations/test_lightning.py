@@ -36,22 +36,15 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def fit(module: Any, callback: ZLossCallback, folder: Path, steps: int = 2, **settings: Any) -> None:
-    trainer = lightning.Trainer(
-        max_steps=steps,
-        accumulate_grad_batches=2,
-        gradient_clip_val=0.3,
-        callbacks=[callback],
-        logger=CSVLogger(folder),
-        accelerator="cpu",
-        log_every_n_steps=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        **settings,
-    )
+def fit(module: Any, callback: ZLossCallback, folder: Path, steps: int = 2, **settings: Any) -> list[dict[str, str]]:
+    """Train; the rows of the log."""
+    settings |= {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    settings |= {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "accelerator": "cpu", "log_every_n_steps": 1}
+    trainer = lightning.Trainer(max_steps=steps, callbacks=[callback], logger=CSVLogger(folder), **settings)
     data = [batch(seed) for seed in range(2 * steps)]
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=None))
+    (file,) = folder.rglob("metrics.csv")
+    return list(csv.DictReader(file.open()))
 
 
 def test_a_training_step_may_return_the_whole_output(tmp_path: Path) -> None:
@@ -70,10 +63,8 @@ def test_a_training_step_may_return_the_whole_output(tmp_path: Path) -> None:
 def test_losses_norms_and_scalars(tmp_path: Path) -> None:
     module = Module()
     wanted = [float(truth(small(), batch(seed))[0]) for seed in range(4)]
-    fit(module, ZLossCallback(OBJECTIVE, window=1), tmp_path)
+    rows = fit(module, ZLossCallback(OBJECTIVE, window=1), tmp_path)
     assert module.losses == pytest.approx(wanted, rel=1e-5)
-    (file,) = tmp_path.rglob("metrics.csv")
-    rows = list(csv.DictReader(file.open()))
     assert len(rows) == 2
     for step, row in enumerate(rows):
         grads = [truth(small(), batch(2 * step + place))[1] for place in range(2)]
@@ -86,9 +77,7 @@ def test_losses_norms_and_scalars(tmp_path: Path) -> None:
 
 
 def test_a_choice_of_scalars_is_logged(tmp_path: Path) -> None:
-    fit(Module(), ZLossCallback(OBJECTIVE, scalars="main"), tmp_path, steps=1)
-    (file,) = tmp_path.rglob("metrics.csv")
-    (row,) = csv.DictReader(file.open())
+    (row,) = fit(Module(), ZLossCallback(OBJECTIVE, scalars="main"), tmp_path, steps=1)
     assert {name for name in row if name.startswith("zloss/")} == {f"zloss/{name}" for name in MAIN}
     with pytest.raises(InputError, match=r"unknown scalar: 'cee'\. Did you mean 'ce'"):
         ZLossCallback(OBJECTIVE, scalars=["cee"])
@@ -96,9 +85,7 @@ def test_a_choice_of_scalars_is_logged(tmp_path: Path) -> None:
 
 def test_clipping_by_value_has_no_clip_rate(tmp_path: Path) -> None:
     """The limit of an entry was compared with the norm of all of them."""
-    fit(Module(), ZLossCallback(OBJECTIVE), tmp_path, steps=1, gradient_clip_algorithm="value")
-    (file,) = tmp_path.rglob("metrics.csv")
-    (row,) = csv.DictReader(file.open())
+    (row,) = fit(Module(), ZLossCallback(OBJECTIVE), tmp_path, steps=1, gradient_clip_algorithm="value")
     assert "zloss/grad_norm_preclip" in row
     assert "zloss/clip_rate" not in row
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tests.integrations.transformers import tiny_configs
-from tests.integrations.transformers.sweep import batch_for
+from tests.integrations.transformers.small_models import batch
 from tests.integrations.transformers.tiny_configs import build_tiny, causal_classes
 from zloss.audit.router import audit_router
 from zloss.errors import InputError
@@ -44,46 +44,14 @@ SPARSE: dict[str, dict[str, Any]] = {
 }
 """What a class needs beyond the small config to have routers."""
 SOFTMAX = (
-    *(
-        "AriaText",
-        "Cohere2Moe",
-        "DeepseekV2",
-        "Doge",
-        "Ernie4_5_Moe",
-        "FlexOlmo",
-        "GptOss",
-        "GraniteMoe",
-        "GraniteMoeHybrid",
-    ),
-    *(
-        "GraniteMoeShared",
-        "GraniteMoeSWA",
-        "HunYuanMoEV1",
-        "Jamba",
-        "JetMoe",
-        "LongcatFlash",
-        "Mellum",
-        "MiniMax",
-        "Mixtral",
-    ),
-    *("Olmoe", "Phimoe", "Qwen2Moe", "Qwen3_5Moe", "Qwen3Moe", "Qwen3Next", "Zaya"),
+    *("AriaText", "Cohere2Moe", "DeepseekV2", "Doge", "Ernie4_5_Moe", "FlexOlmo", "GptOss", "GraniteMoe"),
+    *("GraniteMoeHybrid", "GraniteMoeShared", "GraniteMoeSWA", "HunYuanMoEV1", "Jamba", "JetMoe", "LongcatFlash"),
+    *("Mellum", "MiniMax", "Mixtral", "Olmoe", "Phimoe", "Qwen2Moe", "Qwen3_5Moe", "Qwen3Moe", "Qwen3Next", "Zaya"),
 )
 SIGMOID = (
-    *(
-        "Afmoe",
-        "AXK1",
-        "AXK2",
-        "BailingHybrid",
-        "Beam",
-        "DeepseekV3",
-        "DeepseekV32",
-        "Dots1",
-        "ExaoneMoe",
-        "Flint",
-        "Glm4Moe",
-    ),
-    *("Glm4MoeLite", "GlmMoeDsa", "HYV3", "HYV4", "Inkling", "KimiLinear", "Kolibri1", "Laguna", "Lfm2Moe", "Llama4"),
-    *("MiMoV2Flash", "MiniMaxM2", "MiniMaxM3VL", "NemotronH", "SolarOpen"),
+    *("Afmoe", "AXK1", "AXK2", "BailingHybrid", "Beam", "DeepseekV3", "DeepseekV32", "Dots1", "ExaoneMoe", "Flint"),
+    *("Glm4Moe", "Glm4MoeLite", "GlmMoeDsa", "HYV3", "HYV4", "Inkling", "KimiLinear", "Kolibri1", "Laguna"),
+    *("Lfm2Moe", "Llama4", "MiMoV2Flash", "MiniMaxM2", "MiniMaxM3VL", "NemotronH", "SolarOpen"),
 )
 OTHER = ("DeepseekV4",)
 """Softplus, by its configuration."""
@@ -147,7 +115,7 @@ def check_loss_and_count(model: nn.Module) -> None:
     gates = gate_weights(model)
     assert gates
     with attach_router_loss(model, coef=1.0, convention="token_layer_mean") as handle, GateProducts(gates) as seen:
-        model(**batch_for(model))
+        model(**batch())
     assert handle.last is not None
     experts = handle.last.stats.decisions.experts
     assert len(handle.last.per_layer) == len(find_routers(model).modules) == len(gates) == len(seen.products)
@@ -191,15 +159,11 @@ def test_a_class_with_routers_is_missing_here() -> None:
 def test_dbrx_s_router_returns_a_tensor_by_itself() -> None:
     from transformers import DbrxConfig, DbrxForCausalLM
 
-    config = DbrxConfig(
-        d_model=32,
-        n_heads=2,
-        n_layers=2,
-        max_seq_len=32,
-        vocab_size=131,
-        attn_config={"kv_n_heads": 1, "rope_theta": 1e4, "clip_qkv": 8},
-        ffn_config={"hidden_size": 32, "ffn_hidden_size": 24, "moe_num_experts": E, "moe_top_k": 2},
-    )
+    parts = {
+        "attn_config": {"kv_n_heads": 1, "rope_theta": 1e4, "clip_qkv": 8},
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 24, "moe_num_experts": E, "moe_top_k": 2},
+    }
+    config = DbrxConfig(d_model=32, n_heads=2, n_layers=2, max_seq_len=32, vocab_size=131, **parts)
     torch.manual_seed(0)
     check_loss_and_count(with_scaled_gates(DbrxForCausalLM(config)))
 
@@ -207,24 +171,11 @@ def test_dbrx_s_router_returns_a_tensor_by_itself() -> None:
 def gemma4() -> nn.Module:
     from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-    config = Gemma4TextConfig(
-        vocab_size=131,
-        vocab_size_per_layer_input=131,
-        hidden_size=32,
-        hidden_size_per_layer_input=8,
-        intermediate_size=24,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        global_head_dim=16,
-        num_kv_shared_layers=0,
-        layer_types=["sliding_attention", "full_attention"],
-        enable_moe_block=True,
-        num_experts=E,
-        top_k_experts=2,
-    )
+    sizes = {"vocab_size": 131, "vocab_size_per_layer_input": 131, "hidden_size": 32, "hidden_size_per_layer_input": 8}
+    sizes |= {"intermediate_size": 24, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 16, "num_kv_shared_layers": 0}
+    sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
+    config = Gemma4TextConfig(**sizes, enable_moe_block=True, num_experts=E, top_k_experts=2)
     torch.manual_seed(0)
     return with_scaled_gates(Gemma4ForCausalLM(config))
 
@@ -236,8 +187,8 @@ def test_probabilities_are_taken_for_logits() -> None:
         attach_router_loss(model, coef=1.0, convention="token_layer_mean", top_k=2),
         pytest.raises(InputError, match=r"layers\.0\.router.*returns probabilities instead of logits"),
     ):
-        model(**batch_for(model))
-    found = audit_router(model, [{"input_ids": batch_for(model)["input_ids"]}], top_k=2)
+        model(**batch())
+    found = audit_router(model, [{"input_ids": batch()["input_ids"]}], top_k=2)
     assert (found.log_z, found.absolute, found.layers) == (None, None, 2)
     assert any("returns probabilities instead of logits" in reason for reason in found.reasons)
 
@@ -245,7 +196,7 @@ def test_probabilities_are_taken_for_logits() -> None:
 def test_numbers_of_a_router_are_shown_under_another_one_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """JetMoe calls its attention before its experts and registers it after them."""
     model = built("JetMoe", monkeypatch).eval()
-    ids = batch_for(model)["input_ids"]
+    ids = batch()["input_ids"]
     found = audit_router(model, [{"input_ids": ids}])
     assert found.layers == 4
     outputs: dict[str, Tensor] = {}

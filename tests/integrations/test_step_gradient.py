@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,7 +27,7 @@ import zloss
 from tests.distributed.leave import leave
 from tests.forked import forked_ranks
 from tests.integrations.transformers.small_models import VOCAB, small
-from tests.integrations.transformers.trainers import padded
+from tests.integrations.transformers.trainers import arguments, padded
 from zloss.integrations.moe import attach_router_loss
 from zloss.integrations.transformers import RouterZLoss, apply, attach
 
@@ -68,20 +67,8 @@ class _Gradients(transformers.TrainerCallback):
 
 
 def trainer_arguments(kind: type, batch: int, micro_batches: int, **settings: Any) -> Any:
-    return kind(
-        output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=micro_batches,
-        max_steps=1,
-        logging_steps=1,
-        max_grad_norm=0,
-        report_to="none",
-        use_cpu=True,
-        ddp_backend="gloo" if "RANK" in os.environ else None,
-        disable_tqdm=True,
-        save_strategy="no",
-        **settings,
-    )
+    size = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": micro_batches, "max_steps": 1}
+    return arguments(kind, **size, max_grad_norm=0, ddp_backend="gloo" if "RANK" in os.environ else None, **settings)
 
 
 def in_trainer(
@@ -89,33 +76,26 @@ def in_trainer(
 ) -> Tensor:
     model, seen = small(MODEL), _Gradients()
     model.accepts_loss_kwargs = settings.pop("accepts_loss_kwargs", True)
-    arguments = trainer_arguments(
+    options = trainer_arguments(
         transformers.TrainingArguments, batch, micro_batches, remove_unused_columns=False, **settings
     )
-    trainer = transformers.Trainer(model, arguments, padded, rows(longer), callbacks=[seen])
+    trainer = transformers.Trainer(model, options, padded, rows(longer), callbacks=[seen])
     attach(trainer, head, router=router)
     trainer.train()
     return seen.flat
 
 
 def in_sft_trainer(router: None, head: Any, batch: int, micro_batches: int, **settings: Any) -> Tensor:
+    trl = pytest.importorskip("trl", minversion="1.16")
     import datasets
-    import trl
 
     from tests.integrations.transformers.test_trl import tokenizer
 
     model, seen = small(MODEL), _Gradients()
     data = datasets.Dataset.from_dict({"input_ids": [row["x"].tolist() for row in rows(0)]})
-    arguments = trainer_arguments(
-        trl.SFTConfig,
-        batch,
-        micro_batches,
-        bf16=False,
-        gradient_checkpointing=False,
-        router_aux_loss_coef=0.0,
-        **settings,
-    )
-    trainer = trl.SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer(), callbacks=[seen])
+    settings |= {"bf16": False, "gradient_checkpointing": False, "router_aux_loss_coef": 0.0}
+    options = trainer_arguments(trl.SFTConfig, batch, micro_batches, **settings)
+    trainer = trl.SFTTrainer(model, options, train_dataset=data, processing_class=tokenizer(), callbacks=[seen])
     attach(trainer, head)
     trainer.train()
     return seen.flat
@@ -143,7 +123,7 @@ def in_accelerate(router: RouterZLoss | None, head: Any, batch: int, micro_batch
 
 
 def in_lightning(router: RouterZLoss | None, head: Any, batch: int, micro_batches: int) -> Tensor:
-    import lightning
+    lightning = pytest.importorskip("lightning")
     from lightning.pytorch.plugins.environments import TorchElasticEnvironment
     from lightning.pytorch.strategies import DDPStrategy
 
@@ -243,34 +223,20 @@ def test_a_trainer_trained_the_router_term_once_per_process(split: str, settings
     check(in_trainer, "router", split, wanted_router(padded(rows(3))), longer=3, **TRAINER_SETTINGS[settings])
 
 
+LOOPS = {"Trainer": in_trainer, "SFTTrainer": in_sft_trainer, "accelerate": in_accelerate, "Lightning": in_lightning}
+
+
+@pytest.mark.parametrize("split", ["1 process, 4 micro-batches", "2 processes, 2 micro-batches"])
 @pytest.mark.parametrize(
-    ("loop", "settings"),
+    ("loop", "term", "settings"),
     [
-        *itertools.product(["Trainer", "SFTTrainer"], ["default", "average_tokens_across_devices off"]),
-        ("accelerate", "default"),
-        ("Lightning", "default"),
+        *itertools.product(["Trainer", "SFTTrainer"], ["head"], ["default", "average_tokens_across_devices off"]),
+        *itertools.product(["accelerate", "Lightning"], ["head", "router"], ["default"]),
     ],
 )
-def test_the_z_loss_of_the_head_does_not_depend_on_the_split(loop: str, settings: str) -> None:
-    step = {"Trainer": in_trainer, "SFTTrainer": in_sft_trainer, "accelerate": in_accelerate, "Lightning": in_lightning}
-    if loop == "SFTTrainer":
-        pytest.importorskip("trl", minversion="1.16")
-    if loop == "Lightning":
-        pytest.importorskip("lightning")
-    inputs = (
-        padded(rows(0))
-        if loop == "Trainer"
-        else {"input_ids": (x := torch.stack([r["x"] for r in rows(0)])), "labels": x}
-    )
-    for split in ("1 process, 4 micro-batches", "2 processes, 2 micro-batches"):
-        check(step[loop], "head", split, wanted_head(inputs), **TRAINER_SETTINGS[settings])
-
-
-@pytest.mark.parametrize("loop", ["accelerate", "Lightning"])
-@pytest.mark.parametrize("split", ["1 process, 4 micro-batches", "2 processes, 2 micro-batches"])
-def test_loops_that_average_losses_train_the_router_term_once(loop: str, split: str) -> None:
-    if loop == "Lightning":
-        pytest.importorskip("lightning")
-    step = {"accelerate": in_accelerate, "Lightning": in_lightning}[loop]
+def test_a_term_does_not_depend_on_the_split_in_any_loop(loop: str, term: str, settings: str, split: str) -> None:
+    """Accelerate and Lightning average losses: there, too, the router's term is trained once."""
     x = torch.stack([row["x"] for row in rows(0)])
-    check(step, "router", split, wanted_router({"input_ids": x, "labels": x}))
+    inputs = padded(rows(0)) if loop == "Trainer" else {"input_ids": x, "labels": x}
+    wanted = wanted_head(inputs) if term == "head" else wanted_router(inputs)
+    check(LOOPS[loop], term, split, wanted, **TRAINER_SETTINGS[settings])

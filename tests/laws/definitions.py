@@ -6,7 +6,7 @@ Nothing here is imported from the package but the objective classes, whose coeff
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -33,18 +33,8 @@ class Case:
     label_smoothing: float = 0.0
 
     def options(self) -> dict[str, object]:
-        names = [
-            "bias",
-            "ignore_index",
-            "reduction",
-            "token_weight",
-            "normalizer",
-            "valid_vocab",
-            "logit_scale",
-            "softcap",
-            "label_smoothing",
-        ]
-        return {name: getattr(self, name) for name in names}
+        tensors = ("hidden", "weight", "target", "objective")
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in tensors}
 
 
 def penalty(objective: zloss.Objective, z: Tensor, gain: Tensor) -> Tensor:
@@ -96,7 +86,7 @@ def reference(case: Case) -> dict[str, Tensor]:
     w = valid.double() if case.token_weight is None else torch.where(valid, case.token_weight.double(), 0.0)
     divisor = 1.0
     if case.reduction == "mean":
-        divisor = case.normalizer if case.normalizer is not None else float(w.sum())
+        divisor = case.normalizer if case.normalizer is not None else float(w.sum()) or 1.0
     ce_t, aux_t = (torch.where(valid, w * part, 0.0) / divisor for part in (ce, aux))
     if case.reduction == "none":
         loss, ce_out, aux_out = ce_t + aux_t, ce_t, aux_t
@@ -145,16 +135,8 @@ def measured(
 
     hidden, weight, bias = leaf(case.hidden), leaf(case.weight), leaf(case.bias)
     options = case.options() | {"bias": bias}
-    out = zloss.head_loss(
-        hidden,
-        weight,
-        case.target,
-        case.objective,
-        backend=backend,
-        chunk_size=chunk_size,
-        products=products,
-        **options,
-    )
+    options |= {"backend": backend, "chunk_size": chunk_size, "products": products}
+    out = zloss.head_loss(hidden, weight, case.target, case.objective, **options)
     out.loss.backward(upstream_like(out.loss))
     result = {
         "loss": out.loss.detach(),

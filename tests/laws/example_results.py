@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from tests import straight_audit
-from tests.decide.drift.made_up_run import made_up_drift, made_up_run
-from tests.decide.recommend.made_up import made_up_plan, made_up_recommendation
-from zloss.decide.decided_results import decide_results
+from tests.decide.made_up_drift import made_up_drift, made_up_run
+from tests.decide.made_up_recommendation import made_up_plan, made_up_recommendation
+from zloss.decide.answer import decide_results
 from zloss.decide.decision_map import with_decisions
 from zloss.results.audit import AuditReport, QuantileBound
-from zloss.results.comparison import Comparison, HeadSummaries
+from zloss.results.comparison import Comparison, HeadSummaries, RouterVariant, RouterVariants
 from zloss.results.decision import DecisionMaps
 from zloss.results.files import read_record
 from zloss.results.implementation_audit import (
@@ -25,11 +25,9 @@ from zloss.results.implementation_audit import (
     UpdateErrors,
 )
 from zloss.results.loss_audit import LossAudit, TargetModelSource
+from zloss.results.record import ResultRecord
 from zloss.results.reproduction import ReproductionRecord
-from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterTail
-from zloss.results.router_scale import RouterScaleTable
-from zloss.results.router_variants import RouterVariant, RouterVariants
-from zloss.results.schema import ResultRecord
+from zloss.results.router import MeasuredScale, RouterFindings, RouterLayer, RouterScaleTable, RouterTail
 from zloss.router.conventions import router_scale_table
 
 DOCUMENTED = Path(__file__).parents[2] / "docs/results"

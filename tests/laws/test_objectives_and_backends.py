@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -39,14 +40,8 @@ def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], to
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_every_option_against_fp64_definition(name: str, backend: str, reduction: str, with_bias: bool) -> None:
     for ignored, weights, smoothing in itertools.product([False, True], [False, True], [0.0, 0.1]):
-        case = make_case(
-            OBJECTIVES[name],
-            reduction=reduction,
-            with_bias=with_bias,
-            with_ignored=ignored,
-            with_weights=weights,
-            label_smoothing=smoothing,
-        )
+        flags = {"with_bias": with_bias, "with_ignored": ignored, "with_weights": weights}
+        case = make_case(OBJECTIVES[name], reduction=reduction, label_smoothing=smoothing, **flags)
         truth = reference(case)
         for chunk_size in (None, 8) if backend == "chunked" else (None,):
             assert_close(measured(case, backend, chunk_size), truth, FP64)
@@ -128,48 +123,33 @@ def test_source_is_the_gradient_at_the_logits(name: str, backend: str) -> None:
         assert not part.any()
 
 
-dimensions = st.tuples(st.integers(1, 40), st.integers(1, 9), st.integers(1, 70))
-
-
 @given(
-    shape=dimensions,
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 9), st.integers(1, 70)),
     name=st.sampled_from(list(OBJECTIVES)),
-    reduction=st.sampled_from(["mean", "sum", "none"]),
     backend=st.sampled_from(BACKENDS),
     chunk_size=st.one_of(st.none(), st.integers(1, 50)),
-    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
-    smoothing=st.sampled_from([0.0, 0.05, 1.0]),
-    scale=st.sampled_from([1.0, 0.3, -2.0]),
     normalizer=st.one_of(st.none(), st.floats(0.5, 500)),
-    seed=st.integers(0, 10_000),
+    options=st.fixed_dictionaries(
+        {
+            "reduction": st.sampled_from(["mean", "sum", "none"]),
+            **dict.fromkeys(("with_bias", "with_ignored", "with_weights"), st.booleans()),
+            "label_smoothing": st.sampled_from([0.0, 0.05, 1.0]),
+            "logit_scale": st.sampled_from([1.0, 0.3, -2.0]),
+            "seed": st.integers(0, 10_000),
+        }
+    ),
 )
 def test_random_shapes_and_options(
     shape: tuple[int, int, int],
     name: str,
-    reduction: str,
     backend: str,
     chunk_size: int | None,
-    flags: tuple[bool, bool, bool],
-    smoothing: float,
-    scale: float,
     normalizer: float | None,
-    seed: int,
+    options: dict[str, Any],
 ) -> None:
-    tokens, width, vocab = shape
-    case = make_case(
-        OBJECTIVES[name],
-        seed=seed,
-        tokens=tokens,
-        width=width,
-        vocab=vocab,
-        reduction=reduction,
-        with_bias=flags[0],
-        with_ignored=flags[1],
-        with_weights=flags[2],
-        label_smoothing=smoothing,
-        logit_scale=scale,
-        normalizer=normalizer if reduction == "mean" else None,
-    )
+    sizes = dict(zip(("tokens", "width", "vocab"), shape, strict=True))
+    divisor = normalizer if options["reduction"] == "mean" else None
+    case = make_case(OBJECTIVES[name], **sizes, **options, normalizer=divisor)
     if not bool((case.target != -100).any()):
         case.target[0] = 0
     got, truth = measured(case, backend, chunk_size), reference(case)

@@ -175,12 +175,9 @@ RECORD_FILES = (
     "comparison",
     "decision",
     "drift",
-    "figure_data",
     "implementation_audit",
-    "recommend_plan",
     "recommendation",
     "router",
-    "router_scale",
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.moe.tiny_moe import routed, tiny_moe_config
+from tests.train.tiny_moe import routed, tiny_moe_config
 from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError
 from zloss.results.provenance import ReproductionProvenance, RunProvenance, read_run_provenance
@@ -30,15 +30,21 @@ from zloss.results.reproduction import (
     ReproductionRecord,
     TextSource,
 )
-from zloss.results.routing_metrics import RouterLayers, RoutingMetrics
-from zloss.results.run_metrics import DiagnosticGradient, RunGradients, RunMetrics, read_metrics, write_metrics
-from zloss.results.step_endpoints import StepEndpoints
-from zloss.results.step_record import AdamSample, StepRecord
-from zloss.train.compare.finished_run import read_run
-from zloss.train.folder.step_log import read_steps
+from zloss.results.run_metrics import (
+    DiagnosticGradient,
+    RouterLayers,
+    RoutingMetrics,
+    RunGradients,
+    RunMetrics,
+    read_metrics,
+    write_metrics,
+)
+from zloss.results.steps import AdamSample, StepEndpoints, StepRecord
+from zloss.train.finished import read_run
+from zloss.train.folder import read_steps
+from zloss.train.options import RunOptions
 from zloss.train.run import run_training
-from zloss.train.run_options import RunOptions
-from zloss.train.start.run_start import prepare_start
+from zloss.train.start import prepare_start
 
 KINDS = ("tied", "experts", "diverged")
 

@@ -14,22 +14,25 @@ from torch import Tensor, nn
 from tests.audit.checkpoint.straight import load_fp64
 from tests.tiny_models import save_model
 from zloss.errors import CheckpointError
-from zloss.measure import body_gradients as engine
-from zloss.measure import graph_room, parameter_sums
-from zloss.measure.body_gradients import all_parameters_on, body_gradients
-from zloss.measure.diagnostic_batch import DiagnosticBatch, MadeForward
-from zloss.measure.gradient_engine import objective_gradients
-from zloss.measure.graph_room import GraphRoom, SavedBytes
-from zloss.measure.layer_cuts import cut_forward
+from zloss.measure import gradients as engine
+from zloss.measure.gradients import (
+    CE,
+    MODEL,
+    InnerProducts,
+    ParameterSums,
+    add_body_gradients,
+    all_parameters_on,
+    objective_gradients,
+)
 from zloss.measure.measurement import measurement_of
-from zloss.measure.parameter_sums import BodyGradients
-from zloss.measure.recomputed_layers import decoder_layers
+from zloss.models import layers
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import OutputHead, find_head, hidden_states
+from zloss.models.layers import cut_forward, decoder_layers
+from zloss.models.output_head import OutputHead, find_head
 from zloss.objectives import CenteredZLoss, StandardZLoss
+from zloss.text import Blocks
 
 VOCAB, WIDTH, PARTS = 23, 6, (3, 2)
-PAIRS = (("a", "b"),)
 
 
 class Layer(nn.Module):
@@ -49,7 +52,7 @@ class Layer(nn.Module):
 
 class Toy(nn.Module):
     """Everything that a stack can do to its layers: one is used twice, something stands between two, the embedding is
-    read by all of them and once more after them.
+    read by all of them and once more after them, and so are the outputs of two layers.
     """
 
     def __init__(self, *, shares: bool = False) -> None:
@@ -65,11 +68,12 @@ class Toy(nn.Module):
     def forward(self, ids_BN: Tensor) -> Tensor:
         embedded = self.table(ids_BN)
         condition = torch.sigmoid(self.condition(embedded))
-        x, store = embedded, {} if self.shares else None
+        x, store, outputs = embedded, {} if self.shares else None, []
         for layer in self.layers:
             x, size = layer(x, condition, gate=self.gate, store=store)
+            outputs.append(x)
             x = 1.5 * x + size
-        return self.norm(x + embedded)
+        return self.norm(x + embedded + outputs[0] * outputs[1])
 
 
 def toy(**options: bool) -> tuple[Toy, OutputHead]:
@@ -85,23 +89,26 @@ def ids_and_seeds() -> tuple[list[Tensor], dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(2)
     ids = [torch.randint(VOCAB, (blocks, 5), generator=generator) for blocks in PARTS]
     tokens = 5 * sum(PARTS)
-    seeds = {name: torch.randn(tokens, WIDTH, generator=generator, dtype=torch.float64) for name in ("a", "b", "c")}
+    seeds = {name: torch.randn(tokens, WIDTH, generator=generator, dtype=torch.float64) for name in (CE, "b", "c")}
     return ids, seeds
 
 
-def measured(model: Toy, head: OutputHead, room: GraphRoom | None = None) -> tuple[BodyGradients, list[int]]:
-    """(the numbers, calls of layers in every forward pass)."""
+def measured(model: Toy, head: OutputHead) -> tuple[InnerProducts, dict[str, Tensor], list[int]]:
+    """(inner products, gradients of the table at its used rows, calls of layers in every forward pass)."""
     ids, seeds = ids_and_seeds()
+    products = InnerProducts()
     with all_parameters_on(model):
-        cuts = [cut_forward(model, model, part, room) for part in ids]
-        calls = [len(cut.calls) for cut in cuts]
+        sums = ParameterSums(model, head, torch.unique(torch.cat(ids)), products)
+        passes = [cut_forward(model, model, part) for part in ids]
+        counts = [len(calls) for _, calls in passes]
         with torch.enable_grad():
-            forwards = [(cut, cut.hidden_BND.reshape(-1, WIDTH)) for cut in cuts]
-        found = body_gradients(model, head, forwards, seeds, PAIRS, torch.unique(torch.cat(ids)))
-    return found, calls
+            forwards = [(hidden_BND.flatten(0, 1), calls) for hidden_BND, calls in passes]
+        add_body_gradients(sums, forwards, seeds)
+        table_UD = sums.finish()
+    return products, table_UD, counts
 
 
-def agrees(found: BodyGradients, model: Toy) -> bool:
+def agrees(products: InnerProducts, table_UD: dict[str, Tensor], model: Toy) -> bool:
     """Whether the numbers are those of autograd over all parts at once."""
     ids, seeds = ids_and_seeds()
     hidden_TD = model(torch.cat(ids)).reshape(-1, WIDTH)
@@ -118,65 +125,39 @@ def agrees(found: BodyGradients, model: Toy) -> bool:
         for name, grad in grads.items()
     }
     near = [
-        found.squares.keys() == {"a", "b"},
-        all(found.squares[name] == pytest.approx(float(body[name] @ body[name]), rel=1e-10) for name in found.squares),
-        found.dots["a", "b"] == pytest.approx(float(body["a"] @ body["b"]), rel=1e-8),
-        found.table_UD.keys() == seeds.keys(),
+        products.inner(name, other, ("body",)) == pytest.approx(float(body[name] @ body[other]), rel=1e-8)
+        for name in seeds
+        for other in (name, CE)
     ]
-    tables = (torch.allclose(found.table_UD[name], grads[name]["table.weight"][used_U], rtol=1e-9) for name in seeds)
-    return all(near) and all(tables)
+    tables = (torch.allclose(table_UD[name], grads[name]["table.weight"][used_U], rtol=1e-9) for name in seeds)
+    return all(near) and table_UD.keys() == seeds.keys() and all(tables)
 
 
 def test_a_stack_with_shared_tensors_and_layers() -> None:
     model, head = toy()
-    found, calls = measured(model, head)
-    assert calls == [3, 3]
-    assert agrees(found, model)
+    products, table_UD, counts = measured(model, head)
+    assert counts == [3, 3]
+    assert agrees(products, table_UD, model)
     assert all("forward" not in vars(module) for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("left", [1, 10_000, 2**30])
-def test_graphs_that_are_kept_give_the_same_numbers(left: int) -> None:
+def test_a_gradient_that_the_user_holds_is_left_alone() -> None:
     model, head = toy()
-    room = GraphRoom(left)
-    found, calls = measured(model, head, room)
-    assert calls == [3, 3]
-    plain, _ = measured(model, head)
-    assert (found.squares, found.dots) == (plain.squares, plain.dots)
-    assert all(torch.equal(found.table_UD[name], plain.table_UD[name]) for name in plain.table_UD)
-    assert (room.left < left) == (left > 1)
-
-
-def test_the_size_of_a_graph_is_what_autograd_keeps() -> None:
-    x, layer = torch.randn(50, 10, requires_grad=True), nn.Linear(10, 10)
-    saved = SavedBytes(layer)
-    with saved:
-        torch.tanh(layer(x))
-    assert saved.total == 2 * 50 * 10 * 4  # the input of the product and the result of tanh, not the weight
-
-
-def test_the_room_is_a_quarter_of_the_free_memory(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
-    assert graph_room._available(tmp_path / "meminfo") == 4096 * 1024
-    assert graph_room._available(tmp_path / "missing") == 0
-    (tmp_path / "memory.max").write_text("3000\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert graph_room._below_limit(tmp_path) == 2000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert graph_room._below_limit(tmp_path) > 2**50
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph_room, "free_bytes", lambda device: 4000)
-        assert GraphRoom.of_device(torch.device("cpu")).left == 1000
-    assert graph_room.free_bytes(torch.device("meta")) == 0
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    products, table_UD, _ = measured(model, head)
+    assert agrees(products, table_UD, model)
+    assert all(bool((parameter.grad == 1).all()) for parameter in model.parameters() if parameter.grad is not None)
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_layers_that_share_a_dict_are_not_cut() -> None:
     """Between such layers a gradient would be lost without a trace."""
     model, head = toy(shares=True)
-    found, calls = measured(model, head)
-    assert calls == [0, 0]
-    assert agrees(found, model)
+    products, table_UD, counts = measured(model, head)
+    assert counts == [0, 0]
+    assert agrees(products, table_UD, model)
     assert all("forward" not in vars(module) for module in model.modules())
 
 
@@ -190,9 +171,9 @@ def test_a_layer_that_changes_its_input_is_not_cut() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Layer, "forward", in_place)
-        found, calls = measured(model, head)
-        assert calls == [0, 0]
-        assert agrees(found, model)
+        products, table_UD, counts = measured(model, head)
+        assert counts == [0, 0]
+        assert agrees(products, table_UD, model)
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -207,38 +188,44 @@ def test_a_forward_of_the_layer_itself_is_put_back(shares: bool) -> None:
         return straight(*args, **kwargs)
 
     layer.forward = own
-    found, _ = measured(model, head)
+    products, table_UD, _ = measured(model, head)
     assert layer.forward is own
     assert called
     del layer.forward
-    assert agrees(found, model)
+    assert agrees(products, table_UD, model)
 
 
-def overwrite(backward: Any, tensor: Tensor, name: str, adjoint: Tensor) -> None:
+def overwrite(sums: Any, waiting: Any, tensor: Tensor, name: str, grad: Tensor) -> None:
     """Only the last contribution to a tensor that several layers read."""
-    if backward._sums.owns(tensor):
-        if backward._sums.wants(tensor, name):
-            backward._sums.add(tensor, name, adjoint)
+    if isinstance(tensor, nn.Parameter):
+        sums.add(tensor, name, grad)
     else:
-        backward._waiting.setdefault(id(tensor), {})[name] = adjoint
+        waiting[id(tensor)][name] = grad
 
 
-def last_part(sums: Any, parameter: Tensor, seed: str, grad: Tensor) -> None:
+def last_part(sums: Any, parameter: Tensor, name: str, grad: Tensor) -> None:
     """Only the last forward pass."""
-    sums._sums[id(parameter)][seed] = grad[sums._rows_U] if id(parameter) == sums._table else grad
+    sums._sums[id(parameter)][name] = grad[sums._rows_U] if parameter is sums._table else grad
 
 
-def no_glue(outputs: Any) -> list[Tensor]:
-    """Only what stands directly below."""
-    return [tensor for tensor in straight_leaves(outputs) if not isinstance(tensor, nn.Parameter) or tensor.dim() > 1]
+def in_fp32(products: Any, part: str, a: str, b: str, grad_a: Tensor, grad_b: Tensor) -> None:
+    products._sums[part, a, b] += float((grad_a.float() * grad_b.float()).sum())
 
 
-straight_leaves = engine._graph_leaves
+straight_run = layers._run
+
+
+def detached(forward: Any, arguments: list[Any], structure: Any, *, graph: bool) -> Any:
+    """A layer whose second argument has no gradient."""
+    leaves, returned = straight_run(forward, arguments, structure, graph=graph)
+    return {key: leaf for key, leaf in leaves.items() if key == id(arguments[0])}, returned
+
+
 MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "adjoints overwritten": (engine._Backward, "_deliver", overwrite),
-    "one forward pass only": (parameter_sums.ParameterSums, "add", last_part),
-    "vectors forgotten": (engine, "_graph_leaves", no_glue),
-    "products in fp32": (parameter_sums, "_dot", lambda a, b: float((a.float() * b.float()).sum())),
+    "adjoints overwritten": (engine, "_deliver", overwrite),
+    "one forward pass only": (ParameterSums, "add", last_part),
+    "arguments forgotten": (layers, "_run", detached),
+    "products in fp32": (InnerProducts, "add_pair", in_fp32),
 }
 
 
@@ -246,7 +233,7 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 def test_the_comparison_notices_a_mistake(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*MUTATIONS[name])
     model, head = toy()
-    assert not agrees(measured(model, head)[0], model)
+    assert not agrees(*measured(model, head)[:2], model)
 
 
 def test_a_parameter_used_behind_the_back_of_its_layer_is_refused() -> None:
@@ -281,42 +268,35 @@ def test_every_number_of_a_model_equals_autograd(tmp_path: Path, kind: str, coef
     model.requires_grad_(False)
     checkpoint = Checkpoint(kind, "safetensors", model, tokenizer, False)
     head = find_head(checkpoint)
-    ids = torch.randint(512, (3, 20), generator=torch.Generator().manual_seed(3))
-    target = torch.randint(512, (60,), generator=torch.Generator().manual_seed(4))
+    blocks = Blocks(torch.randint(512, (61,), generator=torch.Generator().manual_seed(3)), 20, 3, None, 0)
+    ids, target = blocks.inputs(0, 3), blocks.targets(0, 3).reshape(-1)
     measurement = measurement_of(head, coef=coef)
     objectives: dict[str, Any] = {"z": StandardZLoss(coef, measurement.target)}
     if head.softcap is None:
         objectives["centered"] = CenteredZLoss(coef, measurement.target)
-    batch = DiagnosticBatch(ids, target, forward_blocks=2)
-    found = objective_gradients(checkpoint, measurement, batch, objectives, whole_model=("z",))
+    found = objective_gradients(checkpoint, measurement, blocks, 3, objectives, whole_model=("z",), forward_blocks=2)
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    with hidden_states(checkpoint, head) as hidden_of, all_parameters_on(model):
-        batch.made[0] = MadeForward(cut_forward(model, hidden_of, ids[:2]))
-    assert objective_gradients(checkpoint, measurement, batch, objectives, whole_model=("z",)) == found
-    assert batch.made == {}  # a pass is used up
 
     names, parameters = zip(*model.requires_grad_(True).named_parameters(), strict=True)
     logits = model(input_ids=ids, use_cache=False).logits.flatten(0, 1)
     log_z = logits.logsumexp(1)
     losses = {
-        "ce": F.cross_entropy(logits, target),
+        CE: F.cross_entropy(logits, target),
         "z": (coef * (log_z - measurement.target) ** 2).mean(),
         "centered": (coef * (log_z - logits.mean(1) - measurement.target) ** 2).mean(),
     }
     truth = {name: torch.autograd.grad(loss, parameters, retain_graph=True) for name, loss in losses.items()}
     place = next(i for i, parameter in enumerate(parameters) if parameter.data_ptr() == head.weight_VD.data_ptr())
-    for name, gradient in found.items():
-        ours, ce = truth[name][place], truth["ce"][place]
-        assert gradient.head.square == pytest.approx(float((ours * ours).sum()), rel=1e-9)
-        assert gradient.head.ce_square == pytest.approx(float((ce * ce).sum()), rel=1e-9)
-        assert gradient.head.dot == pytest.approx(float((ours * ce).sum()), rel=1e-7, abs=1e-12)
-        assert (gradient.paths is not None) == head.tied
-    z, ce = (torch.cat([grad.flatten() for grad in truth[name]]) for name in ("z", "ce"))
-    whole = found["z"].model
-    assert whole is not None
-    assert whole.square == pytest.approx(float(z @ z), rel=1e-9)
-    assert whole.ce_square == pytest.approx(float(ce @ ce), rel=1e-9)
-    assert whole.dot == pytest.approx(float(z @ ce), rel=1e-7, abs=1e-12)
+    for name in objectives:
+        ours, ce = truth[name][place], truth[CE][place]
+        assert found.inner(name, name) == pytest.approx(float((ours * ours).sum()), rel=1e-9)
+        assert found.inner(CE, CE) == pytest.approx(float((ce * ce).sum()), rel=1e-9)
+        assert found.inner(name, CE) == pytest.approx(float((ours * ce).sum()), rel=1e-7, abs=1e-12)
+        assert (found.paths(name) is not None) == head.tied
+    z, ce = (torch.cat([grad.flatten() for grad in truth[name]]) for name in ("z", CE))
+    assert found.inner("z", "z", MODEL) == pytest.approx(float(z @ z), rel=1e-9)
+    assert found.inner(CE, CE, MODEL) == pytest.approx(float(ce @ ce), rel=1e-9)
+    assert found.inner("z", CE, MODEL) == pytest.approx(float(z @ ce), rel=1e-7, abs=1e-12)
     assert len(names) == len(set(names))
 
 
@@ -324,7 +304,7 @@ def test_every_architecture_of_the_tests_is_cut(tmp_path: Path) -> None:
     """One recomputation per layer, not the way out for layers that share tensors."""
     for kind in ("gpt2", "neox", "phi", "cohere", "granite", "gemma2", "mixtral"):
         model, _ = load_fp64(save_model(kind, tmp_path / kind))
-        cut = cut_forward(
+        _, calls = cut_forward(
             model, lambda ids, model=model: model(input_ids=ids, use_cache=False).logits, torch.ones(1, 4).long()
         )
-        assert [call.layer for call in cut.calls] == decoder_layers(model), kind
+        assert [call.layer for call in calls] == decoder_layers(model), kind

@@ -9,21 +9,27 @@ import torch
 from torch import Tensor
 
 from tests.measure.conftest import COUNT, SIZE
-from zloss.measure.geometry_plane import geometry_plane, has_plane
 from zloss.measure.measurement import Measurement
-from zloss.measure.tails import Tails
-from zloss.measure.token_pass import TokenPass
+from zloss.measure.tokens import (
+    VectorSample,
+    concatenated,
+    geometry_plane,
+    geometry_sample,
+    has_plane,
+    token_batches,
+)
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import find_head, hidden_states
-from zloss.results.figure_data import GeometrySample
+from zloss.results.audit import GeometrySample
 from zloss.text import Blocks
 
 
 def sampled(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, batch: int) -> GeometrySample:
-    tails = Tails(measurement, plane=True)
+    vectors = VectorSample(measurement.head.width, seed=0)
     with hidden_states(checkpoint, measurement.head) as hidden_of:
-        TokenPass(measurement, blocks, hidden_of, batch).run(tails, lambda finished: True)
-    return tails.sample()
+        batches = token_batches(measurement, blocks, hidden_of, batch, range(COUNT), vectors)
+        columns = concatenated([part for _, part in batches])
+    return geometry_sample(columns, measurement, blocks, 0, vectors)
 
 
 @torch.no_grad()
@@ -63,15 +69,12 @@ def test_batches_do_not_change_the_plane(checkpoint: Checkpoint, measurement: Me
     assert len(one) == COUNT * SIZE
 
 
-def test_a_head_without_a_plane_keeps_no_vectors(
-    checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks
-) -> None:
+def test_which_heads_have_a_plane(measurement: Measurement, blocks: Blocks) -> None:
     capped = replace(measurement, head=replace(measurement.head, softcap=30.0))
     flat = replace(measurement, mean_row_D=torch.zeros_like(measurement.mean_row_D))
     assert [has_plane(each) for each in (measurement, capped, flat)] == [True, False, False]
-    assert Tails(measurement, plane=False).sample().x_raw == ()
-    assert Tails(measurement, plane=False).layout() != Tails(measurement, plane=True).layout()
-    assert Tails(measurement, plane=True).sample().x_raw == ()  # no tokens yet
+    without = geometry_sample({}, measurement, blocks, 0, VectorSample(measurement.head.width, seed=0))
+    assert (without.x_raw, without.a2_raw, without.drawn_from) == ((), (), 0)  # no tokens yet
 
 
 def test_the_axes_are_orthonormal() -> None:

@@ -10,7 +10,7 @@ import torch
 from tests.tiny_models import configs, save_tokenizer
 from zloss.cli.main import main
 from zloss.errors import CheckpointError
-from zloss.measure.model_blocks import model_blocks
+from zloss.measure.measurement import model_blocks
 from zloss.models.checkpoint import Positions, load_checkpoint, positions_of
 from zloss.text import open_corpus
 

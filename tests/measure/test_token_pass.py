@@ -1,108 +1,143 @@
-"""The pass over tokens: batches do not matter, the caller decides between them, a saved pass goes on."""
+"""The pass over tokens: its columns are those of straight definitions, batches and spans do not matter, BOS is not counted."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.measure.conftest import COUNT, SIZE
+from zloss.measure import tokens
 from zloss.measure.measurement import Measurement, measurement_of
-from zloss.measure.tail_table import HEAD_NUMBERS
-from zloss.measure.tails import Tails
-from zloss.measure.token_pass import TokenPass
+from zloss.measure.tokens import FLOATS, INTEGERS, Columns, concatenated, head_numbers, token_batches
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.output_head import hidden_states
+from zloss.models.output_head import find_head, hidden_states
 from zloss.results.audit import HeadNumbers
 from zloss.text import Blocks
 
 
-def taken(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, batch: int, **options: Any) -> Tails:
-    tails = Tails(measurement)
+def taken(
+    checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, batch: int, span: range = range(COUNT)
+) -> dict[str, Any]:
     with hidden_states(checkpoint, measurement.head) as hidden_of:
-        run(TokenPass(measurement, blocks, hidden_of, batch), tails, **options)
-    return tails
+        return concatenated([part for _, part in token_batches(measurement, blocks, hidden_of, batch, span)])
 
 
-def run(token_pass: TokenPass, tails: Tails, stop: int = COUNT, finished: int = 0) -> list[int]:
-    """The numbers of finished blocks that the caller was told."""
-    told: list[int] = []
+@pytest.fixture(scope="module")
+def whole(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks) -> Columns:
+    return taken(checkpoint, measurement, blocks, 2)
 
-    def go_on(blocks: int) -> bool:
-        told.append(blocks)
-        return blocks < stop
 
-    assert token_pass.run(tails, go_on, finished=finished) == told[-1]
-    return told
+def straight_columns(checkpoint: Checkpoint, blocks: Blocks, coef: float) -> dict[str, Tensor]:
+    """Every column from the model's own logits and autograd."""
+    weight = find_head(checkpoint).weight_VD.detach()
+    with hidden_states(checkpoint, find_head(checkpoint)) as hidden_of, torch.no_grad():
+        hidden = hidden_of(blocks.inputs(0, COUNT)).flatten(0, 1)
+    target, c = blocks.targets(0, COUNT).reshape(-1), np.log(len(weight))
+    hidden = hidden.clone().requires_grad_()
+    found: dict[str, Tensor] = {"block": torch.arange(COUNT).repeat_interleave(SIZE)}
+    found |= {"position": torch.arange(SIZE).repeat(COUNT), "target": target}
+    found["token"] = blocks.stream[:-1]
+    for suffix, head in (("", weight), ("_centered", weight - weight.mean(0))):
+        z = hidden @ head.T
+        log_z, p = z.logsumexp(1), z.softmax(1)
+        (delta_u,) = torch.autograd.grad((coef * (log_z - c) ** 2).sum(), hidden, retain_graph=True)
+        q = p @ head
+        directions = torch.linalg.svd(head, full_matrices=False)[2][:16]
+        found |= {
+            f"log_z{suffix}": log_z,
+            f"mu{suffix}": z.mean(1),
+            f"gain{suffix}": q.norm(dim=1) / p.norm(dim=1),
+            f"row_max{suffix}": z.amax(1),
+            f"delta_u{suffix}": delta_u.norm(dim=1),
+            f"rank16{suffix}": (q @ directions.T).square().sum(1) / p.norm(dim=1) ** 2,
+        }
+    z = hidden @ weight.T
+    ce = F.cross_entropy(z, target, reduction="none")
+    (delta_u_ce,) = torch.autograd.grad(ce.sum(), hidden)
+    return found | {"ce": ce, "p_norm": z.softmax(1).norm(dim=1), "delta_u_ce": delta_u_ce.norm(dim=1)}
+
+
+def test_every_column_equals_its_straight_definition(
+    checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, whole: Columns
+) -> None:
+    truth = straight_columns(checkpoint, blocks, measurement.coef)
+    assert set(whole) == set(truth) == {*INTEGERS, *FLOATS}
+    assert all(whole[name].dtype == np.int32 for name in INTEGERS)
+    for name, want in truth.items():
+        assert whole[name].tolist() == pytest.approx(want.tolist(), rel=1e-9, abs=1e-12), name
+
+
+def test_the_hidden_source_of_ce_is_that_of_a_scaled_and_capped_head(measurement: Measurement) -> None:
+    """‖Wᵀ C (p − onehot)‖ with the slope C of the cap, against autograd."""
+    head = replace(measurement.head, softcap=3.0, logit_scale=1.7)
+    capped = measurement_of(head, coef=1e-4)
+    hidden = torch.randn(9, head.width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    target = torch.arange(9)
+    ((_, columns, _),) = tokens.token_chunks(capped, hidden, target)
+    leaf = hidden.clone().requires_grad_()
+    F.cross_entropy(head.logits(leaf), target, reduction="sum").backward()
+    assert leaf.grad is not None
+    assert columns["delta_u_ce"].tolist() == pytest.approx(leaf.grad.norm(dim=1).tolist(), rel=1e-9)
+    assert set(FLOATS) - set(columns) == {name for name in FLOATS if name.endswith("_centered")} | {"mu"}
 
 
 def test_batches_do_not_change_the_numbers(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks) -> None:
     one, three = (taken(checkpoint, measurement, blocks, batch) for batch in (1, 3))
-    assert one.count == three.count == COUNT * SIZE
+    assert len(one["ce"]) == len(three["ce"]) == COUNT * SIZE
     for coordinate in ("raw", "centered"):
-        got, want = (vars(tails.numbers(coordinate)) for tails in (one, three))
+        got, want = (vars(head_numbers(columns, measurement, coordinate)) for columns in (one, three))
         assert got == pytest.approx(want, rel=1e-9, abs=1e-12)
         assert None not in got.values()
 
 
-def test_a_stopped_pass_goes_on_from_its_state(
+def test_a_pass_that_goes_on_has_the_columns_of_one_pass(
+    checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, whole: Columns
+) -> None:
+    parts = [taken(checkpoint, measurement, blocks, 2, span) for span in (range(4), range(4, COUNT))]
+    assert [len(part["ce"]) for part in parts] == [4 * SIZE, 3 * SIZE]
+    joined = concatenated(parts)
+    assert all(joined[name].tobytes() == whole[name].tobytes() for name in whole)
+
+
+def test_a_batch_ends_at_a_multiple_of_its_size(
     checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks
 ) -> None:
-    whole = taken(checkpoint, measurement, blocks, 2)
-    half = taken(checkpoint, measurement, blocks, 2, stop=4)
-    assert half.count == 4 * SIZE
-    rest = Tails(measurement)
-    rest.restore(half.state())
     with hidden_states(checkpoint, measurement.head) as hidden_of:
-        told = run(TokenPass(measurement, blocks, hidden_of, 2), rest, finished=4)
-    assert told == [6, 7]
-    assert rest.numbers("raw") == whole.numbers("raw")
-    assert rest.numbers("centered") == whole.numbers("centered")
-    assert rest.histograms() == whole.histograms()
-    assert rest.top("raw", "gain") == whole.top("raw", "gain")
+        ends = [stop for stop, _ in token_batches(measurement, blocks, hidden_of, 3, range(1, COUNT))]
+    assert ends == [3, 6, 7]
 
 
-def test_bos_positions_are_not_counted(checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks) -> None:
+def test_bos_positions_are_not_counted(measurement: Measurement, blocks: Blocks) -> None:
     seen: list[tuple[int, ...]] = []
 
     def hidden_of(ids_BN: Tensor) -> Tensor:
         seen.append(tuple(ids_BN.shape))
         return torch.zeros(*ids_BN.shape, measurement.head.width, dtype=torch.float64)
 
-    token_pass = TokenPass(measurement, replace(blocks, bos_id=0), hidden_of, 2)
-    hidden_TD, target_T = token_pass.states(0, 2)
+    with_bos = replace(blocks, bos_id=0, offset=5)
+    ((stop, columns),) = token_batches(measurement, with_bos, hidden_of, 2, range(2))
+    assert stop == 2
     assert seen == [(2, SIZE + 1)]
-    assert hidden_TD.shape == (2 * SIZE, measurement.head.width)
-    assert torch.equal(target_T, blocks.stream[1 : 2 * SIZE + 1])
+    assert columns["target"].tolist() == blocks.stream[1 : 2 * SIZE + 1].tolist()
+    assert columns["token"].tolist() == blocks.stream[: 2 * SIZE].tolist()
+    assert columns["block"].tolist() == [5] * SIZE + [6] * SIZE
+    assert columns["position"].tolist() == [*range(SIZE), *range(SIZE)]
 
 
-def test_the_table_declares_every_token_number_once() -> None:
-    fields = [number.field for number in HEAD_NUMBERS]
-    assert sorted([*fields, "sigma_1", "e_1", "e_16"]) == sorted(vars(HeadNumbers()))
-    for number in HEAD_NUMBERS:
-        assert (number.quantile is not None) == (number.accumulator.__name__ == "Quantiles")
-
-
-def test_a_sketched_quantile_has_its_bound(measurement: Measurement, checkpoint: Checkpoint, blocks: Blocks) -> None:
-    tails = taken(checkpoint, measurement, blocks, 7)
-    assert tails.bounds() == {}
-    sketched = tails.state()
-    sketched["raw/a_p_99/exact_limit"] = 8
-    tails.restore(sketched)
-    assert list(tails.bounds()) == ["heads.raw.a_p_99"]
-    bound = tails.bounds()["heads.raw.a_p_99"]
-    assert bound.lower <= (tails.numbers("raw").a_p_99 or 0) <= bound.upper
-    assert bound.count == COUNT * SIZE
-
-
-def test_a_head_without_mu_has_another_layout(measurement: Measurement) -> None:
+def test_a_head_without_mu_has_no_centered_numbers(measurement: Measurement, whole: Columns) -> None:
     capped = replace(measurement, head=replace(measurement.head, softcap=30.0))
     assert capped.coordinates == ("raw",)
-    assert Tails(capped).layout() != Tails(measurement).layout()
-    assert Tails(capped).numbers("centered") == HeadNumbers()
+    assert head_numbers(whole, capped, "centered") == HeadNumbers()
+    raw = {name: column for name, column in whole.items() if name != "mu" and not name.endswith("_centered")}
+    found = head_numbers(raw, capped, "raw")
+    assert (found.mu_abs_99, found.mu_rms) == (None, None)
+    assert found.a_p_99 == head_numbers(whole, measurement, "raw").a_p_99
 
 
 def test_rows_outside_the_vocabulary_do_not_hide_the_centered_head(measurement: Measurement) -> None:

@@ -1,8 +1,9 @@
-"""Models that can be audited, and every way in which one cannot."""
+"""Models that can be audited, every way in which one cannot, and their fingerprints."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ import torch
 
 from tests.tiny_models import VOCAB, save_model, save_tokenizer
 from zloss.errors import CheckpointError
-from zloss.models.checkpoint import load_checkpoint
+from zloss.models.checkpoint import (
+    embedded_smollm2,
+    load_checkpoint,
+    model_fingerprint,
+    sampled_fingerprint,
+    weight_fingerprint,
+)
 from zloss.models.output_head import check_head, find_head, hidden_states
 
 IDS = torch.arange(2, 60)
@@ -40,14 +47,8 @@ def test_an_encoder_is_not_causal(tmp_path: Path) -> None:
     from transformers import BertConfig, BertLMHeadModel
 
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        is_decoder=False,
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = BertConfig(vocab_size=VOCAB, **sizes, is_decoder=False)
     BertLMHeadModel(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     checkpoint = load_checkpoint(str(tmp_path))
@@ -109,14 +110,10 @@ def test_gguf_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("ZLOSS_CACHE", str(tmp_path / "cache"))
     with pytest.raises(CheckpointError, match="no GGUF file"):
         load_checkpoint(str(tmp_path / "missing.gguf"))
-    for name, content in (
-        ("empty.gguf", b""),
-        ("text.gguf", b"this is no model"),
-        ("cut.gguf", b"GGUF\x03\x00\x00\x00"),
-    ):
-        (tmp_path / name).write_bytes(content)
+    for content in (b"", b"this is no model", b"GGUF\x03\x00\x00\x00"):
+        (tmp_path / "bad.gguf").write_bytes(content)
         with pytest.raises(CheckpointError, match="GGUF"):
-            load_checkpoint(str(tmp_path / name))
+            load_checkpoint(str(tmp_path / "bad.gguf"))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
@@ -124,8 +121,6 @@ def test_gguf_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_embedded_model_is_converted_once_and_is_an_ordinary_checkpoint(
     tmp_path: Path, cache_of_all_tests: Path
 ) -> None:
-    from zloss.models.checkpoint import embedded_smollm2
-
     if embedded_smollm2() is None:
         pytest.skip("the package that carries SmolLM2 is not installed")
     checkpoint = load_checkpoint("smollm2")
@@ -140,3 +135,43 @@ def test_the_embedded_model_is_converted_once_and_is_an_ordinary_checkpoint(
     assert torch.equal(find_head(again).weight_VD, head.weight_VD)
     assert json.loads((folders[0] / "zloss.json").read_text())["wants_bos"] is False
     again.model.save_pretrained(tmp_path / "saved")  # a model still marked as quantized would refuse
+
+
+@pytest.fixture(scope="module")
+def cohere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("cohere", tmp_path_factory.mktemp("model"))
+
+
+def test_one_bit_of_one_weight_shows(cohere: Path) -> None:
+    """Beyond the first 64 entries of a tensor, a change was not seen."""
+    model = load_checkpoint(str(cohere)).model
+    first, sampled = weight_fingerprint(model), sampled_fingerprint(model)
+    weight = model.get_output_embeddings().weight
+    with torch.no_grad():
+        weight[200, 3] = torch.nextafter(weight[200, 3], torch.tensor(torch.inf))
+        assert weight_fingerprint(model) != first
+        assert sampled_fingerprint(model) == sampled
+        weight[200, 3] = torch.nextafter(weight[200, 3], torch.tensor(-torch.inf))
+        assert weight_fingerprint(model) == first
+        weight[[200, 201]] = weight[[201, 200]]
+        assert weight_fingerprint(model) != first
+
+
+def test_the_config_shows_and_the_place_does_not(cohere: Path, tmp_path: Path) -> None:
+    first = model_fingerprint(load_checkpoint(str(cohere)))
+    moved = Path(shutil.copytree(cohere, tmp_path / "moved"))
+    assert model_fingerprint(load_checkpoint(str(moved))) == first
+    config = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps(config | {"logit_scale": 0.5}))
+    other = load_checkpoint(str(moved))
+    assert model_fingerprint(other) != first
+    assert weight_fingerprint(other.model) == weight_fingerprint(load_checkpoint(str(cohere)).model)
+
+
+def test_every_dtype_has_a_fingerprint(cohere: Path) -> None:
+    found = {weight_fingerprint(load_checkpoint(str(cohere), dtype=dtype).model) for dtype in ("fp32", "fp64", "bf16")}
+    assert len(found) == 3
+    tied, untied = load_checkpoint(str(cohere)).model, load_checkpoint(str(cohere)).model
+    head = untied.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    assert weight_fingerprint(tied) != weight_fingerprint(untied)

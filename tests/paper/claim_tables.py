@@ -1,12 +1,15 @@
-"""Tables for claims: the paper's own, and the same with some numbers changed."""
+"""Tables for claims: the paper's own, and the same with some numbers changed; recipes run at the smoke profile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.engine.table import Cell, Key, Table
+from zloss_paper.engine.reproduction import Reproduction, reproduce
+from zloss_paper.engine.table import Cell, Key, Line, Table
+from zloss_paper.engine.workbench import Workbench
 
 Change = Callable[[float], float]
 
@@ -23,15 +26,29 @@ def verdict(label: str, claim: str, table: Table) -> str:
     return found.check(table).verdict
 
 
-def changed(table: Table, column: str, change: Change, **key: Key) -> Table:
-    """The table with one column of the lines with `key` changed."""
-    touched = table.find(**key)
+def times(factor: float) -> Change:
+    return lambda value: value * factor
+
+
+def changed(table: Table, column: str, change: Change, key: Mapping[str, Key], *, rounded: bool = False) -> Table:
+    """The table with one column of the lines with `key` changed; `rounded`: each keeps the rounding of its cell."""
+
+    def change_line(line: Line) -> Line:
+        if line not in touched:
+            return line
+        old = line.cells[column]
+        return replace(line, cells={**line.cells, column: Cell(change(old.value), old.half_unit if rounded else 0.0)})
+
+    touched = [line for line in table.find(**key) if column in line.cells]
     assert touched
-    return Table(
-        tuple(
-            replace(line, cells={**line.cells, column: Cell(change(line.cells[column].value))})
-            if line in touched
-            else line
-            for line in table
-        )
-    )
+    return Table(tuple(change_line(line) for line in table))
+
+
+def smoke(label: str, overrides: Overrides, bench: Workbench) -> Reproduction:
+    """The recipe at the smoke profile."""
+    return reproduce(find_recipe(label), "smoke", overrides, bench)
+
+
+def verdicts(result: Reproduction) -> dict[str, str]:
+    """Every claim on the measured lines; a smoke result itself evaluates none."""
+    return {claim.id: claim.check(result.table).verdict for claim in result.recipe.claims}

@@ -54,10 +54,10 @@ def test_imports_point_one_way(package: str) -> None:
     ("package", "line"),
     [
         ("engine", "from zloss_paper.training.table import TrainingTable"),
-        ("engine", "def run():\n    from zloss_paper.heads.lines import head_lines"),
+        ("engine", "def run():\n    from zloss_paper.heads.recipe import head_lines"),
         ("heads", "import zloss_paper.implementations.recipe"),
         ("training", "from zloss_paper import heads"),
-        ("reporting", "from zloss_paper.moe.table import run_moe_table"),
+        ("reporting", "from zloss_paper.moe.router_variants import run_moe_table"),
     ],
 )
 def test_a_wrong_import_is_seen(package: str, line: str) -> None:

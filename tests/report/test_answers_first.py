@@ -8,20 +8,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from zloss.decide.bottom_line import bottom_line
-from zloss.decide.decided_results import decide_results
+from zloss.decide.answer import bottom_line, decide_results
 from zloss.decide.decision_map import with_decisions
-from zloss.report.html.page import render_page
-from zloss.report.tables.method_verdicts import answer
-from zloss.report.tables.side_by_side import differences
-from zloss.report.terminal.audit import print_audit, print_side_by_side
-from zloss.report.terminal.loss_audit import print_loss_audit
-from zloss.report.terminal.results import print_results
-from zloss.report.text.loss_answer import headline
-from zloss.report.text.summary import summarize
-from zloss.results.audit import AuditReport, HeadNumbers
+from zloss.report.audit import audit_summary, differences, side_by_side_document, summarize
+from zloss.report.comparison import answer
+from zloss.report.files import render_page, terminal_document
+from zloss.report.loss_audit import headline, loss_audit_summary
+from zloss.report.terminal import print_document
+from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers
 from zloss.results.comparison import Comparison
-from zloss.results.gradient_numbers import GradientNumbers
 from zloss.results.loss_audit import LossAudit
 
 CAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
@@ -43,7 +38,7 @@ def capped(bare: AuditReport) -> AuditReport:
 
 def printed(report: AuditReport) -> str:
     stream = io.StringIO()
-    print_audit(report, Console(file=stream, width=80))
+    print_document(audit_summary(report), Console(file=stream, width=80))
     return " ".join(stream.getvalue().split())
 
 
@@ -71,13 +66,13 @@ def test_three_numbers_that_fall_are_listed_with_commas(report: AuditReport) -> 
 
 def test_a_loss_with_findings_is_told_what_to_do(loss_audit: LossAudit) -> None:
     stream = io.StringIO()
-    print_loss_audit(loss_audit, Console(file=stream, width=80))
+    print_document(loss_audit_summary(loss_audit), Console(file=stream, width=80))
     assert loss_audit.found
     assert "What to do: " in stream.getvalue()
     page = render_page(decide_results(loss_audits=(loss_audit,)))
     assert page.index("What to do: ") < page.index("Decision map</h2>")
     stream = io.StringIO()
-    print_loss_audit(replace(loss_audit, findings=()), Console(file=stream, width=80))
+    print_document(loss_audit_summary(replace(loss_audit, findings=())), Console(file=stream, width=80))
     assert "What to do" not in stream.getvalue()
 
 
@@ -85,10 +80,10 @@ def test_the_terminal_begins_with_the_answer_too(
     loss_audit: LossAudit, comparison: Comparison, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = decide_results(loss_audits=(loss_audit,), comparisons=(comparison,))
-    print_results(results)
+    print_document(terminal_document(results))
     text = " ".join(capsys.readouterr().out.split())
     assert text.index(" ".join(headline(loss_audit).split())[:40]) < text.index("Decision map")
-    assert text.index(answer(results.comparisons[0].comparison)[:20]) < text.index("Decision map")
+    assert text.index(answer(results.comparisons[0])[:20]) < text.index("Decision map")
 
 
 def test_audits_of_different_texts_or_sizes_say_so(report: AuditReport, other: AuditReport) -> None:
@@ -99,7 +94,7 @@ def test_audits_of_different_texts_or_sizes_say_so(report: AuditReport, other: A
         (sentence,) = differences([("a", report), ("b", changed)])
         assert sentence.startswith("Not on the same text")
         stream = io.StringIO()
-        print_side_by_side([("a", report), ("b", changed)], Console(file=stream, width=80))
+        print_document(side_by_side_document([("a", report), ("b", changed)]), Console(file=stream, width=80))
         assert "Not on the same text" in stream.getvalue()
         assert "Not on the same text" in render_page(decide_results(audits=(report, changed)))
     (sentence,) = differences([("a", report), ("b", replace(other, diag_coef=1e-3))])

@@ -8,25 +8,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.decide.recommend.made_up import made_up_plan, made_up_recommendation
-from zloss.decide.decided_results import decide_results
-from zloss.report.files import write_recommendation
-from zloss.report.html.page import render_page
-from zloss.report.tables.recommendation import seeds_sentence
-from zloss.report.terminal.recommendation import print_plan, print_recommendation
+from tests.decide.made_up_recommendation import made_up_plan, made_up_recommendation
+from zloss.decide.answer import decide_results
+from zloss.report.files import render_page, write_result
+from zloss.report.recommendation import plan_summary, recommendation_summary, seeds_sentence
+from zloss.report.terminal import print_document
 from zloss.results.audit import AuditReport
 from zloss.results.files import load_results
-from zloss.results.recommend_plan import RecommendPlan
-from zloss.results.recommendation import NOT_TESTED, Recommendation
+from zloss.results.recommendation import NOT_TESTED, Recommendation, RecommendPlan
 
 
 def printed(found: Recommendation | RecommendPlan) -> str:
     screen = io.StringIO()
     console = Console(file=screen, width=80)
-    if isinstance(found, RecommendPlan):
-        print_plan(found, console)
-    else:
-        print_recommendation(found, console)
+    document = plan_summary(found) if isinstance(found, RecommendPlan) else recommendation_summary(found)
+    print_document(document, console)
     return screen.getvalue()
 
 
@@ -72,7 +68,7 @@ def test_a_terminal_of_eighty_columns_has_it_all() -> None:
         "stopped",
     ):
         assert part in joined, part
-    assert "Liger, nearest" in joined
+    assert "Liger, the nearest setting" in joined
     assert "40 min 12 s of 45 min 0 s" in joined
 
 
@@ -85,7 +81,7 @@ def test_a_plan_shows_its_arms_as_settings() -> None:
 
 def test_the_files_are_read_back_and_joined_with_an_audit(report: AuditReport, tmp_path: Path) -> None:
     found = made_up_recommendation()
-    written = write_recommendation(tmp_path, found)
+    written = write_result(tmp_path, decide_results(recommendations=(found,)))
     assert [path.name for path in written] == ["recommendation.json", "report.html"]
     (result,) = load_results([tmp_path])
     assert (result.kind, result.record) == ("recommendation", found)

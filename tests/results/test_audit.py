@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from zloss.errors import InputError
-from zloss.results.audit import AuditReport, HeadNumbers, Heads
-from zloss.results.gradient_numbers import NO_INPUT_PATH
-from zloss.results.writing import write_json
+from zloss.results.audit import NO_INPUT_PATH, AuditReport, HeadNumbers, Heads
+from zloss.results.io import write_json
 
 HEAD_KEYS = {
     *("diag_z", "p_z_999", "a_p_mean", "a_p_99", "log_z_mean", "mu_abs_99", "delta_u_99", "row_max_999"),

@@ -9,10 +9,8 @@ import pytest
 
 from tests.laws.example_results import DOCUMENTED, VARIANT
 from zloss.errors import InputError
-from zloss.results.comparison import Comparison
-from zloss.results.quality import QualityVerdict
+from zloss.results.comparison import Comparison, RouterVariants, Verdict
 from zloss.results.record import to_plain
-from zloss.results.router_variants import RouterVariants
 
 TEXT = (DOCUMENTED / "matched_smollm2.json").read_text(encoding="utf-8")
 
@@ -26,10 +24,10 @@ def test_the_router_section_is_written_for_runs_with_routers_only() -> None:
 
 
 def test_a_verdict_without_a_pair_has_no_keys_of_one() -> None:
-    lonely = QualityVerdict("standard", 0.3, delta_ppl=None, accepted=None, reason="no seed in common")
+    lonely = Verdict("standard", 0.3, delta_ppl=None, accepted=None, reason="no seed in common")
     assert list(to_plain(lonely)) == ["method", "coef", "delta_ppl", "accepted", "reason"]
     # A pair whose PPL is not finite has all keys, with nulls.
-    judged = QualityVerdict("standard", 0.3, delta_ppl=None, coordinate="raw", accepted=False)
+    judged = Verdict("standard", 0.3, delta_ppl=None, coordinate="raw", accepted=False)
     pair = ["delta_ppl_std", "within_tolerance", "coordinate", "delta_diagnosed", "improves"]
     assert list(to_plain(judged)) == ["method", "coef", "delta_ppl", *pair, "accepted", "reason"]
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from zloss.errors import InputError, OutputError
-from zloss.results.folder_lock import LOCK_FILE, locked_folder
+from zloss.results.folder import LOCK_FILE, locked_folder
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from zloss.results.folder_lock import locked_folder\n"
+    "import sys, time; from pathlib import Path; from zloss.results.folder import locked_folder\n"
     "with locked_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(100)"
 )
 TRY = """
 import os, sys, time
 from pathlib import Path
 from zloss.errors import InputError
-from zloss.results.folder_lock import locked_folder
+from zloss.results.folder import locked_folder
 
 folder, marker = Path(sys.argv[1]), Path(sys.argv[1]).parent / "inside"
 held = refused = 0

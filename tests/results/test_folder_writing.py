@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from zloss.errors import InputError, OutputError
-from zloss.results.folder_writing import whole_folder
-from zloss.results.unfinished import part_prefix, remove_abandoned
-from zloss.results.writing import why_not_written, write_text
+from zloss.results.folder import whole_folder
+from zloss.results.io import part_prefix, remove_abandoned, why_not_written, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -75,7 +74,7 @@ def test_another_error_is_passed_on(tmp_path: Path) -> None:
 
 def test_parts_of_ended_processes_are_removed_and_those_of_running_ones_stay(tmp_path: Path) -> None:
     code = (
-        "import os, sys, tempfile; from pathlib import Path; from zloss.results.unfinished import *\n"
+        "import os, sys, tempfile; from pathlib import Path; from zloss.results.io import *\n"
         "folder = Path(sys.argv[1])\n"
         "made = Path(tempfile.mkdtemp(dir=folder, prefix=part_prefix('m'), suffix=SUFFIX))\n"
         "handle = os.open(made, os.O_RDONLY); take_lock(handle); (made / 'weights').write_text('x' * 1000)\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zloss.results.named_path import recorded_command
+from zloss.results.provenance import recorded_command
 
 
 def test_paths_lose_their_folders_and_ids_stay(tmp_path: Path) -> None:

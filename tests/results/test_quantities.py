@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.laws.example_results import implementation_example
-from tests.train.moe.tiny_moe import run_variants, tiny_moe_config
+from tests.train.tiny_moe import run_variants, tiny_moe_config
 from tests.train.tiny_run import tiny_config
 from zloss.results.audit import AuditReport
 from zloss.results.quantities import QUANTITIES, define, symbol, titled

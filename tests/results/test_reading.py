@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zloss.errors import InputError
-from zloss.results.reading import json_lines, parse_json, read_json, read_object
+from zloss.results.io import json_lines, parse_json, read_json, read_object
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 
 from zloss.errors import InputError
-from zloss.results.moe_config import MoeRun
-from zloss.results.run_config import RunConfig, RunData, TextPart, read_run_config, without_paths, write_run_config
-from zloss.results.train_config import TrainConfig
+from zloss.results.run_config import (
+    MoeRun,
+    RunConfig,
+    RunData,
+    TextPart,
+    TrainConfig,
+    read_run_config,
+    without_paths,
+    write_run_config,
+)
 
 FILES = [{"name": "text.txt", "bytes": 3, "sha256": "0" * 64}]
 DATA = RunData(

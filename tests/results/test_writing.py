@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 import subprocess
 import sys
@@ -11,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.child import without_privileges
+from tests.forked import Forked
 from zloss.errors import OutputError, ZlossError
-from zloss.results.writing import write_json, write_text
+from zloss.results.io import write_json, write_text
 
 
 def test_numbers_stand_on_one_line_and_text_stays_as_it_is(tmp_path: Path) -> None:
@@ -38,11 +39,17 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
     assert isinstance(caught.value, ZlossError)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_an_unwritable_folder_is_one_clear_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="cannot write"):
-        write_text(tmp_path / "report.json", "x")
+
+    def write() -> int:
+        without_privileges()  # root may write anywhere
+        with pytest.raises(OutputError, match="cannot write"):
+            write_text(tmp_path / "report.json", "x")
+        return 0
+
+    ended = Forked(write).wait()
+    assert ended.code == 0, ended.error
 
 
 def test_running_out_of_space_leaves_the_earlier_report_and_no_debris(tmp_path: Path) -> None:
@@ -50,7 +57,7 @@ def test_running_out_of_space_leaves_the_earlier_report_and_no_debris(tmp_path: 
     write_text(path, "earlier")
     # A limit on file size fails a write halfway, as a full disk does.
     code = (
-        "import resource, sys; from pathlib import Path; from zloss.results.writing import write_text; "
+        "import resource, sys; from pathlib import Path; from zloss.results.io import write_text; "
         "from zloss.errors import OutputError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try: write_text(Path(sys.argv[1]), 'x' * 100_000)\n"

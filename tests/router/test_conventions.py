@@ -11,44 +11,26 @@ import zloss
 from zloss.errors import CoefficientError, InputError, UnknownNameError
 from zloss.router.conventions import find_convention, router_conventions
 
+SCALES = {
+    1.0: ("token_layer_mean", "flaxformer", "openmoe", "marin_grug", "megablocks_mean"),
+    16.0: ("megatron", "mesh_tf", "st_moe_pytorch", "levanter", "xtuner", "kempnerforge", "megablocks_sum"),
+    64.0: ("megatron_unscaled",),
+    0.125: ("active_route_mean", "olmoe"),
+    8.0: ("active_route_sum",),
+    16 / 32 * 2048 / 256: ("olmo_core",),
+    1.6: ("lm_engine",),
+    2.0: ("hf_switch",),
+    0.0: ("hf_nllb_moe",),
+}
+"""Conventions by their scale for 16 layers with 8 active experts, in the context of the test."""
+WANTED = {name: scale for scale, names in SCALES.items() for name in names}
 
-@pytest.mark.parametrize(
-    ("name", "want"),
-    [
-        ("token_layer_mean", 1.0),
-        ("active_route_mean", 0.125),
-        ("active_route_sum", 8.0),
-        ("megatron", 16.0),
-        ("megatron_unscaled", 64.0),
-        ("mesh_tf", 16.0),
-        ("st_moe_pytorch", 16.0),
-        ("levanter", 16.0),
-        ("xtuner", 16.0),
-        ("kempnerforge", 16.0),
-        ("olmo_core", 16 / 32 * 2048 / 1024),
-        ("olmoe", 0.125),
-        ("flaxformer", 1.0),
-        ("openmoe", 1.0),
-        ("marin_grug", 1.0),
-        ("megablocks_mean", 1.0),
-        ("megablocks_sum", 16.0),
-        ("lm_engine", 1.6),
-        ("hf_switch", 2.0),
-        ("hf_nllb_moe", 0.0),
-    ],
-)
-def test_relative_scale_of_each_codebase(name: str, want: float) -> None:
-    scale = zloss.router_scale(
-        name,
-        layers=16,
-        tokens=2048,
-        top_k=8,
-        coef=1e-3,
-        model_layers=32,
-        encoder_layers=8,
-        valid_tokens=1024,
-        micro_batches=4,
-    )
+
+@pytest.mark.parametrize("name", [convention.name for convention in router_conventions()])
+def test_relative_scale_of_each_codebase(name: str) -> None:
+    want = WANTED[name]
+    context = {"model_layers": 32, "encoder_layers": 8, "valid_tokens": 256, "micro_batches": 4}
+    scale = zloss.router_scale(name, layers=16, tokens=2048, top_k=8, coef=1e-3, **context)
     assert scale.relative == want
     assert scale.alpha == pytest.approx(want / (16 * 2048), rel=1e-15)
     assert scale.absolute == pytest.approx(1e-3 * want / (16 * 2048), rel=1e-15)
@@ -61,24 +43,10 @@ def test_every_convention_is_cited_and_explained() -> None:
 
 
 def test_scales_depend_only_on_what_the_convention_names() -> None:
-    base = {
-        "layers": 4,
-        "tokens": 64,
-        "top_k": 2,
-        "coef": 1.0,
-        "model_layers": 12,
-        "encoder_layers": 2,
-        "valid_tokens": 32,
-        "micro_batches": 2,
-    }
-    changed = {
-        "layers": 8,
-        "top_k": 4,
-        "model_layers": 24,
-        "encoder_layers": None,
-        "valid_tokens": 16,
-        "micro_batches": 5,
-    }
+    base = {"layers": 4, "tokens": 64, "top_k": 2, "coef": 1.0, "model_layers": 12, "encoder_layers": 2}
+    base |= {"valid_tokens": 32, "micro_batches": 2}
+    changed = {"layers": 8, "top_k": 4, "model_layers": 24, "encoder_layers": None, "valid_tokens": 16}
+    changed |= {"micro_batches": 5}
     for convention in router_conventions():
         reference = zloss.router_scale(convention, **base).relative
         for name, value in changed.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import zloss
 from tests.router.literal import LITERAL, Case
 from zloss.errors import CoefficientError, InputError, ShapeError, UnknownNameError
 from zloss.router.conventions import RouterContext, match_coefficient, router_conventions, router_scale
-from zloss.router.loss import router_loss
+from zloss.router.loss import RouterLoss, router_loss
 
 L, T, E, D = 4, 23, 8, 12
 CONTEXT = RouterContext(model_layers=6, encoder_layers=1, valid_tokens=17, micro_batches=3)
@@ -25,17 +27,14 @@ def logits(seed: int = 0, *, shape: tuple[int, ...] = (L, T, E), dtype: torch.dt
     return (2 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_()
 
 
-def literal_case(layers: list[Tensor], coef: float, top_k: int, target: float) -> Case:
-    return Case(
-        layers=layers,
-        coef=coef,
-        top_k=top_k,
-        target=target,
-        model_layers=CONTEXT.model_layers or 0,
-        encoder_layers=CONTEXT.encoder_layers or 0,
-        labelled=CONTEXT.valid_tokens or 0,
-        micro_batches=CONTEXT.micro_batches,
-    )
+literal_case = partial(Case, model_layers=6, encoder_layers=1, labelled=17, micro_batches=3)
+"""The same context, in the words of a literal reduction."""
+
+
+def found(r: Any, **options: Any) -> tuple[RouterLoss, Tensor]:
+    """The router loss and its gradient at `r`: by default a token-layer mean with λ = 1e-3 and k = 2."""
+    out = router_loss(r, **{"coef": 1e-3, "convention": "token_layer_mean", "top_k": 2} | options)
+    return out, torch.autograd.grad(out.loss, r, retain_graph=True)[0]
 
 
 def straight(r: Tensor, coef: float, target: float, alpha: Tensor | float) -> Tensor:
@@ -56,8 +55,7 @@ def test_gradient_equals_the_literal_reduction(name: str, top_k: int) -> None:
     r = logits()
     literal = LITERAL[name](literal_case(list(r.unbind(0)), 1e-2, top_k, 0.5))
     (want,) = torch.autograd.grad(literal, r)
-    out = router_loss(r, coef=1e-2, convention=name, top_k=top_k, target=0.5, context=CONTEXT)
-    (got,) = torch.autograd.grad(out.loss, r)
+    out, got = found(r, coef=1e-2, convention=name, top_k=top_k, target=0.5, context=CONTEXT)
     if name == "hf_nllb_moe":
         assert torch.equal(got, want)
         assert out.relative == 0.0
@@ -70,36 +68,28 @@ def test_gradient_equals_the_literal_reduction(name: str, top_k: int) -> None:
 def test_a_wrong_denominator_fails_the_literal_comparison() -> None:
     r = logits()
     (want,) = torch.autograd.grad(LITERAL["active_route_mean"](literal_case(list(r.unbind(0)), 1e-2, 2, 0.5)), r)
-    (got,) = torch.autograd.grad(router_loss(r, coef=1e-2, convention="token_layer_mean", top_k=2, target=0.5).loss, r)
+    _, got = found(r, coef=1e-2, target=0.5)
     assert relative_error(got, want) > 0.5
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 2e-6)]
+)
 @pytest.mark.parametrize("target", [None, 0.0, 3.0])
 def test_value_and_gradient_against_fp64_autograd(dtype: torch.dtype, tolerance: float, target: float | None) -> None:
+    """The statistics of bf16 logits are in fp32."""
     r = logits(1, dtype=dtype)
     exact = r.detach().double().requires_grad_()
-    c = math.log(E) if target is None else target
-    want = straight(exact, 1e-3, c, 1 / (L * T))
+    want = straight(exact, 1e-3, math.log(E) if target is None else target, 1 / (L * T))
     (want_grad,) = torch.autograd.grad(want, exact)
-    out = router_loss(r, coef=1e-3, convention="token_layer_mean", top_k=2, target=target)
-    (got_grad,) = torch.autograd.grad(out.loss, r)
-    assert out.loss.dtype == dtype == got_grad.dtype
+    out, grad = found(r, target=target)
+    assert grad.dtype == dtype
+    assert out.loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert float(out.loss.detach()) == pytest.approx(float(want.detach()), rel=tolerance)
-    assert relative_error(got_grad, want_grad) <= tolerance
-
-
-def test_bf16_logits_get_fp32_statistics() -> None:
-    r = logits(2, dtype=torch.bfloat16)
-    exact = r.detach().double().requires_grad_()
-    want = straight(exact, 1e-3, 0.0, 1 / (L * T))
-    (want_grad,) = torch.autograd.grad(want, exact)
-    out = router_loss(r, coef=1e-3, convention="token_layer_mean", top_k=2, target=0.0)
-    (got_grad,) = torch.autograd.grad(out.loss, r)
-    assert out.loss.dtype == torch.float32
-    assert float(out.loss.detach()) == pytest.approx(float(want.detach()), rel=2e-6)
-    # the gradient is rounded once, on its way into bf16
-    assert torch.allclose(got_grad, want_grad.to(torch.bfloat16), rtol=2**-7, atol=0)
+    if dtype == torch.bfloat16:  # rounded once, on its way into bf16
+        assert torch.allclose(grad, want_grad.to(dtype), rtol=2**-7, atol=0)
+    else:
+        assert relative_error(grad, want_grad) <= tolerance
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 4, 5, 7, 8])
@@ -122,23 +112,10 @@ def test_matched_coefficient_equals_the_token_layer_mean_up_to_rounding(
 ) -> None:
     r = logits(dtype=dtype)
     # stacks of unequal depth have no single matching coefficient
-    context = RouterContext(model_layers=6, encoder_layers=L // 2, valid_tokens=17, micro_batches=3)
-    matched = match_coefficient(
-        coef,
-        "token_layer_mean",
-        name,
-        layers=L,
-        top_k=top_k,
-        tokens=T,
-        model_layers=6,
-        encoder_layers=L // 2,
-        valid_tokens=17,
-        micro_batches=3,
-    )
-    want = router_loss(r, coef=coef, convention="token_layer_mean", top_k=top_k)
-    got = router_loss(r, coef=matched, convention=name, top_k=top_k, context=context)
-    (want_grad,) = torch.autograd.grad(want.loss, r)
-    (got_grad,) = torch.autograd.grad(got.loss, r)
+    counts = {"model_layers": 6, "encoder_layers": L // 2, "valid_tokens": 17, "micro_batches": 3}
+    matched = match_coefficient(coef, "token_layer_mean", name, layers=L, top_k=top_k, tokens=T, **counts)
+    want, want_grad = found(r, coef=coef, top_k=top_k)
+    got, got_grad = found(r, coef=matched, convention=name, top_k=top_k, context=RouterContext(**counts))
     one_ulp = torch.finfo(dtype).eps
     # λ·3 and λ/3 are not doubles: in fp64 λα itself may be one ulp off, and its products round again.
     rounding = 1 if dtype == torch.float32 else 3
@@ -153,10 +130,10 @@ def test_matched_paper_variants_are_bit_equal(name: str, top_k: int) -> None:
     for dtype in (torch.float32, torch.float64):
         r = logits(3, dtype=dtype)
         matched = match_coefficient(1e-3, "token_layer_mean", name, layers=L, top_k=top_k)
-        want = router_loss(r, coef=1e-3, convention="token_layer_mean", top_k=top_k)
-        got = router_loss(r, coef=matched, convention=name, top_k=top_k)
+        want, want_grad = found(r, top_k=top_k)
+        got, got_grad = found(r, coef=matched, convention=name, top_k=top_k)
         assert torch.equal(got.loss, want.loss)
-        assert torch.equal(*(torch.autograd.grad(out.loss, r)[0] for out in (got, want)))
+        assert torch.equal(got_grad, want_grad)
 
 
 def test_masked_tokens_leave_numerator_and_denominator() -> None:
@@ -168,8 +145,7 @@ def test_masked_tokens_leave_numerator_and_denominator() -> None:
     want_grads = torch.autograd.grad(want, kept)
     with torch.no_grad():
         r[~mask] = float("nan")  # padding may hold anything
-    out = router_loss(r, coef=1e-3, convention="token_layer_mean", top_k=2, mask=mask)
-    (got,) = torch.autograd.grad(out.loss, r)
+    out, got = found(r, mask=mask)
     assert float(out.loss.detach()) == pytest.approx(float(want.detach()), rel=1e-12)
     assert torch.equal(got[~mask], torch.zeros_like(got[~mask]))
     assert relative_error(got[mask], torch.cat(want_grads)) <= 1e-12
@@ -193,18 +169,14 @@ def test_uneven_masks_give_every_layer_its_own_alpha_under_a_layer_sum() -> None
 def test_a_mask_of_one_row_serves_all_layers() -> None:
     r = logits(6)
     mask = torch.arange(T) % 3 != 0
-    one = router_loss(r, coef=1e-3, convention="olmoe", top_k=2, mask=mask)
-    each = router_loss(r, coef=1e-3, convention="olmoe", top_k=2, mask=mask.expand(L, T))
+    one, each = (found(r, convention="olmoe", mask=m)[0] for m in (mask, mask.expand(L, T)))
     assert torch.equal(one.loss, each.loss)
 
 
 def test_all_tokens_masked_is_zero_with_zero_gradient() -> None:
     r = logits(7)
     for name in LITERAL:
-        out = router_loss(
-            r, coef=1e-3, convention=name, top_k=2, mask=torch.zeros(T, dtype=torch.bool), context=CONTEXT
-        )
-        (grad,) = torch.autograd.grad(out.loss, r)
+        out, grad = found(r, convention=name, mask=torch.zeros(T, dtype=torch.bool), context=CONTEXT)
         assert float(out.loss.detach()) == 0.0
         assert torch.equal(grad, torch.zeros_like(grad))
         assert (out.decisions, out.alpha if name != "olmo_core" else 0.0) == (0, 0.0)
@@ -219,13 +191,12 @@ def test_layers_without_tokens_are_zero() -> None:
 
 def test_autocast_rounds_nothing() -> None:
     r, weight = logits(dtype=torch.float32), torch.randn(L, E, D)
-    options = {"coef": 1e-3, "convention": "olmoe", "top_k": 2, "weight": weight}
-    want = router_loss(r, **options)
+    want, want_grad = found(r, convention="olmoe", weight=weight)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = router_loss(r, **options)
+        got, got_grad = found(r, convention="olmoe", weight=weight)
     assert torch.equal(got.loss, want.loss)
     assert torch.equal(got.correction_norm_per_layer, want.correction_norm_per_layer)
-    assert torch.equal(*(torch.autograd.grad(out.loss, r)[0] for out in (got, want)))
+    assert torch.equal(got_grad, want_grad)
 
 
 @pytest.mark.parametrize("coef", [None, 0.0])
@@ -233,8 +204,7 @@ def test_off_is_exactly_zero_even_for_a_nan_router(coef: float | None) -> None:
     r = logits(8)
     with torch.no_grad():
         r[0, 0, 0] = float("nan")
-    out = router_loss(r, coef=coef, convention="token_layer_mean", top_k=2)
-    (grad,) = torch.autograd.grad(out.loss, r)
+    out, grad = found(r, coef=coef)
     assert float(out.loss.detach()) == 0.0
     assert torch.equal(grad, torch.zeros_like(grad))
     assert (out.nonfinite, out.absolute) == (1, 0.0)
@@ -245,8 +215,7 @@ def test_nan_logits_propagate_and_are_counted() -> None:
     with torch.no_grad():
         r[1, 2, 3] = float("nan")
         r[2, 4, 0] = float("inf")
-    out = router_loss(r, coef=1e-3, convention="token_layer_mean", top_k=2)
-    (grad,) = torch.autograd.grad(out.loss, r)
+    out, grad = found(r)
     assert math.isnan(float(out.loss.detach()))
     assert out.nonfinite == 2
     assert bool(grad[1, 2].isnan().all())
@@ -264,7 +233,7 @@ def test_an_expert_at_minus_infinity_takes_no_probability_and_no_entropy() -> No
 
 def test_statistics_against_their_definitions() -> None:
     r, weight = logits(10), torch.randn(L, E, D, dtype=torch.float64)
-    out = router_loss(r, coef=1e-2, convention="active_route_sum", top_k=2, weight=weight, capacity=6)
+    out, grad = found(r, coef=1e-2, convention="active_route_sum", weight=weight, capacity=6)
     p = r.detach().softmax(dim=-1)
     assert float(out.entropy) == pytest.approx(float(-(p * p.log()).sum(dim=-1).mean()), rel=1e-12)
     load = torch.nn.functional.one_hot(r.topk(2, dim=-1).indices, E).sum(dim=(1, 2)).double()
@@ -274,7 +243,6 @@ def test_statistics_against_their_definitions() -> None:
     assert out.dropped is not None
     assert float(out.dropped) == pytest.approx(float((load - 6).clamp_min(0).sum() / load.sum()), rel=1e-12)
     # ‖δ_h‖ is the norm of the gradient that reaches the router's input
-    (grad,) = torch.autograd.grad(out.loss, r)
     norms = torch.einsum("lte,led->ltd", grad, weight).norm(dim=-1)
     assert out.correction_norm is not None
     assert float(out.correction_norm) == pytest.approx(float(norms.mean()), rel=1e-12)
@@ -290,26 +258,25 @@ def test_top_k_of_all_experts_loads_them_evenly() -> None:
 
 def test_forms_of_the_same_layers_agree() -> None:
     r = logits(11)
-    stacked = router_loss(r, coef=1e-3, convention="megatron", top_k=2)
-    listed = router_loss(list(r.unbind(0)), coef=1e-3, convention="megatron", top_k=2)
+    stacked, listed, single = (
+        router_loss(form, coef=1e-3, convention="megatron", top_k=2) for form in (r, list(r.unbind(0)), r[0])
+    )
     assert torch.equal(stacked.loss, listed.loss)
     assert torch.equal(*(torch.autograd.grad(out.loss, r)[0] for out in (stacked, listed)))
-    single = router_loss(r[0], coef=1e-3, convention="megatron", top_k=2)
     assert torch.equal(single.loss, stacked.per_layer[0])
 
 
 def test_a_normalizer_makes_micro_batches_add_up_to_the_whole_batch() -> None:
     r = logits(12)
     for name in ("token_layer_mean", "active_route_mean", "megatron", "olmoe"):
-        whole = router_loss(r, coef=1e-3, convention=name, top_k=2)
+        whole, grad = found(r, convention=name)
         parts = [
             router_loss(part, coef=1e-3, convention=name, top_k=2, normalizer=T)
             for part in (r[:, :7].contiguous(), r[:, 7:].contiguous())
         ]
         total = parts[0].loss + parts[1].loss
         assert float(total.detach()) == pytest.approx(float(whole.loss.detach()), rel=1e-12)
-        grads = [torch.autograd.grad(loss, r)[0] for loss in (total, whole.loss)]
-        assert relative_error(grads[0], grads[1]) <= 1e-12
+        assert relative_error(torch.autograd.grad(total, r)[0], grad) <= 1e-12
         assert parts[0].relative == whole.relative
 
 
@@ -327,16 +294,11 @@ def test_encoder_and_decoder_may_differ_in_length() -> None:
     assert out.relative_per_layer.tolist() == pytest.approx([22 / 18, 22 / 18, 22 / 4])
 
 
-def test_upstream_gradient_scales_the_source() -> None:
+def test_upstream_gradient_scales_the_source_and_statistics_carry_no_graph() -> None:
     r = logits(16)
-    loss = router_loss(r, coef=1e-3, convention="token_layer_mean", top_k=2).loss
-    (once,) = torch.autograd.grad(loss, r, retain_graph=True)
-    (thrice,) = torch.autograd.grad(3 * loss, r)
+    out, once = found(r)
+    (thrice,) = torch.autograd.grad(3 * out.loss, r)
     assert torch.allclose(thrice, 3 * once, rtol=1e-15)
-
-
-def test_statistics_carry_no_graph() -> None:
-    out = router_loss(logits(), coef=1e-3, convention="token_layer_mean", top_k=2)
     for tensor in (out.per_layer, out.entropy, out.load, out.load_cv, out.stats.log_z):
         assert not tensor.requires_grad
 

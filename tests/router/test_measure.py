@@ -1,50 +1,93 @@
-"""The measured scale against models that apply a known convention."""
+"""The measured scale against models that apply a known penalty."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.router.literal import LITERAL, Case, SideChannel, violation
-from tests.router.tiny_router_model import D, E, T, TinyMoe
 from zloss.errors import CoefficientError, MissingInputError
 from zloss.router.conventions import router_scale
 from zloss.router.measure import MeasuredScale, measure_router_scale
 
-L, K = 4, 2
+L, T, D, E, K = 4, 30, 6, 5, 2
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+Penalty = Callable[[Sequence[Tensor]], Tensor]
 
 
-def measured(model: TinyMoe, name: str, *, target: float = 0.0, coef: float = 1e-3, **options: object) -> MeasuredScale:
+class TinyMoe(nn.Module):
+    """Each layer routes its input softly over E linear experts; a router also moves what later routers see."""
+
+    def __init__(
+        self, layers: int = L, *, dtype: torch.dtype = torch.float64, dropout: float = 0.0, factor: float = 1.0
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+
+        def weight(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+        self.routers = nn.ParameterList([weight(E, D) for _ in range(layers)])
+        self.experts = nn.ParameterList([weight(E, D, D) for _ in range(layers)])
+        self.dropout = nn.Dropout(dropout)
+        self.inputs = weight(T, D)
+        with torch.no_grad():
+            for router in self.routers:
+                router.mul_(factor)
+
+    def forward(self, passed: Callable[[Tensor], Tensor] = lambda logits: logits) -> tuple[Tensor, Sequence[Tensor]]:
+        """A main loss and the router logits of every layer, which go through `passed`."""
+        hidden, logits = self.inputs, []
+        for router, experts in zip(self.routers, self.experts, strict=True):
+            logits.append(passed(self.dropout(hidden) @ router.T))
+            outputs = torch.einsum("td,edf->tef", hidden, experts)
+            mixed = (logits[-1].softmax(dim=-1).unsqueeze(-1) * outputs).sum(dim=1)
+            hidden = torch.tanh(hidden + 0.5 * mixed)
+        return hidden.square().mean(), logits
+
+
+def measured(
+    model: TinyMoe, penalty: Penalty, *, coef: float = 1.0, coef_off: float = 0.0, **options: object
+) -> MeasuredScale:
+    """What is found of a model whose loss has λ·penalty(router logits) in it."""
+
     def loss(value: float) -> Tensor:
         main, logits = model()
-        case = Case(logits, value, K, target, model_layers=6, encoder_layers=2, labelled=20, micro_batches=3)
-        return main + LITERAL[name](case)
+        return main + value * penalty(logits)
 
-    return measure_router_scale(
-        lambda: loss(coef), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=coef, **options
-    )
+    on, off, routers = (lambda: loss(coef)), (lambda: loss(coef_off)), list(model.routers)
+    return measure_router_scale(on, off, lambda: model()[1], routers, coef=coef, coef_off=coef_off, **options)
+
+
+def literal(name: str, target: float = 0.0) -> Penalty:
+    context = {"model_layers": 6, "encoder_layers": 2, "labelled": 20, "micro_batches": 3}
+    return lambda logits: LITERAL[name](Case(logits, 1.0, K, target, **context))
+
+
+def layer_mean(of_log_z: Callable[[Tensor], Tensor]) -> Penalty:
+    return lambda logits: torch.stack([of_log_z(torch.logsumexp(layer.float(), dim=1)) for layer in logits]).mean()
+
+
+def layer_sum(of_logits: Callable[[Tensor], Tensor], weights: Sequence[float] = (1.0,) * L) -> Penalty:
+    return lambda logits: torch.stack([w * of_logits(r) for w, r in zip(weights, logits, strict=True)]).sum()
+
+
+MEAN_OF_SQUARES = layer_mean(lambda log_z: log_z.square().mean())
+SQUARE_OF_THE_MEAN = layer_mean(lambda log_z: log_z.mean().square())
+MEAN = layer_mean(torch.mean)
 
 
 @pytest.mark.parametrize("name", [name for name in LITERAL if not name.startswith("megatron")])
 @pytest.mark.parametrize(("dtype", "target"), [(torch.float64, 0.0), (torch.float64, 1.7), (torch.float32, 0.0)])
 def test_recovers_the_scale_and_target_of_each_convention(name: str, dtype: torch.dtype, target: float) -> None:
-    found = measured(TinyMoe(L, dtype=dtype), name, target=target)
-    scale = router_scale(
-        name,
-        layers=L,
-        tokens=T,
-        top_k=K,
-        coef=1e-3,
-        model_layers=6,
-        encoder_layers=2,
-        valid_tokens=20,
-        micro_batches=3,
-    )
+    found = measured(TinyMoe(dtype=dtype), literal(name, target), coef=1e-3)
+    counts = {"layers": L, "tokens": T, "valid_tokens": 20, "micro_batches": 3}
+    scale = router_scale(name, top_k=K, coef=1e-3, model_layers=6, encoder_layers=2, **counts)
     if name == "hf_nllb_moe":
-        assert (found.relative, found.target) == (0.0, None)
+        assert (found.relative, found.target, found.verdict) == (0.0, None, "nothing_applied")
         return
     assert found.relative == pytest.approx(scale.relative, rel=1e-3)
     assert found.absolute == pytest.approx(scale.absolute, rel=1e-3)
@@ -52,27 +95,21 @@ def test_recovers_the_scale_and_target_of_each_convention(name: str, dtype: torc
     assert found.target == pytest.approx(target, abs=1e-3)
     assert found.residual < 1e-3
     assert found.padding_ratio is None
+    assert found.verdict == "explained"
+    assert "explains the gradient" in found.sentence
+    assert "Warning" not in found.sentence
 
 
 @pytest.mark.parametrize(("scale", "want"), [(1.0, 4.0), (3.0, 12.0)])
 def test_sees_through_a_side_channel_whose_scalar_is_silent(scale: float, want: float) -> None:
     """Each layer's logits pass through a scaler that injects its Z gradient; the returned loss never shows it."""
-    model = TinyMoe(L)
+    model = TinyMoe()
 
     def loss(coef: float) -> Tensor:
-        hidden, silent = model.inputs, []
-        for router, experts in zip(model.routers, model.experts, strict=True):
-            logits = hidden @ router.T
-            logits = SideChannel.apply(logits, coef * violation(logits, 0.0).mean())
-            silent.append(logits)
-            outputs = torch.einsum("td,edf->tef", hidden, experts)
-            hidden = torch.tanh(hidden + 0.5 * (logits.softmax(dim=-1).unsqueeze(-1) * outputs).sum(dim=1))
-        return hidden.square().mean()
+        return model(lambda logits: SideChannel.apply(logits, coef * violation(logits, 0.0).mean()))[0]
 
     SideChannel.scale = scale
-    assert (
-        float(loss(1e-3).detach()) == float(loss(0.0).detach()) == pytest.approx(float(model()[0].detach()), rel=1e-12)
-    )
+    assert loss(1e-3).item() == loss(0.0).item() == pytest.approx(model()[0].item(), rel=1e-12)
     found = measure_router_scale(
         lambda: loss(1e-3), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1e-3
     )
@@ -80,102 +117,72 @@ def test_sees_through_a_side_channel_whose_scalar_is_silent(scale: float, want: 
     assert found.residual < 1e-6
 
 
-def test_padding_that_is_counted_is_found_out() -> None:
+def test_padding_that_is_counted_is_found_out_and_excluded_padding_has_ratio_zero() -> None:
     mask = torch.arange(T) < 20
-    counted = measured(TinyMoe(L), "flaxformer", mask=mask)
+    counted = measured(TinyMoe(), literal("flaxformer"), coef=1e-3, mask=mask)
     assert counted.relative_all == pytest.approx(1.0, rel=1e-3)
     assert counted.relative == pytest.approx(20 / T, rel=1e-3)
     assert counted.padding_ratio == pytest.approx(1.0, rel=1e-3)
-
-
-def test_padding_that_is_excluded_has_ratio_zero() -> None:
-    model, mask = TinyMoe(L), torch.arange(T) < 20
-
-    def loss(coef: float) -> Tensor:
-        main, logits = model()
-        return main + coef * torch.stack([violation(layer[mask], 0.0).mean() for layer in logits]).sum()
-
-    found = measure_router_scale(
-        lambda: loss(1e-3), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1e-3, mask=mask
-    )
-    assert found.relative == pytest.approx(L, rel=1e-3)
-    assert found.padding_ratio == pytest.approx(0.0, abs=1e-3)
+    excluded = measured(TinyMoe(), layer_sum(lambda r: violation(r[mask], 0.0).mean()), coef=1e-3, mask=mask)
+    assert excluded.relative == pytest.approx(L, rel=1e-3)
+    assert excluded.padding_ratio == pytest.approx(0.0, abs=1e-3)
 
 
 def test_two_coefficients_serve_as_well_as_on_and_off() -> None:
-    model = TinyMoe(L)
-
-    def loss(coef: float) -> Tensor:
-        main, logits = model()
-        return main + LITERAL["mesh_tf"](Case(logits, coef, K, 0.0, 4, 1, T, 1))
-
-    found = measure_router_scale(
-        lambda: loss(3e-3), lambda: loss(1e-3), lambda: model()[1], list(model.routers), coef=3e-3, coef_off=1e-3
-    )
+    found = measured(TinyMoe(), literal("mesh_tf"), coef=3e-3, coef_off=1e-3)
     assert found.relative == pytest.approx(L, rel=1e-3)
     assert found.coef == pytest.approx(2e-3)
 
 
 def test_dropout_cancels_under_one_seed() -> None:
-    found = measured(TinyMoe(L, dropout=0.3).train(), "olmoe")
+    found = measured(TinyMoe(dropout=0.3).train(), literal("olmoe"), coef=1e-3)
     assert found.relative == pytest.approx(1 / K, rel=1e-3)
 
 
-def test_an_unequal_weight_on_layers_is_resolved() -> None:
-    model = TinyMoe(L)
-    share = [1.0, 0.0, 2.0, 5.0]
-
-    def loss(coef: float) -> Tensor:
-        main, logits = model()
-        terms = [weight * violation(layer, 0.0).mean() for weight, layer in zip(share, logits, strict=True)]
-        return main + coef * torch.stack(terms).sum()
-
-    found = measure_router_scale(
-        lambda: loss(1.0), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1.0
-    )
-    assert found.relative_per_layer == pytest.approx([L * weight for weight in share], rel=1e-6, abs=1e-9)
-
-
-def test_a_penalty_of_another_kind_leaves_a_residual() -> None:
-    model = TinyMoe(L)
-
-    def loss(coef: float) -> Tensor:
-        main, logits = model()
-        return main + coef * sum(layer.square().mean() for layer in logits)
-
-    found = measure_router_scale(
-        lambda: loss(1.0), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1.0
-    )
-    assert found.residual > 0.1
+@pytest.mark.parametrize(
+    ("weights", "negative", "words"),
+    [
+        ((1.0, 0.0, 2.0, 5.0), (), "explains"),
+        ((1.0, 1.0, -0.5, 0.0), (2,), "the scale of layer 2 is negative"),
+        ((-1.0,) * L, (0, 1, 2, 3), "Warning: the scale is negative, so that training drives log Z_R away from c"),
+    ],
+)
+def test_the_weight_of_each_layer_is_resolved_and_a_negative_one_got_no_warning(
+    weights: tuple[float, ...], negative: tuple[int, ...], words: str
+) -> None:
+    found = measured(TinyMoe(), layer_sum(lambda r: violation(r, 0.0).mean(), weights))
+    assert found.verdict == "explained"
+    assert found.relative_per_layer == pytest.approx([L * weight for weight in weights], rel=1e-6, abs=1e-9)
+    assert found.negative_layers == negative
+    assert words in found.sentence
+    assert ("Warning" in found.sentence) == bool(negative)
 
 
-def test_a_max_shifted_log_normalizer_leaves_a_residual() -> None:
-    """log Z after subtracting the row maximum, never restored, is another quantity and is not mistaken for one."""
-    model = TinyMoe(L)
-
-    def loss(coef: float) -> Tensor:
-        main, logits = model()
-        shifted = [layer - layer.amax(dim=1, keepdim=True) for layer in logits]
-        return main + coef * sum(violation(layer, 0.0).mean() for layer in shifted)
-
-    found = measure_router_scale(
-        lambda: loss(1.0), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1.0
-    )
-    assert found.residual > 0.1
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("penalty", "least"),
+    [
+        (layer_sum(lambda r: r.square().mean()), 0.1),
+        # log Z after subtracting the row maximum, never restored, is another quantity and is not mistaken for one.
+        (layer_sum(lambda r: violation(r - r.amax(dim=1, keepdim=True), 0.0).mean()), 0.1),
+        (layer_mean(lambda log_z: log_z.abs().pow(1.5).mean()), 0.0),
+        (layer_mean(lambda log_z: log_z.pow(4).mean()), 0.0),
+    ],
+    ids=["squared logits", "shifted by the maximum", "power 1.5", "power 4"],
+)
+def test_another_penalty_leaves_a_residual_that_rounding_does_not_excuse(
+    penalty: Penalty, least: float, dtype: torch.dtype
+) -> None:
+    found = measured(TinyMoe(dtype=dtype), penalty)
+    assert found.verdict == "unexplained"
+    assert found.residual > least
+    assert "no scale can be stated" in found.sentence
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (0.5, 2.0, 1.0, 0.0)])
 def test_a_missing_square_is_named_and_not_read_as_a_far_target(weights: tuple[float, ...]) -> None:
     """λ·mean(log Z) fits a square with c → −∞ perfectly; it must not be read as one, nor as nothing."""
-    model = TinyMoe(L)
-
-    def loss(coef: float) -> Tensor:
-        main, logits = model()
-        return main + coef * sum(w * torch.logsumexp(layer, 1).mean() for w, layer in zip(weights, logits, strict=True))
-
-    found = measure_router_scale(
-        lambda: loss(1e-3), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1e-3
-    )
+    found = measured(TinyMoe(), layer_sum(lambda r: torch.logsumexp(r, 1).mean(), weights), coef=1e-3)
     assert (found.verdict, found.target) == ("not_squared", None)
     assert found.relative_per_layer == pytest.approx([L * w for w in weights], rel=1e-6, abs=1e-9)
     assert "not of its square" in found.sentence
@@ -184,70 +191,15 @@ def test_a_missing_square_is_named_and_not_read_as_a_far_target(weights: tuple[f
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_square_over_log_z_that_hardly_varies_is_not_called_a_missing_one(dtype: torch.dtype) -> None:
     """Small routers: log Z is within a few 0.01 of log E, and the slope of the square explains nearly all."""
-    model = TinyMoe(L, dtype=dtype)
-    with torch.no_grad():
-        for router in model.routers:
-            router.mul_(0.05)
-    found = measured(model, "mesh_tf")
+    found = measured(TinyMoe(dtype=dtype, factor=0.05), literal("mesh_tf"), coef=1e-3)
     assert found.verdict == "explained"
     assert found.relative == pytest.approx(L, rel=1e-2)
-
-
-def test_the_residual_comes_with_a_verdict() -> None:
-    right = measured(TinyMoe(L), "mesh_tf")
-    assert right.verdict == "explained"
-    assert "explains the gradient" in right.sentence
-    model = TinyMoe(L)
-
-    def other(coef: float) -> Tensor:
-        main, logits = model()
-        return main + coef * sum(layer.square().mean() for layer in logits)
-
-    wrong = measure_router_scale(
-        lambda: other(1.0), lambda: other(0.0), lambda: model()[1], list(model.routers), coef=1.0
-    )
-    assert wrong.verdict == "unexplained"
-    assert "no scale can be stated" in wrong.sentence
-    none = measure_router_scale(
-        lambda: model()[0], lambda: model()[0], lambda: model()[1], list(model.routers), coef=1.0
-    )
-    assert (none.verdict, none.relative) == ("nothing_applied", 0.0)
-
-
-def mean_of_squares(log_z: Tensor) -> Tensor:
-    return log_z.square().mean()
-
-
-def square_of_the_mean(log_z: Tensor) -> Tensor:
-    return log_z.mean().square()
-
-
-def measured_penalty(
-    model: TinyMoe, penalty: Callable[[Tensor], Tensor], *, coef: float = 1.0, sign: float = 1.0, **options: object
-) -> MeasuredScale:
-    """What is found of the layer mean of `penalty(log Z)`."""
-
-    def loss(value: float) -> Tensor:
-        main, logits = model()
-        terms = [penalty(torch.logsumexp(layer.float(), dim=1)) for layer in logits]
-        return main + sign * value * torch.stack(terms).mean()
-
-    return measure_router_scale(
-        lambda: loss(coef), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=coef, **options
-    )
-
-
-def scaled(model: TinyMoe, factor: float) -> TinyMoe:
-    with torch.no_grad():
-        for router in model.routers:
-            router.mul_(factor)
-    return model
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.3, 0.01, 0.001])
 def test_the_rounding_of_bf16_was_taken_for_another_penalty(factor: float) -> None:
     """s = 0.9999 at a residual of 0.2 % got "no scale can be stated"."""
-    found = measured_penalty(scaled(TinyMoe(L, dtype=torch.bfloat16), factor), mean_of_squares)
+    found = measured(TinyMoe(dtype=torch.bfloat16, factor=factor), MEAN_OF_SQUARES)
     assert found.verdict == "explained"
     assert found.relative == pytest.approx(1.0, abs=0.02)
     assert found.target == pytest.approx(0.0, abs=0.02)
@@ -256,37 +208,26 @@ def test_the_rounding_of_bf16_was_taken_for_another_penalty(factor: float) -> No
 
 
 def test_bf16_products_that_a_router_returns_as_fp32_were_taken_for_another_penalty() -> None:
-    model = TinyMoe(L, dtype=torch.float32)
+    class Autocast(TinyMoe):
+        def forward(self) -> tuple[Tensor, Sequence[Tensor]]:  # type: ignore[override]
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                main, logits = super().forward()
+            return main, [layer.float() for layer in logits]
 
-    def loss(coef: float) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            main, logits = model()
-        return main + coef * torch.stack([violation(layer.float(), 0.0).mean() for layer in logits]).mean()
-
-    def logits() -> list[Tensor]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return [layer.float() for layer in model()[1]]
-
-    found = measure_router_scale(lambda: loss(1.0), lambda: loss(0.0), logits, list(model.routers), coef=1.0)
+    found = measured(Autocast(dtype=torch.float32), MEAN_OF_SQUARES)
     assert found.residual > 1e-3
     assert found.verdict == "explained"
     assert found.relative == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize("penalty", [lambda z: z.abs().pow(1.5).mean(), lambda z: z.pow(4).mean()])
-def test_rounding_does_not_excuse_another_penalty(penalty: Callable[[Tensor], Tensor]) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        assert measured_penalty(TinyMoe(L, dtype=dtype), penalty).verdict == "unexplained"
-
-
 def test_a_main_loss_that_drowns_the_penalty_in_rounding_is_no_evidence_against_it() -> None:
-    found = measured_penalty(TinyMoe(L, dtype=torch.bfloat16), mean_of_squares, coef=1e-3)
+    found = measured(TinyMoe(dtype=torch.bfloat16), MEAN_OF_SQUARES, coef=1e-3)
     assert (found.verdict, found.target) == ("undetermined", None)
     assert found.limit > 0.1
     assert "larger coefficient" in found.sentence
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("factor", [1.0, 0.01, 0.001])
 @pytest.mark.parametrize("target", ["fit", 0.0])
 def test_the_square_of_the_mean_passed_for_another_penalty(
@@ -294,82 +235,34 @@ def test_the_square_of_the_mean_passed_for_another_penalty(
 ) -> None:
     """One batch shows only that every decision has the same source: it was called a mean without a square, and where log Z
     hardly varies the mean of squares."""
-    model = scaled(TinyMoe(L, dtype=dtype), factor)
+    model = TinyMoe(dtype=dtype, factor=factor)
     before = [router.detach().clone() for router in model.routers]
-    squared = measured_penalty(model, square_of_the_mean, target=target)
+    squared = measured(model, SQUARE_OF_THE_MEAN, target=target)
     assert squared.verdict == "squared_mean"
     assert "square of the mean" in squared.sentence
     assert squared.target == pytest.approx(0.0, abs=0.02)
     assert squared.relative == pytest.approx(1.0, abs=0.02)
-    assert measured_penalty(model, mean_of_squares, target=target).verdict == "explained"
-    assert measured_penalty(model, torch.mean, target=target).verdict == "not_squared"
+    assert measured(model, MEAN_OF_SQUARES, target=target).verdict == "explained"
+    assert measured(model, MEAN, target=target).verdict == "not_squared"
     assert all(torch.equal(a, b) for a, b in zip(model.routers, before, strict=True))
 
 
 def test_the_square_of_the_mean_over_all_layers_is_found_too() -> None:
-    model = TinyMoe(L)
-
-    def loss(coef: float) -> Tensor:
-        main, logits = model()
-        return main + coef * torch.logsumexp(torch.cat(list(logits)), dim=1).mean().square()
-
-    found = measure_router_scale(
-        lambda: loss(1.0), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1.0
-    )
+    found = measured(TinyMoe(), lambda logits: torch.logsumexp(torch.cat(list(logits)), dim=1).mean().square())
     assert found.verdict == "squared_mean"
 
 
-def test_what_no_batch_can_tell_apart_is_not_claimed() -> None:
+@pytest.mark.parametrize("penalty", [MEAN_OF_SQUARES, SQUARE_OF_THE_MEAN, MEAN])
+def test_what_no_batch_can_tell_apart_is_not_claimed(penalty: Penalty) -> None:
     """Logits that do not depend on the scale of the weights: log Z is the same constant in every batch."""
-    weights = [torch.zeros(E, D, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    inputs = torch.randn(T, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-    def logits() -> list[Tensor]:
-        return [inputs @ weight.T for weight in weights]
-
-    for penalty in (mean_of_squares, square_of_the_mean, torch.mean):
-        found = measure_router_scale(
-            lambda penalty=penalty: torch.stack([penalty(torch.logsumexp(layer, 1)) for layer in logits()]).mean(),
-            lambda: sum(layer.sum() * 0 for layer in logits()),
-            logits,
-            weights,
-            coef=1.0,
-        )
-        assert (found.verdict, found.target) == ("undetermined", None)
-        assert found.sentence.startswith("This batch cannot tell which penalty is applied")
-
-
-def test_a_negative_scale_got_no_warning() -> None:
-    found = measured_penalty(TinyMoe(L), mean_of_squares, sign=-1.0)
-    assert found.verdict == "explained"
-    assert found.relative == pytest.approx(-1.0, rel=1e-3)
-    assert found.negative_layers == (0, 1, 2, 3)
-    assert "Warning: the scale is negative, so that training drives log Z_R away from c" in found.sentence
-    assert "Warning" not in measured_penalty(TinyMoe(L), mean_of_squares).sentence
-
-
-def test_one_negative_layer_is_named() -> None:
-    model = TinyMoe(L)
-
-    def loss(coef: float) -> Tensor:
-        main, logits = model()
-        signs = (1.0, 1.0, -0.5, 0.0)
-        terms = [sign * violation(layer, 0.0).mean() for sign, layer in zip(signs, logits, strict=True)]
-        return main + coef * torch.stack(terms).sum()
-
-    found = measure_router_scale(
-        lambda: loss(1.0), lambda: loss(0.0), lambda: model()[1], list(model.routers), coef=1.0
-    )
-    assert found.negative_layers == (2,)
-    assert "the scale of layer 2 is negative" in found.sentence
+    found = measured(TinyMoe(2, factor=0.0), penalty)
+    assert (found.verdict, found.target) == ("undetermined", None)
+    assert found.sentence.startswith("This batch cannot tell which penalty is applied")
 
 
 def test_bad_input() -> None:
-    model = TinyMoe(1)
-    zero = torch.zeros((), requires_grad=True)
     with pytest.raises(CoefficientError, match="expected to differ"):
-        measure_router_scale(
-            lambda: zero, lambda: zero, lambda: model()[1], list(model.routers), coef=1.0, coef_off=1.0
-        )
+        measured(TinyMoe(1), MEAN, coef_off=1.0)
+    zero = torch.zeros((), requires_grad=True)
     with pytest.raises(MissingInputError, match="router weights"):
-        measure_router_scale(lambda: zero, lambda: zero, lambda: model()[1], [], coef=1.0)
+        measure_router_scale(lambda: zero, lambda: zero, lambda: TinyMoe(1)()[1], [], coef=1.0)

@@ -1,13 +1,21 @@
-"""Windows over steps: the numbers of all their tokens, bounded, independent of the split to micro-batches."""
+"""Windows over steps: the numbers of all their tokens, bounded, independent of the split to micro-batches and processes."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+import torch.distributed as dist
 
 import zloss
+from tests.forked import forked_ranks
 from zloss.errors import InputError
-from zloss.telemetry.window import StepWindow, micro_batch
+from zloss.results.quantities import DEPLOYED, SCALARS
+from zloss.statistics import LEVELS, MEANS, TAILS
+from zloss.telemetry.alerts import GRADIENT_NORM, LOG_Z, RULES, VIOLATION
+from zloss.telemetry.trackers import KNOWN, MAIN
+from zloss.telemetry.window import StepWindow, TokenTotals, _pack, micro_batch
 
 OBJECTIVE = zloss.CenteredZLoss(1e-2)
 
@@ -94,3 +102,98 @@ def test_parts_of_the_loss_cover_all_steps_since_a_restart_and_tails_the_last_on
     assert found["log_z_max"] == pytest.approx(loss([3, 4]).stats.summary()["log_z_max"], rel=1e-12)
     assert found["window_steps"] == 2
     assert window.last_step()["ce"] == pytest.approx(float(loss([4]).cross_entropy), rel=1e-12)
+
+
+def test_every_quantity_has_one_name_per_number() -> None:
+    assert list(SCALARS) == [*MEANS, *TAILS]
+    assert all(len(SCALARS[name]) == 1 for name in MEANS)
+    assert all(len(SCALARS[name]) == 1 + len(LEVELS) for name in TAILS)
+    assert len(set(KNOWN)) == len(KNOWN)
+    assert set(MAIN) | {name for names in DEPLOYED.values() for name in names.values()} <= set(KNOWN)
+
+
+def test_alerts_name_scalars_that_exist() -> None:
+    of_the_optimizer = {"adam_v_max", "fp16_margin", *(rule.quantity for rule in RULES if rule.kind == "events")}
+    assert {rule.quantity for rule in RULES} - of_the_optimizer | {VIOLATION, LOG_Z, GRADIENT_NORM} <= set(KNOWN)
+
+
+def window_of(seeds: dict[int, int], *, across: bool = False) -> StepWindow:
+    """A window of one step, with a micro-batch per seed → tokens."""
+    window = StepWindow(4, "raw", across_ranks=across)
+    for seed, tokens in seeds.items():
+        hidden, weight, target = tensors(seed, tokens)
+        window.add(micro_batch(zloss.head_loss(hidden, weight, target, OBJECTIVE)))
+    window.end_step(2.0, 1.0)
+    return window
+
+
+class TwoRanks:
+    """The collective as two ranks would have it: this one's message, and that of a window on the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, window: StepWindow, other: list[TokenTotals]) -> None:
+        self.calls, self._window, self._other = 0, window, other
+        monkeypatch.setattr("zloss.telemetry.window.world_size", lambda: 2)
+        monkeypatch.setattr("zloss.telemetry.window.gathered", self.gather)
+
+    def gather(self, packed: torch.Tensor, _group: object) -> torch.Tensor:
+        self.calls += 1
+        return torch.stack([packed, torch.cat([_pack(part, self._window._kept) for part in self._other])])
+
+
+def totals(window: StepWindow) -> TokenTotals:
+    (step,) = window._steps
+    return step.totals
+
+
+def test_two_ranks_give_the_numbers_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = window_of({1: 300, 2: 170}).both()
+    mine, other = window_of({1: 300}, across=True), totals(window_of({2: 170}))
+    ranks = TwoRanks(monkeypatch, mine, [other, other])
+    got = mine.both()
+    assert ranks.calls == 1
+    for one, two in zip(got, wanted, strict=True):
+        assert one.keys() == two.keys()
+        for name, value in two.items():
+            assert one[name] == pytest.approx(value, rel=1e-9), name
+
+
+def test_a_quantile_that_is_not_determined_is_left_out_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = window_of({1: 4000, 2: 4000}).last_step()
+    mine, other = window_of({1: 4000}, across=True), totals(window_of({2: 4000}))
+    mine._kept = 16
+    TwoRanks(monkeypatch, mine, [other])
+    first = mine.last_step()
+    assert "gain_p99" not in first
+    assert first["gain_max"] == pytest.approx(wanted["gain_max"])
+    assert first["gain_mean"] == pytest.approx(wanted["gain_mean"])
+    again = mine.last_step()
+    assert again["gain_p99"] == pytest.approx(wanted["gain_p99"], rel=1e-9)
+    assert again["p_z_999_raw"] == pytest.approx(wanted["p_z_999_raw"], rel=1e-9)
+
+
+def test_a_rank_without_tokens_and_one_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = window_of({1: 100}, across=True), totals(window_of({2: 1}))  # its only token is ignored
+    TwoRanks(monkeypatch, mine, [other])
+    wanted = window_of({1: 100}).last_step()
+    assert mine.last_step() == pytest.approx(wanted)
+    broken = totals(window_of({2: 60}))
+    broken.values["gain"][3] = float("nan")  # a valid token
+    TwoRanks(monkeypatch, mine, [broken])
+    finite = {name for name, value in mine.last_step().items() if value == value}
+    assert not {"gain_max", "gain_mean"} & finite
+    assert "log_z_mean" in finite
+
+
+def print_scalars_of_both() -> None:
+    """What a rank of two processes does."""
+    dist.init_process_group("gloo")
+    seeds = {1: 300} if dist.get_rank() == 0 else {2: 170}
+    found = window_of(seeds, across=True).scalars()
+    if dist.get_rank() == 0:
+        print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def test_two_processes() -> None:
+    got = json.loads(forked_ranks(2, print_scalars_of_both))
+    assert got == pytest.approx(window_of({1: 300, 2: 170}).scalars(), rel=1e-9)

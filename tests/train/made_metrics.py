@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zloss.optimizer.endpoints import endpoints
 from zloss.results.audit import HeadNumbers, Heads, Nonfinite
 from zloss.results.run_metrics import RunGradients, RunMetrics
-from zloss.results.step_record import StepRecord
+from zloss.results.steps import StepRecord
 
 
 def metrics_of(records: Sequence[StepRecord], *, seed: int = 1) -> RunMetrics:

@@ -12,9 +12,8 @@ import torch
 from tests.tiny_models import save_tokenizer
 from tests.train.tiny_run import some_text
 from zloss.errors import CorpusError
-from zloss.results.train_config import TrainConfig
-from zloss.train.data.batch import batch_of, gather
-from zloss.train.data.blocks import open_data
+from zloss.results.run_config import TrainConfig
+from zloss.train.data import batch_of, gather, micro_batches, open_data
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +50,20 @@ def test_every_epoch_sees_every_block_once_in_an_order_of_its_own(tmp_path: Path
     # A batch may straddle two epochs, and depends on nothing but seed and step.
     assert torch.equal(batch_of(blocks, 1, 2, 16), torch.cat([epochs[0][16:], epochs[1][:8]]))
     assert not torch.equal(batch_of(blocks, 2, 1, 6), batch_of(blocks, 1, 1, 6))
+
+
+def test_dropout_differs_between_seeds_steps_and_micro_batches_and_not_between_methods(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    base = config(tmp_path, micro_batch=2, accumulate=2)
+    data = open_data(base, tokenizer, None)
+
+    def seeds(**changes: Any) -> list[int]:
+        runs = [replace(base, seed=seed, **changes) for seed in (1, 2)]
+        return [batch.seed for run in runs for step in (1, 2) for batch in micro_batches(run, data, step)]
+
+    assert len(set(seeds())) == 2 * 2 * 2
+    assert seeds() == seeds(method="standard", coef=1e-3)
 
 
 def test_one_text_serves_both_without_overlap(tmp_path: Path, tokenizer: Any) -> None:

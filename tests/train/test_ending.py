@@ -11,16 +11,15 @@ import pytest
 
 from tests.train.killing_view import KillingView
 from tests.train.tiny_run import tiny_config
-from zloss.distributed import Job
+from zloss.jobs import Job
+from zloss.results.run_config import TrainConfig
 from zloss.results.run_metrics import RunMetrics
-from zloss.results.step_record import StepRecord
-from zloss.results.train_config import TrainConfig
+from zloss.results.steps import StepRecord
 from zloss.train import run as training
-from zloss.train.ending import EndingRule, RunEndedError
-from zloss.train.folder.step_log import read_steps
-from zloss.train.run import run_training_of
-from zloss.train.run_options import RunOptions
-from zloss.train.start.run_start import Start, prepare_start
+from zloss.train.folder import read_steps
+from zloss.train.options import RunOptions
+from zloss.train.run import EndingRule, RunEndedError, run_training_of
+from zloss.train.start import Start, prepare_start
 
 Given = tuple[TrainConfig, Start]
 

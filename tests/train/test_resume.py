@@ -14,11 +14,13 @@ import pytest
 from tests.forked import RAISED, Ended, Forked
 from tests.train.killing_view import KillingView
 from tests.train.tiny_run import tiny_config
-from zloss.results.train_config import TrainConfig
-from zloss.train.folder.step_log import read_steps
+from zloss.results.run_config import TrainConfig
+from zloss.results.steps import StepRecord
+from zloss.train.folder import read_steps
+from zloss.train.live import NoView
+from zloss.train.options import RunOptions
 from zloss.train.run import run_training
-from zloss.train.run_options import RunOptions
-from zloss.train.start.run_start import prepare_start
+from zloss.train.start import prepare_start
 
 
 def in_process(
@@ -34,6 +36,18 @@ def in_process(
         run_training(config, start, folder, options=RunOptions(checkpoint_every=4), view=view)
 
     return Forked(work).wait()
+
+
+def resumed(config: TrainConfig, folder: Path) -> list[int]:
+    """Run to the end; the steps that are really taken."""
+
+    class Steps(NoView):
+        def show(self, record: StepRecord, tokens: int) -> None:
+            taken.append(record.step)
+
+    taken: list[int] = []
+    run_training(config, prepare_start(config), folder, options=RunOptions(checkpoint_every=4), view=Steps())
+    return taken
 
 
 def outcome(folder: Path) -> tuple[list[Any], dict[str, Any]]:
@@ -56,11 +70,7 @@ def test_killed_runs_go_on_bit_for_bit(whole: tuple[TrainConfig, Any], tmp_path:
     assert killed.killed, killed.error
     assert len(read_steps(tmp_path / "run")) == 7
     assert not (tmp_path / "run" / "metrics.json").exists()
-    shown: list[int] = []
-    run_training(
-        config, prepare_start(config), tmp_path / "run", options=RunOptions(checkpoint_every=4), view=_Steps(shown)
-    )
-    assert shown == list(range(5, 13))
+    assert resumed(config, tmp_path / "run") == list(range(5, 13))
     assert outcome(tmp_path / "run") == wanted
     assert not (tmp_path / "run" / "checkpoints").exists()
 
@@ -73,11 +83,7 @@ def test_a_cut_off_checkpoint_is_detected_and_the_one_before_is_used(
     assert killed.killed, killed.error
     newest = tmp_path / "run" / "checkpoints" / "step-0000008" / "optimizer.bin"
     newest.write_bytes(newest.read_bytes()[:-100])
-    shown: list[int] = []
-    run_training(
-        config, prepare_start(config), tmp_path / "run", options=RunOptions(checkpoint_every=4), view=_Steps(shown)
-    )
-    assert shown[0] == 5
+    assert resumed(config, tmp_path / "run")[0] == 5
     assert "step-0000008 is damaged" in capsys.readouterr().err
     assert outcome(tmp_path / "run") == wanted
 
@@ -86,11 +92,7 @@ def test_interrupts_keep_the_last_step(whole: tuple[TrainConfig, Any], tmp_path:
     config, wanted = whole
     stopped = in_process(config, tmp_path / "run", at=6, with_signal=signal.SIGINT)
     assert "KeyboardInterrupt" in stopped.error
-    shown: list[int] = []
-    run_training(
-        config, prepare_start(config), tmp_path / "run", options=RunOptions(checkpoint_every=4), view=_Steps(shown)
-    )
-    assert shown[0] == 7
+    assert resumed(config, tmp_path / "run")[0] == 7
     assert outcome(tmp_path / "run") == wanted
 
 
@@ -101,22 +103,3 @@ def test_a_full_disk_is_one_sentence(whole: tuple[TrainConfig, Any], tmp_path: P
     assert failed.code == RAISED
     assert "OutputError: cannot write a checkpoint" in failed.error.strip().splitlines()[-1]
     assert not list((tmp_path / "run" / "checkpoints").glob("*"))
-
-
-class _Steps:
-    """Notes the steps that are really taken."""
-
-    def __init__(self, shown: list[int]) -> None:
-        self._shown = shown
-
-    def run(self, name: str, steps: int, done: int) -> _Steps:
-        return self
-
-    def __enter__(self) -> _Steps:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def show(self, record: Any, tokens: int) -> None:
-        self._shown.append(record.step)

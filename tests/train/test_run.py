@@ -17,16 +17,14 @@ from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError, UnknownNameError
 from zloss.models.checkpoint import sampled_fingerprint
 from zloss.results.provenance import read_run_provenance
-from zloss.results.train_config import TrainConfig
-from zloss.train.data.batch import batch_of, gather
-from zloss.train.folder.run_folder import claim_folder, is_finished
-from zloss.train.folder.step_log import read_steps
+from zloss.results.run_config import TrainConfig
+from zloss.train.data import batch_of, gather
+from zloss.train.folder import claim_folder, is_finished, read_steps
 from zloss.train.grid import Grid, run_grid
+from zloss.train.loss import run_objective
+from zloss.train.options import RunOptions
 from zloss.train.run import run_training
-from zloss.train.run_options import RunOptions
-from zloss.train.start.head_changes import SHIFT_BLOCKS
-from zloss.train.start.run_start import initial_checkpoint, prepare_start
-from zloss.train.step.objective import run_objective
+from zloss.train.start import SHIFT_BLOCKS, initial_checkpoint, prepare_start
 
 KEYS = """ppl ce coordinate diag_coef diag_z p_z_999 a_p_99 mu_abs_99 grad_norm_p99 grad_norm_p999 grad_norm_max
 grad_inf_p99 grad_param_ratio_p99 postclip_norm_p99 clip_rate phi_10 phi_50 phi_100 nonfinite_gradient nonfinite_microbatch

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tiny_models import save_model
-from zloss.results.train_config import TrainConfig
+from zloss.results.run_config import TrainConfig
 
 SCRATCH = [
     *("--from-config", "tiny"),

@@ -14,7 +14,7 @@ from tools.docs.sentences import sentences_of
 from zloss.results.provenance import RunProvenance
 from zloss.results.quantities import define
 from zloss.results.record import range_of
-from zloss.results.step_record import StepRecord
+from zloss.results.steps import StepRecord
 
 WRITTEN = {
     # schema: (file, what writes it)

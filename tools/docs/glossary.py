@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from tools.docs.markdown import WRITTEN_BY, sentence, table
-from zloss.results.quantities import QUANTITIES, Definition
-from zloss.results.quantities.gradient import GRADIENT, TIED_PATHS
-from zloss.results.quantities.head import HEAD, PRECISION, TEXT
-from zloss.results.quantities.implementation import OVERFLOWS, SOURCE, UPDATES
-from zloss.results.quantities.notation import LETTERS, WORDS
-from zloss.results.quantities.reproduction import REPRODUCTION
-from zloss.results.quantities.router import ROUTER
-from zloss.results.quantities.steps import ADAM_SAMPLE, ADAM_STATE, EVENTS, RUN, STEP, TAILS
-from zloss.results.quantities.tokens import SPECTRUM, TOKENS
+from zloss.results.quantities import (
+    ADAM_SAMPLE,
+    ADAM_STATE,
+    EVENTS,
+    GRADIENT,
+    HEAD,
+    LETTERS,
+    OVERFLOWS,
+    PRECISION,
+    QUANTITIES,
+    REPRODUCTION,
+    ROUTER,
+    RUN,
+    SOURCE,
+    SPECTRUM,
+    STEP,
+    TAILS,
+    TEXT,
+    TIED_PATHS,
+    TOKENS,
+    UPDATES,
+    WORDS,
+    Definition,
+)
 
 FAMILIES = (
     ("The output head", "Keys of `heads.raw` and `heads.centered` of an audit and of `metrics.json`.", HEAD),

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError, MissingInputError, ShapeError
+from zloss.measure.tokens import Array, mean, quantile
 from zloss.models.routers import find_routers
-from zloss.results.moe_config import PAPER_CONVENTIONS
 from zloss.results.router import CoefOrigin, MeasuredScale, RouterFindings, RouterLayer, RouterTail
+from zloss.results.run_config import PAPER_CONVENTIONS
 from zloss.router.conventions import RouterConvention
 from zloss.router.decisions import LayerTensors
 from zloss.router.loss import RouterLoss, router_loss
 from zloss.router.measure import measure_router_scale
-from zloss.streaming.moments import Moments
-from zloss.streaming.quantiles import Quantiles
 from zloss.tensors import at_least_fp32
 
 SIGMOID_REASON = (
@@ -69,7 +69,7 @@ def audit_router(
     routers = find_routers(model)
     k = routers.require_top_k(top_k)
     stated = _stated_coefficient(model, coef)
-    tally = _Tally(len(routers.modules))
+    tally = _Tally()
     experts, first, lost = 0, None, None
     for batch in batches:
         first = dict(batch) if first is None else first
@@ -99,7 +99,7 @@ def audit_router(
     scoring = {"sigmoid": SIGMOID_REASON, "other": OTHER_REASON, "unknown": UNKNOWN_REASON}.get(routers.scoring)
     reasons = [reason for reason in (scoring, stated.reason, lost, not_measured) if reason]
     out = tally.first
-    if out is not None and not tally.correction.count:
+    if out is not None and not len(tally.column("correction")):
         reasons.append("no router weight [E, D] was found, so the correction norm is unknown")
     load_cv_L = tally.load_cv_per_layer
     name = convention if isinstance(convention, str) else convention.name
@@ -117,11 +117,11 @@ def audit_router(
         target=None if out is None else out.target,
         absolute=None if out is None else out.absolute,
         relative=None if out is None else out.relative,
-        log_z=None if out is None else _tail(*tally.log_z),
-        violation=None if out is None else _tail(*tally.violation),
-        entropy=tally.entropy.mean,
+        log_z=None if out is None else _tail(tally.column("log_z")),
+        violation=None if out is None else _tail(np.abs(tally.column("log_z") - out.target)),
+        entropy=mean(tally.column("entropy")),
         load_cv=None if load_cv_L is None else float(load_cv_L.nanmean()),
-        correction_norm=tally.correction.mean,
+        correction_norm=mean(tally.column("correction")),
         per_layer=() if load_cv_L is None else tally.per_layer([router.name for router in routers.modules], load_cv_L),
         applied=applied,
         reasons=tuple(reasons),
@@ -170,35 +170,30 @@ def _applied_scale(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Measured
 
 
 class _Tally:
-    """Sums over batches."""
+    """What was measured of the batches: numbers of every decision, and sums."""
 
-    def __init__(self, layers: int) -> None:
-        self.log_z, self.violation = (Moments(), Quantiles()), (Moments(), Quantiles())
-        self.entropy, self.correction = Moments(), Moments()
-        self.layer_log_z = [Moments() for _ in range(layers)]
-        self.layer_entropy = [Moments() for _ in range(layers)]
+    def __init__(self) -> None:
         self.load: Tensor | None = None
         self.first: RouterLoss | None = None
         self.nonfinite = self.decisions = 0
+        self._parts: dict[str, list[Array]] = {"log_z": [], "entropy": [], "layer": [], "correction": []}
 
     def add(self, out: RouterLoss) -> None:
         stats = out.stats
         self.first = out if self.first is None else self.first
         self.nonfinite += out.nonfinite
         self.decisions += out.decisions
-        log_z = stats.log_z[stats.valid]
-        for values, accumulators in ((log_z, self.log_z), ((log_z - out.target).abs(), self.violation)):
-            for accumulator in accumulators:
-                accumulator.update(values)
-        self.entropy.update(stats.entropy_N[stats.valid])
-        for layer, (log_z_l, entropy_l) in enumerate(zip(self.layer_log_z, self.layer_entropy, strict=True)):
-            in_layer = stats.valid & (stats.decisions.layer_N == layer)
-            log_z_l.update(stats.log_z[in_layer])
-            entropy_l.update(stats.entropy_N[in_layer])
+        found = {"log_z": stats.log_z, "entropy": stats.entropy_N, "layer": stats.decisions.layer_N}
+        for name, values in found.items():
+            self._parts[name].append(values[stats.valid].cpu().numpy())
         load = stats.load.double()
         self.load = load if self.load is None else self.load + load
         if out.correction_norm is not None:
-            self.correction.update(out.correction_norm.reshape(1))
+            self._parts["correction"].append(out.correction_norm.reshape(1).cpu().numpy())
+
+    def column(self, name: str) -> Array:
+        """`log_z`, `entropy` and `layer` of every counted decision, or `correction` of every batch, empty if not known."""
+        return np.concatenate(self._parts[name]) if self._parts[name] else np.empty(0)
 
     @property
     def load_cv_per_layer(self) -> Tensor | None:
@@ -207,17 +202,17 @@ class _Tally:
 
     def per_layer(self, names: Sequence[str], load_cv_L: Tensor) -> tuple[RouterLayer, ...]:
         """The layers with at least one finite decision."""
-        parts = zip(names, self.layer_log_z, self.layer_entropy, load_cv_L.tolist(), strict=True)
-        return tuple(
-            RouterLayer(name, log_z.mean, entropy.mean, cv)
-            for name, log_z, entropy, cv in parts
-            if log_z.mean is not None and entropy.mean is not None
-        )
+        layer_N, log_z_N, entropy_N = (self.column(name) for name in ("layer", "log_z", "entropy"))
+        found = []
+        for place, (name, cv) in enumerate(zip(names, load_cv_L.tolist(), strict=True)):
+            log_z, entropy = mean(log_z_N[layer_N == place]), mean(entropy_N[layer_N == place])
+            if log_z is not None and entropy is not None:
+                found.append(RouterLayer(name, log_z, entropy, cv))
+        return tuple(found)
 
 
-def _tail(moments: Moments, quantiles: Quantiles) -> RouterTail:
-    found = [quantiles.quantile(q) for q in (0.5, 0.99, 0.999)]
-    return RouterTail(moments.mean, *(None if estimate is None else estimate.value for estimate in found))
+def _tail(values: Array) -> RouterTail:
+    return RouterTail(mean(values), *(quantile(values, q) for q in (0.5, 0.99, 0.999)))
 
 
 def measure_model_router_scale(

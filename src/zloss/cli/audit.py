@@ -12,9 +12,9 @@ from typing import Annotated
 import tyro
 
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.decide.next_command import AuditedInput, next_command
+from zloss.decide.answer import AuditedInput, next_command
 from zloss.decide.thresholds import Thresholds
-from zloss.results.named_path import recorded_command
+from zloss.results.provenance import recorded_command
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Audit:
 
     config: Annotated[AuditConfig, tyro.conf.arg(name="")] = field(default_factory=AuditConfig)
     out: str = "zloss-audit"
-    """Folder for report.json, report.html and the figures."""
+    """Folder for report.json, report.html, tokens.parquet and the figures."""
     figures: bool = True
     """Also write the figures as SVG and PNG files."""
     force: bool = False
@@ -35,19 +35,20 @@ class Audit:
     quiet: bool = False
     """No progress and no table."""
     resume: bool = False
-    """Resume an interrupted audit in the same folder after its last finished block."""
+    """Resume an interrupted audit in the same folder after its last finished part."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.audit.checkpoint.run import run_audit_of
         from zloss.console import choose_progress
+        from zloss.decide.answer import DecidedResults
         from zloss.decide.decision_map import with_decisions
-        from zloss.distributed import open_job
-        from zloss.report.files import write_audit
-        from zloss.report.terminal.audit import print_audit, print_next_command
-        from zloss.results.folder import check_folder
-        from zloss.results.folder_lock import locked_folder
-        from zloss.results.folder_owner import Owner, place_of, refuse_other, text_name
+        from zloss.jobs import open_job
+        from zloss.report.audit import audit_summary
+        from zloss.report.document import Text
+        from zloss.report.files import write_result
+        from zloss.report.terminal import print_document
+        from zloss.results.folder import Owner, check_folder, locked_folder, place_of, refuse_other, text_name
 
         folder = Path(self.out)
         text = text_name(self.config.texts, self.config.corpus)
@@ -59,7 +60,7 @@ class Audit:
                 )
             )
             job.from_first(lambda: held.enter_context(locked_folder(folder)))
-            report = run_audit_of(
+            found = run_audit_of(
                 job,
                 self.config,
                 folder=folder,
@@ -67,14 +68,15 @@ class Audit:
                 progress=choose_progress(self.quiet or not job.first),
                 command=recorded_command(argv),
             )
-            if report is None:
+            if found is None:
                 return 0
-            report = with_decisions(report, thresholds=self.thresholds)
-            written = write_audit(folder, report, figures=self.figures)
+            report = with_decisions(found.report, thresholds=self.thresholds)
+            written = write_result(folder, DecidedResults(audits=(report,)), figures=self.figures)
         if not self.quiet:
-            print_audit(report)
+            print_document(audit_summary(report))
             print("\n".join(str(path) for path in written[:2]))
-            print_next_command(next_command(report, self._audited_input(argv)))
+            command = next_command(report, self._audited_input(argv))
+            print_document([Text(f"Next: {command.why}."), Text(command.line, "code", "strong")])
         if report.status == "partial":
             print("interrupted: the report covers what was finished; `--resume` continues from there.", file=sys.stderr)
             return 130
@@ -88,5 +90,5 @@ class Audit:
             corpus=config.corpus,
             valid_vocab=config.valid_vocab,
             dtype=config.dtype,
-            words=tuple(argv),
+            argv=tuple(argv),
         )

@@ -12,7 +12,7 @@ import tyro
 
 from zloss.audit.implementation.config import ImplementationAuditConfig
 from zloss.decide.thresholds import Thresholds
-from zloss.results.named_path import recorded_command
+from zloss.results.provenance import recorded_command
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,12 @@ class AuditImplementation:
             limit_before_torch(choose_notes(self.quiet))
 
         from zloss.audit.implementation.run import run_implementation_audit
-        from zloss.decide.decided_results import decide_results
+        from zloss.decide.answer import decide_results
         from zloss.decide.stages import IMPLEMENTATION, OPTIMIZER
-        from zloss.report.files import write_implementation_audit
-        from zloss.report.terminal.implementation_audit import print_implementation_audit
-        from zloss.results.folder import check_folder
-        from zloss.results.folder_lock import locked_folder
-        from zloss.results.folder_owner import Owner, place_of, refuse_other, text_name
+        from zloss.report.files import write_result
+        from zloss.report.implementation_audit import implementation_audit_summary
+        from zloss.report.terminal import print_document
+        from zloss.results.folder import Owner, check_folder, locked_folder, place_of, refuse_other, text_name
 
         folder = Path(self.out)
         check_folder(folder)
@@ -64,11 +63,12 @@ class AuditImplementation:
                 self.config, progress=choose_progress(self.quiet), command=recorded_command(argv)
             )
             results = decide_results(implementation_audits=(audit,), thresholds=self.thresholds)
-            written = write_implementation_audit(folder, results)
+            written = write_result(folder, results)
         if not self.quiet:
             (decided,) = results.maps
             stages = (IMPLEMENTATION.name, OPTIMIZER.name)
-            print_implementation_audit(audit, [found for found in decided.decisions if found.stage in stages])
+            decisions = [found for found in decided.decisions if found.stage in stages]
+            print_document(implementation_audit_summary(audit, decisions))
             print("\n".join(str(path) for path in written))
         if audit.status == "partial":
             print("interrupted: the record holds the sections that were finished.", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from zloss.cli.options import number_or_word
-from zloss.results.choices import DtypeName
-from zloss.results.named_path import without_folders
-from zloss.results.text_options import TextFiles
+from zloss.results.options import DtypeName, TextFiles
+from zloss.results.provenance import without_folders
 
 if TYPE_CHECKING:
     from zloss.audit.loss.model_tokens import ModelTokens
     from zloss.console import Progress
-    from zloss.results.loss_audit import LossAudit
 
 
 @dataclass(frozen=True)
@@ -69,20 +66,20 @@ class AuditLoss:
     force: bool = False
     """Replace the result of something else that the folder holds."""
     verbose: bool = False
-    """Print the questions that passed or were not applicable too."""
+    """Print the questions that passed or were not applicable too, and the witness of each finding as Python lines."""
     quiet: bool = False
     """Print nothing but errors."""
 
     def run(self, argv: Sequence[str]) -> int:
-        from zloss.audit.loss.load import load_function
-        from zloss.audit.loss.output import LossCallError
+        from zloss.audit.loss.calls import LossCallError, load_function
         from zloss.audit.loss.run import audit_loss
         from zloss.console import choose_progress
+        from zloss.decide.answer import decide_results
         from zloss.errors import InputError
-        from zloss.report.files import clear_leftovers
-        from zloss.report.terminal.loss_audit import print_loss_audit
-        from zloss.results.folder import check_folder
-        from zloss.results.folder_owner import Owner, refuse_other
+        from zloss.report.files import write_result
+        from zloss.report.loss_audit import loss_audit_summary
+        from zloss.report.terminal import print_document
+        from zloss.results.folder import Owner, check_folder, refuse_other
 
         expect: dict[str, Any] = {"coef": self.coef, "target": self.target}
         progress = choose_progress(self.quiet)
@@ -112,12 +109,11 @@ class AuditLoss:
         except InputError as error:
             kind = LossCallError if isinstance(error, LossCallError) else InputError
             raise kind(_with_flags(str(error))) from error
-        written = [audit.write(out), *_write_page(out, audit)] if out else []
-        if out:
-            clear_leftovers(Path(out), written)
+        written = write_result(Path(out), decide_results(loss_audits=(audit,))) if out else []
         if not self.quiet:
             findings = tuple(replace(finding, sentence=_with_flags(finding.sentence)) for finding in audit.findings)
-            print_loss_audit(replace(audit, findings=findings), whole=self.verbose, elsewhere="--verbose prints them")
+            shown = replace(audit, findings=findings)
+            print_document(loss_audit_summary(shown, whole=self.verbose, elsewhere="--verbose prints them"))
             for path in written:
                 print(Path(self.out) / path.name)
         return 1 if (audit.found if self.strict else audit.errors) else 0
@@ -170,18 +166,3 @@ def _with_flags(sentence: str) -> str:
     for argument, flag in FLAGS.items():
         sentence = sentence.replace(argument, flag)
     return sentence
-
-
-def _write_page(folder: str, audit: LossAudit) -> list[Path]:
-    """Write the HTML page next to report.json if the packages that draw it are installed."""
-    from zloss.decide.decided_results import decide_results
-    from zloss.errors import MissingDependencyError
-    from zloss.report.html.page import write_page
-
-    path = Path(folder) / "report.html"
-    try:
-        write_page(path, decide_results(loss_audits=(audit,)))
-    except MissingDependencyError as error:
-        print(error, file=sys.stderr)
-        return []
-    return [path]

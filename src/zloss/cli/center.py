@@ -9,8 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from zloss.protocol.center.config import CenterConfig
-from zloss.results.named_path import recorded_command
+from zloss.protocol.config import CenterConfig
+from zloss.results.provenance import recorded_command
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class Center:
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.console import choose_progress
-        from zloss.protocol.center.run import center_checkpoint
-        from zloss.report.terminal.centering import print_centering
+        from zloss.protocol.center import center_checkpoint
+        from zloss.report.centering import centering_summary
+        from zloss.report.terminal import print_document
 
         folder = Path(self.out)
         result = center_checkpoint(
             self.config, folder, force=self.force, progress=choose_progress(self.quiet), command=recorded_command(argv)
         )
         if not self.quiet:
-            print_centering(result, str(folder))
+            print_document(centering_summary(result, str(folder)))
         return 0 if result.verified else 1

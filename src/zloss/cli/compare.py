@@ -39,12 +39,13 @@ class Compare:
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self, argv: Sequence[str]) -> int:
-        from zloss.decide.decided_results import decide_results
-        from zloss.report.files import write_comparison
-        from zloss.report.terminal.comparison import print_comparison
-        from zloss.results.folder_owner import Owner, refuse_other
-        from zloss.train.compare.comparison import compare_runs
-        from zloss.train.compare.finished_run import load_runs
+        from zloss.decide.answer import decide_results
+        from zloss.report.comparison import comparison_summary
+        from zloss.report.files import write_result
+        from zloss.report.terminal import print_document
+        from zloss.results.folder import Owner, refuse_other
+        from zloss.train.compare import compare_runs
+        from zloss.train.finished import load_runs
 
         folder = Path(self.folder)
         refuse_other(folder, Owner("comparison"), force=self.force)
@@ -58,8 +59,8 @@ class Compare:
             thresholds=self.thresholds,
         )
         thresholds = None if self.thresholds == Thresholds() else self.thresholds
-        written = write_comparison(folder, decide_results(comparisons=(comparison,), thresholds=thresholds))
+        written = write_result(folder, decide_results(comparisons=(comparison,), thresholds=thresholds))
         if not self.quiet:
-            print_comparison(comparison)
+            print_document(comparison_summary(comparison))
             print("\n".join(str(path) for path in written))
         return 0

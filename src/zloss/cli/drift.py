@@ -10,9 +10,9 @@ from typing import Annotated
 
 import tyro
 
-from zloss.decide.drift.limits import DriftLimits
-from zloss.protocol.drift.config import DriftConfig
-from zloss.results.named_path import recorded_command
+from zloss.decide.drift import DriftLimits
+from zloss.protocol.config import DriftConfig
+from zloss.results.provenance import recorded_command
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,12 @@ class Drift:
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.console import choose_notes, choose_progress
-        from zloss.protocol.drift.run import run_drift
-        from zloss.report.files import write_drift
-        from zloss.report.terminal.drift import print_drift
-        from zloss.results.folder import check_folder
-        from zloss.results.folder_lock import locked_folder
+        from zloss.decide.answer import DecidedResults
+        from zloss.protocol.drift import run_drift
+        from zloss.report.drift import drift_summary
+        from zloss.report.files import write_result
+        from zloss.report.terminal import print_document
+        from zloss.results.folder import check_folder, locked_folder
 
         folder = Path(self.out)
         check_folder(folder)
@@ -53,13 +54,13 @@ class Drift:
                     say=choose_notes(self.quiet),
                     command=recorded_command(argv),
                 )
-                written = write_drift(folder, drift, figures=self.figures)
+                written = write_result(folder, DecidedResults(drifts=(drift,)), figures=self.figures)
         except KeyboardInterrupt:
             print(
                 "interrupted: finished checkpoints are kept; the same command goes on with the rest.", file=sys.stderr
             )
             return 130
         if not self.quiet:
-            print_drift(drift)
+            print_document(drift_summary(drift))
             print("\n".join(str(path) for path in written[:2]))
         return 0

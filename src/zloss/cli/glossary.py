@@ -19,7 +19,8 @@ class Glossary:
     """Symbols, keys or parts of them."""
 
     def run(self, argv: Sequence[str]) -> int:
-        from zloss.report.terminal.glossary import print_glossary
+        from zloss.report.glossary import glossary_document
+        from zloss.report.terminal import print_document
 
-        print_glossary(self.words)
+        print_document(glossary_document(self.words))
         return 0

@@ -168,7 +168,7 @@ def _first_rank_prints(error: ZlossError) -> bool:
     """Whether the first rank prints the error of all of them."""
     if not launched():
         return False
-    from zloss.distributed import StoppedError
+    from zloss.jobs import StoppedError
 
     return isinstance(error, StoppedError) or isinstance(error.__cause__, StoppedError)
 

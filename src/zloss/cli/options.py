@@ -1,6 +1,6 @@
 """From dataclasses to command-line options and back: everything between our configurations and tyro.
 
-An option is written once, in the configuration that uses it; `zloss.results.option.Option` says how it is spelled. A command
+An option is written once, in the configuration that uses it; `zloss.results.options.Option` says how it is spelled. A command
 nests the configuration with `Annotated[AuditConfig, tyro.conf.arg(name="")]` and adds the options of the command line. An
 option that the command declares itself replaces the one of the same name in its configurations.
 """
@@ -25,7 +25,7 @@ from tyro.constructors import (
 )
 
 from zloss.errors import InputError, ZlossError
-from zloss.results.option import NotAnOption, Option
+from zloss.results.options import NotAnOption, Option
 
 Command = TypeVar("Command")
 Item = TypeVar("Item", str, int, float)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from zloss.decide.thresholds import Thresholds
-from zloss.protocol.recommend.config import RecommendConfig
-from zloss.results.named_path import recorded_command
+from zloss.protocol.config import RecommendConfig
+from zloss.results.provenance import recorded_command
 
 if TYPE_CHECKING:
-    from zloss.protocol.recommend.crew import Crew
+    from zloss.results.recommendation import Recommendation, RecommendPlan
 
 
 @dataclass(frozen=True)
@@ -48,25 +49,33 @@ class Recommend:
         if self.config.precision == "bf16":
             limit_before_torch(choose_notes(self.quiet))
 
-        from zloss.distributed import open_job
-        from zloss.protocol.recommend.crew import Crew
-        from zloss.results.folder import check_folder
-        from zloss.results.folder_lock import locked_folder
+        from zloss.console import choose_progress
+        from zloss.jobs import open_job
+        from zloss.protocol.recommend import make_plan, run_recommendation
+        from zloss.results.folder import check_folder, locked_folder
+        from zloss.train.live import choose_view
 
         folder = Path(self.out)
-        with open_job() as job:
-            crew = Crew(job)
+        with open_job() as job, ExitStack() as held:
+            quiet = self.quiet or not job.first
+            shared: dict[str, Any] = {
+                "thresholds": self.thresholds,
+                "progress": choose_progress(quiet),
+                "say": choose_notes(quiet),
+                "command": recorded_command(argv),
+                "job": job,
+            }
             try:
-                if not job.first:
-                    crew.follow()
+                job.from_first(check_folder, folder)
+                job.from_first(lambda: held.enter_context(locked_folder(folder)))
+                if self.plan:
+                    plan = make_plan(self.config, folder, **shared)
+                    if job.first:
+                        self._show_plan(plan, folder)
                     return 0
-                with crew.leading():
-                    check_folder(folder)
-                    with locked_folder(folder):
-                        command = recorded_command(argv)
-                        if self.plan:
-                            return self._plan(folder, command, crew)
-                        return self._recommend(folder, command, crew)
+                found = run_recommendation(self.config, folder, force=self.force, view=choose_view(quiet), **shared)
+                if job.first:
+                    self._write(found, folder)
             except KeyboardInterrupt:
                 if job.first:
                     print(
@@ -74,55 +83,32 @@ class Recommend:
                         file=sys.stderr,
                     )
                 return 130
+        return 0
 
-    def _recommend(self, folder: Path, command: str, crew: Crew) -> int:
-        from zloss.console import choose_notes, choose_progress
-        from zloss.protocol.recommend.paste import with_model_as_given
-        from zloss.protocol.recommend.run import run_recommendation
-        from zloss.report.files import write_recommendation
-        from zloss.report.terminal.recommendation import print_recommendation
-        from zloss.results.named_path import without_folders
-        from zloss.train.step.live import choose_view
+    def _show_plan(self, plan: RecommendPlan, folder: Path) -> None:
+        from zloss.report.recommendation import plan_summary
+        from zloss.report.terminal import print_document
+        from zloss.results.recommendation import PLAN_FILE
 
-        found = run_recommendation(
-            self.config,
-            folder,
-            thresholds=self.thresholds,
-            force=self.force,
-            progress=choose_progress(self.quiet),
-            view=choose_view(self.quiet),
-            say=choose_notes(self.quiet),
-            command=command,
-            crew=crew,
-        )
-        written = write_recommendation(folder, found)
+        if self.json:
+            print(json.dumps(plan.to_dict(), ensure_ascii=False, allow_nan=False, indent=1))
+        elif not self.quiet:
+            print_document(plan_summary(plan))
+            print(folder / PLAN_FILE)
+
+    def _write(self, found: Recommendation, folder: Path) -> None:
+        from zloss.decide.answer import DecidedResults
+        from zloss.protocol.recommend_answer import with_model_as_given
+        from zloss.report.files import write_result
+        from zloss.report.recommendation import recommendation_summary
+        from zloss.report.terminal import print_document
+        from zloss.results.provenance import without_folders
+
+        written = write_result(folder, DecidedResults(recommendations=(found,)))
         if self.json:
             print(json.dumps(found.to_dict(), ensure_ascii=False, allow_nan=False, indent=1))
         elif not self.quiet:
             # Only the files are free of folders: a line on the terminal is pasted where the command was typed.
             as_given = with_model_as_given(found.paste, without_folders(self.config.model), self.config.model)
-            print_recommendation(replace(found, paste=as_given))
+            print_document(recommendation_summary(replace(found, paste=as_given)))
             print("\n".join(str(path) for path in written))
-        return 0
-
-    def _plan(self, folder: Path, command: str, crew: Crew) -> int:
-        from zloss.console import choose_notes, choose_progress
-        from zloss.protocol.recommend.run import make_plan
-        from zloss.report.terminal.recommendation import print_plan
-        from zloss.results.recommend_plan import FILE
-
-        plan = make_plan(
-            self.config,
-            folder,
-            thresholds=self.thresholds,
-            progress=choose_progress(self.quiet),
-            say=choose_notes(self.quiet),
-            command=command,
-            crew=crew,
-        )
-        if self.json:
-            print(json.dumps(plan.to_dict(), ensure_ascii=False, allow_nan=False, indent=1))
-        elif not self.quiet:
-            print_plan(plan)
-            print(folder / FILE)
-        return 0

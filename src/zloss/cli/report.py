@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from zloss.decide.thresholds import Thresholds
-from zloss.results.option import Option
+from zloss.results.options import Option
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,16 @@ class Report:
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self, argv: Sequence[str]) -> int:
-        from zloss.decide.decided_results import decide_results
-        from zloss.report.files import write_joined
-        from zloss.report.terminal.results import print_results
+        from zloss.decide.answer import decide_results
+        from zloss.report.files import terminal_document, write_joined
+        from zloss.report.terminal import print_document
         from zloss.results.drift import Drift
         from zloss.results.files import load_results, records_of, split_results
-        from zloss.results.folder_owner import refuse_strangers
+        from zloss.results.folder import refuse_strangers
         from zloss.results.implementation_audit import ImplementationAudit
         from zloss.results.recommendation import Recommendation
         from zloss.results.reproduction import ReproductionRecord
-        from zloss.results.router import MeasuredScale
-        from zloss.results.router_scale import RouterScaleTable
+        from zloss.results.router import MeasuredScale, RouterScaleTable
 
         # With default thresholds every audit keeps those it was decided with.
         thresholds = None if self.thresholds == Thresholds() else self.thresholds
@@ -64,7 +63,7 @@ class Report:
         # Files are written before printing, so a closed pipe on the terminal does not lose them.
         written = write_joined(self._folder(), results, loaded, figures=self.figures, formats=self.formats)
         if not self.quiet:
-            print_results(results)
+            print_document(terminal_document(results))
             for path in written:
                 print(path)
         return 0

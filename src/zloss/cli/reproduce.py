@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from zloss.results.named_path import without_folders
-from zloss.results.option import Option
-from zloss.results.text_options import TextFiles
+from zloss.results.options import Option, TextFiles
+from zloss.results.provenance import without_folders
 
 if TYPE_CHECKING:
     from zloss_paper.engine.recipe import Recipe
@@ -68,11 +67,11 @@ class Reproduce:
             return self._rejudge(recipes)
 
         from zloss.console import choose_progress
-        from zloss.report.terminal.reproduction import print_reproduction
+        from zloss.report.reproduction import reproduction_summary
+        from zloss.report.terminal import print_document
         from zloss.results.folder import check_folder
-        from zloss_paper.engine.profile import Overrides
-        from zloss_paper.engine.reproduction import reproduce
-        from zloss_paper.engine.reproduction_files import write_reproduction
+        from zloss_paper.engine.recipe import Overrides
+        from zloss_paper.engine.reproduction import reproduce, write_reproduction
         from zloss_paper.engine.workbench import Workbench
 
         folder = Path(self.out)
@@ -90,18 +89,18 @@ class Reproduce:
         for recipe in recipes:
             bench.command = self.command(recipe.label)
             result = reproduce(recipe, self.profile, overrides, bench)
-            failed = failed or bool(result.failed)
+            failed = failed or result.failed
             written = write_reproduction(folder, result)
             if not self.quiet:
-                print_reproduction(result.record())
+                print_document(reproduction_summary(result.record))
                 print("\n".join(str(path) for path in written))
         return 1 if failed else 0
 
     def _rejudge(self, recipes: list[Recipe[Any]]) -> int:
         """Apply today's claims to the results in the folder; `all`: to those that exist."""
-        from zloss.report.terminal.reproduction import print_reproduction
-        from zloss_paper.engine.kept_result import rejudge
-        from zloss_paper.engine.reproduction_files import write_reproduction
+        from zloss.report.reproduction import reproduction_summary
+        from zloss.report.terminal import print_document
+        from zloss_paper.engine.reproduction import rejudge, write_reproduction
 
         folder = Path(self.out)
         if self.labels == ("all",):
@@ -109,10 +108,10 @@ class Reproduce:
         failed = False
         for recipe in recipes:
             result = rejudge(folder, recipe)
-            failed = failed or bool(result.failed)
+            failed = failed or result.failed
             write_reproduction(folder, result)
             if not self.quiet:
-                print_reproduction(result.record())
+                print_document(reproduction_summary(result.record))
         return 1 if failed else 0
 
     def command(self, label: str) -> str:

@@ -42,7 +42,8 @@ class RouterScale:
     """Also print where each convention was read."""
 
     def run(self, argv: Sequence[str]) -> int:
-        from zloss.report.terminal.router_scale import print_match, print_router_scale
+        from zloss.report.router import router_scale_document
+        from zloss.report.terminal import print_document
         from zloss.router.conventions import find_convention, match_coefficient, router_scale_table
 
         context: dict[str, Any] = {
@@ -59,12 +60,13 @@ class RouterScale:
         scales = router_scale_table(self.coef, source, **context)
         # Before printing, so that a closed pipe does not lose the file.
         written = scales.write(self.out) if self.out else None
-        print_router_scale(scales, bold=(source,) if chosen is None else (source, chosen), cited=self.verbose)
+        print_document(router_scale_document(scales, matched=chosen, cited=self.verbose))
         if not self.verbose:
             print("--verbose prints where each convention was read.")
         if chosen is not None:
             # Not read from the table: a convention that applies nothing has no entry there, and this error says why.
-            print_match(self.coef, source, match_coefficient(self.coef, source, chosen, **context), chosen)
+            matched = match_coefficient(self.coef, source, chosen, **context)
+            print(f"{self.coef:g} under {source} = {matched:.6g} under {chosen}")
         if written is not None:
             print(written)
         return 0

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from zloss.errors import InputError
-from zloss.results.named_path import recorded_command
-from zloss.results.option import Option
-from zloss.results.train_config import TrainConfig
-from zloss.train.run_options import RunOptions
-from zloss.train.stress import STRESSES, Stress, StressName
+from zloss.results.options import Option
+from zloss.results.provenance import recorded_command
+from zloss.results.run_config import TrainConfig
+from zloss.train.options import STRESSES, RunOptions, Stress, StressName
 
 if TYPE_CHECKING:
     from zloss.train.grid import Grid
@@ -61,7 +60,7 @@ class Train:
     warmup: int | None = None
     """Steps of linear warm-up before the cosine. Default: a tenth of --steps."""
     validate_every: int | None = None
-    """Steps between two looks at the cross-entropy of the first 8 validation blocks, for the terminal, trackers and
+    """Steps between two evaluations of the cross-entropy on the first 8 validation blocks, for the terminal, trackers and
     steps.jsonl; 0 for none. Default: a tenth of --steps."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(
         default_factory=lambda: RunOptions(trackers=("tensorboard",))
@@ -82,11 +81,10 @@ class Train:
                 print(note, file=sys.stderr)
 
         from zloss.console import choose_progress
-        from zloss.distributed import open_job
+        from zloss.jobs import open_job
         from zloss.results.folder import check_folder
         from zloss.train.grid import run_grid
-        from zloss.train.step.live import choose_view
-        from zloss.train.step.tracking import usable_trackers
+        from zloss.train.live import choose_view, usable_trackers
 
         folder = Path(self.out)
         with open_job() as job:

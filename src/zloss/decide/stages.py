@@ -1,8 +1,12 @@
-"""The eight stages of the decision map as data (paper tab:diagnostic_intervention_map)."""
+"""The eight stages of the decision map, what one says, and the budget of λ."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from zloss.results.audit import AuditReport
+from zloss.results.decision import Decision, Effect, LambdaBudget
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,37 @@ class Stage:
     threshold_name: str
     commands: tuple[str, ...]
     """The commands that evaluate the stage, one after the other."""
+
+    def decision(
+        self,
+        value: float | None,
+        threshold: float | None,
+        fired: bool | None,
+        reason: str,
+        measured: tuple[Effect, ...] = (),
+        action: str = "",
+    ) -> Decision:
+        """The decision of this stage; `fired` None: not evaluated.
+
+        `measured`: what the action would change. Only a fired stage keeps it; an effect that changes nothing is left out unless
+        its note says why. `action`: what to do about what was found, instead of the action of the stage.
+        """
+        moved = tuple(effect for effect in measured if effect.before != effect.after or effect.note)
+        return Decision(
+            stage=self.name,
+            risk=self.risk,
+            trigger=self.trigger,
+            value=value,
+            threshold=threshold,
+            fired=fired,
+            reason=reason,
+            action=action if fired and action else self.action,
+            expected=self.expected,
+            not_guaranteed=self.not_guaranteed,
+            evidence=self.evidence,
+            threshold_name=self.threshold_name,
+            measured=moved if fired else (),
+        )
 
 
 SOURCE = Stage(
@@ -112,3 +147,119 @@ QUALITY = Stage(
 )
 
 STAGES = (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY, IMPLEMENTATION, ROUTER, OPTIMIZER, QUALITY)
+
+
+def unevaluated(stage: Stage, why: str, needed: str = "") -> Decision:
+    """No verdict, with the reason and the commands that would give one: for this model, or for one that has `needed`."""
+    commands = ", then ".join(f"`{command}`" for command in stage.commands)
+    model = f" for a model that has {needed}" if needed else ""
+    return stage.decision(None, None, None, f"{_sentence(why)}. To evaluate this stage{model}: {commands}.")
+
+
+def without_verdict(stage: Stage, why: str) -> Decision:
+    """No verdict, and no command that would give one: what the stage reads does not exist for this model."""
+    commands = " and ".join(f"`{command}`" for command in stage.commands)
+    return stage.decision(None, None, None, f"{_sentence(why)}; {commands} cannot evaluate this stage here.")
+
+
+def joined_sentence(parts: Sequence[str]) -> str:
+    """Phrases as one sentence."""
+    return _sentence("; ".join(parts)) + "."
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+REUSE = "reuse the forward log-sum-exp statistics in the backward pass"
+REMEDIES = {
+    "forward_backward_mismatch": REUSE,
+    "low_precision_source": f"keep the logits in fp32 on their way to log Z, and {REUSE}",
+    "overflow": "subtract the row maximum before exp, and add it back to log Z",
+    "zero_gradient_z": "take Z from the logits that carry the gradient, neither detached nor log-probabilities",
+    "probabilities_not_logits": "take the log-sum-exp of the logits, not of probabilities",
+    "max_shifted": "add the row maximum back to log Z before the square",
+    "negative_coefficient": "make λ positive",
+    "upstream_ignored": "multiply the stored gradient by the upstream gradient in the backward pass",
+    "filtered_source": "give every counted token its Z source: do not skip small probabilities or confident tokens",
+    "padding_in_log_z": "keep padding rows of the vocabulary outside log Z",
+    "ignored_tokens_leak": "mask ignored tokens out of the sum with `where`",
+    "denominator_mismatch": "divide CE and Z by one token count, so that λ means the same in every batch",
+    "counted_twice": "add Z once: it is in the loss already",
+    "not_off": "return plain CE where λ is 0 or None",
+    "not_squared": "square log Z − c: a penalty that is linear in log Z pushes equally hard at every value",
+    "targets_moved": "shift the targets once, in the loss or before it",
+    "size_dependent": "make the loss independent of the number of tokens and of the vocabulary beyond their means",
+    "differs_from_expected": "set λ, c and coordinate to what was meant, or state what is applied",
+    "unexplained_source": "find what else enters the gradient beside CE and Z before λ is chosen",
+    "not_repeatable": "remove state and random numbers from the loss",
+    "overwrites_input": "write into a copy, not into the caller's tensors",
+    "all_ignored_nonfinite": "divide by at least 1, so that a batch without targets gives 0",
+    "reported_z_value": "report the Z that is trained",
+    "reported_z_no_gradient": "detach the reported Z, or give it a gradient",
+    "reported_z_dtype": "report Z in fp32",
+    "returned_values": "return the loss to train on first, and say which of the further values is Z",
+}
+"""Finding → remedy, in the order in which they should be made: what makes the trained objective wrong comes first."""
+
+
+def remedies_for(findings: Sequence[str]) -> str:
+    """One sentence with the remedy of each finding, each once, the gravest first; a finding without one is named."""
+    order = list(REMEDIES)
+    known = sorted({finding for finding in findings if finding in REMEDIES}, key=order.index)
+    unknown = [finding for finding in dict.fromkeys(findings) if finding not in REMEDIES]
+    parts = [*dict.fromkeys(REMEDIES[finding] for finding in known), *(f"mend {finding}" for finding in unknown)]
+    return _sentence("; ".join(parts))
+
+
+USUAL = (1e-5, 1e-3)
+"""The range of λ in use; the paper's runs are at 1e-4 and 1e-3."""
+
+
+def usual_range(coef: float | None) -> str:
+    """Whether a solved λ is in the usual range, as a phrase; the budget is arithmetic at one checkpoint, not advice."""
+    where = "inside" if coef is not None and USUAL[0] <= coef <= USUAL[1] else "outside"
+    advice = "" if where == "inside" else ", so it is no advice"
+    return f"{where} the usual range of λ, 1e-5 to 1e-3{advice}"
+
+
+def solve_coefficient(coef: float, r_z: float | None, budget: float) -> float | None:
+    """λ = coef · budget / R_Z(coef); None where R_Z is unknown or 0 (then no λ reaches the budget).
+
+    >>> solve_coefficient(1e-4, 0.035, 0.07)
+    0.0002
+    """
+    return None if not r_z else coef * budget / r_z
+
+
+def lambda_budget(report: AuditReport, budget: float) -> LambdaBudget | None:
+    """The λ of every measured scope; None without a gradient section."""
+    gradient = report.gradient
+    if gradient is None:
+        return None
+    return LambdaBudget(
+        r_z=budget,
+        raw=solve_coefficient(gradient.coef, gradient.raw.r_z, budget),
+        centered=solve_coefficient(gradient.coef, gradient.centered.r_z, budget),
+        whole_model=solve_coefficient(gradient.coef, gradient.whole_model.r_z, budget),
+    )
+
+
+def budget_effects(report: AuditReport, budget: float) -> tuple[Effect, ...]:
+    """The diagnostic λ and the λ that meets the budget, in both coordinates."""
+    solved = lambda_budget(report, budget)
+    if solved is None or report.gradient is None:
+        return ()
+    coef = report.gradient.coef
+    note = f"R_Z is linear in λ; gradient of the head on {report.gradient.blocks} blocks"
+    found = [(name, value) for name, value in (("raw", solved.raw), ("centered", solved.centered)) if value is not None]
+    return tuple(
+        Effect(
+            f"λ for R_Z = {budget:.3g}, {name}",
+            coef,
+            value,
+            unit="λ",
+            note=f"{note}; {usual_range(value)}" if i == 0 else usual_range(value),
+        )
+        for i, (name, value) in enumerate(found)
+    )

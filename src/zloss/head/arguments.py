@@ -1,17 +1,17 @@
 """From the arguments of a public call to a validated problem: tensors checked once, tokens flattened to one axis.
 
 Here a loss gets its denominator, which cross-entropy and auxiliary share (`prepare_targets`). `prepare_head` and
-`prepare_logits` raise what can be known from the arguments before anything is computed. Three checks need results:
-`check_mean` while the chunks run, `check_rows` after them, and `require_unit_upstream` in the backward pass. Checks that
-read values run on the CPU only.
+`prepare_logits` raise what can be known from the arguments before anything is computed. Two checks need results:
+`check_mean` while the chunks run and `check_rows` after them. Checks that read values run on the CPU only.
 
 Axes: T tokens, V vocabulary rows inside log Z, D width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -20,11 +20,11 @@ from torch.distributed import ProcessGroup
 from zloss.distributed import check_target_range, counted_targets
 from zloss.errors import (
     CoordinateError,
-    DtypeError,
     InputError,
     MissingInputError,
     ShapeError,
 )
+from zloss.head.gradient_buffer import check_gradient_buffer
 from zloss.head.options import HeadOptions, Reduction, check_vocab
 from zloss.head.products import ProductPlan, fp32_plan, plan_products
 from zloss.head.sharded import (
@@ -47,7 +47,6 @@ from zloss.tensors import (
 )
 
 DenominatorName = Literal["valid_tokens", "token_weight", "normalizer", "one"]
-Operands = tuple[Tensor, Tensor, Tensor | None]
 LossParts = tuple[Tensor, Tensor, Tensor, TokenStats]
 """What a backend returns: (loss with gradient, cross-entropy, auxiliary, statistics), reduced, tokens on one axis."""
 
@@ -79,23 +78,17 @@ class Targets:
         return weighted_T if self.reduction == "none" else weighted_T.sum()
 
 
-@dataclass(frozen=True)
-class HeadProblem:
-    """A validated head loss: z = logit_scale·(W[:vocab] u + b[:vocab]), softcapped if requested."""
+@dataclass(frozen=True, kw_only=True)
+class LossProblem:
+    """A validated loss: what those of hidden states and of logits share."""
 
-    hidden_TD: Tensor
-    weight_VD: Tensor
-    """All local rows, padding included; the first `vocab` are inside log Z."""
-    bias_V: Tensor | None
+    operand_names: ClassVar[tuple[str, ...]]
+    """The fields by which the loss is differentiated."""
     targets: Targets
     shard: VocabularyShard
     """The rows of the vocabulary on this process: all of them, or a rank's part."""
     dtype: torch.dtype
     """In which everything is computed: fp64 for fp64 inputs, else fp32."""
-    rounding: torch.dtype | None
-    """Autocast dtype to which the operands of the projection are rounded, as F.linear would; else None."""
-    nonfinite_mask_T: Tensor | None
-    """Ignored tokens whose hidden state is not finite; they are zeroed so that no NaN reaches a gradient."""
     plan: StatisticsPlan
     products: ProductPlan
     grad_enabled: bool
@@ -103,18 +96,45 @@ class HeadProblem:
     options: HeadOptions
     weight_grad_buffer: Tensor | None = None
     """Accumulates dW, which is then not returned."""
-    tokens: TokenShard | None = None
-    """Which tokens `hidden_TD` holds, if each rank has its part of them; None if this process has all."""
 
     @property
     def vocab(self) -> int:
-        """Local rows inside log Z."""
+        """Local rows of the vocabulary inside log Z."""
         return self.shard.rows
 
     @property
-    def operands(self) -> Operands:
-        """What the loss is differentiated by."""
-        return self.hidden_TD, self.weight_VD, self.bias_V
+    def operands(self) -> tuple[Tensor | None, ...]:
+        return tuple(getattr(self, name) for name in self.operand_names)
+
+    def with_operands(self, operands: Sequence[Tensor | None]) -> Self:
+        changes: dict[str, Any] = dict(zip(self.operand_names, operands, strict=True))
+        return replace(self, **changes)
+
+    def without_operands(self) -> Self:
+        """The rest, which an autograd graph may keep: the operands are kept by autograd itself."""
+        return self.with_operands([self.targets.weight_T.new_empty(0)] * len(self.operand_names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadProblem(LossProblem):
+    """A validated head loss: z = logit_scale·(W[:vocab] u + b[:vocab]), softcapped if requested."""
+
+    operand_names: ClassVar[tuple[str, ...]] = ("hidden_TD", "weight_VD", "bias_V")
+    hidden_TD: Tensor
+    weight_VD: Tensor
+    """All local rows, padding included; the first `vocab` are inside log Z."""
+    bias_V: Tensor | None
+    rounding: torch.dtype | None
+    """Autocast dtype to which the operands of the projection are rounded, as F.linear would; else None."""
+    nonfinite_mask_T: Tensor | None
+    """Ignored tokens whose hidden state is not finite; they are zeroed so that no NaN reaches a gradient."""
+    tokens: TokenShard | None = None
+    """Which tokens `hidden_TD` holds, if each rank has some of them; None if this process has all."""
+
+    @property
+    def partial_projection(self) -> bool:
+        """Whether a rank keeps the E W of its local rows, so that dh is summed over ranks and not E W: without the gain."""
+        return not (self.shard.whole or self.plan.gain)
 
     def largest_hidden(self) -> Tensor:
         """max |u| over all tokens."""
@@ -129,14 +149,6 @@ class HeadProblem:
         bias_V = self.bias_V.detach()[: self.vocab]
         bias_V = (bias_V if self.rounding is None else bias_V.to(self.rounding)).to(self.dtype)
         return bias_V * self.options.logit_scale
-
-    def with_operands(self, hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> HeadProblem:
-        return replace(self, hidden_TD=hidden_TD, weight_VD=weight_VD, bias_V=bias_V)
-
-    def without_operands(self) -> HeadProblem:
-        """The rest, which an autograd graph may keep: the operands are kept by autograd itself."""
-        empty = self.hidden_TD.new_empty(0)
-        return self.with_operands(empty, empty, None)
 
 
 def prepare_head(
@@ -162,7 +174,8 @@ def prepare_head(
         hidden, weight, bias, target, token_weight, group, gather_tokens=gather_tokens
     )
     _check_shapes(hidden, weight, target, bias, token_weight)
-    check_gradient_buffer(weight_grad_buffer, weight, options)
+    if weight_grad_buffer is not None:
+        check_gradient_buffer(weight_grad_buffer, weight, options)
     dtype = compute_dtype(hidden, weight, bias)
     leading = tuple(hidden.shape[:-1]) if tokens is None else tokens.leading
     first_masked = None if bias is None else _first_minus_inf(bias)
@@ -176,8 +189,10 @@ def prepare_head(
     targets = prepare_targets(
         target, torch.Size(leading), shard.total, options, dtype, token_weight=token_weight, normalizer=normalizer
     )
-    if masked:
-        _refuse_mean_of_masked(options)
+    if masked and options.softcap is None:
+        options.refuse_missing_mean(
+            "`bias` holds -inf. Exclude those rows with `valid_vocab`, or use StandardZLoss without label smoothing."
+        )
     flat_TD = hidden.reshape(-1, hidden.shape[-1])
     nonfinite_mask_T = _nonfinite_mask(flat_TD, targets.valid_T, tokens)
     if nonfinite_mask_T is not None:
@@ -244,19 +259,6 @@ def _first_minus_inf(bias: Tensor) -> int | None:
     return int(rows[0, 0]) if rows.numel() else None
 
 
-def _refuse_mean_of_masked(options: HeadOptions) -> None:
-    """A bias of -inf takes vocabulary entries out of log Z and leaves no finite mean logit."""
-    if options.objective.active and options.objective.needs_mu:
-        raise CoordinateError(
-            f"{type(options.objective).__name__} needs the mean logit μ, but `bias` holds -inf. "
-            "Exclude those rows with `valid_vocab`, or use StandardZLoss."
-        )
-    if options.label_smoothing and options.softcap is None:
-        raise CoordinateError(
-            "`label_smoothing` needs the mean logit μ, but `bias` holds -inf. Exclude those rows with `valid_vocab`."
-        )
-
-
 def _nonfinite_mask(hidden_TD: Tensor, valid_T: Tensor, tokens: TokenShard | None) -> Tensor | None:
     local_valid_T = valid_T if tokens is None else valid_T[tokens.local]
     mask_T = ~local_valid_T & ~torch.isfinite(hidden_TD.detach().sum(dim=1, dtype=torch.float32))
@@ -276,30 +278,16 @@ def _plan(options: HeadOptions, *, has_mu: bool, has_head: bool, has_hidden: boo
     )
 
 
-@dataclass(frozen=True)
-class LogitsProblem:
-    """A validated loss of logits: z = logit_scale·logits[:, :vocab], softcapped if requested."""
+@dataclass(frozen=True, kw_only=True)
+class LogitsProblem(LossProblem):
+    """A validated loss of logits: z = logit_scale·logits[:, :vocab], softcapped if requested. Its only product is E W, for
+    the gain."""
 
+    operand_names: ClassVar[tuple[str, ...]] = ("logits_TV",)
     logits_TV: Tensor
     """Padding columns included; the first `vocab` are inside log Z."""
     weight_VD: Tensor | None
     """The head, for the gain; it gets no gradient."""
-    targets: Targets
-    shard: VocabularyShard
-    dtype: torch.dtype
-    plan: StatisticsPlan
-    products: ProductPlan
-    """How E W runs, which the gain needs."""
-    grad_enabled: bool
-    options: HeadOptions
-
-    @property
-    def vocab(self) -> int:
-        """Local columns inside log Z."""
-        return self.shard.rows
-
-    def with_logits(self, logits_TV: Tensor) -> LogitsProblem:
-        return replace(self, logits_TV=logits_TV)
 
 
 def prepare_logits(
@@ -442,91 +430,6 @@ def check_mean(mean_T: Tensor | None, valid_T: Tensor, options: HeadOptions) -> 
     if mean_T is None or not may_read(mean_T) or not options.uses_mean:
         return
     if bool((torch.isneginf(mean_T) & valid_T).any()):
-        objective = options.objective
-        what = type(objective).__name__ if objective.active and objective.needs_mu else "`label_smoothing`"
-        raise CoordinateError(
-            f"{what} needs the mean logit μ, but some logits are -inf. "
-            "Exclude masked columns with `valid_vocab`, or use StandardZLoss."
+        options.refuse_missing_mean(
+            "some logits are -inf. Exclude masked columns with `valid_vocab`, or use StandardZLoss without label smoothing."
         )
-
-
-def check_gradient_buffer(buffer: Tensor | None, weight: Tensor, options: HeadOptions) -> None:
-    """Refuse a `weight_grad_buffer` that could not take dW, or would take it twice.
-
-    For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer as soon as the loss returns, and
-    `weight.grad` stays as it was. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches) go
-    into `normalizer` or `token_weight`. For "none" dW is added in the backward pass, with the upstream gradient of every
-    token.
-    """
-    if buffer is None:
-        return
-    check_tensors(weight=weight, weight_grad_buffer=buffer)
-    check_same_device(weight_grad_buffer=buffer, weight=weight)
-    if buffer.dtype != torch.float32 or weight.dtype == torch.float64:
-        raise DtypeError(
-            f"`weight_grad_buffer` is expected to be fp32 for a `weight` of fp32, bf16 or fp16, "
-            f"but got {buffer.dtype} for {weight.dtype}."
-        )
-    if buffer.shape != weight.shape:
-        raise ShapeError(
-            f"`weight_grad_buffer` is expected to have the shape of `weight`, {list(weight.shape)}, "
-            f"but got {list(buffer.shape)}."
-        )
-    if buffer.requires_grad:
-        raise InputError("`weight_grad_buffer` must not require a gradient: pass `buffer.detach()`.")
-    if options.backend == "dense":
-        raise InputError("`weight_grad_buffer` needs a chunked backend: use backend='auto', 'chunked' or 'triton'.")
-    if torch.is_grad_enabled() and not weight.requires_grad:
-        raise InputError("`weight_grad_buffer` was given for a `weight` that does not require a gradient.")
-    if options.reduction != "none" and torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
-        raise InputError(
-            "`weight_grad_buffer` cannot be combined with activation checkpointing of the loss: the recomputation would add dW a "
-            "second time. Call the loss outside the checkpointed part, or use reduction='none'."
-        )
-
-
-def is_main_grad(buffer: Tensor | None, weight: Tensor) -> bool:
-    """Whether `weight` is a parameter under Megatron's data parallelism and `buffer` its `main_grad`."""
-    main_grad = getattr(weight, "main_grad", None)
-    if buffer is None or not isinstance(main_grad, Tensor) or not hasattr(weight, "grad_added_to_main_grad"):
-        return False
-    return main_grad.data_ptr() == buffer.data_ptr()
-
-
-def added_to_main_grad(weight: Any) -> Tensor | None:
-    """Called in the backward pass: tell Megatron that dW is in `main_grad`, and return what autograd gets instead.
-
-    Megatron discards the gradient that autograd has for `weight`, unless `weight.zero_out_wgrad` is set. With a second use
-    of the weight, such as a tied embedding, that gradient is more than our zeros.
-    """
-    weight.grad_added_to_main_grad = True
-    task = torch._C._current_graph_task_id()
-    if getattr(weight, "_zloss_backward", None) == task:  # another loss of this backward pass has returned zeros
-        return None
-    weight._zloss_backward = task
-    if not getattr(weight, "zero_out_wgrad", False):
-
-        def refuse_more_than_zeros(grad: Tensor) -> None:
-            hook.remove()
-            if any(grad.stride()):  # a sum: the zeros below have no strides
-                raise InputError(
-                    "`weight` also gets a gradient from another use, such as a tied embedding, which Megatron discards "
-                    "when dW is in `main_grad`: set `weight.zero_out_wgrad = True`, as Megatron does for shared embeddings."
-                )
-
-        hook = weight.register_hook(refuse_more_than_zeros)
-    zeros: Tensor = weight.new_zeros(()).expand_as(weight)
-    return zeros
-
-
-def require_unit_upstream(upstream: Tensor) -> None:
-    """Refuse a backward pass whose upstream gradient is not 1: dW is in the buffer already."""
-    if upstream.device.type == "cpu":
-        if float(upstream) != 1.0:
-            raise InputError(
-                f"with `weight_grad_buffer` the upstream gradient of the loss is expected to be 1, but got "
-                f"{float(upstream)!r}: dW was added in the forward pass. Put factors into `normalizer` or `token_weight`."
-            )
-    else:
-        # Checked on the device: reading the value here would stall the stream.
-        torch._assert_async(upstream == 1, "with `weight_grad_buffer` the upstream gradient must be 1")

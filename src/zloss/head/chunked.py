@@ -10,7 +10,8 @@ For a scalar loss the gradients are formed in the forward pass, while a chunk's 
 upstream number in the backward pass. For reduction="none" the backward pass recomputes every chunk, because the per-token
 upstream gradients are only known then.
 
-What is done to a chunk of logits between the products is a `RowWork`: PyTorch (`rows.py`), or Triton kernels.
+What is done to a chunk of logits between the products is a `RowWork`: PyTorch (`rows.py`), or Triton kernels. The losses
+of hidden states and of logits are in one module because they share the autograd function and the work on a chunk.
 
 Axes: T tokens, C tokens of a chunk, V vocabulary, D width, B buffers.
 """
@@ -19,22 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from zloss.errors import DoubleBackwardError, InputError
-from zloss.head.arguments import (
-    HeadProblem,
-    LogitsProblem,
-    LossParts,
-    Targets,
-    added_to_main_grad,
-    check_mean,
-    is_main_grad,
-    require_unit_upstream,
-)
+from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, LossProblem, check_mean
+from zloss.head.gradient_buffer import added_to_main_grad, is_main_grad, require_unit_upstream
 from zloss.head.products import BiasGradient, HeadProducts, WeightGradient, factor_units, product_exp
 from zloss.head.rows import (
     RowPass,
@@ -48,52 +42,19 @@ from zloss.head.rows import (
     row_pass,
     softcap_slope,
 )
-from zloss.head.sharded import (
-    RankShare,
-    TokenChunk,
-    VocabularyShard,
-    join_rows,
-    token_spans,
-    with_hidden,
-)
+from zloss.head.sharded import RankShare, TokenChunk, VocabularyShard, join_rows, token_spans, with_hidden
 from zloss.objectives import Coefficients, TokenLoss, token_loss
-from zloss.statistics import StatisticsPlan, TokenStats
+from zloss.statistics import TokenStats
 
 
 def chunked_head_loss(problem: HeadProblem, work: RowWork | None = None) -> LossParts:
-    """The loss in chunks, with gradient to hidden, weight and bias."""
-    work = TorchRows(problem.options.softcap, plan=problem.products) if work is None else work
-    rest = problem.without_operands()
-
-    def run(operands: Operands, wanted: tuple[bool, ...], weight_T: Tensor) -> ChunkedRun:
-        hidden_TD, weight_VD, bias_V = operands
-        assert hidden_TD is not None
-        assert weight_VD is not None
-        return run_head_chunks(rest.with_operands(hidden_TD, weight_VD, bias_V), work, wanted, weight_T)
-
-    return _chunked_loss(
-        problem.operands,
-        problem.targets,
-        problem.shard.total,
-        run,
-        grad_enabled=problem.grad_enabled,
-        into_buffer=problem.weight_grad_buffer is not None,
-        into_main_grad=is_main_grad(problem.weight_grad_buffer, problem.weight_VD),
-    )
+    """The loss in chunks, with gradient to hidden, weight and bias; `work` is by default that of PyTorch."""
+    return _chunked_loss(problem, partial(run_head_chunks, work=work))
 
 
 def chunked_logits_loss(problem: LogitsProblem) -> LossParts:
     """The loss in chunks, with gradient to the logits, which are never overwritten."""
-    rest = problem.with_logits(problem.logits_TV.new_empty(0))
-
-    def run(operands: Operands, wanted: tuple[bool, ...], weight_T: Tensor) -> ChunkedRun:
-        (logits_TV,) = operands
-        assert logits_TV is not None
-        return _run_logits_chunks(rest.with_logits(logits_TV), wanted[0], weight_T)
-
-    return _chunked_loss(
-        (problem.logits_TV,), problem.targets, problem.shard.total, run, grad_enabled=problem.grad_enabled
-    )
+    return _chunked_loss(problem, _run_logits_chunks)
 
 
 # --- autograd -----------------------------------------------------------------------------------------------------------
@@ -102,84 +63,72 @@ def chunked_logits_loss(problem: LogitsProblem) -> LossParts:
 class ChunkedRun:
     """What a pass over all chunks leaves: values and statistics per token, gradients of Σ_t weight_t·ℓ_t."""
 
-    def __init__(self, targets: Targets, plan: StatisticsPlan) -> None:
-        like, tokens = targets.weight_T, targets.index_T.shape[0]
-        self.cross_entropy_T = like.new_zeros(tokens)
-        self.auxiliary_T = like.new_zeros(tokens)
-        self.stats = {name: like.new_zeros(tokens) for name in plan.present}
+    def __init__(self, problem: LossProblem) -> None:
+        self._targets, self._vocab = problem.targets, problem.shard.total
+        like, tokens = self._targets.weight_T, self._targets.index_T.shape[0]
+        self._cross_entropy_T = like.new_zeros(tokens)
+        self._auxiliary_T = like.new_zeros(tokens)
+        self._stats = {name: like.new_zeros(tokens) for name in problem.plan.present}
         self.gradients: tuple[Tensor | None, ...] = ()
         """One per operand of the loss; None if it is not wanted."""
 
     def keep(self, chunk: Chunk) -> None:
         """Copy the values and statistics of a chunk to their tokens."""
-        self.cross_entropy_T[chunk.tokens] = chunk.loss.cross_entropy
-        self.auxiliary_T[chunk.tokens] = chunk.loss.auxiliary
-        for name, value_T in self.stats.items():
+        self._cross_entropy_T[chunk.tokens] = chunk.loss.cross_entropy
+        self._auxiliary_T[chunk.tokens] = chunk.loss.auxiliary
+        for name, value_T in self._stats.items():
             value_T[chunk.tokens] = getattr(chunk.stats, name)
 
-    def value(self, targets: Targets) -> Tensor:
-        return targets.reduced(self.cross_entropy_T + self.auxiliary_T)
+    def value(self) -> Tensor:
+        """The loss without its gradient."""
+        return self._targets.reduced(self._cross_entropy_T + self._auxiliary_T)
 
-    def parts(self, loss: Tensor, targets: Targets, vocab: int) -> LossParts:
-        stats = TokenStats(valid=targets.valid_T, vocab=vocab, **self.stats)
-        return loss, targets.reduced(self.cross_entropy_T), targets.reduced(self.auxiliary_T), stats
-
-
-Operands = tuple[Tensor | None, ...]
-Run = Callable[[Operands, tuple[bool, ...], Tensor], ChunkedRun]
-"""(operands, which gradients are wanted, weight of every token) → one pass over all chunks."""
+    def parts(self, loss: Tensor) -> LossParts:
+        """What a backend returns; `loss` is `value()` with its gradient."""
+        stats = TokenStats(valid=self._targets.valid_T, vocab=self._vocab, **self._stats)
+        return loss, self._targets.reduced(self._cross_entropy_T), self._targets.reduced(self._auxiliary_T), stats
 
 
-def _chunked_loss(
-    operands: Operands,
-    targets: Targets,
-    vocab: int,
-    run: Run,
-    *,
-    grad_enabled: bool,
-    into_buffer: bool = False,
-    into_main_grad: bool = False,
-) -> LossParts:
-    """The loss as a differentiable function of its operands. `run` must not hold the operands: autograd keeps them.
+Problem = TypeVar("Problem", bound=LossProblem)
+Run = Callable[[Problem, tuple[bool, ...], Tensor], ChunkedRun]
+"""(problem, which gradients are wanted, weight of every token) → one pass over all chunks."""
 
-    `into_buffer`: `run` adds a gradient to a buffer of the caller, so it must run once, with the true weights.
-    `into_main_grad`: that buffer is the `main_grad` of the second operand, a parameter of Megatron.
-    """
-    box: list[ChunkedRun] = []
+
+def _chunked_loss(problem: Problem, run: Run[Problem]) -> LossParts:
+    """The loss as a differentiable function of its operands."""
+    done: list[ChunkedRun] = []
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        run, targets, grad_enabled, into_buffer, into_main_grad, box, *operands
+        run, problem.without_operands(), done, *problem.operands
     )
-    return box[0].parts(loss, targets, vocab)
+    return done[0].parts(loss)
 
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        run: Run,
-        targets: Targets,
-        grad_enabled: bool,
-        into_buffer: bool,
-        into_main_grad: bool,
-        box: list[ChunkedRun],
-        *operands: Tensor | None,
+        ctx: Any, run: Run[Any], problem: LossProblem, done: list[ChunkedRun], *operands: Tensor | None
     ) -> Tensor:
-        scalar = targets.reduction != "none"
-        wanted = wanted_gradients(operands, grad_enabled=grad_enabled and scalar)
-        done = run(operands, wanted, targets.weight_T)
-        box.append(done)
+        """`problem` is without its operands, which go through `save_for_backward`, where checkpointing and version checks
+        see them. The run is appended to `done`."""
+        scalar = problem.targets.reduction != "none"
+        wanted = wanted_gradients(operands, grad_enabled=problem.grad_enabled and scalar)
+        result = run(problem.with_operands(operands), wanted, problem.targets.weight_T)
+        done.append(result)
         # Handed out once, so that the receiver may change them in place; a second backward recomputes them.
         ctx.ready = []
         if any(wanted):
-            ctx.ready.append([narrow(grad, like) for grad, like in zip(done.gradients, operands, strict=True)])
-        done.gradients = ()
-        # The operands go through save_for_backward, where checkpointing and version checks see them.
+            ctx.ready.append(
+                [stored_gradient(grad, like) for grad, like in zip(result.gradients, operands, strict=True)]
+            )
+        result.gradients = ()
         ctx.save_for_backward(*operands)
-        ctx.run, ctx.targets = run, targets
-        ctx.once = into_buffer and scalar
-        # Kept apart, because Megatron reads attributes of the parameter, which a saved tensor need not have.
-        ctx.megatron_weight = operands[1] if into_main_grad else None
-        return done.value(targets)
+        ctx.run, ctx.problem = run, problem
+        # With a buffer, dW is added by the pass above, which must not run again.
+        ctx.once = scalar and problem.weight_grad_buffer is not None
+        # Kept in addition, because Megatron reads attributes of the parameter, which a saved tensor need not have.
+        buffer = problem.weight_grad_buffer
+        ctx.megatron_weight = operands[1] if buffer is not None and is_main_grad(buffer, operands[1]) else None
+        return result.value()
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -193,19 +142,19 @@ class _ChunkedLoss(torch.autograd.Function):
             unit = upstream.device.type == "cpu" and float(upstream) == 1.0
             grads = [grad if grad is None or unit else grad.mul_(upstream) for grad in ctx.ready.pop()]
         else:
-            weight_T = ctx.targets.weight_T * upstream
-            grads = list(ctx.run(ctx.saved_tensors, ctx.needs_input_grad[6:], weight_T).gradients)
+            problem, weight_T = ctx.problem.with_operands(ctx.saved_tensors), ctx.problem.targets.weight_T * upstream
+            grads = list(ctx.run(problem, ctx.needs_input_grad[3:], weight_T).gradients)
         if ctx.megatron_weight is not None:
             grads[1] = added_to_main_grad(ctx.megatron_weight)
-        return None, None, None, None, None, None, *grads
+        return None, None, None, *grads
 
 
-def wanted_gradients(operands: Operands, *, grad_enabled: bool) -> tuple[bool, ...]:
+def wanted_gradients(operands: tuple[Tensor | None, ...], *, grad_enabled: bool) -> tuple[bool, ...]:
     """`grad_enabled` is that of the caller: inside an autograd.Function grad mode is always off."""
     return tuple(grad_enabled and operand is not None and operand.requires_grad for operand in operands)
 
 
-def narrow(grad: Tensor | None, like: Tensor | None) -> Tensor | None:
+def stored_gradient(grad: Tensor | None, like: Tensor | None) -> Tensor | None:
     """A gradient as it waits for backward: bf16 in bf16, as small as the parameter; fp16 in fp32, because the loss scale
     that keeps it from underflowing comes in backward."""
     if grad is None or like is None:
@@ -241,8 +190,8 @@ class Chunk:
     stats: TokenStats
     loss: TokenLoss
 
-    def source(self, coefficients: Coefficients, weight_T: Tensor) -> Coefficients:
-        """Coefficients of E, weighted by `weight_T` (reduction and upstream gradient)."""
+    def weighted(self, coefficients: Coefficients, weight_T: Tensor) -> Coefficients:
+        """The coefficients of E instead of p, weighted by `weight_T` (reduction and upstream gradient)."""
         return coefficients.weighted(weight_T[self.tokens], self.stats.valid, self.sums.sum_C)
 
 
@@ -255,20 +204,20 @@ class HeadChunk(Chunk):
     target_slope_C: Tensor | None
     """Slope of the softcap at the target; None without a softcap."""
     projected_CD: Tensor | None
-    """exp(z − m) W, unnormalised; the local E W if `partial`."""
+    """exp(z − m) W, unnormalised; the E W of local rows if the problem's projection is partial."""
     target_rows_CD: Tensor | None
     """W[y], where a sum over ranks was needed to have it on each."""
-    partial: bool
-    """Whether E W and W[y] are of local rows alone, so that dh still has to be summed over ranks."""
     mean_row_D: Tensor | None
     """w̄."""
-    part: TokenChunk | None
+    token_chunk: TokenChunk | None
     """Which rank has which tokens, if every rank holds some of them."""
 
 
-def run_head_chunks(problem: HeadProblem, work: RowWork, wanted: tuple[bool, ...], weight_T: Tensor) -> ChunkedRun:
+def run_head_chunks(
+    problem: HeadProblem, wanted: tuple[bool, ...], weight_T: Tensor, work: RowWork | None = None
+) -> ChunkedRun:
     """One pass: values, statistics, and the wanted gradients (hidden, weight, bias) of Σ_t weight_t·(CE_t + aux_t)."""
-    run = ChunkedRun(problem.targets, problem.plan)
+    run = ChunkedRun(problem)
     gradients = _HeadGradients(problem, wanted, weight_T) if any(wanted) else None
     # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
     with torch.autocast(problem.products.device_type, enabled=False):
@@ -290,12 +239,7 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
     options, targets, shard = problem.options, problem.targets, problem.shard
     plan, products = problem.plan, problem.products
     work = TorchRows(options.softcap, plan=products) if work is None else work
-    head, bias_V = HeadProducts.of(problem), problem.scaled_bias()
-    mean_row_D, mean_bias = _means(problem, head, bias_V) if plan.mu else (None, None)
-    # The entropy normally comes from E W. It needs its own pass over E if there is no mean, if a bias meets a 16-bit E (E·b
-    # would lose digits), or on a shard (E W covers local rows only).
-    drop = plan.entropy and (not plan.mu or (bias_V is not None and products.narrow) or not shard.whole)
-    partial = not (shard.whole or plan.gain)
+    head, drop = _Head.of(problem), _entropy_needs_a_pass(problem)
 
     token_bytes = shard.widest * (work.buffers * problem.dtype.itemsize + 2 * products.narrow)
     bounds = options.chunk_bounds(targets.index_T.shape[0], token_bytes, products.device_type)
@@ -305,11 +249,10 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
     narrow_CV = empty_narrow(products, longest, problem.vocab, problem.hidden_TD)
 
     for span, operand_CD in with_hidden(spans, problem.hidden_TD.detach()):
-        valid_C = targets.valid_T[span.tokens]
         index_C, has_target_C = shard.local_targets(targets.index_T[span.tokens])
 
         # Product 1, h Wᵀ: the logits, in the first buffer. The row pass then overwrites them with E.
-        hidden_CD = _logits_(problem, head, operand_CD, bias_V, buffers_BCV[0, : span.length])
+        hidden_CD = _logits_(problem, head, operand_CD, buffers_BCV[0, : span.length])
         rows = row_pass(
             work,
             buffers_BCV[:, : span.length],
@@ -324,31 +267,13 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
         # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(s∘h), is that of dW (`WeightGradient`).
         projected_CD = target_rows_CD = None
         if back_projection or plan.gain:
-            projected_CD = head.back_project(rows.e_CV)
-            if not shard.whole and not partial:
+            projected_CD = head.products.back_project(rows.e_CV)
+            if not shard.whole and not problem.partial_projection:
                 projected_CD, target_rows_CD = _sum_over_ranks(
-                    shard, head, share, projected_CD, index_C, with_target_rows=back_projection
+                    shard, head.products, share, projected_CD, index_C, with_target_rows=back_projection
                 )
 
-        mu_C = energy_C = None
-        if mean_row_D is not None:
-            mu_C = hidden_CD @ mean_row_D
-            mu_C = mu_C if mean_bias is None else mu_C + mean_bias
-        if plan.entropy and sums.drop_C is None:
-            assert projected_CD is not None
-            assert mean_row_D is not None
-            energy_C = mean_energy(rows.sums.sum_C, rows.e_CV, hidden_CD, projected_CD, mean_row_D, bias_V, mean_bias)
-        stats = chunk_stats(
-            plan,
-            sums,
-            valid_C,
-            shard.total,
-            mu_C=mu_C,
-            mean_energy_C=energy_C,
-            projected_CD=projected_CD,
-            mean_row_D=mean_row_D,
-            logit_scale=options.logit_scale,
-        )
+        stats = _head_stats(problem, head, rows, sums, targets.valid_T[span.tokens], hidden_CD, projected_CD)
         yield HeadChunk(
             tokens=span.tokens,
             index_C=index_C,
@@ -361,23 +286,39 @@ def head_chunks(problem: HeadProblem, *, back_projection: bool, work: RowWork | 
             target_slope_C=None if options.softcap is None else softcap_slope(sums.target_logit_C, options.softcap),
             projected_CD=projected_CD,
             target_rows_CD=target_rows_CD,
-            partial=partial,
-            mean_row_D=mean_row_D,
-            part=span.part,
+            mean_row_D=head.mean_row_D,
+            token_chunk=span.token_chunk,
         )
 
 
-def _means(problem: HeadProblem, head: HeadProducts, bias_V: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """w̄ and the mean of s·b over the whole vocabulary."""
-    if bias_V is None:
-        return problem.shard.mean(head.mean()), None
-    means = problem.shard.mean(torch.cat([head.mean(), bias_V.mean(dim=0, keepdim=True)]))
-    return means[:-1], means[-1]
+@dataclass(frozen=True)
+class _Head:
+    """W and s·b of the rows inside log Z, and their means over the whole vocabulary if the plan has μ."""
+
+    products: HeadProducts
+    bias_V: Tensor | None
+    mean_row_D: Tensor | None = None
+    mean_bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, problem: HeadProblem) -> _Head:
+        products, bias_V, shard = HeadProducts.of(problem), problem.scaled_bias(), problem.shard
+        if not problem.plan.mu:
+            return cls(products, bias_V)
+        if bias_V is None:
+            return cls(products, None, shard.mean(products.mean()))
+        means = shard.mean(torch.cat([products.mean(), bias_V.mean(dim=0, keepdim=True)]))
+        return cls(products, bias_V, means[:-1], means[-1])
 
 
-def _logits_(
-    problem: HeadProblem, head: HeadProducts, operand_CD: Tensor, bias_V: Tensor | None, out_CV: Tensor
-) -> Tensor:
+def _entropy_needs_a_pass(problem: HeadProblem) -> bool:
+    """Whether the entropy needs its own pass over E. Normally it comes from E W, but not if there is no mean, if a bias
+    meets a 16-bit E (E·b would lose digits), or on a shard (E W covers local rows only)."""
+    biased = problem.bias_V is not None and problem.products.narrow
+    return problem.plan.entropy and (not problem.plan.mu or biased or not problem.shard.whole)
+
+
+def _logits_(problem: HeadProblem, head: _Head, operand_CD: Tensor, out_CV: Tensor) -> Tensor:
     """out = s(W u + b) before the softcap; returns s·u in compute precision."""
     scale = problem.options.logit_scale
     if problem.rounding is not None:
@@ -385,14 +326,14 @@ def _logits_(
     hidden_CD = operand_CD.to(problem.dtype)
     if scale != 1:
         hidden_CD = hidden_CD * scale
-    if problem.products.native:
-        head.logits_(operand_CD, out_CV)
+    if problem.products.takes_16_bit:
+        head.products.logits_(operand_CD, out_CV)
         if scale != 1:
             out_CV.mul_(scale)
     else:
-        head.logits_(hidden_CD, out_CV)
-    if bias_V is not None:
-        out_CV.add_(bias_V)
+        head.products.logits_(hidden_CD, out_CV)
+    if head.bias_V is not None:
+        out_CV.add_(head.bias_V)
     return hidden_CD
 
 
@@ -418,6 +359,38 @@ def _sum_over_ranks(
     return both_CX[:, :width].contiguous(), both_CX[:, width:]
 
 
+def _head_stats(
+    problem: HeadProblem,
+    head: _Head,
+    rows: RowPass,
+    sums: RowSums,
+    valid_C: Tensor,
+    hidden_CD: Tensor,
+    projected_CD: Tensor | None,
+) -> TokenStats:
+    """The planned statistics, with μ = w̄·u + b̄ from the means of the head and not from the logits."""
+    mean_row_D, mean_bias = head.mean_row_D, head.mean_bias
+    mu_C = energy_C = None
+    if mean_row_D is not None:
+        mu_C = hidden_CD @ mean_row_D
+        mu_C = mu_C if mean_bias is None else mu_C + mean_bias
+    if problem.plan.entropy and sums.drop_C is None:
+        assert projected_CD is not None
+        assert mean_row_D is not None
+        energy_C = mean_energy(sums.sum_C, rows.e_CV, hidden_CD, projected_CD, mean_row_D, head.bias_V, mean_bias)
+    return chunk_stats(
+        problem.plan,
+        sums,
+        valid_C,
+        problem.shard.total,
+        mu_C=mu_C,
+        mean_energy_C=energy_C,
+        projected_CD=projected_CD,
+        mean_row_D=mean_row_D,
+        logit_scale=problem.options.logit_scale,
+    )
+
+
 class _HeadGradients:
     """The wanted ones of dh, dW and db of Σ_t weight_t·(CE_t + aux_t), summed over chunks in compute precision."""
 
@@ -432,61 +405,64 @@ class _HeadGradients:
             self._hidden_TD = torch.empty(shape, dtype=problem.dtype, device=device)
         self._weight = WeightGradient(problem, self._head, unit) if weight else None
         self._bias = BiasGradient(problem, self._head, bias_unit) if bias else None
-        self._pending: list[Any] = []
-        """Sums of dh over ranks in flight."""
+        self._pending: list[Callable[[], object]] = []
+        """What waits for the sums of dh over ranks that are under way."""
 
     def add(self, chunk: HeadChunk) -> None:
         """Add the gradients of a chunk; its E W is consumed."""
-        source = chunk.source(chunk.loss.source, self._weight_T)
+        whole = chunk.weighted(chunk.loss.coefficients, self._weight_T)
         if chunk.target_slope_C is not None:
-            assert source.b is not None
-            b_C = torch.where(chunk.stats.valid, source.b * chunk.target_slope_C, source.b.new_zeros(()))
-            source = replace(source, b=b_C)
-        local = chunk.share.local(source)
+            assert whole.b is not None
+            b_C = torch.where(chunk.stats.valid, whole.b * chunk.target_slope_C, whole.b.new_zeros(()))
+            whole = replace(whole, b=b_C)
+        local = chunk.share.local(whole)
         if self._hidden_TD is not None:
-            if chunk.partial:
-                shared = local if self._problem.shard.adds_shared_terms else replace(local, g=None)
-                self._add_partial(chunk, self._hidden_gradient(chunk, shared), self._hidden_TD)
-            elif chunk.part is None:
-                self._hidden_TD[chunk.tokens] = self._hidden_gradient(chunk, source)
-            else:
-                grad_CD = self._hidden_gradient(chunk, source)
-                self._hidden_TD[chunk.part.local_rows] = grad_CD[chunk.part.local_in_chunk]
+            self._add_hidden(chunk, whole, local, self._hidden_TD)
         if self._weight is not None:
             self._weight.add(chunk, local)
         if self._bias is not None:
             self._bias.add(chunk, local)
 
-    def _hidden_gradient(self, chunk: HeadChunk, source: Coefficients) -> Tensor:
+    def _add_hidden(self, chunk: HeadChunk, whole: Coefficients, local: Coefficients, out_TD: Tensor) -> None:
+        """Write dh of a chunk to its tokens, from the coefficients of the whole vocabulary or those of the local rows."""
+        if not self._problem.partial_projection:
+            grad_CD = self._hidden_gradient(chunk, whole)
+            if chunk.token_chunk is None:
+                out_TD[chunk.tokens] = grad_CD
+            else:
+                out_TD[chunk.token_chunk.local_rows] = grad_CD[chunk.token_chunk.local_in_chunk]
+            return
+        # A sum over ranks, in parallel with the products of this chunk's dW and of the next chunk.
+        shared = local if self._problem.shard.adds_shared_terms else replace(local, g=None)
+        grad_CD = self._hidden_gradient(chunk, shared)
+        if chunk.token_chunk is None:
+            place_CD = out_TD[chunk.tokens]
+            place_CD.copy_(grad_CD)
+            self._pending.append(self._problem.shard.start_sum_(place_CD).wait)
+            return
+        while self._pending:  # each of these sums has a buffer: one at a time
+            self._pending.pop()()
+        self._pending.append(chunk.token_chunk.start_scatter(grad_CD, out_TD))
+
+    def _hidden_gradient(self, chunk: HeadChunk, coefficients: Coefficients) -> Tensor:
         """w (a·Wᵀp − b·W[y] − g·w̄); the E W of the chunk is consumed."""
         assert chunk.projected_CD is not None
-        assert source.b is not None
-        grad_CD = chunk.projected_CD.mul_(source.a.unsqueeze(1))
+        assert coefficients.b is not None
+        grad_CD = chunk.projected_CD.mul_(coefficients.a.unsqueeze(1))
         target_rows_CD = chunk.target_rows_CD
         if target_rows_CD is None and self._problem.vocab:
             target_rows_CD = self._head.select(chunk.index_C)
         if target_rows_CD is not None:
-            grad_CD.addcmul_(target_rows_CD, source.b.unsqueeze(1), value=-1)
-        if source.g is not None:
+            grad_CD.addcmul_(target_rows_CD, coefficients.b.unsqueeze(1), value=-1)
+        if coefficients.g is not None:
             assert chunk.mean_row_D is not None  # a source along 1/V needs μ, and with μ there is w̄
-            grad_CD.addr_(source.g, chunk.mean_row_D, alpha=-1)
+            grad_CD.addr_(coefficients.g, chunk.mean_row_D, alpha=-1)
         return grad_CD
-
-    def _add_partial(self, chunk: HeadChunk, local_CD: Tensor, hidden_TD: Tensor) -> None:
-        """Sum dh over ranks, in parallel with the products of this chunk's dW and of the next chunk."""
-        if chunk.part is None:
-            place_CD = hidden_TD[chunk.tokens]
-            place_CD.copy_(local_CD)
-            self._pending.append(self._problem.shard.start_sum_(place_CD))
-            return
-        while self._pending:  # each of these sums has a buffer: one at a time
-            self._pending.pop().wait()
-        self._pending.append(chunk.part.start_scatter(local_CD, hidden_TD))
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """(dh, dW, db) after the last chunk; no dW if it went to the caller's buffer."""
-        for pending in self._pending:
-            pending.wait()
+        for wait in self._pending:
+            wait()
         weight_VD = None if self._weight is None else self._weight.finish()
         bias_V = None if self._bias is None else self._bias.finish()
         scale = self._problem.options.logit_scale
@@ -498,18 +474,18 @@ class _HeadGradients:
 # --- from logits --------------------------------------------------------------------------------------------------------
 
 
-def _run_logits_chunks(problem: LogitsProblem, wanted: bool, weight_T: Tensor) -> ChunkedRun:
+def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_T: Tensor) -> ChunkedRun:
     """One pass: values, statistics, and the gradient of Σ_t weight_t·(CE_t + aux_t) in the dtype of the logits."""
-    run = ChunkedRun(problem.targets, problem.plan)
-    work = TorchRows(problem.options.softcap, keep_slope=wanted)
+    run = ChunkedRun(problem)
+    work = TorchRows(problem.options.softcap, keep_slope=wanted[0])
     vocab, scale = problem.vocab, problem.options.logit_scale
-    grad_TV = torch.zeros_like(problem.logits_TV) if wanted else None
+    grad_TV = torch.zeros_like(problem.logits_TV) if wanted[0] else None
     with torch.autocast(problem.logits_TV.device.type, enabled=False):
         for chunk in _logits_chunks(problem, work):
             run.keep(chunk)
             if grad_TV is not None:
-                source = chunk.source(chunk.loss.source, weight_T)
-                grad_CV = chunk_source(work, problem.shard, chunk, source, through_softcap=True)
+                weighted = chunk.weighted(chunk.loss.coefficients, weight_T)
+                grad_CV = chunk_source(work, problem.shard, chunk, weighted, through_softcap=True)
                 grad_TV[chunk.tokens, :vocab] = grad_CV if scale == 1 else grad_CV.mul_(scale)
     run.gradients = (grad_TV,)
     return run
@@ -567,16 +543,17 @@ def _logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Chunk]:
 
 
 def chunk_source(
-    work: RowWork, shard: VocabularyShard, chunk: Chunk, source: Coefficients, *, through_softcap: bool
+    work: RowWork, shard: VocabularyShard, chunk: Chunk, coefficients: Coefficients, *, through_softcap: bool
 ) -> Tensor:
-    """A source of the whole vocabulary on the local rows, [C, rows]; the rows of the chunk are consumed."""
+    """The source with these weighted coefficients at the local rows of the vocabulary, [C, rows]; the rows of the chunk
+    are consumed."""
     if not shard.rows:
-        return chunk.rows.source_CV
+        return chunk.rows.buffer_CV
     valid_C = chunk.stats.valid
     if not shard.whole:
         # If every local logit is -inf, there is no E and no source.
         valid_C = valid_C & ~torch.isneginf(chunk.rows.sums.row_max_C)
-        if source.g is not None:  # row work divides g by the local rows, so it gets their share of V
-            source = replace(source, g=source.g * (shard.rows / shard.total))
-    local = chunk.share.local(source)
+        if coefficients.g is not None:  # row work divides g by the local rows, so it gets their share of V
+            coefficients = replace(coefficients, g=coefficients.g * (shard.rows / shard.total))
+    local = chunk.share.local(coefficients)
     return work.source(chunk.rows, chunk.index_C, valid_C, local, through_softcap=through_softcap)

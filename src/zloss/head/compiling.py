@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 def outside_compile(function: Callable[P, R]) -> Callable[P, R]:
     """The function itself while nothing is being compiled, its untraced form once torch.compile is in use."""
-    return outside_compile_unless(_never)(function)
+    return outside_compile_unless(lambda *args, **kwargs: False)(function)
 
 
 def outside_compile_unless(traceable: Callable[..., bool]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -42,7 +42,3 @@ def outside_compile_unless(traceable: Callable[..., bool]) -> Callable[[Callable
         return call
 
     return decorate
-
-
-def _never(*args: object, **kwargs: object) -> bool:
-    return False

@@ -111,10 +111,11 @@ class HeadOptions:
             raise InputError(
                 f"`memory_budget` is expected to be a number of bytes ≥ 1, but got {self.memory_budget!r}."
             )
-        if self.softcap is not None and self.objective.active and self.objective.needs_mu:
-            raise CoordinateError(
-                f"{type(self.objective).__name__} needs the mean logit μ, but `softcap` is not shift-invariant: "
-                "centering would change the model. Use StandardZLoss or GainAwareZLoss with softcap."
+        # Label smoothing alone may pass: the dense backend and losses of logits have the mean of softcapped logits.
+        if self.softcap is not None and self._objective_uses_mean:
+            self.refuse_missing_mean(
+                "`softcap` is not shift-invariant: centering would change the model. "
+                "Use StandardZLoss or GainAwareZLoss with softcap."
             )
 
     def _check_types(self) -> None:
@@ -142,7 +143,17 @@ class HeadOptions:
     @property
     def uses_mean(self) -> bool:
         """Whether the loss itself uses the mean logit."""
-        return self.label_smoothing != 0 or (self.objective.active and self.objective.needs_mu)
+        return self.label_smoothing != 0 or self._objective_uses_mean
+
+    @property
+    def _objective_uses_mean(self) -> bool:
+        return self.objective.active and self.objective.needs_mu
+
+    def refuse_missing_mean(self, reason: str) -> None:
+        """Raise an error if the loss uses the mean logit μ; `reason` is why there is none, and what to do about it."""
+        if self.uses_mean:
+            user = type(self.objective).__name__ if self._objective_uses_mean else "`label_smoothing`"
+            raise CoordinateError(f"{user} needs the mean logit μ, but {reason}")
 
     @property
     def uses_gain(self) -> bool:

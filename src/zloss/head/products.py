@@ -57,10 +57,10 @@ class ProductPlan:
     """Dtype of logits, results and accumulators: fp32, or fp64 for fp64 operands."""
     operand: torch.dtype | None
     """The 16-bit dtype that h and W share after autocast, and that the logits product takes; None where they share none."""
-    native: bool
-    """16-bit factors are multiplied as they are. Otherwise they are converted first, which gives the same products."""
+    takes_16_bit: bool
+    """The device multiplies 16-bit factors as they are. Otherwise they are converted first, which gives the same products."""
     fp32_accumulator: bool
-    """A native product can be added to an fp32 accumulator in one call; otherwise it is written and then added."""
+    """Such a product can be added to an fp32 accumulator in one call; otherwise it is written and then added."""
 
     @property
     def narrow(self) -> bool:
@@ -101,22 +101,22 @@ def plan_products(
     dtypes = {hidden, weight} if rounding is None else {rounding}
     shared = dtypes.pop() if len(dtypes) == 1 else compute
     operand = shared if shared in (torch.bfloat16, torch.float16) else None
-    native = (
+    takes_16_bit = (
         device_type == "cuda" and operand is not None and version >= (_OUT_DTYPE_ON_ROCM if on_rocm else _OUT_DTYPE)
     )
     kind: Kind
     if operand is None:
         kind = "fp32"
     elif option == "auto":
-        kind = "operand" if native else "fp32"
+        kind = "operand" if takes_16_bit else "fp32"
     else:
         kind = option
-    return ProductPlan(kind, device_type, compute, operand, native, native and version >= _FP32_ACCUMULATOR)
+    return ProductPlan(kind, device_type, compute, operand, takes_16_bit, takes_16_bit and version >= _FP32_ACCUMULATOR)
 
 
 def fp32_plan(compute: torch.dtype = torch.float32, device_type: str = "cpu") -> ProductPlan:
     """Every product in compute precision, from factors that are converted to it."""
-    return ProductPlan("fp32", device_type, compute, None, native=False, fp32_accumulator=False)
+    return ProductPlan("fp32", device_type, compute, None, takes_16_bit=False, fp32_accumulator=False)
 
 
 def _installed_version() -> Version:
@@ -166,7 +166,7 @@ class HeadProducts:
         self._whole = weight_VD.dtype == dtype and self._rounding is None
         self._plan = fp32_plan(dtype) if plan is None else plan
         # Plain attributes: torch.compile does not enter the lock of a cached_property.
-        self._narrow_VD: Tensor | None = None
+        self._rounded_VD: Tensor | None = None
         self._factor_VD: Tensor | None = None
         self._unit: Tensor | None = None
         self.vocab, self.width = weight_VD.shape
@@ -176,9 +176,9 @@ class HeadProducts:
         return cls(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding, problem.products)
 
     def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
-        """out = h Wᵀ, for h in compute precision, or in 16 bits where the plan is native."""
+        """out = h Wᵀ, for h in compute precision, or in 16 bits where the device takes that."""
         if hidden_CD.dtype != self._dtype:
-            _multiply(hidden_CD, self._narrow().t(), out_CV)
+            _multiply(hidden_CD, self._rounded().t(), out_CV)
             return
         for block, weight in self._blocks():
             _multiply(hidden_CD, weight.t(), out_CV[:, block])
@@ -190,7 +190,7 @@ class HeadProducts:
         """
         plan = self._plan
         out_CD = e_CV.new_zeros(e_CV.shape[0], self.width, dtype=self._dtype)
-        if plan.narrow and plan.native:
+        if plan.narrow and plan.takes_16_bit:
             _accumulate(out_CD, e_CV, self._factor(), plan, first=True)
         else:
             for block, weight in self._blocks():
@@ -205,7 +205,7 @@ class HeadProducts:
         """total += Eᵀ x for x = `factor_CX`; `first` overwrites the total."""
         plan = self._plan
         alpha = 1 / plan.exp_scale
-        if not plan.narrow or plan.native:
+        if not plan.narrow or plan.takes_16_bit:
             _accumulate(total_VX, e_CV.t(), factor_CX, plan, first=first, alpha=alpha)
             return
         wide_CX = factor_CX.to(self._dtype)
@@ -220,8 +220,8 @@ class HeadProducts:
         """w̄, the mean row."""
         if self._whole:
             return self._weight_VD.mean(dim=0)
-        if self._plan.native:
-            return self._narrow().sum(dim=0, dtype=self._dtype) / self.vocab
+        if self._plan.takes_16_bit:
+            return self._rounded().sum(dim=0, dtype=self._dtype) / self.vocab
         total_D = self._weight_VD.new_zeros(self.width, dtype=self._dtype)
         for _, weight in self._blocks():
             total_D += weight.sum(dim=0)
@@ -240,13 +240,13 @@ class HeadProducts:
     def _convert(self, weight_VD: Tensor) -> Tensor:
         return (weight_VD if self._rounding is None else weight_VD.to(self._rounding)).to(self._dtype)
 
-    def _narrow(self) -> Tensor:
+    def _rounded(self) -> Tensor:
         """The head in 16 bits; for a master weight in fp32 one rounded copy, as autocast keeps it too."""
         if self._rounding is None:
             return self._weight_VD
-        if self._narrow_VD is None:
-            self._narrow_VD = self._weight_VD.to(self._rounding)
-        return self._narrow_VD
+        if self._rounded_VD is None:
+            self._rounded_VD = self._weight_VD.to(self._rounding)
+        return self._rounded_VD
 
     def _copy_unit(self) -> Tensor | None:
         """The power of two that scales the largest |W| to 2¹⁵ where E W takes an fp16 copy of a bf16 head; else None."""
@@ -262,11 +262,11 @@ class HeadProducts:
         """The head as the product E W takes it on a GPU: in 16 bits, as it is or as a scaled copy."""
         unit = self._copy_unit()
         if unit is None:
-            return self._narrow()
+            return self._rounded()
         if self._factor_VD is None:
-            narrow_VD = self._narrow()
-            self._factor_VD = torch.empty_like(narrow_VD, dtype=self._plan.factor)
-            torch.mul(narrow_VD, unit, out=self._factor_VD)
+            rounded_VD = self._rounded()
+            self._factor_VD = torch.empty_like(rounded_VD, dtype=self._plan.factor)
+            torch.mul(rounded_VD, unit, out=self._factor_VD)
         return self._factor_VD
 
     def _as_factor(self, weight_VD: Tensor) -> Tensor:
@@ -275,12 +275,12 @@ class HeadProducts:
         return weight_VD if unit is None else (weight_VD * unit).to(self._plan.factor).to(self._dtype)
 
 
-# A product of 16-bit factors has an fp32 result and fp32 sums. Where the device cannot do that (`native` is off) the
+# A product of 16-bit factors has an fp32 result and fp32 sums. Where the device cannot do that (`takes_16_bit` is off) the
 # factors are converted first: a product of two 16-bit numbers is exact in fp32, so only the order of the sum differs.
 
 
 def _multiply(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
-    """out = left right, for factors of the dtype of `out`, or native 16-bit factors and an fp32 `out`."""
+    """out = left right, for factors of the dtype of `out`, or 16-bit factors and an fp32 `out`."""
     if left_MK.dtype == out_MN.dtype:
         torch.mm(left_MK, right_KN, out=out_MN)
     elif torch.compiler.is_compiling():

@@ -1,7 +1,7 @@
 """What happens to a chunk of logits between the matrix products: softcap, row sums, E = exp(z − m), statistics, sources.
 
-A row is the row of one token in the [T, V] matrix of logits. `TorchRows` does the V-wide work in plain PyTorch, in place
-(with the C row pass of `native.py` where it applies); `TritonRows` (`triton.py`) does it in kernels.
+A row is the row of one token in the [T, V] matrix of logits. `TorchRows` does the V-wide work in plain PyTorch, in place,
+with a fused pass in C (`rows.c`) where it applies; `TritonRows` (`triton.py`) does it in kernels.
 
 Axes: C tokens of a chunk, V vocabulary, D width, B buffers.
 """
@@ -9,12 +9,12 @@ Axes: C tokens of a chunk, V vocabulary, D width, B buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from zloss.head.native import fused_exp_rows_
+from zloss.head.native import load_rows
 from zloss.head.products import ProductPlan, applied_exp, fp32_plan, product_exp
 from zloss.objectives import Coefficients
 from zloss.statistics import StatisticsPlan, TokenStats
@@ -43,8 +43,8 @@ class RowPass:
     e_CV: Tensor
     """E = exp(z − m), times the slope of the softcap if there is one, as the products with W and h use it: in compute
     precision, or in 16 bits times the scale of the product plan."""
-    source_CV: Tensor
-    """The buffer from which the same RowWork forms a source: E, or the logits themselves."""
+    buffer_CV: Tensor
+    """From which the same RowWork forms a source: E, or the logits themselves."""
     slope_CV: Tensor | None = None
     """The slope of the softcap, if it is kept."""
     max_index_C: Tensor | None = None
@@ -69,7 +69,7 @@ class RowWork(Protocol):
         ...
 
     def source(
-        self, rows: RowPass, index_C: Tensor, valid_C: Tensor, source: Coefficients, *, through_softcap: bool
+        self, rows: RowPass, index_C: Tensor, valid_C: Tensor, coefficients: Coefficients, *, through_softcap: bool
     ) -> Tensor:
         """a·E − b·onehot(y) − g/V as [C, V], 0 at ignored tokens; `rows` is consumed.
 
@@ -113,13 +113,13 @@ class TorchRows:
         return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, max_index_C)
 
     def source(
-        self, rows: RowPass, index_C: Tensor, valid_C: Tensor, source: Coefficients, *, through_softcap: bool
+        self, rows: RowPass, index_C: Tensor, valid_C: Tensor, coefficients: Coefficients, *, through_softcap: bool
     ) -> Tensor:
-        source_CV = applied_exp(rows.source_CV, self.plan).mul_(source.a.unsqueeze(1))
-        if source.b is not None:
-            source_CV.scatter_add_(1, index_C.unsqueeze(1), -source.b.unsqueeze(1))
-        if source.g is not None:
-            source_CV.sub_(source.g.unsqueeze(1) / source_CV.shape[1])
+        source_CV = applied_exp(rows.buffer_CV, self.plan).mul_(coefficients.a.unsqueeze(1))
+        if coefficients.b is not None:
+            source_CV.scatter_add_(1, index_C.unsqueeze(1), -coefficients.b.unsqueeze(1))
+        if coefficients.g is not None:
+            source_CV.sub_(coefficients.g.unsqueeze(1) / source_CV.shape[1])
         if through_softcap and self._softcap is not None:
             assert rows.slope_CV is not None, "made with keep_slope=False"
             source_CV.mul_(rows.slope_CV)
@@ -135,6 +135,40 @@ def exp_rows_(z_CV: Tensor, *, norm: bool) -> tuple[Tensor, Tensor, Tensor | Non
     row_max_C = z_CV.amax(dim=1)
     z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
     return row_max_C, z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None
+
+
+_WORTH_IT = 2**14
+"""Elements below which the call of the C row pass costs more than it saves. Below it the pass is not compiled either."""
+
+RowPassName = Literal["c", "torch"]
+
+_fused = False
+"""Set by the first fused pass of this process."""
+
+
+def fused_exp_rows_(z_CV: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """`exp_rows_` in one pass in C over fp32 logits on the CPU; None where it does not apply, or there is no library."""
+    global _fused
+    # A subclass, such as a FakeTensor, may say that it is on the CPU and have no memory there.
+    if type(z_CV) is not Tensor or z_CV.device.type != "cpu" or z_CV.dtype != torch.float32:
+        return None
+    if z_CV.numel() < _WORTH_IT or z_CV.stride(1) != 1:
+        return None
+    library = load_rows()
+    if isinstance(library, str):
+        return None
+    # On the device of the logits: torch's default device may be another, whose addresses C cannot write to.
+    sums = torch.empty((3, z_CV.shape[0]), dtype=torch.float32, device=z_CV.device)
+    pointers = (row.data_ptr() for row in sums)
+    library.zloss_exp_rows(z_CV.data_ptr(), z_CV.shape[0], z_CV.shape[1], z_CV.stride(0), *pointers)
+    _fused = True
+    return sums[0], sums[1], sums[2]
+
+
+def row_pass_name() -> RowPassName:
+    """`row_pass` of a provenance: "c" if the C row pass did any work in this process, else "torch". The last digits of sums
+    depend on it."""
+    return "c" if _fused else "torch"
 
 
 def has_exp(sums: RowSums) -> Tensor:

@@ -16,7 +16,7 @@ Axes: T tokens of all ranks, C tokens of a chunk, D width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -105,11 +105,11 @@ class RankShare:
         """A coefficient of onehot(y), 0 if the target is another rank's."""
         return b_C if self.has_target_C is None else torch.where(self.has_target_C, b_C, b_C.new_zeros(()))
 
-    def local(self, source: Coefficients) -> Coefficients:
+    def local(self, whole: Coefficients) -> Coefficients:
         """The coefficients of exp(z − m) and onehot(y) as those of the local E and of local targets; g stays."""
         if self.factor_C is None:
-            return source
-        return replace(source, a=source.a * self.factor_C, b=None if source.b is None else self.local_b(source.b))
+            return whole
+        return replace(whole, a=whole.a * self.factor_C, b=None if whole.b is None else self.local_b(whole.b))
 
     def scaled(self, local_CD: Tensor) -> Tensor:
         """The local E W in the scale of the whole: exp(z − m) W. A rank without E adds nothing."""
@@ -134,15 +134,15 @@ def join_rows(
     def share(value_C: Tensor, counted_C: Tensor) -> Tensor:
         return torch.where(counted_C, value_C, value_C.new_zeros(()))
 
-    parts = [torch.where(has_target_C, sums.target_logit_C, 0.0), share(sums.sum_C * factor_C, present_C)]
+    terms = [torch.where(has_target_C, sums.target_logit_C, 0.0), share(sums.sum_C * factor_C, present_C)]
     if sums.norm_C is not None:
-        parts.append(share((sums.norm_C * factor_C).square(), present_C))
+        terms.append(share((sums.norm_C * factor_C).square(), present_C))
     if drop:
         assert sums.drop_C is not None
-        parts.append(share(factor_C * (sums.drop_C - sums.sum_C * below_C), factor_C > 0))
+        terms.append(share(factor_C * (sums.drop_C - sums.sum_C * below_C), factor_C > 0))
     if sums.mean_logit_C is not None:
-        parts.append(sums.mean_logit_C * shard.rows if shard.rows else torch.zeros_like(sums.mean_logit_C))
-    summed = iter(shard.sum_(torch.stack(parts)).unbind())
+        terms.append(sums.mean_logit_C * shard.rows if shard.rows else torch.zeros_like(sums.mean_logit_C))
+    summed = iter(shard.sum_(torch.stack(terms)).unbind())
     joined = RowSums(
         row_max_C,
         target_logit_C=next(summed),
@@ -221,9 +221,9 @@ class TokenShard:
     def places(self) -> tuple[Tensor, ...]:
         """Positions of each rank's tokens in the flat [T], in their order on that rank."""
         flat = torch.arange(torch.Size(self.leading).numel(), device=self.device).view(self.leading)
-        parts = flat.chunk(self.group.size(), dim=self.dim)
-        missing = self.group.size() - len(parts)
-        return (*(part.reshape(-1) for part in parts), *(flat.new_empty(0) for _ in range(missing)))
+        places = flat.chunk(self.group.size(), dim=self.dim)
+        missing = self.group.size() - len(places)
+        return (*(place.reshape(-1) for place in places), *(flat.new_empty(0) for _ in range(missing)))
 
     @property
     def local(self) -> Tensor:
@@ -281,55 +281,35 @@ class TokenChunk:
     def _padded_rows(self) -> Tensor:
         """Where the tokens of the chunk are among ranks·step rows."""
         device = self.shard.device
-        parts = [torch.arange(count, device=device) + rank * self.step for rank, count in enumerate(self.counts)]
-        return torch.cat(parts)
+        rows = [torch.arange(count, device=device) + rank * self.step for rank, count in enumerate(self.counts)]
+        return torch.cat(rows)
 
-    def start_gather(self, local_TD: Tensor) -> Gather:
-        """Start gathering the rows of the chunk from every rank."""
+    def start_gather(self, local_TD: Tensor) -> Callable[[], Tensor]:
+        """Start gathering the rows of the chunk from every rank; the returned function waits for them, [C, D] in rank order."""
         everyone, work = _start_gather(local_TD[self.local_rows], self.step, self.shard.group)
-        whole = len(everyone) == len(self.tokens_C)
-        return Gather(work, everyone, None if whole else self._padded_rows)
 
-    def start_scatter(self, part_CD: Tensor, out_TD: Tensor) -> Scatter:
-        """Start the sum over ranks of [C, D]; its local rows are in `out_TD` after waiting for it."""
+        def wait() -> Tensor:
+            work.wait()
+            return everyone if len(everyone) == len(self.tokens_C) else everyone[self._padded_rows]
+
+        return wait
+
+    def start_scatter(self, term_CD: Tensor, out_TD: Tensor) -> Callable[[], None]:
+        """Start the sum over ranks of [C, D]; after the returned function its local rows are in `out_TD`."""
         group = self.shard.group
-        padded = part_CD
-        if len(part_CD) < group.size() * self.step:
-            padded = part_CD.new_zeros(group.size() * self.step, part_CD.shape[1])
-            padded[self._padded_rows] = part_CD
-        local = part_CD.new_empty(self.step, part_CD.shape[1])
-        work = dist.reduce_scatter_tensor(local, padded.contiguous(), group=group, async_op=True)
-        return Scatter(work, local, out_TD[self.local_rows], padded)
+        padded = term_CD
+        if len(term_CD) < group.size() * self.step:
+            padded = term_CD.new_zeros(group.size() * self.step, term_CD.shape[1])
+            padded[self._padded_rows] = term_CD
+        local = term_CD.new_empty(self.step, term_CD.shape[1])
+        padded = padded.contiguous()
+        work = dist.reduce_scatter_tensor(local, padded, group=group, async_op=True)
 
+        def wait(summed: Tensor = padded) -> None:  # what is being summed must live until the sum is complete
+            work.wait()
+            out_TD[self.local_rows] = local[: self.counts[group.rank()]]
 
-@dataclass(frozen=True, eq=False)
-class Gather:
-    """Rows of all ranks in flight."""
-
-    work: Any
-    everyone: Tensor
-    rows: Tensor | None
-    """Which of them are tokens; None if all are."""
-
-    def wait(self) -> Tensor:
-        """[C, D] in rank order."""
-        self.work.wait()
-        return self.everyone if self.rows is None else self.everyone[self.rows]
-
-
-@dataclass(frozen=True, eq=False)
-class Scatter:
-    """A sum over ranks in flight."""
-
-    work: Any
-    local: Tensor
-    out: Tensor
-    kept: Tensor
-    """What is being summed; it must live until the sum is complete."""
-
-    def wait(self) -> None:
-        self.work.wait()
-        self.out.copy_(self.local[: len(self.out)])
+        return wait
 
 
 def _start_gather(local: Tensor, rows: int, group: ProcessGroup) -> tuple[Tensor, Any]:
@@ -347,7 +327,7 @@ class Span(NamedTuple):
 
     tokens: slice | Tensor
     length: int
-    part: TokenChunk | None = None
+    token_chunk: TokenChunk | None = None
 
 
 def token_spans(tokens: TokenShard | None, bounds: list[tuple[int, int]]) -> list[Span]:
@@ -355,21 +335,21 @@ def token_spans(tokens: TokenShard | None, bounds: list[tuple[int, int]]) -> lis
     if tokens is None or not bounds:
         return [Span(slice(start, stop), stop - start) for start, stop in bounds]
     longest = max(stop - start for start, stop in bounds)
-    return [Span(part.tokens_C, len(part.tokens_C), part) for part in tokens.chunks(longest)]
+    return [Span(chunk.tokens_C, len(chunk.tokens_C), chunk) for chunk in tokens.chunks(longest)]
 
 
 def with_hidden(spans: list[Span], local_TD: Tensor) -> Iterator[tuple[Span, Tensor]]:
     """Every span with its hidden states [C, D]. Those of other ranks are fetched during the work on the span before."""
-    parts = [span.part for span in spans if span.part is not None]
-    following = parts[0].start_gather(local_TD) if parts else None
+    chunks = [span.token_chunk for span in spans if span.token_chunk is not None]
+    following = chunks[0].start_gather(local_TD) if chunks else None
     for place, span in enumerate(spans):
         if following is None:
             yield span, local_TD[span.tokens]
             continue
         current = following
-        if place + 1 < len(parts):
-            following = parts[place + 1].start_gather(local_TD)
-        yield span, current.wait()
+        if place + 1 < len(chunks):
+            following = chunks[place + 1].start_gather(local_TD)
+        yield span, current()
 
 
 LocalHead = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, ProcessGroup | None, TokenShard | None]

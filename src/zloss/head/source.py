@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.errors import CoefficientError, InputError, ShapeError, UnknownNameError
-from zloss.head.arguments import HeadProblem, check_rows, prepare_head
+from zloss.head.arguments import HeadProblem, check_rows, prepare_head, refuse_smoothed_softcap
 from zloss.head.chunked import chunk_source, head_chunks
 from zloss.head.compiling import outside_compile
 from zloss.head.options import (
@@ -86,6 +86,8 @@ def head_source(
         gather_tokens=True,
     )
     chosen = resolve_backend(checked.backend, hidden.device, problem.dtype)
+    if chosen != "dense":
+        refuse_smoothed_softcap(checked)
     with torch.autocast(hidden.device.type, enabled=False):
         if chosen == "dense":
             return dense_source(problem, auxiliary_only=part == "z")
@@ -105,9 +107,9 @@ def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
     out_TV = problem.hidden_TD.new_zeros((problem.hidden_TD.shape[0], problem.vocab), dtype=problem.dtype)
     for chunk in head_chunks(problem, back_projection=False, work=work):
         check_rows(chunk.stats)
-        coefficients = chunk.loss.source if part == "total" else chunk.loss.auxiliary_source
-        source = chunk.source(coefficients, problem.targets.weight_T)
-        out_TV[chunk.tokens] = chunk_source(work, problem.shard, chunk, source, through_softcap=False)
+        coefficients = chunk.loss.coefficients if part == "total" else chunk.loss.auxiliary_coefficients
+        weighted = chunk.weighted(coefficients, problem.targets.weight_T)
+        out_TV[chunk.tokens] = chunk_source(work, problem.shard, chunk, weighted, through_softcap=False)
     return out_TV
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zloss.results.choices import SvdMethod
+from zloss.results.options import SvdMethod
 from zloss.tensors import at_least_fp32
 
 RANK = 16

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean
-from zloss.head.chunked import chunked_head_loss, narrow, run_head_chunks, wanted_gradients
+from zloss.head.chunked import chunked_head_loss, run_head_chunks, stored_gradient, wanted_gradients
 from zloss.head.products import HeadProducts, ProductPlan, applied_exp, fp32_plan
 from zloss.head.rows import RowPass, RowSums, chunk_stats, has_exp
 from zloss.head.triton_ops import (
@@ -39,13 +39,13 @@ def triton_head_loss(problem: HeadProblem) -> LossParts:
     work = TritonRows(problem.options.softcap, plan=problem.products, keep_logits=False)
     if problem.options.reduction == "none" or problem.weight_grad_buffer is not None or not problem.shard.whole:
         return chunked_head_loss(problem, work)
-    targets, operands = problem.targets, problem.operands
+    operands = problem.operands
     with torch.no_grad():
         wanted = wanted_gradients(operands, grad_enabled=problem.grad_enabled)
-        run = run_head_chunks(problem, work, wanted, targets.weight_T)
-        value = run.value(targets)
-    grads = [narrow(grad, like) for grad, like in zip(run.gradients, operands, strict=True)]
-    return run.parts(with_gradients(value, *operands, *grads), targets, problem.vocab)
+        run = run_head_chunks(problem, wanted, problem.targets.weight_T, work)
+        value = run.value()
+    grads = [stored_gradient(grad, like) for grad, like in zip(run.gradients, operands, strict=True)]
+    return run.parts(with_gradients(value, *operands, *grads))
 
 
 def triton_logits_loss(problem: LogitsProblem) -> LossParts:
@@ -68,16 +68,16 @@ def _logits_loss(problem: LogitsProblem) -> LossParts:
     loss = token_loss(replace(stats, mu=mean_T), options.objective, options.label_smoothing)
 
     ce_T, aux_T = targets.weighted(loss.cross_entropy), targets.weighted(loss.auxiliary)
-    source = loss.source.weighted(scale * targets.weight_T, valid_T, sum_T)
+    weighted = loss.coefficients.weighted(scale * targets.weight_T, valid_T, sum_T)
     zero_T = torch.zeros_like(sum_T)
     loss_T = row_loss(
         problem.logits_TV,
         ce_T + aux_T,
         row_max_T,
         torch.where(valid_T, targets.index_T, -1),
-        source.a,
-        zero_T if source.b is None else source.b,
-        zero_T if source.g is None else source.g / vocab,
+        weighted.a,
+        zero_T if weighted.b is None else weighted.b,
+        zero_T if weighted.g is None else weighted.g / vocab,
         vocab,
         scale,
         options.softcap,
@@ -149,20 +149,21 @@ class TritonRows:
         return RowPass(sums, e_CV, z_CV)
 
     def source(
-        self, rows: RowPass, index_C: Tensor, valid_C: Tensor, source: Coefficients, *, through_softcap: bool
+        self, rows: RowPass, index_C: Tensor, valid_C: Tensor, coefficients: Coefficients, *, through_softcap: bool
     ) -> Tensor:
         assert self._keep, "made with keep_logits=False"
-        zero_C = torch.zeros_like(source.a)
-        b_C = zero_C if source.b is None else source.b
-        g_C = zero_C if source.g is None else source.g / rows.source_CV.shape[1]
+        a_C = coefficients.a
+        zero_C = torch.zeros_like(a_C)
+        b_C = zero_C if coefficients.b is None else coefficients.b
+        g_C = zero_C if coefficients.g is None else coefficients.g / rows.buffer_CV.shape[1]
         if not self.plan.narrow:
-            return self._source(rows, index_C, valid_C, source.a, b_C, g_C, through_softcap)
+            return self._source(rows, index_C, valid_C, a_C, b_C, g_C, through_softcap)
         # E rounded as the products take it, then the rest, which is not rounded.
         assert not through_softcap, "the source before the softcap is formed in fp32 only"
         always_C = torch.ones_like(valid_C)
         e_CV = self._source(rows, index_C, always_C, torch.ones_like(zero_C), zero_C, zero_C, slope=False)
         rest_CV = self._source(rows, index_C, valid_C, zero_C, b_C, g_C, slope=False)
-        applied_CV = applied_exp(e_CV, self.plan) * source.a.unsqueeze(1)
+        applied_CV = applied_exp(e_CV, self.plan) * a_C.unsqueeze(1)
         return torch.where(valid_C.unsqueeze(1), rest_CV + applied_CV, 0.0)
 
     def _source(
@@ -175,7 +176,7 @@ class TritonRows:
         g_C: Tensor,
         slope: bool,
     ) -> Tensor:
-        z_CV = rows.source_CV
+        z_CV = rows.buffer_CV
         source_CV: Tensor = row_source(
             z_CV,
             rows.sums.row_max_C,

@@ -1,21 +1,23 @@
-"""What stays the same for all tokens of a measurement: the head, its vocabulary, c, λ_diag, β, and the spectra."""
+"""What a model is measured with: its head with c, λ_diag, β and the spectra, and the blocks of a text that it can read."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from zloss.errors import InputError
+from zloss.errors import CheckpointError, InputError
 from zloss.head.arguments import HeadProblem, prepare_head
 from zloss.head.options import HeadOptions, check_vocab
 from zloss.head.spectrum import HeadSpectrum, head_spectra
+from zloss.models.checkpoint import Checkpoint, resolve_block_size
 from zloss.models.output_head import OutputHead
 from zloss.objectives import CrossEntropy
-from zloss.results.choices import SvdMethod
-from zloss.results.coordinate import Coordinate
+from zloss.results.options import BosPolicy, Coordinate, SvdMethod
+from zloss.text import Blocks, Corpus, make_blocks
 
 COORDINATES: tuple[Coordinate, ...] = ("raw", "centered")
 SOFTCAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
@@ -99,3 +101,44 @@ def measurement_of(
     spectra = head_spectra(weight_VD, logit_scale=head.logit_scale, method=svd, seed=seed)
     mean_row_D = weight_VD.mean(dim=0, dtype=torch.float64) * head.logit_scale
     return Measurement(head, vocab, math.log(vocab), coef, gain_beta, spectra, mean_row_D)
+
+
+@dataclass(frozen=True)
+class ModelBlocks:
+    """Blocks, and sentences for the report on how they were cut."""
+
+    blocks: Blocks
+    notes: tuple[str, ...]
+
+
+def model_blocks(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    *,
+    size: int | None,
+    count: int | None,
+    bos: BosPolicy = "auto",
+    offset: int = 0,
+) -> ModelBlocks:
+    """The first `count` blocks after `offset`, or all; `size` None is the smaller of 256 and what the model has."""
+    for name, value in (("blocks", count), ("block_size", size)):
+        if value is not None and value < 1:
+            raise InputError(f"`{name}` is expected to be a whole number ≥ 1, but got {value}.")
+    bos_id = checkpoint.bos_id(bos)
+    block_size = resolve_block_size(checkpoint, size, bos=bos_id is not None)
+    blocks = make_blocks(corpus, checkpoint.tokenizer, size=block_size.size, count=count, bos_id=bos_id, offset=offset)
+    check_token_ids(checkpoint, blocks)
+    return ModelBlocks(blocks, (block_size.note,) if block_size.note else ())
+
+
+def check_token_ids(checkpoint: Checkpoint, *texts: Blocks) -> None:
+    """An error where the tokenizer gives an id for which the input embedding has no row."""
+    model: Any = checkpoint.model
+    rows = model.get_input_embeddings().weight.shape[0]
+    for blocks in texts:
+        largest = max(int(blocks.stream.max()), blocks.bos_id or 0)
+        if largest >= rows:
+            raise CheckpointError(
+                f"the tokenizer of {checkpoint.name} gives the token id {largest}, but the input embedding has {rows} "
+                "rows: put the tokenizer files that belong to these weights beside them."
+            )

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import socket
+import tempfile
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -23,9 +24,8 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from zloss.distributed import local_part
 from zloss.errors import CheckpointError, InputError, MissingDependencyError, first_line
-from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName
+from zloss.results.options import SMOLLM2, BosPolicy, DeviceMap, DtypeName
 
 DTYPES: dict[DtypeName, torch.dtype] = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
@@ -85,11 +85,14 @@ def load_checkpoint(
     trust_remote_code: bool = False,
     allow_pickle: bool | None = False,
     revision: str | None = None,
+    device_map: DeviceMap | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
 ) -> Checkpoint:
     """Model and tokenizer by name; a model that cannot be loaded is a `CheckpointError` of one sentence.
 
     `allow_pickle=None` is for commands without that option, so the error for pickled weights does not suggest it.
-    `revision` is a branch, tag or commit of a model on the hub.
+    `revision` is a branch, tag or commit of a model on the hub. With `device_map` accelerate places the layers on all devices
+    and offloads the rest to memory and disk; `max_memory` limits what each device takes, as in accelerate.
     """
     _require_transformers()
     if name == SMOLLM2 and (embedded := embedded_smollm2()) is not None:
@@ -98,11 +101,11 @@ def load_checkpoint(
         gguf = Path(name)
         check_gguf_exists(gguf)
     else:
-        return _load_pretrained(name, dtype, trust_remote_code, allow_pickle, revision)
+        return _load_pretrained(name, dtype, trust_remote_code, allow_pickle, revision, device_map, max_memory)
     from zloss.models.gguf import converted_gguf
 
     with converted_gguf(gguf) as (folder, wants_bos):
-        loaded = _load_pretrained(str(folder), dtype, False, False)
+        loaded = _load_pretrained(str(folder), dtype, False, False, None, device_map, max_memory)
     return Checkpoint(name, f"gguf:{gguf.name}", loaded.model, loaded.tokenizer, wants_bos)
 
 
@@ -121,7 +124,13 @@ def embedded_smollm2() -> Path | None:
 
 
 def _load_pretrained(
-    name: str, dtype: DtypeName, trust_remote_code: bool, allow_pickle: bool | None, revision: str | None = None
+    name: str,
+    dtype: DtypeName,
+    trust_remote_code: bool,
+    allow_pickle: bool | None,
+    revision: str | None,
+    device_map: DeviceMap | None,
+    max_memory: Mapping[int | str, int | str] | None,
 ) -> Checkpoint:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -152,12 +161,17 @@ def _load_pretrained(
         raise CheckpointError(f"{name} has no tokenizer: none of its files gives token ids for a sentence.")
     # PyTorch's grouped matrix product, the default for experts, has no fp64; dense models ignore the choice.
     experts = {"experts_implementation": "eager"} if dtype == "fp64" else {}
+    offload = None if device_map is None else tempfile.TemporaryDirectory(prefix="zloss-offload-")
+    placed: dict[str, Any] = {}
+    if offload is not None:
+        placed = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload.name}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             identifier,
             dtype=DTYPES[dtype],
             **place,
             **experts,
+            **placed,
             use_safetensors=None if allow_pickle else True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_loaded` refuses them by name
@@ -166,6 +180,7 @@ def _load_pretrained(
         raise CheckpointError(_not_loadable(name, error, can_allow_pickle=allow_pickle is not None)) from error
     model, info = loaded
     check_loaded(name, info)
+    model.offload_folder = offload  # deleted with the model
     return Checkpoint(name, "safetensors", model.eval(), tokenizer, _tokenizer_adds_bos(tokenizer))
 
 
@@ -428,6 +443,28 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether some weights are on a device only while their module runs (`device_map`)."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def stored_name(model: nn.Module, name: str) -> str:
+    """The name under which an offloaded parameter is stored: that of the parameter to which it is tied, or its own."""
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
+    return tied.get(name, name)
+
+
+def present_tensor(model: nn.Module, name: str, device: str | None = None) -> Tensor:
+    """A parameter or buffer with its values, also if it is offloaded; `device` None is the one its module runs on."""
+    from accelerate.utils import align_module_device
+
+    place, _, attribute = name.rpartition(".")
+    module = model.get_submodule(place)
+    with align_module_device(module, device):
+        tensor: Tensor = getattr(module, attribute).detach()
+    return tensor
+
+
 def weight_fingerprint(model: nn.Module) -> str:
     """A checksum of the name, shape, dtype and every byte of every tensor; tied tensors are read once.
 
@@ -436,8 +473,10 @@ def weight_fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     names: dict[tuple[object, ...], str] = {}
     for name, whole in sorted(model.state_dict().items()):
-        tensor = local_part(whole)  # of a model that is sharded over processes
-        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        tensor = present_tensor(model, name, device="cpu") if whole.is_meta else whole
+        # The memory of an offloaded tensor may be that of the next one, so these are told apart by name.
+        shared = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        place = (stored_name(model, name),) if whole.is_meta else shared
         tied = names.setdefault(place, name) if tensor.numel() else name
         digest.update(f"{name} {tied} {tensor.dtype} {list(tensor.shape)}".encode())
         if tied == name:

@@ -23,10 +23,8 @@ from typing import Any
 from zloss.cache import cache_root
 from zloss.errors import CheckpointError, InputError, MissingDependencyError, OutputError, first_line
 from zloss.models.checkpoint import check_loaded
-from zloss.results.folder_writing import whole_folder
-from zloss.results.reading import read_object
-from zloss.results.system_lock import take_lock
-from zloss.results.unfinished import remove_abandoned
+from zloss.results.folder import whole_folder
+from zloss.results.io import read_object, remove_abandoned, take_lock
 
 _NOTE = "zloss.json"
 """The file of a converted folder that holds what safetensors do not, and the checksum of every other file."""

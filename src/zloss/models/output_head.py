@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import CheckpointError, ZlossError, first_line
-from zloss.models.checkpoint import Checkpoint
+from zloss.models.checkpoint import Checkpoint, present_tensor, stored_name
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,19 @@ def find_head(checkpoint: Checkpoint) -> OutputHead:
         raise CheckpointError(f"{checkpoint.name} has no output head: get_output_embeddings() gives no [V, D] weight.")
     embedding = model.get_input_embeddings()
     table = getattr(embedding, "weight", None)
+    tied = isinstance(table, Tensor) and table.data_ptr() == weight.data_ptr()
     bias = getattr(module, "bias", None)
+    if weight.is_meta:  # offloaded: the head is read for every chunk, so it is kept in memory
+        names = {id(each): f"{name}.weight" for name, each in model.named_modules()}
+        tied = stored_name(model, names[id(module)]) == stored_name(model, names[id(embedding)])
+        weight = present_tensor(module, "weight")
+        bias = present_tensor(module, "bias") if isinstance(bias, Tensor) else None
     config = checkpoint.config.get_text_config()
     return OutputHead(
         module=module,
         weight_VD=weight,
         bias_V=bias if isinstance(bias, Tensor) else None,
-        tied=isinstance(table, Tensor) and table.data_ptr() == weight.data_ptr(),
+        tied=tied,
         logit_scale=_logit_scale(config),
         softcap=_nonzero(config, "final_logit_softcapping"),
     )

@@ -2,7 +2,7 @@
 
 G_99 = Q_0.99 ‖g_s‖₂, H_99 = Q_0.99 ‖g_s‖∞, ρ_99 = Q_0.99 ‖g_s‖₂/(‖θ_s‖₂ + ε) before clipping, over steps with a finite
 gradient. Φ_τ and the clip rate are fractions of all steps with ‖g_s‖₂ > threshold; a nonfinite step counts as an event.
-Quantiles interpolate linearly between order statistics. `zloss.results.step_endpoints` defines every key.
+Quantiles interpolate linearly between order statistics. `zloss.results.steps` defines every key.
 
 The fp16 headroom is how far a static loss scale can go before fp16 overflows: κ_max, κ_min and Ψ_κ (paper
 eq:overflow_proxy). It needs only ‖g‖_∞ of each gradient; NaN or infinity overflows at every scale.
@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from zloss.errors import InputError
-from zloss.results.step_endpoints import PHI, StepEndpoints
-from zloss.results.step_record import AdamSample, StepRecord
+from zloss.results.steps import PHI, AdamSample, StepEndpoints, StepRecord
 
 THRESHOLDS = (10.0, 50.0, 100.0)
 """The paper's thresholds τ of Φ_τ."""

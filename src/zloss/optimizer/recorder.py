@@ -33,7 +33,7 @@ from zloss.distributed import LocalParts, gathered, group_of, is_dtensor, local_
 from zloss.errors import InputError
 from zloss.optimizer.adam import StatefulOptimizer, read_adam
 from zloss.optimizer.norms import l2_over_ranks, local_l2, local_norms, norms_over_ranks, whole_l2
-from zloss.results.step_record import AdamSample, GradientState, StepRecord
+from zloss.results.steps import AdamSample, GradientState, StepRecord
 
 
 @dataclass(frozen=True)

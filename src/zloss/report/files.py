@@ -1,90 +1,196 @@
-"""The files of reported results: the record, its page, and the figures on request."""
+"""Results and their decisions as one page or one terminal output, and the files of results."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
 from pathlib import Path
+from typing import Any
 
-from zloss.decide.decided_results import DecidedResults, audit_names
-from zloss.report.charts.drift import source_panels, transport_panels
-from zloss.report.charts.matplotlib_files import FIGURES, FORMATS, write_figures, write_panels
-from zloss.report.html.page import write_page
-from zloss.report.tables.comparison_markdown import comparison_markdown
+from zloss.decide.answer import DecidedResults, audit_names, decide_results
+from zloss.report.audit import (
+    audit_document,
+    audit_summary,
+    decision_document,
+    decision_summary,
+    side_by_side_document,
+)
+from zloss.report.audit_figures import audit_figures, thin
+from zloss.report.comparison import comparison_document, comparison_page, comparison_summary
+from zloss.report.document import Block, Document, Figure, Heading, Plain, Text, section
+from zloss.report.drift import drift_document, drift_figures, drift_summary
+from zloss.report.figures import FORMATS, write_figures
+from zloss.report.html import MAX_BYTES, to_page
+from zloss.report.implementation_audit import implementation_audit_document, implementation_audit_summary
+from zloss.report.loss_audit import loss_audit_document, loss_audit_summary
+from zloss.report.markdown import to_markdown
+from zloss.report.recommendation import recommendation_document, recommendation_summary
+from zloss.report.reproduction import reproduction_document, reproduction_summary
+from zloss.report.router import measured_document, router_scale_document
 from zloss.results.audit import AuditReport
+from zloss.results.comparison import Comparison
 from zloss.results.decision import DecisionMaps
 from zloss.results.drift import FILE as DRIFT_FILE
 from zloss.results.drift import Drift
-from zloss.results.files import Result, write_record
-from zloss.results.folder_owner import DECISIONS_FILE, PAGE_FILE, remove_leftovers
+from zloss.results.files import KINDS, Result, write_record
+from zloss.results.folder import DECISIONS_FILE, PAGE_FILE, TOKENS_FILE, remove_leftovers
+from zloss.results.implementation_audit import FILE as IMPLEMENTATION_FILE
+from zloss.results.io import write_text
 from zloss.results.recommendation import FILE as RECOMMENDATION_FILE
 from zloss.results.recommendation import Recommendation
-from zloss.results.writing import write_text
+from zloss.results.record import ResultRecord
 
-DRIFT_INCHES = (3.6, 2.9)
-"""Size of a panel of curves over checkpoints."""
-DRIFT_FIGURES = {"drift_source": source_panels, "drift_transport": transport_panels}
-FIGURE_NAMES = (*FIGURES, *DRIFT_FIGURES)
+RECORD_FILES = {
+    "audits": "report.json",
+    "loss_audits": "report.json",
+    "comparisons": "comparison.json",
+    "implementation_audits": IMPLEMENTATION_FILE,
+    "drifts": DRIFT_FILE,
+    "recommendations": RECOMMENDATION_FILE,
+}
+"""Name of a result among `DecidedResults` → its file."""
+FIGURE_NAMES = ("gradient_geometry", "tails", "spectrum", "drift_source", "drift_transport")
 """Names of the figure files, without their formats."""
 
 
-def write_audit(folder: Path, report: AuditReport, *, figures: bool = True) -> list[Path]:
-    """report.json, report.html, then figures, of an audit with its decisions; each appears whole or not at all."""
-    record, page = folder / "report.json", folder / PAGE_FILE
-    write_record(record, report)
-    write_page(page, DecidedResults(audits=(report,)))
-    written = [record, page, *(write_figures(folder / "figures", report) if figures else [])]
-    clear_leftovers(folder, written)
-    return written
+def write_page(path: Path, results: DecidedResults) -> None:
+    """Render the page and put it at `path` atomically."""
+    write_text(path, render_page(results))
 
 
-def write_comparison(folder: Path, results: DecidedResults) -> list[Path]:
-    """comparison.json, comparison.md and report.html of the one comparison in `results`."""
-    (judged,) = results.comparisons
-    record, text, page = (folder / name for name in ("comparison.json", "comparison.md", PAGE_FILE))
-    write_record(record, judged.comparison)
-    write_text(text, comparison_markdown(judged.comparison))
-    write_page(page, results)
-    written = [record, text, page]
-    clear_leftovers(folder, written)
-    return written
+def render_page(results: DecidedResults, *, static: bool = False) -> str:
+    """The page under 3 MB: the tokens of the scatter panels are thinned, extremes kept, until it fits."""
+    for share in (1.0, 0.5, 0.25, 0.1, 0.03, 0.0):
+        audits = tuple(thin(report, share) for report in results.audits)
+        text = to_page(page_document(replace(results, audits=audits)), page_title(results), static=static)
+        if len(text.encode("utf-8", errors="replace")) < MAX_BYTES:
+            break
+    return text
 
 
-def write_drift(folder: Path, drift: Drift, *, figures: bool = True) -> list[Path]:
-    """drift.json, report.html, then figures; each appears whole or not at all."""
-    record, page = folder / DRIFT_FILE, folder / PAGE_FILE
-    write_record(record, drift)
-    write_page(page, DecidedResults(drifts=(drift,)))
-    written = [record, page, *(write_drift_figures(folder / "figures", drift) if figures else [])]
-    clear_leftovers(folder, written)
-    return written
+NOTEBOOK_TOKENS = 250
+"""Tokens of a scatter panel in a notebook, which keeps every picture in its file."""
+ARGUMENTS: dict[str, str] = {kind: f"{kind.replace('-', '_')}s" for kind in KINDS.values()}
+ARGUMENTS["measured-router-scale"] = "measured_routers"
+"""Kind of result → the argument of `decide_results` that takes it."""
 
 
-def write_drift_figures(folder: Path, drift: Drift, *, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """drift_source and drift_transport in every format; a figure without data is left out."""
-    written = []
-    for name, panels_of in DRIFT_FIGURES.items():
-        if panels := panels_of(drift):
-            written += write_panels([folder / f"{name}.{suffix}" for suffix in formats], panels, inches=DRIFT_INCHES)
-    return written
+def notebook_html(record: ResultRecord) -> str | None:
+    """The page of one result as a frame for a notebook, without scripts; None for a record without a page."""
+    kind = next((kind for record_type, kind in KINDS.items() if isinstance(record, record_type)), None)
+    if kind is None:
+        return None
+    if isinstance(record, AuditReport) and record.figures.geometry is not None:
+        record = thin(record, NOTEBOOK_TOKENS / max(len(record.figures.geometry), 1))
+    given: dict[str, Any] = {ARGUMENTS[kind]: (record,)}
+    page = escape(render_page(decide_results(**given), static=True))
+    return f'<iframe sandbox width="100%" height="640" style="border:0" srcdoc="{page}"></iframe>'
 
 
-def write_recommendation(folder: Path, found: Recommendation) -> list[Path]:
-    """recommendation.json and report.html; each appears whole or not at all."""
-    record, page = folder / RECOMMENDATION_FILE, folder / PAGE_FILE
-    write_page(page, DecidedResults(recommendations=(found,)))
-    clear_leftovers(folder, [record, page])
-    # Last: its presence says that the recommendation is finished.
-    write_record(record, found)
-    return [record, page]
+def page_title(results: DecidedResults) -> str:
+    """What the results are about."""
+    labels = [record.label for record in results.reproductions]
+    titles = (
+        (results.audits, " vs ".join(audit_names(results.audits))),
+        (results.comparisons, "Comparison of training runs"),
+        (results.loss_audits, "Audit of a loss"),
+        (results.implementation_audits, "Audit of the implementation"),
+        (results.router_scales or results.measured_routers, "Scale of a router Z-loss"),
+        (
+            results.recommendations,
+            "Recommendation for " + ", ".join(one.tested.model for one in results.recommendations),
+        ),
+        (results.drifts, "Drift of " + ", ".join(drift.model for drift in results.drifts)),
+        (labels[1:], "Reproductions of the paper"),
+    )
+    return next((title for records, title in titles if records), f"Reproduction of {', '.join(labels)}")
 
 
-def write_implementation_audit(folder: Path, results: DecidedResults) -> list[Path]:
-    """implementation_audit.json and report.html of the one implementation audit in `results`."""
-    (audit,) = results.implementation_audits
-    written = [audit.write(folder), folder / PAGE_FILE]
-    write_page(folder / PAGE_FILE, results)
-    clear_leftovers(folder, written)
+def page_document(results: DecidedResults) -> Document:
+    """Every result in a section of its own, its answer first, and the shared decision map where there is no audit."""
+    names, maps = audit_names(results.audits), results.maps
+    named = list(zip(names, results.audits, strict=True))
+    several = len(named) > 1
+    document: Document = []
+
+    def add(anchor: str, link: str, title: str, parts: Sequence[Document]) -> None:
+        if parts:
+            blocks = [block for part in parts for block in part]
+            document.append(section([*([Heading(title)] if title else []), *blocks], anchor, link))
+
+    add("recommendation", "Recommendation", "", [recommendation_document(found) for found in results.recommendations])
+    if several:
+        above: Document = [Text(f"{len(named)} audits side by side", "kicker"), Heading(Plain(page_title(results)), 1)]
+        add("compare", "Side by side", "", [above, side_by_side_document(named)])
+    for i, ((name, report), one) in enumerate(zip(named, maps if named else (), strict=True)):
+        blocks = audit_document(report, name=name, key=f"a{i}", models=one.models, links=not several)
+        add(f"a{i}", name if several else "", "", [blocks])
+    if results.shared is not None:
+        document.append(Heading(page_title(results), 1))
+    add("loss-audits", "Loss", "Audit of the loss", [loss_audit_document(audit) for audit in results.loss_audits])
+    implementations = [implementation_audit_document(audit) for audit in results.implementation_audits]
+    add("implementation-audits", "Implementation", "Audit of the implementation", implementations)
+    add("comparisons", "Training", "Training runs compared", [comparison_document(one) for one in results.comparisons])
+    add("drift", "Drift", "", [drift_document(drift) for drift in results.drifts])
+    routers = [measured_document(scale) for scale in results.measured_routers]
+    routers += [router_scale_document(table) for table in results.router_scales]
+    add("routers", "Routers", "Router Z-loss", routers)
+    if results.shared is not None:
+        decisions = results.shared.decisions
+        add("decisions", "Decisions", "Decision map", [decision_document(decisions, models=maps[0].models)])
+    reproduced = [reproduction_document(record) for record in results.reproductions]
+    add("reproductions", "Reproductions", "", reproduced)
+    return document
+
+
+def terminal_document(results: DecidedResults) -> Document:
+    """Audits of losses and implementations and comparisons, each with its answer; one audit in full, several side by side,
+    or the shared decision map; then recommendations, drifts, router scales and reproductions."""
+    audits, maps = results.audits, results.maps
+    parts: list[Sequence[Block]] = [
+        *map(loss_audit_summary, results.loss_audits),
+        *(comparison_summary(comparison) for comparison in results.comparisons),
+        *map(implementation_audit_summary, results.implementation_audits),
+    ]
+    if len(audits) == 1:
+        parts.append(audit_summary(audits[0], models=maps[0].models))
+    elif audits:
+        named = list(zip(audit_names(audits), audits, strict=True))
+        parts.append(side_by_side_document(named, models=[one.models for one in maps]))
+    else:
+        parts += (decision_summary(one.decisions, models=one.models) for one in maps)
+    parts += map(recommendation_summary, results.recommendations)
+    parts += map(drift_summary, results.drifts)
+    parts += map(measured_document, results.measured_routers)
+    parts += (router_scale_document(table, cited=False) for table in results.router_scales)
+    parts += map(reproduction_summary, results.reproductions)
+    return [block for part in parts for block in part]
+
+
+def write_result(folder: Path, results: DecidedResults, *, figures: bool = True) -> list[Path]:
+    """The record of the one result in `results`, comparison.md of a comparison, report.html, then figures.
+
+    Each file appears whole or not at all, and nothing of an earlier result stays.
+    """
+    ((kind, record),) = ((kind, record) for kind in RECORD_FILES for record in getattr(results, kind))
+    paths, drawn = [folder / RECORD_FILES[kind], folder / PAGE_FILE], dict[str, list[Figure]]()
+    if isinstance(record, Comparison):
+        write_text(folder / "comparison.md", to_markdown(comparison_page(record)))
+        paths.insert(1, folder / "comparison.md")
+    elif isinstance(record, (AuditReport, Drift)) and figures:
+        drawn = audit_figures(record) if isinstance(record, AuditReport) else drift_figures(record)
+    # The record of a recommendation comes last: its presence says that the recommendation is finished.
+    finished = isinstance(record, Recommendation)
+    if not finished:
+        write_record(paths[0], record)
+    write_page(paths[-1], results)
+    written = [*paths, *write_figures(folder / "figures", drawn)]
+    # The token table of an audit is written by the pass over the text.
+    clear_leftovers(folder, [*written, *([folder / TOKENS_FILE] if isinstance(record, AuditReport) else [])])
+    if finished:
+        write_record(paths[0], record)
     return written
 
 
@@ -113,13 +219,14 @@ def write_joined(
     if results.maps:
         write_record(decisions, DecisionMaps(names, results.maps))
         written.append(decisions)
-    if figures:
-        for name, audit in zip(audit_names(results.audits), results.audits, strict=True):
-            place = folder / "figures" / _file_name(name) if len(results.audits) > 1 else folder / "figures"
-            written += write_figures(place, audit, formats=formats)
-        for drift in results.drifts:
-            place = folder / "figures" / _file_name(drift.model) if len(results.drifts) > 1 else folder / "figures"
-            written += write_drift_figures(place, drift, formats=formats)
+    drawn = [
+        (name, audit_figures(audit)) for name, audit in zip(audit_names(results.audits), results.audits, strict=True)
+    ]
+    curves = [(drift.model, drift_figures(drift)) for drift in results.drifts]
+    for group in (drawn, curves) if figures else ():
+        for name, found in group:
+            place = folder / "figures" / _file_name(name) if len(group) > 1 else folder / "figures"
+            written += write_figures(place, found, formats=formats)
     if folder.absolute() not in {result.path.absolute().parent for result in sources}:
         clear_leftovers(folder, written)
     return written

@@ -6,15 +6,200 @@ Differences are method minus baseline, seed by seed. Means and standard deviatio
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from zloss.results.coordinate import Coordinate
-from zloss.results.method_curves import MethodCurves
-from zloss.results.method_label import method_label
-from zloss.results.quality import Quality
-from zloss.results.record import from_plain, to_plain, written_with
-from zloss.results.router_variants import RouterVariants
-from zloss.results.schema import without_schema
+from zloss.results.options import Coordinate, check_columns
+from zloss.results.record import ResultRecord, written_with
+
+
+def method_label(method: str, coef: float) -> str:
+    """Name and coefficient of a method as tables and sentences show them."""
+    return f"{method}, λ {coef:g}" if coef else method
+
+
+State = Literal["holds", "fails", "open"]
+VerdictName = Literal["accepted", "rejected", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Two one-sided 95 % bounds of a difference or ratio between method and baseline."""
+
+    lower: float
+    """Lower bound."""
+    upper: float
+    """Upper bound."""
+    unit: str
+    """ "nats per token", or "ratio"."""
+
+
+@dataclass(frozen=True)
+class VerdictPart:
+    """Quality, the diagnosed coordinate, or the optimizer-facing endpoints of one method."""
+
+    state: State
+    """Whether the part holds; "open" where the runs do not decide."""
+    reason: str
+    """One sentence; for an open part, what would settle it."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    """What the sentence rests on, by name."""
+    interval: Interval | None = None
+    """The interval of the difference; None where there is none, as with one seed."""
+
+
+@dataclass(frozen=True)
+class VerdictParts:
+    """The parts of a verdict, which are shown apart; a part that does not apply to a method is None."""
+
+    coordinate: VerdictPart | None = None
+    """Does the method lower the quantity that it is meant to lower?"""
+    quality: VerdictPart | None = None
+    """Is the validation cross-entropy within the tolerance?"""
+    optimizer: VerdictPart | None = None
+    """Are the gradients and states that the optimizer sees no worse?"""
+
+    def named(self) -> tuple[tuple[str, VerdictPart], ...]:
+        """(name, part) of every part that applies, quality first."""
+        parts = (("quality", self.quality), ("coordinate", self.coordinate), ("optimizer", self.optimizer))
+        return tuple((name, part) for name, part in parts if part is not None)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on one method. The keys after `coef` that are None were not computed."""
+
+    method: str
+    """Name of the method."""
+    coef: float
+    """Its coefficient."""
+    delta_ppl: float | None
+    """Mean PPL difference from the baseline; None without a common seed or with a nonfinite PPL."""
+    delta_ppl_std: float | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
+    """Its standard deviation over seeds (n − 1)."""
+    within_tolerance: bool | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
+    """Whether `delta_ppl` is at most the tolerance; the interval around it is in `parts.quality`."""
+    coordinate: Coordinate | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
+    """The coordinate that the method deploys; None without a common seed."""
+    delta_diagnosed: float | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
+    """Mean difference of the quantity `diagnosed`, both in `coordinate`."""
+    improves: bool | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
+    """Whether `delta_diagnosed` is negative."""
+    accepted: bool | None
+    """True for an accepted method, False for a rejected one; None for an inconclusive one and where nothing is judged."""
+    reason: str = ""
+    """The verdict in words."""
+    verdict: VerdictName | None = field(default=None, metadata=written_with("reasons"))
+    """None where nothing is judged, and in files from before it was kept."""
+    reasons: tuple[str, ...] | None = field(default=None, metadata=written_with("reasons"))
+    """The sentences of the parts that decided; None in files from before they were kept."""
+    parts: VerdictParts | None = field(default=None, metadata=written_with("reasons"))
+    """What the verdict follows from; None without a common seed, and in files from before it was kept."""
+
+    @property
+    def label(self) -> str:
+        """Name and coefficient."""
+        return method_label(self.method, self.coef)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The quality gate: its tolerance and the verdict on every method."""
+
+    tolerance_ppl: float | None = None
+    """How much PPL may rise; None where the comparison states none."""
+    tolerance: str = ""
+    """Where the tolerance comes from, in words."""
+    diagnosed: str = ""
+    """Key of the quantity in `delta_diagnosed`; what each method has to lower is in `parts.coordinate`."""
+    seed_varies: str | None = field(default=None, metadata=written_with("seed_varies"))
+    """What differs between two seeds; None in files from before it was kept."""
+    methods: tuple[Verdict, ...] = ()
+    """Every method but the baseline."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity over training steps, mean over seeds."""
+
+    step: tuple[int, ...]
+    """Last step of each point."""
+    value: tuple[float, ...]
+    """Mean over the finite steps of each point."""
+
+    def __post_init__(self) -> None:
+        check_columns(self, ("step", "value"))
+
+
+@dataclass(frozen=True)
+class NormTail:
+    """Pre-clip gradient norms of all steps and seeds, ascending and thinned below the upper tail."""
+
+    norm: tuple[float, ...]
+    """‖g‖₂."""
+    share: tuple[float, ...]
+    """Share of steps with a norm at least as large."""
+
+    def __post_init__(self) -> None:
+        check_columns(self, ("norm", "share"))
+
+
+@dataclass(frozen=True)
+class MethodCurves:
+    """What the page draws of one method."""
+
+    name: str
+    """Name and coefficient."""
+    curves: dict[str, Curve]
+    """By key of the quantity; the training cross-entropy is always there."""
+    norm_tail: NormTail
+    """Tail of the gradient norm."""
+
+
+@dataclass(frozen=True)
+class RouterVariant:
+    """One router loss: its scale and what its routers did; lists are by seed."""
+
+    convention: str
+    """Name of the variant."""
+    coef: float | None
+    """Nominal λ_R."""
+    applied_coef: float | None = None
+    """λ_R after matching."""
+    s_rel: float | None = None
+    """Scale relative to the token-layer mean."""
+    absolute: float | None = None
+    """λ_R·α per routing decision."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of the lists below."""
+    ce: tuple[float | None, ...] = ()
+    """Validation cross-entropy."""
+    entropy: tuple[float | None, ...] = ()
+    """Router entropy on the validation blocks, in nats."""
+    load_cv: tuple[float | None, ...] = ()
+    """Coefficient of variation of the expert load on the validation blocks."""
+    load_balance: tuple[float | None, ...] = ()
+    """The model's own load-balancing term."""
+    max_loss_difference: tuple[float | None, ...] = ()
+    """Largest |ΔL| from the baseline over all steps, by pair."""
+    first_difference: tuple[int | None, ...] = ()
+    """First step that differs from the baseline, by pair."""
+
+
+@dataclass(frozen=True)
+class RouterVariants:
+    """The router losses of compared mixture-of-experts runs."""
+
+    baseline: str
+    """Name of the baseline variant."""
+    conventions: tuple[RouterVariant, ...]
+    """Variants with a router Z-loss."""
+    off: tuple[RouterVariant, ...] = ()
+    """The variant without one."""
+    top_k: int | None = field(default=None, metadata=written_with("top_k"))
+    """Experts k per token in every run; absent from files before it was kept."""
+    decisions: int | None = field(default=None, metadata=written_with("decisions"))
+    """N_tl: routing decisions of a training step, tokens times layers; absent from files before it was kept."""
+
 
 FEW_STEPS = 100
 """With fewer steps the p99 over steps is close to the maximum, so only the maximum is shown."""
@@ -168,7 +353,7 @@ class ComparedProvenance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(ResultRecord):
     """Matched runs side by side."""
 
     SCHEMA: ClassVar[str] = "zloss.comparison/1"
@@ -215,12 +400,3 @@ class Comparison:
     def has_few_steps(self) -> bool:
         """Whether the runs are too short for a p99 over steps."""
         return self.steps is not None and self.steps < FEW_STEPS
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"schema": self.SCHEMA, **to_plain(self)}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Comparison:
-        """The comparison of a parsed comparison.json."""
-        return from_plain(cls, without_schema(data, cls.SCHEMA))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from zloss.results.record import from_plain, to_plain, written_with
-from zloss.results.schema import without_schema
+from zloss.results.record import ResultRecord, written_with
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class DecisionMap:
 
 
 @dataclass(frozen=True)
-class DecisionMaps:
+class DecisionMaps(ResultRecord):
     """The maps of joined results."""
 
     SCHEMA: ClassVar[str] = "zloss.decisions/1"
@@ -104,12 +103,3 @@ class DecisionMaps:
     """The joined files, each by the last two parts of its path."""
     maps: tuple[DecisionMap, ...]
     """One per audit, or one alone where no audit was given."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"schema": self.SCHEMA, **to_plain(self)}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> DecisionMaps:
-        """The maps of a parsed decisions.json."""
-        return from_plain(cls, without_schema(data, cls.SCHEMA))

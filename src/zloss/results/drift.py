@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from zloss.errors import InputError
-from zloss.results.coordinate import Coordinate
+from zloss.results.options import Coordinate
 from zloss.results.provenance import Provenance
-from zloss.results.record import from_plain, to_plain
-from zloss.results.schema import without_schema
-from zloss.results.validation_blocks import ValidationBlocks
+from zloss.results.record import ResultRecord
+from zloss.results.run_metrics import ValidationBlocks
 
 FILE = "drift.json"
 KEPT_FILE = "kept.json"
@@ -129,7 +128,7 @@ class DriftFinding:
 
 
 @dataclass(frozen=True)
-class Drift:
+class Drift(ResultRecord):
     """Checkpoints of one run in the order of their steps, and the judgement on every watched number."""
 
     SCHEMA: ClassVar[str] = "zloss.drift/1"
@@ -181,18 +180,9 @@ class Drift:
         """The movements that CE cannot see."""
         return tuple(movement for movement in self.movements if movement.state == "invisible")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"schema": self.SCHEMA, **to_plain(self)}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Drift:
-        """The record of a parsed drift.json."""
-        return from_plain(cls, without_schema(data, cls.SCHEMA))
-
 
 @dataclass(frozen=True)
-class KeptCheckpoint:
+class KeptCheckpoint(ResultRecord):
     """A finished checkpoint with what the judgement needs of its text."""
 
     SCHEMA: ClassVar[str] = "zloss.drift-checkpoint/1"
@@ -209,12 +199,3 @@ class KeptCheckpoint:
     """CE and tails block by block."""
     notes: tuple[str, ...] = ()
     """Sentences on how the text was cut."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"schema": self.SCHEMA, **to_plain(self)}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> KeptCheckpoint:
-        """The record of a parsed kept.json."""
-        return from_plain(cls, without_schema(data, cls.SCHEMA))

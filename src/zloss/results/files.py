@@ -12,14 +12,12 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.drift import Drift
 from zloss.results.implementation_audit import ImplementationAudit
+from zloss.results.io import read_json, write_json
 from zloss.results.loss_audit import LossAudit
-from zloss.results.reading import read_json
 from zloss.results.recommendation import Recommendation
+from zloss.results.record import ResultRecord
 from zloss.results.reproduction import ReproductionRecord
-from zloss.results.router import MeasuredScale
-from zloss.results.router_scale import RouterScaleTable
-from zloss.results.schema import ResultRecord
-from zloss.results.writing import write_json
+from zloss.results.router import MeasuredScale, RouterScaleTable
 
 Kind = Literal[
     "audit",

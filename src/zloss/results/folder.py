@@ -1,18 +1,34 @@
-"""The folder that results are written to."""
+"""The folder results are written to: writable, held by one process at a time, never that of another result.
+
+The lock is the system's own (flock) on a small file in the folder, so it ends with the process that holds it. A folder has one
+page, report.html, so it has room for one result of the kinds that have a page. A folder that is written as a whole is
+filled next to its place, then renamed onto it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
+import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from zloss.errors import OutputError, UnwritableFolderError
+from filelock import FileLock, Timeout
+
+from zloss.errors import InputError, OutputError, UnwritableFolderError, ZlossError
+from zloss.results.io import NO_LOCKS, SUFFIX, part_prefix, remove_abandoned, take_lock, why_not_written
 
 
 def check_folder(folder: Path) -> None:
     """An error, before the work starts, where results could not be written to `folder`."""
     try:
         existing = folder
-        while not _stands(existing):
+        while not _exists(existing):
             existing = existing.parent
         if not existing.is_dir():
             raise UnwritableFolderError(
@@ -30,10 +46,257 @@ def check_folder(folder: Path) -> None:
         ) from error
 
 
-def _stands(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     """Whether there is something at `path`; an error where the system refuses to say, as for a name that is too long."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+LOCK_FILE = ".zloss-lock"
+"""Contains the process id of its holder; removed when the holder exits normally."""
+
+_ATTEMPTS = 1000
+"""How often the folder is made again where other processes remove it, empty, at the same moment."""
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold `folder` inside the block; an error that names the holder where another process has it.
+
+    The folder is made where there is none, and removed again where the block leaves nothing in it.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    file = folder / LOCK_FILE
+    try:
+        lock = _locked(folder)
+        file.write_text(f"{os.getpid()}\n")
+        mine = file.stat()
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise UnwritableFolderError(
+            f"cannot write to {folder}: {error.strerror or error}. Choose another folder."
+        ) from error
+    try:
+        yield
+    finally:
+        # Before the release, and only our own file: the block may have replaced the folder, which another process may hold.
+        with contextlib.suppress(OSError):
+            if os.path.samestat(file.stat(), mine):
+                file.unlink()
+        lock.release()
+        with contextlib.suppress(OSError):
+            for path in missing:
+                path.rmdir()
+
+
+def _locked(folder: Path) -> FileLock:
+    """The held lock of `folder`; a file system without locks gives one that locks nothing."""
+    lock = FileLock(folder / LOCK_FILE, timeout=0)
+    for attempt in range(_ATTEMPTS):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            raise InputError(
+                f"{folder} is in use by {_holder(folder / LOCK_FILE)}: wait for it to end, or choose another folder."
+            ) from None
+        except (FileNotFoundError, FileExistsError):
+            # Its last holder removed the folder: before the file was opened, or before mkdir could see that what exists is one.
+            if attempt == _ATTEMPTS - 1:
+                raise
+            continue
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        break
+    return lock
+
+
+def _holder(file: Path) -> str:
+    with contextlib.suppress(OSError):
+        if (pid := file.read_text(encoding="ascii", errors="replace").strip()).isdecimal():
+            return f"another process of zloss (pid {pid})"
+    return "another process of zloss"
+
+
+PAGE_FILE, DECISIONS_FILE, FIGURES = "report.html", "decisions.json", "figures"
+TOKENS_FILE = "tokens.parquet"
+"""The token table of an audit."""
+PLACE_KEY = "place"
+"""The key of `place_of` among the facts of a model."""
+NAMES = {
+    "audit": "an audit",
+    "loss-audit": "an audit of the loss",
+    "implementation-audit": "an implementation audit",
+    "drift": "a drift",
+    "comparison": "a comparison of training runs",
+    "recommendation": "a recommendation",
+}
+"""Kind, as a schema names it → what it is called in an error."""
+RECORD_FILES = ("report.json", "implementation_audit.json", "drift.json", "comparison.json", "recommendation.json")
+"""Files of the records that have a page."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What a result is about."""
+
+    kind: str
+    """A key of `NAMES`."""
+    subject: str = ""
+    """The model, the run or the loss, as it was asked for."""
+    text: str = ""
+    """Name of the text; empty where there is none."""
+    place: str = ""
+    """`place_of` the model, where it is known: models of one name may lie in different folders."""
+
+    def same(self, other: Owner) -> bool:
+        """Whether a later result may take the place of an earlier one."""
+        mine, theirs = ((one.kind, Path(one.subject).name, one.text) for one in (self, other))
+        return mine == theirs and (self.place == other.place or not self.place or not other.place)
+
+    def __str__(self) -> str:
+        subject = Path(self.subject).name
+        word = {"loss-audit": "", "recommendation": "for "}.get(self.kind, "of ")
+        return NAMES[self.kind] + (f" {word}{subject}" if subject else "") + (f" on {self.text}" if self.text else "")
+
+
+def place_of(model: str) -> str:
+    """A checksum of where a local model lies, which tells nothing of the folders; empty for a name on the hub."""
+    path = Path(model)
+    return hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16] if path.exists() else ""
+
+
+def text_name(texts: Sequence[str], corpus: str | None) -> str:
+    """The name that a result has for these files or this corpus."""
+    return " + ".join(Path(text).name for text in texts) or corpus or "pydoc"
+
+
+def refuse_other(folder: Path, mine: Owner, *, force: bool = False) -> None:
+    """An error where the folder holds a result of something else, unless it may be replaced."""
+    for there in [] if force else owners(folder):
+        if not there.same(mine):
+            which = f"{mine}" if str(mine) != str(there) else "one of another folder with that name"
+            raise OutputError(
+                f"{folder} holds {there}, and this is {which}: choose another folder, or pass `force` to replace it."
+            )
+
+
+def refuse_strangers(folder: Path, sources: Sequence[Path], *, force: bool = False) -> None:
+    """An error where a page of the results `sources` would take the place of another result's page."""
+    if force or folder.absolute() in {source.absolute().parent for source in sources}:
+        return
+    for there in owners(folder):
+        raise OutputError(
+            f"{folder} holds {there}, which is not among the results given: choose another folder, or pass `force` to "
+            "replace it."
+        )
+
+
+def owners(folder: Path) -> list[Owner]:
+    """The results in the folder that have a page; a file that is damaged belongs to nobody."""
+    return [owner for name in RECORD_FILES if (owner := _owner(folder / name)) is not None]
+
+
+def remove_leftovers(folder: Path, written: Sequence[Path], figures: Sequence[str] = ()) -> None:
+    """Remove what earlier results left in the folder beside those `written` now; `figures` are names of figure files."""
+    stale = [folder / name for name in RECORD_FILES if _owner(folder / name) is not None]
+    stale += [folder / name for name in (PAGE_FILE, DECISIONS_FILE, TOKENS_FILE, "comparison.md")]
+    drawn = folder / FIGURES
+    stale += [path for path in drawn.rglob("*") if path.name in figures]
+    for path in stale:
+        if path not in written:
+            path.unlink(missing_ok=True)
+    for place in sorted((drawn, *drawn.rglob("*")), reverse=True):
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
+
+
+def _owner(file: Path) -> Owner | None:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    kind = str(data.get("schema")).partition("/")[0].removeprefix("zloss.") if isinstance(data, dict) else ""
+    if kind not in NAMES:
+        return None
+    if kind == "loss-audit":
+        return Owner(kind, _text(data, "provenance", "loss"))
+    if kind == "recommendation":
+        return Owner(kind, _text(data, "tested", "model"), _text(data, "tested", "text"))
+    if kind == "drift":
+        return Owner(kind, _text(data, "model"), _text(data, "corpus"))
+    place = _text(data, "model", PLACE_KEY) or _text(data, "model", "extra", PLACE_KEY)
+    return Owner(kind, _text(data, "model", "name"), _text(data, "corpus", "name"), place)
+
+
+def _text(data: Any, *path: str) -> str:
+    for key in path:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data if isinstance(data, str) else ""
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """An empty folder to fill; when the block ends it is synced and stands at `target`, in place of an earlier one.
+
+    When the block raises, it is removed and `target` stays as it was; a failed write, also one of safetensors, tokenizers
+    or torch, is an `OutputError`. Folders that killed processes left half filled are removed first.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(target.parent)
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=part_prefix(target.name), suffix=SUFFIX))
+        handle = os.open(scratch, os.O_RDONLY)
+    except OSError as error:
+        raise UnwritableFolderError(
+            f"cannot write {target}: {error.strerror or error}. Choose another folder."
+        ) from error
+    try:
+        take_lock(handle)
+        yield scratch
+        _sync_and_share(scratch)
+        _move(scratch, target)
+    except ZlossError:
+        raise
+    except Exception as error:
+        reason = why_not_written(error)
+        if reason is None:
+            raise
+        raise UnwritableFolderError(f"cannot write {target}: {reason}. Choose another folder.") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(handle)
+
+
+def _sync_and_share(folder: Path) -> None:
+    """Every file on the disk, with the permissions of any file of the user: mkdtemp and safetensors make theirs private."""
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)
+    for path in folder.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+        if path.is_file():
+            with path.open("rb") as content:
+                os.fsync(content.fileno())
+
+
+def _move(scratch: Path, target: Path) -> None:
+    """Rename; an earlier folder is moved aside first, because a folder cannot be renamed onto a filled one."""
+    if not target.exists():
+        scratch.rename(target)
+        return
+    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=part_prefix(target.name), suffix=SUFFIX))
+    try:
+        target.rename(aside / target.name)
+        try:
+            scratch.rename(target)
+        except OSError:
+            (aside / target.name).rename(target)
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

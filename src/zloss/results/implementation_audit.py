@@ -1,9 +1,4 @@
-"""`implementation_audit.json` with schema "zloss.implementation-audit/1": what precision and kernels do to CE + Z on one
-model's own logits.
-
-Errors are relative to fp64 unless a key says otherwise. A section that was not measured is empty, and `reasons` says why
-under its name; a number that does not exist is None.
-"""
+"""The audit of an implementation: what a loss in low precision injects, and what reaches the update."""
 
 from __future__ import annotations
 
@@ -12,11 +7,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from zloss.results.audit import CorpusInfo, ModelInfo
+from zloss.results.io import write_json
 from zloss.results.provenance import AuditProvenance
-from zloss.results.record import from_plain, to_plain
-from zloss.results.schema import without_schema
-from zloss.results.update_error import UpdateError
-from zloss.results.writing import write_json
+from zloss.results.record import ResultRecord, to_plain
+
+
+@dataclass(frozen=True)
+class UpdateError:
+    """Δ_θ of one implementation: ‖ĝ − g‖_F / ‖g‖_F of its parameter gradient against the reference."""
+
+    name: str
+    """The implementation, with its storage."""
+    delta_theta: float
+    """Δ_θ (paper eq:backward_deltas)."""
+
 
 FILE = "implementation_audit.json"
 CE = "ce"
@@ -134,7 +138,7 @@ class Fp16Headroom:
 
 
 @dataclass(frozen=True)
-class ImplementationAudit:
+class ImplementationAudit(ResultRecord):
     """Source, update and overflow audit of one model on one text."""
 
     SCHEMA: ClassVar[str] = "zloss.implementation-audit/1"
@@ -194,11 +198,6 @@ class ImplementationAudit:
 
         plain = to_plain(self, on_nonfinite=note)
         return {"schema": self.SCHEMA, **plain, "reasons": reasons}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> ImplementationAudit:
-        """The audit of a parsed file."""
-        return from_plain(cls, without_schema(data, cls.SCHEMA))
 
     def write(self, folder: Path) -> Path:
         """Put the file into `folder`; it appears whole or not at all."""

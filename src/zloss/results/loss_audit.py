@@ -6,14 +6,58 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from zloss.results.record import from_plain, to_plain
-from zloss.results.schema import without_schema
-from zloss.results.writing import write_json
+from zloss.results.io import write_json
+from zloss.results.record import ResultRecord, from_plain, to_plain, without_schema
 
 SCHEMA = "zloss.loss-audit/1"
 
 Verdict = Literal["pass", "finding", "not_applicable"]
 Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One input on which the loss does what a finding says: enough to draw it again."""
+
+    shape: tuple[int, ...]
+    """[T, V] of the logits."""
+    dtype: str
+    """Precision of the logits."""
+    seed: int
+    """Seed of the probe."""
+    expected: float | None
+    """The number that a right loss gives."""
+    measured: float | None
+    """The number that this loss gives; None where it is not finite."""
+    noise: float | None
+    """Rounding of `measured`."""
+    probe: str = "mixed"
+    """Kind of the probe batch, as `zloss.audit.loss.probes.draw` names it."""
+    quantity: str = ""
+    """What the two numbers are."""
+
+    @property
+    def line(self) -> str:
+        """What was measured, on which input, in one line."""
+        numbers = (("expected", self.expected), ("measured", self.measured), ("noise", self.noise))
+        told = ", ".join(f"{name} {'not finite' if x is None else f'{x:.4g}'}" for name, x in numbers)
+        where = f"probe {self.probe!r}, T = {self.shape[0]:,}, V = {self.shape[-1]:,}, {self.dtype}, seed {self.seed}"
+        return f"{self.quantity}: {told} ({where})"
+
+    def code(self, *, linear: bool = False) -> str:
+        """Python lines that draw the input again and call the loss `my_loss` on it."""
+        tokens, vocab = self.shape[0], self.shape[-1]
+        hidden = f"torch.eye({tokens}, dtype=torch.{self.dtype}), "
+        lines = (
+            "import torch",
+            "from zloss.audit.loss.probes import Space, draw",
+            f"probe = draw({self.probe!r}, Space({vocab}, {vocab}, tokens={tokens}), seed={self.seed})",
+            "target = probe.target_T.where(probe.target_T >= 0, -100)",
+            f"logits = probe.logits_TV.to(torch.{self.dtype}).requires_grad_()",
+            f"value = my_loss({hidden + 'logits.T' if linear else 'logits'}, target)",
+            f"value.backward()  # {self.line}",
+        )
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -30,6 +74,8 @@ class Finding:
     """The number that the sentence rests on; None without one."""
     severity: Severity | None = None
     """How much a finding matters; None where the verdict is not "finding". Errors set the exit code of the command."""
+    witness: Witness | None = None
+    """The input that shows it, of an error or a warning; a second, independent draw showed it too."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +139,9 @@ class Identified:
     (power, width), and what is done to the logits before the softmax (logit_scale, softcap, clamp_low, clamp_high)."""
     reason: str | None = None
     """Why `has_z` is None, or why a number of an identified penalty is missing."""
+    curve: tuple[tuple[float, float], ...] | None = None
+    """Where the source is a function of log Z that is not a square: measured points (log Z, coefficient of p relative to the
+    weight on CE), sorted; None otherwise."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +225,7 @@ class TargetModelSource:
 
 
 @dataclass(frozen=True)
-class LossAudit:
+class LossAudit(ResultRecord):
     """Everything `zloss.audit_loss` found out."""
 
     SCHEMA: ClassVar[str] = SCHEMA

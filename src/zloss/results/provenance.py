@@ -1,10 +1,13 @@
 """What made a result, enough to make it again: one set of keys that audits, runs and reproductions share.
 
-No key holds a path of the machine.
+A file or folder is named by the last part of its path, so that no result reveals the folders of a machine: one rule for the
+title of a page, report.json, config.json and the recorded command.
 """
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -13,9 +16,37 @@ from typing import Any, Literal
 
 from zloss import __version__
 from zloss.errors import InputError
-from zloss.results.reading import read_object
+from zloss.results.io import read_object, write_json
 from zloss.results.record import from_plain, to_plain
-from zloss.results.writing import write_json
+
+
+def without_folders(name: str) -> str:
+    """The last part of a path that exists here; what is none, such as `owner/name` on the hub, stays.
+
+    >>> without_folders("owner/name"), without_folders("/")
+    ('owner/name', '/')
+    """
+    try:
+        return Path(name).resolve().name or name if name and Path(name).exists() else name
+    except OSError:  # a name that no file can have
+        return name
+
+
+def recorded_command(argv: Sequence[str]) -> str:
+    """The command line `zloss` + `argv` as results record it: paths by their last part, folders as ./NAME."""
+    return shlex.join(["zloss", *map(_last_part, argv)])
+
+
+def _last_part(argument: str) -> str:
+    # ./NAME for a folder: a bare NAME would be read as an id on the hub. `owner/name` that is not a path here stays.
+    path = Path(argument)
+    try:
+        if "/" not in argument or not (argument.startswith(("/", ".", "~")) or path.exists()):
+            return argument
+        return f"./{path.name}" if path.is_dir() else path.name
+    except OSError:  # a name that no file can have, or a folder that may not be entered
+        return path.name
+
 
 RUN_FILE = "provenance.json"
 

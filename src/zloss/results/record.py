@@ -1,7 +1,7 @@
-"""Frozen dataclasses to plain JSON values and back, driven by their type hints.
+"""Frozen dataclasses to plain JSON values and back, driven by their type hints; what every result file has in common.
 
 `within` in the metadata of a field states the range of its numbers; a number outside it is refused on reading.
-A dataclass field `extra: dict[str, Any]` holds the keys that the schema does not name. They are written beside the named
+A dataclass field `extra: dict[str, Any]` holds the keys that the schema does not name. They are written next to the named
 keys and collected again on reading, so a file of a newer version survives a round trip.
 """
 
@@ -11,7 +11,8 @@ import dataclasses
 import math
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from importlib import import_module
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zloss.errors import InputError
 
@@ -193,3 +194,34 @@ def _mismatch(path: str, expected: str, value: Any) -> InputError:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+class ResultRecord:
+    """Base of a frozen dataclass that is one file: its schema, its reader and its plain form."""
+
+    SCHEMA: ClassVar[str]
+    """ "zloss.KIND/VERSION", the key `schema` of the file."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, `schema` first."""
+        return {"schema": self.SCHEMA, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Self:
+        """The record of a parsed file; a file that is not of the schema is refused by the name of its key."""
+        return from_plain(cls, without_schema(data, cls.SCHEMA))
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows of the result; None for a record without a page."""
+        # By its name: results are below the package that shows them and import nothing of it.
+        shown: str | None = import_module("zloss.report.files").notebook_html(self)
+        return shown
+
+
+def without_schema(data: Any, schema: str) -> dict[str, Any]:
+    """The keys of a parsed file beside `schema`; an error where it is of another schema."""
+    if not isinstance(data, dict):
+        raise InputError(f"a result is expected to be an object with a `schema`, but is {str(data)[:80]!r}.")
+    if data.get("schema") != schema:
+        raise InputError(f"`schema` is expected to be {schema!r}, but is {data.get('schema')!r}.")
+    return {key: value for key, value in data.items() if key != "schema"}

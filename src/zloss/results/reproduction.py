@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from zloss.errors import InputError
+from zloss.results.io import read_object, write_json
 from zloss.results.provenance import ReproductionProvenance
-from zloss.results.reading import read_object
-from zloss.results.record import from_plain, to_plain
-from zloss.results.schema import without_schema
-from zloss.results.writing import write_json
+from zloss.results.record import ResultRecord
 
 Profile = Literal["paper", "cpu", "smoke"]
 """Scale of a reproduction: the paper's, two cores, or seconds."""
@@ -111,7 +109,7 @@ class TextSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproductionRecord:
+class ReproductionRecord(ResultRecord):
     """The result of one recipe."""
 
     SCHEMA: ClassVar[str] = "zloss.reproduction/1"
@@ -151,15 +149,6 @@ class ReproductionRecord:
     def judged(self) -> bool:
         """Whether the claims were judged: the few tokens and steps of the smoke profile decide none."""
         return self.profile != "smoke"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"schema": self.SCHEMA, **to_plain(self)}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> ReproductionRecord:
-        """The record of a parsed file; a missing or ill-typed key is named."""
-        return from_plain(cls, without_schema(data, cls.SCHEMA))
 
 
 def write_reproduction_record(file: Path, record: ReproductionRecord) -> None:

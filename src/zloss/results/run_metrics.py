@@ -2,7 +2,7 @@
 
 The trained model is measured on the validation blocks, in fp32 whatever the training precision. Quantiles of a head are over
 tokens, those of a run over optimizer steps. A number that does not exist is None, and `reasons` says why under its key.
-Nothing in this file depends on time or machine: `provenance.json` beside it says what made it.
+Nothing in this file depends on time or machine: `provenance.json` next to it says what made it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,142 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zloss.errors import InputError
-from zloss.results.audit import Heads, Nonfinite
-from zloss.results.coordinate import Coordinate
-from zloss.results.gradient_numbers import GradientNumbers, PathNumbers
-from zloss.results.reading import read_object
-from zloss.results.record import COSINE, EXTRA, NATS, NOT_NEGATIVE, ROUNDING, from_plain, to_plain, within
-from zloss.results.routing_metrics import RoutingMetrics
-from zloss.results.schema import without_schema
-from zloss.results.step_endpoints import StepEndpoints
-from zloss.results.validation_blocks import ValidationBlocks
-from zloss.results.writing import write_json
+from zloss.results.audit import GradientNumbers, Heads, Nonfinite, PathNumbers
+from zloss.results.io import read_object, write_json
+from zloss.results.options import Coordinate
+from zloss.results.record import (
+    COSINE,
+    EXTRA,
+    NATS,
+    NOT_NEGATIVE,
+    ROUNDING,
+    SHARE,
+    from_plain,
+    to_plain,
+    within,
+    without_schema,
+    written_with,
+)
+from zloss.results.steps import StepEndpoints
+
+VIOLATION = "violation"
+"""|log Z − c|; the coordinate follows, `violation.raw`, as after the next three."""
+SHIFT = "shift"
+"""|μ|; centered: the measured residual."""
+DELTA_U = "delta_u"
+"""‖δ_u‖ at λ_diag."""
+DELTA_U_GAIN_AWARE = "delta_u_gain_aware"
+"""‖δ_u‖ at λ_diag under gain-aware weighting with the run's β."""
+GAIN = "gain"
+"""A_p; kept for drift, not for runs."""
+SHIFT_SQUARED = "shift_squared"
+"""μ²."""
+VIOLATION_SQUARED = "violation_squared"
+"""(log Z − c)²."""
+
+
+@dataclass(frozen=True)
+class ValidationBlocks:
+    """Per-block numbers of one run.
+
+    A tail holds the K largest values of a quantity over *all* validation tokens, sorted into their blocks: one threshold is
+    common to the blocks. A threshold of each block alone (its own 95 % quantile) would lose values of blocks with many
+    large ones; with the common one the pooled p99 and p99.9 of a resample of blocks are exact as long as the resample
+    needs no value below the threshold.
+    """
+
+    tokens: tuple[int, ...]
+    """Predictions of each block."""
+    ce: tuple[float | None, ...] = field(metadata=NATS)
+    """Mean cross-entropy of each block, in nats per token; None where one of its tokens is not finite."""
+    kept: int = field(default=0, metadata=NOT_NEGATIVE)
+    """K: values kept of every tail."""
+    tails: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict, metadata=NOT_NEGATIVE)
+    """Quantity and coordinate (`violation.raw`) → for each block its values among the K largest, largest first."""
+    means: dict[str, tuple[float | None, ...]] = field(default_factory=dict, metadata=NOT_NEGATIVE)
+    """`shift_squared.raw`, `violation_squared.raw` and `violation_squared.centered` → mean over the tokens of each block."""
+
+    def __post_init__(self) -> None:
+        lengths = {"ce": len(self.ce)} | {name: len(found) for name, found in {**self.tails, **self.means}.items()}
+        for name, length in lengths.items():
+            if length != len(self.tokens):
+                raise InputError(
+                    f"`{name}` is expected to have one entry for each of the {len(self.tokens)} blocks in `tokens`, but has "
+                    f"{length}."
+                )
+        if any(count < 1 for count in self.tokens):
+            raise InputError(
+                f"`tokens` is expected to have at least 1 prediction per block, but has {min(self.tokens)}."
+            )
+
+
+def kept_values(tokens: int) -> int:
+    """K for `tokens` validation tokens: the largest 5 %, at least 500 values, and 2 % beyond a million tokens.
+
+    With fewer than 5000 tokens the p95 is judged, and a resample can need values below it: 500 values are then at least
+    10 % of the tokens.
+    """
+    share = 0.05 if tokens <= 1_000_000 else 0.02
+    return max(int(share * tokens), min(tokens, 500))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterLayers:
+    """The trained router variant, and its routing layer by layer."""
+
+    variant: str
+    """The router variant: `none`, a convention, or `convention:matched`."""
+    convention: str | None
+    """The convention of its reduction; None for `none`."""
+    coef: float = field(metadata=NOT_NEGATIVE)
+    """λ_R as written."""
+    applied_coef: float = field(metadata=NOT_NEGATIVE)
+    """λ_R as the loss used it: converted for a matched variant, else as written."""
+    load_balance_coef: float = field(metadata=NOT_NEGATIVE)
+    """Coefficient of the model's own load-balancing term."""
+    entropy_per_layer: tuple[float | None, ...] = field(metadata=NATS)
+    """Mean routing entropy of each layer, in nats per decision [L]."""
+    load_cv_per_layer: tuple[float | None, ...] = field(metadata=NOT_NEGATIVE)
+    """Population standard deviation over mean of the routes per expert, for each layer [L]."""
+    load: tuple[tuple[float, ...], ...] = field(metadata=NOT_NEGATIVE)
+    """Routes that each expert received on the validation blocks [L, E]."""
+    top_k: int | None = field(default=None, metadata={**written_with("top_k"), **within(1)})
+    """Experts k per token; absent from files before it was kept."""
+    decisions: int | None = field(default=None, metadata={**written_with("decisions"), **within(1)})
+    """N_tl: routing decisions of a training step, tokens times layers; absent from files before it was kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingMetrics:
+    """Routing of the trained model over the validation blocks; means are over tokens and layers unless a key says else."""
+
+    entropy: float | None = field(metadata=NATS)
+    """Mean routing entropy, in nats."""
+    load_cv: float | None = field(metadata=NOT_NEGATIVE)
+    """Mean over layers of the coefficient of variation of the load."""
+    s_rel: float = field(metadata=NOT_NEGATIVE)
+    """Coefficient of one routing decision in units of λ_R/N_tl, from the convention: 1 for the token-layer mean, 0 when off."""
+    router_absolute: float = field(metadata=NOT_NEGATIVE)
+    """λ_R·α of one routing decision in a training step."""
+    router_correction_norm: float | None = field(metadata=NOT_NEGATIVE)
+    """Mean ‖λ_R α·2(log Z − c)·W_Rᵀp‖₂: the correction that reaches the hidden state, per decision."""
+    router_log_z_p99: float | None
+    """p99 of the router's log Z over decisions."""
+    router_log_z_p999: float | None
+    """p99.9 of the router's log Z over decisions."""
+    router_log_z_max: float | None
+    """Largest log Z of a router."""
+    load_balance: float | None = field(metadata=NOT_NEGATIVE)
+    """The model's own load-balancing term before its coefficient; about k at balance."""
+    router_z: float | None = field(metadata=NOT_NEGATIVE)
+    """The router Z-loss in nats per token: s_rel·λ_R times the mean squared violation."""
+    dropped_routes: float | None = field(metadata=SHARE)
+    """Fraction of routes that the model did not take."""
+    over_capacity: float | None = field(metadata=SHARE)
+    """Fraction of routes beyond the capacity factor, counted and not dropped; None without a capacity factor."""
+    router: RouterLayers
+    """The variant, and the routing of each layer."""
+
 
 METRICS_FILE = "metrics.json"
 AGREEMENT = 1e-6
@@ -227,5 +353,5 @@ def read_metrics(folder: Path) -> RunMetrics:
         metrics = RunMetrics.from_dict(data)
         metrics.check()
     except InputError as error:
-        raise InputError(f"{file} is not readable: {error} To go on, {RUN_AGAIN}.") from error
+        raise InputError(f"{file} is not readable: {error} To continue, {RUN_AGAIN}.") from error
     return metrics

@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from zloss.errors import CoefficientError, InputError, UnknownNameError
-from zloss.results.router_scale import ConventionScale, RouterScaleTable
+from zloss.results.router import ConventionScale, RouterScaleTable
 
 TokenCount = Literal["decisions", "layer_tokens", "valid_tokens"]
 """D_l: all decisions N_tl; the layer's counted tokens N_l; or the tokens with a label, even if all tokens are summed."""

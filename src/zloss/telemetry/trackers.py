@@ -8,8 +8,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from zloss.errors import InputError, MissingDependencyError, UnknownNameError, require_version
-from zloss.statistics import LEVELS, MEANS, TAILS, entry_name
-from zloss.telemetry.window import DEPLOYED
+from zloss.results.quantities import DEPLOYED, SCALARS
 
 PREFIX = "zloss/"
 """Prefix of the names that trackers show."""
@@ -27,8 +26,7 @@ MAIN = (
 )
 """What people plot: the two parts of the loss, one tail of each quantity, and the gradient norm."""
 KNOWN = (
-    *MEANS,
-    *(entry_name(quantity, level) for quantity in TAILS for level in ("mean", *LEVELS)),
+    *(name for names in SCALARS.values() for name in names),
     *DEPLOYED,
     *("z", "tokens", "grad_norm_preclip", "grad_norm_preclip_max", "clip_rate", "window_steps", "router_z"),
 )

@@ -24,12 +24,12 @@ from torch import Tensor
 from zloss.distributed import default_group, gathered, world_size
 from zloss.errors import InputError
 from zloss.head.options import Reduction
-from zloss.statistics import LEVELS, MEANS, TokenStats, entry_name, joined, sum_of_valid, summarize_values, token_values
+from zloss.results.options import Coordinate
+from zloss.results.quantities import DEPLOYED, SCALARS
+from zloss.statistics import LEVELS, MEANS, TokenStats, joined, sum_of_valid, summarize_values, token_values
 
 DEFAULT_WINDOW = 50
 """Optimizer steps whose tokens are kept, unless another number is requested."""
-DEPLOYED = {"p_z_999": ("p_z", "999"), "p_z_99": ("p_z", "99"), "a_p_99": ("gain", "99")}
-"""Name of a scalar in the coordinate that the objective deploys → its quantity and level."""
 FIRST_KEPT = 2048
 """K before the counts are known: enough for p99 of 100,000 evenly spread tokens per rank."""
 SHARE = 0.02
@@ -48,7 +48,7 @@ class StepWindow:
     """
 
     def __init__(
-        self, steps: int, coordinate: str = "raw", *, across_ranks: bool = False, since_restart: bool = False
+        self, steps: int, coordinate: Coordinate = "raw", *, across_ranks: bool = False, since_restart: bool = False
     ) -> None:
         if steps < 1:
             raise InputError(f"`window` is expected to be a number of steps ≥ 1, but got {steps}.")
@@ -152,13 +152,8 @@ class StepWindow:
 
     def _deployed(self, found: dict[str, float]) -> dict[str, float]:
         """With the entries of the deployed coordinate also under their names without a suffix."""
-        centered = self.coordinate == "centered"
-        for name, (quantity, level) in DEPLOYED.items():
-            suffix = "centered" if centered else "raw" if quantity == "p_z" else ""
-            source = entry_name(f"{quantity}_{suffix}".rstrip("_"), level)
-            if source in found:
-                found[name] = found[source]
-        return found
+        named = {name: scalars[self.coordinate] for name, scalars in DEPLOYED.items()}
+        return found | {name: found[scalar] for name, scalar in named.items() if scalar in found}
 
 
 @dataclass(frozen=True)
@@ -278,7 +273,7 @@ def _summary(names: list[str], whole_RP: Tensor, kept: int) -> dict[str, float]:
         return {"tokens": 0.0}
     found = {"tokens": tokens}
     for place, name in enumerate(names):
-        found[name if name in MEANS else entry_name(name, "mean")] = float(whole_RP[:, 4 + place].sum()) / tokens
+        found[SCALARS[name][0]] = float(whole_RP[:, 4 + place].sum()) / tokens
     start = 4 + len(names)
     for name in _tail_names(names):
         values_RK = whole_RP[:, start : start + kept]
@@ -287,10 +282,10 @@ def _summary(names: list[str], whole_RP: Tensor, kept: int) -> dict[str, float]:
         unsent = values_RK[:, -1][tokens_R > kept]
         bound = float(unsent.max()) if len(unsent) else -math.inf
         ordered = values_RK.flatten().sort(descending=True).values
-        for level, q in LEVELS.items():
-            value = _quantile_from_top(ordered, int(tokens), q, bound)
+        for scalar, level in zip(SCALARS[name][1:], LEVELS, strict=True):
+            value = _quantile_from_top(ordered, int(tokens), level, bound)
             if value is not None:
-                found[entry_name(name, level)] = value
+                found[scalar] = value
     # The parts of the loss come last: `ce` with label smoothing is not the mean of −log p.
     loss_tokens, ce, z = (float(sum_R.sum()) for sum_R in loss_sums)
     return found | {"ce": ce / loss_tokens, "z": z / loss_tokens}

@@ -7,19 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from zloss.console import Progress
-from zloss.distributed import Job
-from zloss.errors import InputError, UnknownNameError
+from zloss.errors import InputError, UnknownNameError, ZlossError
+from zloss.jobs import Job
 from zloss.objectives import objective_names
-from zloss.results.moe_config import OFF
+from zloss.results.run_config import OFF, UNPENALIZED, TrainConfig
 from zloss.results.run_metrics import RunMetrics
-from zloss.results.train_config import UNPENALIZED, TrainConfig
-from zloss.train.check_runs import check_runs
-from zloss.train.folder.run_folder import is_finished, settle_finished
+from zloss.train.data import check_divisible
+from zloss.train.folder import check_finished, is_finished, refuse_other_settings
+from zloss.train.live import LiveView, Position, TerminalView, duration
+from zloss.train.loss import run_loss
+from zloss.train.options import RunOptions
 from zloss.train.run import run_training_of
-from zloss.train.run_options import RunOptions
-from zloss.train.start.run_start import Start, prepare_start
-from zloss.train.step.live import LiveView, Position, TerminalView, duration
+from zloss.train.start import Start, prepare_start
+
+CHECK_TOKENS = 8
+"""Tokens of the forward pass that every method is tried on."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +79,13 @@ def run_grid(
     say: Callable[[str], None] = lambda text: None,
     job: Job | None = None,
 ) -> list[Path]:
-    """Make the runs that are not finished. The result is the folders of all runs. The processes of `job` share each run."""
+    """Make the runs that are not finished and return the folders of all runs. The processes of `job` share each run."""
     job = job or Job()
     start = job.together(prepare_start, next(grid.configs()))
     for note in start.notes:
         say(note)
-    configs = [start.settled(config) for config in grid.configs()]
-    job.together(check_runs, configs, start, folder, job)
+    configs = [start.with_block_size(config) for config in grid.configs()]
+    job.together(_check_runs, configs, start, folder, job)
     finished = job.from_first(_finished, configs, start, folder)
     remaining = len(configs) - len(finished)
     number = 0
@@ -95,20 +100,46 @@ def run_grid(
         began = time.monotonic()
         metrics = run_training_of(job, config, start, place, options=options, view=view, progress=progress)
         if metrics is not None:
-            say(f"{config.name}: done, {result_text(metrics)}, {duration(time.monotonic() - began)}")
+            say(f"{config.name}: done, {_result_text(metrics)}, {duration(time.monotonic() - began)}")
     return [folder / config.name for config in configs]
 
 
-def result_text(metrics: RunMetrics) -> str:
+def _result_text(metrics: RunMetrics) -> str:
     """The main numbers of a finished run, in at most 50 columns."""
     numbers = {"PPL": metrics.ppl, "P_Z^99.9": metrics.p_z_999, "max ‖g‖": metrics.training.grad_norm_max}
     return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
 
 
 def _finished(configs: Sequence[TrainConfig], start: Start, folder: Path) -> set[str]:
-    """Names of the runs that the folder holds, finished; their settings are checked once more and written anew."""
-    names = {config.name for config in configs if is_finished(folder / config.name)}
+    """Names of the finished runs in the folder; their settings are checked again, and config.json is rewritten."""
+    finished = [config for config in configs if is_finished(folder / config.name)]
+    for config in finished:
+        check_finished(folder / config.name, config, start)
+    return {config.name for config in finished}
+
+
+def _check_runs(configs: Sequence[TrainConfig], start: Start, folder: Path, job: Job) -> None:
+    """Check all runs before the first one trains, so that none of them ends the grid midway.
+
+    Refused are a run that cannot be divided over the processes of `job`, a folder that holds a run with other settings, and
+    a method that cannot be computed for this model.
+    """
     for config in configs:
-        if config.name in names:
-            settle_finished(folder / config.name, config, start)
-    return names
+        check_divisible(config, job)
+    for config in configs:
+        refuse_other_settings(folder / config.name, config, start)
+    tried = {replace(config, seed=0): config for config in configs}
+    for config in tried.values():
+        _try_loss(config, start)
+
+
+@torch.no_grad()
+def _try_loss(config: TrainConfig, start: Start) -> None:
+    """The loss of the run on a few tokens of its text."""
+    blocks = start.data.train
+    tokens = min(CHECK_TOKENS, blocks.size)
+    inputs = blocks.inputs(0, 1)[:, : tokens + (blocks.bos_id is not None)]
+    try:
+        run_loss(config, start.checkpoint, start.data)(inputs, blocks.targets(0, 1)[:, :tokens], tokens)
+    except ZlossError as error:
+        raise InputError(f"{config.method} cannot be trained on {start.checkpoint.name}: {error}") from error

@@ -6,15 +6,14 @@ that one audit serves them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.errors import InputError
-from zloss.results.choices import SMOLLM2
-from zloss_paper.engine.paper_models import MODEL_IDS, given_model
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.texts import CORPUS_NAMES, TextSource, text_sources
+from zloss.results.options import SMOLLM2
+from zloss_paper.engine.inputs import CORPUS_NAMES, MODEL_IDS, TextSource, given_model, text_sources
+from zloss_paper.engine.recipe import Overrides, Profile
 
 CPU = AuditConfig(model=SMOLLM2, blocks=32, block_size=256, gradient_blocks=8, batch_blocks=4)
 SMOKE = AuditConfig(model=SMOLLM2, blocks=2, block_size=32, gradient_blocks=1, batch_blocks=2)
@@ -32,13 +31,13 @@ class Target:
 
 @dataclass(frozen=True)
 class AuditedModel:
-    """One audit to run, and the line of the paper it is printed beside."""
+    """One audit to run, and the line of the paper next to which it is printed."""
 
     model: str
     """As printed: the paper's name, or the name of another model."""
     corpus: str
     beside: str
-    """The paper's model in the line beside it."""
+    """The paper's model in that line."""
     beside_corpus: str
     audit: AuditConfig
     deviations: tuple[str, ...]
@@ -75,8 +74,8 @@ def audit_table(
     beside: str = "GPT-2",
     deployed: bool = False,
 ) -> AuditTableConfig:
-    """The audits of a table; a model that is not the paper's is printed beside the paper's `beside`."""
-    models = [_audited(choice, profile, overrides) for choice in _chosen(targets, profile, overrides, beside)]
+    """The audits of a table; a model that is not the paper's is printed next to the paper's `beside`."""
+    models = list(_audited(targets, profile, overrides, beside))
     # One text for two corpora makes two lines of one name: the one with fewer deviations stays.
     unique: dict[tuple[str, str], AuditedModel] = {}
     for model in sorted(models, key=lambda model: len(model.deviations)):
@@ -86,43 +85,36 @@ def audit_table(
     return AuditTableConfig(label, profile, kept, tuple(sources), deployed)
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """A model to audit, and the line of the paper it stands beside."""
-
-    printed: str
-    source: str
-    """Where to load it."""
-    of_the_paper: bool
-    target: Target
-
-
-def _chosen(targets: Sequence[Target], profile: Profile, overrides: Overrides, beside: str) -> list[_Choice]:
+def _audited(targets: Sequence[Target], profile: Profile, overrides: Overrides, beside: str) -> Iterator[AuditedModel]:
+    """The models to audit, each with the line of the paper next to which it is printed."""
     if not overrides.models and profile == "paper":
-        return [_Choice(target.model, target.audit.model, True, target) for target in targets]
-    chosen: list[_Choice] = []
+        for target in targets:
+            yield _audited_model(target.model, target.audit.model, True, target, profile, overrides)
+        return
     for word in overrides.models or (SMOLLM2,):
         given = given_model(word)
-        lines = [target for target in targets if target.model == given.known]
-        if given.known is not None and not lines:
-            have = ", ".join(dict.fromkeys(target.model for target in targets))
-            raise InputError(f"`models` has {word!r}, but this table has no {given.known}; it has {have}.")
         if given.known is not None:
-            chosen += [_Choice(given.known, given.folder or line.audit.model, True, line) for line in lines]
+            lines = [target for target in targets if target.model == given.known]
+            if not lines:
+                have = ", ".join(dict.fromkeys(target.model for target in targets))
+                raise InputError(f"`models` has {word!r}, but this table has no {given.known}; it has {have}.")
+            for line in lines:
+                source = given.folder or line.audit.model
+                yield _audited_model(given.known, source, True, line, profile, overrides)
             continue
-        # Another model stands beside one line per corpus, at the largest count of the table.
+        # Another model is printed next to one line per corpus, at the largest count of the table.
         for corpus in dict.fromkeys(target.corpus for target in targets):
             here = [target for target in targets if target.corpus == corpus]
             line = next((target for target in here if target.model == beside), here[0])
             count = max(target.audit.blocks or 0 for target in here)
             largest = replace(line, audit=replace(line.audit, blocks=count))
-            chosen.append(_Choice(given.printed, word, False, largest))
-    return chosen
+            yield _audited_model(given.printed, word, False, largest, profile, overrides)
 
 
-def _audited(choice: _Choice, profile: Profile, overrides: Overrides) -> AuditedModel:
-    target = choice.target
-    audit = replace(target.audit if profile == "paper" else SMALL[profile], model=choice.source)
+def _audited_model(
+    printed: str, source: str, of_the_paper: bool, target: Target, profile: Profile, overrides: Overrides
+) -> AuditedModel:
+    audit = replace(target.audit if profile == "paper" else SMALL[profile], model=source)
     if overrides.texts:
         audit = replace(audit, texts=overrides.texts, corpus=None)
     if overrides.blocks is not None:
@@ -132,8 +124,8 @@ def _audited(choice: _Choice, profile: Profile, overrides: Overrides) -> Audited
     sources = _sources(audit, overrides)
     same_text = {text.corpus for text in sources} == {target.corpus}
     deviations = []
-    if not choice.of_the_paper:
-        deviations.append(f"the model is {choice.printed}, not the paper's")
+    if not of_the_paper:
+        deviations.append(f"the model is {printed}, not the paper's")
     if not same_text:
         deviations.append(f"the text is {' + '.join(text.title for text in sources)}, not {target.corpus}")
     if (audit.blocks, audit.block_size) != (target.audit.blocks, target.audit.block_size):
@@ -142,7 +134,7 @@ def _audited(choice: _Choice, profile: Profile, overrides: Overrides) -> Audited
     if audit.svd != target.audit.svd:
         deviations.append(f"the spectrum is {audit.svd}, not {target.audit.svd}")
     corpus = target.corpus if same_text else " + ".join(text.corpus or text.name for text in sources)
-    return AuditedModel(choice.printed, corpus, target.model, target.corpus, audit, tuple(deviations))
+    return AuditedModel(printed, corpus, target.model, target.corpus, audit, tuple(deviations))
 
 
 def _sources(audit: AuditConfig, overrides: Overrides) -> tuple[TextSource, ...]:

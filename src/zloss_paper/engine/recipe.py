@@ -7,17 +7,33 @@ config and run.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from zloss_paper.engine.claim import Claim
-from zloss_paper.engine.paper_table import PaperTable
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.table import Table
-from zloss_paper.engine.texts import TextSource
+from zloss.results.reproduction import Profile as Profile
+from zloss_paper.engine.claims import Claim
+from zloss_paper.engine.inputs import TextSource
+from zloss_paper.engine.table import PaperTable, Table
 from zloss_paper.engine.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Models, texts and counts that replace those of a recipe; everything else stays."""
+
+    models: tuple[str, ...] = ()
+    """NAME=FOLDER takes a model of the paper from a folder, NAME alone selects it; anything else is another model."""
+    texts: tuple[str, ...] = ()
+    text_source: str = ""
+    blocks: int | None = None
+    block_size: int | None = None
+    reports: tuple[str, ...] = ()
+    """Results to read instead of running anything (the reporting checklist)."""
+
 
 Config = TypeVar("Config")
 
@@ -47,8 +63,6 @@ class Recipe(Generic[Config]):
     run: Callable[[Config, Workbench], RecipeResult]
     paper: PaperTable | None = None
     claims: tuple[Claim, ...] = ()
-    choices: Mapping[str, str] = field(default_factory=dict)
-    """Setting the paper does not state (or the part of its name before a dot) → our choice."""
     restore: Callable[[Table, Mapping[str, Any]], Table] | None = None
     """Adds what claims read beyond the printed numbers, from the details of a kept result; None: they read nothing more."""
 
@@ -58,10 +72,15 @@ class Recipe(Generic[Config]):
         return self.label.replace(":", "_")
 
     def unstated(self) -> dict[str, str]:
-        """Every setting the paper leaves open, with our choice."""
-        open_settings = () if self.paper is None else self.paper.not_stated
-        return {name: self.choice(name) for name in open_settings}
+        """Every setting the paper leaves open, with our choice; model_ids.GPT-2 has that of model_ids."""
+        choices = our_choices(self.label)
+        settings = () if self.paper is None else self.paper.not_stated
+        return {name: choices.get(name) or choices[name.partition(".")[0]] for name in settings}
 
-    def choice(self, setting: str) -> str:
-        """Our choice for one setting: its own, or that of its parent."""
-        return self.choices[setting] if setting in self.choices else self.choices[setting.partition(".")[0]]
+
+def our_choices(label: str) -> dict[str, str]:
+    """Our choices for what the paper leaves open (`data/choices.json`): those that a family shares, and those of the label."""
+    text = resources.files("zloss_paper").joinpath("data/choices.json").read_text(encoding="utf-8")
+    data = json.loads(text)
+    own: dict[str, str] = data["labels"].get(label, {})
+    return {**data["shared"].get(own.get("shared"), {}), **own}

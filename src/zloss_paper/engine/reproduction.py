@@ -1,20 +1,25 @@
-"""One recipe, run: lines beside the paper's, verdicts, our choices, provenance (schema "zloss.reproduction/1").
+"""One recipe, run or read again: our lines next to the paper's, verdicts, our choices, provenance ("zloss.reproduction/1").
 
-The smoke profile tells whether a recipe runs. Its few tokens and steps decide no claim, so none is judged there.
+The smoke profile shows whether a recipe runs. Its few tokens and steps decide no claim, so none is evaluated there.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from zloss.errors import InputError
+from zloss.report.markdown import to_markdown
+from zloss.report.reproduction import reproduction_document
+from zloss.results.io import write_text
 from zloss.results.provenance import ReproductionProvenance, shared_keys
 from zloss.results.record import to_plain
 from zloss.results.reproduction import (
@@ -24,167 +29,175 @@ from zloss.results.reproduction import (
     ReproducedClaim,
     ReproducedLine,
     ReproductionRecord,
+    read_reproduction_record,
+    write_reproduction_record,
 )
-from zloss_paper.engine.claim import FAILS, OPEN, Claim, Judgement
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Recipe
-from zloss_paper.engine.table import Cell, Line, Table
-from zloss_paper.engine.texts import TextSource
+from zloss_paper.engine.claims import FAILS, OPEN, Claim, Judgement
+from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
+from zloss_paper.engine.table import Line, Table, cells_of
 from zloss_paper.engine.workbench import Workbench
 
-
-@dataclass(frozen=True)
-class JudgedClaim:
-    """A claim judged on our lines, and on the paper's own."""
-
-    claim: Claim
-    ours: Judgement
-    paper: Judgement | None
-
-    def record(self) -> ReproducedClaim:
-        """The claim and its verdicts, without its check."""
-        paper = self.paper
-        return ReproducedClaim(
-            id=self.claim.id,
-            statement=self.claim.statement,
-            verdict=self.ours.verdict,
-            evidence=self.ours.evidence,
-            reading=self.claim.reading,
-            on_the_papers_numbers=(
-                None if paper is None else PaperVerdict(verdict=paper.verdict, evidence=paper.evidence)
-            ),
-        )
+NOT_MEASURED = "not measured in this run"
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The result of one recipe, with the recipe itself."""
+    """The record of one recipe, with what it was made from."""
 
     recipe: Recipe[Any]
-    profile: Profile
     config: Any
     table: Table
-    claims: tuple[JudgedClaim, ...]
-    texts: tuple[TextSource, ...]
-    notes: tuple[str, ...]
-    provenance: ReproductionProvenance
-    details: dict[str, Any] = field(default_factory=dict)
+    record: ReproductionRecord
     draw: Callable[[Path], Sequence[Path]] | None = None
 
     @property
-    def comparable(self) -> bool:
-        """Whether every line was measured at the paper's setting."""
-        return bool(self.table.lines) and not any(line.deviations for line in self.table)
-
-    @property
-    def failed(self) -> tuple[JudgedClaim, ...]:
-        return tuple(judged for judged in self.claims if judged.ours.verdict == FAILS)
+    def failed(self) -> bool:
+        """Whether a claim does not hold."""
+        return any(claim.verdict == FAILS for claim in self.record.claims)
 
     def beside(self, line: Line) -> Line | None:
-        """The paper's line that `line` is printed beside."""
-        if self.recipe.paper is None:
-            return None
-        found = self.recipe.paper.table.find(**dict(line.beside or line.key))
-        return found[0] if found else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON file of this result."""
-        return self.record().to_dict()
-
-    def record(self) -> ReproductionRecord:
-        """This result without its recipe; no path of the machine it ran on."""
-        paper = self.recipe.paper
-        return ReproductionRecord(
-            label=self.recipe.label,
-            title=self.recipe.title,
-            profile=self.profile,
-            comparable=self.comparable,
-            columns=self.recipe.columns,
-            rows=tuple(self._line(line) for line in self.table),
-            paper_rows=() if paper is None else tuple(_plain_line(line) for line in paper.table),
-            claims=tuple(judged.record() for judged in self.claims),
-            not_stated_by_the_paper=tuple(
-                Choice(setting=setting, ours=ours) for setting, ours in self.recipe.unstated().items()
-            ),
-            notes=self.notes,
-            config=without_paths(to_plain(self.config)),
-            texts=self.texts,
-            details=to_plain(self.details),
-            provenance=self.provenance,
-        )
-
-    def _line(self, line: Line) -> ReproducedLine:
-        other = self.beside(line)
-        return ReproducedLine(
-            extra=_plain_line(line),
-            reasons=dict(line.reasons),
-            deviations=line.deviations,
-            beside=None if other is None else _plain_line(other),
-            ratio={
-                column: ratio
-                for column in self.recipe.columns
-                if (ratio := ratio_of(line.cells.get(column), None if other is None else other.cells.get(column)))
-                is not None
-            },
-            printed={}
-            if other is None
-            else {column: cell.printed for column, cell in other.cells.items() if cell.printed},
-        )
+        """The paper's line next to which `line` is printed."""
+        return _beside(self.recipe, line)
 
 
 def reproduce(recipe: Recipe[Any], profile: Profile, overrides: Overrides, bench: Workbench) -> Reproduction:
-    """Configure, run and judge one recipe."""
+    """Configure, run and evaluate one recipe."""
     started, begin = datetime.now(UTC), time.perf_counter()
     config = recipe.configure(profile, overrides)
     measured = recipe.run(config, bench)
-    return Reproduction(
-        recipe=recipe,
-        profile=profile,
-        config=config,
-        table=measured.table,
-        claims=judged_claims(recipe, profile, measured.table),
-        texts=measured.texts,
-        notes=measured.notes,
-        details=dict(measured.details),
-        draw=measured.draw,
-        provenance=ReproductionProvenance(
-            **shared_keys(bench.command, started, round(time.perf_counter() - begin, 1)),
-            python=platform.python_version(),
-            threads=torch.get_num_threads(),
-        ),
+    provenance = ReproductionProvenance(
+        **shared_keys(bench.command, started, round(time.perf_counter() - begin, 1)),
+        python=platform.python_version(),
+        threads=torch.get_num_threads(),
     )
+    return _evaluated(recipe, profile, config, measured, provenance)
 
 
-def judged_claims(recipe: Recipe[Any], profile: Profile, table: Table) -> tuple[JudgedClaim, ...]:
-    """Every claim of a recipe on our table and on the paper's own; at the smoke profile ours is not judged."""
-    paper = recipe.paper
-    smoke = Judgement(OPEN, NOT_JUDGED)
-    return tuple(
-        JudgedClaim(
-            claim,
-            smoke if profile == "smoke" else claim.check(table),
-            None if paper is None else claim.check(paper.table),
+def rejudge(folder: Path, recipe: Recipe[Any]) -> Reproduction:
+    """The result of `recipe` in `folder`: today's claims on the numbers that it holds. Nothing is run."""
+    file = folder / f"{recipe.stem}.json"
+    if not file.is_file():
+        raise InputError(f"{folder} has no {file.name}: nothing to judge again for {recipe.label}.")
+    record = read_reproduction_record(file)
+    kept = RecipeResult(
+        kept_table(recipe, record), record.notes, record.texts, record.details, _kept_figures(folder, recipe)
+    )
+    return _evaluated(recipe, record.profile, record.config, kept, record.provenance)
+
+
+def kept_table(recipe: Recipe[Any], record: ReproductionRecord) -> Table:
+    """The lines of a kept result; a column that the recipe has learned since was not measured."""
+    columns = tuple(dict.fromkeys((*recipe.columns, *record.columns)))
+    unknown = [column for column in recipe.columns if column not in record.columns]
+    keys = () if recipe.paper is None else recipe.paper.key_columns
+    table = Table(
+        tuple(
+            Line(
+                key=line.key(columns),
+                cells=cells_of(line.numbers(columns)),
+                reasons=line.reasons | dict.fromkeys(unknown, NOT_MEASURED),
+                deviations=line.deviations,
+                beside={name: line.beside[name] for name in keys if name in line.beside} if line.beside else {},
+            )
+            for line in record.rows
         )
-        for claim in recipe.claims
+    )
+    return table if recipe.restore is None else recipe.restore(table, record.details)
+
+
+def write_reproduction(folder: Path, result: Reproduction) -> list[Path]:
+    """LABEL.json, LABEL.md and the figures of the recipe, if it has some."""
+    record, page = folder / f"{result.recipe.stem}.json", folder / f"{result.recipe.stem}.md"
+    figures = list(result.draw(folder / "figures")) if result.draw is not None else []
+    write_reproduction_record(record, result.record)
+    relative = [Path(os.path.relpath(figure, folder)) for figure in figures]
+    write_text(page, to_markdown(reproduction_document(result.record, relative)))
+    return [record, page, *figures]
+
+
+def _evaluated(
+    recipe: Recipe[Any], profile: Profile, config: Any, result: RecipeResult, provenance: ReproductionProvenance
+) -> Reproduction:
+    """The record of a result, with every claim evaluated; it names no path of the machine it ran on."""
+    table, paper = result.table, recipe.paper
+    record = ReproductionRecord(
+        label=recipe.label,
+        title=recipe.title,
+        profile=profile,
+        comparable=bool(table.lines) and not any(line.deviations for line in table),
+        columns=recipe.columns,
+        rows=tuple(_reproduced_line(recipe, line) for line in table),
+        paper_rows=() if paper is None else tuple(_plain_line(line) for line in paper.table),
+        claims=tuple(_reproduced_claim(recipe, claim, profile, table) for claim in recipe.claims),
+        not_stated_by_the_paper=tuple(
+            Choice(setting=setting, ours=ours) for setting, ours in recipe.unstated().items()
+        ),
+        notes=result.notes,
+        config=_without_paths(to_plain(config)),
+        texts=result.texts,
+        details=to_plain(dict(result.details)),
+        provenance=provenance,
+    )
+    return Reproduction(recipe, config, table, record, result.draw)
+
+
+def _reproduced_claim(recipe: Recipe[Any], claim: Claim, profile: Profile, table: Table) -> ReproducedClaim:
+    """A claim on our table and on the paper's own; at the smoke profile ours is not evaluated."""
+    ours = Judgement(OPEN, NOT_JUDGED) if profile == "smoke" else claim.check(table)
+    paper = None if recipe.paper is None else claim.check(recipe.paper.table)
+    return ReproducedClaim(
+        id=claim.id,
+        statement=claim.statement,
+        verdict=ours.verdict,
+        evidence=ours.evidence,
+        reading=claim.reading,
+        on_the_papers_numbers=None if paper is None else PaperVerdict(verdict=paper.verdict, evidence=paper.evidence),
     )
 
 
-def ratio_of(ours: Cell | None, paper: Cell | None) -> float | None:
-    """ours / paper, where both exist and the paper's is not 0."""
-    return None if ours is None or paper is None or not paper.value else ours.value / paper.value
+def _reproduced_line(recipe: Recipe[Any], line: Line) -> ReproducedLine:
+    other = _beside(recipe, line)
+    theirs = {} if other is None else other.cells
+    return ReproducedLine(
+        extra=_plain_line(line),
+        reasons=dict(line.reasons),
+        deviations=line.deviations,
+        beside=None if other is None else _plain_line(other),
+        ratio={
+            column: line.cells[column].value / theirs[column].value
+            for column in recipe.columns
+            if column in line.cells and column in theirs and theirs[column].value
+        },
+        printed={column: cell.printed for column, cell in theirs.items() if cell.printed},
+    )
 
 
-def without_paths(value: Any) -> Any:
-    """The same values with existing files and folders by their last name, so that no path of this machine is written."""
-    if isinstance(value, dict):
-        return {key: without_paths(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_paths(item) for item in value]
-    if isinstance(value, str) and "/" in value and Path(value).exists():
-        return Path(value).name
-    return value
+def _beside(recipe: Recipe[Any], line: Line) -> Line | None:
+    found = () if recipe.paper is None else recipe.paper.table.find(**dict(line.beside or line.key))
+    return found[0] if found else None
 
 
 def _plain_line(line: Line) -> dict[str, Any]:
     """Key and numbers of a line by column."""
     return {**line.key, **{column: cell.value for column, cell in line.cells.items()}}
+
+
+def _without_paths(value: Any) -> Any:
+    """The same values with existing files and folders by their last name."""
+    if isinstance(value, dict):
+        return {key: _without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    if isinstance(value, str) and "/" in value and Path(value).exists():
+        return Path(value).name
+    return value
+
+
+def _kept_figures(folder: Path, recipe: Recipe[Any]) -> Callable[[Path], Sequence[Path]] | None:
+    """The figures that the kept page shows: they are not drawn again."""
+    page = folder / f"{recipe.stem}.md"
+    if not page.is_file():
+        return None
+    start = f"![{recipe.title}]("
+    shown = [line[len(start) : -1] for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(start)]
+    return (lambda figures: [folder / figure for figure in shown]) if shown else None

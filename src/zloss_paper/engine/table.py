@@ -1,13 +1,21 @@
 """Lines of a table, the paper's or ours, in one form: a claim that reads one can read the other.
 
-A printed cell may be off by half a unit of its last digit; a measured one is taken as it is.
+The paper's tables are data (`data/tables.json`): an entry names its columns and lines (under `rows`), the settings the paper
+states, and in `not_stated` those it does not. A printed cell may be off by half a unit of its last digit; a measured one is
+taken as it is.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from zloss.errors import UnknownNameError
 
 Key = str | int | float
 
@@ -47,7 +55,7 @@ class Line:
     deviations: tuple[str, ...] = ()
     """What keeps the numbers from being comparable with the paper's, one sentence each; claims may still be tested."""
     beside: Mapping[str, Key] = field(default_factory=dict)
-    """Key of the paper's line it is printed beside; empty: the line of the same key."""
+    """Key of the paper's line next to which it is printed; empty: the line of the same key."""
     by_seed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Numbers of the single runs behind the line, in the order of the seeds; for claims about every run."""
 
@@ -102,6 +110,83 @@ class Table:
         return tuple(found)
 
 
+def cells_from(record: object, columns: Mapping[str, str]) -> dict[str, Cell]:
+    """Cells of the numbers that a record has, by column and attribute; `delta_src.mean` goes into a record."""
+    values: dict[str, float | None] = {}
+    for column, path in columns.items():
+        value: Any = record
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        values[column] = value
+    return cells_of(values)
+
+
 def cells_of(values: Mapping[str, float | None]) -> dict[str, Cell]:
     """Cells of the numbers that exist."""
     return {column: Cell(float(value)) for column, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table, figure or passage of the paper."""
+
+    label: str
+    title: str
+    table: Table
+    config: Mapping[str, Any]
+    """The settings that the paper states."""
+    not_stated: tuple[str, ...]
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Columns of the key of a line."""
+        return tuple(self.table.lines[0].key)
+
+
+def paper_table(label: str, *, integer_keys: tuple[str, ...] = (), number_keys: tuple[str, ...] = ()) -> PaperTable:
+    """The entry `label`; text columns, `integer_keys` and `number_keys` are the key of a line, all others its numbers."""
+    entries = _entries()
+    if label not in entries:
+        raise UnknownNameError("table of the paper", label, entries)
+    entry = entries[label]
+    return PaperTable(
+        label=label,
+        title=entry["title"],
+        table=Table(tuple(_line(record, integer_keys, number_keys) for record in entry["rows"])),
+        config=_floats(entry["config"]),
+        not_stated=tuple(entry["not_stated"]),
+    )
+
+
+@cache
+def _entries() -> dict[str, Any]:
+    text = resources.files("zloss_paper").joinpath("data/tables.json").read_text(encoding="utf-8")
+    # Decimals keep the printed trailing zeros, and with them the rounding unit.
+    entries: dict[str, Any] = json.loads(text, parse_float=Decimal, parse_int=Decimal)
+    return entries
+
+
+def _line(record: Mapping[str, Any], integer_keys: tuple[str, ...], number_keys: tuple[str, ...]) -> Line:
+    key: dict[str, Key] = {}
+    cells: dict[str, Cell] = {}
+    for column, value in record.items():
+        if column in integer_keys:
+            key[column] = int(value)
+        elif column in number_keys:
+            key[column] = float(value)
+        elif isinstance(value, str):
+            key[column] = value
+        elif isinstance(value, Decimal):
+            cells[column] = Cell.of_print(value)
+    return Line(key, cells, {column: "not printed" for column, value in record.items() if value is None})
+
+
+def _floats(value: Any) -> Any:
+    """Settings as plain numbers."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() and "." not in str(value) else float(value)
+    if isinstance(value, dict):
+        return {key: _floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_floats(item) for item in value]
+    return value

@@ -9,36 +9,35 @@ audit's token sample. Cost: 32 blocks of 256.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zloss.report.charts.geometry import geometry_panels
-from zloss.report.charts.matplotlib_files import GEOMETRY, write_panels
-from zloss.report.text.numbers import number
-from zloss.results.audit import AuditReport
-from zloss.results.figure_data import GeometrySample
+from zloss.report.audit_figures import geometry_figures
+from zloss.report.figures import write_figures
+from zloss.report.numbers import number
+from zloss.results.audit import AuditReport, GeometrySample
 from zloss_paper.engine.audited_models import AuditTableConfig, paper_target
-from zloss_paper.engine.checks import Tested, all_lines, all_pairs, for_models
-from zloss_paper.engine.claim import Claim
-from zloss_paper.engine.comparison import QUOTED_TOLERANCE, cell, near
-from zloss_paper.engine.paper_table import PaperTable, paper_table
+from zloss_paper.engine.claims import (
+    QUOTED_TOLERANCE,
+    Claim,
+    Tested,
+    all_lines,
+    all_pairs,
+    cell,
+    for_models,
+    line_test,
+    near,
+)
+from zloss_paper.engine.inputs import WIKITEXT
 from zloss_paper.engine.recipe import RecipeResult
-from zloss_paper.engine.table import Cell, Line, Pair, Table, cells_of
-from zloss_paper.engine.texts import WIKITEXT
+from zloss_paper.engine.table import Cell, Pair, PaperTable, Table, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.lines import audit_summary, head_lines
-from zloss_paper.heads.pair_tests import goes_from_to
-from zloss_paper.heads.recipe import head_recipe
+from zloss_paper.heads.claims import goes_from_to
+from zloss_paper.heads.recipe import audit_summary, head_lines, head_recipe
 
 LABEL = "text:gradient_geometry"
 COLUMNS = ("rho_16", "a_p_99", "translation_error", "identity_error")
-TARGETS = (paper_target("GPT-2", WIKITEXT, 32, svd="randomized", batch_blocks=2, seed=67),)
-CHOICES = {
-    "model_ids": "the checkpoint gpt2 on the hub",
-    "corpus_variant": "the raw variant, wikitext-103-raw-v1",
-    "oversampling": "none: 16 columns",
-}
 SAMPLE_TOLERANCE = 1e-4
 """Coordinates of the sample are kept to six digits."""
 TRACKS = 0.9
@@ -46,29 +45,24 @@ TRACKS = 0.9
 
 def run(config: AuditTableConfig, bench: Workbench) -> RecipeResult:
     """Two lines per model, and the figure."""
-    lines: list[Line] = []
-    reports: list[tuple[str, AuditReport]] = []
-    for model in config.rows:
-        report = bench.audit(model.audit)
-        reports.append((model.model, report))
+    audited = [(model, bench.audit(model.audit)) for model in config.rows]
+    lines = []
+    for model, report in audited:
         for line in head_lines(model, report, COLUMNS[:2]):
             errors = sample_errors(report.figures.geometry, str(line.key["head"]))
-            cells = {**line.cells, **cells_of(errors)}
-            # The paper's caption is about one model and prints no name.
-            lines.append(replace(line, cells=cells, beside={"model": model.beside, "head": line.key["head"]}))
+            lines.append(replace(line, cells={**line.cells, **cells_of(errors)}))
 
     def draw(folder: Path) -> Sequence[Path]:
-        return [path for name, report in reports for path in _draw(folder, name, report)]
+        return [path for model, report in audited for path in _draw(folder, model.model, report)]
 
-    summaries = [audit_summary(model, report) for model, (_, report) in zip(config.rows, reports, strict=True)]
+    summaries = [audit_summary(model, report) for model, report in audited]
     return RecipeResult(Table(tuple(lines)), texts=config.texts, details={"audits": summaries}, draw=draw)
 
 
 def _draw(folder: Path, name: str, report: AuditReport) -> list[Path]:
-    panels = geometry_panels(report)
     safe = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in name)
-    place = folder / f"gradient_geometry-{safe}" / "gradient_geometry.svg"
-    return write_panels([place], panels, inches=GEOMETRY) if panels else []
+    place = folder / f"gradient_geometry-{safe}"
+    return write_figures(place, {"gradient_geometry": geometry_figures(report)}, formats=("svg",))
 
 
 def sample_errors(sample: GeometrySample | None, head: str) -> dict[str, float | None]:
@@ -80,38 +74,20 @@ def sample_errors(sample: GeometrySample | None, head: str) -> dict[str, float |
     if sample is None:
         return {}
     gain2, delta_z, delta_u = (getattr(sample, f"{column}_{head}") for column in ("a2", "delta_z", "delta_u"))
-    identity = _largest(
-        abs(u - math.sqrt(a2) * z) / u for a2, z, u in zip(gain2, delta_z, delta_u, strict=True) if u > 0
-    )
-    found = {"identity_error": identity}
+    errors = [abs(u - math.sqrt(a2) * z) / u for a2, z, u in zip(gain2, delta_z, delta_u, strict=True) if u > 0]
+    found = {"identity_error": max(errors, default=None)}
     if head == "centered" and sample.mean_row_norm:
         moves = zip(sample.x_raw, sample.x_centered, sample.y_raw, sample.y_centered, strict=True)
         length = sample.mean_row_norm
-        found["translation_error"] = _largest(
-            # Six digits of a large coordinate are coarser than six digits of the move.
-            max(abs(x - xc - length), abs(y - yc)) / max(length, abs(x), abs(y))
-            for x, xc, y, yc in moves
-        )
+        # Six digits of a large coordinate are coarser than six digits of the move.
+        errors = [max(abs(x - xc - length), abs(y - yc)) / max(length, abs(x), abs(y)) for x, xc, y, yc in moves]
+        found["translation_error"] = max(errors, default=None)
     return found
-
-
-def _largest(values: Iterable[float]) -> float | None:
-    return max(values, default=None)
 
 
 def _one_vector(pair: Pair) -> Tested:
     error = cell(pair.centered, "translation_error")
     return error.value <= SAMPLE_TOLERANCE, f"{pair.name}: largest relative error {number(error.value, 2)}"
-
-
-def _identity(line: Line) -> Tested:
-    error = cell(line, "identity_error")
-    return error.value <= SAMPLE_TOLERANCE, f"{line.name()}: largest relative error {number(error.value, 2)}"
-
-
-def _tracks(line: Line) -> Tested:
-    found = cell(line, "rho_16")
-    return found.value >= TRACKS, f"{line.name()}: ρ_16 {number(found.value)}"
 
 
 def _correlations(pair: Pair) -> Tested:
@@ -137,13 +113,19 @@ CLAIMS = (
     Claim(
         "rank_16_tracks",
         "The rank-16 part closely tracks the exact a², raw and centered.",
-        all_lines(_tracks),
+        all_lines(line_test({"rho_16": "ρ_16"}, lambda found: found.value >= TRACKS)),
         f"closely: a correlation of {TRACKS:g} or more",
     ),
     Claim(
         "gain_identity",
         "Token by token ‖δ_u‖ = A_p·‖δ_z‖.",
-        all_lines(_identity),
+        all_lines(
+            line_test(
+                {"identity_error": "largest relative error"},
+                lambda error: error.value <= SAMPLE_TOLERANCE,
+                {"identity_error": 2},
+            )
+        ),
         f"on the sampled tokens, within {SAMPLE_TOLERANCE:g}",
     ),
     Claim(
@@ -160,13 +142,14 @@ CLAIMS = (
     ),
 )
 
-RECIPE = head_recipe(
-    LABEL,
-    "Gradient geometry: rank-16 correlation, gain tail, and the figure's two identities",
-    columns=COLUMNS,
-    targets=TARGETS,
-    claims=CLAIMS,
-    choices=CHOICES,
-    paper=_paper(),
-    run=run,
+RECIPES = (
+    head_recipe(
+        LABEL,
+        "Gradient geometry: rank-16 correlation, gain tail, and the figure's two identities",
+        columns=COLUMNS,
+        targets=[paper_target("GPT-2", WIKITEXT, 32, svd="randomized", batch_blocks=2, seed=67)],
+        claims=CLAIMS,
+        paper=_paper(),
+        run=run,
+    ),
 )

@@ -1,18 +1,32 @@
-"""A recipe that reads audits of output heads: its audits follow from its targets, its lines from the audits' reports."""
+"""A recipe that reads audits of output heads: a raw and a centered line per model.
+
+The perplexity of the centered head is measured as the paper deploys it, with one fp32 scalar subtracted from the raw logits
+of a token: the audit derives log Z̃ from the statistics of the raw logits, so its two perplexities are equal by construction.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from zloss_paper.engine.audited_models import AuditTableConfig, Target, audit_table
-from zloss_paper.engine.claim import Claim
-from zloss_paper.engine.paper_table import PaperTable, paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Recipe, RecipeResult
-from zloss_paper.engine.workbench import Workbench
-from zloss_paper.heads.lines import run_head_table
+import torch
+import torch.nn.functional as F
 
-Run = Callable[[AuditTableConfig, Workbench], RecipeResult]
+from zloss.console import Progress
+from zloss.head.source import centered_logits_from_raw
+from zloss.models.checkpoint import Checkpoint
+from zloss.models.output_head import find_head, hidden_states
+from zloss.results.audit import AuditReport
+from zloss.text import Blocks
+from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, Target, audit_table
+from zloss_paper.engine.claims import Claim
+from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
+from zloss_paper.engine.table import Key, Line, PaperTable, Table, cells_of, paper_table
+from zloss_paper.engine.workbench import Workbench, text_blocks
+
+DEPLOYED = "deployed_ppl"
+"""Key of the deployed perplexities among the extras of a kept report."""
 
 
 def head_recipe(
@@ -22,13 +36,12 @@ def head_recipe(
     columns: tuple[str, ...],
     targets: Sequence[Target],
     claims: tuple[Claim, ...],
-    choices: Mapping[str, str],
     paper: PaperTable | None = None,
     deployed: bool = False,
     with_corpus: bool = False,
-    run: Run | None = None,
+    run: Callable[[AuditTableConfig, Workbench], RecipeResult] | None = None,
 ) -> Recipe[AuditTableConfig]:
-    """The recipe of `label`: a raw and a centered line per target, unless it has a `run` of its own.
+    """The recipe of `label`: a raw and a centered line per target, unless it has a separate `run`.
 
     `deployed` measures the perplexity of the centered logits as deployed; `with_corpus` puts the corpus into the key.
     """
@@ -36,16 +49,102 @@ def head_recipe(
     def configure(profile: Profile, overrides: Overrides) -> AuditTableConfig:
         return audit_table(label, targets, profile, overrides, deployed=deployed)
 
-    def raw_and_centered(config: AuditTableConfig, bench: Workbench) -> RecipeResult:
-        return run_head_table(config, bench, columns, with_corpus=with_corpus)
+    run = run or partial(run_head_table, columns=columns, with_corpus=with_corpus)
+    return Recipe(label, title, columns, configure, run, paper or paper_table(label), claims)
 
-    return Recipe(
-        label=label,
-        title=title,
-        columns=columns,
-        configure=configure,
-        run=run or raw_and_centered,
-        paper=paper or paper_table(label),
-        claims=claims,
-        choices=choices,
-    )
+
+def run_head_table(
+    config: AuditTableConfig, bench: Workbench, *, columns: Sequence[str], with_corpus: bool
+) -> RecipeResult:
+    """Audit every model of the table: two lines each."""
+    lines: list[Line] = []
+    audits = []
+    for model in config.rows:
+
+        def perplexities(model: AuditedModel = model) -> dict[str, object]:
+            checkpoint = bench.checkpoint(model.audit)
+            return deployed_perplexity(checkpoint, text_blocks(model.audit, checkpoint), bench.progress)
+
+        report = bench.audit(model.audit, {DEPLOYED: perplexities} if config.deployed else None)
+        lines += head_lines(model, report, columns, with_corpus=with_corpus)
+        audits.append(audit_summary(model, report))
+    return RecipeResult(Table(tuple(lines)), texts=config.texts, details={"audits": audits})
+
+
+def head_lines(
+    model: AuditedModel, report: AuditReport, columns: Sequence[str], *, with_corpus: bool = False
+) -> list[Line]:
+    """The raw and the centered line of one audit."""
+    lines = []
+    for head in ("raw", "centered"):
+        key: dict[str, Key] = {"model": model.model, "head": head}
+        beside: dict[str, Key] = {"model": model.beside, "head": head}
+        if with_corpus:
+            key = {"model": model.model, "corpus": model.corpus, "head": head}
+            beside["corpus"] = model.beside_corpus
+        numbers = getattr(report.heads, head)
+        values = {column: getattr(numbers, column) for column in columns if column != "ppl"}
+        reasons = {
+            column: report.reason(f"heads.{head}.{column}") or "not measured"
+            for column, value in values.items()
+            if value is None
+        }
+        if "ppl" in columns:
+            values["ppl"], why = _perplexity(report, head)
+            reasons |= {"ppl": why} if why else {}
+        lines.append(Line(key, cells_of(values), reasons, model.deviations, beside))
+    return lines
+
+
+def _perplexity(report: AuditReport, head: str) -> tuple[float | None, str]:
+    """The audit's for the raw head; for the centered one that of its logits as deployed."""
+    if head == "raw":
+        return report.ppl, "" if report.ppl is not None else report.reason("ppl") or "not measured"
+    deployed = report.extra.get(DEPLOYED) or {}
+    return deployed.get("centered"), deployed.get("reason") or ""
+
+
+def audit_summary(model: AuditedModel, report: AuditReport) -> dict[str, object]:
+    """Weights, text and time of one audit, for the JSON file."""
+    return {
+        "model": model.model,
+        "weights": report.model.extra.get("source"),
+        "vocab": report.model.vocab,
+        "width": report.model.width,
+        "tied": report.model.tied,
+        "target": report.target,
+        "predictions": report.corpus.predictions,
+        "bos": report.corpus.bos,
+        "nonfinite": {"nan": report.nonfinite.nan, "inf": report.nonfinite.inf},
+        "seconds": {step: round(value, 1) for step, value in report.timings.items()},
+    }
+
+
+@torch.no_grad()
+def deployed_perplexity(checkpoint: Checkpoint, blocks: Blocks, progress: Progress) -> dict[str, object]:
+    """exp of the mean cross-entropy over all predictions, `raw` and `centered`, of logits that are both formed.
+
+    None with a `reason` where the centered head does not exist.
+    """
+    head = find_head(checkpoint)
+    if head.softcap is not None or (head.bias_V is not None and bool(head.bias_V.isneginf().any())):
+        reason = "softcap or a -inf bias: the centered head does not exist"
+        return {"raw": None, "centered": None, "reason": reason}
+    scale = head.logit_scale
+    weight_VD = head.weight_VD if scale == 1 else scale * head.weight_VD
+    bias_V = head.bias_V if head.bias_V is None or scale == 1 else scale * head.bias_V
+    totals = {"raw": 0.0, "centered": 0.0}
+    with (
+        hidden_states(checkpoint, head) as hidden_of,
+        progress.step("deployed perplexity", blocks.predictions) as step,
+    ):
+        for block in range(blocks.count):
+            hidden_TD = blocks.counted(hidden_of(blocks.inputs(block, block + 1)))[0]
+            target_T = blocks.targets(block, block + 1)[0]
+            raw_TV = head.logits(hidden_TD).float()
+            centered_TV = centered_logits_from_raw(raw_TV, hidden_TD, weight_VD, bias_V)
+            for name, logits_TV in (("raw", raw_TV), ("centered", centered_TV)):
+                # The logits are fp32, as deployed; their softmax is not: torch's fp32 sum is off by 1e-5 nat at V = 50k.
+                totals[name] += float(F.cross_entropy(logits_TV.double(), target_T, reduction="sum"))
+            step.advance(blocks.size)
+    return {**{name: math.exp(total / blocks.predictions) for name, total in totals.items()}, "reason": ""}

@@ -16,24 +16,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation
-from zloss.audit.implementation.kernels import LinearLine, linear_line
-from zloss.audit.implementation.source import Storage
+from zloss.audit.implementation.kernels import KernelLine, LinearLine, linear_line
 from zloss.errors import ZlossError
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Recipe, RecipeResult
-from zloss_paper.engine.table import Key, Line, Table, cells_of
-from zloss_paper.engine.texts import WIKITEXT
+from zloss_paper.engine.inputs import WIKITEXT
+from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
+from zloss_paper.engine.table import Line, Table, cells_from
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.implementations.head_tokens import head_tokens
-from zloss_paper.implementations.setting import ImplementationConfig, audited_models, tokens_per_block
-from zloss_paper.implementations.shared_audits import shared_kernel_audit
+from zloss_paper.implementations.recipe import (
+    ImplementationConfig,
+    audited_models,
+    head_tokens,
+    line_keys,
+    shared_kernel_audit,
+    tokens_per_block,
+)
 
 LABEL = "audit:implementations"
-COLUMNS = ("rel_forward_error", "delta_total", "delta_z", "kernel_delta_z", "delta_weight", "delta_src")
+LOGITS = {
+    "rel_forward_error": "forward",
+    "delta_total": "delta_total",
+    "delta_z": "delta_z",
+    "kernel_delta_z": "kernel_delta_z",
+}
+"""Columns of losses that take logits, and where their audit has them."""
+LINEAR = {**LOGITS, "delta_weight": "delta_weight", "delta_src": "delta_src.mean"}
+"""The same of losses that project."""
 TARGETS = (paper_target("GPT-2", WIKITEXT, 8),)
-STORAGES: tuple[Storage, ...] = ("fp32", "bf16")
-SCALES = (1,)
 EMPTY = (
     "losses that take logits have no gradient at W, and Δ_Z is their source; of projecting losses Δ_src is read where they "
     "are ours and run in this process",
@@ -44,7 +53,7 @@ EMPTY = (
 
 @dataclass(frozen=True)
 class ImplementationsConfig(ImplementationConfig):
-    """Which implementations, beside what every audit of this kind states."""
+    """Which implementations, in addition to what every audit of this kind states."""
 
     names: tuple[str, ...] = tuple(IMPLEMENTATIONS)
 
@@ -55,7 +64,7 @@ def configure(profile: Profile, overrides: Overrides) -> ImplementationsConfig:
     # A compiler would run longer than all the rest of a smoke test.
     names = tuple(name for name in IMPLEMENTATIONS if profile != "smoke" or name != "cut-cross-entropy")
     tokens = tokens_per_block(profile)
-    return ImplementationsConfig(models, STORAGES, SCALES, tokens_per_block=tokens, names=names)
+    return ImplementationsConfig(models, ("fp32", "bf16"), (1,), tokens_per_block=tokens, names=names)
 
 
 def run(config: ImplementationsConfig, bench: Workbench) -> RecipeResult:
@@ -68,79 +77,54 @@ def run(config: ImplementationsConfig, bench: Workbench) -> RecipeResult:
                 notes[f"{implementation.title}: not installed"] = None
                 continue
             try:
-                found = _logits if implementation.takes == "logits" else _linear
-                lines += found(config, bench, model, implementation, notes)
+                if implementation.takes == "logits":
+                    audited = shared_kernel_audit(bench, model.audit, config, implementation.name, same_tokens=True)
+                    lines += [_line(model, implementation, found.storage, found, LOGITS) for found in audited]
+                else:
+                    linear = _linear_audit(config, bench, model, implementation, notes)
+                    lines += [_line(model, implementation, found.inputs, found, LINEAR) for found in linear]
             except ZlossError as error:
                 notes[f"{implementation.title} on {model.model}: {error}"] = None
     return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts)
 
 
-def _key(model: AuditedModel, implementation: Implementation, dtype: str) -> dict[str, Key]:
-    return {"model": model.model, "implementation": implementation.title, "dtype": dtype}
+def _line(
+    model: AuditedModel,
+    implementation: Implementation,
+    dtype: str,
+    found: KernelLine | LinearLine,
+    columns: dict[str, str],
+) -> Line:
+    key, _ = line_keys(model, {"implementation": implementation.title, "dtype": dtype}, corpus=False)
+    return Line(key, cells_from(found, columns), {}, model.deviations)
 
 
-def _logits(
+def _linear_audit(
     config: ImplementationConfig,
     bench: Workbench,
     model: AuditedModel,
     implementation: Implementation,
     notes: dict[str, None],
-) -> list[Line]:
-    lines = []
-    for found in shared_kernel_audit(bench, model.audit, config, implementation.name, same_tokens=True):
-        values = {
-            "rel_forward_error": found.forward,
-            "delta_total": found.delta_total,
-            "delta_z": found.delta_z,
-            "kernel_delta_z": found.kernel_delta_z,
-        }
-        lines.append(Line(_key(model, implementation, found.storage), cells_of(values), {}, model.deviations))
-    return lines
-
-
-def _linear(
-    config: ImplementationConfig,
-    bench: Workbench,
-    model: AuditedModel,
-    implementation: Implementation,
-    notes: dict[str, None],
-) -> list[Line]:
+) -> list[LinearLine]:
     tokens = head_tokens(bench, model.audit).thinned(config.tokens_per_block)
-    lines = []
+    found = []
     with bench.progress.step(implementation.title, len(config.storages), "dtypes") as step:
         for dtype in config.storages:
-            found = linear_line(
-                implementation,
-                tokens.head,
-                tokens.hidden_TD,
-                tokens.label_T,
-                inputs=dtype,
-                logit_scale=1,
-                coef=config.coef,
-                target=tokens.target,
-                note=lambda sentence: notes.setdefault(sentence),
+            found.append(
+                linear_line(
+                    implementation,
+                    tokens.head,
+                    tokens.hidden_TD,
+                    tokens.label_T,
+                    inputs=dtype,
+                    logit_scale=1,
+                    coef=config.coef,
+                    target=tokens.target,
+                    note=lambda sentence: notes.setdefault(sentence),
+                )
             )
-            lines.append(_linear_line(model, implementation, found))
             step.advance(1)
-    return lines
+    return found
 
 
-def _linear_line(model: AuditedModel, implementation: Implementation, found: LinearLine) -> Line:
-    values = {
-        "rel_forward_error": found.forward,
-        "delta_total": found.delta_total,
-        "delta_z": found.delta_z,
-        "kernel_delta_z": found.kernel_delta_z,
-        "delta_weight": found.delta_weight,
-        "delta_src": None if found.delta_src is None else found.delta_src.mean,
-    }
-    return Line(_key(model, implementation, found.inputs), cells_of(values), {}, model.deviations)
-
-
-RECIPE = Recipe(
-    label=LABEL,
-    title="What implementations of CE + Z inject",
-    columns=COLUMNS,
-    configure=configure,
-    run=run,
-)
+RECIPES = (Recipe(LABEL, "What implementations of CE + Z inject", tuple(LINEAR), configure, run),)

@@ -25,29 +25,16 @@ from zloss.objectives import (
     StandardZLoss,
 )
 from zloss.optimizer.endpoints import STATIC_SCALES
-from zloss.report.text.numbers import number
-from zloss.results.choices import HeadKind
+from zloss.report.numbers import number
+from zloss.results.options import HeadKind
+from zloss_paper.engine import inputs
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
-from zloss_paper.engine.checks import Compare, Tested, all_lines, judged
-from zloss_paper.engine.claim import OPEN, Check, Claim, Judgement
-from zloss_paper.engine.comparison import Missing, cell, ratio
-from zloss_paper.engine.paper_methods import (
-    CE,
-    CENTERED,
-    CENTERED_HEAD,
-    FACTORIZED,
-    GAIN_AWARE,
-    RAW_METHODS,
-    STANDARD,
-)
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Recipe, RecipeResult
-from zloss_paper.engine.table import Key, Line, Table, cells_of
-from zloss_paper.engine.texts import FINEWEB, WIKITEXT
+from zloss_paper.engine.claims import Check, Claim, Compare, Missing, Tested, all_lines, among, cell, judged, ratio
+from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, RAW_METHODS, STANDARD, WIKITEXT
+from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
+from zloss_paper.engine.table import Cell, Line, Table, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench, text_blocks
-from zloss_paper.implementations.lines import audit_details
-from zloss_paper.implementations.setting import audited_models, choices
+from zloss_paper.implementations.recipe import audit_details, audited_models, line_keys
 
 LABEL = "tab:overflow_audit"
 COLUMNS = ("grad_norm_mean", "grad_inf_mean", "kappa_min", *(f"psi_{scale}" for scale in STATIC_SCALES))
@@ -82,8 +69,8 @@ class OverflowConfig:
             CE: CrossEntropy(),
             CENTERED_HEAD: CenteredHead(),
             STANDARD: StandardZLoss(self.coef),
-            FACTORIZED: FactorizedZLoss(self.coef, self.coef),
-            GAIN_AWARE: GainAwareZLoss(self.coef, beta=self.beta),
+            inputs.FACTORIZED: FactorizedZLoss(self.coef, self.coef),
+            inputs.GAIN_AWARE: GainAwareZLoss(self.coef, beta=self.beta),
             CENTERED: CenteredZLoss(self.coef),
         }
         return {name: known[name] for name in self.methods}
@@ -115,14 +102,15 @@ def run(config: OverflowConfig, bench: Workbench) -> RecipeResult:
             )
         if config.head == "fused":
             model = replace(model, deviations=(*model.deviations, NOT_MATERIALISED))
-        lines += [_line(model, found) for found in audited]
+        lines += [overflow_line(model, found) for found in audited]
         details += audit_details(model, audited)
     return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts, {"overflow_rows": details})
 
 
-def _line(model: AuditedModel, found: OverflowLine) -> Line:
-    key: dict[str, Key] = {"model": model.model, "corpus": model.corpus, "method": found.method}
-    beside: dict[str, Key] = {"model": model.beside, "corpus": model.beside_corpus, "method": found.method}
+def overflow_line(model: AuditedModel, found: OverflowLine) -> Line:
+    """One method as a line of the table."""
+    key, beside = line_keys(model, {"method": found.method}, corpus=True)
+    beside = {"model": model.beside, **beside}
     margin = found.margin
     if margin is None:
         return Line(key, {}, dict.fromkeys(COLUMNS, found.reason), model.deviations, beside)
@@ -140,10 +128,12 @@ def _against_ce(methods: Sequence[str], compare: Compare) -> Check:
     """Holds when `compare(line of CE, line of a method)` does for every model and text, and every one of these methods."""
 
     def tests(table: Table) -> list[Tested]:
-        tested = []
-        for ce in table.find(method=CE):
-            rest = {name: value for name, value in ce.key.items() if name != "method"}
-            tested += [compare(ce, line) for method in methods for line in table.find(**{**rest, "method": method})]
+        tested = [
+            compare(ce, line)
+            for ce in table.find(method=CE)
+            for method in methods
+            for line in table.find(**{**ce.key, "method": method})
+        ]
         absent = [method for method in methods if not table.find(method=method)]
         if tested and absent:
             raise Missing(f"not measured: {', '.join(absent)}")
@@ -152,9 +142,14 @@ def _against_ce(methods: Sequence[str], compare: Compare) -> Check:
     return judged(tests, none=f"CE was not measured beside {', '.join(methods)}")
 
 
+def _shares(ce: Line, other: Line) -> dict[str, Cell]:
+    """Both norms and the safe scale of a method, divided by those of CE."""
+    return {name: ratio(cell(other, name), cell(ce, name)) for name in COLUMNS[:3]}
+
+
 def _less_room(ce: Line, other: Line) -> Tested:
     before, after = cell(ce, "kappa_min"), cell(other, "kappa_min")
-    inf = ratio(cell(other, "grad_inf_mean"), cell(ce, "grad_inf_mean"))
+    inf = _shares(ce, other)["grad_inf_mean"]
     ok = after.low < before.high and inf.high > 1
     return ok, f"{other.name()}: ‖g‖_∞ × {inf.value:.3g}, κ_min {number(before.value)} → {number(after.value)}"
 
@@ -166,33 +161,21 @@ def _lower_scale(ce: Line, other: Line) -> Tested:
 
 
 def _at_ce_scale(ce: Line, other: Line) -> Tested:
-    found = {
-        name: ratio(cell(other, name), cell(ce, name)) for name in ("grad_norm_mean", "grad_inf_mean", "kappa_min")
-    }
+    found = _shares(ce, other)
     ok = all(share.low <= 1 + AT_CE_SCALE and share.high >= 1 - AT_CE_SCALE for share in found.values())
     return ok, f"{other.name()}: " + ", ".join(f"{name} × {share.value:.3g}" for name, share in found.items())
 
 
 def _equal(ce: Line, other: Line) -> Tested:
-    found = {
-        name: ratio(cell(other, name), cell(ce, name)).value
-        for name in ("grad_norm_mean", "grad_inf_mean", "kappa_min")
-    }
-    shown = ", ".join(f"{name} × {share:.6g}" for name, share in found.items())
-    return all(abs(share - 1) <= SAME for share in found.values()), f"{other.name()}: {shown}"
+    found = _shares(ce, other)
+    ok = all(abs(share.value - 1) <= SAME for share in found.values())
+    return ok, f"{other.name()}: " + ", ".join(f"{name} × {share.value:.6g}" for name, share in found.items())
 
 
-def _overflow_at_4096(table: Table) -> Judgement:
-    lines = [line for line in table if line.key["model"] in PAPER_MODELS]
-    if not lines:
-        return Judgement(OPEN, f"it is about {' and '.join(PAPER_MODELS)}, and neither was measured")
-
-    def test(line: Line) -> Tested:
-        fraction = cell(line, "psi_4096")
-        ok = fraction.high >= 0.875 if line.key["method"] in RAW_METHODS else fraction.value == 0
-        return ok, f"{line.name()}: Ψ_4096 {number(fraction.value)}"
-
-    return all_lines(test)(Table(tuple(lines)))
+def _overflows(line: Line) -> Tested:
+    fraction = cell(line, "psi_4096")
+    ok = fraction.high >= 0.875 if line.key["method"] in RAW_METHODS else fraction.value == 0
+    return ok, f"{line.name()}: Ψ_4096 {number(fraction.value)}"
 
 
 CLAIMS = (
@@ -223,25 +206,21 @@ CLAIMS = (
         "overflow_at_4096",
         "At a static scale of 4096 the raw-logit variants overflow in 87.5 % to 100 % of the batches of GPT-2 and GPT-2 "
         "Medium, the others in none.",
-        _overflow_at_4096,
+        among(
+            lambda line: line.key["model"] in PAPER_MODELS,
+            all_lines(_overflows),
+            none=f"it is about {' and '.join(PAPER_MODELS)}, and neither was measured",
+        ),
     ),
 )
-
-RECIPE = Recipe(
-    label=LABEL,
-    title="Static fp16 loss-scale headroom of full-model gradients",
-    columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL),
-    claims=CLAIMS,
-    choices=choices(
-        "model_ids",
-        "corpora",
-        "block_size",
-        "seed_values",
-        checkpoint_state="pretrained, before any optimizer step",
-        kappa_epsilon="none; a zero gradient has no largest scale",
-        loss_reduction="mean over the predictions of a block",
+RECIPES = (
+    Recipe(
+        label=LABEL,
+        title="Static fp16 loss-scale headroom of full-model gradients",
+        columns=COLUMNS,
+        configure=configure,
+        run=run,
+        paper=paper_table(LABEL),
+        claims=CLAIMS,
     ),
 )

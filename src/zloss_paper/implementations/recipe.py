@@ -1,47 +1,221 @@
-"""A recipe that audits implementations over storage dtypes and logit multipliers."""
+"""A recipe that audits implementations of CE + Z: its setting, the tokens it reads, and the audits that recipes share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from zloss.audit.implementation.source import Storage
-from zloss_paper.engine.audited_models import Target
-from zloss_paper.engine.claim import Claim
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Recipe, RecipeResult
-from zloss_paper.engine.workbench import Workbench
-from zloss_paper.implementations.setting import CPU_BLOCKS, ImplementationConfig, audited_models
+import torch
+from torch import Tensor
+
+from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.implementation.implementations import find_implementation, interpreted
+from zloss.audit.implementation.kernels import KernelLine, kernel_line
+from zloss.audit.implementation.source import ReferenceHead, SourceLine, Storage, source_audit
+from zloss.audit.implementation.update import UpdateLine, update_audit
+from zloss.models.output_head import OutputHead, check_head, find_head
+from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, Target, audit_table
+from zloss_paper.engine.claims import Claim
+from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
+from zloss_paper.engine.table import Key, Line, Table, paper_table
+from zloss_paper.engine.workbench import Workbench, text_blocks
+
+COEF = 1e-4
+"""λ of the source, kernel and update audits; the paper states none. Z alone does not depend on it, the total hardly."""
+CPU_BLOCKS = 8
+INTERPRETED_TOKENS = 16
+"""Tokens of each block that go through Triton's interpreter, which takes about 70 rows of logits a second."""
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class ImplementationConfig:
+    """The complete setting of a recipe, as its result file holds it."""
+
+    models: AuditTableConfig
+    """Which model on which text; only model, text and blocks are read."""
+    storages: tuple[Storage, ...]
+    logit_scales: tuple[int, ...]
+    coef: float = COEF
+    tokens_per_block: int | None = None
+    """Tokens of a block that are audited, evenly spread; None: all."""
+
+
+Run = Callable[[ImplementationConfig, Workbench], RecipeResult]
+Audit = Callable[[Workbench, AuditConfig, ImplementationConfig], Sequence[Found]]
+LinesOf = Callable[[AuditedModel, Sequence[Found]], Iterable[Line]]
 
 
 def implementation_recipe(
     label: str,
     title: str,
-    run: Callable[[ImplementationConfig, Workbench], RecipeResult],
+    run: Run,
     *,
-    columns: tuple[str, ...],
+    columns: Iterable[str],
     targets: Sequence[Target],
     storages: tuple[Storage, ...],
     logit_scales: tuple[int, ...],
     claims: tuple[Claim, ...],
-    choices: Mapping[str, str],
     cpu_blocks: int = CPU_BLOCKS,
-    tokens_per_block: Callable[[Profile], int] | None = None,
+    kernel: bool = False,
 ) -> Recipe[ImplementationConfig]:
-    """The recipe of `label`: its targets at every storage and multiplier. `tokens_per_block` None takes every token."""
+    """The recipe of `label`: its targets at every storage and multiplier. A `kernel` may need Triton's interpreter."""
 
     def configure(profile: Profile, overrides: Overrides) -> ImplementationConfig:
         models = audited_models(label, targets, profile, overrides, cpu_blocks=cpu_blocks)
-        tokens = None if tokens_per_block is None else tokens_per_block(profile)
+        tokens = tokens_per_block(profile) if kernel else None
         return ImplementationConfig(models, storages, logit_scales, tokens_per_block=tokens)
 
-    return Recipe(
-        label=label,
-        title=title,
-        columns=columns,
-        configure=configure,
-        run=run,
-        paper=paper_table(label, integer_keys=("logit_scale",)),
-        claims=claims,
-        choices=choices,
-    )
+    paper = paper_table(label, integer_keys=("logit_scale",))
+    return Recipe(label, title, tuple(columns), configure, run, paper, claims)
+
+
+def audited_models(
+    label: str, targets: Sequence[Target], profile: Profile, overrides: Overrides, *, cpu_blocks: int = CPU_BLOCKS
+) -> AuditTableConfig:
+    """The models and texts of a recipe; on the cpu profile at a separate count."""
+    if profile == "cpu" and overrides.blocks is None:
+        overrides = replace(overrides, blocks=cpu_blocks)
+    return audit_table(label, targets, profile, overrides)
+
+
+def tokens_per_block(profile: Profile) -> int:
+    """Tokens of each block for Triton's interpreter."""
+    return 2 if profile == "smoke" else INTERPRETED_TOKENS
+
+
+def run_audits(audit: Audit[Found], lines_of: LinesOf[Found], *, details: str = "") -> Run:
+    """A run that audits every model and makes lines of what it finds; under `details` the JSON file has all of it."""
+
+    def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
+        audited = [(model, audit(bench, model.audit, config)) for model in config.models.rows]
+        lines = tuple(line for model, found in audited for line in lines_of(model, found))
+        kept = {details: [one for model, found in audited for one in audit_details(model, found)]} if details else {}
+        return RecipeResult(Table(lines), texts=config.models.texts, details=kept)
+
+    return run
+
+
+def audit_details(model: AuditedModel, audited: Iterable[object]) -> list[dict[str, object]]:
+    """Everything an audit measured of a model, for the JSON file."""
+    return [{"model": model.model, "corpus": model.corpus, "row": one} for one in audited]
+
+
+def line_keys(model: AuditedModel, own: dict[str, Key], *, corpus: bool) -> tuple[dict[str, Key], dict[str, Key]]:
+    """(our key, key of the paper's line next to it): model and corpus in front of `own`."""
+    key: dict[str, Key] = {"model": model.model, **({"corpus": model.corpus} if corpus else {}), **own}
+    beside: dict[str, Key] = {**({"corpus": model.beside_corpus} if corpus else {}), **own}
+    return key, beside
+
+
+@dataclass(frozen=True)
+class HeadTokens:
+    """What the output head receives on a text: hidden states [T, D] and labels [T], blocks one after the other."""
+
+    head: OutputHead
+    hidden_TD: Tensor
+    label_T: Tensor
+    block_size: int
+
+    @property
+    def target(self) -> float:
+        """c = log V of the head."""
+        return math.log(self.head.vocab)
+
+    def thinned(self, per_block: int | None) -> HeadTokens:
+        """Every block reduced to `per_block` evenly spread tokens."""
+        if per_block is None or per_block >= self.block_size:
+            return self
+        inside = torch.linspace(0, self.block_size - 1, per_block).long()
+        starts = torch.arange(0, len(self.label_T), self.block_size)
+        chosen = (starts.unsqueeze(1) + inside).flatten()
+        return HeadTokens(self.head, self.hidden_TD[chosen], self.label_T[chosen], per_block)
+
+
+def head_tokens(bench: Workbench, audit: AuditConfig) -> HeadTokens:
+    """Hidden states and labels of the text, the head checked against the model's own logits."""
+
+    def run() -> HeadTokens:
+        checkpoint = bench.checkpoint(audit)
+        head, blocks = find_head(checkpoint), text_blocks(audit, checkpoint)
+        check_head(checkpoint, head, blocks.inputs(0, 1)[0])
+        return HeadTokens(head, bench.hidden(audit), blocks.targets(0, blocks.count).flatten(), blocks.size)
+
+    return bench.once(("tokens", audit), run)
+
+
+def shared_source_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[SourceLine, ...]:
+    """The source audit of one model on one text."""
+
+    def run() -> tuple[SourceLine, ...]:
+        tokens = head_tokens(bench, audit)
+        with bench.progress.step("stored logits", len(tokens.label_T)) as step:
+            return source_audit(
+                ReferenceHead.of(tokens.head),
+                tokens.hidden_TD,
+                block_size=tokens.block_size,
+                storages=config.storages,
+                logit_scales=config.logit_scales,
+                coef=config.coef,
+                target=tokens.target,
+                advance=step.advance,
+            )
+
+    return bench.once(("source", audit, config.storages, config.logit_scales, config.coef), run)
+
+
+def shared_kernel_audit(
+    bench: Workbench, audit: AuditConfig, config: ImplementationConfig, name: str, *, same_tokens: bool = False
+) -> tuple[KernelLine, ...]:
+    """The kernel audit of one implementation on the logits of one model on one text.
+
+    Triton's interpreter audits `config.tokens_per_block` tokens of each block; with `same_tokens` every implementation does.
+    """
+    implementation = find_implementation(name)
+    thin = config.tokens_per_block if same_tokens or interpreted(implementation) else None
+
+    def run() -> tuple[KernelLine, ...]:
+        tokens = head_tokens(bench, audit).thinned(thin)
+        head = ReferenceHead.of(tokens.head)
+        combinations = [(storage, scale) for storage in config.storages for scale in config.logit_scales]
+        with bench.progress.step(implementation.title, len(tokens.label_T) * len(combinations)) as step:
+            return tuple(
+                kernel_line(
+                    implementation,
+                    head,
+                    tokens.hidden_TD,
+                    tokens.label_T,
+                    storage=storage,
+                    logit_scale=scale,
+                    coef=config.coef,
+                    target=tokens.target,
+                    advance=step.advance,
+                )
+                for storage, scale in combinations
+            )
+
+    return bench.once(("kernel", name, audit, config.storages, config.logit_scales, config.coef, thin), run)
+
+
+def shared_update_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[UpdateLine, ...]:
+    """The update audit of one model on one text, both storages in one pass over the model."""
+
+    def run() -> tuple[UpdateLine, ...]:
+        checkpoint = bench.checkpoint(audit)
+        head, blocks = find_head(checkpoint), text_blocks(audit, checkpoint)
+        check_head(checkpoint, head, blocks.inputs(0, 1)[0])
+        with bench.progress.step("updates", blocks.predictions * len(config.logit_scales)) as step:
+            return update_audit(
+                checkpoint,
+                head,
+                blocks,
+                storages=config.storages,
+                logit_scales=config.logit_scales,
+                coef=config.coef,
+                target=math.log(head.vocab),
+                advance=step.advance,
+            )
+
+    return bench.once(("update", audit, config.storages, config.logit_scales, config.coef), run)

@@ -1,92 +1,98 @@
-"""tab:update_audit: the source error of bf16 logits in parameter gradients and in Adam's first direction.
+"""The source error of stored logits after transport: parameter gradients and Adam's first direction, bf16 and fp16.
 
-    zloss reproduce tab:update_audit --profile paper
+    zloss reproduce tab:update_audit text:update_audit_fp16 --profile paper
 
-Expected: total-gradient errors of 3.1 … 4.1 % at the natural scale and 7.9 … 16.4 % at logit × 4, head and whole model;
-first Adam directions off by 12.8 … 16.3 % and 18.1 … 25.9 %. Cost: 8 blocks; per block and multiplier one forward pass and
-six backward passes, and six gradients of the model in memory.
+Both recipes read one audit. Cost: 8 blocks; per block and multiplier one forward pass and six backward passes, and six
+gradients of the model in memory.
 """
 
 from __future__ import annotations
 
-from zloss.audit.implementation.source import Storage
+from collections.abc import Sequence
+from functools import partial
+
 from zloss.audit.implementation.update import UpdateLine
-from zloss.report.text.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
-from zloss_paper.engine.checks import Tested, all_lines, between, rises
-from zloss_paper.engine.claim import Claim
-from zloss_paper.engine.comparison import cell
+from zloss_paper.engine.claims import Claim, Tested, all_lines, between, cell, line_test, rises
+from zloss_paper.engine.inputs import FINEWEB, WIKITEXT
 from zloss_paper.engine.recipe import RecipeResult
 from zloss_paper.engine.table import Key, Line, Table, cells_of
-from zloss_paper.engine.texts import FINEWEB, WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.implementations.lines import audit_details
-from zloss_paper.implementations.recipe import implementation_recipe
-from zloss_paper.implementations.setting import ImplementationConfig, choices
-from zloss_paper.implementations.shared_audits import shared_update_audit
+from zloss_paper.implementations.recipe import (
+    ImplementationConfig,
+    implementation_recipe,
+    line_keys,
+    run_audits,
+    shared_update_audit,
+)
 
-LABEL = "tab:update_audit"
-COLUMNS = ("grad_rel_error", "grad_cosine", "adam_dir_rel_error", "z_grad_rel_error")
-TARGETS = tuple(paper_target(model, corpus, 8) for model in ("GPT-2", "GPT-2 Medium") for corpus in (WIKITEXT, FINEWEB))
-STORAGES: tuple[Storage, ...] = ("bf16", "fp16")
-SCALES = (1, 4)
-CPU_BLOCKS = 4
 VISIBLE = 5e-3
+SMALL = 0.025
+update_recipe = partial(
+    implementation_recipe,
+    targets=[paper_target(model, corpus, 8) for model in ("GPT-2", "GPT-2 Medium") for corpus in (WIKITEXT, FINEWEB)],
+    storages=("bf16", "fp16"),
+    logit_scales=(1, 4),
+    cpu_blocks=4,
+)
+"""The recipe of a label, with what both share."""
 
 
-def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
-    """Head and whole model by multiplier, bf16; everything else in the JSON file."""
-    lines, details = [], []
-    for model in config.models.rows:
-        audited = shared_update_audit(bench, model.audit, config)
-        details += audit_details(model, audited)
-        lines += update_lines(model, audited, "bf16")
-    return RecipeResult(Table(tuple(lines)), texts=config.models.texts, details={"update_rows": details})
-
-
-def update_lines(model: AuditedModel, audited: tuple[UpdateLine, ...], storage: str) -> list[Line]:
-    """Lines of one storage: the total gradient, with Δ_θ of Z alone beside it."""
-    alone = {
-        (found.scope, found.logit_scale): found for found in audited if found.storage == storage and found.part == "z"
-    }
+def bf16_lines(model: AuditedModel, audited: Sequence[UpdateLine]) -> list[Line]:
+    """Head and whole model by multiplier: the total gradient, with Δ_θ of Z alone next to it."""
+    bf16 = [found for found in audited if found.storage == "bf16"]
+    alone = {(found.scope, found.logit_scale): found.grad_rel_error for found in bf16 if found.part == "z"}
     lines = []
-    for found in audited:
-        if found.storage != storage or found.part != "total":
+    for found in bf16:
+        if found.part != "total":
             continue
         own: dict[str, Key] = {"scope": found.scope, "logit_scale": int(found.logit_scale)}
         values = {
             "grad_rel_error": found.grad_rel_error,
             "grad_cosine": found.grad_cosine,
             "adam_dir_rel_error": found.adam_rel_error,
-            "z_grad_rel_error": alone[found.scope, found.logit_scale].grad_rel_error,
+            "z_grad_rel_error": alone[found.scope, found.logit_scale],
         }
-        key: dict[str, Key] = {"model": model.model, "corpus": model.corpus, **own}
-        beside: dict[str, Key] = {"model": model.beside, "corpus": model.beside_corpus, **own}
-        lines.append(Line(key, cells_of(values), {}, model.deviations, beside))
+        key, beside = line_keys(model, own, corpus=True)
+        lines.append(Line(key, cells_of(values), {}, model.deviations, {"model": model.beside, **beside}))
     return lines
 
 
-def _visible(line: Line) -> Tested:
-    found = cell(line, "grad_rel_error")
-    return found.high >= VISIBLE, f"{line.name()}: {number(found.value)}"
-
-
-def _adam_larger(line: Line) -> Tested:
-    grad, adam = cell(line, "grad_rel_error"), cell(line, "adam_dir_rel_error")
-    return adam.high > grad.low, f"{line.name()}: gradient {number(grad.value)}, Adam direction {number(adam.value)}"
+def run_fp16(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
+    """One line per multiplier: the range over models, corpora and scopes."""
+    audited = [found for model in config.models.rows for found in shared_update_audit(bench, model.audit, config)]
+    deviations = tuple(dict.fromkeys(why for model in config.models.rows for why in model.deviations))
+    lines = []
+    for scale in config.logit_scales:
+        total = [found for found in audited if found.part == "total" and found.logit_scale == scale]
+        fp16, bf16 = (
+            [found.grad_rel_error for found in total if found.storage == storage] for storage in ("fp16", "bf16")
+        )
+        values = {
+            "grad_rel_error_min": min(fp16),
+            "grad_rel_error_max": max(fp16),
+            "grad_rel_error_max_bf16": max(bf16),
+        }
+        lines.append(Line({"storage": "fp16", "logit_scale": scale}, cells_of(values), {}, deviations))
+    return RecipeResult(Table(tuple(lines)), texts=config.models.texts)
 
 
 CLAIMS = (
     Claim(
         "visible_after_transport",
         "The source error of bf16 logits is still visible in the parameter gradients.",
-        all_lines(_visible),
+        all_lines(line_test({"grad_rel_error": ""}, lambda found: found.high >= VISIBLE)),
         f"visible: a relative error of {VISIBLE:.1%} at least",
     ),
     Claim(
         "adam_magnifies",
         "The error of the first Adam direction is larger than that of the gradient.",
-        all_lines(_adam_larger),
+        all_lines(
+            line_test(
+                {"grad_rel_error": "gradient", "adam_dir_rel_error": "Adam direction"},
+                lambda grad, adam: adam.high > grad.low,
+            )
+        ),
     ),
     Claim(
         "grows_with_scale",
@@ -95,25 +101,41 @@ CLAIMS = (
     ),
 )
 
-RECIPE = implementation_recipe(
-    LABEL,
-    "The source error of bf16 logits after transport: gradients and first Adam direction",
-    run,
-    columns=COLUMNS,
-    targets=TARGETS,
-    storages=STORAGES,
-    logit_scales=SCALES,
-    claims=CLAIMS,
-    cpu_blocks=CPU_BLOCKS,
-    choices=choices(
-        "model_ids",
-        "corpora",
-        "block_size",
-        "lambda_value",
-        "seed_values",
-        num_sequences="the first 8 blocks for both scopes",
-        audit_batch_size="all blocks are one batch: gradients are mean-reduced over its predictions",
-        adam_betas="any: the first step from zero state with bias correction is g/(|g| + ε)",
-        adam_epsilon="1e-8",
+
+def _small(line: Line) -> Tested:
+    largest = cell(line, "grad_rel_error_max")
+    return largest.low <= SMALL, f"logit × {line.key['logit_scale']}: at most {largest.value:.2%}"
+
+
+def _rises(first: Line, second: Line) -> Tested:
+    low, high = cell(first, "grad_rel_error_max"), cell(second, "grad_rel_error_max")
+    return low.low < high.high, f"at most {low.value:.2%} at × 1, {high.value:.2%} at × 4"
+
+
+FP16_CLAIMS = (
+    Claim("small", "With fp16 logits the gradient errors are small.", all_lines(_small), f"small: {SMALL:.1%} at most"),
+    Claim(
+        "grows_with_scale",
+        "With fp16 logits the gradient error rises from logit scale 1 to 4.",
+        between("logit_scale", 1, 4, _rises),
+    ),
+)
+RECIPES = (
+    # Expected: total-gradient errors of 3.1 … 4.1 % at the natural scale and 7.9 … 16.4 % at logit × 4, head and whole model;
+    # first Adam directions off by 12.8 … 16.3 % and 18.1 … 25.9 %.
+    update_recipe(
+        "tab:update_audit",
+        "The source error of bf16 logits after transport: gradients and first Adam direction",
+        run_audits(shared_update_audit, bf16_lines, details="update_rows"),
+        columns=("grad_rel_error", "grad_cosine", "adam_dir_rel_error", "z_grad_rel_error"),
+        claims=CLAIMS,
+    ),
+    # Expected: 0.4 … 0.5 % at the natural scale, 1.3 … 2.0 % at logit × 4, over models, corpora and scopes.
+    update_recipe(
+        "text:update_audit_fp16",
+        "The update audit with fp16 logits: range of total-gradient errors",
+        run_fp16,
+        columns=("grad_rel_error_min", "grad_rel_error_max", "grad_rel_error_max_bf16"),
+        claims=FP16_CLAIMS,
     ),
 )

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from zloss.report.text.numbers import number
-from zloss_paper.engine.checks import Tested, judged
-from zloss_paper.engine.claim import Check, Claim
-from zloss_paper.engine.comparison import cell
+from zloss.report.numbers import number
+from zloss_paper.engine.claims import Check, Claim, Tested, cell, judged
 from zloss_paper.engine.table import Key, Line, Table
 
 TLM, ARM, ARS = "token-layer mean", "active-route mean", "active-route sum"
@@ -23,17 +21,7 @@ SIMILAR_CE = 0.02
 """Largest spread of the validation CE over variants, in nat, that counts as similar (ours)."""
 
 
-def name_of(line: Line) -> str:
-    """The variant; lines of top-2 call it a convention."""
-    return str(line.key.get("router_loss", line.key.get("convention", "")))
-
-
-def by_seed(table: Table) -> dict[Key, dict[str, Line]]:
-    """seed → variant → line; a table without seeds counts as the mean."""
-    found: dict[Key, dict[str, Line]] = {}
-    for line in table:
-        found.setdefault(line.key.get("seed", "mean"), {})[name_of(line)] = line
-    return found
+SeedTest = Callable[[dict[str, Line], Key], Sequence[Tested]]
 
 
 def relative_scales(top_k: int) -> Claim:
@@ -116,12 +104,16 @@ def similar_ce(remark: str = "") -> Claim:
     )
 
 
-SeedTest = Callable[[dict[str, Line], Key], Sequence[Tested]]
-
-
 def _over_seeds(test: SeedTest) -> Check:
+    """Holds when it holds of the lines of every seed by variant; a table without seeds counts as the mean."""
+
     def tests(table: Table) -> list[Tested]:
-        return [tested for seed, lines in by_seed(table).items() for tested in test(lines, seed)]
+        seeds: dict[Key, dict[str, Line]] = {}
+        for line in table:
+            # Lines of top-2 call the variant a convention.
+            variant = str(line.key.get("router_loss", line.key.get("convention", "")))
+            seeds.setdefault(line.key.get("seed", "mean"), {})[variant] = line
+        return [tested for seed, lines in seeds.items() for tested in test(lines, seed)]
 
     return judged(tests, none="the variants it is about were not measured")
 

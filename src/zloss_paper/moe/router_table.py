@@ -2,7 +2,7 @@
 
     zloss reproduce tab:router --profile paper
 
-Expected: s_rel is 1, 1/k and k; within one k the norms stand in that ratio, whatever the router. Norms compare within one
+Expected: s_rel is 1, 1/k and k; within one k the norms have that ratio, whatever the router. Norms compare within one
 k only. The paper states E = 16, k ∈ {1, 2, 4}, λ_R = 1e-3 and one deterministic router per k. It states neither text size,
 hidden layer, router scale nor c_R, so its norms can be compared in order of magnitude at best.
 """
@@ -12,32 +12,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from zloss.audit.router import router_projection
-from zloss.report.text.numbers import number
+from zloss.report.numbers import number
 from zloss_paper.engine.audited_models import AuditedModel, audit_table, paper_target
-from zloss_paper.engine.checks import Tested, all_lines
-from zloss_paper.engine.claim import Claim, Judgement
-from zloss_paper.engine.comparison import cell
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Recipe, RecipeResult
-from zloss_paper.engine.table import Key, Line, Table, cells_of
-from zloss_paper.engine.texts import WIKITEXT, TextSource
+from zloss_paper.engine.claims import Claim, Judgement, Tested, all_lines, cell
+from zloss_paper.engine.inputs import WIKITEXT, TextSource
+from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
+from zloss_paper.engine.table import Key, Line, Table, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench
 
 LABEL = "tab:router"
 COLUMNS = ("s_rel", "delta_h_norm_mean")
 TARGETS = (paper_target("GPT-2", WIKITEXT, 32),)
-CHOICES = {
-    "model_ids": "the checkpoint gpt2 on the hub",
-    "corpus_variant": "the raw variant, wikitext-103-raw-v1",
-    "num_sequences": "the first 32 blocks",
-    "block_size": "256",
-    "hidden_state_layer": "what the output head receives, after the final norm",
-    "router_init_scale": "independent normal entries of standard deviation 0.02",
-    "target_c_r": "log 16",
-    "num_decisions": "8192, one per prediction",
-    "seed_values": "k for the router of top-k",
-}
 MEAN = "token-layer mean"
 
 
@@ -123,13 +108,14 @@ CLAIMS = (
     ),
 )
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="Router Z-loss conventions on a seeded 16-expert router",
-    columns=COLUMNS,
-    configure=configure,
-    run=run,
-    paper=paper_table(LABEL, integer_keys=("top_k",)),
-    claims=CLAIMS,
-    choices=CHOICES,
+RECIPES = (
+    Recipe(
+        label=LABEL,
+        title="Router Z-loss conventions on a seeded 16-expert router",
+        columns=COLUMNS,
+        configure=configure,
+        run=run,
+        paper=paper_table(LABEL, integer_keys=("top_k",)),
+        claims=CLAIMS,
+    ),
 )

@@ -3,29 +3,73 @@
     zloss reproduce text:reporting --report zloss-audit --report comparison.json
 
 It says for each item whether the given results state it and where, else which command states it. Without --report it
-reads the audit of the profile.
+reads the audit of the profile. The items are data (`data/reporting.json`): what to report, the places in results of zloss that
+cover it, the first one that has a value counts, and the command that writes it. An audit's own `router.coef` and
+`router.convention` are the defaults it diagnoses with, not what a loss applies: of an audit only the scale measured from the
+model's own loss counts.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from zloss.results.files import Kind as ResultKind
 from zloss.results.files import load_results
-from zloss.results.reading import read_object
+from zloss.results.io import read_object
 from zloss_paper.engine.audited_models import AuditTableConfig, audit_table, paper_target
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import Recipe, RecipeResult
+from zloss_paper.engine.inputs import WIKITEXT
+from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
 from zloss_paper.engine.table import Line, Table
-from zloss_paper.engine.texts import WIKITEXT
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.reporting.items import ITEMS, Item, Kind, Scope
 
 LABEL = "text:reporting"
+Kind = ResultKind | Literal["metrics"]
+"""A kind of result, or the metrics.json of one run."""
+Scope = Literal["every model", "tied head", "router"]
 Status = Literal["covered", "not covered", "does not apply"]
 TARGETS = (paper_target("GPT-2", WIKITEXT, 64, gradient_blocks=8),)
+
+
+IN_SEVERAL: dict[str, tuple[tuple[Kind, str], ...]] = {
+    "metric": (("metrics", "{}"), ("comparison", "methods.*.metrics.{}"), ("comparison", "methods.*.{}")),
+    "router loss": (("metrics", "router.{}"), ("comparison", "router.conventions.*.{}")),
+    "router": (("metrics", "router.{}"), ("comparison", "router.{}")),
+}
+"""What a run states alone or inside a comparison: a metric, a setting of one router loss, one that all router losses share."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to report."""
+
+    id: str
+    group: str
+    text: str
+    places: tuple[tuple[Kind, str], ...]
+    """Kinds of results and dotted paths in them; `*` stands for every member of a list."""
+    command: str
+    """What to run where it is missing."""
+    scope: Scope = "every model"
+
+
+def _items() -> tuple[Item, ...]:
+    data = json.loads(resources.files("zloss_paper").joinpath("data/reporting.json").read_text(encoding="utf-8"))
+    for record in data:
+        record["places"] = tuple(
+            (kind, pattern.format(path))
+            for name, paths in record["places"].items()
+            for path in paths
+            for kind, pattern in IN_SEVERAL.get(name, ((name, "{}"),))
+        )
+    return tuple(Item(**record) for record in data)
+
+
+ITEMS = _items()
 
 
 @dataclass(frozen=True)
@@ -131,10 +175,4 @@ def run(config: ReportingConfig, bench: Workbench) -> RecipeResult:
     return RecipeResult(Table(lines), notes=(note,), texts=texts, details=details)
 
 
-RECIPE = Recipe(
-    label=LABEL,
-    title="Reporting recommendations: which items a report covers",
-    columns=(),
-    configure=configure,
-    run=run,
-)
+RECIPES = (Recipe(LABEL, "Reporting recommendations: which items a report covers", (), configure, run),)

@@ -1,106 +1,259 @@
-"""A table of matched training runs.
+"""The run of a training table: every arm at the same seeds with everything else equal.
 
-A table is a set of arms (method and coefficient), each run at the same seeds with everything else equal. Its columns are
-means over the seeds. The config of a profile states the runs and in what they deviate from the paper's.
+Columns are means over matched seeds, and differences paired by seed. Fractions of steps are pooled over the seeds, which for
+runs of equal length is their mean. The numbers of the single runs are in `details.runs` of the result file, so that claims
+about every run can be evaluated again without the runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from zloss.results.train_config import TrainConfig
-from zloss_paper.engine.profile import Overrides, Profile
-from zloss_paper.engine.recipe import RecipeResult
-from zloss_paper.engine.table import Key, Line, Table, cells_of
-from zloss_paper.engine.texts import training_sources
+from zloss.report.comparison import step_figure
+from zloss.report.figures import write_figures
+from zloss.report.numbers import number
+from zloss.results.steps import StepRecord
+from zloss.train.finished import FinishedRun, check_pair
+from zloss_paper.engine.inputs import CENTERED_HEAD
+from zloss_paper.engine.recipe import Recipe, RecipeResult
+from zloss_paper.engine.table import Key, Line, PaperTable, Table, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.training.arms import BASELINE, Arm
-from zloss_paper.training.base_model import base_config
-from zloss_paper.training.deviations import PaperSetting, deviations, start_model
-from zloss_paper.training.each_run import with_each_run
-from zloss_paper.training.figure import draw_steps
-from zloss_paper.training.matched_runs import Runs, matched_runs, run_record, training_seconds
-from zloss_paper.training.run_notes import run_notes
-from zloss_paper.training.seed_means import column_values
-from zloss_paper.training.setting import TrainingTableConfig
-from zloss_paper.training.small_training import SCALES, SEEDS, SmallSetting, small_config
+from zloss_paper.training.settings import BASELINE, Arm, TrainingTable, TrainingTableConfig
 
 COEFFICIENT = "lambda_aux"
 """The column that is a setting, not a measured number."""
+METRICS = {
+    "d_inf_p99": "adam_d_inf_p99",
+    "output_path_norm": "tied_paths.output_norm",
+    "input_path_norm": "tied_paths.input_norm",
+    "input_output_cosine": "tied_paths.cosine",
+}
+"""Columns whose key in metrics.json is another; a dot goes into a record."""
+VALIDATION = ("ppl", "ce", "diag_z", "p_z_999", "a_p_99")
+"""Numbers of the validation pass: those of a model that diverged would be of its finite predictions only."""
+STEP_QUANTILES = ("grad_norm_p99",)
+LEAST_STEPS = 100
+"""Steps below which a p99 over steps is not given."""
+EACH_RUN = ("ppl", "nonfinite_gradient", "nonfinite_microbatch", "adam_d_ratio_p99")
+"""What claims read of each run."""
+STATED = {"nonfinite_gradient": "nonfinite_gradient_events", "nonfinite_microbatch": "nonfinite_microbatch_events"}
+"""Quantities that the paper states of all runs of a table, by their name in its settings."""
+DRAWN: dict[str, Callable[[StepRecord], float | None]] = {
+    "grad_norm": lambda record: record.grad_norm,
+    "p_z_999": lambda record: record.telemetry.get("p_z_999"),
+}
+Runs = dict[Arm, tuple[FinishedRun, ...]]
 
 
-@dataclass(frozen=True)
-class TrainingTable:
-    """What defines a table: the paper's setting, and which small setting stands for it."""
+class Unavailable(Exception):
+    """A number that the runs do not give; the message says why."""
 
-    label: str
-    model: str
-    """The paper's name of its model."""
-    corpus: str
-    """The paper's name of its corpus."""
-    columns: tuple[str, ...]
-    arms: tuple[Arm, ...]
-    paper: TrainConfig
-    """The run that all methods share at the paper's scale."""
-    seeds: tuple[int, ...]
-    small: SmallSetting
-    figure: bool = False
-    """Whether the steps of its runs are drawn."""
 
-    def configure(self, profile: Profile, overrides: Overrides) -> TrainingTableConfig:
-        """The complete setting at a profile."""
-        texts = tuple(overrides.texts)
-        if profile == "paper":
-            shared, base, seeds = self.paper, None, self.seeds
-            if texts:
-                shared = replace(shared, texts=texts, corpus=None)
-        else:
-            shared, seeds = small_config(profile, self.small, texts), SEEDS
-            base = base_config(SCALES[profile], texts)
-        given = start_model(overrides.models, self.model)
-        if given is not None:
-            shared, base = replace(shared, model=given.source), None
-        if overrides.blocks is not None:
-            shared = replace(shared, blocks=overrides.blocks or None)
-        if overrides.block_size is not None:
-            shared = replace(shared, block_size=overrides.block_size)
-        sources = training_sources(texts, shared.corpus, overrides.text_source)
-        config = TrainingTableConfig(self.label, profile, shared, base, self.arms, seeds, sources, ())
-        stated = PaperSetting(self.model, self.corpus, self.paper, len(self.seeds))
-        return replace(config, deviations=deviations(config, stated, None if given is None else given.name))
+def training_recipe(table: TrainingTable, paper: PaperTable | None = None) -> Recipe[TrainingTableConfig]:
+    """The recipe of a table; `paper` replaces the paper's table of the same label."""
+    if table.printed:
+        paper = _with_stated_events(paper or paper_table(table.label))
+    return Recipe(
+        label=table.label,
+        title=table.title or (paper.title if paper is not None else ""),
+        columns=table.columns,
+        configure=table.configure,
+        run=partial(run_table, table),
+        paper=paper,
+        claims=table.claims,
+        restore=with_each_run,
+    )
 
-    def run(self, config: TrainingTableConfig, bench: Workbench) -> RecipeResult:
-        """Train the runs that are not kept yet, and make the lines of the table."""
-        runs = matched_runs(config, bench)
 
-        def draw(folder: Path) -> Sequence[Path]:
-            lines = {arm.method: runs[arm] for arm in config.arms}
-            return [draw_steps(folder / f"{self.label.partition(':')[2]}.svg", lines)]
+def run_table(table: TrainingTable, config: TrainingTableConfig, bench: Workbench) -> RecipeResult:
+    """Train the runs that are not kept yet, and make the lines of the table."""
+    runs = matched_runs(config, bench)
+    printed = [run for arm in config.arms for run in runs[arm]]
+    seconds = sum(run.provenance.seconds for run in printed if run.provenance is not None)
+    details = {
+        "runs": [_run_record(run) for run in printed],
+        "training_seconds": {"runs": len(printed), "seconds": seconds},
+    }
 
-        details = {
-            "runs": [run_record(run) for arm in config.arms for run in runs[arm]],
-            "training_seconds": training_seconds([run for arm in config.arms for run in runs[arm]]),
-        }
-        return RecipeResult(
-            with_each_run(table_of(self, config, runs), details),
-            notes=run_notes(config, runs, bench),
-            texts=config.texts,
-            details=details,
-            draw=draw if self.figure else None,
-        )
+    def draw(folder: Path) -> Sequence[Path]:
+        lines = {arm.method: runs[arm] for arm in config.arms}
+        return [draw_steps(folder / f"{table.label.partition(':')[2]}.svg", lines)]
+
+    return RecipeResult(
+        with_each_run(table_of(table, config, runs), details),
+        notes=run_notes(config, runs, bench),
+        texts=config.texts,
+        details=details,
+        draw=draw if table.figure else None,
+    )
+
+
+def matched_runs(config: TrainingTableConfig, bench: Workbench) -> Runs:
+    """All runs of a table by arm, seed by seed in the same order; pairs are checked to be matched."""
+    arms = dict.fromkeys((BASELINE, *config.arms))
+    runs = {arm: tuple(bench.run(arm.of(config.train, seed), config.base) for seed in config.seeds) for arm in arms}
+    for arm in arms:
+        for baseline, run in zip(runs[BASELINE], runs[arm], strict=True):
+            check_pair(baseline, run)
+    return runs
 
 
 def table_of(table: TrainingTable, config: TrainingTableConfig, runs: Runs) -> Table:
     """One line per arm."""
-    return Table(tuple(_line(arm, table.columns, runs, config.deviations) for arm in config.arms))
+    measured = [column for column in table.columns if column != COEFFICIENT]
+    lines = []
+    for arm in config.arms:
+        values, reasons = column_values(measured, runs[arm], runs[BASELINE])
+        if COEFFICIENT in table.columns:
+            values = {COEFFICIENT: arm.coef, **values}
+        key: dict[str, Key] = dict(arm.key) or {"method": arm.method}
+        lines.append(Line(key, cells_of(values), reasons, config.deviations))
+    return Table(tuple(lines))
 
 
-def _line(arm: Arm, columns: Sequence[str], runs: Runs, deviations: tuple[str, ...]) -> Line:
-    measured = [column for column in columns if column != COEFFICIENT]
-    values, reasons = column_values(measured, runs[arm], runs[BASELINE])
-    if COEFFICIENT in columns:
-        values = {COEFFICIENT: arm.coef, **values}
-    key: dict[str, Key] = dict(arm.key) or {"method": arm.method}
-    return Line(key, cells_of(values), reasons, deviations)
+def column_values(
+    columns: Sequence[str], runs: Sequence[FinishedRun], baseline: Sequence[FinishedRun]
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """(the numbers of one line by column, why a number is missing by column)."""
+    values: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
+    for column in columns:
+        try:
+            values[column] = column_value(column, runs, baseline)
+        except Unavailable as unavailable:
+            reasons[column] = str(unavailable)
+    return values, reasons
+
+
+def column_value(column: str, runs: Sequence[FinishedRun], baseline: Sequence[FinishedRun]) -> float:
+    """The number of one line, `baseline` being the CE runs of the same seeds in the same order."""
+    pairs = list(zip(baseline, runs, strict=True))
+    assert all(base.seed == run.seed for base, run in pairs)
+    if column.startswith("delta_"):
+        name = column.removeprefix("delta_")
+        return statistics.fmean(_metric(run, name) - _metric(base, name) for base, run in pairs)
+    if column == "v_max_ratio_to_ce":
+        return statistics.fmean(_metric(run, "adam_v_max") / _metric(base, "adam_v_max") for base, run in pairs)
+    if column.endswith("_std"):
+        if len(runs) < 2:
+            raise Unavailable("a standard deviation takes at least two seeds")
+        return statistics.stdev(_metric(run, column.removesuffix("_std")) for run in runs)
+    steps = int(runs[0].metrics["steps"])
+    if column in STEP_QUANTILES and steps < LEAST_STEPS:
+        raise Unavailable(f"over {steps} steps a p99 is little else than the maximum, which the JSON file has")
+    return statistics.fmean(_metric(run, column) for run in runs)
+
+
+def _metric(run: FinishedRun, column: str) -> float:
+    name = METRICS.get(column, column)
+    lost = sum(run.metrics.get("valid_nonfinite", {}).values())
+    if lost and name in VALIDATION:
+        total = run.metrics["valid_predictions"]
+        raise Unavailable(f"seed {run.seed} diverged: {lost} of {total} validation predictions are not finite")
+    outer, _, inner = name.partition(".")
+    value = run.metrics.get(outer)
+    if inner and value is not None:
+        value = value.get(inner)
+    if value is None:
+        reasons = run.metrics.get("reasons", {})
+        why = reasons.get(outer) or reasons.get(outer.partition("_")[0]) or "not measured"
+        raise Unavailable(f"seed {run.seed}: {why}")
+    return float(value)
+
+
+def with_each_run(table: Table, details: Mapping[str, Any]) -> Table:
+    """The lines with the numbers of their runs, which `details` has line by line, seed by seed."""
+    records = details.get("runs", ())
+    if not table.lines or not records or len(records) % len(table):
+        return table
+    seeds = len(records) // len(table)
+    lines = []
+    for start, line in zip(range(0, len(records), seeds), table, strict=True):
+        own = records[start : start + seeds]
+        # Where a mean does not exist because a run diverged, the runs' own numbers are not used either.
+        numbers = {
+            name: tuple(float(record[name]) for record in own)
+            for name in EACH_RUN
+            if name not in line.reasons and all(record.get(name) is not None for record in own)
+        }
+        lines.append(replace(line, by_seed=numbers))
+    return Table(tuple(lines))
+
+
+def _with_stated_events(paper: PaperTable) -> PaperTable:
+    """The paper's lines with what it states of every run of the table: how many events were not finite."""
+    stated = {name: paper.config[key] for name, key in STATED.items() if paper.config.get(key) is not None}
+    runs = int(paper.config.get("seeds_count") or 1)
+    by_seed = {name: (float(value),) * runs for name, value in stated.items()}
+    return replace(paper, table=Table(tuple(replace(line, by_seed=by_seed) for line in paper.table)))
+
+
+def _run_record(run: FinishedRun) -> dict[str, Any]:
+    """The numbers of one run for the JSON file, with those of both heads and of both paths of a tied table."""
+    plain = {name: value for name, value in run.metrics.items() if not isinstance(value, (dict, list))}
+    records = {name: run.metrics.get(name) for name in ("heads", "tied_paths", "reasons")}
+    return {"run": run.folder.name, **plain, **records}
+
+
+def run_notes(config: TrainingTableConfig, runs: Runs, bench: Workbench) -> tuple[str, ...]:
+    """Tokens of a run, the model all runs start from, and whether the control left the trajectory of CE."""
+    first = runs[BASELINE][0].metrics
+    notes = [
+        f"Each run takes {number(first['tokens_consumed'])} of {number(first['tokens_available'])} training tokens "
+        f"(reuse {number(first['reuse'])}) and is validated on {number(first['valid_predictions'])} predictions."
+    ]
+    if config.base is not None:
+        start = bench.pretrained(config.base)
+        notes.append(
+            f"All runs start from one model, pretrained for {config.base.steps} steps on "
+            f"{number(start.metrics['tokens_consumed'])} tokens to PPL {number(start.metrics['ppl'])} on the same "
+            "validation blocks."
+        )
+        notes.append(
+            "At this profile the runs of a table depend on its stress setting alone: tables that differ in the paper's model, "
+            "corpus or length read the same runs, and only the paper's numbers beside them differ."
+        )
+    controls = [arm for arm in config.arms if arm.method == CENTERED_HEAD]
+    if controls and config.train.head == "fused":
+        notes.append(_control_note(runs[BASELINE], runs[controls[0]]))
+    return tuple(notes)
+
+
+def _control_note(baseline: Sequence[FinishedRun], control: Sequence[FinishedRun]) -> str:
+    """With the fused head, Centered head and CE must take the same gradients; the recorded steps show whether they did."""
+    same = all(
+        [(step.loss, step.grad_norm) for step in a.steps] == [(step.loss, step.grad_norm) for step in b.steps]
+        for a, b in zip(baseline, control, strict=True)
+    )
+    if same:
+        return (
+            "Centered head has the losses and gradient norms of CE at every step, bit for bit: with the fused head it trains "
+            "on the same gradients, and only the coordinate it is read in differs. In the paper's bf16 path rounding makes "
+            "the two differ."
+        )
+    return "Centered head left the trajectory of CE, which the fused head should not allow."
+
+
+def draw_steps(file: Path, lines: Mapping[str, Sequence[FinishedRun]]) -> Path:
+    """Gradient norm before clipping and log-normalizer tail over the steps, a curve per method; the same runs give the
+    same bytes."""
+    figures = []
+    for key, read in DRAWN.items():
+        means = {name: step_means(runs, read) for name, runs in lines.items()}
+        figures.append(step_figure(key, {name: (range(1, len(values) + 1), values) for name, values in means.items()}))
+    return write_figures(file.parent, {file.stem: figures}, formats=("svg",))[0]
+
+
+def step_means(runs: Sequence[FinishedRun], read: Callable[[StepRecord], float | None]) -> list[float]:
+    """The mean over runs of every step; NaN where one of them has no finite number."""
+    seeds = [[read(record) for record in run.steps] for run in runs]
+    return [
+        statistics.fmean(math.nan if value is None else value for value in values)
+        for values in zip(*seeds, strict=False)
+    ]

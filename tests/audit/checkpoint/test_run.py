@@ -315,18 +315,15 @@ def test_an_interrupted_audit_reports_what_it_has_and_goes_on(
     assert resumed.gradient == whole.gradient  # the forward passes that the first part made are made again
     assert resumed.tied_paths == whole.tied_paths
     assert resumed.extreme_tokens == whole.extreme_tokens
-    assert not list(tmp_path.glob("audit-state*"))
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens.parquet"]
 
 
-@pytest.mark.parametrize("room", [0, 2**30])
-def test_a_block_goes_through_a_layer_once_and_a_diagnostic_block_twice(
-    folders: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch, room: int
+def test_a_block_goes_through_a_layer_once_and_a_diagnostic_block_three_times(
+    folders: dict[str, Path], text: Path
 ) -> None:
-    from zloss.measure.graph_room import GraphRoom
     from zloss.models.checkpoint import load_checkpoint
     from zloss.models.output_head import CHECK_TOKENS
 
-    monkeypatch.setattr(GraphRoom, "of_device", lambda device: GraphRoom(room))
     checkpoint = load_checkpoint(str(folders["gpt2"]))
     seen: dict[str, int] = {}
 
@@ -341,10 +338,9 @@ def test_a_block_goes_through_a_layer_once_and_a_diagnostic_block_twice(
     run_audit(dataclasses.replace(CONFIG, texts=(str(text),)), checkpoint=checkpoint)
     for hook in hooks:
         hook.remove()
-    once = BLOCKS * SIZE + 3 * min(CHECK_TOKENS, SIZE)
-    again = CONFIG.gradient_blocks * SIZE
-    # With room for graphs the first layer is run once more to know their size, and no other layer is recomputed.
-    assert list(seen.values()) == ([once + 2 * again, once] if room else [once + again, once + again])
+    # The pass over the text, the check of the head, and for the gradients a forward pass and one recomputation.
+    once, again = BLOCKS * SIZE + 3 * min(CHECK_TOKENS, SIZE), CONFIG.gradient_blocks * SIZE
+    assert list(seen.values()) == [once + 2 * again, once + 2 * again]
 
 
 def test_a_saved_pass_of_another_audit_is_refused(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
@@ -352,7 +348,8 @@ def test_a_saved_pass_of_another_audit_is_refused(folders: dict[str, Path], text
     run_audit(config, folder=tmp_path, progress=InterruptAfter(9))
     with pytest.raises(InputError, match="another audit"):
         run_audit(dataclasses.replace(config, diag_coef=1e-3), folder=tmp_path, resume=True)
-    (tmp_path / "audit-state.npz").write_bytes(b"not an archive")
+    (part,) = (tmp_path / "audit-parts").glob("part-*.npz")
+    part.write_bytes(b"not an archive")
     with pytest.raises(InputError, match="cannot be read"):
         run_audit(config, folder=tmp_path, resume=True)
 
@@ -375,33 +372,33 @@ def test_a_saved_pass_of_another_model_is_refused(folders: dict[str, Path], text
 def test_an_interval_of_saves_that_is_no_number_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zloss.audit.checkpoint.run import SavedPass
+    from zloss.audit.checkpoint.token_files import TokenParts
 
     monkeypatch.setenv("ZLOSS_SAVE_EVERY", "soon")
     with pytest.raises(InputError, match="ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is 'soon'"):
-        SavedPass(tmp_path, "pass", lambda: "model")
+        TokenParts(tmp_path, "pass", lambda: "model")
 
 
 def test_a_second_ctrl_c_inside_a_batch_leaves_the_last_saved_state(
     folders: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was saved holds whole batches: half a batch in the accumulators must not be counted again."""
-    from zloss.measure import token_pass
+    """What was saved holds whole batches: half a batch must not be counted."""
+    from zloss.measure import tokens
 
     monkeypatch.setenv("ZLOSS_SAVE_EVERY", "0")
     config = dataclasses.replace(CONFIG, model=str(folders["gpt2"]), texts=(str(text),))
     whole = run_audit(config)
-    tables, calls = token_pass.token_tables, 0
+    chunks, calls = tokens.token_chunks, 0
 
     def interrupted(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        yield from tables(*arguments)
+        yield from chunks(*arguments)
         if calls == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(token_pass, "token_tables", interrupted)
+        patch.setattr(tokens, "token_chunks", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_audit(config, folder=tmp_path)
     resumed = run_audit(config, folder=tmp_path, resume=True)
@@ -409,30 +406,16 @@ def test_a_second_ctrl_c_inside_a_batch_leaves_the_last_saved_state(
     assert resumed.heads == whole.heads
 
 
-def test_a_saved_pass_of_another_layout_is_refused(
-    folders: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A state file of a version with other accumulators cannot be read as one of these."""
-    from zloss.measure.tails import Tails
-
-    config = dataclasses.replace(CONFIG, model=str(folders["gpt2"]), texts=(str(text),))
-    with monkeypatch.context() as patch:
-        patch.setattr(Tails, "layout", lambda tails: "older")
-        run_audit(config, folder=tmp_path, progress=InterruptAfter(9))
-    with pytest.raises(InputError, match="another version of zloss"):
-        run_audit(config, folder=tmp_path, resume=True)
-
-
 def test_the_row_pass_is_in_the_provenance(
     folders: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zloss.head import native
+    from zloss.head import rows
 
-    monkeypatch.setattr(native, "_used", False)
+    monkeypatch.setattr(rows, "_fused", False)
     with monkeypatch.context() as patch:
-        patch.setattr(native, "load_rows", lambda: "left out for this test")
+        patch.setattr(rows, "load_rows", lambda: "left out for this test")
         assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "torch"
-    if native.why_missing() is None:
+    if not isinstance(rows.load_rows(), str):
         assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "c"
 
 

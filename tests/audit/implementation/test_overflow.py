@@ -13,7 +13,7 @@ from tests.audit.implementation.models import Case, tiny_case
 from zloss.audit.implementation.overflow import gradient_norms, overflow_audit
 from zloss.measure.bf16_products import native_bf16_products_work
 from zloss.objectives import Objective
-from zloss.results.choices import HeadKind
+from zloss.results.options import HeadKind
 
 OBJECTIVES: dict[str, Objective] = {
     "CE baseline": zloss.CrossEntropy(),

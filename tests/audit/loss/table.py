@@ -1,10 +1,11 @@
-"""Every loss of the zoo, of the traps and of the further set: is the audit right, honestly open, or wrong?
+"""Every loss of the zoo, of the traps and of the further set: is the audit right, honestly open, "other", or wrong?
 
     python -m tests.audit.loss.table              the table, and the time per audit; exit code 1 where one is wrong
     python -m tests.audit.loss.table --wrong      only what is open or wrong, with the reasons
     python -m tests.audit.loss.table NAME ...     these losses
 
-Open: nothing that is said is false, and less is said than is true.
+Open: nothing that is said is false, and less is said than is true. Other: the penalty is a function of log Z that is not a
+square; the audit has its measured curve, and does not name its form. A loss that the audit refuses to call counts as open.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.audit.loss.further import FURTHER, Case, judge
 from tests.audit.loss.test_traps import ALSO_TRUE
 from tests.audit.loss.zoo import ZOO, Answer
 from tests.audit.loss.zoo_check import wrong_with
+from zloss.audit.loss.calls import LossCallError
 from zloss.audit.loss.run import audit_loss
 from zloss.results.loss_audit import LossAudit
 
@@ -31,9 +33,23 @@ Verdict = tuple[str, list[str]]
 
 def of_zoo(audit: LossAudit, answer: Answer) -> Verdict:
     """The zoo owes one answer: an open one is right where the answer is open, and only open where it is not."""
-    wrong = wrong_with(audit, answer)
-    harmless = audit.identified.has_z is None and not {f.id for f in audit.errors} - answer.ids
-    return ("right" if not wrong else "open" if harmless and answer.has_z is not None else "wrong"), wrong
+    got, wrong = audit.identified, wrong_with(audit, answer)
+    harmless = not {f.id for f in audit.errors} - answer.ids
+    if not wrong:
+        return "right", []
+    if harmless and is_other(audit) and answer.has_z and answer.ids <= {f.id for f in audit.found}:
+        return "other", wrong
+    without_numbers = got.has_z is answer.has_z and got.coef is got.target is None and got.reason is not None
+    seen = without_numbers and answer.ids <= {f.id for f in audit.found}
+    less = got.has_z is None and answer.has_z is not None
+    return ("open" if harmless and (less or seen) else "wrong"), wrong
+
+
+def is_other(audit: LossAudit) -> bool:
+    """Whether the audit says "a function of log Z that is not a square", with its curve and without numbers."""
+    got = audit.identified
+    named = got.has_z and got.coordinate == "other" and got.coef is got.target is None
+    return bool(named and got.curve and "unexplained_source" in {f.id for f in audit.found})
 
 
 def of_trap(audit: LossAudit, must: set[str], may: set[str]) -> Verdict:
@@ -66,7 +82,12 @@ def main(arguments: list[str]) -> int:
         if names and name not in names:
             continue
         started = time.process_time()
-        audit = audit_loss(loss, **options)
+        try:
+            audit = audit_loss(loss, **options)
+        except LossCallError as error:
+            counts[group, "open"] += 1
+            print(f"{group:8}{'open':7}{name:44} refused: {error}", flush=True)
+            continue
         seconds.append(time.process_time() - started)
         verdict, reasons = verdict_of(audit)
         counts[group, verdict] += 1
@@ -76,9 +97,10 @@ def main(arguments: list[str]) -> int:
         print(f"{group:8}{verdict:7}{name:44}{seconds[-1]:6.2f} s  {found}", flush=True)
         for reason in reasons:
             print(f"               {reason}")
-    print(f"\n{'':8}{'right':>7}{'open':>7}{'wrong':>7}")
+    verdicts = ("right", "open", "other", "wrong")
+    print(f"\n{'':8}" + "".join(f"{verdict:>7}" for verdict in verdicts))
     for group in dict.fromkeys(group for group, _ in counts):
-        print(f"{group:8}" + "".join(f"{counts[group, verdict]:7}" for verdict in ("right", "open", "wrong")))
+        print(f"{group:8}" + "".join(f"{counts[group, verdict]:7}" for verdict in verdicts))
     print(f"CPU time: sum {sum(seconds):.1f} s, median {statistics.median(seconds):.2f} s over {len(seconds)} audits")
     return 1 if any(verdict == "wrong" for _, verdict in counts) else 0
 

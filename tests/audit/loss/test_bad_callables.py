@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zloss.audit.loss import reach
-from zloss.audit.loss.load import load_function
+from zloss.audit.loss import sizes
+from zloss.audit.loss.calls import load_function
 from zloss.audit.loss.run import audit_loss
 from zloss.cli.audit_loss import AuditLoss
 from zloss.cli.main import main
@@ -292,7 +292,7 @@ def test_an_error_comes_with_the_call_and_its_shapes(script: Path) -> None:
 
 
 def test_a_size_that_was_left_out_for_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "BUDGET", 0.0)
+    monkeypatch.setattr(sizes, "BUDGET", 0.0)
     audit = audit_loss(F.cross_entropy)
     sentence = next(finding.sentence for finding in audit.findings if finding.id == "size_dependent")
     assert "Not tried" in sentence or "No other size was tried" in sentence

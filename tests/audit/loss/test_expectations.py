@@ -150,7 +150,7 @@ def test_the_table_of_the_command_spoke_python(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("zloss.audit.loss.reach.BUDGET", 1e-9)
+    monkeypatch.setattr("zloss.audit.loss.sizes.BUDGET", 1e-9)
     assert main(["audit-loss", f"{script}:plain", "--verbose", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     for flag in ("--per-token", "--valid-vocab", "--coef λ --target c", "--off", "--thorough"):

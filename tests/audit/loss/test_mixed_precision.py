@@ -9,14 +9,10 @@ import torch
 from torch import Tensor
 
 from tests.audit.loss.faulty import cross_entropy, mean_valid
-from zloss.audit.loss import probes
-from zloss.audit.loss.callable import BlackBox
-from zloss.audit.loss.evidence import Evidence
-from zloss.audit.loss.findings.forward_backward_mismatch import TOLERANCE
-from zloss.audit.loss.finite_difference import slopes
-from zloss.audit.loss.identify import identify
-from zloss.audit.loss.precision import computes_in
-from zloss.audit.loss.probes import Space
+from zloss.audit.loss.calls import BlackBox
+from zloss.audit.loss.findings import TOLERANCE, Evidence, _slopes
+from zloss.audit.loss.identify import computes_in, identify
+from zloss.audit.loss.probes import VOCAB, Space, draw
 from zloss.audit.loss.run import audit_loss
 from zloss.results.loss_audit import LossAudit, SourceError
 
@@ -101,7 +97,7 @@ def test_a_z_without_gradient_is_still_seen(coordinate: str, mix: str) -> None:
 @pytest.mark.parametrize("coordinate", COORDINATES)
 @pytest.mark.parametrize("coef", [1e-6, 1e-3, 1.0])
 def test_a_mix_is_named_by_its_coarser_part_and_fp64_alone_by_fp64(coordinate: str, coef: float) -> None:
-    probe = probes.continuous(torch.Generator().manual_seed(0))
+    probe = draw("continuous", Space(VOCAB, VOCAB), seed=0)
 
     def betrayed(loss: Loss) -> str:
         return computes_in(BlackBox(loss, "loss", False, torch.device("cpu"), 0), probe, torch.float64)
@@ -124,13 +120,13 @@ def test_an_off_is_judged_by_the_share_of_the_z_that_it_keeps(share: float, verd
 
 def test_rounding_of_the_gradient_counts_where_the_scalar_is_near_zero() -> None:
     """A constant taken off the scalar leaves no value to judge its rounding by; the gradient has its own."""
-    plain, space = mixed("centered", "ce"), Space(probes.VOCAB, probes.VOCAB)
+    plain, space = mixed("centered", "ce"), Space(VOCAB, VOCAB)
     first = identify(BlackBox(plain, "loss", False, torch.device("cpu"), 0), space, 0)
-    level = first.outcomes["mixed"].value
+    level = first.first.outcomes["mixed"].value
     box = BlackBox(lambda z, y: plain(z, y) - level, "loss", False, torch.device("cpu"), 0)
-    source = SourceError(None, None, None)
-    evidence = Evidence(box, None, None, {}, identify(box, space, 0), source, 0.0, 0)
-    assert max(slope.mismatch for slope in slopes(evidence)) < TOLERANCE
+    source, ident = SourceError(None, None, None), identify(box, space, 0)
+    evidence = Evidence(box, None, None, {}, ident, source, 0.0, ident.first, ident.weights)
+    assert max(slope.mismatch for slope in _slopes(evidence)) < TOLERANCE
 
 
 def test_a_z_of_bf16_logits_has_one_error_and_not_a_wrong_coefficient() -> None:

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from tests.tiny_models import VOCAB, save_model
 from zloss.audit.loss import probes
-from zloss.audit.loss.callable import BlackBox
+from zloss.audit.loss.calls import BlackBox, find_call
 from zloss.audit.loss.identify import identify
-from zloss.audit.loss.model_tokens import ModelTokens, open_model_tokens
-from zloss.audit.loss.on_model import source_on_model
+from zloss.audit.loss.model_tokens import ModelTokens, open_model_tokens, source_on_model
 from zloss.audit.loss.probes import Space
-from zloss.audit.loss.settle import settle
 from zloss.cli.main import main
 from zloss.console import Silent
 from zloss.decide.decision_map import decide
@@ -53,7 +51,7 @@ def gain_aware(h: Tensor, w: Tensor, y: Tensor) -> Tensor:
 
 def measured(loss: Callable[..., Any], tokens: ModelTokens, *, linear: bool = False) -> TargetModelSource:
     box = BlackBox(loss, "the loss", linear, torch.device("cpu"), 0)
-    space = settle(box, Space(probes.VOCAB, probes.VOCAB), None)
+    space = find_call(box, Space(probes.VOCAB, probes.VOCAB), None)
     return source_on_model(box, None, identify(box, space, 0), tokens, Silent())
 
 
@@ -148,7 +146,7 @@ def test_the_command_writes_the_section_and_report_reads_it(
     assert data["target_model"]["text"] == "some.txt"
     audit = LossAudit.from_dict(data)
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "Source on the model&#39;s own logits" in page
+    assert "Source on the model&#x27;s own logits" in page
     del data["target_model"]
     assert LossAudit.from_dict(data).target_model is None  # as files were before
     assert audit.target_model is not None

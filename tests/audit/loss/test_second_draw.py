@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from tests.audit.loss import zoo
-from zloss.audit.loss import probes
-from zloss.audit.loss.probe_calls import make_probes
-from zloss.audit.loss.probes import Space
+from zloss.audit.loss.identify import APART
+from zloss.audit.loss.probes import VOCAB, Space, draw
 from zloss.audit.loss.run import audit_loss
 from zloss.results.loss_audit import Finding, LossAudit
 
-FIRST = {name: probe.logits_TV[0] for name, probe in make_probes(Space(probes.VOCAB, probes.VOCAB), 0).items()}
+FIRST = {name: draw(name, Space(VOCAB, VOCAB), seed=0).logits_TV[0] for name in (*APART, "confident")}
 """The first row of every batch of the first draw."""
 
 
 def on_the_first_draw(z: Tensor, name: str) -> bool:
-    return z.shape[-1] == probes.VOCAB and torch.equal(z[0].detach().double(), FIRST[name])
+    return z.shape[-1] == VOCAB and torch.equal(z[0].detach().double(), FIRST[name])
 
 
 def finding(audit: LossAudit, id: str) -> Finding:

@@ -182,7 +182,9 @@ def test_the_result_is_the_contract() -> None:
         data["identified"]
     )
     assert {"forward_rel_error", "delta_src", "cosine"} <= set(data["source"])
-    assert all(set(finding) == {"id", "verdict", "sentence", "figure", "severity"} for finding in data["findings"])
+    assert all(
+        set(finding) == {"id", "verdict", "sentence", "figure", "severity", "witness"} for finding in data["findings"]
+    )
     ids = [finding["id"] for finding in data["findings"]]
     assert set(CONTRACT) <= set(ids)
     assert len(ids) == len(set(ids))

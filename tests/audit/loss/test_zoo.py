@@ -7,17 +7,30 @@ import json
 import pytest
 
 from tests.audit.loss.further import FURTHER, gradient_error, judge
+from tests.audit.loss.table import of_zoo
 from tests.audit.loss.zoo import ZOO, Answer, exact, one_class_weighted
 from tests.audit.loss.zoo_check import wrong_with
 from zloss.audit.loss.run import audit_loss
+from zloss.errors import InputError
 from zloss.results.loss_audit import LossAudit
+
+OTHER = {"absolute", "cube", "power 1.5", "one-sided", "one-sided below", "Huber", "fp32, one-sided"}
+"""Functions of log Z that are not squares: the audit has their curve and names no form."""
+OPEN = {"variance", "clamped ±50", "clamped above 30.5", "clamped ±100", "fp32, clamped ±50"}
+REFUSED = {"wants V = 211"}
+"""It says nothing about the only vocabulary it takes, which is not a common one: `logits=` of that size shows it."""
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_the_answer_is_right_or_honestly_open(name: str) -> None:
     loss, options, answer = ZOO[name]
+    if name in REFUSED:
+        with pytest.raises(InputError):
+            audit_loss(loss, **options)
+        return
     audit = audit_loss(loss, **options)
-    assert wrong_with(audit, answer) == []
+    verdict, reasons = of_zoo(audit, answer)
+    assert verdict == ("other" if name in OTHER else "open" if name in OPEN else "right"), reasons
     plain = audit.to_dict()
     json.dumps(plain, allow_nan=False)
     assert LossAudit.from_dict(plain).to_dict() == plain

@@ -6,6 +6,8 @@ import contextlib
 import copy
 import io
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import zloss
 from tests.integrations.transformers.small_models import OBJECTIVE, small
 from tests.integrations.transformers.trainers import STEPS, EagerTrainer, make_trainer, padded, sequences, train
 from zloss.errors import InputError, UnsupportedModelError, ZlossError
+from zloss.integrations.moe import attach_router_loss
 from zloss.integrations.transformers import RouterZLoss, attach
 from zloss.telemetry.trackers import KNOWN, MAIN
 
@@ -77,16 +80,8 @@ def test_norms_before_clipping_and_parts_of_the_loss_are_logged() -> None:
     for log in logs:
         assert log["zloss/ce"] + log["zloss/z"] == pytest.approx(log["loss"], rel=1e-4)
         assert all(type(value) in (float, int) for value in log.values())
-        names = (
-            "log_z_p999",
-            "mu_abs_p99",
-            "gain_p99",
-            "gain_centered_p99",
-            "p_z_999_raw",
-            "p_z_999_centered",
-            "entropy",
-        )
-        assert all(f"zloss/{name}" in log for name in names)
+        names = "log_z_p999 mu_abs_p99 gain_p99 gain_centered_p99 p_z_999_raw p_z_999_centered entropy"
+        assert all(f"zloss/{name}" in log for name in names.split())
     assert attached.handle.calls == 3 + 3 + 1 + 3 + 3
 
 
@@ -152,6 +147,7 @@ def test_evaluation_logs_are_the_models_own() -> None:
 
 
 def test_remove_gives_the_trainer_its_functions_back() -> None:
+    """Its own, or those that had replaced them before."""
     trainer = make_trainer(small())
     before = len(trainer.callback_handler.callbacks)
     attach(trainer, OBJECTIVE).remove()
@@ -159,10 +155,6 @@ def test_remove_gives_the_trainer_its_functions_back() -> None:
     assert "clip_grad_norm_" not in vars(trainer.accelerator)
     assert len(trainer.callback_handler.callbacks) == before
     assert not any(name.startswith("zloss/") for log in train(trainer) for name in log)
-
-
-def test_remove_gives_back_functions_that_were_replaced_before() -> None:
-    trainer = make_trainer(small())
     log, clip = (lambda logs, *_: None), (lambda parameters, *_: None)
     trainer.log, trainer.accelerator.clip_grad_norm_ = log, clip
     attach(trainer, OBJECTIVE).remove()
@@ -170,29 +162,26 @@ def test_remove_gives_back_functions_that_were_replaced_before() -> None:
     assert trainer.accelerator.clip_grad_norm_ is clip
 
 
-def test_settings_that_bypass_the_loss_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda trainer: setattr(trainer, "compute_loss_func", lambda *_, **__: 0), "compute_loss_func"),
+        (lambda trainer: setattr(trainer.args, "use_liger_kernel", True), "fused_linear_cross_entropy"),
+        (lambda trainer: setattr(trainer.args, "loss_type", "dft"), "dft"),
+        (lambda trainer: setattr(trainer.args, "_n_gpu", 2), "DataParallel"),
+        (lambda trainer: attach(trainer, OBJECTIVE), "already"),
+    ],
+)
+def test_settings_that_bypass_the_loss_are_refused(change: Callable[[Any], Any], words: str) -> None:
+    trainer = make_trainer(small())
+    change(trainer)
+    with pytest.raises(InputError, match=words):
+        attach(trainer, OBJECTIVE)
+
+
+def test_a_label_smoother_is_refused() -> None:
     with pytest.raises(InputError, match="label_smoothing"):
         attach(make_trainer(small(), label_smoothing_factor=0.1), OBJECTIVE)
-    trainer = make_trainer(small())
-    trainer.compute_loss_func = lambda *_, **__: 0
-    with pytest.raises(InputError, match="compute_loss_func"):
-        attach(trainer, OBJECTIVE)
-    trainer = make_trainer(small())
-    trainer.args.use_liger_kernel = True
-    with pytest.raises(InputError, match="fused_linear_cross_entropy"):
-        attach(trainer, OBJECTIVE)
-    trainer = make_trainer(small())
-    trainer.args.loss_type = "dft"
-    with pytest.raises(InputError, match="dft"):
-        attach(trainer, OBJECTIVE)
-    trainer = make_trainer(small())
-    trainer.args._n_gpu = 2
-    with pytest.raises(InputError, match="DataParallel"):
-        attach(trainer, OBJECTIVE)
-    trainer = make_trainer(small())
-    attach(trainer, OBJECTIVE)
-    with pytest.raises(InputError, match="already"):
-        attach(trainer, OBJECTIVE)
 
 
 def test_a_model_in_the_place_of_a_trainer_is_told_of_apply() -> None:
@@ -226,6 +215,7 @@ def test_a_router_z_loss_of_a_step_is_its_mean_over_the_tokens_of_all_micro_batc
     assert logs[0]["zloss/router_z"] > 0
     assert attached.handle.router.step_tokens is None  # nothing is left of the last step
     losses, tokens = [], []
+    attach_router = partial(attach_router_loss, coef=1.0, convention="token_layer_mean")
     with attach_router(model) as handle:
         for start in (0, 4, 8):
             rows = [sequences()[index] for index in order(make_trainer(model))[start : start + 4]]
@@ -236,12 +226,6 @@ def test_a_router_z_loss_of_a_step_is_its_mean_over_the_tokens_of_all_micro_batc
     assert logs[0]["loss"] - plain_logs[0]["loss"] == pytest.approx(sum(losses) / sum(tokens), rel=1e-3)
     with pytest.raises(ZlossError, match="already"):
         attach_router(routed)
-
-
-def attach_router(model: Any) -> Any:
-    from zloss.integrations.moe import attach_router_loss
-
-    return attach_router_loss(model, coef=1.0, convention="token_layer_mean")
 
 
 def order(trainer: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""A dozen families: loss and gradients equal CE + Z of the model's own logits."""
+"""Loss and gradients of every class equal CE + Z of the model's own logits; the table of outcomes is complete and true."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import zloss
-from tests.integrations.transformers.small_models import assert_equals_truth, batch, small, truth
-from tests.integrations.transformers.sweep import outcome_of, try_class
+from tests.integrations.transformers.small_models import assert_exact, small
+from tests.integrations.transformers.sweep import PAGE, outcome_of, try_class
 from tests.integrations.transformers.tiny_configs import causal_classes
 from zloss.errors import CoordinateError, UnsupportedModelError
-from zloss.integrations.transformers import apply
+from zloss.integrations.transformers import apply, support
 from zloss.integrations.transformers.lazy_logits import LazyLogits
+from zloss.integrations.transformers.support_table import support_page
 
 FAMILIES = (
     *("GPT2LMHeadModel", "LlamaForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"),
@@ -33,38 +34,42 @@ def test_a_wrong_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_conditional_generation() -> None:
-    import transformers
+    from transformers import T5Config, T5ForConditionalGeneration
 
-    config = transformers.T5Config(
-        vocab_size=131,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        dropout_rate=0.0,
-        decoder_start_token_id=0,
-    )
+    sizes = {"vocab_size": 131, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     torch.manual_seed(0)
-    model = transformers.T5ForConditionalGeneration(config).train()
-    wanted = truth(model, batch())
-    with apply(model, zloss.StandardZLoss(1e-2, target=0.0)):
-        assert_equals_truth(model, batch(), wanted)
+    model = T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0))
+    assert_exact(model.train())
 
 
-@pytest.mark.parametrize("name", ["ProphetNetForCausalLM"])
-def test_a_class_that_cannot_be_taken_over_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=name):
-        apply(small(name), zloss.StandardZLoss(1e-4))
-
-
-def test_centered_under_a_softcap_is_refused_at_apply() -> None:
-    with pytest.raises(CoordinateError, match="Gemma2ForCausalLM"):
+def test_models_that_cannot_be_taken_over_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="ProphetNetForCausalLM"):
+        apply(small("ProphetNetForCausalLM"), zloss.StandardZLoss(1e-4))
+    with pytest.raises(CoordinateError, match="Gemma2ForCausalLM"):  # centered under a softcap
         apply(small("Gemma2ForCausalLM"), zloss.CenteredZLoss(1e-4))
-
-
-def test_a_z_loss_of_the_models_own_is_refused() -> None:
     model = small("BambaForCausalLM")
-    model.config.z_loss_coefficient = 1e-3
+    model.config.z_loss_coefficient = 1e-3  # a Z-loss of the model's own
     with pytest.raises(UnsupportedModelError, match="z_loss_coefficient"):
         apply(model, zloss.StandardZLoss(1e-4))
+
+
+def test_the_table_has_every_causal_class_and_no_third_outcome() -> None:
+    transformers = pytest.importorskip("transformers")
+    table = support()
+    if transformers.__version__ != table.transformers:
+        pytest.skip(f"the table is of transformers {table.transformers}")
+    assert {model.name for model in table.classes} == set(causal_classes())
+    assert {model.state for model in table.classes} <= {"exact", "refused", "not built"}
+    assert table.count("exact") >= 150
+    assert all(model.name in model.detail for model in table.classes if model.state == "refused")
+
+
+def test_the_page_is_made_from_the_table() -> None:
+    assert PAGE.read_text(encoding="utf-8") == support_page(support())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_sweep_gives_the_table() -> None:
+    states = {name: outcome_of(name, model_type).state for name, model_type in causal_classes().items()}
+    assert states == {model.name: model.state for model in support().classes}

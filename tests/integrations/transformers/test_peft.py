@@ -7,18 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integrations.transformers.small_models import OBJECTIVE, assert_equals_truth, batch, small, truth
+from tests.integrations.transformers.small_models import (
+    OBJECTIVE,
+    assert_equals_truth,
+    assert_exact,
+    batch,
+    small,
+    truth,
+)
 from zloss.errors import UnsupportedModelError
 from zloss.integrations.transformers import apply
 
 peft = pytest.importorskip("peft")
 
 
-def adapted(**options: Any) -> Any:
-    return with_lora(small(), **options)
-
-
-def with_lora(model: Any, **options: Any) -> Any:
+def adapted(model: Any = None, **options: Any) -> Any:
+    model = small() if model is None else model
     torch.manual_seed(3)
     config = peft.LoraConfig(r=4, task_type="CAUSAL_LM", lora_dropout=0.0, init_lora_weights=False, **options)
     return peft.get_peft_model(model, config)
@@ -35,47 +39,34 @@ PLACES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("order", ["inside first", "outside"])
 def test_lora(place: str, order: str) -> None:
     wanted = truth(adapted(**PLACES[place]), batch())
+    model = small()
     if order == "outside":
-        model = adapted(**PLACES[place])
+        model = adapted(model, **PLACES[place])
         handle = apply(model, OBJECTIVE)
     else:
-        plain = small()
-        handle = apply(plain, OBJECTIVE)
-        model = with_lora(plain, **PLACES[place])
+        handle = apply(model, OBJECTIVE)
+        model = adapted(model, **PLACES[place])
     with handle:
         assert_equals_truth(model, batch(), wanted)
 
 
 def test_a_disabled_adapter_on_the_head() -> None:
     model = adapted(**PLACES["head"])
-    with model.disable_adapter(), torch.no_grad():
-        pass
     model.base_model.disable_adapter_layers()
     model.get_input_embeddings().weight.requires_grad_(True)
-    wanted = truth(model, batch())
-    with apply(model, OBJECTIVE):
-        assert_equals_truth(model, batch(), wanted)
+    assert_exact(model)
 
 
 def test_prompt_tuning() -> None:
-    def prompted() -> Any:
-        torch.manual_seed(3)
-        config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-        return peft.get_peft_model(small(), config)
-
-    wanted = truth(prompted(), batch())
-    model = prompted()
-    with apply(model, OBJECTIVE):
-        assert_equals_truth(model, batch(), wanted)
+    torch.manual_seed(3)
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    assert_exact(peft.get_peft_model(small(), config))
 
 
 def test_dora_on_the_head_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="DoRA"):
         apply(adapted(target_modules=["lm_head"], use_dora=True), OBJECTIVE)
-    model = adapted(target_modules=["q_proj"], use_dora=True)
-    wanted = truth(model, batch())
-    with apply(model, OBJECTIVE):
-        assert_equals_truth(model, batch(), wanted)
+    assert_exact(adapted(target_modules=["q_proj"], use_dora=True))
 
 
 def test_another_adapter_on_the_head_is_refused() -> None:

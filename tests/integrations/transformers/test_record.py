@@ -17,7 +17,7 @@ from zloss.cli.main import main
 from zloss.errors import InputError
 from zloss.integrations.transformers import attach
 from zloss.results.run_metrics import read_metrics
-from zloss.train.folder.step_log import read_steps
+from zloss.train.folder import read_steps
 
 VALID = torch.randint(3, VOCAB, (80, 17), generator=torch.Generator().manual_seed(7))
 OPTIONS = zloss.RecordOptions(adam_every=2, gradient_blocks=2)
@@ -72,17 +72,16 @@ def test_steps_and_validation_are_those_of_the_trainer(tmp_path: Path) -> None:
 
 def test_a_resumed_trainer_goes_on_in_its_folder(tmp_path: Path) -> None:
     settings = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path / "out")}
-    recorded(tmp_path / "whole", zloss.StandardZLoss(1e-2), **settings)
+    folder = tmp_path / "standard-0.01-s0"
+    recorded(tmp_path, zloss.StandardZLoss(1e-2), **settings)
     trainer = make_trainer(small(), seed=0, **settings)
-    attach(trainer, zloss.StandardZLoss(1e-2), record=tmp_path / "whole", validation=VALID, record_options=OPTIONS)
-    before = read_steps(tmp_path / "whole" / "standard-0.01-s0")
+    attach(trainer, zloss.StandardZLoss(1e-2), record=tmp_path, validation=VALID, record_options=OPTIONS)
+    before = read_steps(folder)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
-    after = read_steps(tmp_path / "whole" / "standard-0.01-s0")
+    after = read_steps(folder)
     assert [record.step for record in after] == list(range(1, STEPS + 1))
     assert [record.loss for record in after] == pytest.approx([record.loss for record in before], rel=1e-5)
-    assert read_metrics(tmp_path / "whole" / "standard-0.01-s0").tokens_consumed == sum(
-        record.telemetry["tokens"] or 0 for record in before
-    )
+    assert read_metrics(folder).tokens_consumed == sum(record.telemetry["tokens"] or 0 for record in before)
 
 
 def test_a_record_needs_validation_and_leaves_no_trace_where_it_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import tempfile
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 
 import zloss
 from tests.integrations.transformers.small_models import OBJECTIVE, VOCAB, small
+from tests.integrations.transformers.trainers import arguments, train
 from zloss.errors import InputError, UnsupportedModelError
 from zloss.integrations.transformers import apply, attach
 
@@ -54,33 +54,10 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def make(kind: str, model: Any, trainer: type = trl.SFTTrainer, **settings: Any) -> Any:
-    options = {
-        "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "max_steps": 3,
-        "logging_steps": 1,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "max_length": 32,
-        "gradient_checkpointing": False,
-    }
-    options |= KINDS[kind] | settings
+    size = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 3, "max_length": 32}
+    options = size | {"bf16": False, "gradient_checkpointing": False} | KINDS[kind] | settings
     with contextlib.redirect_stdout(io.StringIO()):
-        return trainer(
-            model=model, args=trl.SFTConfig(**options), train_dataset=texts(kind), processing_class=tokenizer()
-        )
-
-
-def train(trainer: Any) -> list[dict[str, float]]:
-    with contextlib.redirect_stdout(io.StringIO()):
-        trainer.train()
-    return [log for log in trainer.state.log_history if "loss" in log]
+        return trainer(model, arguments(trl.SFTConfig, **options), None, texts(kind), processing_class=tokenizer())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,17 +107,15 @@ def test_with_z_the_loss_is_the_eager_one(kind: str) -> None:
     assert got[0]["zloss/z"] > 1e-3
 
 
-def test_dft_is_refused_by_attach_and_in_the_first_step() -> None:
-    with pytest.raises(InputError, match="dft"):
-        attach(make("text", small(), loss_type="dft"), OBJECTIVE)
+@pytest.mark.parametrize(
+    ("settings", "words"), [({"loss_type": "dft"}, "dft"), ({"label_smoothing_factor": 0.1}, "label.smooth")]
+)
+def test_settings_that_bypass_the_loss_are_refused_by_attach_and_in_the_first_step(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        attach(make("text", small(), **settings), OBJECTIVE)
     model = small()
     apply(model, OBJECTIVE)
-    with pytest.raises(UnsupportedModelError, match="dft"):
-        train(make("text", model, loss_type="dft"))
-
-
-def test_a_label_smoother_raises_in_the_first_step() -> None:
-    model = small()
-    apply(model, OBJECTIVE)
-    with pytest.raises(UnsupportedModelError, match="label smoother"):
-        train(make("text", model, label_smoothing_factor=0.1))
+    with pytest.raises(UnsupportedModelError, match=words):
+        train(make("text", model, **settings))

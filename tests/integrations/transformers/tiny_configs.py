@@ -23,12 +23,8 @@ HEADS |= dict.fromkeys(("encoder_attention_heads", "num_encoder_attention_heads"
 HEADS |= dict.fromkeys(("num_key_value_heads", "num_key_value_groups", "num_global_key_value_heads"), 2)
 HEADS |= dict.fromkeys(("head_dim", "global_head_dim", "v_head_dim", "qk_head_dim", "dim_head", "d_kv"), 16)
 HEADS |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16}
-HEADS |= {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
+HEADS |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+HEADS |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 HEADS |= {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 16, "qk_dim_factor": 0.5}
 LENGTH = dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"), 64)
 LENGTH |= {"sliding_window": 16, "attention_window_size": 16, "num_hash_functions": 1, "type_vocab_size": 2}
@@ -54,20 +50,12 @@ NESTED = ("text_config", "vision_config", "audio_config", "decoder", "encoder_co
 ROPE = {"head_dim": 8, "num_key_value_heads": 4}
 """Classes with latent attention rotate `qk_rope_head_dim` features, and call them `head_dim`."""
 PER_CLASS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        (
-            *("AXK1", "AXK2", "BailingHybrid", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa"),
-            *("KimiLinear", "LongcatFlash", "Youtu"),
-        ),
-        ROPE,
-    ),
+    **dict.fromkeys(("AXK1", "AXK2", "BailingHybrid", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa"), ROPE),
+    **dict.fromkeys(("HYV4", "KimiLinear", "LongcatFlash", "MiniCPM3", "Youtu"), ROPE),
     **{key: {"rotary_dim": 8} for key in ("CodeGen", "GPTJ")},
     **{key: {"head_dim": 16} for key in ("HunYuanDenseV1", "HunYuanMoEV1", "Ministral")},
     **{key: {"logits_scaling": 8.0} for key in ("Granite", "GraniteMoe", "GraniteMoeShared")},
-    "MiniCPM3": ROPE,
-    "HYV4": ROPE,
-    "Nemotron": {"head_dim": 16, "num_key_value_heads": 2},
-    "Qwen4Exp": {"head_dim": 16, "num_key_value_heads": 2},
+    **{key: {"head_dim": 16, "num_key_value_heads": 2} for key in ("Nemotron", "Qwen4Exp")},
     "DeepseekV2": ROPE | {"num_experts_per_tok": 2},
     "Bamba": {"attn_layer_indices": [1]},
     "Jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},

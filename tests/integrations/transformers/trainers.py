@@ -54,25 +54,18 @@ class EagerTrainer(transformers.Trainer):
         return (loss, output) if return_outputs else loss
 
 
+def arguments(kind: type = transformers.TrainingArguments, **settings: Any) -> Any:
+    """Settings of a short run on the CPU that writes and reports nothing."""
+    quiet = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+    constant = {"learning_rate": 1e-3, "lr_scheduler_type": "constant"}
+    settings.setdefault("output_dir", tempfile.mkdtemp())
+    return kind(**quiet | constant | settings)
+
+
 def make_trainer(model: Any, kind: type = transformers.Trainer, callbacks: Any = None, **settings: Any) -> Any:
-    options = {
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 3,
-        "max_steps": STEPS,
-        "logging_steps": 1,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.1,
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-        "save_strategy": "no",
-        "seed": 0,
-    } | settings
-    options.setdefault("output_dir", tempfile.mkdtemp())
-    args = transformers.TrainingArguments(**options)
-    return kind(model=model, args=args, train_dataset=sequences(), data_collator=padded, callbacks=callbacks)
+    size = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": STEPS}
+    options = size | {"max_grad_norm": 0.1, "remove_unused_columns": False, "seed": 0} | settings
+    return kind(model, arguments(**options), padded, sequences(), callbacks=callbacks)
 
 
 def train(trainer: Any) -> list[dict[str, float]]:

@@ -9,17 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.paper.claim_tables import smoke
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.errors import CorpusError
-from zloss_paper.engine.audit_cache import audit_fingerprint
-from zloss_paper.engine.profile import Overrides
+from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.engine.reproduction import Reproduction, reproduce
-from zloss_paper.engine.workbench import Workbench
-
-
-def smoke(label: str, overrides: Overrides, bench: Workbench) -> Reproduction:
-    return reproduce(find_recipe(label), "smoke", overrides, bench)
+from zloss_paper.engine.workbench import Workbench, audit_fingerprint
 
 
 def test_audits_are_kept_in_the_folder_and_used_again(gpt2_folder: Path, tmp_path: Path) -> None:
@@ -28,14 +23,14 @@ def test_audits_are_kept_in_the_folder_and_used_again(gpt2_folder: Path, tmp_pat
     before = smoke("tab:spectral_audit", overrides, first)
     second = Workbench(tmp_path)
     after = smoke("tab:spectral_audit", overrides, second)
-    assert (first.audits.made, second.audits.made) == (1, 0)
-    assert after.to_dict()["rows"] == before.to_dict()["rows"]
+    assert (first.audits_made, second.audits_made) == (1, 0)
+    assert after.record.to_dict()["rows"] == before.record.to_dict()["rows"]
     # The deployed perplexity is added to a kept audit without running it again.
     assert smoke("tab:pretrained", overrides, second).table.lines[1].cells["ppl"].value > 0
-    assert second.audits.made == 0
+    assert second.audits_made == 0
     third = Workbench(tmp_path)
     smoke("tab:spectral_audit", replace(overrides, blocks=1), third)
-    assert third.audits.made == 1
+    assert third.audits_made == 1
 
 
 class StopsAfter:
@@ -61,11 +56,11 @@ def test_an_interrupted_recipe_goes_on_where_it_stopped(gpt2_folder: Path, tmp_p
     with pytest.raises(KeyboardInterrupt):
         smoke("tab:spectral_audit", overrides, Workbench(tmp_path, progress=StopsAfter(1)))
     assert not list(tmp_path.glob("audits/*/report.json"))
-    assert list(tmp_path.glob("audits/*/audit-state.npz"))
+    assert list(tmp_path.glob("audits/*/audit-parts/part-*.npz"))
     resumed = smoke("tab:spectral_audit", overrides, Workbench(tmp_path))
     whole = smoke("tab:spectral_audit", overrides, Workbench())
-    assert resumed.to_dict()["rows"] == whole.to_dict()["rows"]
-    assert not list(tmp_path.glob("audits/*/audit-state.npz"))
+    assert resumed.record.to_dict()["rows"] == whole.record.to_dict()["rows"]
+    assert not list(tmp_path.glob("audits/*/audit-parts"))
 
 
 def test_a_kept_audit_that_is_cut_off_is_made_again(gpt2_folder: Path, tmp_path: Path) -> None:
@@ -75,7 +70,7 @@ def test_a_kept_audit_that_is_cut_off_is_made_again(gpt2_folder: Path, tmp_path:
     kept.write_text(kept.read_text()[:100])
     again = Workbench(tmp_path)
     smoke("tab:spectral_audit", overrides, again)
-    assert again.audits.made == 1
+    assert again.audits_made == 1
 
 
 def test_settings_text_and_weights_make_an_audit(tmp_path: Path) -> None:
@@ -107,5 +102,5 @@ def test_an_extra_is_measured_once(gpt2_folder: Path, tmp_path: Path) -> None:
 
     for bench in (Workbench(tmp_path), Workbench(tmp_path)):
         assert bench.audit(model.audit, {"mine": measure}).extra["mine"] == {"seen": 1}
-    assert bench.audits.made == 0
+    assert bench.audits_made == 0
     assert "mine" in bench.audit(model.audit).extra

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
 
 import pytest
 
+import zloss_paper
 from zloss.errors import UnknownNameError
-from zloss_paper.engine.paper_models import MODEL_IDS
-from zloss_paper.engine.paper_table import paper_table
+from zloss.results.quantities import define
+from zloss_paper.engine.audited_models import AuditedModel
+from zloss_paper.engine.inputs import MODEL_IDS
+from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe, labels
-from zloss_paper.heads import fineweb_pretrained, gradient_geometry, pretrained, spectral_audit
+from zloss_paper.engine.table import paper_table
+
+CHOICES = Path(zloss_paper.__file__).parent / "data" / "choices.json"
 
 
 def test_the_rounding_unit_is_read_from_the_printed_zeros() -> None:
@@ -47,19 +53,28 @@ def test_every_setting_the_paper_leaves_open_has_our_choice(label: str) -> None:
     if recipe.paper is not None:
         assert set(choices) == set(recipe.paper.not_stated)
         # A choice for something the paper does state would be a contradiction in waiting.
-        assert {name.partition(".")[0] for name in choices} >= set(recipe.choices) - {"vocab_size", "corpus_variant"}
+        own = set(json.loads(CHOICES.read_text(encoding="utf-8"))["labels"].get(label, {})) - {"shared"}
+        assert {name.partition(".")[0] for name in choices} >= own - {"vocab_size", "corpus_variant"}
 
 
-def _counts(targets: Any) -> dict[str, int]:
-    return {target.model: target.audit.blocks for target in targets}
+@pytest.mark.parametrize("label", labels())
+def test_every_column_of_a_recipe_has_a_symbol(label: str) -> None:
+    assert not [column for column in find_recipe(label).columns if define(column) is None]
+
+
+def audited(label: str) -> tuple[AuditedModel, ...]:
+    """The audits of a table at the paper's scale."""
+    models: tuple[AuditedModel, ...] = find_recipe(label).configure("paper", Overrides()).rows
+    return models
 
 
 def test_block_counts_are_those_the_paper_states() -> None:
-    for module, label in ((pretrained, "tab:pretrained"), (fineweb_pretrained, "tab:fineweb_pretrained")):
-        assert _counts(module.TARGETS) == paper_table(label).config["num_sequences"]  # type: ignore[attr-defined]
+    for label in ("tab:pretrained", "tab:fineweb_pretrained"):
+        counts = {model.model: model.audit.blocks for model in audited(label)}
+        assert counts == paper_table(label).config["num_sequences"]
     stated = paper_table("tab:spectral_audit").config["num_sequences"]
-    for target in spectral_audit.TARGETS:
-        assert stated[f"{target.model} / {target.corpus}"] in (None, target.audit.blocks)
+    for model in audited("tab:spectral_audit"):
+        assert stated[f"{model.model} / {model.corpus}"] in (None, model.audit.blocks)
 
 
 def test_other_settings_are_those_the_paper_states() -> None:
@@ -67,13 +82,12 @@ def test_other_settings_are_those_the_paper_states() -> None:
         config = paper_table(label).config
         for name, identifier in config["model_ids"].items():
             assert identifier in (None, MODEL_IDS[name])
-    for module, label in ((pretrained, "tab:pretrained"), (fineweb_pretrained, "tab:fineweb_pretrained")):
+    for label in ("tab:pretrained", "tab:fineweb_pretrained"):
         config = paper_table(label).config
-        for target in module.TARGETS:  # type: ignore[attr-defined]
-            assert target.audit.block_size == config["block_size"]
-            assert target.audit.diag_coef == config["lambda_diag"]
-            assert config["num_predictions"][target.model] == target.audit.blocks * target.audit.block_size
-    figure, (target,) = paper_table("text:gradient_geometry").config, gradient_geometry.TARGETS
-    assert figure["seed_values"] == [target.audit.seed]
-    assert (figure["num_sequences"], figure["eval_batch_size"]) == (target.audit.blocks, target.audit.batch_blocks)
-    assert (figure["svd"], figure["precision"]) == (target.audit.svd, target.audit.dtype)
+        for model in audited(label):
+            assert model.audit.block_size == config["block_size"]
+            assert model.audit.diag_coef == config["lambda_diag"]
+            assert config["num_predictions"][model.model] == model.audit.blocks * model.audit.block_size
+    figure, (model,) = paper_table("text:gradient_geometry").config, audited("text:gradient_geometry")
+    assert figure["seed_values"] == [model.audit.seed]
+    assert (figure["num_sequences"], figure["eval_batch_size"]) == (model.audit.blocks, model.audit.batch_blocks)

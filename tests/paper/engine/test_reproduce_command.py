@@ -47,7 +47,7 @@ def test_two_labels_in_one_call(gpt2_folder: Path, tmp_path: Path, capsys: pytes
     words = ["reproduce", "tab:pretrained", "text:reporting", "--profile", "smoke", "--model", str(gpt2_folder)]
     assert cli.main([*words, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "ours / paper" in shown
+    assert "ours/paper" in shown
     assert "not judged at smoke size" in shown
     data = json.loads((tmp_path / "tab_pretrained.json").read_text())
     assert data["provenance"]["command"] == "zloss reproduce tab:pretrained --profile smoke --model tiny-gpt2"

@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from zloss.console import Silent
 from zloss.errors import InputError
-from zloss.results.moe_config import MoeRun
-from zloss.results.train_config import TrainConfig
-from zloss.train.folder.step_log import read_steps
-from zloss_paper.engine.run_cache import RunCache, run_fingerprint
-from zloss_paper.engine.workbench import Workbench
-from zloss_paper.training.base_model import SMOKE, base_config
+from zloss.results.run_config import MoeRun, TrainConfig
+from zloss.train.folder import read_steps
+from zloss_paper.engine.workbench import Workbench, run_fingerprint
+from zloss_paper.training.settings import SMOKE, base_config
 
 
 def test_every_setting_the_text_and_the_start_count(tmp_path: Path) -> None:
@@ -64,11 +61,11 @@ def test_another_shape_of_the_start_is_another_start(tmp_path: Path) -> None:
 
 def test_a_start_without_its_model_is_trained_again(tmp_path: Path) -> None:
     base = base_config(SMOKE, ())
-    folder = Workbench(tmp_path).runs.pretrained(base).folder
+    folder = Workbench(tmp_path).pretrained(base).folder
     (folder / "model").rename(folder / "elsewhere")
     again = Workbench(tmp_path)
-    assert (again.runs.pretrained(base).folder / "model").is_dir()
-    assert again.runs.trained == 1
+    assert (again.pretrained(base).folder / "model").is_dir()
+    assert again.runs_trained == 1
 
 
 EXPERTS = TrainConfig(
@@ -130,15 +127,15 @@ class CountsStarts:
 
 def test_runs_with_experts_are_made_once_and_share_their_start(tmp_path: Path) -> None:
     progress = CountsStarts()
-    cache = RunCache(tmp_path, progress, lambda: "zloss reproduce")
+    bench = Workbench(tmp_path, progress=progress)
     names = ("none", "token_layer_mean", "active_route_sum:matched")
-    runs = [cache.run(replace(router(name), seed=seed)) for seed in (1, 2) for name in names]
-    assert cache.trained == len({run.folder for run in runs}) == 6
+    runs = [bench.run(replace(router(name), seed=seed)) for seed in (1, 2) for name in names]
+    assert bench.runs_trained == len({run.folder for run in runs}) == 6
     assert progress.starts == 1
-    assert cache.run(router("none")) is runs[0]
-    again = RunCache(tmp_path, Silent(), lambda: "zloss reproduce")
+    assert bench.run(router("none")) is runs[0]
+    again = Workbench(tmp_path)
     assert again.run(router("token_layer_mean")).metrics == runs[1].metrics
-    assert again.trained == 0
+    assert again.runs_trained == 0
 
 
 def test_an_interrupted_run_with_experts_goes_on(tmp_path: Path) -> None:
@@ -147,15 +144,15 @@ def test_an_interrupted_run_with_experts_goes_on(tmp_path: Path) -> None:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        RunCache(tmp_path / "a", Stops(), lambda: "").run(EXPERTS)
+        Workbench(tmp_path / "a", progress=Stops()).run(EXPERTS)
     assert not list(tmp_path.glob("a/runs/*/metrics.json"))
-    resumed = RunCache(tmp_path / "a", Silent(), lambda: "").run(EXPERTS)
-    whole = RunCache(tmp_path / "b", Silent(), lambda: "").run(EXPERTS)
+    resumed = Workbench(tmp_path / "a").run(EXPERTS)
+    whole = Workbench(tmp_path / "b").run(EXPERTS)
     assert resumed.metrics == whole.metrics
     assert [step.loss for step in read_steps(resumed.folder)] == [step.loss for step in read_steps(whole.folder)]
 
 
 def test_without_a_folder_runs_are_kept_for_the_call() -> None:
     bench = Workbench()
-    assert bench.runs.run(EXPERTS) is bench.runs.run(EXPERTS)
-    assert bench.runs.trained == 1
+    assert bench.run(EXPERTS) is bench.run(EXPERTS)
+    assert bench.runs_trained == 1

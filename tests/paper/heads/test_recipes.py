@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import torch
 
+from tests.paper.claim_tables import smoke, verdicts
 from zloss.errors import InputError
-from zloss.report.tables.reproduction_markdown import reproduction_markdown
+from zloss.report.markdown import to_markdown
+from zloss.report.reproduction import reproduction_document
 from zloss.results.reproduction import NOT_JUDGED
 from zloss.text import pydoc_topics
-from zloss_paper.engine.claim import FAILS, HOLDS, OPEN
-from zloss_paper.engine.paper_models import MODEL_IDS
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides
+from zloss_paper.engine.claims import FAILS, HOLDS, OPEN
+from zloss_paper.engine.inputs import BY_SHA256, MODEL_IDS, text_sources
+from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.engine.reproduction import Reproduction, reproduce
-from zloss_paper.engine.reproduction_files import write_reproduction
-from zloss_paper.engine.texts import BY_SHA256, text_sources
+from zloss_paper.engine.reproduction import reproduce, write_reproduction
+from zloss_paper.engine.table import paper_table
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.heads.gradient_geometry import sample_errors
-from zloss_paper.heads.lines import DEPLOYED
+from zloss_paper.heads.recipe import DEPLOYED
 
 AUDITED = (
     "tab:pretrained",
@@ -56,19 +56,10 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def smoke(label: str, overrides: Overrides, bench: Workbench) -> Reproduction:
-    return reproduce(find_recipe(label), "smoke", overrides, bench)
-
-
-def verdicts(result: Reproduction) -> dict[str, str]:
-    """Every claim on the measured lines; a smoke result itself judges none."""
-    return {claim.id: claim.check(result.table).verdict for claim in result.recipe.claims}
-
-
 def test_audit_recipes_share_one_audit_per_model(both: Overrides, bench: Workbench) -> None:
     for label in AUDITED:
         smoke(label, both, bench)
-    assert bench.audits.made == 2
+    assert bench.audits_made == 2
 
 
 def test_lines_are_the_numbers_of_the_audit(both: Overrides, bench: Workbench) -> None:
@@ -82,7 +73,7 @@ def test_lines_are_the_numbers_of_the_audit(both: Overrides, bench: Workbench) -
     assert centered.cells["ppl"].value == report.extra[DEPLOYED]["centered"] != report.ppl
     assert raw.deviations
     assert "not the paper's" in raw.deviations[0]
-    assert not result.comparable
+    assert not result.record.comparable
 
 
 def test_deployed_perplexity_is_that_of_the_centered_weights(
@@ -123,7 +114,7 @@ def test_the_same_run_with_swapped_coordinates_fails_its_claims(both: Overrides,
     result = smoke("tab:pretrained", both, bench)
     other = {"raw": "centered", "centered": "raw"}
     lines = tuple(replace(line, key={**line.key, "head": other[str(line.key["head"])]}) for line in result.table)
-    (claim,) = (judged.claim for judged in result.claims if judged.claim.id == "shift_removed")
+    (claim,) = (claim for claim in result.recipe.claims if claim.id == "shift_removed")
     assert claim.check(replace(result.table, lines=lines)).verdict == FAILS
 
 
@@ -238,7 +229,7 @@ def test_the_result_holds_no_path_and_the_whole_story(
 def test_every_page_renders(both: Overrides, bench: Workbench) -> None:
     for label in AUDITED:
         result = smoke(label, both, bench)
-        page = reproduction_markdown(result.record())
+        page = to_markdown(reproduction_document(result.record))
         tables = [line for line in page.splitlines() if line.startswith("|")]
         assert tables
         widths = {line.replace("\\|", "").count("|") for line in tables[: len(result.table) + 2]}

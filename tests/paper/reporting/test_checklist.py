@@ -14,11 +14,10 @@ from tests.laws.example_results import implementation_example
 from zloss.cli.main import COMMANDS
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
-from zloss_paper.engine.profile import Overrides
+from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.reporting.checklist import Given, checklist, read_results
-from zloss_paper.reporting.items import ITEMS
+from zloss_paper.reporting.checklist import ITEMS, Given, checklist, read_results
 
 
 @pytest.fixture(scope="module")

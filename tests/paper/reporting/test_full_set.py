@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from zloss.cli.main import COMMANDS, main
-from zloss.decide.decided_results import DecidedResults, decide_results
+from zloss.decide.answer import DecidedResults, decide_results
 from zloss.decide.stages import STAGES
 from zloss.results.decision import DecisionMaps
 from zloss.results.files import load_results, read_record, records_of, split_results
 from zloss.results.implementation_audit import ImplementationAudit
-from zloss.results.router_scale import RouterScaleTable
-from zloss_paper.reporting.checklist import checklist, read_results
-from zloss_paper.reporting.items import ITEMS
+from zloss.results.router import RouterScaleTable
+from zloss_paper.reporting.checklist import ITEMS, checklist, read_results
 
 ROOT = Path(__file__).parents[3]
 FULL_SET = ROOT / "docs/results/full_set"
@@ -60,7 +59,7 @@ def test_every_result_is_read_by_the_stage_it_is_for(decided: DecidedResults) ->
 
 
 def test_both_comparisons_stand_beside_their_own_baselines(decided: DecidedResults) -> None:
-    bases = [judged.comparison.baseline_method for judged in decided.comparisons]
+    bases = [comparison.baseline_method for comparison in decided.comparisons]
     known = {base.mean("ppl") for base in bases if base is not None}
     assert len(known) == 2
     gate = decided.maps[0].decisions[-1]

@@ -16,21 +16,25 @@ import numpy as np
 import pytest
 
 from zloss.errors import InputError
-from zloss.results.train_config import TrainConfig
+from zloss.results.run_config import TrainConfig
 from zloss.text import pydoc_topics
-from zloss.train.folder.step_log import read_steps
-from zloss_paper.engine.claim import OPEN
-from zloss_paper.engine.paper_methods import CE, STANDARD
-from zloss_paper.engine.profile import Overrides
+from zloss.train.folder import read_steps
+from zloss_paper.engine.claims import OPEN
+from zloss_paper.engine.inputs import CE, STANDARD
+from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.training.arms import Arm
-from zloss_paper.training.figure import draw_steps, step_means
-from zloss_paper.training.matched_runs import matched_runs
-from zloss_paper.training.recipes.gpt2_diag import CLAIMS, TABLE
-from zloss_paper.training.run_notes import run_notes
-from zloss_paper.training.seed_means import Unavailable, column_value
-from zloss_paper.training.setting import TrainingTableConfig
-from zloss_paper.training.table import table_of
+from zloss_paper.training.low_coefficient import GPT2_DIAG as TABLE
+from zloss_paper.training.settings import Arm, TrainingTableConfig
+from zloss_paper.training.table import (
+    Unavailable,
+    column_value,
+    draw_steps,
+    matched_runs,
+    run_notes,
+    run_table,
+    step_means,
+    table_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_numbers(bench: Workbench,
     assert len(finished) == 1
     again = Workbench(tmp_path)
     resumed = matched_runs(config, again)
-    assert again.runs.trained == 1
+    assert again.runs_trained == 1
     whole = matched_runs(config, bench)
     for arm in config.arms:
         assert resumed[arm][0].metrics == whole[arm][0].metrics
@@ -86,7 +90,7 @@ def test_a_finished_run_that_was_cut_off_is_made_again(bench: Workbench, tmp_pat
     file.write_text(file.read_text()[:200])
     again = Workbench(tmp_path)
     assert matched_runs(config, again)[Arm(CE)][0].metrics == before.metrics
-    assert again.runs.trained == 1
+    assert again.runs_trained == 1
 
 
 def test_a_diverged_run_is_a_line_with_reasons(bench: Workbench) -> None:
@@ -96,7 +100,7 @@ def test_a_diverged_run_is_a_line_with_reasons(bench: Workbench) -> None:
         assert "ppl" not in line.cells
         assert line.reasons["ppl"] == line.reasons["p_z_999"]
         assert re.fullmatch(r"seed 1 diverged: (\d+) of \1 validation predictions are not finite", line.reasons["ppl"])
-    assert {claim.check(table).verdict for claim in CLAIMS} == {OPEN}
+    assert {claim.check(table).verdict for claim in TABLE.claims} == {OPEN}
 
 
 def test_tails_of_a_longer_run_are_those_of_its_steps(bench: Workbench) -> None:
@@ -139,12 +143,12 @@ def test_a_control_that_left_the_trajectory_is_told(bench: Workbench) -> None:
 
 def test_unmatched_runs_are_refused(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small()
-    real = bench.runs.run
+    real = bench.run
 
     def another_lr(one: TrainConfig, base: TrainConfig | None = None) -> Any:
         return real(replace(one, lr=1e-3) if one.method == "standard" else one, base)
 
-    monkeypatch.setattr(bench.runs, "run", another_lr)
+    monkeypatch.setattr(bench, "run", another_lr)
     with pytest.raises(InputError, match="not a matched pair: they differ in lr"):
         matched_runs(config, bench)
 
@@ -166,13 +170,13 @@ def test_the_papers_path_trains_from_a_local_folder(gpt2_folder: Path, tmp_path:
     text.write_text("\n\n".join(pydoc_topics()[:12]), encoding="utf-8")
     table = replace(
         TABLE,
-        paper=replace(TABLE.paper, steps=3, warmup=1, micro_batch=2, block_size=32, valid_blocks=4, gradient_blocks=1),
+        run={"steps": 3, "warmup": 1, "micro_batch": 2, "block_size": 32, "valid_blocks": 4, "gradient_blocks": 1},
         arms=(Arm(CE), Arm("Centered head")),
         seeds=(4,),
     )
     config = table.configure("paper", Overrides(models=(f"gpt2={gpt2_folder}",), texts=(str(text),)))
     assert config.deviations == ("the text is topics.txt, not WikiText-103",)
-    measured = table.run(config, Workbench(tmp_path))
+    measured = run_table(table, config, Workbench(tmp_path))
     assert [line.cells["ppl"].value > 1 for line in measured.table] == [True, True]
     runs = [read_steps(tmp_path / "runs" / run["run"]) for run in measured.details["runs"]]
     # In bf16 the control leaves the trajectory of CE, as the paper's Centered head lines do.

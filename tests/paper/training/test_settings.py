@@ -9,17 +9,15 @@ import pytest
 
 from tests.paper.training.labels import DESCRIBED, TABLES
 from zloss.errors import CorpusError, InputError
-from zloss.results.train_config import TrainConfig
-from zloss.train.data.blocks import open_data, training_text
-from zloss.train.start.tokenizer import train_tokenizer
-from zloss_paper.engine.paper_methods import METHODS
-from zloss_paper.engine.paper_models import MODEL_IDS
-from zloss_paper.engine.paper_table import paper_table
-from zloss_paper.engine.profile import Overrides
+from zloss.results.run_config import TrainConfig
+from zloss.train.data import open_data, training_text
+from zloss.train.start import train_tokenizer
+from zloss_paper.engine.inputs import METHODS, MODEL_IDS
+from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.training.base_model import CPU, SMOKE, Scale, base_config, split
-from zloss_paper.training.setting import TrainingTableConfig
-from zloss_paper.training.small_training import small_config
+from zloss_paper.engine.table import paper_table
+from zloss_paper.training.low_coefficient import FINETUNE, MEDIUM_LONG
+from zloss_paper.training.settings import CPU, SMOKE, Scale, TrainingTableConfig, base_config, small_config, split
 
 STATED = {
     "block_size": "block_size",
@@ -108,6 +106,12 @@ def test_runs_the_paper_only_describes() -> None:
     assert sweep.arms[0].method == "CE baseline"
 
 
+@pytest.mark.parametrize("label", [*TABLES, "text:raw_sweep_1e3"])
+def test_the_stated_choice_of_seeds_is_what_runs(label: str) -> None:
+    choice = find_recipe(label).unstated().get("seed_values")
+    assert choice in (None, ", ".join(str(seed) for seed in paper_config(label).seeds))
+
+
 def test_separate_seed_sets_are_separate() -> None:
     main = set(paper_config("tab:finetune").seeds)
     for label in ("tab:gpt2_diag", "tab:fineweb_medium_ft", "tab:adam_state_stress", "text:fineweb_medium_2400"):
@@ -142,15 +146,15 @@ def test_parts_of_a_text_do_not_overlap(tmp_path: Path) -> None:
     for scale, profile in ((CPU, "cpu"), (SMOKE, "smoke")):
         for texts in ((), (str(long),)):
             base = base_config(scale, texts)
-            run = small_config(profile, find_recipe_setting("tab:finetune"), texts)
+            run = small_config(profile, FINETUNE.small, texts)
             assert base.blocks is not None
             assert run.blocks is not None
             assert run.offset == base.blocks
             assert run.valid_offset == base.valid_offset == base.blocks + run.blocks
             assert run.valid_blocks == base.valid_blocks
-    run = small_config("cpu", find_recipe_setting("tab:finetune"), (str(long),))
+    run = small_config("cpu", FINETUNE.small, (str(long),))
     assert run.steps * run.blocks_per_step / (run.blocks or 0) == pytest.approx(0.96, abs=0.005)
-    subset = small_config("cpu", find_recipe_setting("tab:medium_long"), (str(long),))
+    subset = small_config("cpu", MEDIUM_LONG.small, (str(long),))
     assert subset.steps * subset.blocks_per_step / (subset.blocks or 0) == pytest.approx(9.375, rel=0.02)
 
 
@@ -160,14 +164,6 @@ def test_the_embedded_text_has_the_blocks_that_were_counted(scale: Scale) -> Non
     config = base_config(scale, ())
     tokenizer = train_tokenizer(training_text(config), scale.vocab)
     assert open_data(config, tokenizer, None).valid.count == config.valid_blocks
-
-
-def find_recipe_setting(label: str) -> Any:
-    import importlib
-
-    from zloss_paper.engine.registry import MODULES
-
-    return importlib.import_module(f"zloss_paper.{MODULES[label]}").TABLE.small
 
 
 def test_a_short_or_missing_text_is_one_sentence(tmp_path: Path) -> None:

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from tests.paper.training.labels import DESCRIBED, TABLES, TRAINING
-from zloss.report.tables.reproduction_markdown import reproduction_markdown
+from zloss.report.markdown import to_markdown
+from zloss.report.reproduction import reproduction_document
 from zloss.results.reproduction import NOT_JUDGED
-from zloss_paper.engine.claim import FAILS, OPEN
-from zloss_paper.engine.kept_result import rejudge
-from zloss_paper.engine.paper_methods import METHODS
-from zloss_paper.engine.profile import Overrides
+from zloss_paper.engine.claims import FAILS, OPEN
+from zloss_paper.engine.inputs import METHODS
+from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe
-from zloss_paper.engine.reproduction import Reproduction, reproduce
-from zloss_paper.engine.reproduction_files import write_reproduction
+from zloss_paper.engine.reproduction import Reproduction, rejudge, reproduce, write_reproduction
 from zloss_paper.engine.table import Table
 from zloss_paper.engine.workbench import Workbench
 
@@ -42,7 +41,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     bench = Workbench(folder, command="zloss reproduce")
     start = time.process_time()
     results = {label: reproduce(find_recipe(label), "smoke", Overrides(), bench) for label in TRAINING}
-    return Smoke(folder, results, bench.runs.trained, time.process_time() - start)
+    return Smoke(folder, results, bench.runs_trained, time.process_time() - start)
 
 
 def test_all_of_them_together_are_quick(smoke: Smoke) -> None:
@@ -55,13 +54,13 @@ def test_tables_share_their_runs(smoke: Smoke) -> None:
     assert len(runs) == len(set(runs)) == 84
     assert len(list((smoke.folder / "models").iterdir())) == 1
     assert smoke.trained == 85
-    asked = [run["run"] for label in (*TABLES, *DESCRIBED) for run in smoke.results[label].details["runs"]]
+    asked = [run["run"] for label in (*TABLES, *DESCRIBED) for run in smoke.results[label].record.details["runs"]]
     assert set(asked) == set(runs)
     assert len(asked) > 1.7 * len(runs)
     ce = {
         run["run"]
         for label in ("tab:finetune", "tab:fineweb_ft", "tab:medium_ft", "tab:stress_diag")
-        for run in smoke.results[label].details["runs"]
+        for run in smoke.results[label].record.details["runs"]
         if run["method"] == "ce"
     }
     assert len(ce) == 2
@@ -70,16 +69,16 @@ def test_tables_share_their_runs(smoke: Smoke) -> None:
 def test_a_second_call_trains_nothing(smoke: Smoke) -> None:
     again = Workbench(smoke.folder, command="zloss reproduce")
     for label in TRAINING:
-        lines = reproduce(find_recipe(label), "smoke", Overrides(), again).to_dict()["rows"]
-        assert lines == smoke.results[label].to_dict()["rows"]
-    assert again.runs.trained == 0
+        lines = reproduce(find_recipe(label), "smoke", Overrides(), again).record.to_dict()["rows"]
+        assert lines == smoke.results[label].record.to_dict()["rows"]
+    assert again.runs_trained == 0
 
 
 def test_a_changed_setting_is_another_run(smoke: Smoke) -> None:
     again = Workbench(smoke.folder, command="zloss reproduce")
     recipe = find_recipe("tab:gpt2_diag")
     recipe.run(recipe.configure("smoke", Overrides(blocks=20)), again)
-    assert again.runs.trained == 6
+    assert again.runs_trained == 6
 
 
 def metrics_of(smoke: Smoke, label: str, method: str, coef: float) -> list[dict[str, Any]]:
@@ -138,7 +137,7 @@ def test_tied_runs_keep_the_split_of_their_auxiliary_gradient(smoke: Smoke) -> N
         assert line.cells["input_output_cosine"].value == pytest.approx(
             statistics.fmean(path["cosine"] for path in paths), rel=1e-12
         )
-        assert [one["tied_paths"] for one in result.details["runs"] if one["method"] == METHODS[method]] == paths
+        assert [one["tied_paths"] for one in result.record.details["runs"] if one["method"] == METHODS[method]] == paths
     (ce,) = result.table.find(method="CE baseline")
     assert "no auxiliary gradient" in ce.reasons["output_path_norm"]
 
@@ -160,9 +159,10 @@ def test_a_kept_result_is_judged_again_as_it_was(smoke: Smoke, tmp_path: Path) -
         again = rejudge(tmp_path, result.recipe)
         for claim in result.recipe.claims:
             assert claim.check(again.table) == claim.check(result.table), (label, claim.id)
-        assert again.to_dict() == result.to_dict()
+        assert again.record.to_dict() == result.record.to_dict()
         figures = list(again.draw(tmp_path / "figures")) if again.draw is not None else []
-        assert reproduction_markdown(again.record(), [figure.relative_to(tmp_path) for figure in figures]) == page
+        relative = [figure.relative_to(tmp_path) for figure in figures]
+        assert to_markdown(reproduction_document(again.record, relative)) == page
 
 
 def test_a_short_run_has_a_maximum_and_no_p99(smoke: Smoke) -> None:
@@ -177,18 +177,18 @@ def test_a_short_run_has_a_maximum_and_no_p99(smoke: Smoke) -> None:
 
 def test_the_shift_is_the_probe_that_was_asked_for(smoke: Smoke) -> None:
     for label, size in (("tab:finetune", 250), ("tab:pythia_ft", 700)):
-        runs = smoke.results[label].details["runs"]
+        runs = smoke.results[label].record.details["runs"]
         found = [run["heads"]["raw"]["mu_abs_99"] for run in runs if run["method"] == "ce"]
         assert found == pytest.approx([size, size], rel=0.1)
         assert any(f"about {size}" in deviation for deviation in smoke.results[label].table.lines[0].deviations)
     tied = smoke.results["tab:gpt2_diag"]
     assert not any("shifted" in deviation for deviation in tied.table.lines[0].deviations)
-    assert all(run["heads"]["raw"]["mu_abs_99"] < 50 for run in tied.details["runs"])
+    assert all(run["heads"]["raw"]["mu_abs_99"] < 50 for run in tied.record.details["runs"])
 
 
 def test_centered_head_trains_as_ce_and_says_so(smoke: Smoke) -> None:
     result = smoke.results["tab:finetune"]
-    assert any("bit for bit" in note for note in result.notes)
+    assert any("bit for bit" in note for note in result.record.notes)
     (ce,), (head,) = (result.table.find(method=name) for name in ("CE baseline", "Centered head"))
     assert head.cells["delta_ppl"].value == 0
     assert ce.cells["a_p_99"].value > 5 * head.cells["a_p_99"].value
@@ -209,14 +209,14 @@ def test_every_line_stands_beside_the_papers(smoke: Smoke) -> None:
     for label in TABLES:
         result = smoke.results[label]
         assert [result.beside(line) is not None for line in result.table] == [True] * len(result.table), label
-        assert not result.comparable
+        assert not result.record.comparable
     sweep = smoke.results["text:raw_sweep_1e3"]
     assert [line.key["lambda_aux"] for line in sweep.table if sweep.beside(line) is None] == [1e-3] * 3
 
 
 def test_pages_tell_the_story_and_no_path(smoke: Smoke, tmp_path: Path) -> None:
     for label in TRAINING:
-        page = reproduction_markdown(smoke.results[label].record())
+        page = to_markdown(reproduction_document(smoke.results[label].record))
         assert "not comparable" in page
         written = write_reproduction(tmp_path, smoke.results[label])
         for path in written:

@@ -7,10 +7,19 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-from zloss.results.checks import check_choices, check_counts, check_numbers, check_optional_counts
-from zloss.results.choices import SMOLLM2, BosPolicy, DtypeName, SvdMethod
-from zloss.results.option import Option
-from zloss.results.text_options import TextOptions
+from zloss.results.options import (
+    SMOLLM2,
+    BosPolicy,
+    DeviceMap,
+    DtypeName,
+    Option,
+    SvdMethod,
+    TextOptions,
+    check_choices,
+    check_counts,
+    check_numbers,
+    check_optional_counts,
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,9 @@ class AuditConfig(TextOptions):
     """Precision of the model; statistics are fp32 or better in any case."""
     seed: int = 0
     """Seed of the token sample and of a randomized spectrum."""
-    shard: bool = False
-    """Divide the layers of the model over the processes of `torchrun`, with FSDP2, for a model that does not fit in one of
-    them. The gradient section and the routers are left out."""
+    device_map: DeviceMap | None = None
+    """`auto` places the layers on all devices and offloads the rest to memory and disk, with accelerate, for a model that does
+    not fit on one device. If weights are offloaded, the gradient section and the routers are left out."""
     trust_remote_code: bool = False
     """Run model code that comes with the checkpoint."""
     allow_pickle: bool = False
@@ -56,6 +65,6 @@ class AuditConfig(TextOptions):
     def fingerprint(self, tokens: str) -> str:
         """Identity of the pass over the text: the settings that change its numbers, and the tokens themselves."""
         fields = asdict(self)
-        for irrelevant in ("texts", "corpus", "text_field", "gradient_blocks", "shard", "allow_pickle"):
+        for irrelevant in ("texts", "corpus", "text_field", "gradient_blocks", "device_map", "allow_pickle"):
             fields.pop(irrelevant)
         return hashlib.sha256((json.dumps(fields, sort_keys=True) + tokens).encode()).hexdigest()[:16]

@@ -12,19 +12,42 @@ from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.router import audit_router
 from zloss.console import Clock
 from zloss.errors import ZlossError
-from zloss.head.native import row_pass_name
-from zloss.measure.diagnostic_gradients import DiagnosticGradients
+from zloss.head.rows import row_pass_name
 from zloss.measure.measurement import Measurement
-from zloss.measure.tail_table import EXTREMES
-from zloss.measure.tails import TOP_FLOATS, Tails
-from zloss.models.checkpoint import Checkpoint
+from zloss.measure.tokens import (
+    EXTREMES,
+    Columns,
+    VectorSample,
+    extreme_rows,
+    geometry_sample,
+    head_numbers,
+    histograms,
+    nonfinite_tokens,
+    perplexity,
+    quantity,
+)
+from zloss.models.checkpoint import Checkpoint, is_offloaded
 from zloss.models.routers import find_routers
-from zloss.results.audit import AuditReport, CorpusInfo, Heads, ModelInfo, Precision, Spacing
-from zloss.results.figure_data import MAX_SINGULAR_VALUES, ExtremeTable, ExtremeToken, Figures, Spectrum
-from zloss.results.folder_owner import PLACE_KEY, place_of
-from zloss.results.gradient_numbers import GradientInfo, TiedPaths
-from zloss.results.named_path import without_folders
-from zloss.results.provenance import AuditProvenance, shared_keys
+from zloss.results.audit import (
+    MAX_SINGULAR_VALUES,
+    AuditReport,
+    CorpusInfo,
+    ExtremeTable,
+    ExtremeToken,
+    Figures,
+    GradientInfo,
+    Heads,
+    ModelInfo,
+    PathNumbers,
+    Precision,
+    Quantity,
+    Spacing,
+    Spectrum,
+    TiedPaths,
+)
+from zloss.results.folder import PLACE_KEY, place_of
+from zloss.results.options import Coordinate
+from zloss.results.provenance import AuditProvenance, shared_keys, without_folders
 from zloss.results.router import RouterFindings
 from zloss.text import Blocks, Corpus
 
@@ -39,7 +62,11 @@ NEED_MU = (
 )
 """Numbers that do not exist without μ."""
 INTERRUPTED = "the audit was interrupted before it"
-SHARDED = "left out: the layers of the model were divided over processes (shard)"
+OFFLOADED = "left out: part of the weights is offloaded (device_map)"
+EXTREME_TOKENS = 20
+"""Rows of a table of extreme tokens."""
+SHOWN = ("log_z", "log_z_centered", "mu", "gain", "gain_centered", "ce")
+"""What these tables show of each token."""
 CONTEXT_TOKENS = 16
 """Tokens of context shown with an extreme token, including the last input token."""
 FP16_MAX = 65504.0
@@ -51,11 +78,12 @@ def audit_report(
     corpus: Corpus,
     blocks: Blocks,
     measurement: Measurement,
-    tails: Tails,
+    columns: Columns,
+    vectors: VectorSample | None,
     *,
     agreement: float,
     finished_blocks: int,
-    gradient: DiagnosticGradients | None,
+    gradient: tuple[GradientInfo, dict[str, PathNumbers]] | None,
     gradient_blocks: int,
     router: RouterFindings | None,
     complete: bool,
@@ -64,44 +92,36 @@ def audit_report(
     command: str,
     notes: tuple[str, ...],
 ) -> AuditReport:
-    """The report without its decisions; every number that does not exist is None with its reason.
+    """The report without its decisions, from the columns of all tokens; every number that does not exist is None with its reason.
 
+    `vectors` is Wᵀp of the sampled tokens, None where the geometry figure has no plane.
     `agreement`: the relative difference between our logits and the model's own. `complete` is False after Ctrl-C.
     `router` is None for a dense model. `notes`: how the text was cut.
     """
-    heads = Heads(tails.numbers("raw"), tails.numbers("centered"))
+    with clock("numbers"):
+        heads = Heads(head_numbers(columns, measurement, "raw"), head_numbers(columns, measurement, "centered"))
     with clock("plane"):
-        geometry = tails.sample()
+        geometry = geometry_sample(columns, measurement, blocks, config.seed, vectors)
     singular_values = {
         coordinate: tuple(measurement.spectrum(coordinate).sigma[:MAX_SINGULAR_VALUES].tolist())
         for coordinate in measurement.coordinates
     }
-    gradient_info, tied_paths = None, None
-    if gradient is not None:
-        gradient_info = GradientInfo(
-            coef=config.diag_coef,
-            blocks=gradient_blocks,
-            raw=gradient.raw,
-            centered=gradient.centered,
-            whole_model=gradient.whole_model,
-            extra={"norms": gradient.norms},
-        )
-        tied_paths = TiedPaths(**gradient.paths) if gradient.paths else None
+    info, paths = (None, {}) if gradient is None else gradient
     return AuditReport(
         model=_model_info(config, checkpoint, measurement, agreement),
         corpus=CorpusInfo(
             name=corpus.name,
             blocks=blocks.count,
             block_size=blocks.size,
-            predictions=tails.count,
+            predictions=len(columns["ce"]),
             bos=blocks.bos_id is not None,
             extra={"offset": blocks.offset, **corpus.provenance},
         ),
-        ppl=tails.perplexity(),
+        ppl=perplexity(columns),
         mu_abs_99=heads.raw.mu_abs_99,
         heads=heads,
-        gradient=gradient_info,
-        tied_paths=tied_paths,
+        gradient=info,
+        tied_paths=TiedPaths(**paths) if paths else None,
         provenance=AuditProvenance(
             **shared_keys(command, started, clock.total),
             seed=config.seed,
@@ -111,23 +131,22 @@ def audit_report(
         gain_beta=config.gain_beta,
         target=measurement.target,
         precision=Precision(_spacing(heads.raw.row_max_999), _spacing(heads.centered.row_max_999)),
-        nonfinite=tails.nonfinite(),
-        quantile_bounds=tails.bounds(),
+        nonfinite=nonfinite_tokens(columns),
         router=router,
         status="complete" if complete else "partial",
         finished_blocks=finished_blocks,
         timings=clock.seconds,
-        reasons=_reasons(config, measurement, gradient, gradient_blocks, router, complete),
+        reasons=_reasons(checkpoint, measurement, info, gradient_blocks, router, complete),
         notes=notes,
         figures=Figures(
-            histograms=tails.histograms(),
+            histograms=histograms(columns, measurement),
             spectrum=Spectrum(**singular_values, method=measurement.spectrum("raw").method),
             geometry=geometry,
         ),
         extreme_tokens=tuple(
-            ExtremeTable(quantity, coordinate, _extreme_tokens(tails.top(coordinate, quantity), blocks, checkpoint))
-            for quantity in EXTREMES
-            for coordinate in tails.coordinates
+            ExtremeTable(name, coordinate, _extreme_tokens(columns, name, coordinate, measurement, blocks, checkpoint))
+            for name in EXTREMES
+            for coordinate in measurement.coordinates
         ),
     )
 
@@ -165,41 +184,53 @@ def _spacing(row_max: float | None) -> Spacing:
 
 
 def _reasons(
-    config: AuditConfig,
+    checkpoint: Checkpoint,
     measurement: Measurement,
-    gradient: DiagnosticGradients | None,
+    gradient: GradientInfo | None,
     gradient_blocks: int,
     router: RouterFindings | None,
     complete: bool,
 ) -> dict[str, str]:
     """Why numbers are None, by dotted path."""
     reasons: dict[str, str] = {}
+    offloaded = is_offloaded(checkpoint.model)
     if gradient is None:
         why = INTERRUPTED if gradient_blocks else "left out (gradient_blocks = 0)"
-        reasons |= dict.fromkeys(("gradient", "tied_paths"), SHARDED if config.shard else why)
-    if router is None and (config.shard or not complete):
+        reasons |= dict.fromkeys(("gradient", "tied_paths"), OFFLOADED if offloaded else why)
+    if router is None and (offloaded or not complete):
         # Without a reason, a missing router section means that the model has no router.
-        reasons["router"] = SHARDED if config.shard else INTERRUPTED
+        reasons["router"] = OFFLOADED if offloaded else INTERRUPTED
     if measurement.lacks_centered is not None:
         reasons |= dict.fromkeys(NEED_MU, measurement.lacks_centered)
     return reasons
 
 
 def _extreme_tokens(
-    found: list[dict[str, int | float]], blocks: Blocks, checkpoint: Checkpoint
+    columns: Columns,
+    name: Quantity,
+    coordinate: Coordinate,
+    measurement: Measurement,
+    blocks: Blocks,
+    checkpoint: Checkpoint,
 ) -> tuple[ExtremeToken, ...]:
-    """Tokens with their context, as text."""
+    """The tokens with the largest values of a quantity in their context, as text."""
 
     def text(ids: Any) -> str:
         return str(checkpoint.tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False))
 
+    scores = quantity(columns, name, coordinate, measurement)
+    assert scores is not None
+    rows = extreme_rows(scores, EXTREME_TOKENS)
+    shown = {
+        column: columns[column][rows].tolist() if column in columns else [math.nan] * len(rows) for column in SHOWN
+    }
     tokens = []
-    for token in found:
-        index = int(token["position"])
-        block, position = divmod(index, blocks.size)
+    for place, (block, position) in enumerate(zip(columns["block"][rows], columns["position"][rows], strict=True)):
+        block, position = int(block) - blocks.offset, int(position)
+        index = block * blocks.size + position
         # The context stays inside the block: the model does not see the one before it.
         start = max(block * blocks.size, index + 1 - CONTEXT_TOKENS)
-        numbers = {name: float(token[name]) if math.isfinite(token[name]) else None for name in TOP_FLOATS}
+        numbers = {column: value[place] if math.isfinite(value[place]) else None for column, value in shown.items()}
         tokens.append(
             ExtremeToken(
                 block=block + blocks.offset,

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from zloss.errors import InputError
-from zloss.results.checks import check_choices, check_counts, check_numbers, check_optional_counts
-from zloss.results.choices import SMOLLM2, BosPolicy
-from zloss.results.option import Option
-from zloss.results.text_options import TextOptions
+from zloss.results.options import (
+    SMOLLM2,
+    BosPolicy,
+    Option,
+    TextOptions,
+    check_choices,
+    check_counts,
+    check_numbers,
+    check_optional_counts,
+)
 
 StoragePrecision = Literal["bf16", "fp16", "both", "fp32"]
 """How the training stack stores logits; "both" audits the two 16-bit dtypes."""

@@ -26,8 +26,8 @@ from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, hidden_states
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import STATIC_SCALES, Fp16Margin, fp16_margin
-from zloss.results.choices import HeadKind
 from zloss.results.implementation_audit import Fp16Headroom
+from zloss.results.options import HeadKind
 from zloss.text import Blocks
 
 

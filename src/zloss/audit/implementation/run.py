@@ -22,12 +22,12 @@ from zloss.audit.implementation.source import ReferenceHead, source_audit
 from zloss.audit.implementation.update import update_audit
 from zloss.console import Clock, Progress, Silent
 from zloss.errors import InputError, ZlossError
-from zloss.measure.model_blocks import model_blocks
+from zloss.measure.measurement import model_blocks
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
 from zloss.objectives import make_objective
 from zloss.results.audit import CorpusInfo, ModelInfo
-from zloss.results.folder_owner import PLACE_KEY, place_of
+from zloss.results.folder import PLACE_KEY, place_of
 from zloss.results.implementation_audit import (
     AppliedLoss,
     Fp16Headroom,
@@ -35,8 +35,7 @@ from zloss.results.implementation_audit import (
     StoredLogits,
     UpdateErrors,
 )
-from zloss.results.named_path import without_folders
-from zloss.results.provenance import AuditProvenance, shared_keys
+from zloss.results.provenance import AuditProvenance, shared_keys, without_folders
 from zloss.text import Blocks, open_corpus
 
 INTERRUPTED = "the audit was interrupted before it was complete"

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from zloss.audit.implementation.config import Storage as Storage
 from zloss.errors import UnknownNameError
 from zloss.head.source import z_loss_source
+from zloss.measure.tokens import Array, finite, mean, quantile
 from zloss.models.output_head import OutputHead
 from zloss.results.implementation_audit import StoredLogits
-from zloss.streaming import Moments, Quantiles
 from zloss.tensors import at_least_fp32
 
 STORAGE: dict[Storage, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -131,7 +132,9 @@ class _SourceTally:
 
     def end_block(self) -> None:
         """Record the scalar of the block that ends here."""
-        self.scalar.update([abs(self.value_got - self.value) / max(self.value, TINY)])
+        self.scalar.update(
+            torch.tensor([abs(self.value_got - self.value) / max(self.value, TINY)], dtype=torch.float64)
+        )
         self.value = self.value_got = 0.0
 
     def line(self, storage: str, logit_scale: float, statistics: Statistics, target: float) -> SourceLine:
@@ -280,21 +283,21 @@ class Tail:
 
 
 class TailTally:
-    """Accumulates a per-token quantity, chunk by chunk."""
+    """Collects a per-token quantity, chunk by chunk."""
 
     def __init__(self) -> None:
-        self._moments, self._quantiles = Moments(), Quantiles()
+        self._parts: list[Array] = []
 
-    def update(self, values_T: Any) -> None:
-        self._moments.update(values_T)
-        self._quantiles.update(values_T)
+    def update(self, values_T: Tensor) -> None:
+        self._parts.append(values_T.cpu().numpy())
 
     def tail(self) -> Tail:
-        p50, p99 = self._quantiles.quantile(0.5), self._quantiles.quantile(0.99)
+        values = np.concatenate([np.empty(0), *self._parts])
+        known = finite(values)
         return Tail(
-            mean=self._moments.mean,
-            median=None if p50 is None else p50.value,
-            p99=None if p99 is None else p99.value,
-            maximum=self._moments.maximum,
-            nonfinite=self._quantiles.counts.nonfinite,
+            mean=mean(known),
+            median=quantile(known, 0.5),
+            p99=quantile(known, 0.99),
+            maximum=float(known.max()) if known.size else None,
+            nonfinite=values.size - known.size,
         )

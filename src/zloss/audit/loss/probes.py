@@ -1,27 +1,131 @@
-"""Probe logits, chosen so that rounding cannot hide the penalty. Axes: T tokens, V vocabulary.
+"""Probe batches, chosen so that rounding cannot hide the penalty, and their fp64 softmax. Axes: T tokens, V vocabulary.
 
 Identification probes lie on a grid that bf16 and fp16 hold exactly, so a loss that rounds its logits still shows its λ
 and c. Their workhorse is the saturated token: one logit L, the rest lower by a margin M > 104. There p is a one-hot
-vector without any rounding, cross-entropy contributes exactly 0 or ±1, log Z = L exactly, and the Z source 2λ(L − c)
-stands alone; with L and M up to 2048 it rises far above the rounding of fused kernels that add it to p − y. L moves
-log Z, M moves log Z − μ.
+vector without any rounding, log Z = L exactly, and the Z source 2λ(L − c) can be read off one entry; with L and M up to 2048
+it rises far above the rounding of fused kernels that add it to p − y. L moves log Z, M moves log Z − μ.
+Targets are never the most likely class, so that p, onehot(y) and 1/V are independent; the batch `confident` is the exception.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zloss.audit.loss.reference import Reference
-
-TOKENS = 64
-VOCAB = 96
+TOKENS, VOCAB = 64, 96
 MARGIN = 128.0
 """exp(−128) is 0 in fp32 and 3e-56 in fp64."""
 PADDING = -8192.0
+
+
+def hidden_scales(tokens: int) -> Tensor:
+    """s_t of a linear probe: 32, 64 and 128 in turn, which brings the gain of the probe head to where gain-aware losses live."""
+    return 2.0 ** (5 + torch.arange(tokens, dtype=torch.float64) % 3)
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A generator of random numbers for one seed."""
+    return torch.Generator().manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Statistics of fp64 logits over the first `lanes` columns; the columns beyond are padding, with p = 0."""
+
+    logits_TV: Tensor
+    target_T: Tensor
+    """Class indices; a negative entry is an ignored token."""
+    lanes: int
+    weight_VD: Tensor | None = None
+    """The head behind the logits; None for a probe, whose head is its logits over `hidden_scales`."""
+
+    @cached_property
+    def valid_T(self) -> Tensor:
+        return self.target_T >= 0
+
+    @cached_property
+    def inside_TV(self) -> Tensor:
+        return self.logits_TV[:, : self.lanes]
+
+    @cached_property
+    def log_z_T(self) -> Tensor:
+        return torch.logsumexp(self.inside_TV, dim=-1)
+
+    @cached_property
+    def mu_T(self) -> Tensor:
+        return self.inside_TV.mean(dim=-1)
+
+    @cached_property
+    def max_T(self) -> Tensor:
+        return self.inside_TV.amax(dim=-1)
+
+    @cached_property
+    def p_TV(self) -> Tensor:
+        return self.widen(torch.softmax(self.inside_TV, dim=-1))
+
+    @cached_property
+    def uniform_TV(self) -> Tensor:
+        """1/V on the lanes inside log Z."""
+        return self.widen(torch.full_like(self.inside_TV, 1.0 / self.lanes))
+
+    @cached_property
+    def onehot_TV(self) -> Tensor:
+        """onehot(y); a zero row at ignored tokens."""
+        onehot = torch.zeros_like(self.logits_TV)
+        rows = self.valid_T.nonzero().squeeze(-1)
+        onehot[rows, self.target_T[rows]] = 1.0
+        return onehot
+
+    @cached_property
+    def cross_entropy_T(self) -> Tensor:
+        """log Z − z_y; 0 at ignored tokens."""
+        picked = (self.logits_TV * self.onehot_TV).sum(-1)
+        return torch.where(self.valid_T, self.log_z_T - picked, torch.zeros_like(picked))
+
+    @cached_property
+    def gain_squared_T(self) -> Tensor:
+        """A_p² = ‖Wᵀp‖²/‖p‖² of the head behind the logits."""
+        p = self.p_TV[:, : self.lanes]
+        if self.weight_VD is None:
+            moved = p @ (self.inside_TV.T / hidden_scales(len(self.target_T)))
+        else:
+            moved = times_weight(self.p_TV, self.weight_VD)
+        return moved.square().sum(-1) / p.square().sum(-1)
+
+    def widen(self, inside: Tensor) -> Tensor:
+        """Append zero columns for the padding lanes."""
+        missing = self.logits_TV.shape[-1] - self.lanes
+        return torch.nn.functional.pad(inside, (0, missing)) if missing else inside
+
+    def argmax_TV(self, *, split: bool) -> Tensor:
+        """onehot(argmax z): the first maximum, or shared evenly between tied maxima (`amax` against `max`)."""
+        top = (self.inside_TV == self.max_T.unsqueeze(-1)).to(self.logits_TV.dtype)
+        if not split:
+            top = top * (top.cumsum(-1) == 1)
+        return self.widen(top / top.sum(-1, keepdim=True))
+
+    def with_logits(self, logits_TV: Tensor) -> Reference:
+        return Reference(logits_TV, self.target_T, self.lanes, self.weight_VD)
+
+    def with_targets(self, target_T: Tensor) -> Reference:
+        return Reference(self.logits_TV, target_T, self.lanes, self.weight_VD)
+
+
+SLICE = 8192
+"""Rows of a head that are widened to fp64 at once."""
+
+
+def times_weight(source_TV: Tensor, weight_VD: Tensor) -> Tensor:
+    """source · W in fp64, [T, D], without a copy of the whole head."""
+    out = source_TV.new_zeros(len(source_TV), weight_VD.shape[1])
+    for start in range(0, len(weight_VD), SLICE):
+        out += source_TV[:, start : start + SLICE] @ weight_VD[start : start + SLICE].double()
+    return out
 
 
 @dataclass(frozen=True)
@@ -37,9 +141,8 @@ class Space:
     def padded(self) -> bool:
         return self.lanes != self.width
 
-    def sizes(self, tokens: int | None = None) -> dict[str, Any]:
-        """The arguments of every probe."""
-        return {"lanes": self.lanes, "width": self.width, "tokens": tokens or self.tokens, "avoid": self.avoid}
+    def with_vocab(self, vocab: int) -> Space:
+        return replace(self, lanes=vocab, width=vocab)
 
 
 @dataclass(frozen=True)
@@ -50,6 +153,7 @@ class Probe:
     reference: Reference
     saturated_T: Tensor
     """True where p is one-hot, hence free of rounding."""
+    seed: int = 0
 
     @property
     def logits_TV(self) -> Tensor:
@@ -72,151 +176,74 @@ class Probe:
         return self.with_logits(logits)
 
     def with_logits(self, logits_TV: Tensor) -> Probe:
-        return Probe(self.name, Reference(logits_TV, self.target_T, self.reference.lanes), self.saturated_T)
+        return replace(self, reference=self.reference.with_logits(logits_TV))
+
+    def with_targets(self, target_T: Tensor, name: str | None = None) -> Probe:
+        return replace(self, reference=self.reference.with_targets(target_T), name=name or self.name)
 
     def take(self, rows: Tensor) -> Probe:
         r = self.reference
-        return Probe(self.name, Reference(r.logits_TV[rows], r.target_T[rows], r.lanes), self.saturated_T[rows])
+        return replace(
+            self, reference=Reference(r.logits_TV[rows], r.target_T[rows], r.lanes), saturated_T=self.saturated_T[rows]
+        )
 
     def masked(self, keep_T: Tensor) -> Probe:
         """Ignore the tokens outside `keep_T`; here −1 marks them, the caller's index goes in at the call."""
-        target = torch.where(keep_T, self.target_T, torch.full_like(self.target_T, -1))
-        return Probe(self.name, Reference(self.logits_TV, target, self.reference.lanes), self.saturated_T)
+        return self.with_targets(torch.where(keep_T, self.target_T, torch.full_like(self.target_T, -1)))
 
 
-def mixed(
-    generator: torch.Generator,
-    *,
-    tokens: int = TOKENS,
-    lanes: int = VOCAB,
-    width: int = VOCAB,
-    avoid: frozenset[int] = frozenset(),
-) -> Probe:
-    """Ordinary rows on the 0.25 grid: every third a tie of k equal logits, log Z between about −16 and 48."""
-    rows, saturated = [], []
-    for t in range(tokens):
-        kind = t % 3
-        if kind == 0:
-            k = _tie_size(t // 3, lanes)
-            rows.append(_tie(float(_integer(generator, -16, 41)), k, lanes, generator))
-            saturated.append(k == 1)
-            continue
-        spread = (0.5, 1.5, 4.0)[(t // 3) % 3]
-        shift = _integer(generator, -64, 161) / 4
-        noise = torch.randn(lanes, generator=generator, dtype=torch.float64)
-        rows.append(shift + ((4 * spread * noise).round() / 4).clamp(-20.0, 20.0))
-        saturated.append(False)
-    logits = torch.stack(rows)
-    target = _targets(logits, generator, avoid)
-    return _probe("mixed", logits, target, torch.tensor(saturated), width)
+def draw(kind: str, space: Space, seed: int) -> Probe:
+    """One batch of a kind: "mixed", "saturated", "wide", "crowded", "confident", "continuous" or "calm".
 
+    "half ignored" and "all ignored" are "mixed" with tokens ignored, in no pattern that a shifted mask repeats; their target
+    is −1.
 
-def many(
-    generator: torch.Generator,
-    *,
-    tokens: int,
-    lanes: int = VOCAB,
-    width: int = VOCAB,
-    avoid: frozenset[int] = frozenset(),
-) -> Probe:
-    """A large batch of `mixed` rows, each with its columns turned and its level moved, so that no two are alike."""
-    base = mixed(generator, tokens=min(tokens, 96), lanes=lanes, width=lanes, avoid=avoid)
-    rows = torch.arange(tokens) % len(base.target_T)
-    turns = torch.randint(lanes, (tokens, 1), generator=generator)
-    moves = torch.randint(-16, 17, (tokens, 1), generator=generator) / 4
-    columns = (torch.arange(lanes) + turns) % lanes
-    logits = base.logits_TV[rows].gather(1, columns) + moves
-    return _probe("mixed", logits, _targets(logits, generator, avoid), base.saturated_T[rows], width)
-
-
-def saturated(
-    generator: torch.Generator,
-    *,
-    wide: bool,
-    tokens: int = TOKENS,
-    lanes: int = VOCAB,
-    width: int = VOCAB,
-    avoid: frozenset[int] = frozenset(),
-) -> Probe:
-    """One-hot rows: log Z = L from −16 to 47, or (wide) ±128 to 2048; half of the targets are the dominant class."""
-    steps = torch.arange(tokens, dtype=torch.float64)
-    if wide:
-        magnitude = 128 + 64 * (steps * 31 // max(tokens, 1)).clamp(max=30)
-        sign = torch.where(steps % 4 == 3, -torch.ones(tokens), torch.ones(tokens))
-        levels = magnitude * sign
-        margins = 128 + 64 * ((steps * 13) % 31)
-    else:
-        levels = -16 + (steps * 64 // max(tokens, 1))
-        margins = 112 + (steps * 37) % 128
-    pairs = zip(levels.tolist(), margins.tolist(), strict=True)
-    logits = torch.stack([_tie(level, 1, lanes, generator, margin) for level, margin in pairs])
-    target = _targets(logits, generator, avoid)
-    return _probe("wide" if wide else "saturated", logits, target, torch.ones(tokens, dtype=torch.bool), width)
-
-
-def crowded(
-    generator: torch.Generator,
-    *,
-    tokens: int = TOKENS,
-    lanes: int = VOCAB,
-    width: int = VOCAB,
-    avoid: frozenset[int] = frozenset(),
-) -> Probe:
-    """k − 1 equal logits at 0 and one just above, k from 2 to all: log Z − max is as large as it can be, and rounding small.
-
-    No common shift makes a penalty on log Z − max louder, so this is where a small one is heard.
+    >>> draw("mixed", Space(VOCAB, VOCAB), seed=0).logits_TV.shape
+    torch.Size([64, 96])
     """
-    rows = []
-    for t in range(tokens):
-        k = round(2 * (lanes / 2) ** (t / max(tokens - 1, 1)))
-        row = _tie(0.0, k, lanes, generator)
-        row[row.argmax()] += 0.25
-        rows.append(row)
-    logits = torch.stack(rows)
-    return _probe("crowded", logits, _targets(logits, generator, avoid), torch.zeros(tokens, dtype=torch.bool), width)
+    if kind.endswith(" ignored"):
+        probe = draw("mixed", space, seed)
+        keep = torch.rand(space.tokens, generator=seeded(seed + 7)) < (0.5 if kind == "half ignored" else -1.0)
+        keep[0], keep[-1] = kind == "half ignored", False
+        return replace(probe.masked(keep), name=kind)
+    generator = seeded(seed * 1009 + KINDS.index(kind))
+    logits, saturated_T = _DRAWS[kind](generator, space)
+    if space.padded:
+        logits = torch.nn.functional.pad(logits, (0, space.width - space.lanes), value=PADDING)
+    probe = Probe(kind, Reference(logits, torch.zeros(len(logits), dtype=torch.long), space.lanes), saturated_T, seed)
+    if kind == "confident":
+        return likely(probe, space.avoid)
+    if kind in ("continuous", "calm"):
+        targets = torch.randint(space.lanes, (len(logits),), generator=generator)
+        return probe.with_targets(allowed(targets, space.lanes, space.avoid))
+    return apart(probe, space.avoid, generator)
 
 
-def continuous(
-    generator: torch.Generator,
-    *,
-    tokens: int = TOKENS,
-    lanes: int = VOCAB,
-    width: int = VOCAB,
-    avoid: frozenset[int] = frozenset(),
-) -> Probe:
-    """Unrounded fp32 logits with the spread and offset of a language model's head: where low precision shows."""
-    spread = torch.linspace(1.0, 4.0, tokens, dtype=torch.float64).unsqueeze(-1)
-    noise = torch.randn(tokens, lanes, generator=generator, dtype=torch.float64)
-    shift = 12 + 10 * torch.randn(tokens, 1, generator=generator, dtype=torch.float64)
-    logits = (spread * noise + shift).float().double()
-    return _probe(
-        "continuous", logits, _targets(logits, generator, avoid), torch.zeros(tokens, dtype=torch.bool), width
-    )
+def joined(parts: list[Probe]) -> Probe:
+    """Several probes as one batch."""
+    r = [probe.reference for probe in parts]
+    whole = Reference(torch.cat([x.logits_TV for x in r]), torch.cat([x.target_T for x in r]), r[0].lanes)
+    return Probe("joined", whole, torch.cat([probe.saturated_T for probe in parts]), parts[0].seed)
 
 
-def _probe(name: str, logits: Tensor, target: Tensor, saturated_T: Tensor, width: int) -> Probe:
-    tokens, lanes = logits.shape
-    if width > lanes:
-        logits = torch.cat([logits, torch.full((tokens, width - lanes), PADDING, dtype=logits.dtype)], dim=-1)
-    return Probe(name, Reference(logits, target, lanes), saturated_T)
+def apart(probe: Probe, avoid: frozenset[int], generator: torch.Generator) -> Probe:
+    """The same logits with targets that are never the most likely class, so that p and onehot(y) are independent."""
+    r = probe.reference
+    tied = r.inside_TV >= r.max_T.unsqueeze(-1)
+    steps = torch.randint(1, r.lanes, (len(tied),), generator=generator)
+    target = allowed((r.inside_TV.argmax(-1) + steps) % r.lanes, r.lanes, avoid)
+    for _ in range(r.lanes):
+        bad = tied[torch.arange(len(target)), target]
+        if not bool(bad.any()):
+            break
+        target = allowed(torch.where(bad, (target + 1) % r.lanes, target), r.lanes, avoid)
+    return probe.with_targets(target)
 
 
-def _tie_size(index: int, lanes: int) -> int:
-    sizes = (1, 2, 3, 1, 5, 8, 1, max(lanes // 2, 1))
-    return min(sizes[index % len(sizes)], lanes)
-
-
-def _tie(level: float, k: int, lanes: int, generator: torch.Generator, margin: float = MARGIN) -> Tensor:
-    row = torch.full((lanes,), level - margin, dtype=torch.float64)
-    row[torch.randperm(lanes, generator=generator)[:k]] = level
-    return row
-
-
-def _targets(logits: Tensor, generator: torch.Generator, avoid: frozenset[int] = frozenset()) -> Tensor:
-    """Alternately the most likely class and a random one; never a class of `avoid`, which the loss may ignore."""
-    tokens, lanes = logits.shape
-    random = torch.randint(lanes, (tokens,), generator=generator)
-    return allowed(torch.where(torch.arange(tokens) % 2 == 0, logits.argmax(-1), random), lanes, avoid)
+def likely(probe: Probe, avoid: frozenset[int]) -> Probe:
+    """The same logits with the most likely class as every target."""
+    r = probe.reference
+    return probe.with_targets(allowed(r.inside_TV.argmax(-1), r.lanes, avoid))
 
 
 def allowed(target_T: Tensor, lanes: int, avoid: frozenset[int]) -> Tensor:
@@ -227,27 +254,120 @@ def allowed(target_T: Tensor, lanes: int, avoid: frozenset[int]) -> Tensor:
     return target_T
 
 
-def apart(probe: Probe, avoid: frozenset[int]) -> Probe:
-    """The same logits with targets that are never the most likely class, so that p and onehot(y) are independent."""
-    r = probe.reference
-    highest = r.inside_TV.argmax(-1)
-    tied = r.inside_TV >= r.max_T.unsqueeze(-1)
-    steps = 1 + (torch.arange(len(highest)) * 7) % (r.lanes - 1)
-    target = allowed((highest + steps) % r.lanes, r.lanes, avoid)
-    for _ in range(r.lanes):
-        bad = tied[torch.arange(len(target)), target]
-        if not bool(bad.any()):
-            break
-        target = allowed(torch.where(bad, (target + 1) % r.lanes, target), r.lanes, avoid)
-    return Probe(probe.name, Reference(r.logits_TV, target, r.lanes), probe.saturated_T)
+def _mixed(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+    """Ordinary rows on the 0.25 grid: every third a tie of k equal logits, log Z between about −16 and 48.
+
+    Beyond 96 rows they repeat, each with its columns turned and its level moved, so that no two are alike.
+    """
+    rows, saturated, lanes = [], [], space.lanes
+    for t in range(min(space.tokens, 96)):
+        if t % 3 == 0:
+            k = min((1, 2, 3, 1, 5, 8, 1, max(lanes // 2, 1))[t // 3 % 8], lanes)
+            rows.append(_tie(float(torch.randint(-16, 41, (), generator=generator)), k, lanes, generator))
+            saturated.append(k == 1)
+            continue
+        spread = (0.5, 1.5, 4.0)[(t // 3) % 3]
+        shift = int(torch.randint(-64, 161, (), generator=generator)) / 4
+        noise = torch.randn(lanes, generator=generator, dtype=torch.float64)
+        rows.append(shift + ((4 * spread * noise).round() / 4).clamp(-20.0, 20.0))
+        saturated.append(False)
+    logits, saturated_T = torch.stack(rows), torch.tensor(saturated)
+    if space.tokens <= len(rows):
+        return logits, saturated_T
+    index = torch.arange(space.tokens) % len(rows)
+    turns = torch.randint(lanes, (space.tokens, 1), generator=generator)
+    moves = torch.randint(-16, 17, (space.tokens, 1), generator=generator) / 4
+    return logits[index].gather(1, (torch.arange(lanes) + turns) % lanes) + moves, saturated_T[index]
 
 
-def likely(probe: Probe, avoid: frozenset[int]) -> Probe:
-    """The same logits with the most likely class as every target."""
-    r = probe.reference
-    target = allowed(r.inside_TV.argmax(-1), r.lanes, avoid)
-    return Probe(probe.name, Reference(r.logits_TV, target, r.lanes), probe.saturated_T)
+def _saturated(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+    """One-hot rows: log Z = L from −16 to 47."""
+    steps = torch.arange(space.tokens, dtype=torch.float64)
+    return _one_hot(-16 + steps * 64 // max(space.tokens, 1), 112 + (steps * 37) % 128, generator, space)
 
 
-def _integer(generator: torch.Generator, low: int, high: int) -> int:
-    return int(torch.randint(low, high, (), generator=generator))
+def _wide(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+    """One-hot rows with |L| from 128 to 2048, one in four negative."""
+    steps = torch.arange(space.tokens, dtype=torch.float64)
+    size = 128 + 64 * (steps * 31 // max(space.tokens, 1)).clamp(max=30)
+    levels = torch.where(steps % 4 == 3, -size, size)
+    return _one_hot(levels, 128 + 64 * ((steps * 13) % 31), generator, space)
+
+
+def _one_hot(levels_T: Tensor, margins_T: Tensor, generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+    order = torch.randperm(space.tokens, generator=generator)
+    pairs = zip(levels_T[order].tolist(), margins_T.tolist(), strict=True)
+    rows = [_tie(level, 1, space.lanes, generator, margin) for level, margin in pairs]
+    return torch.stack(rows), torch.ones(space.tokens, dtype=torch.bool)
+
+
+def _confident(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+    """Ordinary rows and wide ones in turn; their target is the most likely class."""
+    (mixed, a), (wide, b) = _mixed(generator, space), _wide(generator, space)
+    even = torch.arange(space.tokens) % 2 == 0
+    return torch.where(even.unsqueeze(-1), mixed, wide), torch.where(even, a, b)
+
+
+def _crowded(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+    """k − 1 equal logits at 0 and one just above, k from 2 to V/2: log Z − max is as large as it can be, and rounding small.
+
+    No common shift makes a penalty on log Z − max louder, so this is where a small one is heard.
+    """
+    rows = []
+    for t in range(space.tokens):
+        k = max(round(2 * (space.lanes / 4) ** (t / max(space.tokens - 1, 1))), 2)
+        row = _tie(0.0, min(k, space.lanes), space.lanes, generator)
+        row[row.argmax()] += 0.25
+        rows.append(row)
+    return torch.stack(rows), torch.zeros(space.tokens, dtype=torch.bool)
+
+
+def _continuous(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+    """Unrounded fp32 logits with the spread and offset of a language model's head: where low precision shows."""
+    spread = torch.linspace(1.0, 4.0, space.tokens, dtype=torch.float64).unsqueeze(-1)
+    noise = torch.randn(space.tokens, space.lanes, generator=generator, dtype=torch.float64)
+    shift = 12 + 10 * torch.randn(space.tokens, 1, generator=generator, dtype=torch.float64)
+    return (spread * noise + shift).float().double(), torch.zeros(space.tokens, dtype=torch.bool)
+
+
+def _calm(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+    """The logits of a model at its start: mean 0 and a small spread."""
+    noise = torch.randn(space.tokens, space.lanes, generator=generator, dtype=torch.float64)
+    return (0.5 * noise).float().double(), torch.zeros(space.tokens, dtype=torch.bool)
+
+
+def _tie(level: float, k: int, lanes: int, generator: torch.Generator, margin: float = MARGIN) -> Tensor:
+    row = torch.full((lanes,), level - margin, dtype=torch.float64)
+    row[torch.randperm(lanes, generator=generator)[:k]] = level
+    return row
+
+
+_DRAWS: dict[str, Any] = {
+    "mixed": _mixed,
+    "saturated": _saturated,
+    "wide": _wide,
+    "crowded": _crowded,
+    "confident": _confident,
+    "continuous": _continuous,
+    "calm": _calm,
+}
+KINDS = tuple(_DRAWS)
+
+
+def dense_head(
+    tokens: int, wide: int, space: Space, seed: int, *, offset: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(hidden [T, D], weight [V, D], target [T]) in fp64; hidden rows differ in length, logits have a spread of about 2.5.
+
+    `offset` is a mean logit, carried by one direction that all tokens share.
+    """
+    generator = seeded(seed)
+    lengths = torch.linspace(0.5, 2.0, tokens, dtype=torch.float64).unsqueeze(-1)
+    hidden = lengths * torch.randn(tokens, wide, generator=generator, dtype=torch.float64)
+    weight = 2.5 / math.sqrt(wide) * torch.randn(space.width, wide, generator=generator, dtype=torch.float64)
+    if space.padded or offset:
+        hidden[:, 0], weight[:, 0] = 4.0, offset / 4.0
+        weight[space.lanes :] = 0.0
+        weight[space.lanes :, 0] = PADDING / 4.0
+    target = allowed(torch.randint(space.lanes, (tokens,), generator=generator), space.lanes, space.avoid)
+    return hidden, weight, target

@@ -1,4 +1,4 @@
-"""What a loss returns beside itself, recognised by its numbers on several probes and not by its place."""
+"""What a loss returns next to the loss, recognised by its numbers on several probes and not by its place."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Literal
 
 import torch
 
-from zloss.audit.loss.identification import Identification
-from zloss.audit.loss.outcome import Outcome, Reported
-from zloss.audit.loss.output import Z_NAMES
+from zloss.audit.loss.calls import Z_NAMES, Outcome, Reported
+from zloss.audit.loss.identify import Draw, Identification
 from zloss.audit.loss.probes import Probe
 
 Role = Literal[
@@ -33,7 +32,6 @@ WORDS: dict[Role, str] = {
     "tensor": "a tensor",
     "unknown": "a number that is not recognised: not the Z that is trained, CE, a token count or an accuracy",
 }
-Z_ROLES = ("z", "z_without_coef", "z_multiple")
 CLOSE, CLOSE_16_BITS = 2e-3, 2e-2
 
 
@@ -61,124 +59,99 @@ class Returned:
         square = f"(log Z − {self.target})²" if self.target else "(log Z)²"
         return f"{self.ratio:.4g} times the mean of {square}, which is not trained"
 
-    @property
-    def named_z(self) -> bool:
-        return self.name.rpartition(".")[2].lower() in Z_NAMES
-
 
 def recognise(
-    ident: Identification, expected_target: float | None = None, masked: tuple[Probe, Outcome] | None = None
+    ident: Identification, draw: Draw, expected_target: float | None, masked: tuple[Probe, Outcome] | None
 ) -> tuple[Returned, ...]:
-    """Every value beside the loss; `expected_target` is the c that its user believes in, None if that is unknown or log V.
+    """Every value next to the loss; `expected_target` is the c that its user believes in, None if that is unknown or log V.
 
     `masked` is a batch with ignored tokens: what is reported over all tokens and trained over valid ones differs only there.
     """
-    first = ident.outcomes["mixed"].reported
-    return tuple(_where_masked(ident, _recognise(ident, item, expected_target), masked) for item in first)
-
-
-def _where_masked(ident: Identification, one: Returned, masked: tuple[Probe, Outcome] | None) -> Returned:
-    predicted = _meanings(ident).get(one.role)
-    if masked is None or predicted is None or one.role not in ("z", "z_without_coef", "ce"):
-        return one
-    probe, outcome = masked
-    item, wanted = outcome.item(one.name), predicted(probe, "")
-    if item is None or item.value is None or wanted is None:
-        return one
-    close = CLOSE_16_BITS if item.dtype in (torch.bfloat16, torch.float16) else CLOSE
-    slack = 1e-9 + abs(outcome.value) * ident.eps * 4
-    if abs(item.value - wanted) <= close * max(abs(item.value), abs(wanted)) + slack:
-        return one
-    return replace(one, masked=(item.value, wanted))
+    return tuple(
+        _where_masked(ident, draw, _recognise(ident, draw, item, expected_target), masked)
+        for item in draw.outcomes["mixed"].reported
+    )
 
 
 def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
     """The value that is the Z: recognised as one, else called one."""
-    for role in Z_ROLES:
+    for role in ("z", "z_without_coef", "z_multiple"):
         for one in returned:
             if one.role == role:
                 return one
-    # A Z without a λ may be a statistic that is only logged; one with a λ claims to be trained.
-    claims = (one.role == "unknown" or (one.role == "z_not_trained" and one.ratio is not None) for one in returned)
-    return next((one for one, claim in zip(returned, claims, strict=True) if one.named_z and claim), None)
+    for one in returned:
+        # A Z without a λ may be a statistic that is only logged; one with a λ claims to be trained.
+        claims = one.role == "unknown" or (one.role == "z_not_trained" and one.ratio is not None)
+        if claims and one.name.rpartition(".")[2].lower() in Z_NAMES:
+            return one
+    return None
 
 
-def _recognise(ident: Identification, item: Reported, expected_target: float | None) -> Returned:
+def _where_masked(ident: Identification, draw: Draw, one: Returned, masked: tuple[Probe, Outcome] | None) -> Returned:
+    predicted = _meanings(ident, draw).get(one.role)
+    if masked is None or predicted is None or one.role not in ("z", "z_without_coef", "ce"):
+        return one
+    probe, outcome = masked
+    item, wanted = outcome.item(one.name), predicted(probe, "")
+    if item is None or item.value is None:
+        return one
+    slack = 1e-9 + abs(outcome.value) * ident.eps * 4
+    if abs(item.value - wanted) <= _close(item) * max(abs(item.value), abs(wanted)) + slack:
+        return one
+    return replace(one, masked=(item.value, wanted))
+
+
+def _close(item: Reported) -> float:
+    return CLOSE_16_BITS if item.dtype in (torch.bfloat16, torch.float16) else CLOSE
+
+
+def _recognise(ident: Identification, draw: Draw, item: Reported, expected_target: float | None) -> Returned:
     if item.value is None:
         wide = math.prod(item.shape) >= ident.space.tokens * ident.space.lanes // 2
         return Returned(item.name, "logits" if wide else "tensor")
-    names = [
-        name
-        for name, outcome in ident.outcomes.items()
-        if outcome.item(item.name) is not None and not (ident.selection.how == "moderate_only" and name == "wide")
-    ]
-    said = [_value(ident, name, item.name) for name in names]
-    close = CLOSE_16_BITS if item.dtype in (torch.bfloat16, torch.float16) else CLOSE
-    for role, predicted in _meanings(ident).items():
-        wanted = [predicted(ident.probes[name], name) for name in names]
-        if all(w is not None for w in wanted) and _agree(said, [w or 0.0 for w in wanted], close, ident, names):
+    seen = {name: one for name, outcome in draw.outcomes.items() if (one := outcome.item(item.name)) is not None}
+    said = {name: math.nan if one.value is None else one.value for name, one in seen.items()}
+    close = _close(item)
+
+    def agrees(predicted: Callable[[Probe, str], float]) -> bool:
+        """Within `close` on every probe; where CE is rounded with it, within that rounding."""
+        for name, value in said.items():
+            wanted, slack = predicted(draw.probes[name], name), 1e-9 + abs(draw.outcomes[name].value) * ident.eps * 4
+            if not (math.isfinite(value) and abs(value - wanted) <= close * max(abs(value), abs(wanted)) + slack):
+                return False
+        return True
+
+    for role, predicted in _meanings(ident, draw).items():
+        if agrees(predicted):
             return Returned(item.name, role, 1.0 if role == "z" else None)
     if ident.trusted and ident.identified.has_z:
-        ratios = [
-            s / t
-            for s, name in zip(said, names, strict=True)
-            if (t := ident.model.z_value(ident.probes[name].reference))
-        ]
-        if (
-            len(ratios) > 1
-            and math.isfinite(ratios[0])
-            and all(math.isclose(x, ratios[0], rel_tol=close) for x in ratios)
-            and ratios[0]
-        ):
-            return Returned(item.name, "z_multiple", ratios[0])
+        ratio = _ratio([(x, ident.model.z_value(draw.probes[name].reference)) for name, x in said.items()], close)
+        if ratio is not None:
+            return Returned(item.name, "z_multiple", ratio)
     if ident.identified.has_z is False:
-        untrained = _untrained(ident, names, said, close, expected_target)
-        if untrained is not None:
-            ratio, target = untrained
-            return Returned(item.name, "z_not_trained", ratio, target)
+        # λ times the mean of (log Z − c)²; c is 0, log V or the expected one.
+        targets = {"": 0.0, "log V": math.log(ident.space.lanes)}
+        targets |= {f"{expected_target:.5g}": expected_target} if expected_target else {}
+        for words, c in targets.items():
+            pairs = [(x, float((draw.probes[name].reference.log_z_T - c).square().mean())) for name, x in said.items()]
+            if (ratio := _ratio(pairs, close)) is not None:
+                return Returned(item.name, "z_not_trained", ratio, words)
     return Returned(item.name, "unknown")
 
 
-def _untrained(
-    ident: Identification, names: list[str], said: list[float], close: float, expected_target: float | None
-) -> tuple[float, str] | None:
-    """(λ, c in words) where the values are λ times the mean of (log Z − c)² on every probe; c is 0, log V or the expected one."""
-    log_v = math.log(ident.space.lanes)
-    targets = {"": 0.0, "log V": log_v} | ({f"{expected_target:.5g}": expected_target} if expected_target else {})
-    found: list[tuple[float, float, str]] = []
-    for words, c in targets.items():
-        means = [float((ident.probes[name].reference.log_z_T - c).square().mean()) for name in names]
-        ratios = [s / mean for s, mean in zip(said, means, strict=True) if mean]
-        if len(ratios) < 2 or not ratios[0] or not all(math.isfinite(x) for x in ratios):
-            continue
-        spread = max(abs(x / ratios[0] - 1) for x in ratios)
-        if spread <= close:
-            found.append((spread, ratios[0], words))
-    if not found:
+def _ratio(pairs: list[tuple[float, float]], close: float) -> float | None:
+    """The one factor between said and expected on every probe; None where there is none."""
+    ratios = [said / wanted for said, wanted in pairs if wanted]
+    if len(ratios) < 2 or not ratios[0] or not all(math.isfinite(x) for x in ratios):
         return None
-    _, ratio, words = min(found)
-    return ratio, words
+    return ratios[0] if all(math.isclose(x, ratios[0], rel_tol=close) for x in ratios) else None
 
 
-def _value(ident: Identification, name: str, item: str) -> float:
-    found = ident.outcomes[name].item(item)
-    return math.nan if found is None or found.value is None else found.value
-
-
-def _agree(said: list[float], wanted: list[float], close: float, ident: Identification, names: list[str]) -> bool:
-    """Within `close` on every probe; where CE is rounded with it, within that rounding."""
-    slack = [1e-9 + abs(ident.outcomes[name].value) * ident.eps * 4 for name in names]
-    return all(
-        math.isfinite(s) and abs(s - w) <= close * max(abs(s), abs(w)) + e
-        for s, w, e in zip(said, wanted, slack, strict=True)
-    )
-
-
-def _meanings(ident: Identification) -> dict[Role, Callable[[Probe, str], float | None]]:
+def _meanings(ident: Identification, draw: Draw) -> dict[Role, Callable[[Probe, str], float]]:
     """Role → its value on a probe; the Z ones first, where the model is known."""
-    meanings: dict[Role, Callable[[Probe, str], float | None]] = {}
+    meanings: dict[Role, Callable[[Probe, str], float]] = {}
     trusted, model, got = ident.trusted, ident.model, ident.identified
-    square = all(not p.candidate.fixed for p in model.penalties)
+    square = all(not p.quantity.fixed for p in model.penalties)
     if trusted and got.has_z and square:
         coef = got.coef
         meanings["z"] = lambda probe, _: model.z_value(probe.reference)
@@ -188,14 +161,12 @@ def _meanings(ident: Identification) -> dict[Role, Callable[[Probe, str], float 
         meanings["ce"] = lambda probe, _: (
             model.value(probe.reference) - (model.z_value(probe.reference) if model.penalties else 0.0)
         )
-    meanings["total"] = lambda probe, name: ident.outcomes[name].value
+    meanings["total"] = lambda probe, name: draw.outcomes[name].value if name else math.nan
     meanings["tokens"] = lambda probe, _: float(len(probe.target_T))
-    meanings["accuracy"] = lambda probe, _: _accuracy(probe)
+    meanings["accuracy"] = lambda probe, _: float(
+        (probe.reference.inside_TV.argmax(-1) == probe.target_T).double().mean()
+    )
     meanings["log_z"] = lambda probe, _: float(probe.reference.log_z_T.mean())
     if not got.has_z:
         meanings["z_not_trained"] = lambda probe, _: float(probe.reference.log_z_T.square().mean())
     return meanings
-
-
-def _accuracy(probe: Probe) -> float:
-    return float((probe.reference.inside_TV.argmax(-1) == probe.target_T).double().mean())

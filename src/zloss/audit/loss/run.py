@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from zloss.audit.loss.call_errors import coefficient_in_place_of_targets
-from zloss.audit.loss.callable import BlackBox, LossFunction, loss_name
-from zloss.audit.loss.time_limit import TIME_LIMIT
 from zloss.errors import InputError, UnknownNameError
-from zloss.results.loss_audit import LossAudit
+from zloss.results.loss_audit import LossAudit, SourceError
 from zloss.tensors import is_number
 
 if TYPE_CHECKING:
+    from zloss.audit.loss.findings import Evidence
+    from zloss.audit.loss.identify import Identification
     from zloss.audit.loss.model_tokens import ModelTokens
     from zloss.console import Progress
 
 LOG_V = ("log_v", "log V", "logV")
 """Words for c = log V in `expect`; the first is that of `target_rule`."""
-EXPECTABLE = (
-    "coef",
-    "target",
-    "coordinate",
-    "denominator",
-    "ce_denominator",
-    "z_denominator",
-    "label_smoothing",
-)
+EXPECTABLE = ("coef", "target", "coordinate", "denominator", "ce_denominator", "z_denominator", "label_smoothing")
 
 
 def audit_loss(
-    fn: LossFunction,
+    fn: Callable[..., Any],
     *,
-    off: LossFunction | None = None,
+    off: Callable[..., Any] | None = None,
     expect: Mapping[str, Any] | None = None,
     linear: bool = False,
-    per_token: LossFunction | None = None,
+    per_token: Callable[..., Any] | None = None,
     logits: Tensor | None = None,
     target: Tensor | None = None,
     ignore_index: int = -100,
@@ -48,7 +42,7 @@ def audit_loss(
     name: str | None = None,
     thorough: bool = False,
     model_tokens: ModelTokens | None = None,
-    time_limit: float | None = TIME_LIMIT,
+    time_limit: float | None = 300.0,
     progress: Progress | None = None,
 ) -> LossAudit:
     """Identify λ, c, coordinate and denominators of `fn` from its gradients, and put every question of the audit to it.
@@ -66,33 +60,121 @@ def audit_loss(
     >>> audit_loss(lambda z, y: F.cross_entropy(z, y) + 1e-3 * z.logsumexp(-1).square().mean()).identified.coordinate
     'raw'
     """
-    # The questions are many modules; a program that only names this function does not load them.
-    from zloss.audit.loss.question import question
+    from zloss.audit.loss import model_tokens as against_fp64
+    from zloss.audit.loss.calls import BlackBox, find_call, loss_name
+    from zloss.audit.loss.findings import Evidence
+    from zloss.audit.loss.identify import identify
+    from zloss.audit.loss.sizes import try_sizes
+    from zloss.console import Silent
 
+    started = time.perf_counter()
     wanted = _check_options(fn, off, per_token, expect, valid_vocab)
     device = torch.device("cpu") if logits is None else logits.device
     box = BlackBox(fn, name or loss_name(fn), linear, device, seed, ignore_index, time_limit=time_limit)
-    return question(
+    progress = progress or Silent()
+    with progress.step("audit of the loss", None) as step:
+        space = find_call(box, _space(valid_vocab, ignore_index), logits)
+        ident = identify(box, space, seed, lambda: step.advance(1))
+        # Now it is known how the loss wants to be called.
+        off_box = None if off is None else box.like(off, loss_name(off))
+        token_box = None if per_token is None else box.like(per_token, loss_name(per_token))
+        probe, dtype = against_fp64.audited_probe(ident, logits, target, ignore_index, seed)
+        ident = _at_vocabulary(ident, probe.reference.lanes)
+        source, floor = against_fp64.measure_source(box, off_box, ident, probe, dtype)
+        source = replace(source, bf16_inputs=against_fp64.bf16_input_error(box, ident, seed))
+    with progress.step("sizes", None) as step:
+        # Where the source is rounded, so it is at every size.
+        rounded = against_fp64.beyond_rounding(source, floor)
+        reach = () if rounded else try_sizes(box, ident, seed, thorough=thorough, advance=lambda: step.advance(1))
+    evidence = Evidence(
         box,
-        off,
-        per_token,
+        off_box,
+        token_box,
         wanted,
-        valid_vocab=valid_vocab,
-        logits=logits,
-        target=target,
-        thorough=thorough,
-        model_tokens=model_tokens,
-        progress=progress,
+        ident,
+        source,
+        floor,
+        ident.first,
+        ident.weights,
+        reach,
+        given=logits is not None,
     )
+    evidence, findings = _answers(evidence)
+    on_model = None
+    if model_tokens is not None:
+        on_model = against_fp64.source_on_model(box, off_box, evidence.ident, model_tokens, progress)
+    record = _provenance(evidence, thorough, started)
+    return LossAudit(evidence.ident.identified, findings, evidence.source, record, target_model=on_model)
+
+
+def _answers(evidence: Evidence) -> tuple[Evidence, tuple[Any, ...]]:
+    """All findings; once more where the last one shows that the loss keeps state, with nothing identified."""
+    from zloss.audit.loss.findings import answer_all
+    from zloss.audit.loss.identify import unexplained
+
+    findings = answer_all(evidence)
+    drifted = next(f for f in findings if f.id == "not_repeatable")
+    if drifted.verdict != "finding":
+        return evidence, findings
+    # State may show only after many calls: nothing that was identified before holds.
+    ident = unexplained(evidence.ident, drifted.sentence, targets=evidence.box.targets)
+    nothing = SourceError(None, None, None, reason="the loss is not repeatable")
+    evidence = replace(evidence, ident=ident, source=nothing, reach=(), stable=False)
+    findings = tuple(drifted if f.id == drifted.id else f for f in answer_all(evidence))
+    return evidence, findings
+
+
+def _provenance(evidence: Evidence, thorough: bool, started: float) -> dict[str, Any]:
+    import zloss
+    from zloss.audit.loss.calls import probe_width
+
+    box, ident = evidence.box, evidence.ident
+    return {
+        "loss": box.name,
+        "linear": box.linear,
+        "device": str(box.device),
+        "probe_dtype": str(ident.dtype).removeprefix("torch."),
+        "probe_tokens": ident.space.tokens,
+        "probe_vocab": ident.space.lanes,
+        **({"probe_width": probe_width(ident.space.tokens, ident.space.width)} if box.linear else {}),
+        "sizes": [one.words for one in evidence.reach],
+        "thorough": thorough,
+        "calls": box.calls,
+        "seed": box.seed,
+        "zloss": zloss.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def _space(valid_vocab: int | None, ignore_index: int) -> Any:
+    from zloss.audit.loss.probes import VOCAB, Space
+
+    avoid = frozenset({ignore_index} if ignore_index >= 0 else ())
+    if valid_vocab is None:
+        return Space(VOCAB, VOCAB, avoid=avoid)
+    return Space(valid_vocab, (valid_vocab // 64 + 1) * 64, avoid=avoid)
+
+
+def _at_vocabulary(ident: Identification, lanes: int) -> Identification:
+    """State a c that follows log V for the vocabulary of the audited logits, not for that of the probes."""
+    got = ident.identified
+    if got.target_rule != "log_v" or got.target is None or got.vocab is None or lanes == got.vocab:
+        return ident
+    moved = replace(got, target=got.target + math.log(lanes / got.vocab), vocab=lanes)
+    return replace(ident, identified=moved)
 
 
 def _check_options(
     fn: object, off: object, per_token: object, expect: Mapping[str, Any] | None, valid_vocab: int | None
 ) -> dict[str, Any]:
+    from zloss.audit.loss.calls import loss_name, router_arguments
+
     for name, given in (("fn", fn), ("off", off), ("per_token", per_token)):
         if (given is not None and not callable(given)) or (name == "fn" and given is None):
             raise InputError(f"`{name}` is expected to be a callable, but got {type(given).__name__}.")
-    if callable(fn) and (taken := coefficient_in_place_of_targets(fn)) is not None:
+    if callable(fn) and (taken := router_arguments(fn)) is not None:
         raise InputError(
             f"{loss_name(fn)} takes {taken} and no targets: it looks like the Z-loss of a router. Audit the routers of a model "
             "with `zloss.audit_router(model, batches)`, or bind the coefficient and pass a function of (logits, target)."

@@ -25,9 +25,7 @@ from zloss.telemetry.alerts import Alert, AlertMonitor, OnAlert, alert_action, e
 from zloss.telemetry.trackers import LEAST, Scalars, chosen_names, for_trackers, require_tracker
 from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow
 from zloss.text import Blocks
-from zloss.train.record.record_run import record_run
-from zloss.train.record.recorded_config import RecordOptions
-from zloss.train.record.run_recorder import RunRecorder
+from zloss.train.record import RecordOptions, RunRecorder, record_run
 
 try:
     from transformers import TrainerCallback

@@ -248,8 +248,8 @@ def test_automatic_choice_on_the_cpu_is_chunked() -> None:
 
 
 MUTATIONS = {
-    "uniform part dropped": ("else source.g / vocab", "else 0 * source.g"),
-    "target dropped": ("else source.b,", "else 0 * source.b,"),
+    "uniform part dropped": ("else weighted.g / vocab", "else 0 * weighted.g"),
+    "target dropped": ("else weighted.b,", "else 0 * weighted.b,"),
     "normalizer dropped": ("valid_T, sum_T)", "valid_T, torch.ones_like(sum_T))"),
 }
 

@@ -1,0 +1,242 @@
+"""The token table of an audit on disk: parts that are written as the pass proceeds, joined into tokens.parquet at the end.
+
+A part holds the columns of some finished blocks, and Wᵀp of those of their tokens that are in the sample of the geometry figure.
+It appears whole or not at all, so a killed audit loses one part at most, and a resumed one skips the parts that are there. Each
+rank of a job has parts of its own; the first rank receives them through the process group. Without a folder the parts stay in
+memory. This is the only module that imports pyarrow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import io
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zloss.errors import InputError, MissingDependencyError, UnwritableFolderError
+from zloss.jobs import Job
+from zloss.measure.tokens import FLOATS, INTEGERS, Array, Columns, VectorSample, concatenated
+from zloss.results.folder import TOKENS_FILE
+from zloss.results.io import write_bytes
+
+SCHEMA = "zloss.tokens/1"
+PARTS_FOLDER = "audit-parts"
+SAVE_EVERY_SECONDS = 15.0
+"""Seconds between two parts, so a killed audit loses no more work than that; $ZLOSS_SAVE_EVERY overrides it."""
+PART_ROWS, ROW_GROUP = 1 << 18, 1 << 17
+"""Tokens after which a part is written at the latest, and rows of a group of tokens.parquet."""
+
+
+class TokenParts:
+    """The parts of this process, in the order of the text; `vectors` is the sample over all their tokens.
+
+    `fingerprint` is the identity of the pass: settings and tokens. That of the model takes seconds, so it is computed only when a
+    part is read or written.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        fingerprint: str,
+        model: Callable[[], str],
+        *,
+        job: Job | None = None,
+        vectors: VectorSample | None = None,
+    ) -> None:
+        self.vectors, self._job = vectors, job or Job()
+        # The blocks of a rank depend on the number of ranks, so parts that were saved with another number do not apply.
+        ranks = f"-{self._job.rank}-of-{self._job.ranks}" if self._job.ranks > 1 else ""
+        self.folder = None if folder is None else folder / f"{PARTS_FOLDER}{ranks}"
+        if self.folder is not None and self._job.first and importlib.util.find_spec("pyarrow") is None:
+            raise MissingDependencyError("pyarrow", f"writing {TOKENS_FILE}", "audit")
+        self._fingerprint, self._model = fingerprint, functools.cache(model)
+        self._interval, self._saved_at = _interval(), time.monotonic()
+        self._files: list[Path] = []
+        self._pending: list[Columns] = []
+        self._pending_span = (0, 0)
+
+    def resume(self, start: int) -> int:
+        """The block after the last one in the parts of an earlier audit, whose blocks begin at `start`."""
+        for file in sorted(self.folder.glob("part-*.npz")) if self.folder is not None else ():
+            first, last, index_S, vectors_SD = self._read(file)
+            if first != start:
+                break
+            if self.vectors is not None:
+                self.vectors.add(index_S, np.ones(len(index_S), dtype=np.bool_), vectors_SD)
+            self._files.append(file)
+            start = last
+        return start
+
+    def _read(self, file: Path) -> tuple[int, int, Array, Array]:
+        """(first block, block after the last, index of the sampled tokens, their vectors) of a part of this audit."""
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                fingerprint, model = str(archive["fingerprint"]), str(archive["model"])
+                first, last = (int(block) for block in archive["span"])
+                sample = archive["sample_index"], archive["sample_vectors"]
+        except Exception as error:
+            raise InputError(f"{file} cannot be read ({error}): delete it, or turn `resume` off.") from error
+        if fingerprint != self._fingerprint:
+            raise InputError(
+                f"{file} belongs to another audit (its model, text, blocks or options differ, "
+                "or another version of zloss wrote it): use the same options, or turn `resume` off."
+            )
+        if model != self._model():
+            raise InputError(
+                f"{file} belongs to another model: its weights or its config differ from those of the model now. "
+                "Use the model with which the audit began, or turn `resume` off."
+            )
+        return first, last, *sample
+
+    def add(self, start: int, stop: int, columns: Columns) -> None:
+        """Take the columns of the blocks start..stop, which follow those before; a part is written where one is due."""
+        self._pending_span = (self._pending_span[0] if self._pending else start, stop)
+        self._pending.append(columns)
+        rows = sum(len(part["block"]) for part in self._pending)
+        if time.monotonic() - self._saved_at >= self._interval or rows >= PART_ROWS:
+            self.save()
+
+    def save(self) -> None:
+        """Write what is not in a part yet."""
+        if self.folder is None or not self._pending:
+            return
+        columns, (start, stop) = concatenated(self._pending), self._pending_span
+        index_S, vectors_SD = np.empty(0, dtype=np.int64), np.empty((0, 0), dtype=np.float32)
+        if self.vectors is not None:
+            size = len(columns["block"]) // (stop - start)
+            inside = (self.vectors.index_S >= start * size) & (self.vectors.index_S < stop * size)
+            index_S, vectors_SD = self.vectors.index_S[inside], self.vectors.vectors_SD[inside]
+        buffer = io.BytesIO()
+        head = {"fingerprint": self._fingerprint, "model": self._model(), "span": np.array([start, stop])}
+        arrays: dict[str, Any] = {**head, "sample_index": index_S, "sample_vectors": vectors_SD, **columns}
+        np.savez(buffer, **arrays)
+        file = self.folder / f"part-{start:09d}-{stop:09d}.npz"
+        write_bytes(file, buffer.getvalue())
+        self._files.append(file)
+        self._pending.clear()
+        self._saved_at = time.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._files) + len(self._pending)
+
+    def __getitem__(self, place: int) -> Columns:
+        if place >= len(self._files):
+            return self._pending[place - len(self._files)]
+        with np.load(self._files[place], allow_pickle=False) as archive:
+            return {name: archive[name] for name in (*INTEGERS, *FLOATS) if name in archive}
+
+    def clear(self) -> None:
+        """Delete the files."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def gathered_parts(job: Job, parts: TokenParts) -> Iterator[Columns]:
+    """The parts of all ranks in the order of the text, on the first rank; the others only send theirs."""
+    for rank, count in enumerate(job.all_gather(len(parts))):
+        for place in range(count):
+            part = job.from_rank(rank, parts[place] if rank == job.rank else None)
+            if part is not None:
+                yield part
+
+
+def gather_vectors(job: Job, vectors: VectorSample) -> None:
+    """Take the samples of all ranks into that of the first rank."""
+    for rank in range(1, job.ranks):
+        received = job.from_rank(rank, (vectors.index_S, vectors.vectors_SD) if rank == job.rank else None)
+        if received is not None:
+            vectors.add(received[0], np.ones(len(received[0]), dtype=np.bool_), received[1])
+
+
+class ParquetColumns(Mapping[str, Array]):
+    """The columns of a Parquet file, read one at a time."""
+
+    def __init__(self, file: Path, names: tuple[str, ...]) -> None:
+        self.file, self._names = file, names
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(name)
+        from pyarrow import parquet
+
+        column: Array = parquet.read_table(self.file, columns=[name], memory_map=False)[name].to_numpy()
+        return column
+
+    def move(self, file: Path) -> None:
+        """Put the file at its place, where it replaces an earlier one."""
+        try:
+            self.file.replace(file)
+        except OSError as error:
+            raise UnwritableFolderError(f"cannot write {file}: {error.strerror or error}.") from error
+        self.file = file
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def write_parquet(file: Path, parts: Iterator[Columns], facts: Mapping[str, str]) -> ParquetColumns:
+    """Write the parts as one Parquet file with row groups of at least `ROW_GROUP` rows (but for the last), and open it.
+
+    `facts` go into the metadata of the file. A column that does not exist for the head is null in every row.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    names: tuple[str, ...] = ()
+    writer: Any = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as handle:
+            for group in _row_groups(parts):
+                names = tuple(name for name in (*INTEGERS, *FLOATS) if name in group)
+                wide = pa.from_numpy_dtype(group["ce"].dtype)
+                rows = len(group["ce"])
+                arrays = {n: pa.array(group[n]) if n in group else pa.nulls(rows, wide) for n in (*INTEGERS, *FLOATS)}
+                table = pa.table(arrays, metadata={"schema": SCHEMA, **facts})
+                writer = writer or parquet.ParquetWriter(handle, table.schema, use_dictionary=list(INTEGERS))
+                writer.write_table(table, row_group_size=rows)
+            if writer is not None:
+                writer.close()
+            handle.flush()
+            os.fsync(handle.fileno())
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+            file.parent.rmdir()  # fails if there are parts
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            raise UnwritableFolderError(f"cannot write {file}: {reason}. Choose another folder.") from error
+        raise
+    return ParquetColumns(file, names)
+
+
+def _row_groups(parts: Iterator[Columns]) -> Iterator[Columns]:
+    """The same rows in fewer, larger parts."""
+    held: list[Columns] = []
+    for part in parts:
+        held.append(part)
+        if sum(len(each["block"]) for each in held) >= ROW_GROUP:
+            yield concatenated(held)
+            held.clear()
+    if held:
+        yield concatenated(held)
+
+
+def _interval() -> float:
+    """Seconds between two parts, from the environment."""
+    value = os.environ.get("ZLOSS_SAVE_EVERY", str(SAVE_EVERY_SECONDS))
+    try:
+        return float(value)
+    except ValueError as error:
+        raise InputError(f"ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is {value!r}.") from error

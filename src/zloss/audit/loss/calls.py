@@ -1,0 +1,646 @@
+"""Calling a foreign loss: inputs in, scalar, logit gradient and side effects out; and how it wants to be called.
+
+Axes: T tokens, V vocabulary, D width. With `linear` row t of hidden is s_t on one column and 0 elsewhere, and that column of
+weight is logits_t/s_t. s_t is a power of two, so hidden @ weightᵀ is the wanted logits without rounding, and the column of dW
+over s_t is the logit gradient itself. s_t differs between tokens, so that a norm on hidden shows, and D is neither T nor V,
+nor does it follow T, so that a transposed weight or a factor of √D does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from zloss.audit.loss import probes
+from zloss.audit.loss.probes import Probe, Space, hidden_scales
+from zloss.errors import InputError, UnknownNameError
+
+LossFunction = Callable[..., Any]
+
+TIME_LIMIT = 300.0
+"""Seconds that one call of an audited loss may take by default."""
+WIDTH, LARGE_WIDTH = 80, 1200
+"""D of small batches and of large ones."""
+LOSS_NAMES = ("loss", "total_loss", "total")
+Z_NAMES = ("z_loss", "auxiliary", "zloss", "z", "aux_loss")
+
+
+class LossCallError(InputError):
+    """The audited loss raised, or returned something that is not a loss."""
+
+
+class LossTimeoutError(InputError):
+    """The audited loss did not come back in time. No other size is tried after it."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A value a loss returned next to the loss: its number (None if not a scalar), dtype, and whether it claims a gradient."""
+
+    name: str
+    """Its key or attribute, or "item 1" for the second entry of a tuple."""
+    value: float | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One call: everything in fp64 on the CPU, whatever the loss computed in."""
+
+    value: float
+    dtype: torch.dtype
+    grad_TV: Tensor
+    """∂(upstream · loss)/∂logits."""
+    grad_hidden_TD: Tensor | None
+    """∂loss/∂hidden at the columns of the tokens, each times its s: δ · logitsᵀ, [T, T]; None of a loss of logits."""
+    has_gradient: bool
+    """False when the loss came without a graph."""
+    reported: tuple[Reported, ...]
+    overwritten: tuple[str, ...]
+    """Names of the arguments whose contents had changed after backward."""
+    beyond: float = 0.0
+    """Norm of the gradient on the row that only a shifting loss is given, which has no target."""
+
+    @property
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.grad_TV).all()) and abs(self.value) < float("inf")
+
+    def item(self, name: str) -> Reported | None:
+        return next((one for one in self.reported if one.name == name), None)
+
+
+@dataclass
+class BlackBox:
+    """Calls one loss function the way a training step would; every call gets fresh inputs and the same RNG state."""
+
+    function: LossFunction
+    name: str
+    linear: bool
+    device: torch.device
+    seed: int
+    ignore_index: int = -100
+    batched: bool = False
+    """Whether the loss wants a leading batch axis, [1, T, V] and [1, T]."""
+    targets: Literal["given", "shifted", "rolled"] = "given"
+    """Where the loss itself looks for the target of row t; the call moves ours there."""
+    added: str | None = None
+    """Name of a returned value that is added to the first one, for losses whose caller adds them."""
+    transposed: bool = False
+    """Whether a linear loss wants its weight as [D, V]."""
+    time_limit: float | None = TIME_LIMIT
+    calls: int = 0
+
+    def like(self, function: LossFunction, name: str) -> BlackBox:
+        """Another loss, called the way this one is."""
+        return replace(self, function=function, name=name, added=None, calls=0)
+
+    def __call__(
+        self,
+        probe: Probe,
+        dtype: torch.dtype = torch.float64,
+        *,
+        upstream: float | Tensor = 1.0,
+        through: str | None = None,
+        per_token: bool = False,
+        seed: int | None = None,
+    ) -> Outcome:
+        """Forward and backward; `upstream` multiplies the output (a [T] tensor for a per-token loss).
+
+        `through` names a returned value to differentiate instead of the loss.
+        """
+        tokens = len(probe.target_T)
+        logits_TV, target_T = self._moved(probe.logits_TV, probe.target_T)
+        leaves, arguments = self._arguments(logits_TV, dtype)
+        target = self._target(target_T)
+        before = [argument.detach().clone() for argument in arguments]
+        loss, items = self._call(arguments, target, seed)
+        if loss.numel() != (target.numel() if per_token else 1):
+            kind = f"a tensor of shape {list(target.shape)}" if per_token else "a scalar"
+            hint = "" if per_token else " A loss with reduction='none' belongs in `per_token=`."
+            raise LossCallError(
+                f"{self.name} returned a tensor of shape {list(loss.shape)} for {target.numel()} targets, "
+                f"but {kind} is expected.{hint}"
+            )
+        root = loss if through is None else items[through]
+        if root.requires_grad:
+            factor = upstream.to(root).view_as(root) if isinstance(upstream, Tensor) else upstream
+            scaled = (root * factor).sum()
+            self._guarded(scaled.backward, arguments, target)
+        pairs = zip(self._names(), [*before, self._target(target_T)], [*arguments, target], strict=True)
+        changed = tuple(
+            name for name, was, now in pairs if not torch.equal(was.nan_to_num(), now.detach().nan_to_num())
+        )
+        grad_TV, grad_hidden = self._gradients(leaves, logits_TV.shape)
+        return Outcome(
+            value=float(loss.detach().double().sum()),
+            dtype=loss.dtype,
+            grad_TV=grad_TV[:tokens],
+            grad_hidden_TD=None if grad_hidden is None else grad_hidden[:tokens, :tokens],
+            has_gradient=root.requires_grad,
+            reported=tuple(_reported(name, value) for name, value in items.items()),
+            overwritten=changed,
+            beyond=float(grad_TV[tokens:].norm()),
+        )
+
+    def value(
+        self, logits_TV: Tensor, target_T: Tensor, dtype: torch.dtype = torch.float64, seed: int | None = None
+    ) -> float:
+        """The scalar alone, as a training step would see it (inputs still require gradients)."""
+        logits_TV, target_T = self._moved(logits_TV, target_T)
+        _, arguments = self._arguments(logits_TV, dtype)
+        return float(self._call(arguments, self._target(target_T), seed)[0].detach().double().sum())
+
+    def on_head(
+        self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, dtype: torch.dtype
+    ) -> tuple[float, Tensor, Tensor]:
+        """(value, ∂/∂hidden, ∂/∂weight) of a linear loss on a real head, targets moved; gradients in fp64, NaN if none."""
+        tokens = len(target_T)
+        hidden_TD, target_T = self._moved(hidden_TD, target_T)
+        leaves = [x.detach().to(self.device, dtype).requires_grad_() for x in (hidden_TD, weight_VD)]
+        arguments, target = [leaf.clone() for leaf in leaves], self._target(target_T)
+        loss, _ = self._call(arguments, target, None)
+        if loss.numel() != 1:
+            raise LossCallError(f"{self.name} returned a tensor of shape {list(loss.shape)}, but a scalar is expected.")
+        if loss.requires_grad:
+            self._guarded(lambda: loss.sum().backward(), arguments, target)  # type: ignore[no-untyped-call]
+        grads = [torch.full_like(leaf, torch.nan) if leaf.grad is None else leaf.grad for leaf in leaves]
+        hidden, weight = (grad.detach().to("cpu", torch.float64) for grad in grads)
+        return float(loss.detach().double().sum()), hidden[:tokens], weight
+
+    def _call(self, arguments: list[Tensor], target: Tensor, seed: int | None) -> tuple[Tensor, dict[str, Any]]:
+        self.calls += 1
+        vocab = arguments[1].shape[0] if self.linear else arguments[0].shape[-1]
+
+        def call() -> tuple[Tensor, dict[str, Any]]:
+            # Reading is foreign code too: `.loss` may be a property. A loss that shifts may return logits one row shorter.
+            return _read_output(self._forward(arguments, target, seed), self.name, target.numel() * vocab // 2)
+
+        loss, items = self._guarded(call, arguments, target)
+        return (loss if self.added is None else loss + items[self.added]), items
+
+    def _moved(self, logits_TV: Tensor, target_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Place targets where the loss looks for them. A shifting loss gets one more row, which it gives no target."""
+        if self.targets == "rolled":
+            return logits_TV, target_T.roll(1)
+        if self.targets == "shifted":
+            return torch.cat([logits_TV, torch.zeros_like(logits_TV[-1:])]), torch.cat([target_T[:1], target_T])
+        return logits_TV, target_T
+
+    def _target(self, target_T: Tensor) -> Tensor:
+        """Our −1 for ignored tokens becomes the caller's index."""
+        return torch.where(target_T < 0, torch.full_like(target_T, self.ignore_index), target_T).to(self.device)
+
+    def _names(self) -> tuple[str, ...]:
+        return ("hidden", "weight", "target") if self.linear else ("logits", "target")
+
+    def _arguments(self, logits_TV: Tensor, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+        logits = logits_TV.to(self.device, dtype)
+        if self.linear:
+            tokens, vocab = logits.shape
+            width, scale_T = probe_width(tokens, vocab), hidden_scales(tokens).to(self.device, dtype)
+            columns = _columns(tokens, width)
+            hidden = torch.zeros(tokens, width, dtype=dtype, device=self.device)
+            hidden[torch.arange(tokens), columns] = scale_T
+            weight = torch.zeros(vocab, width, dtype=dtype, device=self.device)
+            weight[:, columns] = (logits / scale_T.unsqueeze(-1)).T
+            leaves = [hidden.requires_grad_(), weight.requires_grad_()]
+        else:
+            leaves = [logits.clone().requires_grad_()]
+        # Non-leaf copies, as logits are in a model: a loss that works in place can, and the leaf keeps the truth.
+        return leaves, [leaf.clone() for leaf in leaves]
+
+    def _forward(self, arguments: list[Tensor], target: Tensor, seed: int | None) -> Any:
+        inputs = [*arguments, target]
+        if self.batched:
+            inputs = [x if self.linear and i == 1 else x.unsqueeze(0) for i, x in enumerate(inputs)]
+        if self.transposed:
+            inputs[1] = inputs[1].T
+        with _random_state(self.seed if seed is None else seed), torch.enable_grad():
+            return self.function(*inputs)
+
+    def _gradients(self, leaves: list[Tensor], shape: torch.Size) -> tuple[Tensor, Tensor | None]:
+        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        fp64 = [grad.detach().to("cpu", torch.float64) for grad in grads]
+        if self.linear:
+            scale_T, columns = hidden_scales(shape[0]), _columns(shape[0], fp64[0].shape[-1])
+            return fp64[1][:, columns].T / scale_T.unsqueeze(-1), fp64[0][:, columns] * scale_T
+        return fp64[0], None
+
+    def _guarded(self, action: Callable[[], Any], arguments: list[Tensor], target: Tensor) -> Any:
+        """Run foreign code; whatever it raises becomes one sentence with the call and its shapes."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                # oneDNN's 16-bit GEMMs end the process on CPUs that claim instructions they lack.
+                native_off = torch.backends.mkldnn.flags(enabled=False) if self.device.type == "cpu" else nullcontext()
+                with _limited(self.time_limit, self.name), native_off, _process_restored():
+                    return action()
+        except (LossCallError, LossTimeoutError, KeyboardInterrupt):
+            raise
+        except (Exception, SystemExit) as error:
+            batch = [1] if self.batched else []
+            shapes = [
+                f"{name} {batch * (name != 'weight') + list(x.shape)}"
+                for name, x in zip(self._names(), [*arguments, target], strict=True)
+            ]
+            dtype = str(arguments[0].dtype).removeprefix("torch.")
+            raise LossCallError(
+                f"{self.name} raised {_named_error(error)}{_failed_line(error)} when called with {', '.join(shapes)} in "
+                f"{dtype}.{_arguments_hint(self.function, self.linear, error)}{_gpu_hint(error, self.device)}"
+            ) from error
+
+
+def probe_width(tokens: int, vocab: int) -> int:
+    """D of a probe head: at least T, never T or V itself, and the same for all small batches and for all large ones."""
+    width = WIDTH if tokens < WIDTH else LARGE_WIDTH * -(-(tokens + 1) // LARGE_WIDTH)
+    while width in (tokens, vocab):
+        width += 16
+    return width
+
+
+def loss_name(function: Callable[..., Any]) -> str:
+    """What an audit calls a loss that was given no name."""
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    return f"the loss {name!r}"
+
+
+def _columns(tokens: int, width: int) -> Tensor:
+    """The column of hidden that each token has to itself, in no order."""
+    return torch.randperm(width, generator=probes.seeded(width))[:tokens]
+
+
+# How the loss wants to be called.
+
+COMMON_VOCABS = (
+    1000, 100, 10, 128, 256, 512, 1024, 32000, 50257, 50304, 50265, 32768, 30522, 32128, 49152, 51200, 65536, 100352, 128256,
+    151936, 256000,
+)  # fmt: skip
+COMMON_TOKENS = (128, 192, 256, 320, 384, 512, 640, 1024, 2048, 32, 16, 8, 4, 2)
+FEW_TOKENS = 16
+"""Rows of a probe whose vocabulary is large: enough for every kind of row, and small in memory."""
+SIZE_ERRORS = (AssertionError, RuntimeError, ValueError, IndexError)
+"""What a loss raises about shapes. Another error is not about sizes, and no other size is tried."""
+
+
+def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
+    """The space in which the loss runs, with layout and device set on `box`; else the first refusal is the error.
+
+    The usual sizes, the vocabulary of the caller's `logits`, then common vocabularies and numbers of tokens.
+    """
+    devices = [box.device]
+    if box.device.type == "cpu" and torch.cuda.is_available():
+        devices.append(torch.device("cuda"))
+    spaces = [space]
+    if logits is not None and logits.dim() >= 2 and not space.padded:
+        spaces.append(_of_vocabulary(space, logits.shape[-1]))
+    refusal: LossCallError | None = None
+    for device in devices:
+        box.device = device
+        for tried in spaces:
+            error = _refusal(box, tried)
+            if error is None:
+                return tried
+            refusal = refusal or error
+    assert refusal is not None
+    box.device = devices[0]
+    if isinstance(refusal.__cause__, SIZE_ERRORS):
+        others = [replace(space, tokens=tokens) for tokens in COMMON_TOKENS]
+        others += [] if space.padded else [_of_vocabulary(space, vocab) for vocab in COMMON_VOCABS]
+        for tried in others:
+            if _refusal(box, tried) is not None:
+                continue
+            # Four times the rows where that is accepted: then smaller batches of the same granularity exist.
+            larger = replace(tried, tokens=4 * tried.tokens)
+            small = tried.tokens != space.tokens and larger.tokens * larger.width <= 2**21
+            return larger if small and _refusal(box, larger) is None else tried
+    raise refusal
+
+
+def _of_vocabulary(space: Space, vocab: int) -> Space:
+    return replace(space.with_vocab(vocab), tokens=space.tokens if vocab <= 4096 else min(space.tokens, FEW_TOKENS))
+
+
+def _refusal(box: BlackBox, space: Space) -> LossCallError | None:
+    """None where the loss runs, with or without a batch axis, with weight [V, D] or [D, V], in fp32 or fp64; else its refusal."""
+    logits = torch.randn(1, space.width, generator=probes.seeded(0), dtype=torch.float64).expand(space.tokens, -1)
+    target = probes.allowed(torch.arange(space.tokens) % space.lanes, space.lanes, space.avoid)
+    probe = Probe("layout", probes.Reference(logits, target, space.lanes), torch.zeros(space.tokens, dtype=torch.bool))
+    refusal: LossCallError | None = None
+    for transposed in (False, True) if box.linear else (False,):
+        for batched in (False, True):
+            for dtype in (torch.float32, torch.float64):
+                box.batched, box.transposed = batched, transposed
+                try:
+                    box(probe, dtype)
+                    return None
+                except LossCallError as error:
+                    refusal = refusal or error
+    return refusal
+
+
+# What the loss returned.
+
+
+def _read_output(returned: Any, name: str, logits_entries: int) -> tuple[Tensor, dict[str, Any]]:
+    """The loss, and everything numeric next to it by name. Accepts a tensor, a tuple, a mapping or an object with `.loss`.
+
+    The loss is the entry named `loss` (`total_loss`, `total`), else the first entry; an entry as large as the logits
+    in front of it is passed over, as in models that return (logits, loss).
+    """
+    if isinstance(returned, Tensor):
+        return returned, {}
+    entries = list(_entries(returned))
+    if not entries:
+        raise LossCallError(
+            f"{name} returned {_describe(returned)}, but a loss is expected: a scalar tensor, a tuple whose first item is "
+            "the loss, or an object with `.loss`."
+        )
+    names = [key for key, _ in entries]
+    wide = [isinstance(x, Tensor) and x.dim() >= 2 and x.numel() >= logits_entries > 1 for _, x in entries]
+    index = next((names.index(key) for key in LOSS_NAMES if key in names), wide.index(False) if False in wide else 0)
+    loss = entries[index][1]
+    if not isinstance(loss, Tensor):
+        raise LossCallError(
+            f"{name} gives {_describe(loss)} as its loss, but a tensor with a gradient is expected: "
+            "return the loss before `.item()` or `float()`."
+        )
+    return loss, {
+        key: value
+        for i, (key, value) in enumerate(entries)
+        if i != index and isinstance(value, (Tensor, int, float)) and not isinstance(value, bool)
+    }
+
+
+def _entries(returned: Any) -> Iterator[tuple[str, Any]]:
+    """Named entries, those of a nested mapping or tuple after the others' names."""
+    if isinstance(returned, Mapping):
+        pairs = [(str(key), value) for key, value in returned.items()]
+    elif isinstance(returned, tuple) and (fields := getattr(returned, "_fields", None)):
+        pairs = list(zip(fields, returned, strict=True))
+    elif isinstance(returned, (tuple, list)):
+        pairs = [(f"item {i}", value) for i, value in enumerate(returned)]
+    elif any(hasattr(returned, key) for key in LOSS_NAMES):
+        pairs = [(key, getattr(returned, key)) for key in _attributes(returned)]
+    else:
+        return
+    for key, value in pairs:
+        if isinstance(value, (Mapping, tuple, list)) and not key.startswith("_"):
+            yield from ((inner if key.startswith("item") else f"{key}.{inner}", x) for inner, x in _entries(value))
+        else:
+            yield key, value
+
+
+def _attributes(returned: Any) -> list[str]:
+    if dataclasses.is_dataclass(returned):
+        names = [field.name for field in dataclasses.fields(returned)]
+    else:
+        names = [key for key in getattr(returned, "__dict__", {}) if not key.startswith("_")]
+    known = [key for key in (*LOSS_NAMES, *Z_NAMES, "cross_entropy", "ce") if hasattr(returned, key)]
+    return [*names, *(key for key in known if key not in names)]
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _reported(name: str, value: Any) -> Reported:
+    if not isinstance(value, Tensor):
+        return Reported(name, float(value), (), None, False)
+    number = float(value.detach().double().reshape(())) if value.numel() == 1 else None
+    return Reported(name, number, tuple(value.shape), value.dtype, value.requires_grad)
+
+
+# The process and its errors.
+
+
+@contextlib.contextmanager
+def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
+    """Run foreign code and put the working directory, the environment and the standard streams back as they were.
+
+    A module that is imported may set variables for the loss in it: `environment_too=False` keeps those.
+    """
+    folder, streams, environment = _working_directory(), (sys.stdout, sys.stderr), dict(os.environ)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        if environment_too and dict(os.environ) != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+        if folder is not None and _working_directory() != folder:
+            os.chdir(folder)
+
+
+def _working_directory() -> str | None:
+    """None where the folder is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def _random_state(seed: int) -> Iterator[None]:
+    """The generators of torch, of Python and, where it is loaded, of NumPy in one known state; theirs again afterwards."""
+    numpy, python_state = sys.modules.get("numpy"), random.getstate()
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        # Without a GPU `torch.manual_seed` still queues a call for one, with the text of the stack: milliseconds each time.
+        (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+class _TimeIsUp(BaseException):
+    """Not an `Exception`: code that catches those must not catch this one."""
+
+
+@contextlib.contextmanager
+def _limited(seconds: float | None, name: str) -> Iterator[None]:
+    """An error where the block takes longer than `seconds`; None is no limit.
+
+    The system's timer interrupts Python code, sleeping and waiting for locks. It needs the main thread; in other threads, and
+    where the system has no such timer, nothing is limited.
+    """
+    if not seconds or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise _TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _TimeIsUp:
+        raise LossTimeoutError(
+            f"{name} did not come back within {seconds:g} seconds: it hangs, or needs a larger `time_limit` (0: none)."
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _named_error(error: BaseException) -> str:
+    """The kind of an error and the first line of its text.
+
+    Backticks become quotes: names between backticks are printed as flags, and these are not arguments of the audit.
+    """
+    text = str(error).replace("`", "'").strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
+
+
+def _failed_line(error: BaseException) -> str:
+    """The line of an error that has no words of its own, such as a bare assert."""
+    lines = traceback.extract_tb(error.__traceback__)
+    if str(error).strip() or not lines or not lines[-1].line:
+        return ""
+    return f" at `{lines[-1].line[:120]}` (line {lines[-1].lineno} of {Path(lines[-1].filename).name})"
+
+
+def _arguments_hint(function: Callable[..., Any], linear: bool, error: BaseException) -> str:
+    """A forgotten or superfluous `linear`, read from the signature.
+
+    A third parameter with a default lets the wrong call begin: then torch complains of shapes or dtypes.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(1 for p in places if p.default is p.empty)
+    heads = ("hidden", "hidden_states", "weight", "lm_head", "lm_head_weight", "head")
+    of_a_head = any(p.name.lower() in heads for p in places[:2])
+    if isinstance(error, TypeError) and not linear and needed == 3:
+        return " It needs three arguments: a loss of (hidden, weight, target) is audited with `linear=True`."
+    if isinstance(error, TypeError) and linear and needed == len(places) == 2:
+        return " It takes two arguments: a loss of (logits, target) is audited without `linear`."
+    if linear and needed < 3 and len(places) > 1 and not of_a_head:
+        return " Does it take (logits, target)? Then leave out `linear=True`."
+    if not linear and len(places) >= 3 and of_a_head:
+        return " Does it take (hidden, weight, target)? Then pass `linear=True`."
+    return ""
+
+
+def router_arguments(function: Callable[..., Any]) -> str | None:
+    """The first two parameters in words where the second is a coefficient and none is a target, as in Megatron's
+    `z_loss_func(logits, z_loss_coeff)`.
+    """
+    try:
+        names = [name.lower() for name in inspect.signature(function).parameters]
+    except (TypeError, ValueError):
+        return None
+    targets = any(word in name for name in names for word in ("target", "label"))
+    if len(names) < 2 or targets or not any(word in names[1] for word in ("coef", "lambda")):
+        return None
+    return f"({names[0]}, {names[1]})"
+
+
+def _gpu_hint(error: BaseException, device: torch.device) -> str:
+    """A sentence where the loss seems to want a GPU and the probes ran without one."""
+    text = f"{type(error).__name__} {error}".lower()
+    wants_gpu = any(word in text for word in ("cuda", "gpu", "triton", "nvidia", "active drivers"))
+    if device.type == "cpu" and wants_gpu:
+        return " The probes ran on the CPU, and this loss seems to want a GPU: run the audit on a machine that has one."
+    return ""
+
+
+# A loss by its name.
+
+NEAR = 0.7
+"""How alike a suggested name is at least: a file has many names, and some are alike by chance."""
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The callable that `module:function`, `module:object.method` or `path/to/file.py:function` points at.
+
+    The current folder is importable, as with `python -m`, and so is the folder of a file, as with `python file.py`.
+    """
+    module_name, colon, attribute = name.rpartition(":")
+    if not colon or not module_name or not attribute:
+        raise InputError(f"a loss is named MODULE:FUNCTION, for example `mypackage.losses:ce_z`, but got {name!r}.")
+    module = _module(module_name)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            named = {key: getattr(found, key) for key in dir(found) if not key.startswith("_")}
+            public = [key for key, value in named.items() if callable(value)]
+            # What a file imports comes after what it defines.
+            public.sort(key=lambda key: getattr(named[key], "__module__", None) != getattr(module, "__name__", None))
+            raise UnknownNameError(f"name in {module_name}", attribute, public[:40], alike=NEAR)
+        found = getattr(found, part)
+    if not callable(found):
+        raise InputError(f"{name} is a {type(found).__name__}, not a function.")
+    if isinstance(found, type):
+        raise InputError(
+            f"{name} is a class, not a loss: put an object into the file, `loss = {attribute}(…)`, and name that."
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        with _process_restored(environment_too=False):
+            if name.endswith(".py"):
+                return _from_file(Path(name))
+            _make_importable(os.getcwd())
+            return importlib.import_module(name)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"cannot import {name!r} ({_named_error(error)}). Name a module that can be imported from here, or a file that ends "
+            "in .py."
+        ) from error
+
+
+def _make_importable(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}.")
+    path = path.resolve()
+    spec = importlib.util.spec_from_file_location(f"_zloss_audited_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} cannot be read as a Python module.")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickles inside the file look their module up by name.
+    sys.modules[spec.name] = module
+    _make_importable(str(path.parent))
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,320 @@
+"""What the joined results say: the bottom line, the next command, the decisions of every result."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zloss.decide import stages
+from zloss.decide.decision_map import decide, with_decisions
+from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict import evaluated_comparison
+from zloss.errors import InputError
+from zloss.results.audit import AuditReport
+from zloss.results.comparison import Comparison
+from zloss.results.decision import Decision, DecisionMap
+from zloss.results.drift import Drift
+from zloss.results.implementation_audit import ImplementationAudit
+from zloss.results.loss_audit import LossAudit
+from zloss.results.recommendation import Recommendation
+from zloss.results.reproduction import ReproductionRecord
+from zloss.results.router import MeasuredScale, RouterScaleTable
+
+BECAUSE = {
+    stages.IMPLEMENTATION: "every other number rests on the loss that is really applied",
+    stages.ROUTER: "λ_R has no meaning before its scale is known",
+    stages.QUALITY: "no gain in geometry is worth a worse language model",
+    stages.SOURCE: "it changes neither softmax nor CE, and the stages below read other numbers after it",
+    stages.DECOMPOSITION: "one λ acts on two coordinates",
+    stages.TRANSPORT: "the head amplifies what the source injects",
+    stages.PATHWAY: "the tied table receives more than the output loss shows",
+    stages.OPTIMIZER: "it is a consequence: it is measured again after the actions upstream",
+}
+"""Stage → why its action comes where it does; the order is that of the actions."""
+ORDER = tuple(stage.name for stage in BECAUSE)
+
+
+def ordered_actions(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
+    """The fired decisions in the order in which to act on them."""
+    fired = [decision for decision in decisions if decision.fired]
+    return tuple(sorted(fired, key=lambda decision: ORDER.index(decision.stage) if decision.stage in ORDER else 99))
+
+
+def bottom_line(decisions: Sequence[Decision]) -> str:
+    """ "First …, because …; then …"; "Nothing to do" where no stage fired."""
+    actions = ordered_actions(decisions)
+    unevaluated = [decision.stage for decision in decisions if decision.fired is None]
+    if not actions:
+        if len(unevaluated) == len(decisions):
+            return "Nothing is decided: no stage was evaluated."
+        rest = f"; not evaluated: {', '.join(unevaluated)}" if unevaluated else ""
+        return f"Nothing to do: {len(decisions) - len(unevaluated)} stages were evaluated and none fired{rest}."
+    first, *others = actions
+    because = {stage.name: why for stage, why in BECAUSE.items()}.get(first.stage, first.risk)
+    text = f"First: {_small(first.action)} ({first.stage}), because {because}."
+    if others:
+        text += " Then, measured again each time: " + ", ".join(decision.stage for decision in others) + "."
+    return text
+
+
+def _small(text: str) -> str:
+    """The action inside a sentence; an initial that is a name (R_Z, λ) stays."""
+    return text[0].lower() + text[1:] if text[1:2].islower() else text
+
+
+TRAINED = {
+    stages.DECOMPOSITION.name: "see whether separate coefficients for μ and log Z̃ hold both at the same quality",
+    stages.TRANSPORT.name: "see whether weighting by the gain shrinks update tails at the same quality",
+    stages.PATHWAY.name: "see what reaches the optimizer through both paths of the tied table, and at what quality",
+}
+"""Stage → what runs under its action tell; which of them to run, at which λ, `zloss recommend` takes from the audit."""
+
+
+@dataclass(frozen=True)
+class AuditedInput:
+    """Model and text as the user passed them, for the next command."""
+
+    model: str
+    texts: tuple[str, ...] = ()
+    corpus: str | None = None
+    valid_vocab: int | str | None = None
+    dtype: str = "fp32"
+    argv: tuple[str, ...] = ()
+    """The command line of the audit after `zloss`, for a command that repeats it; empty where it is unknown."""
+
+
+@dataclass(frozen=True)
+class NextCommand:
+    """The command and what it tells."""
+
+    argv: tuple[str, ...]
+    why: str
+    """What to do and learn with it, in one sentence without a full stop."""
+
+    @property
+    def line(self) -> str:
+        """The command as it is typed."""
+        return " ".join(word if word in PLACEHOLDERS else shlex.quote(word) for word in self.argv)
+
+
+RECOMMENDED_ON = 256
+"""Default block size of `zloss recommend`, in tokens."""
+PLACEHOLDERS = ("MODULE:FUNCTION",)
+"""Arguments that the user replaces."""
+
+
+def next_command(report: AuditReport, given: AuditedInput) -> NextCommand:
+    """The command that would tell most about this model; `report` has its decisions.
+
+    An audit evaluates the stages of the checkpoint; implementation, optimizer and quality need other commands. The first rule
+    that applies gives the command:
+
+    1. the audit was interrupted, or has nonfinite numbers and ran in 16 bits: repeat it, whole or in fp32;
+    2. a stage fired: the command that measures its action, in the order of the bottom line;
+    3. the head is tied and the gradients were left out: the audit with gradients;
+    4. otherwise: the audit of the loss, which the numbers of a checkpoint cannot replace.
+    """
+    repeated = _repeated_audit(report, given)
+    if repeated is not None:
+        return repeated
+    for decision in ordered_actions(report.decisions):
+        following = _following(decision, report, given)
+        if following is not None:
+            return following
+    pathway = next(decision for decision in report.decisions if decision.stage == stages.PATHWAY.name)
+    if pathway.fired is None and report.model.tied and report.gradient is None:
+        return NextCommand(
+            _audit(given, "--gradient-blocks", "8"),
+            "measure whether the Z gradient of the tied table also arrives through the input embedding, and R_Z",
+        )
+    return NextCommand(
+        ("zloss", "audit-loss", "MODULE:FUNCTION"),
+        "no stage of the checkpoint fired; check that your training loss applies the λ, c and denominator that you believe",
+    )
+
+
+def _repeated_audit(report: AuditReport, given: AuditedInput) -> NextCommand | None:
+    if report.status == "partial":
+        return NextCommand(_audit(given, "--resume"), "finish the text, because this audit was interrupted")
+    bad = report.nonfinite.nan + report.nonfinite.inf
+    if bad and given.dtype == "bf16":
+        return NextCommand(
+            _audit(given, "--dtype", "fp32"),
+            f"find out whether the {bad} tokens with nonfinite statistics come from {given.dtype} or from the weights",
+        )
+    return None
+
+
+def _following(decision: Decision, report: AuditReport, given: AuditedInput) -> NextCommand | None:
+    """The command that measures the action of a fired stage; None for a stage without one."""
+    if decision.stage == stages.ROUTER.name and report.router is not None:
+        return NextCommand(
+            (
+                *("zloss", "router-scale", "--coef", f"{report.router.coef:g}", "--from", report.router.convention),
+                *("--layers", str(report.router.layers), "--top-k", str(report.router.top_k)),
+            ),
+            "see which coefficient has the same strength under every convention of the router loss",
+        )
+    if decision.stage == stages.SOURCE.name:
+        return NextCommand(
+            ("zloss", "center", given.model, *_text(given), *_valid_vocab(given), "--out", "zloss-centered"),
+            "deploy the row-centered head and compare PPL, tails and the error of 16-bit logits before and after",
+        )
+    if decision.stage in TRAINED:
+        blocks = _short_blocks(report, given)
+        return NextCommand(
+            ("zloss", "recommend", given.model, *_text(given), *blocks, "--out", "zloss-recommend"),
+            f"{TRAINED[decision.stage]}, on matched runs that this audit proposes, confirmed on further seeds",
+        )
+    return None
+
+
+def _audit(given: AuditedInput, *more: str) -> tuple[str, ...]:
+    """The same audit with further options; of an option given twice the last counts."""
+    repeated = given.argv or ("audit", given.model, *_text(given), *_valid_vocab(given))
+    return ("zloss", *repeated, *(more if more[0] not in repeated or len(more) > 1 else ()))
+
+
+def _text(given: AuditedInput) -> tuple[str, ...]:
+    named = () if given.corpus is None else ("--corpus", given.corpus)
+    return (*(word for text in given.texts for word in ("--text", text)), *named)
+
+
+def _short_blocks(report: AuditReport, given: AuditedInput) -> tuple[str, ...]:
+    """The block size of the audit if the model has too few positions for the one `zloss recommend` would take.
+
+    A size that the user set is for the audit alone.
+    """
+    size = report.corpus.block_size
+    if size >= RECOMMENDED_ON or "--block-size" in given.argv:
+        return ()
+    return ("--block-size", str(size))
+
+
+def _valid_vocab(given: AuditedInput) -> tuple[str, ...]:
+    return () if given.valid_vocab is None else ("--valid-vocab", str(given.valid_vocab))
+
+
+def joined_models(
+    audit: AuditReport | None,
+    loss_audits: Sequence[LossAudit] = (),
+    implementation_audits: Sequence[ImplementationAudit] = (),
+    comparisons: Sequence[Comparison] = (),
+) -> str | None:
+    """One sentence that names the model of every result that records one; None where it is one model.
+
+    One decision map is filled from all results. A stage of a comparison then says nothing about another model that was audited.
+    """
+    targets = [one.target_model for one in loss_audits]
+    named: dict[str, list[str]] = {
+        "audit": [] if audit is None else [audit.model.name],
+        "loss audit": [target.model for target in targets if target is not None],
+        "implementation audit": [one.model.name for one in implementation_audits],
+        "comparison": [one.model for one in comparisons if one.model is not None],
+    }
+    if len({model for models in named.values() for model in models}) < 2:
+        return None
+    parts = []
+    for kind, models in named.items():
+        if models:
+            several = f"the {kind}s are" if len(models) > 1 else f"the {kind} is"
+            parts.append(f"{several} of {' and '.join(dict.fromkeys(models))}")
+    return f"The joined results are of different models: {', '.join(parts)}."
+
+
+@dataclass(frozen=True)
+class DecidedResults:
+    """Audits, audits of losses and implementations, comparisons and router scales, decided together; reproductions,
+    drifts and recommendations with them."""
+
+    audits: tuple[AuditReport, ...] = ()
+    """Each with its own decision map, which the other results fill too."""
+    loss_audits: tuple[LossAudit, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    """Each with a verdict on every method."""
+    shared: DecisionMap | None = None
+    """The one map where there is no audit; None without audits means that nothing was given that a map is made of."""
+    router_scales: tuple[RouterScaleTable, ...] = ()
+    measured_routers: tuple[MeasuredScale, ...] = ()
+    reproductions: tuple[ReproductionRecord, ...] = ()
+    """Shown with their own claims and verdicts; no stage reads them."""
+    implementation_audits: tuple[ImplementationAudit, ...] = ()
+    drifts: tuple[Drift, ...] = ()
+    """Each with its own judgement, made when it was measured; no stage reads them."""
+    recommendations: tuple[Recommendation, ...] = ()
+    """Each with its own map of eight stages."""
+
+    def __post_init__(self) -> None:
+        if any(not audit.decisions for audit in self.audits):
+            raise InputError("an audit without decisions was given: call `decide_results` or `with_decisions` first.")
+
+    @property
+    def maps(self) -> tuple[DecisionMap, ...]:
+        """The map of each audit by its name, or the shared one."""
+        if self.shared is not None:
+            return (replace(self.shared, models=self._models(None)),)
+        return tuple(
+            replace(_map(name, audit.thresholds, audit.decisions), models=self._models(audit))
+            for name, audit in zip(audit_names(self.audits), self.audits, strict=True)
+        )
+
+    def _models(self, audit: AuditReport | None) -> str | None:
+        return joined_models(audit, self.loss_audits, self.implementation_audits, self.comparisons)
+
+
+def decide_results(
+    audits: Sequence[AuditReport] = (),
+    loss_audits: Sequence[LossAudit] = (),
+    comparisons: Sequence[Comparison] = (),
+    thresholds: Thresholds | None = None,
+    *,
+    router_scales: Sequence[RouterScaleTable] = (),
+    measured_routers: Sequence[MeasuredScale] = (),
+    reproductions: Sequence[ReproductionRecord] = (),
+    implementation_audits: Sequence[ImplementationAudit] = (),
+    drifts: Sequence[Drift] = (),
+    recommendations: Sequence[Recommendation] = (),
+) -> DecidedResults:
+    """Evaluate the decision map of each audit, or one map; without `thresholds` an audit keeps those stored in it."""
+    limits = thresholds or Thresholds()
+    shared = None
+    routers: list[MeasuredScale | RouterScaleTable] = [*measured_routers, *router_scales]
+    given: dict[str, Any] = {
+        "loss_audits": loss_audits,
+        "comparisons": comparisons,
+        "implementation_audits": implementation_audits,
+        "routers": routers,
+    }
+    if not audits and (any(given.values()) or not (reproductions or drifts or recommendations)):
+        shared = _map(None, limits.to_dict(), decide(None, **given, thresholds=limits))
+    return DecidedResults(
+        audits=tuple(with_decisions(audit, **given, thresholds=thresholds) for audit in audits),
+        loss_audits=tuple(loss_audits),
+        comparisons=tuple(
+            evaluated_comparison(comparison, limits, stated_thresholds=thresholds is not None)
+            for comparison in comparisons
+        ),
+        shared=shared,
+        router_scales=tuple(router_scales),
+        measured_routers=tuple(measured_routers),
+        reproductions=tuple(reproductions),
+        implementation_audits=tuple(implementation_audits),
+        drifts=tuple(drifts),
+        recommendations=tuple(recommendations),
+    )
+
+
+def _map(name: str | None, thresholds: dict[str, float | None], decisions: tuple[Decision, ...]) -> DecisionMap:
+    order = tuple(decision.stage for decision in ordered_actions(decisions))
+    return DecisionMap(name, thresholds, decisions, bottom_line(decisions), order)
+
+
+def audit_names(audits: Sequence[AuditReport]) -> list[str]:
+    """Short, distinct names: the model, with the corpus or a number where models repeat."""
+    models = [report.model.name for report in audits]
+    names = [
+        m if models.count(m) == 1 else f"{m} · {report.corpus.name}" for m, report in zip(models, audits, strict=True)
+    ]
+    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]

@@ -1,0 +1,231 @@
+"""Intervals of paired differences between runs: over seeds, and over groups of validation blocks within each seed.
+
+    h² = (t·sd(d_s)/√S)² + (t′·e)²
+
+d_s is the difference at seed s (S of them), t and t′ are the one-sided 95 % quantiles of Student's t with S − 1 and
+G − 1 degrees of freedom, and e is the standard error of the seed-averaged difference over G groups of validation blocks.
+Two one-sided tests at 5 % then read: an upper bound holds if Δ + h is below it, and fails if Δ − h is above it.
+
+A log ratio of quantiles or means takes e from 1000 paired resamples of groups of blocks: method and baseline of every
+seed see the same resample.
+
+Axes: S seeds, B blocks, G groups, R resamples, K kept tail values.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zloss.errors import MissingDependencyError
+from zloss.results.run_metrics import ValidationBlocks
+
+LEVEL = 0.95
+MOST_GROUPS = 32
+LEAST_GROUPS = 8
+"""With fewer groups than this, quality never holds."""
+LARGEST_EXPONENT = 700.0
+"""Beyond it exp is infinite in fp64."""
+MOST_SEEDS = 200
+"""More seeds than this are not proposed."""
+RESAMPLES = 1000
+BEYOND = 50
+"""Tokens that must lie beyond a quantile for it to be tested."""
+QUANTILES = (0.999, 0.99, 0.95)
+MOST_NUMBERS = 4_000_000
+"""Numbers in memory at once while resamples of a tail are read."""
+
+
+@dataclass(frozen=True)
+class PairedInterval:
+    """Δ ± h of a paired difference; `half_width` is None with one seed, whose spread is unknown."""
+
+    difference: float
+    half_width: float | None
+    seeds: int
+    groups: int
+    seed_part: float | None
+    """t·sd(d_s)/√S."""
+    group_part: float
+    """t′·e."""
+    seed_spread: float | None
+    """sd(d_s)."""
+
+    @property
+    def lower(self) -> float | None:
+        return None if self.half_width is None else self.difference - self.half_width
+
+    @property
+    def upper(self) -> float | None:
+        return None if self.half_width is None else self.difference + self.half_width
+
+    def seeds_to_settle(self, bound: float) -> int | None:
+        """How many seeds would put Δ on one side of `bound` at the present spread.
+
+        None with one seed, and where more seeds cannot help because the groups alone are as wide as the gap.
+        """
+        gap = abs(bound - self.difference)
+        if self.seed_spread is None or self.group_part >= gap:
+            return None
+        for seeds in range(2, MOST_SEEDS + 1):
+            part = student_quantile(seeds - 1) * self.seed_spread / math.sqrt(seeds)
+            if math.hypot(part, self.group_part) <= gap:
+                return seeds
+        return None
+
+
+def paired_interval(differences_S: Sequence[float], group_error: float, groups: int) -> PairedInterval:
+    """The interval of the mean of `differences_S`; `group_error` is e, from `groups` groups of validation blocks.
+
+    `groups` = 0 says that the spread over text is unknown or does not exist: e is then left out.
+    """
+    seeds, mean = len(differences_S), statistics.fmean(differences_S)
+    group_part = 0.0 if not groups else student_quantile(groups - 1) * group_error if groups > 1 else math.inf
+    if seeds < 2:
+        return PairedInterval(mean, None, seeds, groups, None, group_part, None)
+    spread = statistics.stdev(differences_S)
+    seed_part = student_quantile(seeds - 1) * spread / math.sqrt(seeds)
+    return PairedInterval(mean, math.hypot(seed_part, group_part), seeds, groups, seed_part, group_part, spread)
+
+
+@cache
+def student_quantile(degrees: int) -> float:
+    """The one-sided 95 % quantile of Student's t."""
+    try:
+        from scipy.stats import t
+    except ImportError as error:
+        raise MissingDependencyError("scipy", "Judging a comparison", "audit") from error
+    return float(t.ppf(LEVEL, degrees))
+
+
+def contiguous_groups(blocks: int) -> NDArray[np.int64]:
+    """The group of every block [B]: at most 32 contiguous groups of equal length."""
+    return np.arange(blocks, dtype=np.int64) * min(MOST_GROUPS, blocks) // max(blocks, 1)
+
+
+def group_sums(values_B: NDArray[np.float64], group_B: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Σ of a per-block quantity over each group, [G]."""
+    return np.bincount(group_B, weights=values_B, minlength=int(group_B.max()) + 1).astype(np.float64)
+
+
+def quality_interval(pairs_S: Sequence[tuple[ValidationBlocks, ValidationBlocks]]) -> PairedInterval:
+    """Δ ± h in nats: d_s is the mean over tokens of CE(method) − CE(baseline) on the same blocks, every block finite.
+
+    The spread over text is that of contiguous groups of blocks of the seed-averaged difference.
+    """
+    tokens_B = np.array(pairs_S[0][0].tokens, dtype=np.float64)
+    baseline_SB, method_SB = (np.array([pair[side].ce for pair in pairs_S], dtype=np.float64) for side in (0, 1))
+    gap_SB = method_SB - baseline_SB
+    differences_S = gap_SB @ tokens_B / tokens_B.sum()
+    group_B = contiguous_groups(len(tokens_B))
+    tokens_G = group_sums(tokens_B, group_B)
+    means_G = group_sums(gap_SB.mean(axis=0) * tokens_B, group_B) / tokens_G
+    groups = len(tokens_G)
+    error = float(np.std(means_G, ddof=1)) / math.sqrt(groups) if groups > 1 else math.inf
+    return paired_interval([float(value) for value in differences_S], error, groups)
+
+
+@dataclass(frozen=True)
+class BlockTail:
+    """The largest values of one token quantity, block by block: all that lie above one threshold common to the blocks."""
+
+    values: tuple[tuple[float, ...], ...]
+    """For each block its values above the threshold, in any order."""
+    tokens_B: tuple[int, ...]
+    """Tokens of each block, those below the threshold included."""
+
+    def quantile(self, level: float) -> float:
+        """The smallest kept value with at most (1 − level)·N tokens above it; NaN where too few values were kept."""
+        ordered = np.sort(np.concatenate([np.asarray(v, dtype=np.float64) for v in self.values] or [np.empty(0)]))[::-1]
+        place = math.floor((1 - level) * sum(self.tokens_B))
+        return float(ordered[place]) if place < len(ordered) else math.nan
+
+
+@dataclass(frozen=True)
+class BlockMean:
+    """A mean over tokens, block by block."""
+
+    means: tuple[float, ...]
+    tokens_B: tuple[int, ...]
+
+
+BlockValues = BlockTail | BlockMean
+
+
+def block_values(blocks: ValidationBlocks | None, key: str, *, tail: bool) -> BlockValues | None:
+    """A tail or a mean of one run by its key; None where the run does not hold it for every block."""
+    if blocks is None:
+        return None
+    if tail:
+        return BlockTail(blocks.tails[key], blocks.tokens) if key in blocks.tails else None
+    means = blocks.means.get(key, ())
+    known = tuple(mean for mean in means if mean is not None)
+    return BlockMean(known, blocks.tokens) if known and len(known) == len(means) else None
+
+
+def judged_level(tokens: int, asked: float = QUANTILES[0]) -> float | None:
+    """The highest of 99.9, 99 and 95 %, up to `asked`, with at least 50 tokens beyond it; None if even 95 % has fewer."""
+    return next(
+        (level for level in QUANTILES if level <= asked and (1 - level) * tokens >= BEYOND - 1e-9),
+        None,
+    )
+
+
+def effect_interval(
+    pairs_S: Sequence[tuple[BlockValues, BlockValues]], level: float | None, seed: int = 0
+) -> PairedInterval | None:
+    """log(q_method / q_baseline) ± h over (baseline, method) pairs; None where q is not positive or cannot be read."""
+    group_B, drawn_RG = text_resamples(len(pairs_S[0][0].tokens_B), seed)
+    groups = drawn_RG.shape[1]
+    once_1G = np.ones((1, groups), dtype=np.int64)
+    differences, resampled_SR = [], []
+    for baseline, method in pairs_S:
+        point, spread = (
+            np.log(resampled(method, group_B, counts, level)) - np.log(resampled(baseline, group_B, counts, level))
+            for counts in (once_1G, drawn_RG)
+        )
+        differences.append(float(point[0]))
+        resampled_SR.append(spread)
+    means_R = np.mean(resampled_SR, axis=0)
+    means_R = means_R[np.isfinite(means_R)]
+    if not all(map(math.isfinite, differences)) or len(means_R) < RESAMPLES // 2:
+        return None
+    return paired_interval(differences, float(np.std(means_R, ddof=1)), groups)
+
+
+def text_resamples(blocks: int, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(group of every block [B], how often each resample draws each group [R, G]); the same for the same text."""
+    group_B = contiguous_groups(blocks)
+    groups = int(group_B.max()) + 1
+    return group_B, np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def resampled(
+    values: BlockValues, group_B: NDArray[np.int64], counts_RG: NDArray[np.int64], level: float | None
+) -> NDArray[np.float64]:
+    """The mean or quantile of every resample, [R]; `counts_RG` says how often each group was drawn."""
+    tokens_B = np.asarray(values.tokens_B, dtype=np.float64)
+    tokens_R = counts_RG @ group_sums(tokens_B, group_B)
+    if isinstance(values, BlockMean):
+        return counts_RG @ group_sums(np.asarray(values.means) * tokens_B, group_B) / tokens_R
+    assert level is not None
+    kept_K = np.concatenate([np.asarray(v, dtype=np.float64) for v in values.values] or [np.empty(0)])
+    out_R = np.full(len(counts_RG), np.nan)
+    if not len(kept_K):
+        return out_R
+    order = np.argsort(kept_K)[::-1]
+    group_K, largest_K = np.repeat(group_B, [len(v) for v in values.values])[order], kept_K[order]
+    step = max(1, MOST_NUMBERS // len(kept_K))
+    for start in range(0, len(counts_RG), step):
+        part = slice(start, start + step)
+        above_RK = np.cumsum(counts_RG[part][:, group_K], axis=1)
+        found_RK = above_RK > ((1 - level) * tokens_R[part])[:, None]
+        out_R[part] = np.where(found_RK[:, -1], largest_K[found_RK.argmax(axis=1)], np.nan)
+    return out_R

@@ -1,0 +1,528 @@
+"""From audit and matched runs to one recommendation: candidates, their cost, their verdicts, the answer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT, USUAL, Stage
+from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict_parts import EFFECT, endpoint_limits
+from zloss.errors import InputError
+from zloss.results.audit import AuditReport
+from zloss.results.comparison import FEW_STEPS, ComparedMethod, Comparison, Verdict
+from zloss.results.decision import Decision
+from zloss.results.recommendation import NOT_TESTED, Arm, Level
+from zloss.results.steps import PHI, StepRecord
+
+DEFAULT_COEF = 1e-4
+"""λ where R_Z was not measured: that of the paper's quality-neutral runs."""
+SMALLER = 0.1
+STANDARD, GAIN_AWARE, CENTERED_HEAD, CE = "standard", "gain-aware", "centered-head", "ce"
+CE_ARM = Arm(CE, 0.0, (), "the baseline")
+LEAST_STEPS, MOST_STEPS, STEP_UNIT = FEW_STEPS, 1000, 50
+LEAST_RUNS = 4
+"""Runs of the smallest plan: CE and one arm, on the selecting seed and on one confirming seed."""
+SHARE = 0.9
+"""Share of the budget that is planned; the rest is for what a probe of a few steps does not show."""
+
+
+# Candidates
+
+
+def candidates(report: AuditReport) -> tuple[Arm, ...]:
+    """Every arm worth a run, without CE, the most telling first, from the stages of an audit that fired.
+
+    | fired stage | arm | λ on the R_Z budget of |
+    |---|---|---|
+    | Source coordinate | Centered; Centered head without a separate run | centered logits |
+    | Objective decomposition | Factorized | raw logits |
+    | Architectural transport | Standard, which is its reference, and Gain-aware | raw logits |
+    | Shared pathway | Standard | raw logits |
+    | none of them | Standard, the usual recipe, to compare with | raw logits |
+
+    After them comes each Z method once more at a tenth of its λ.
+    """
+    fired = [decision.stage for decision in report.decisions if decision.fired]
+    budget = report.lambda_budget
+    limit = math.nan if budget is None else budget.r_z
+    raw = budget_coef(None if budget is None else budget.raw, limit)
+    centered = budget_coef(None if budget is None else budget.centered, limit)
+    wanted: list[tuple[str, tuple[float, str], tuple[Stage, ...]]] = [
+        ("centered", centered, (SOURCE,)),
+        ("factorized", raw, (DECOMPOSITION,)),
+        (STANDARD, raw, (TRANSPORT, PATHWAY)),
+        (GAIN_AWARE, raw, (TRANSPORT,)),
+    ]
+    arms = []
+    for method, (coef, note), proposed_by in wanted:
+        names = tuple(stage.name for stage in proposed_by if stage.name in fired)
+        if names:
+            arms.append(Arm(method, coef, names, note))
+    if not arms:
+        arms.append(Arm(STANDARD, raw[0], (), f"no stage fired; the usual recipe to compare with, {raw[1]}"))
+    smaller = [
+        replace(arm, coef=one_digit(SMALLER * arm.coef), note=f"a tenth of the λ of {arm.label}")
+        for arm in arms
+        if arm.method != GAIN_AWARE
+    ]
+    return (*arms, *smaller)
+
+
+def budget_coef(solved: float | None, r_z: float) -> tuple[float, str]:
+    """(λ, how it was chosen): the λ on the R_Z budget with one digit, rounded down, and at most 1e-3."""
+    if solved is None:
+        return DEFAULT_COEF, "R_Z was not measured, so λ is that of the paper's quality-neutral runs"
+    coef = one_digit(min(solved, USUAL[1]))
+    if solved > USUAL[1]:
+        return coef, f"R_Z = {r_z:g} would allow {solved:.2g}; the usual range of λ ends at {USUAL[1]:g}"
+    below = f", below the usual range from {USUAL[0]:g}" if coef < USUAL[0] else ""
+    return coef, f"λ of R_Z = {r_z:g} at the start{below}"
+
+
+def one_digit(value: float) -> float:
+    """`value` rounded down to one significant digit.
+
+    >>> one_digit(0.00097), one_digit(1e-3)
+    (0.0009, 0.001)
+    """
+    exponent = math.floor(math.log10(value) + 1e-9)
+    digit = math.floor(value / 10**exponent + 1e-9)
+    return float(f"{digit}e{exponent}")
+
+
+def with_references(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """The arms with Standard in front of every Gain-aware arm whose λ has none: it is compared with Standard."""
+    found: list[Arm] = []
+    for arm in arms:
+        if arm.method == GAIN_AWARE and (STANDARD, arm.coef) not in {one.key for one in found}:
+            found.append(Arm(STANDARD, arm.coef, (), "reference of gain-aware"))
+        found.append(arm)
+    return tuple(found)
+
+
+# Time
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured of one run's cost, in seconds."""
+
+    step: float
+    """One optimizer step."""
+    run: float
+    """Everything of a run but its steps."""
+    fixed: float
+    """Everything outside of runs: the time spent so far and the audits that remain."""
+
+    def seconds(self, runs: int, steps: int) -> float:
+        """The whole command."""
+        return self.fixed + runs * (steps * self.step + self.run)
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """What fits."""
+
+    arms: tuple[Arm, ...]
+    """Arms with a run of the first seed, references included, without CE."""
+    left_out: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    seconds: float
+
+
+def plan_time(
+    candidates: Sequence[Arm],
+    seeds: Sequence[int],
+    speed: Speed,
+    *,
+    budget: float | None,
+    steps: int | None = None,
+) -> TimePlan:
+    """The plan of a budget in seconds; without one all arms, with `steps` or 100 steps each.
+
+        seconds = fixed + runs · (steps · step + run)
+        runs = 1 + arms + confirmation seeds · (2, or 3 where Gain-aware may be chosen)
+
+    Fewer arms rather than shorter runs: every run has at least 100 steps. Where not all candidates fit, the last ones are left
+    out, down to one; then confirmation seeds, down to one; then the budget is too small. Where all fit, the steps grow.
+    """
+    per_run = steps or LEAST_STEPS
+    if budget is None:
+        return _plan(candidates, candidates, seeds, per_run, speed)
+    room = SHARE * budget
+    for kept_seeds in range(len(seeds), 1, -1):
+        for count in range(len(candidates), 0, -1):
+            plan = _plan(candidates[:count], candidates, seeds[:kept_seeds], per_run, speed)
+            if plan.seconds <= room:
+                if steps is None and count == len(candidates):
+                    return _longer(plan, candidates, speed, room)
+                return plan
+    raise too_small(budget, per_run, speed)
+
+
+def too_small(budget: float, steps: int, speed: Speed) -> InputError:
+    """The error of a budget without room for CE and one arm on two seeds."""
+    needed = speed.seconds(LEAST_RUNS, steps) / SHARE
+    return InputError(
+        f"`budget` is {rounded_duration(budget)}, but CE and one arm on two seeds, {LEAST_RUNS} runs of {steps} steps at "
+        f"{speed.step:.2g} s, need about {rounded_duration(needed)}: give more time, or fewer tokens per step with `micro_batch` "
+        "or `block_size`."
+    )
+
+
+def check_budget(budget: float | None, steps: int | None, speed: Speed) -> None:
+    """Refuse a budget that has no room for the smallest plan, before the audit begins."""
+    per_run = steps or LEAST_STEPS
+    if budget is not None and speed.seconds(LEAST_RUNS, per_run) > SHARE * budget:
+        raise too_small(budget, per_run, speed)
+
+
+def planned_runs(arms: Sequence[Arm], seeds: Sequence[int]) -> int:
+    """CE and the arms on the first seed; CE, the chosen arm and its reference on the others."""
+    return 1 + len(arms) + (len(seeds) - 1) * runs_per_seed(arms)
+
+
+def runs_per_seed(arms: Sequence[Arm]) -> int:
+    """Runs of a confirming seed: CE, the chosen arm, and Standard where Gain-aware may be chosen."""
+    return 3 if any(arm.method == GAIN_AWARE for arm in arms) else 2
+
+
+def _plan(chosen: Sequence[Arm], candidates: Sequence[Arm], seeds: Sequence[int], steps: int, speed: Speed) -> TimePlan:
+    arms = with_references(chosen)
+    left_out = tuple(arm for arm in candidates if arm not in arms)
+    return TimePlan(arms, left_out, tuple(seeds), steps, speed.seconds(planned_runs(arms, seeds), steps))
+
+
+def _longer(plan: TimePlan, candidates: Sequence[Arm], speed: Speed, room: float) -> TimePlan:
+    """The same arms with as many steps as fit, in units of 50."""
+    runs = planned_runs(plan.arms, plan.seeds)
+    most = (room - speed.seconds(runs, 0)) / (runs * speed.step) if speed.step > 0 else math.inf
+    steps = max(plan.steps, min(MOST_STEPS, int(min(most, MOST_STEPS)) // STEP_UNIT * STEP_UNIT))
+    return _plan(plan.arms, candidates, plan.seeds, steps, speed)
+
+
+def rounded_duration(seconds: float) -> str:
+    """A planned time in words, from 90 s on in whole minutes, rounded up.
+
+    >>> rounded_duration(45), rounded_duration(1830), rounded_duration(5400)
+    ('45 s', '31 min', '1 h 30 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = math.ceil(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+
+
+# Early rejection
+
+
+def certain_rejection(
+    records: Sequence[StepRecord],
+    baseline: Mapping[str, float | None],
+    *,
+    steps: int,
+    spike: float,
+    thresholds: Thresholds,
+) -> str | None:
+    """The endpoint that rejects a running arm whatever its remaining steps bring, in a phrase; None while it may be accepted.
+
+    Only endpoints that cannot fall again are read: maxima, and counts of events over the number of steps of the whole run. If one
+    of them is beyond its limit against the finished CE run, the optimizer part of the one-seed verdict fails at the end too. The
+    rank of an arm never stops it: early PPL favours CE, and an early P_Z the largest λ.
+
+    `records`: the steps so far; `baseline`: the endpoints of the CE run by key; `steps`: steps of the whole run.
+    """
+    least = least_endpoints(records, [key for key in baseline if key.startswith(PHI)], steps=steps, spike=spike)
+    for limit in endpoint_limits(thresholds, least.keys() & baseline.keys(), steps):
+        before, after = baseline[limit.key], least.get(limit.key)
+        if limit.passed(before, after):
+            assert before is not None
+            assert after is not None
+            return limit.sentence(before, after)
+    return None
+
+
+def least_endpoints(
+    records: Sequence[StepRecord], events: Sequence[str], *, steps: int, spike: float
+) -> dict[str, float | None]:
+    """The smallest values that the endpoints of the whole run can still have; `events` are keys of Φ_τ."""
+    bad = [record.gradient != "finite" for record in records]
+    micro = sum(record.micro_batches for record in records)
+    whole_micro = steps * (micro / len(records)) if records else 0
+    losses = [record.loss for record in records]
+    spikes = sum(not math.isfinite(now) or now - before > spike for before, now in itertools.pairwise(losses))
+    found: dict[str, float | None] = {
+        "grad_norm_max": _largest(record.grad_norm for record in records),
+        "grad_inf_max": _largest(record.grad_inf for record in records),
+        "adam_v_max": _largest(record.adam.v_inf for record in records if record.adam is not None),
+        "nonfinite_gradient": sum(bad) / steps,
+        "nonfinite_microbatch": sum(r.micro_nan + r.micro_inf for r in records) / whole_micro if whole_micro else None,
+        "spike_rate": spikes / (steps - 1) if steps > 1 else None,
+    }
+    for key in events:
+        threshold = float(key.removeprefix(PHI))
+        passed = sum(b or record.grad_norm > threshold for b, record in zip(bad, records, strict=True))
+        found[key] = passed / steps
+    return found
+
+
+def _largest(values: Iterable[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return max(finite) if finite else None
+
+
+# Arms against CE
+
+
+@dataclass(frozen=True)
+class EvaluatedArm:
+    """What one comparison says of one arm: its verdict, and whether its numbers point the right way.
+
+    An arm *passes* if nothing fails and every point estimate is on the good side: ΔCE within the tolerance, the quantity it is
+    meant to lower at least 1 % lower, and p99 ‖δ_u‖ as deployed not above that of CE on raw logits. Passing is a direction; the
+    verdict, from intervals, says whether it is certain.
+    """
+
+    verdict: Verdict
+    delta_ce: float | None
+    ratio: float | None
+    """Of several quantities the largest ratio."""
+    transported: float | None
+    objection: str
+    """Why it does not pass, in a phrase; empty where it passes."""
+
+    @property
+    def key(self) -> tuple[str, float]:
+        return self.verdict.method, self.verdict.coef
+
+    @property
+    def passes(self) -> bool:
+        return not self.objection
+
+
+def evaluate_arms(comparison: Comparison) -> tuple[EvaluatedArm, ...]:
+    """Every method that shares a seed with the baseline and has a quantity to lower."""
+    base = comparison.baseline_method
+    if base is None:
+        return ()
+    by_key = {(method.method, method.coef): method for method in comparison.methods}
+    return tuple(
+        _evaluated(verdict, by_key[verdict.method, verdict.coef], base)
+        for verdict in comparison.quality.methods
+        if verdict.parts is not None and verdict.parts.coordinate is not None
+    )
+
+
+def choose(arms: Sequence[EvaluatedArm], *, centered_head: bool) -> EvaluatedArm | None:
+    """The first arm that passes, else the nearest of those that were trained; `centered_head`: Centered head is an answer."""
+    trained = [arm for arm in arms if arm.key[0] != CENTERED_HEAD]
+    passing = [arm for arm in ranked(arms if centered_head else trained) if arm.passes]
+    return next(iter(passing or ranked(trained)), None)
+
+
+def ranked(arms: Sequence[EvaluatedArm]) -> tuple[EvaluatedArm, ...]:
+    """Arms that pass by p99 ‖δ_u‖, the smallest first; then the others by ΔCE, the smallest first."""
+
+    def place(arm: EvaluatedArm) -> tuple[bool, float]:
+        value = arm.transported if arm.passes else arm.delta_ce
+        return not arm.passes, math.inf if value is None else value
+
+    return tuple(sorted(arms, key=place))
+
+
+def _evaluated(verdict: Verdict, method: ComparedMethod, base: ComparedMethod) -> EvaluatedArm:
+    parts = verdict.parts
+    assert parts is not None
+    assert parts.coordinate is not None
+    quality = {} if parts.quality is None else parts.quality.numbers
+    questions = parts.coordinate.numbers.get("questions") or [parts.coordinate.numbers]
+    ratios = [_number(question.get("ratio")) for question in questions]
+    known = [ratio for ratio in ratios if ratio is not None]
+    arm = EvaluatedArm(
+        verdict,
+        delta_ce=_number(quality.get("delta_ce")),
+        ratio=max(known) if known and len(known) == len(ratios) else None,
+        transported=_transported(method, base),
+        objection="",
+    )
+    return replace(arm, objection=_objection(arm, _number(quality.get("tolerance_ce"))))
+
+
+def _objection(arm: EvaluatedArm, tolerance: float | None) -> str:
+    verdict, delta, ratio, transported = arm.verdict, arm.delta_ce, arm.ratio, arm.transported
+    if verdict.verdict == "rejected":
+        return "rejected: " + " ".join(verdict.reasons or ()).rstrip(".")
+    if delta is None:
+        return "its validation CE is not finite"
+    if tolerance is not None and delta > tolerance:
+        return f"ΔCE = {delta:+.4g} nat is above the tolerance of {tolerance:.3g}"
+    if ratio is None:
+        return "the quantity it is meant to lower cannot be read"
+    if ratio > math.exp(EFFECT):
+        return f"the quantity it is meant to lower is × {ratio:.4g}, not at least 1 % lower"
+    if transported is not None and transported > 1:
+        return f"p99 ‖δ_u‖ as deployed is × {transported:.4g} that of CE"
+    return ""
+
+
+def _transported(method: ComparedMethod, base: ComparedMethod) -> float | None:
+    """p99 ‖δ_u‖ in the coordinate and with the weight that the method deploys, over that of CE on raw logits."""
+    heads = method.heads.centered if method.coordinate == "centered" else method.heads.raw
+    own = heads.get("delta_u_99_gain_aware" if method.method == GAIN_AWARE else "delta_u_99")
+    reference = base.heads.raw.get("delta_u_99")
+    return own.mean / reference.mean if own is not None and reference is not None and reference.mean else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+# Sentences
+
+
+KEEP = "Keep what you have: the runs did not decide."
+ACTIONS = {
+    CE: "Use no Z-loss: train with plain cross-entropy.",
+    CENTERED_HEAD: "Deploy the row-centered head and use no Z-loss.",
+    "standard": "Train with Standard Z-loss on raw logits, λ = {coef:g}, c = log V.",
+    "centered": "Train with Centered Z-loss, λ = {coef:g}, c = log V; its coordinate is the row-centered head.",
+    "factorized": "Train with Factorized Z-loss, λ_μ = λ_rel = {coef:g}, c_μ = 0, c_rel = log V.",
+    "gain-aware": "Train with Gain-aware Z-loss, λ = {coef:g}, β = 0.01, c = log V.",
+}
+
+
+def action(method: str | None, coef: float | None) -> str:
+    """What to do, in one sentence."""
+    if method is None:
+        return KEEP
+    return ACTIONS.get(method, f"Train with {method}, λ = {{coef:g}}.").format(coef=coef)
+
+
+def costs(
+    comparison: Comparison | None,
+    method: str | None,
+    coef: float | None,
+    *,
+    seconds_ratio: float | None,
+    extra_bytes: int,
+) -> tuple[str, ...]:
+    """What the answer costs: quality, gradient, time, memory. `seconds_ratio`: time of a step over that of CE."""
+    if method is None or method == CE:
+        return ("Nothing changes.",)
+    found = []
+    if comparison is not None:
+        own = next((m for m in comparison.methods if (m.method, m.coef) == (method, coef)), None)
+        verdict = next((v for v in comparison.quality.methods if (v.method, v.coef) == (method, coef)), None)
+        quality = None if verdict is None or verdict.parts is None else verdict.parts.quality
+        if quality is not None:
+            found.append(f"Quality: {quality.reason}")
+        r_aux = None if own is None else own.mean("r_aux")
+        if r_aux:
+            found.append(f"Gradient: that of the Z-loss at the head is {r_aux:.1%} of that of CE after training.")
+    if method == CENTERED_HEAD:
+        found.append("Training: none; the head is centered once.")
+        if extra_bytes:
+            found.append(f"Memory: a tied head is untied, {extra_bytes / 1e6:.0f} MB more in fp32.")
+    elif seconds_ratio is not None:
+        found.append(f"Time: a step took {seconds_ratio:.2f} × that of CE here, by the clock (median over steps).")
+    return tuple(found)
+
+
+def not_guaranteed(decisions: Sequence[Decision], proposed_by: Sequence[str], *, fresh_adam: bool) -> tuple[str, ...]:
+    """What is not guaranteed: by the stages that proposed the answer, by the setting, and in general."""
+    found = [f"{each.stage}: {each.not_guaranteed}." for each in decisions if each.stage in proposed_by]
+    if fresh_adam:
+        found.append("The runs began with a fresh Adam; a run that goes on with its own state may answer otherwise.")
+    return (*found, f"{NOT_TESTED[0].upper()}{NOT_TESTED[1:]}.")
+
+
+# Answer
+
+
+CONFIRMED: Level = "confirmed here"
+DIRECTION: Level = "direction only"
+UNDECIDED: Level = "undecided"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to use and how sure; `method` None means to keep what one has."""
+
+    level: Level
+    method: str | None
+    coef: float | None
+    why: str
+
+
+def decide_answer(
+    chosen: EvaluatedArm | None,
+    confirmed: EvaluatedArm | None,
+    centered_head: EvaluatedArm | None,
+    *,
+    diagnosed: bool,
+    stopped: int = 0,
+) -> Answer:
+    """`chosen` is evaluated on selection, the other two on confirmation; `diagnosed`: a stage of the checkpoint fired.
+
+    `centered_head` is None where the source stage did not fire. `stopped`: arms that ended early. The first row that applies:
+
+    | selection | confirmation | answer | level |
+    |---|---|---|---|
+    | no stage of the checkpoint fired | does not decide | no Z-loss | direction only; confirmed here if the arm is rejected |
+    | the chosen arm passes | it is accepted | the arm | confirmed here |
+    | the chosen arm passes | it passes, inconclusive | the arm | direction only |
+    | anything else | Centered head passes | Centered head | confirmed here if it is accepted, else direction only |
+    | the chosen arm passes | it does not pass | none: keep what one has | undecided |
+    | no arm passes | the nearest arm passes | none: keep what one has | undecided |
+    | no arm passes | the nearest arm is rejected | no Z-loss | confirmed here |
+    | no arm passes | the nearest arm does not pass, inconclusive | no Z-loss | direction only |
+    | every arm was stopped early | – | no Z-loss | direction only |
+
+    Centered head is a second choice only where the source stage fired: it trains as CE does, so it costs no further run.
+    """
+    if not diagnosed:
+        rejected = confirmed is not None and confirmed.verdict.verdict == "rejected"
+        why = "No stage of the checkpoint fired: there is no shift, tail or gain that a Z-loss should lower."
+        return Answer(CONFIRMED if rejected else DIRECTION, CE, 0.0, why)
+    if chosen is None and not stopped:
+        return Answer(UNDECIDED, None, None, "No run of an arm was finished, so nothing is decided.")
+    if chosen is None:
+        why = f"Every arm ({stopped}) was stopped on the first seed, because its rejection was certain."
+        if centered_head is not None and centered_head.passes:
+            return _confirmed(centered_head, why)
+        return Answer(DIRECTION, CE, 0.0, why)
+    if confirmed is None:
+        return Answer(UNDECIDED, None, None, f"No further seed confirms {chosen.verdict.label}.")
+    if chosen.passes and confirmed.passes:
+        return _confirmed(confirmed)
+    if centered_head is not None and centered_head.passes and centered_head.key != chosen.key:
+        return _confirmed(centered_head, _refused(chosen, confirmed))
+    if chosen.passes or confirmed.passes:
+        said = confirmed.objection or "it passes"
+        why = f"Selection and confirmation disagree on {chosen.verdict.label}; on confirmation: {said}."
+        return Answer(UNDECIDED, None, None, why)
+    level = CONFIRMED if confirmed.verdict.verdict == "rejected" else DIRECTION
+    return Answer(level, CE, 0.0, _refused(chosen, confirmed))
+
+
+def _confirmed(arm: EvaluatedArm, *more: str) -> Answer:
+    method, coef = arm.key
+    level = CONFIRMED if arm.verdict.verdict == "accepted" else DIRECTION
+    parts = () if arm.verdict.parts is None else arm.verdict.parts.named()
+    said = " ".join(f"{name[0].upper()}{name[1:]} {part.state}: {part.reason}" for name, part in parts)
+    name = "Centered head" if method == CENTERED_HEAD else arm.verdict.label
+    return Answer(level, method, coef, " ".join((f"{name} on confirmation: {said}", *more)))
+
+
+def _refused(chosen: EvaluatedArm, confirmed: EvaluatedArm) -> str:
+    nearest = "The chosen arm" if chosen.passes else "No arm passed selection; the nearest,"
+    return (
+        f"{nearest} {confirmed.verdict.label}, did not pass confirmation: {confirmed.objection or 'selection said no'}."
+    )

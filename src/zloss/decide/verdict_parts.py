@@ -1,0 +1,396 @@
+"""The three parts of a verdict on a method: the coordinate it is meant to lower, the quality of the model, and the optimizer.
+
+Each part holds, fails or is open, with a sentence and the numbers it rests on.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from zloss.decide.intervals import (
+    BEYOND,
+    LARGEST_EXPONENT,
+    LEAST_GROUPS,
+    QUANTILES,
+    BlockTail,
+    BlockValues,
+    PairedInterval,
+    effect_interval,
+    judged_level,
+    paired_interval,
+    quality_interval,
+)
+from zloss.decide.thresholds import Thresholds
+from zloss.errors import InputError
+from zloss.results.comparison import FEW_STEPS, ComparedMethod, Comparison, Interval, State, VerdictPart
+from zloss.results.run_metrics import RunMetrics
+from zloss.results.steps import PHI
+
+Pairs = Sequence[tuple[RunMetrics, RunMetrics]]
+"""(baseline, method) of every common seed."""
+EFFECT = math.log(0.99)
+"""A quantity is lowered if the upper end of its log ratio is at most this: at least 1 % lower."""
+Endpoints = Mapping[str, float | None]
+RATIO, NATS = "ratio", "nats per token"
+"""Units of intervals: method / baseline, and method − baseline."""
+RUN_AGAIN = "the runs hold no per-block validation: run them again"
+FEW_STEPS_P999 = 1000
+"""With fewer steps a p99.9 over steps is little more than the maximum."""
+
+
+def against_bound(lower: float | None, upper: float | None, bound: float) -> State:
+    """Two one-sided tests: below the bound holds, above it fails, across it (or unknown) is open."""
+    if lower is None or upper is None:
+        return "open"
+    return "holds" if upper <= bound else "fails" if lower > bound else "open"
+
+
+def all_must_hold(parts: Sequence[VerdictPart]) -> VerdictPart:
+    """One part of several questions: it fails where one fails, and holds where all hold.
+
+    Numbers and interval are those of the first question with the joint state; `questions` has the numbers of all.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    states = {part.state for part in parts}
+    state: State = "fails" if "fails" in states else "open" if "open" in states else "holds"
+    first = next(part for part in parts if part.state == state)
+    reason = " ".join(part.reason for part in parts if state == "holds" or part.state == state)
+    return VerdictPart(state, reason, {**first.numbers, "questions": [part.numbers for part in parts]}, first.interval)
+
+
+Relation = Literal["ratio", "increase", "any", "falls"]
+
+
+@dataclass(frozen=True)
+class EndpointLimit:
+    """When one endpoint counts as passed."""
+
+    key: str
+    """Key of metrics.json."""
+    symbol: str
+    relation: Relation
+    """"ratio": above `limit` times the baseline; "increase": above the baseline by `limit`; "any": above zero where the
+    baseline is zero; "falls": below the baseline divided by `limit`."""
+    limit: float
+
+    def passed(self, baseline: float | None, method: float | None) -> bool | None:
+        """None where a value is missing."""
+        if baseline is None or method is None:
+            return None
+        if self.relation == "ratio":
+            return method > self.limit * baseline if baseline > 0 else method > 0
+        if self.relation == "increase":
+            return method - baseline > self.limit
+        if self.relation == "falls":
+            return method < baseline / self.limit
+        return method > 0 and method > baseline
+
+    def sentence(self, baseline: float, method: float) -> str:
+        """What was measured against which limit."""
+        if self.relation == "ratio" and baseline > 0:
+            return f"{self.symbol} × {method / baseline:.3g} (limit × {self.limit:g})"
+        if self.relation == "increase":
+            return f"{self.symbol} {baseline:.3g} → {method:.3g} (limit +{self.limit:g})"
+        if self.relation == "falls":
+            return f"{self.symbol} {baseline:.3g} → {method:.3g} (limit ÷ {self.limit:g})"
+        return f"{self.symbol} {baseline:.3g} → {method:.3g} (limit: none)"
+
+
+def judge_endpoints(
+    limits: Sequence[EndpointLimit],
+    pairs_S: Sequence[tuple[Mapping[str, float | None], Mapping[str, float | None]]],
+) -> VerdictPart:
+    """Does the method send the optimizer worse gradients? Over all endpoints that both runs of every seed hold.
+
+    An endpoint that is beyond its limit on every seed fails; on some seeds it is open.
+    """
+    failed, partly, checked = list[str](), list[str](), list[str]()
+    for limit in limits:
+        values = [(base.get(limit.key), run.get(limit.key)) for base, run in pairs_S]
+        verdicts = [limit.passed(base, run) for base, run in values]
+        if not verdicts or any(verdict is None for verdict in verdicts):
+            continue
+        checked.append(limit.key)
+        base, run = max(values, key=lambda pair: _badness(limit, pair))
+        assert base is not None
+        assert run is not None
+        if all(verdicts):
+            failed.append(limit.sentence(base, run))
+        elif any(verdicts):
+            passed = sum(bool(verdict) for verdict in verdicts)
+            partly.append(f"{limit.sentence(base, run)} on {passed} of {len(verdicts)} seeds")
+    numbers = {"seeds": len(pairs_S), "endpoints": checked, "passed": failed, "passed_on_some_seeds": partly}
+    if not checked:
+        return VerdictPart("open", "the runs hold no optimizer-facing endpoint of method and baseline.", numbers)
+    state: State = "fails" if failed else "open" if partly else "holds"
+    if failed:
+        return VerdictPart(state, "; ".join(failed) + ".", numbers)
+    if partly:
+        return VerdictPart(state, "; ".join(partly) + "; more seeds would settle it.", numbers)
+    return VerdictPart(state, f"all {len(checked)} endpoints are within their limits.", numbers)
+
+
+def _badness(limit: EndpointLimit, pair: tuple[float | None, float | None]) -> float:
+    base, run = pair
+    assert base is not None
+    assert run is not None
+    if limit.relation == "falls":
+        return -run / base if base else 0.0
+    return run - base if limit.relation in ("increase", "any") or base <= 0 else run / base
+
+
+def judge_effect(
+    name: str, pairs_S: Sequence[tuple[BlockValues, BlockValues]], asked: float = QUANTILES[0]
+) -> VerdictPart:
+    """Whether `name` falls by at least 1 %, from (baseline, method) of every seed; `asked` is the intended quantile.
+
+    d_s = log(q_method / q_baseline) for a quantile or a mean q over validation tokens. The part holds if the upper end of
+    the interval is at most log 0.99, fails ("no effect") if the lower end is above it, else it is open.
+    """
+    if not pairs_S:
+        return VerdictPart("open", f"{name}: the runs do not hold it block by block; run them again.")
+    tokens = sum(pairs_S[0][0].tokens_B)
+    tail = isinstance(pairs_S[0][0], BlockTail)
+    level = judged_level(tokens, asked) if tail else None
+    if tail and level is None:
+        return VerdictPart(
+            "open",
+            f"{name}: {tokens} validation tokens leave fewer than {BEYOND} beyond the 95 % quantile; "
+            "validate on more text.",
+        )
+    shown = _shown(name, level, asked)
+    numbers = {"quantity": name, "level": level, **_unjudged(pairs_S, level, asked)}
+    if level is not None and all(_is_removed(*pair, level) for pair in pairs_S):
+        seeds = len(pairs_S)
+        numbers |= {"ratio": 0.0, "seeds": seeds}
+        if seeds < 2:
+            return VerdictPart("open", f"one seed: {shown} is 0; run at least one more seed.", numbers)
+        return VerdictPart("holds", f"{shown} is 0 on every seed.", numbers, Interval(0.0, 0.0, RATIO))
+    interval = effect_interval(pairs_S, level)
+    if interval is None:
+        return VerdictPart("open", f"{shown} is zero or not finite on some seed, so no ratio exists.", numbers)
+    return judge_ratio(shown, interval, numbers)
+
+
+def judge_ratio(shown: str, interval: PairedInterval, numbers: Mapping[str, Any]) -> VerdictPart:
+    """The part of a log ratio and its interval."""
+    state = against_bound(interval.lower, interval.upper, EFFECT)
+    settle = interval.seeds_to_settle(EFFECT)
+    ratio = math.exp(min(interval.difference, LARGEST_EXPONENT))
+    numbers = {
+        **numbers,
+        "ratio": ratio,
+        "seeds": interval.seeds,
+        "groups": interval.groups,
+        "seeds_to_settle": settle,
+    }
+    if interval.lower is None or interval.upper is None or not math.isfinite(interval.upper):
+        why = "one seed" if interval.seeds < 2 else "one group of validation text"
+        more = "run at least one more seed" if interval.seeds < 2 else "validate on more text"
+        return VerdictPart("open", f"{why}: {shown} × {ratio:.4g}; {more}.", numbers)
+    low, high = (math.exp(min(bound, LARGEST_EXPONENT)) for bound in (interval.lower, interval.upper))
+    bounds = Interval(low, high, RATIO)
+    span = f"{shown} × {ratio:.4g} ({low:.4g} to {high:.4g})"
+    if state == "fails":
+        return VerdictPart(state, f"no effect: {span}, not at least 1 % lower.", numbers, bounds)
+    if state == "holds":
+        return VerdictPart(state, f"{span}.", numbers, bounds)
+    can_settle = settle is not None and settle > interval.seeds
+    more = f"{settle} seeds would settle it at the present spread" if can_settle else "validate on more text"
+    return VerdictPart(state, f"{span}; {more}.", numbers, bounds)
+
+
+def _shown(name: str, level: float | None, asked: float) -> str:
+    if level is None:
+        return f"mean of {name}"
+    less = f" (p{100 * asked:g} has fewer than {BEYOND} tokens beyond it)" if level < asked else ""
+    return f"p{100 * level:g} of {name}{less}"
+
+
+def _unjudged(pairs_S: Sequence[tuple[BlockValues, BlockValues]], level: float | None, asked: float) -> dict[str, Any]:
+    """The ratio at the quantile that is meant, averaged over seeds, where a lower one is judged."""
+    if level is None or level == asked:
+        return {}
+    logs = []
+    for baseline, method in pairs_S:
+        assert isinstance(baseline, BlockTail)
+        assert isinstance(method, BlockTail)
+        before, after = baseline.quantile(asked), method.quantile(asked)
+        if not (before > 0 and after > 0):
+            return {}
+        logs.append(math.log(after / before))
+    return {"unjudged_level": asked, "unjudged_ratio": math.exp(statistics.fmean(logs))}
+
+
+def _is_removed(baseline: BlockValues, method: BlockValues, level: float) -> bool:
+    """Whether the quantity is 0 up to the quantile where the baseline's is not."""
+    assert isinstance(baseline, BlockTail)
+    assert isinstance(method, BlockTail)
+    return method.quantile(level) == 0 and baseline.quantile(level) > 0
+
+
+def quality_part(pairs: Pairs, tolerance_ppl: float) -> VerdictPart:
+    """Is the validation CE within the tolerance of the baseline's? From the validation blocks of every seed."""
+    if any(base.ce is None for base, _ in pairs):
+        return VerdictPart("open", "the baseline's validation CE is not finite on some seed.")
+    if any(run.ce is None or run.valid_nonfinite.nan or run.valid_nonfinite.inf for _, run in pairs):
+        return VerdictPart("fails", "its validation CE is not finite on every token and seed.")
+    finite = [(base.ce, run.ce) for base, run in pairs if base.ce is not None and run.ce is not None]
+    baseline_ppl = math.exp(statistics.fmean(base for base, _ in finite))
+    blocks = [(base.validation_blocks, run.validation_blocks) for base, run in pairs]
+    both = [(base, run) for base, run in blocks if base is not None and run is not None]
+    if len(both) < len(blocks) or any(base.tokens != run.tokens or None in base.ce + run.ce for base, run in both):
+        # The spread over text is unknown, so quality fails or stays open.
+        interval = paired_interval([run - base for base, run in finite], 0.0, 0)
+    else:
+        interval = quality_interval(both)
+    return judge_quality(interval, baseline_ppl=baseline_ppl, tolerance_ppl=tolerance_ppl)
+
+
+def judge_quality(interval: PairedInterval, *, baseline_ppl: float, tolerance_ppl: float) -> VerdictPart:
+    """Holds if Δ + h ≤ tolerance, fails if Δ − h > tolerance, else open; open with one seed, never holds below 8 groups."""
+    if not baseline_ppl > 0:
+        raise InputError(
+            f"the PPL of the baseline is expected to be above 0, but is {baseline_ppl:g}: its run is damaged."
+        )
+    # A tolerance of −100 % of the PPL and less asks for a CE of −∞, which no method reaches.
+    share = tolerance_ppl / baseline_ppl
+    tolerance = math.log1p(share) if share > -1 else -math.inf
+
+    def ppl(nats: float | None) -> float | None:
+        return (
+            None
+            if nats is None or not math.isfinite(nats) or nats > LARGEST_EXPONENT
+            else baseline_ppl * math.expm1(nats)
+        )
+
+    state = against_bound(interval.lower, interval.upper, tolerance)
+    if state == "holds" and interval.groups < LEAST_GROUPS:
+        state = "open"
+    bounds = None
+    if interval.lower is not None and interval.upper is not None and math.isfinite(interval.upper):
+        bounds = Interval(interval.lower, interval.upper, NATS)
+    numbers = {
+        "delta_ce": interval.difference,
+        "half_width": _finite(interval.half_width),
+        "delta_ppl": ppl(interval.difference),
+        "lower_ppl": ppl(interval.lower),
+        "upper_ppl": ppl(interval.upper),
+        "tolerance_ce": _finite(tolerance),
+        "tolerance_ppl": tolerance_ppl,
+        "smallest_tolerance_ppl": ppl(interval.upper) if interval.groups >= LEAST_GROUPS else None,
+        "seeds": interval.seeds,
+        "groups": interval.groups,
+        "seeds_to_settle": interval.seeds_to_settle(tolerance),
+        "seed_half_width": _finite(interval.seed_part),
+        "text_half_width": _finite(interval.group_part) if interval.groups else None,
+    }
+    return VerdictPart(state, _quality_reason(interval, state, numbers), numbers, bounds)
+
+
+def _quality_reason(interval: PairedInterval, state: State, numbers: Mapping[str, Any]) -> str:
+    delta, lower, upper = (_signed(numbers[key]) for key in ("delta_ppl", "lower_ppl", "upper_ppl"))
+    if interval.half_width is None:
+        return f"one seed: ΔCE = {interval.difference:+.4g} nat ({delta} PPL) without an interval; run at least one more seed."
+    span = f"ΔCE = {interval.difference:+.4g} nat without an interval"
+    if math.isfinite(interval.half_width):
+        span = (
+            f"ΔCE = {interval.difference:+.4g} ± {interval.half_width:.2g} nat ({lower} to {upper} PPL; "
+            f"tolerance {numbers['tolerance_ppl']:.3g} PPL)"
+        )
+    if state == "fails":
+        return f"{span}."
+    if state == "holds":
+        return f"{span}; the smallest tolerance that still holds is {upper} PPL."
+    if not interval.groups:
+        return f"{span}; {RUN_AGAIN}."
+    if interval.groups < LEAST_GROUPS:
+        return f"{span}; the validation text gives {interval.groups} groups, at least {LEAST_GROUPS} are needed."
+    least, seeds = f"a tolerance of {upper} PPL would hold", numbers["seeds_to_settle"]
+    if seeds is not None and seeds > interval.seeds:
+        return f"{span}; {least}, or {seeds} seeds would settle it at the present spread."
+    return f"{span}; {least}; more seeds alone cannot settle it, validate on more text."
+
+
+def _signed(value: float | None) -> str:
+    return "∞" if value is None else f"{value:+.3g}"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def endpoint_limits(thresholds: Thresholds, keys: Iterable[str], steps: int | None = None) -> tuple[EndpointLimit, ...]:
+    """The limits of every endpoint among `keys`.
+
+    Over fewer than 100 steps a p99 is little more than the maximum, so the maximum alone is judged there; likewise the
+    p99.9 below 1000 steps. A file without the maximum is judged by the quantile that it has.
+    """
+    known = set(keys)
+    tail, largest = thresholds.grad_tail_ratio, thresholds.grad_max_ratio
+    short = steps is not None and steps < FEW_STEPS and "grad_norm_max" in known
+    shorter = steps is not None and steps < FEW_STEPS_P999 and "grad_norm_max" in known
+    limits = [EndpointLimit("grad_norm_max", "max ‖g‖₂", "ratio", largest)]
+    if not short:
+        limits.insert(0, EndpointLimit("grad_norm_p99", "p99 ‖g‖₂", "ratio", tail))
+        limits.append(EndpointLimit("grad_inf_p99", "p99 ‖g‖∞", "ratio", tail))
+    if not shorter:
+        limits.insert(-1, EndpointLimit("grad_norm_p999", "p99.9 ‖g‖₂", "ratio", tail))
+    limits.append(EndpointLimit("grad_inf_max", "max ‖g‖∞ (fp16 margin 65504/‖g‖∞)", "ratio", largest))
+    limits.append(EndpointLimit("kappa_min", "smallest safe fp16 scale κ", "falls", thresholds.fp16_margin_ratio))
+    events = sorted((key for key in known if key.startswith(PHI)), key=lambda key: (len(key), key))
+    limits += [
+        EndpointLimit(key, f"Φ_{key.removeprefix(PHI)}", "increase", thresholds.event_rate_increase) for key in events
+    ]
+    limits += [
+        EndpointLimit("nonfinite_gradient", "share of steps with a nonfinite gradient", "any", 0.0),
+        EndpointLimit("nonfinite_microbatch", "share of nonfinite micro-batches", "any", 0.0),
+        EndpointLimit("adam_v_max", "max ‖v‖∞ of Adam", "ratio", thresholds.adam_state_ratio),
+        EndpointLimit("adam_v_p99", "p99 ‖v‖∞ of Adam", "ratio", thresholds.adam_state_ratio),
+        EndpointLimit("spike_rate", "spike rate", "increase", thresholds.spike_rate_increase),
+    ]
+    return tuple(limit for limit in limits if limit.key in known)
+
+
+def judge_optimizer(comparison: Comparison, method: ComparedMethod, thresholds: Thresholds) -> VerdictPart | None:
+    """The part of one method of a comparison; None without a baseline or without an endpoint of both."""
+    base = comparison.baseline_method
+    if base is None or base is method:
+        return None
+    limits = endpoint_limits(thresholds, base.metrics.keys() & method.metrics.keys(), comparison.steps)
+    if not limits:
+        return None
+    return judge_endpoints(limits, endpoint_pairs(base, method))
+
+
+def endpoint_pairs(base: ComparedMethod, method: ComparedMethod) -> list[tuple[Endpoints, Endpoints]]:
+    """(baseline, method) of every common seed; one pair of means where the file has no values by seed."""
+    places = [(base.seeds.index(seed), i) for i, seed in enumerate(method.seeds) if seed in base.seeds]
+    by_seed = all(summary.by_seed is not None for side in (base, method) for summary in side.metrics.values())
+    if not places or not by_seed:
+        return [(_means(base), _means(method))]
+    return [(_at(base, i), _at(method, j)) for i, j in places]
+
+
+def _means(method: ComparedMethod) -> Endpoints:
+    return {key: summary.mean for key, summary in method.metrics.items()}
+
+
+def _at(method: ComparedMethod, place: int) -> Endpoints:
+    return {key: summary.by_seed[place] for key, summary in method.metrics.items() if summary.by_seed is not None}
+
+
+def judge_scale(s_rel: float | None, coef: float | None, tolerance: float) -> VerdictPart:
+    """Holds if |s_rel − 1| ≤ tolerance; a failing scale comes with the λ_R that would have it."""
+    if s_rel is None:
+        return VerdictPart("open", "the runs hold no s_rel.")
+    numbers = {"quantity": "s_rel", "s_rel": s_rel, "tolerance": tolerance}
+    if abs(s_rel - 1) <= tolerance:
+        return VerdictPart("holds", f"s_rel = {s_rel:.4g}: the scale of the token-layer mean.", numbers)
+    match = f"; λ_R = {coef / s_rel:.4g} would have it" if s_rel and coef else ""
+    return VerdictPart("fails", f"s_rel = {s_rel:.4g} is not the scale of the token-layer mean{match}.", numbers)

@@ -1,1 +1,0 @@
-"""The verdict on a trained method: three parts, each with its numbers and its state."""

@@ -1,1 +1,0 @@
-"""`zloss center`: the intervention "deploy the row-centered head" as a checkpoint that anyone can load."""

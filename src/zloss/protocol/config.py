@@ -1,0 +1,310 @@
+"""Settings of `zloss recommend`, `zloss drift` and `zloss center`, as typed values without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.implementation.config import NO_IMPLEMENTATION, ImplementationAuditConfig
+from zloss.decide.recommend import LEAST_STEPS
+from zloss.errors import InputError
+from zloss.results.options import (
+    SMOLLM2,
+    BlockCount,
+    BosPolicy,
+    DtypeName,
+    Option,
+    TextChoice,
+    TextOptions,
+    ValidTextFiles,
+    check_choices,
+    check_counts,
+    check_numbers,
+    check_optional_counts,
+)
+from zloss.results.recommendation import Arm
+from zloss.results.run_config import TrainConfig
+
+
+@dataclass(frozen=True)
+class CenterConfig(TextChoice):
+    """What to center, and the text on which the copy is checked."""
+
+    model: Annotated[str, Option(positional=True, metavar="MODEL")] = SMOLLM2
+    """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file (written in fp32)."""
+    blocks: int = 16
+    """Blocks of that text."""
+    block_size: int | None = None
+    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
+    keep_tied: bool = False
+    """Keep a tied head tied, by moving the mean row into learned positions that are added to the embedding (GPT-2, OPT).
+    Default: untie the copy."""
+    valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
+    """Rows over which the mean row is taken, where the head has padding rows: a number, or 'tokenizer' for those with a token.
+    Default: all."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("blocks",))
+        check_optional_counts(self, ("block_size",))
+
+
+LEAST_BLOCKS, LEAST_TOKENS = 8, 1000
+"""Below them neither the interval of CE nor a 95 % quantile with 50 tokens beyond it exists."""
+
+
+@dataclass(frozen=True)
+class DriftConfig(TextOptions):
+    """Checkpoints of one run, a text, and how to look at them."""
+
+    checkpoints: Annotated[tuple[str, ...], Option(positional=True, metavar="CHECKPOINT...")] = ()
+    """Folders of checkpoints with a step in their names (`checkpoint-500`), a folder that holds them, or one Hugging Face
+    id with `revisions`."""
+    revisions: Annotated[tuple[str, ...], Option(metavar="A,B,...", comma_separated=True)] = ()
+    """Revisions of the Hugging Face id, each with a step in its name, such as step1000,step2000."""
+    blocks: BlockCount = 64
+    """Number of blocks, at least 8; 0 takes all the text gives."""
+    block_size: int | None = None
+    """Predictions per block, in tokens; all blocks together need at least 1000. Default: 256, or fewer where the model has
+    fewer positions."""
+    offset: int = 0
+    """Blocks to skip at the start of the text."""
+    valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
+    """Rows of the head inside log Z, μ, w̄ and c: a number, or `tokenizer` for its length. Default: every row."""
+    diag_coef: float = 1e-4
+    """λ_diag of R_Z."""
+    gradient_blocks: int = 8
+    """Blocks of the diagnostic batch of R_Z; 0 leaves it out."""
+    batch_blocks: int = 4
+    """Blocks per forward pass."""
+    dtype: DtypeName = "fp32"
+    """Precision of the model; statistics are fp32 or better in any case."""
+    trust_remote_code: bool = False
+    """Run model code that comes with the checkpoints."""
+    allow_pickle: bool = False
+    """Also read pickled weights."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, ("diag_coef",), positive=True)
+        check_counts(self, ("batch_blocks",))
+        check_optional_counts(self, ("block_size",))
+        check_counts(self, ("gradient_blocks", "offset"), least=0)
+        check_choices(self, {"bos": BosPolicy, "dtype": DtypeName})
+        if self.blocks is not None:
+            check_counts(self, ("blocks",), least=LEAST_BLOCKS)
+            if self.block_size is not None and self.blocks * self.block_size < LEAST_TOKENS:
+                raise InputError(
+                    f"`blocks` times `block_size` is expected to be at least {LEAST_TOKENS} tokens, but is "
+                    f"{self.blocks * self.block_size}: a tail needs 50 tokens beyond its quantile."
+                )
+
+    def audit(self, name: str) -> AuditConfig:
+        """The audit of one checkpoint, under the name that results show."""
+        return AuditConfig(
+            model=name,
+            **self.text_options(),
+            offset=self.offset,
+            valid_vocab=self.valid_vocab,
+            diag_coef=self.diag_coef,
+            gradient_blocks=self.gradient_blocks,
+            batch_blocks=self.batch_blocks,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            allow_pickle=self.allow_pickle,
+        )
+
+
+StackPrecision = Literal["fp32", "bf16", "fp16"]
+Schedule = Literal["cosine", "constant"]
+DEFAULT_BUDGET = "30m"
+LEAST_VALID_BLOCKS = 32
+"""Half of them are 16 groups; a verdict on quality needs 8."""
+LEAST_VALID_TOKENS = 2000
+"""Half of them leave 50 tokens beyond the 95 % quantile."""
+WARMUP = 0.1
+"""Share of the steps that warm up."""
+NOT_OF_THE_RUNS = {
+    *("model", "texts", "valid_texts", "text_field"),  # their tokens and weights are
+    *("budget", "steps", "seeds", "max_arms", "runs", "tolerance_ppl", "router_convention", "router_coef"),
+}
+"""Settings of a recommendation that change none of its runs."""
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class RecommendConfig(TextOptions):
+    """A checkpoint, its texts, a budget, and the training it will have."""
+
+    model: Annotated[str, Option(positional=True, metavar="MODEL")] = SMOLLM2
+    """`smollm2`, a Hugging Face id, a folder in that format, or a GGUF file."""
+    valid_texts: ValidTextFiles = ()
+    """Text to validate on; repeat to append. Default: blocks of the training text that are not trained on."""
+    budget: Annotated[str | None, Option(metavar="TIME")] = None
+    """Time for everything, such as 90s, 30m or 1h30m. Default: 30m, and none where `steps` is given."""
+    steps: int | None = None
+    """Optimizer steps of every run, at least 100. Default: what the budget gives."""
+    seeds: Annotated[tuple[int, ...], Option(metavar="N,N,...", comma_separated=True)] = (1, 2, 3)
+    """The first seed selects an arm, the others confirm it. With one confirming seed nothing can be confirmed."""
+    max_arms: int | None = None
+    """Most arms beside CE, the most telling first. Default: as many as the audit proposes and the budget has room for."""
+    tolerance_ppl: float | None = None
+    """How much PPL may rise, in PPL. Default: 1 % of the PPL of CE."""
+    precision: StackPrecision = "fp32"
+    """Precision of your training stack. bf16: the runs use bf16 autocast. bf16 and fp16: logits stored so are audited. fp16: the
+    runs are in fp32."""
+    lr: float = 5e-5
+    """Peak learning rate; that of your run where it goes on from here."""
+    schedule: Schedule = "cosine"
+    """Learning rate after the warm-up: a cosine to zero, or constant, as in the middle of a long run."""
+    warmup: int | None = None
+    """Steps of linear warm-up. Default: a tenth of the steps; 0 with `optimizer_state`."""
+    optimizer_state: Annotated[str | None, Option(metavar="FILE")] = None
+    """State of Adam beside the checkpoint (`optimizer.pt` of transformers, or a saved `state_dict`). Default: a fresh one."""
+    clip: float = 1.0
+    """Threshold of the gradient norm above which it is clipped."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay, per unit of learning rate."""
+    micro_batch: int = 2
+    """Blocks per forward and backward pass."""
+    accumulate: int = 1
+    """Forward and backward passes per optimizer step."""
+    block_size: int = 256
+    """Predictions per block, in tokens."""
+    blocks: BlockCount = 2000
+    """Training blocks; 0 takes all the text gives."""
+    valid_blocks: int = 64
+    """Validation blocks, at least 32; half of them select, the other half confirms."""
+    audit_blocks: int = 32
+    """Blocks of the audit, the first of the training text."""
+    router_convention: Annotated[str | None, Option(metavar="NAME")] = None
+    """Convention of your router Z-loss (token_layer_mean, megatron, olmoe, ...), for a model with routers."""
+    router_coef: float = 1e-3
+    """λ_R of your router Z-loss, under `router_convention`."""
+    runs: Annotated[tuple[str, ...], Option(metavar="DIR", repeated=True)] = ()
+    """Folders of runs made by a trainer of your own (`zloss.record_run`) or by `zloss train`, instead of runs made here;
+    repeat for several."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("micro_batch", "accumulate", "block_size", "valid_blocks", "audit_blocks"))
+        check_numbers(self, ("lr", "clip", "router_coef"), positive=True)
+        check_numbers(self, ("weight_decay",))
+        check_choices(self, {"bos": BosPolicy, "precision": StackPrecision, "schedule": Schedule})
+        if self.max_arms is not None:
+            check_counts(self, ("max_arms",))
+        if self.warmup is not None:
+            check_counts(self, ("warmup",), least=0)
+        if self.steps is not None and (isinstance(self.steps, bool) or self.steps < LEAST_STEPS):
+            raise InputError(
+                f"`steps` is expected to be at least {LEAST_STEPS}, but got {self.steps!r}: a p99 over fewer steps is little "
+                "else than their maximum."
+            )
+        if not self.runs and len(self.seeds) < 2:
+            raise InputError("`seeds` is expected to be at least two: the first selects an arm, the others confirm it.")
+        if len(set(self.seeds)) != len(self.seeds) or any(seed < 0 for seed in self.seeds):
+            raise InputError(f"`seeds` is expected to be different whole numbers ≥ 0, but got {list(self.seeds)!r}.")
+        if self.valid_blocks < LEAST_VALID_BLOCKS or self.valid_blocks * self.block_size < LEAST_VALID_TOKENS:
+            raise InputError(
+                f"`valid_blocks` is expected to be at least {LEAST_VALID_BLOCKS} and to give {LEAST_VALID_TOKENS} tokens, but is "
+                f"{self.valid_blocks} of {self.block_size}: each half needs 8 groups of text and 50 tokens beyond its p95."
+            )
+        _ = self.budget_seconds
+
+    @property
+    def budget_seconds(self) -> float | None:
+        """The budget; None where the number of steps is given instead."""
+        if self.budget is None:
+            return None if self.steps is not None else parse_duration(DEFAULT_BUDGET)
+        return parse_duration(self.budget)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Predictions of one optimizer step."""
+        return self.micro_batch * self.accumulate * self.block_size
+
+    def warmup_of(self, steps: int) -> int:
+        """Warm-up of a run: a state of Adam that is carried on needs none."""
+        if self.warmup is not None:
+            return self.warmup
+        return 0 if self.optimizer_state is not None else int(WARMUP * steps)
+
+    def train_config(self, arm: Arm, seed: int, steps: int) -> TrainConfig:
+        """One run; all runs of a recommendation differ in the arm and the seed alone."""
+        return TrainConfig(
+            model=self.model,
+            method=arm.method,
+            coef=arm.coef,
+            seed=seed,
+            **self.text_options(),
+            valid_texts=self.valid_texts,
+            valid_blocks=self.valid_blocks,
+            steps=steps,
+            warmup=self.warmup_of(steps),
+            lr=self.lr,
+            lr_floor=1.0 if self.schedule == "constant" else 0.0,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            micro_batch=self.micro_batch,
+            accumulate=self.accumulate,
+            precision="bf16" if self.precision == "bf16" else "fp32",
+            gradient_blocks=2,
+            optimizer_state=self.optimizer_state,
+        )
+
+    def audit_config(self) -> AuditConfig:
+        """The audit, on the training text: what chooses the arms has not seen what judges them."""
+        return AuditConfig(model=self.model, **self.text_options(blocks=self.audit_blocks))
+
+    def implementation_config(self, arm: Arm) -> ImplementationAuditConfig:
+        """The audit of logits stored in the stack's precision, of the update and of the fp16 margin under the chosen arm."""
+        own = (arm.method,) if arm.coef else ("standard",)
+        return ImplementationAuditConfig(
+            model=self.model,
+            **self.text_options(blocks=2),
+            precision=self.precision,
+            implementations=(NO_IMPLEMENTATION,),
+            methods=("ce", *own),
+            coef=arm.coef or 1e-4,
+        )
+
+    def settings(self, steps: int) -> dict[str, Any]:
+        """What all runs share, as plan.json holds it."""
+        keys = ("lr", "schedule", "clip", "weight_decay", "micro_batch", "accumulate", "block_size", "blocks")
+        shared = {key: getattr(self, key) for key in (*keys, "valid_blocks", "precision")}
+        return {
+            "steps": steps,
+            "warmup": self.warmup_of(steps),
+            **shared,
+            "optimizer": "AdamW, β 0.9 and 0.95, ε 1e-8, decay on matrices and tables",
+            "optimizer_state": "given" if self.optimizer_state is not None else "fresh",
+        }
+
+    @property
+    def request(self) -> str:
+        """What decides how many arms, seeds and steps there are."""
+        most = "" if self.max_arms is None else f", at most {self.max_arms} arms"
+        return f"budget {self.budget_seconds}, steps {self.steps}, seeds {','.join(map(str, self.seeds))}{most}"
+
+    def fingerprint(self, tokens: str) -> str:
+        """Identity of the runs: the settings they share, and `tokens`, which identifies the tokens and the weights."""
+        fields = {name: value for name, value in asdict(self).items() if name not in NOT_OF_THE_RUNS}
+        fields["optimizer_state"] = None if self.optimizer_state is None else Path(self.optimizer_state).name
+        return hashlib.sha256((json.dumps(fields, sort_keys=True) + tokens).encode()).hexdigest()[:16]
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90s`, `30m`, `1h30m`.
+
+    >>> parse_duration("1h30m"), parse_duration("45s")
+    (5400.0, 45.0)
+    """
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
+    if not parts or re.sub(r"\d+(?:\.\d+)?\s*[smh]|\s", "", text.strip()):
+        raise InputError(f"`budget` is expected to be a time such as 90s, 30m or 1h30m, but got {text!r}.")
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if seconds <= 0:
+        raise InputError(f"`budget` is expected to be more than 0 s, but got {text!r}.")
+    return seconds

@@ -1,0 +1,298 @@
+"""Drift over the checkpoints of one run: find them, audit each once on the same text, evaluate what moved."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from zloss import __version__
+from zloss.audit.checkpoint.run import run_audit_of
+from zloss.console import Progress, Silent
+from zloss.decide.decision_map import with_decisions
+from zloss.decide.drift import DriftLimits, evaluate_drift
+from zloss.errors import CheckpointError, InputError, first_line
+from zloss.jobs import Job
+from zloss.measure.measurement import model_blocks
+from zloss.measure.tokens import DRIFT_TAILS, block_values
+from zloss.models.checkpoint import check_not_adapter, hub_options, load_checkpoint, model_fingerprint
+from zloss.protocol.config import LEAST_BLOCKS, LEAST_TOKENS, DriftConfig
+from zloss.results.audit import AuditReport
+from zloss.results.drift import KEPT_FILE, Drift, DriftCheckpoint, DriftNumbers, KeptCheckpoint
+from zloss.results.files import read_record, write_record
+from zloss.results.folder import Owner, check_folder, refuse_other, text_name
+from zloss.results.options import Coordinate
+from zloss.results.provenance import Provenance, shared_keys
+from zloss.results.run_metrics import ValidationBlocks
+from zloss.text import Blocks, open_corpus
+
+CHECKPOINTS = "checkpoints"
+AUDIT_FILE, CONFIG_FILE = "report.json", "config.json"
+_STEP = re.compile(r"(?:step|steps|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+SHAPE = {
+    "model_type": "architecture",
+    "vocab_size": "vocabulary",
+    "hidden_size": "width",
+    "num_hidden_layers": "number of layers",
+    "tie_word_embeddings": "tie of head and embedding",
+}
+"""Key of a config → what it is called in an error. A run changes none of them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one checkpoint is."""
+
+    name: str
+    """Name of the folder, or the revision."""
+    step: int
+    model: str
+    """Folder or Hugging Face id."""
+    revision: str | None = None
+
+
+def run_drift(
+    config: DriftConfig,
+    folder: Path,
+    *,
+    limits: DriftLimits | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    command: str = "zloss.protocol.drift.run_drift",
+) -> Drift:
+    """The record of the run; every finished checkpoint is kept in `folder` and not measured again.
+
+    `force`: replace the result of something else that `folder` holds.
+    What can be refused is refused before the first model is loaded; too short a text, before the first audit.
+    """
+    started, begin = datetime.now(UTC), time.perf_counter()
+    places = find_places(config)
+    check_folder(folder)
+    name = run_name(config, places)
+    refuse_other(folder, Owner("drift", name, text_name(config.texts, config.corpus)), force=force)
+    open_corpus(config.texts, config.corpus, config.text_field)
+    check_one_run(places, config)
+    kept: list[KeptCheckpoint] = []
+    for number, place in enumerate(places, start=1):
+        one, known = measure_checkpoint(place, config, folder, progress=progress or Silent(), command=command)
+        if kept and one.tokens != kept[0].tokens:
+            raise InputError(
+                f"`checkpoints` are not of one run: {place.name} reads the text as other tokens than {places[0].name}."
+            )
+        kept.append(one)
+        say(f"{place.name}: {'kept from before' if known else 'measured'} ({number} of {len(places)})")
+    provenance = Provenance(**shared_keys(command, started, time.perf_counter() - begin))
+    return evaluate_drift(kept, limits, model=name, provenance=provenance)
+
+
+def measure_checkpoint(
+    place: Place, config: DriftConfig, folder: Path, *, progress: Progress, command: str
+) -> tuple[KeptCheckpoint, bool]:
+    """(the finished checkpoint, whether it was measured already); Ctrl-C during its audit ends the whole command.
+
+    `folder` is that of the whole measurement: the audit is kept in `checkpoints/NAME` inside it.
+    """
+    with progress.step(f"loading {place.name}", None):
+        checkpoint = load_checkpoint(
+            place.model,
+            dtype=config.dtype,
+            trust_remote_code=config.trust_remote_code,
+            allow_pickle=config.allow_pickle,
+            revision=place.revision,
+        )
+        corpus = open_corpus(config.texts, config.corpus, config.text_field)
+        cut = model_blocks(
+            checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
+        )
+        blocks, audit = cut.blocks, replace(config.audit(place.name), block_size=cut.blocks.size)
+        _check_size(blocks, corpus.name)
+        weights, tokens = model_fingerprint(checkpoint), blocks.fingerprint()
+    identity = f"{weights}-{audit.fingerprint(tokens)}-{audit.gradient_blocks}-{__version__}"
+    kept_in = folder / CHECKPOINTS / re.sub(r"[^\w.-]+", "-", place.name)
+    kept = _kept_checkpoint(kept_in / KEPT_FILE, identity, place)
+    if kept is not None:
+        return kept, True
+    found = run_audit_of(Job(), audit, progress=progress, command=command, checkpoint=checkpoint)
+    assert found is not None
+    report = found.report
+    if report.status == "partial":
+        raise KeyboardInterrupt
+    by_block = block_values(found.columns, found.measurement, blocks, DRIFT_TAILS)
+    measured = _drift_checkpoint(place, report.finite(), by_block, weights)
+    kept = KeptCheckpoint(identity, tokens, report.corpus.name, measured, by_block, cut.notes)
+    write_record(kept_in / AUDIT_FILE, with_decisions(report))
+    # Last: its presence says that the checkpoint is finished.
+    write_record(kept_in / KEPT_FILE, kept)
+    return kept, False
+
+
+def _check_size(blocks: Blocks, name: str) -> None:
+    if blocks.count < LEAST_BLOCKS or blocks.predictions < LEAST_TOKENS:
+        raise InputError(
+            f"the text {name!r} gives {blocks.count} blocks of {blocks.size}, but at least {LEAST_BLOCKS} blocks and "
+            f"{LEAST_TOKENS} tokens are needed: use a longer text."
+        )
+
+
+def _kept_checkpoint(file: Path, identity: str, place: Place) -> KeptCheckpoint | None:
+    """The kept checkpoint if it is of the same weights, text and settings; an unreadable file is measured again."""
+    try:
+        found = read_record(file, KeptCheckpoint)
+    except InputError:
+        return None
+    return found if found.identity == identity and found.checkpoint.step == place.step else None
+
+
+def _drift_checkpoint(place: Place, report: AuditReport, blocks: ValidationBlocks, weights: str) -> DriftCheckpoint:
+    known = [(mean, count) for mean, count in zip(blocks.ce, blocks.tokens, strict=True) if mean is not None]
+    whole = len(known) == len(blocks.ce)
+    return DriftCheckpoint(
+        name=place.name,
+        step=place.step,
+        weights=weights,
+        vocab=report.model.vocab,
+        width=report.model.width,
+        ce=sum(mean * count for mean, count in known) / sum(count for _, count in known) if whole else None,
+        ppl=report.ppl,
+        raw=_numbers(report, "raw"),
+        centered=_numbers(report, "centered"),
+    )
+
+
+def _numbers(report: AuditReport, coordinate: Coordinate) -> DriftNumbers:
+    head = getattr(report.heads, coordinate)
+    gradient = None if report.gradient is None else getattr(report.gradient, coordinate)
+    return DriftNumbers(
+        mu_abs_99=head.mu_abs_99,
+        mu_rms=head.mu_rms,
+        p_z_999=head.p_z_999,
+        a_p_99=head.a_p_99,
+        sigma_1=head.sigma_1,
+        e_1=head.e_1,
+        r_z=None if gradient is None else gradient.r_z,
+    )
+
+
+# Which checkpoints
+
+
+def find_places(config: DriftConfig) -> list[Place]:
+    """At least two places with distinct steps, sorted by step."""
+    if not config.checkpoints:
+        raise InputError(
+            "`checkpoints` is expected to name folders of checkpoints, or a Hugging Face id with `revisions`."
+        )
+    places = (
+        _revisions(config) if config.revisions else [place for name in config.checkpoints for place in _folders(name)]
+    )
+    places.sort(key=lambda place: place.step)
+    for before, after in itertools.pairwise(places):
+        if before.step == after.step:
+            raise InputError(
+                f"`checkpoints` has two of step {before.step}, {before.model} and {after.model}: leave one out."
+            )
+    if len(places) < 2:
+        found = f"only {places[0].name} was found" if places else "none was found"
+        raise InputError(f"`checkpoints` is expected to name at least two checkpoints of one run, but {found}.")
+    return places
+
+
+def _revisions(config: DriftConfig) -> list[Place]:
+    if len(config.checkpoints) != 1:
+        raise InputError(
+            f"`revisions` belongs to one Hugging Face id, but `checkpoints` names {len(config.checkpoints)}."
+        )
+    (model,) = config.checkpoints
+    if Path(model).is_dir():
+        raise InputError(f"`revisions` belongs to a Hugging Face id, but {model} is a folder.")
+    return [Place(name, _step(name), model, name) for name in config.revisions]
+
+
+def _folders(name: str) -> list[Place]:
+    """The folder itself, or the checkpoints inside it where it holds some."""
+    folder = Path(name)
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder {name}: a Hugging Face id needs `revisions`.")
+    children = [child for child in sorted(folder.iterdir()) if child.is_dir() and step_of(child.name) is not None]
+    inside = [child for child in children if (child / CONFIG_FILE).is_file()]
+    if inside:
+        return [_place(child) for child in inside]
+    for place in (folder, *children):
+        check_not_adapter(str(place))
+    if not (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"{name} is no checkpoint and holds none: expected {CONFIG_FILE} in it or in folders inside."
+        )
+    return [_place(folder)]
+
+
+def _place(folder: Path) -> Place:
+    check_not_adapter(str(folder))
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise CheckpointError(f"{folder} has no weights: expected .safetensors files in it.")
+    return Place(folder.absolute().name, _step(folder.absolute().name), str(folder))
+
+
+def _step(name: str) -> int:
+    step = step_of(name)
+    if step is None:
+        raise InputError(
+            f"`checkpoints` needs a step in every name, but {name!r} has no number: rename it or leave it out."
+        )
+    return step
+
+
+def step_of(name: str) -> int | None:
+    """The step in a name: the number after `step`, `iter` or `checkpoint`, else the last number; None without one.
+
+    >>> step_of("checkpoint-1000"), step_of("stage1-step500-tokens2B"), step_of("0042"), step_of("final")
+    (1000, 500, 42, None)
+    """
+    named = _STEP.search(name)
+    if named is not None:
+        return int(named[1])
+    numbers = _NUMBER.findall(name)
+    return int(numbers[-1]) if numbers else None
+
+
+def run_name(config: DriftConfig, places: list[Place]) -> str:
+    """The hub id, or the folder that holds the checkpoints, by its last part."""
+    if config.revisions:
+        return config.checkpoints[0]
+    parents = {Path(place.model).absolute().parent.name for place in places}
+    return parents.pop() if len(parents) == 1 else "checkpoints"
+
+
+def check_one_run(places: Sequence[Place], config: DriftConfig) -> None:
+    """An error that names the first checkpoint whose shape differs from that of the first one."""
+    first, *others = places
+    expected = _shape(first, config)
+    for place in others:
+        for key, value in _shape(place, config).items():
+            if value != expected[key]:
+                raise InputError(
+                    f"`checkpoints` are not of one run: the {SHAPE[key]} of {place.name} is {value!r}, "
+                    f"that of {first.name} is {expected[key]!r}."
+                )
+
+
+def _shape(place: Place, config: DriftConfig) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    hub = {} if place.revision is None else hub_options()
+    try:
+        found: Any = AutoConfig.from_pretrained(
+            place.model, revision=place.revision or "main", trust_remote_code=config.trust_remote_code, **hub
+        )
+    except Exception as error:
+        where = place.name if place.revision is None else f"{place.model} at revision {place.revision}"
+        raise CheckpointError(f"the config of {where} cannot be read: {first_line(error)}.") from error
+    text = found.get_text_config()
+    return {key: getattr(text, key, None) for key in SHAPE}

@@ -1,0 +1,587 @@
+"""The whole protocol on one model: audit, arms, selection, confirmation, implementation, router, answer.
+
+All processes of a job run this program. What depends on the clock or on files is decided by the first one and sent to the
+others (`Job.from_first`); the audit and the runs divide their blocks over all of them. One module above 500 lines, because it is
+one program, in the order of its work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from zloss import __version__
+from zloss.audit.checkpoint.run import run_audit_of
+from zloss.audit.implementation.run import run_implementation_audit
+from zloss.console import Progress, Silent
+from zloss.decide.decision_map import with_decisions
+from zloss.decide.recommend import (
+    CE_ARM,
+    CENTERED_HEAD,
+    GAIN_AWARE,
+    LEAST_STEPS,
+    STANDARD,
+    certain_rejection,
+    check_budget,
+    evaluate_arms,
+    rounded_duration,
+    runs_per_seed,
+)
+from zloss.decide.thresholds import Thresholds
+from zloss.errors import InputError
+from zloss.jobs import Job
+from zloss.models.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
+from zloss.protocol.config import RecommendConfig
+from zloss.protocol.recommend_answer import Trials, make_recommendation
+from zloss.protocol.recommend_runs import (
+    NO_ROOM,
+    Half,
+    RecordedRuns,
+    RunCost,
+    StoppedRun,
+    audit_seconds,
+    check_files_fit,
+    check_training_fits,
+    compare_on_half,
+    is_kept,
+    kept_run,
+    plan_runs,
+    plan_sentence,
+    probe_cost,
+    read_recorded_runs,
+    speed_of,
+)
+from zloss.results.audit import AuditReport
+from zloss.results.comparison import Comparison
+from zloss.results.files import read_record, write_record
+from zloss.results.folder import Owner, check_folder, refuse_other, text_name
+from zloss.results.implementation_audit import FILE as IMPLEMENTATION_FILE
+from zloss.results.implementation_audit import ImplementationAudit
+from zloss.results.io import write_json
+from zloss.results.provenance import Provenance, shared_keys
+from zloss.results.recommendation import PLAN_FILE, Arm, ArmResult, Recommendation, RecommendPlan, Tested
+from zloss.results.router import RouterScaleTable
+from zloss.results.run_config import TrainConfig
+from zloss.results.steps import StepRecord
+from zloss.router.conventions import find_convention, router_scale_table
+from zloss.text import make_blocks, open_corpus
+from zloss.train.finished import FinishedRun, read_run
+from zloss.train.folder import SavedState
+from zloss.train.live import LiveView, NoView
+from zloss.train.options import RunOptions
+from zloss.train.run import RunEndedError, run_training_of
+from zloss.train.start import Start, prepare_start, read_adam_state
+
+RUNS_FOLDER = "runs"
+AUDIT_FILE = Path("audit") / "report.json"
+TIME_FILE = ".spent.json"
+SAVE_TIME_EVERY = 15.0
+"""Seconds of training between two records of the time spent; a killed command loses at most these."""
+IDENTITY = "identity"
+Kept = TypeVar("Kept", AuditReport, ImplementationAudit)
+
+
+def run_recommendation(
+    config: RecommendConfig,
+    folder: Path,
+    *,
+    thresholds: Thresholds | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    view: LiveView | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    command: str = "zloss.protocol.recommend.run_recommendation",
+    job: Job | None = None,
+) -> Recommendation:
+    """The record. Audits and finished runs are kept in `folder`, so the same call resumes after an interruption.
+
+    `force`: replace the result of something else that `folder` holds. `job`: this process among several, all of which make
+    this call and return the same record.
+    What can be refused is refused before the first model is loaded; too small a budget, after a few timed steps.
+    """
+    work = _Work(config, folder, job, thresholds, progress, view, say, command)
+    recorded = work.job.from_first(work.open, force=force)
+    if recorded is not None:
+        checkpoint, trials = work.compare_recorded_runs(recorded)
+    else:
+        start = work.load()
+        report, plan = work.plan(start)
+        work.say(plan_sentence(plan))
+        checkpoint, trials = start.checkpoint, work.run_arms(start, report, plan)
+    return work.job.from_first(work.finish, checkpoint, trials)
+
+
+def make_plan(
+    config: RecommendConfig,
+    folder: Path,
+    *,
+    thresholds: Thresholds | None = None,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    command: str = "zloss.protocol.recommend.make_plan",
+    job: Job | None = None,
+) -> RecommendPlan:
+    """Audit and arms alone, as settings for another training loop; nothing is trained."""
+    work = _Work(config, folder, job, thresholds, progress, None, say, command)
+    work.job.from_first(work.check_inputs)
+    return work.plan(work.load(), timed=False)[1]
+
+
+class _Work:
+    """One command on one folder, as every process of the job runs it."""
+
+    def __init__(
+        self,
+        config: RecommendConfig,
+        folder: Path,
+        job: Job | None,
+        thresholds: Thresholds | None,
+        progress: Progress | None,
+        view: LiveView | None,
+        say: Callable[[str], None],
+        command: str,
+    ) -> None:
+        self.config, self.folder, self.command, self.started = config, folder, command, datetime.now(UTC)
+        self.job, self.thresholds = job or Job(), thresholds or Thresholds()
+        self.progress, self.view, self._say = progress or Silent(), view or NoView(), say
+        self._slowdowns = list[float]()
+        self._began = self._time_saved = time.monotonic()
+        self._seconds_before = 0.0
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            self._seconds_before = float(json.loads((folder / TIME_FILE).read_text(encoding="utf-8"))["seconds"])
+
+    def say(self, text: str) -> None:
+        """Tell the user, once for all processes."""
+        if self.job.first:
+            self._say(text)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in this folder, over all commands; time between them does not count."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    def save_time(self) -> None:
+        """Record the time spent."""
+        self._time_saved = time.monotonic()
+        write_json(self.folder / TIME_FILE, {"seconds": self.seconds})
+
+    # Inputs
+
+    def open(self, *, force: bool) -> RecordedRuns | None:
+        """Refuse what can be refused before a model is loaded; the recorded runs where the settings name some."""
+        config = self.config
+        check_folder(self.folder)
+        if config.router_convention is not None:
+            find_convention(config.router_convention)
+        recorded = read_recorded_runs(config.runs, config.seeds) if config.runs else None
+        text = text_name(config.texts, config.corpus) if recorded is None else _text_of(recorded.runs[0])
+        refuse_other(self.folder, Owner("recommendation", config.model, text), force=force)
+        self.check_inputs()
+        return recorded
+
+    def check_inputs(self) -> None:
+        """Refuse a folder, texts, a state of Adam or a size of the model that cannot be used."""
+        config = self.config
+        check_folder(self.folder)
+        open_corpus(config.texts, config.corpus, config.text_field)
+        if config.valid_texts:
+            open_corpus(config.valid_texts, None, config.text_field)
+        if config.optimizer_state is not None:
+            read_adam_state(config.optimizer_state)
+        check_files_fit(config.model)
+
+    def load(self) -> Start:
+        """Model and text of the runs."""
+        config = self.config
+        with self.progress.step(f"loading {Path(config.model).name[-30:]}", None):
+            first = config.train_config(CE_ARM, config.seeds[0], config.steps or LEAST_STEPS)
+            start = self.job.together(prepare_start, first)
+            self.job.from_first(check_training_fits, start.checkpoint)
+        return start
+
+    def audit(self, checkpoint: Checkpoint) -> AuditReport:
+        """The audit with its decisions, made once; Ctrl-C during it ends the command."""
+        job, file = self.job, self.folder / AUDIT_FILE
+        identity = job.from_first(self._audit_identity, checkpoint)
+        report = job.from_first(lambda: _kept_record(file, AuditReport, identity))
+        if report is None:
+            made = run_audit_of(
+                job, self.config.audit_config(), checkpoint=checkpoint, progress=self.progress, command=self.command
+            )
+            report = job.from_first(lambda: _keep_record(file, None if made is None else made.report, identity))
+        return with_decisions(report, thresholds=self.thresholds)
+
+    def _audit_identity(self, checkpoint: Checkpoint) -> str:
+        config = self.config
+        blocks = make_blocks(
+            open_corpus(config.texts, config.corpus, config.text_field),
+            checkpoint.tokenizer,
+            size=config.block_size,
+            count=config.audit_blocks,
+            bos_id=checkpoint.bos_id(config.bos),
+        )
+        return f"{model_fingerprint(checkpoint)} {blocks.fingerprint()} {config.audit_config()}"
+
+    # Plan
+
+    def plan(self, start: Start, *, timed: bool = True) -> tuple[AuditReport, RecommendPlan]:
+        """The audit, and the plan in the folder or a new one; without `timed` every candidate is an arm.
+
+        A new plan: time a few steps, audit, propose arms, see what the budget has room for.
+        """
+        config, job = self.config, self.job
+        identity, before = job.from_first(self._earlier_plan, start)
+        if before is not None and before.request == config.request and (before.step_seconds is not None or not timed):
+            self.say("going on with the plan from before")
+            return self.audit(start.checkpoint), before
+        steps = config.steps or (None if before is None else before.steps)
+        cost: RunCost | None = None
+        if timed:
+            first = config.train_config(CE_ARM, config.seeds[0], steps or LEAST_STEPS)
+            cost = probe_cost(job, first, start, self.folder, self.progress)
+            job.from_first(self._check_budget, cost, steps)
+        report = self.audit(start.checkpoint)
+        return report, job.from_first(self._new_plan, identity, start, report, cost, steps)
+
+    def _earlier_plan(self, start: Start) -> tuple[str, RecommendPlan | None]:
+        """(identity of the runs, the plan in the folder); one of other settings is refused, a damaged one is made anew."""
+        texts = f"{start.data.train.fingerprint()} {start.data.valid.fingerprint()}"
+        identity = self.config.fingerprint(f"{model_fingerprint(start.checkpoint)} {texts}")
+        try:
+            found = read_record(self.folder / PLAN_FILE, RecommendPlan)
+        except InputError:
+            return identity, None
+        if found.identity != identity:
+            raise InputError(
+                f"{self.folder} holds a recommendation of another model, text or training: choose another folder, or "
+                "remove that one."
+            )
+        return identity, found
+
+    def _check_budget(self, cost: RunCost, steps: int | None) -> None:
+        config, audit = self.config, audit_seconds(self.config, cost)
+        check_budget(config.budget_seconds, steps, speed_of(config, cost, steps, self.seconds + audit))
+        self.say(
+            f"{cost.step:.2g} s per step of {config.tokens_per_step} tokens; audit: about {rounded_duration(audit)}"
+        )
+
+    def _new_plan(
+        self, identity: str, start: Start, report: AuditReport, cost: RunCost | None, steps: int | None
+    ) -> RecommendPlan:
+        self.save_time()
+        text = start.data.identity.train.name
+        plan = plan_runs(self.config, report, cost, steps, spent=self.seconds, identity=identity, text=text)
+        write_record(self.folder / PLAN_FILE, plan)
+        return plan
+
+    # Runs
+
+    def run_arms(self, start: Start, report: AuditReport, plan: RecommendPlan) -> Trials:
+        """Every arm on the first seed, then CE and the chosen arm on the others, within the budget."""
+        config, (seed, *further), arms = self.config, plan.seeds, plan.arms[1:]
+        confirming = len(further) * runs_per_seed(arms)
+        baseline = self._run(start, plan, CE_ARM, seed, left=1 + len(arms) + confirming)
+        assert isinstance(baseline, FinishedRun)
+        runs, stopped, left_out = [baseline], dict[tuple[str, float], StoppedRun](), list[ArmResult]()
+        for number, arm in enumerate(arms):
+            needed = f"its run and {confirming} of the confirmation"
+            if number and not self._has_room(plan, arm, seed, 1 + confirming, arm.label, needed):
+                left_out.append(ArmResult(arm.method, arm.coef, "left out", arm.stages, NO_ROOM, arm.note))
+                continue
+            found = self._run(start, plan, arm, seed, left=len(arms) - number + confirming, baseline=baseline)
+            if isinstance(found, StoppedRun):
+                stopped[arm.key] = found
+                self.say(f"{arm.label}: stopped at step {found.step}, {found.reason}")
+                continue
+            runs.append(found)
+            self._say_so_far(self._compare(runs, "selection"), arm)
+        dropped = {(one.method, one.coef) for one in left_out}
+        trials = Trials(
+            report=report,
+            tested=Tested(
+                model=plan.model,
+                text=plan.text,
+                lr=config.lr,
+                steps=plan.steps,
+                tokens=plan.steps * config.tokens_per_step,
+            ),
+            arms=tuple(arm for arm in arms if arm.key not in dropped),
+            selection=self._compare(runs, "selection"),
+            selection_seed=seed,
+            stopped=stopped,
+            left_out=(
+                *left_out,
+                *(ArmResult(one.method, one.coef, "left out", (), one.reason) for one in plan.left_out),
+            ),
+            notes=self._notes(),
+        )
+        return self._confirm(start, plan, trials)
+
+    def _confirm(self, start: Start, plan: RecommendPlan, trials: Trials) -> Trials:
+        """The trials with the runs of the chosen arm, of its reference and of CE on the further seeds."""
+        chosen, further = trials.chosen, plan.seeds[1:]
+        if chosen is None and not trials.shift_diagnosed:
+            return trials
+        arms = [CE_ARM]
+        if chosen is not None:
+            word = "chosen" if chosen.passes else "the nearest arm"
+            self.say(f"{chosen.verdict.label}: {word} on seed {plan.seeds[0]}; now the confirming seeds")
+            method, coef = chosen.key
+            arms += [Arm(STANDARD, coef)] if method == GAIN_AWARE else []
+            # Centered head is read from the runs of CE.
+            arms += [Arm(method, coef)] if method != CENTERED_HEAD else []
+        runs, notes = list[FinishedRun](), list[str]()
+        for number, seed in enumerate(further):
+            needed = "its run" if len(arms) == 1 else f"its {len(arms)} runs"
+            if number and not self._has_room(plan, arms[-1], seed, len(arms), f"seed {seed}", needed):
+                notes.append(f"the budget had no room for seed {seed}")
+                continue
+            for place, arm in enumerate(arms):
+                found = self._run(start, plan, arm, seed, left=len(arms) * (len(further) - number) - place)
+                assert isinstance(found, FinishedRun)
+                runs.append(found)
+        seeds = tuple(dict.fromkeys(run.seed for run in runs))
+        return self._with_confirmation(replace(trials, notes=(*trials.notes, *notes)), runs, seeds)
+
+    def _run(
+        self,
+        start: Start,
+        plan: RecommendPlan,
+        arm: Arm,
+        seed: int,
+        *,
+        left: int,
+        baseline: FinishedRun | None = None,
+    ) -> FinishedRun | StoppedRun:
+        """One run, resumed or kept from before; `left` counts it and the runs after it.
+
+        With a `baseline`, the CE run of the same seed, it ends as soon as its rejection is certain.
+        """
+        config, place = self._run_place(plan, arm, seed)
+        kept = self.job.from_first(kept_run, place, config, start)
+        if kept is not None:
+            self.say(f"{arm.label}, seed {seed}: kept from before")
+            self._note_speed(plan, kept)
+            return kept
+        runs = f"{left} run{'s' if left != 1 else ''} left"
+        self.say(f"{arm.label}, seed {seed}: {runs}, about {rounded_duration(left * self._run_seconds(plan))}")
+
+        def ending(records: Sequence[StepRecord]) -> str | None:
+            if time.monotonic() - self._time_saved > SAVE_TIME_EVERY:
+                self.save_time()
+            if baseline is None:
+                return None
+            return certain_rejection(
+                records, baseline.metrics, steps=config.steps, spike=config.spike, thresholds=self.thresholds
+            )
+
+        stopped: StoppedRun | None = None
+        try:
+            run_training_of(
+                self.job,
+                config,
+                start,
+                place,
+                options=RunOptions(checkpoint_every=plan.checkpoint_every, command=self.command),
+                view=self.view,
+                progress=self.progress,
+                ending=ending,
+            )
+        except RunEndedError as ended:
+            stopped = StoppedRun(ended.step, ended.reason)
+        found = self.job.from_first(self._made_run, place, stopped)
+        self._note_speed(plan, found)
+        return found
+
+    def _run_place(self, plan: RecommendPlan, arm: Arm, seed: int) -> tuple[TrainConfig, Path]:
+        config = self.config.train_config(arm, seed, plan.steps)
+        return config, self.folder / RUNS_FOLDER / config.name
+
+    def _made_run(self, place: Path, stopped: StoppedRun | None) -> FinishedRun | StoppedRun:
+        self.save_time()
+        if stopped is None:
+            return read_run(place)
+        stopped.write(place)
+        SavedState(place, "", Job()).clear()
+        return stopped
+
+    def _note_speed(self, plan: RecommendPlan, found: FinishedRun | StoppedRun) -> None:
+        if isinstance(found, FinishedRun) and found.provenance is not None and plan.step_seconds:
+            # Of all steps, those before an interruption included.
+            self._slowdowns.append(found.provenance.train_seconds / (plan.steps * plan.step_seconds))
+
+    def _run_seconds(self, plan: RecommendPlan) -> float:
+        """Time of a run: what the plan expects, times how much slower the last two runs were than their plan."""
+        expected = plan.steps * (plan.step_seconds or 0.0) + (plan.run_seconds or 0.0)
+        return expected * max(self._slowdowns[-2:], default=1.0)
+
+    def _has_room(self, plan: RecommendPlan, arm: Arm, seed: int, runs: int, what: str, needed: str) -> bool:
+        """Whether the budget has room for so many runs from now, that of `arm` first; a run that is kept costs nothing.
+
+        If not, say which part of the plan is dropped: `what`, whose `needed` runs would take too long.
+        """
+
+        def decide() -> bool:
+            budget, seconds = plan.budget_seconds, runs * self._run_seconds(plan)
+            if budget is None or self.seconds + seconds <= budget or is_kept(self._run_place(plan, arm, seed)[1]):
+                return True
+            left = rounded_duration(max(0.0, budget - self.seconds))
+            time_needed = rounded_duration(seconds)
+            self.say(f"{what}: left out, {needed} would take about {time_needed}, and the budget has {left} left")
+            return False
+
+        return self.job.from_first(decide)
+
+    def _say_so_far(self, selection: Comparison, arm: Arm) -> None:
+        found = next((each for each in evaluate_arms(selection) if each.key == arm.key), None)
+        if found is not None:
+            known = found.delta_ce is not None and found.ratio is not None
+            numbers = f"ΔCE {found.delta_ce:+.3g} nat, × {found.ratio:.3g}; " if known else ""
+            self.say(f"{found.verdict.label}: {numbers}{found.objection or 'passes so far'}")
+
+    def compare_recorded_runs(self, recorded: RecordedRuns) -> tuple[Checkpoint, Trials]:
+        """The model and its trials, where the runs come from another training loop."""
+        config, (seed, *further), first = self.config, recorded.seeds, recorded.runs[0]
+        selection = self._compare([run for run in recorded.runs if run.seed == seed], "selection")
+        with self.progress.step(f"loading {Path(config.model).name[-30:]}", None):
+            checkpoint = self.job.together(load_checkpoint, config.model, allow_pickle=None)
+        keys = dict.fromkeys(run.key for run in recorded.runs if run.key != CE_ARM.key)
+        trials = Trials(
+            report=self.audit(checkpoint),
+            tested=Tested(
+                model=Path(config.model).name,
+                text=_text_of(first),
+                lr=_number(first.config.get("lr", (first.config.get("settings") or {}).get("lr"))),
+                steps=first.record.training.steps,
+                tokens=first.record.tokens_consumed,
+            ),
+            arms=tuple(Arm(*key, (), "run by a trainer of one's own") for key in keys),
+            selection=selection,
+            selection_seed=seed,
+            notes=self._notes(recorded),
+        )
+        chosen = trials.chosen
+        wanted = {CE_ARM.key} if chosen is None else {CE_ARM.key, chosen.key, (STANDARD, chosen.key[1])}
+        confirming = [run for run in recorded.runs if run.seed in further and run.key in wanted]
+        return checkpoint, self._with_confirmation(trials, confirming, tuple(further))
+
+    def _notes(self, recorded: RecordedRuns | None = None) -> tuple[str, ...]:
+        notes = []
+        if recorded is not None:
+            notes.append("the runs were made by a trainer of one's own; their settings are in their config.json")
+            if recorded.unfinished:
+                notes.append(f"unfinished and left out: {', '.join(recorded.unfinished)}")
+        elif self.config.optimizer_state is None:
+            notes.append("Adam started fresh in every run")
+        if self.config.precision == "fp16":
+            notes.append("the runs were in fp32; logits stored in fp16 and the fp16 margin were audited")
+        return tuple(notes)
+
+    def _with_confirmation(self, trials: Trials, runs: Sequence[FinishedRun], seeds: tuple[int, ...]) -> Trials:
+        return replace(
+            trials,
+            confirmation=self._compare(runs, "confirmation") if runs else None,
+            confirmation_seeds=seeds,
+            step_seconds=self.job.from_first(_step_seconds, runs),
+        )
+
+    def _compare(self, runs: Sequence[FinishedRun], half: Half) -> Comparison:
+        tolerance_ppl, thresholds = self.config.tolerance_ppl, self.thresholds
+        return self.job.from_first(compare_on_half, runs, half, tolerance_ppl=tolerance_ppl, thresholds=thresholds)
+
+    # Answer
+
+    def finish(self, checkpoint: Checkpoint, trials: Trials) -> Recommendation:
+        """Keep the comparisons, as `zloss report` reads them; implementation and router stage; the record."""
+        for half, comparison in (("selection", trials.selection), ("confirmation", trials.confirmation)):
+            if comparison is not None:
+                write_record(self.folder / half / "comparison.json", comparison)
+        implementation = self._audit_implementation(checkpoint, trials)
+        self.save_time()
+        return make_recommendation(
+            trials,
+            self.config,
+            implementation=implementation,
+            routers=self._routers(trials.report),
+            thresholds=self.thresholds,
+            seconds=self.seconds,
+            provenance=Provenance(**shared_keys(self.command, self.started, self.seconds)),
+        )
+
+    def _audit_implementation(self, checkpoint: Checkpoint, trials: Trials) -> ImplementationAudit:
+        """Source, update and fp16 margin under the recommended arm, else under the chosen one; made once."""
+        self.say("implementation audit")
+        answer, chosen = trials.answer(), trials.chosen
+        arm = Arm(answer.method or CE_ARM.method, answer.coef or 0.0)
+        if not arm.coef and chosen is not None:
+            arm = Arm(*chosen.key)
+        config, file = self.config.implementation_config(arm), self.folder / "implementation" / IMPLEMENTATION_FILE
+        of = f"{trials.tested.model} {trials.tested.text} {trials.report.provenance.extra.get(IDENTITY)}"
+        identity = f"{of} {config.methods} {config.coef:g} {config.precision}"
+        kept = _kept_record(file, ImplementationAudit, identity)
+        if kept is not None:
+            return kept
+        made = run_implementation_audit(config, progress=self.progress, command=self.command, checkpoint=checkpoint)
+        return _keep_record(file, made, identity)
+
+    def _routers(self, report: AuditReport) -> tuple[RouterScaleTable, ...]:
+        """The stated router loss of a model with routers."""
+        config, router = self.config, report.router
+        if router is None or config.router_convention is None:
+            return ()
+        convention = find_convention(config.router_convention).name
+        context = {"layers": router.layers, "top_k": router.top_k, "tokens": config.tokens_per_step}
+        return (router_scale_table(config.router_coef, convention, **context, model_layers=router.model_layers),)
+
+
+def _kept_record(file: Path, record_type: type[Kept], identity: str) -> Kept | None:
+    """The record in `file` where it is complete and of the same identity; a damaged file is made anew."""
+    try:
+        found = read_record(file, record_type)
+    except InputError:
+        return None
+    same = found.provenance.extra.get(IDENTITY) == _short(identity)
+    return found if same and found.status == "complete" else None
+
+
+def _keep_record(file: Path, made: Kept | None, identity: str) -> Kept:
+    """Write a record under its identity, and read it back; one that was interrupted ends the command."""
+    assert made is not None
+    if made.status == "partial":
+        raise KeyboardInterrupt
+    extra = {**made.provenance.extra, IDENTITY: _short(identity)}
+    # A page tells nothing of the folders of a machine.
+    named = replace(made.model, name=Path(made.model.name).name)
+    write_record(file, replace(made, model=named, provenance=replace(made.provenance, extra=extra)))
+    return read_record(file, type(made))
+
+
+def _short(identity: str) -> str:
+    return hashlib.sha256(f"{identity} {__version__}".encode()).hexdigest()[:16]
+
+
+def _step_seconds(runs: Sequence[FinishedRun]) -> dict[tuple[str, float], float]:
+    """Median time of a step by method and coefficient, where it was measured."""
+    seconds: dict[tuple[str, float], list[float]] = {}
+    for run in runs:
+        seconds.setdefault(run.key, []).extend(step.seconds for step in run.steps if step.seconds)
+    return {key: statistics.median(found) for key, found in seconds.items() if found}
+
+
+def _text_of(run: FinishedRun) -> str:
+    data = run.config.get("data")
+    train = data.get("train") if isinstance(data, dict) else None
+    name = train.get("name") if isinstance(train, dict) else None
+    return str(name) if name else "an unnamed text"
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,457 @@
+"""The runs of a recommendation: do they fit into memory, what do they cost, which are planned, and how finished ones are read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from zloss.console import Progress, Silent, Step
+from zloss.decide.intervals import LARGEST_EXPONENT, BlockTail, contiguous_groups
+from zloss.decide.recommend import (
+    CE_ARM,
+    CENTERED_HEAD,
+    LEAST_STEPS,
+    Speed,
+    TimePlan,
+    candidates,
+    plan_time,
+    rounded_duration,
+    with_references,
+)
+from zloss.decide.thresholds import Thresholds
+from zloss.errors import CheckpointError, InputError
+from zloss.jobs import Job
+from zloss.models.checkpoint import Checkpoint
+from zloss.objectives import Objective, make_objective
+from zloss.protocol.config import RecommendConfig
+from zloss.results.audit import AuditReport, HeadNumbers, Heads
+from zloss.results.comparison import Comparison
+from zloss.results.io import write_json
+from zloss.results.options import Coordinate
+from zloss.results.recommendation import LeftOut, RecommendPlan
+from zloss.results.run_config import UNPENALIZED, TrainConfig
+from zloss.results.run_metrics import (
+    DELTA_U,
+    DELTA_U_GAIN_AWARE,
+    SHIFT,
+    SHIFT_SQUARED,
+    VIOLATION,
+    VIOLATION_SQUARED,
+    RunMetrics,
+    ValidationBlocks,
+)
+from zloss.text import Blocks
+from zloss.train.compare import compare_runs
+from zloss.train.finished import FinishedRun, load_runs, read_run
+from zloss.train.folder import check_finished, claim_folder, is_finished, read_steps
+from zloss.train.live import NoView, Shown
+from zloss.train.options import RunOptions
+from zloss.train.run import run_training_of
+from zloss.train.start import Start
+
+COPIES = 4
+"""The copy that is trained, its gradient, and both moments of Adam, all fp32."""
+WEIGHTS = (".safetensors", ".gguf", ".bin")
+PROBE_STEPS, PROBE_BLOCKS = 4, 4
+PROBE_FOLDER = ".probe"
+LEAST_INTERVAL = 60.0
+"""Seconds of training between two checkpoints, at least; ten times what writing one takes where that is more."""
+NO_ROOM = "the budget has no room for it"
+IMPLEMENTATION_STEPS = 20
+"""The implementation audit costs about as much as these passes over one block, forward and backward."""
+STOPPED_FILE = "stopped.json"
+
+Half = Literal["selection", "confirmation"]
+
+
+# Memory
+
+
+def check_files_fit(model: str) -> None:
+    """Refuse a local model whose weights alone, loaded and trained, exceed free memory; unknown sizes pass."""
+    path = Path(model)
+    files = list(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    size = sum(file.stat().st_size for file in files if file.suffix in WEIGHTS)
+    # Files of 16 bits hold half the bytes of the fp32 weights, so this refuses less than it could, never too much.
+    _check_memory(model, (1 + COPIES) * size)
+
+
+def check_training_fits(checkpoint: Checkpoint) -> None:
+    """Refuse a loaded model whose training needs more than the free memory."""
+    trained = [parameter for parameter in checkpoint.model.parameters() if parameter.is_floating_point()]
+    _check_memory(checkpoint.name, COPIES * sum(4 * parameter.numel() for parameter in trained))
+
+
+def _check_memory(name: str, needed: int) -> None:
+    free = free_bytes()
+    if free and needed > free:
+        raise CheckpointError(
+            f"training {Path(name).name} needs at least {needed / 1e9:.1f} GB (weights, gradient, two moments of Adam), but "
+            f"{free / 1e9:.1f} GB are free: run it on a larger machine, or train there and pass the folders of those `runs`."
+        )
+
+
+def free_bytes() -> int:
+    """What the kernel calls available, or what the limit of the control group leaves if that is less; 0 if not known."""
+    return min(_available(Path("/proc/meminfo")), _below_limit(Path("/sys/fs/cgroup")))
+
+
+def _available(meminfo: Path) -> int:
+    """MemAvailable of Linux, in bytes."""
+    try:
+        line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
+        return 1024 * int(line.split()[1])
+    except (OSError, StopIteration, ValueError):
+        return 0
+
+
+def _below_limit(group: Path) -> int:
+    """What the limit of the control group leaves, in bytes; a large number without a limit."""
+    try:
+        return max(0, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return 2**62
+
+
+# Cost
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Seconds of the parts of a run."""
+
+    step: float
+    """One optimizer step."""
+    checkpoint: float
+    """Writing one checkpoint."""
+    valid_block: float
+    """Validating one block."""
+    rest: float
+    """The copy of the model and the gradients of the trained one."""
+
+    def checkpoint_every(self, steps: int) -> int:
+        """Steps between two checkpoints."""
+        interval = max(LEAST_INTERVAL, 10 * self.checkpoint)
+        return min(steps, max(1, math.ceil(interval / max(self.step, 1e-9))))
+
+    def besides_steps(self, steps: int, valid_blocks: int) -> float:
+        """Everything of a run but its steps."""
+        written = math.ceil(steps / self.checkpoint_every(steps))
+        return self.rest + written * self.checkpoint + valid_blocks * self.valid_block
+
+
+def probe_cost(job: Job, config: TrainConfig, start: Start, folder: Path, progress: Progress) -> RunCost:
+    """The cost of a run with these settings, from four steps and four validation blocks in a folder that is removed again.
+
+    All processes of the job train; the clock is that of the first.
+    """
+    place = folder / PROBE_FOLDER
+    job.from_first(shutil.rmtree, place, ignore_errors=True)
+    valid = start.data.valid
+    kept = min(PROBE_BLOCKS, valid.count)
+    few = Blocks(valid.stream[: kept * valid.size + 1].clone(), valid.size, kept, valid.bos_id, valid.offset)
+    validation, training = _TimedValidation(), _TimedTraining()
+    began = time.perf_counter()
+    try:
+        with progress.step("timing a few steps", None):
+            run_training_of(
+                job,
+                replace(config, steps=PROBE_STEPS, warmup=0),
+                replace(start, data=replace(start.data, valid=few)),
+                place,
+                options=RunOptions(checkpoint_every=PROBE_STEPS),
+                view=training,
+                progress=validation,
+            )
+        whole = time.perf_counter() - began
+        seconds = job.from_first(lambda: [record.seconds or 0.0 for record in read_steps(place)])
+    finally:
+        if job.first:
+            shutil.rmtree(place, ignore_errors=True)
+    cost = RunCost(
+        step=statistics.median(seconds[1:]),
+        checkpoint=max(0.0, training.seconds - sum(seconds)),
+        valid_block=validation.seconds / kept,
+        rest=max(0.0, whole - training.seconds - validation.seconds),
+    )
+    return job.from_first(lambda: cost)
+
+
+class _TimedValidation(Silent):
+    """Seconds of the validation."""
+
+    seconds = 0.0
+
+    @contextmanager
+    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[Step]:
+        began = time.perf_counter()
+        with super().step(name, total, unit) as shown:
+            yield shown
+        if name == "validation":
+            self.seconds += time.perf_counter() - began
+
+
+class _TimedTraining(NoView):
+    """Seconds of the training loop, checkpoints included."""
+
+    seconds = 0.0
+
+    @contextmanager
+    def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
+        began = time.perf_counter()
+        with super().run(name, steps, done) as shown:
+            yield shown
+        self.seconds = time.perf_counter() - began
+
+
+# Plan
+
+
+def plan_runs(
+    config: RecommendConfig,
+    report: AuditReport,
+    cost: RunCost | None,
+    steps: int | None,
+    *,
+    spent: float,
+    identity: str,
+    text: str,
+) -> RecommendPlan:
+    """The arms that the audit proposes, and what the budget has room for after `spent` seconds; without `cost` all of them."""
+    found = candidates(report)[: config.max_arms]
+    if cost is None:
+        fits = TimePlan(with_references(found), (), config.seeds, steps or LEAST_STEPS, 0.0)
+    else:
+        speed = speed_of(config, cost, steps, spent)
+        fits = plan_time(found, config.seeds, speed, budget=config.budget_seconds, steps=steps)
+    return RecommendPlan(
+        identity=identity,
+        model=Path(config.model).name,
+        text=text,
+        arms=tuple(replace(arm, code=objective_code(make_objective(*arm.key))) for arm in (CE_ARM, *fits.arms)),
+        left_out=tuple(LeftOut(arm.method, arm.coef, NO_ROOM) for arm in fits.left_out),
+        seeds=fits.seeds,
+        steps=fits.steps,
+        settings=config.settings(fits.steps),
+        request=config.request,
+        checkpoint_every=fits.steps if cost is None else cost.checkpoint_every(fits.steps),
+        budget_seconds=config.budget_seconds,
+        seconds=None if cost is None else fits.seconds,
+        step_seconds=None if cost is None else cost.step,
+        run_seconds=None if cost is None else cost.besides_steps(fits.steps, config.valid_blocks),
+    )
+
+
+def speed_of(config: RecommendConfig, cost: RunCost, steps: int | None, before_runs: float) -> Speed:
+    """What the runs cost; `before_runs` are the seconds that pass before the first one, earlier commands included."""
+    implementation = IMPLEMENTATION_STEPS * cost.step / (config.micro_batch * config.accumulate)
+    besides = cost.besides_steps(steps or LEAST_STEPS, config.valid_blocks)
+    return Speed(cost.step, besides, before_runs + implementation)
+
+
+def audit_seconds(config: RecommendConfig, cost: RunCost) -> float:
+    """A pass over the text, and four gradients on eight blocks."""
+    return config.audit_blocks * cost.valid_block + 2 * 8 * cost.step / (config.micro_batch * config.accumulate)
+
+
+def objective_code(objective: Objective) -> str:
+    """The objective as a Python expression.
+
+    >>> from zloss import StandardZLoss
+    >>> objective_code(StandardZLoss(1e-4))
+    'zloss.StandardZLoss(coef=0.0001)'
+    """
+    text = repr(objective)
+    for unset in (", target=None", ", relative_target=None", ", shift_target=0.0"):
+        text = text.replace(unset, "")
+    return f"zloss.{text}"
+
+
+def plan_sentence(plan: RecommendPlan) -> str:
+    """What will be run, and how long it is expected to take."""
+    names = ", ".join(arm.label for arm in plan.arms)
+    time = "" if plan.seconds is None else f"; about {rounded_duration(plan.seconds)} in all"
+    of = "" if plan.budget_seconds is None else f" of {rounded_duration(plan.budget_seconds)}"
+    out = f"; left out: {', '.join(f'{one.method} {one.coef:g}' for one in plan.left_out)}" if plan.left_out else ""
+    seeds = ", ".join(map(str, plan.seeds[1:]))
+    return f"{names}, {plan.steps} steps each, on seed {plan.seeds[0]}; the chosen one and ce on {seeds}{time}{of}{out}"
+
+
+# Runs in the folder of a recommendation
+
+
+@dataclass(frozen=True)
+class StoppedRun:
+    """A run that ended early, because its rejection was certain; `stopped.json` in its folder says so."""
+
+    step: int
+    reason: str
+
+    def write(self, place: Path) -> None:
+        """Record it, so that the run is not started again."""
+        write_json(place / STOPPED_FILE, {"step": self.step, "reason": self.reason})
+
+
+def is_kept(place: Path) -> bool:
+    """Whether nothing remains to be done for a run."""
+    return is_finished(place) or _read_stopped(place) is not None
+
+
+def kept_run(place: Path, config: TrainConfig, start: Start) -> FinishedRun | StoppedRun | None:
+    """The run that `place` holds, finished or stopped early; None if it is still to be made. Other settings are refused."""
+    if is_finished(place):
+        check_finished(place, config, start)
+        return read_run(place)
+    stopped = _read_stopped(place)
+    if stopped is not None:
+        claim_folder(place, config, start)
+    return stopped
+
+
+def _read_stopped(place: Path) -> StoppedRun | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found: Any = json.loads((place / STOPPED_FILE).read_text(encoding="utf-8"))
+        return StoppedRun(int(found["step"]), str(found["reason"]))
+    return None
+
+
+@dataclass(frozen=True)
+class RecordedRuns:
+    """Matched runs from another training loop, or of `zloss train`."""
+
+    runs: tuple[FinishedRun, ...]
+    """CE first, by seed; then the runs of the arms."""
+    seeds: tuple[int, ...]
+    """Seeds of CE; the first one selects."""
+    unfinished: tuple[str, ...]
+
+
+def read_recorded_runs(folders: Sequence[str], preferred: Sequence[int]) -> RecordedRuns:
+    """All finished runs of the folders; CE and one Z method are needed, at the same seeds."""
+    found, unfinished = list[FinishedRun](), list[str]()
+    for folder in folders:
+        runs, missing = load_runs(Path(folder))
+        found += runs
+        unfinished += missing
+    ce = sorted((run for run in found if run.key == CE_ARM.key), key=lambda run: run.seed)
+    others = [run for run in found if run.method not in UNPENALIZED]
+    if not ce or not others:
+        lacking = "no finished run of ce" if not ce else "no finished run of a method with a Z-loss"
+        raise InputError(f"`runs` hold {lacking}: a recommendation compares both at the same seeds.")
+    seeds = [run.seed for run in ce]
+    first = next((seed for seed in preferred if seed in seeds), seeds[0])
+    return RecordedRuns((*ce, *others), (first, *(seed for seed in seeds if seed != first)), tuple(unfinished))
+
+
+# Finished runs, read on half of their validation text
+
+
+def compare_on_half(
+    runs: Iterable[FinishedRun], half: Half, *, tolerance_ppl: float | None, thresholds: Thresholds
+) -> Comparison:
+    """Matched runs on one half of the validation text, with Centered head read from those of CE."""
+    found = list(runs)
+    heads = [head for run in found if run.key == CE_ARM.key and (head := as_centered_head(run)) is not None]
+    return compare_runs(
+        [on_half(run, half) for run in (*found, *heads)], tolerance_ppl=tolerance_ppl, thresholds=thresholds
+    )
+
+
+def as_centered_head(run: FinishedRun) -> FinishedRun | None:
+    """The CE run as a run of Centered head; None where μ does not exist, or where another head was trained.
+
+    With a fused head the two train bit for bit alike. They differ in the coordinate that is deployed, and both coordinates are
+    in the metrics of the CE run.
+    """
+    head = run.record.heads.centered
+    if head.p_z_999 is None or run.config.get("head", "fused") != "fused":
+        return None
+    return replace(
+        run,
+        config={**run.config, "method": CENTERED_HEAD},
+        record=replace(
+            run.record,
+            method=CENTERED_HEAD,
+            coordinate="centered",
+            diag_z=head.diag_z,
+            p_z_999=head.p_z_999,
+            a_p_99=head.a_p_99,
+            mu_abs_99=head.mu_abs_99,
+        ),
+    )
+
+
+def on_half(run: FinishedRun, half: Half) -> FinishedRun:
+    """The run with the validation numbers of one half of its text: one half selects an arm, the other confirms it.
+
+    The blocks are cut into the groups of a verdict (at most 32 contiguous ones). Groups 0, 2, 4, … select; 1, 3, 5, … confirm.
+    Every number is of that half alone; a number that is not kept block by block is None.
+    """
+    blocks = run.record.validation_blocks
+    if blocks is None:
+        raise InputError(
+            f"{run.folder.name} holds no per-block validation: make the run again with this version of zloss."
+        )
+    parity = 0 if half == "selection" else 1
+    chosen = [b for b, group in enumerate(contiguous_groups(len(blocks.tokens))) if group % 2 == parity]
+    return replace(run, record=_on_blocks(run.record, blocks, chosen))
+
+
+def _on_blocks(record: RunMetrics, whole: ValidationBlocks, chosen: list[int]) -> RunMetrics:
+    blocks = ValidationBlocks(
+        tokens=tuple(whole.tokens[b] for b in chosen),
+        ce=tuple(whole.ce[b] for b in chosen),
+        kept=whole.kept,
+        tails={key: tuple(values[b] for b in chosen) for key, values in whole.tails.items()},
+        means={key: tuple(values[b] for b in chosen) for key, values in whole.means.items()},
+    )
+    ce = _mean_over_tokens(blocks.ce, blocks.tokens)
+    heads = Heads(_head(record, blocks, "raw"), _head(record, blocks, "centered"))
+    deployed = heads.centered if record.coordinate == "centered" else heads.raw
+    return replace(
+        record,
+        ce=ce,
+        ppl=None if ce is None or ce > LARGEST_EXPONENT else math.exp(ce),
+        diag_z=deployed.diag_z,
+        p_z_999=deployed.p_z_999,
+        a_p_99=None,
+        mu_abs_99=deployed.mu_abs_99,
+        valid_predictions=sum(blocks.tokens),
+        heads=heads,
+        validation_blocks=blocks,
+    )
+
+
+def _head(record: RunMetrics, blocks: ValidationBlocks, coordinate: Coordinate) -> HeadNumbers:
+    def tail(name: str, level: float) -> float | None:
+        values = blocks.tails.get(f"{name}.{coordinate}")
+        found = math.nan if values is None else BlockTail(values, blocks.tokens).quantile(level)
+        return found if math.isfinite(found) else None
+
+    square = _mean_over_tokens(blocks.means.get(f"{VIOLATION_SQUARED}.{coordinate}", ()), blocks.tokens)
+    shift = _mean_over_tokens(blocks.means.get(f"{SHIFT_SQUARED}.{coordinate}", ()), blocks.tokens)
+    return HeadNumbers(
+        diag_z=None if square is None else record.diag_coef * square,
+        p_z_999=tail(VIOLATION, 0.999),
+        mu_abs_99=tail(SHIFT, 0.99),
+        mu_rms=None if shift is None else math.sqrt(shift),
+        delta_u_99=tail(DELTA_U, 0.99),
+        delta_u_99_gain_aware=tail(DELTA_U_GAIN_AWARE, 0.99),
+    )
+
+
+def _mean_over_tokens(values: tuple[float | None, ...], tokens: tuple[int, ...]) -> float | None:
+    """Mean over tokens of a mean by block; None where one block has none."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(tokens):
+        return None
+    return sum(value * count for value, count in zip(known, tokens, strict=True)) / sum(tokens)

@@ -1,0 +1,239 @@
+"""A result as a document: the blocks that every result kind is described in, once, for terminal, page and Markdown.
+
+Text is prose: `code` stands between backticks, and symbols (P_Z^99.9, δ_u) are set as mathematics where the renderer can.
+`Plain` text, such as the name of a model, is shown letter by letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from zloss.report.numbers import MISSING, number
+from zloss.results.quantities import Definition, define, symbol
+
+Tone = Literal[
+    "", "strong", "soft", "code", "raw", "centered",
+    "error", "warning", "note", "pass", "fired", "quiet", "open", "paper",
+]  # fmt: skip
+"""How a text looks: a weight, a coordinate, or what a verdict says."""
+
+
+class Plain(str):
+    """Text from outside, in which nothing is a symbol or code."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A title; level 1 is that of a page."""
+
+    text: str
+    level: int = 2
+    anchor: str = ""
+    """Its id on a page."""
+    link: str = ""
+    """What the page's navigation calls it; empty without a link."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph: "facts" are short and separated by dots, an "item" belongs to a list, "code" is copied as it is."""
+
+    sentence: str
+    style: Literal["", "strong", "soft", "lead", "summary", "answer", "banner", "kicker", "facts", "item", "code"] = ""
+    tone: Tone = ""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Names with what they mean, or keys with their values."""
+
+    items: tuple[tuple[str, str], ...]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    title: str
+    kind: Literal["number", "text", "prose"] = "number"
+    """Numbers and texts stay on one line; prose is broken between words."""
+    quantity: Definition | None = None
+    """What the column shows; a page explains it in a tooltip."""
+    wide: bool = False
+    """Left out on a narrow terminal."""
+
+    @classmethod
+    def of(cls, key: str, title: str = "") -> Column:
+        """The column of a quantity, titled with its symbol."""
+        return cls(title or symbol(key), quantity=define(key))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table."""
+
+    text: str
+    value: float | str | None = None
+    """What the column is sorted by; None for a number that is missing."""
+    tone: Tone = ""
+    mark: str = ""
+    """A word before the text, which then has the tone instead of the text."""
+    note: str = ""
+    """A line below the text; of a token, the text before it."""
+    quantity: Definition | None = None
+    token: bool = False
+    """Whether the text is a token of a corpus."""
+
+
+Row = tuple[Cell | str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Lines of cells under titled columns."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    title: str = ""
+    keys: int = 1
+    """The first columns, which say what a line is about: every part of a table that is too wide repeats them."""
+    legend: tuple[Definition, ...] = ()
+    """Quantities that are explained below the table where there are no tooltips."""
+    note: str = ""
+    """A sentence below it."""
+    name: str = ""
+    """Its class on a page."""
+    sortable: bool = True
+
+
+@dataclass(frozen=True)
+class Item:
+    """A line with a verdict, and more below it."""
+
+    name: str
+    word: str
+    tone: Tone
+    text: str
+    more: tuple[tuple[str, Tone], ...] = ()
+    """(sentence, tone) of further lines where there is no room for `body`."""
+    body: tuple[Block, ...] = ()
+    expanded: bool = False
+
+
+@dataclass(frozen=True)
+class Items:
+    """Lines with verdicts, one below the other."""
+
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Card:
+    """A quantity in both coordinates."""
+
+    quantity: Definition
+    raw: float | None
+    centered: float | None
+    note: str = ""
+    """Why a number is missing."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing as a Vega-Lite specification without a size."""
+
+    name: str
+    title: str
+    spec: Mapping[str, Any]
+    series: tuple[tuple[str, str], ...]
+    """(name, colour) of everything that is drawn."""
+    caption: str = ""
+    hint: str = ""
+    """What the drawn quantity means."""
+    width: int = 300
+    height: int = 230
+    """Of the frame in a file, in pixels; on a page the width is that of its place."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Blocks that a page lays out together: a section, a row of figures, cards, tabs, or columns of small tables."""
+
+    layout: Literal["section", "two", "three", "cards", "tabs", "columns"]
+    blocks: tuple[Block, ...]
+    anchor: str = ""
+    """Its id on a page."""
+    link: str = ""
+    """What the page's navigation calls it; empty without a link."""
+
+
+Block = Heading | Text | Terms | Table | Items | Card | Figure | Group
+Document = list[Block]
+
+
+def row(*cells: Cell | str) -> Row:
+    """A line of a table."""
+    return cells
+
+
+def cell(value: float | None, digits: int = 4) -> Cell:
+    """A number as a cell."""
+    return Cell(number(value, digits), value)
+
+
+def section(blocks: Iterable[Block], anchor: str, link: str = "") -> Group:
+    """A part of a page."""
+    return Group("section", tuple(blocks), anchor, link)
+
+
+def walk(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Every block, those of groups and of items included."""
+    for block in blocks:
+        yield block
+        if isinstance(block, Group):
+            yield from walk(block.blocks)
+        elif isinstance(block, Items):
+            for item in block.items:
+                yield from walk(item.body)
+
+
+def terms(title: str, data: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> Terms:
+    """Any part of a result as keys and values, keys of newer versions included."""
+    return Terms(tuple((Plain(key), Plain(text)) for key, text in flat_lines(data, skip=skip)), title)
+
+
+def flat_lines(data: Mapping[str, Any], *, skip: tuple[str, ...] = (), prefix: str = "") -> list[tuple[str, str]]:
+    """Nested plain values as (dotted key, text); the members of `extra` are shown without its name."""
+    lines: list[tuple[str, str]] = []
+    for key, value in data.items():
+        if key in skip:
+            continue
+        name = prefix if key == "extra" else f"{prefix}.{key}" if prefix else key
+        if isinstance(value, dict):
+            lines += flat_lines(value, prefix=name)
+        elif isinstance(value, (list, tuple)) and any(isinstance(item, dict) for item in value):
+            for i, item in enumerate(value):
+                lines += (
+                    flat_lines(item, prefix=f"{name}.{i}") if isinstance(item, dict) else [(f"{name}.{i}", show(item))]
+                )
+        else:
+            lines.append((name, show(value)))
+    return lines
+
+
+def show(value: Any) -> str:
+    """A value of unknown type as text."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return number(value, 6)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(show(item) for item in value)
+    return str(value)

@@ -1,0 +1,254 @@
+"""The audit of a loss as a document: what it applies, its findings, and the error of its source."""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+
+from zloss.decide.stages import remedies_for
+from zloss.report.document import Cell, Column, Document, Figure, Group, Heading, Plain, Table, Text, Tone, terms
+from zloss.report.figures import axis, chart, colour_of, curve, linear_domain, lines
+from zloss.report.numbers import number
+from zloss.results.loss_audit import Finding, Identified, LossAudit
+
+SEVERITIES: dict[str, tuple[Tone, str]] = {
+    "error": ("error", "✗"),
+    "warning": ("warning", "!"),
+    "note": ("note", "i"),
+    "pass": ("pass", "✓"),
+    "not_applicable": ("open", "·"),
+}
+"""Severity of a finding, else its verdict → tone and mark, in the order of a table."""
+SECTIONS = {
+    "identified": "Identified",
+    "source": "Source against fp64",
+    "target_model": "Source on the model's own logits",
+    "provenance": "Provenance",
+}
+
+
+def loss_audit_document(audit: LossAudit) -> Document:
+    """Everything about one loss."""
+    plain = audit.to_dict()
+    plain["identified"].pop("curve", None)
+    sections = [terms(title, plain[key]) for key, title in SECTIONS.items() if plain[key] is not None]
+    rest = terms("Further", plain, skip=("schema", "findings", *SECTIONS))
+    return [
+        Heading(f"`{audit.provenance.get('loss', 'loss')}`", 3),
+        Text(headline(audit), "answer"),
+        Text(bottom_line(audit)[0], "answer", "strong"),
+        *([Text(remedy, "answer")] if (remedy := what_to_do(audit)) else []),
+        *([findings_table(audit, whole=True)] if audit.findings else []),
+        *_curve(audit.identified),
+        Group("columns", tuple(section for section in (*sections, rest) if section.items)),
+    ]
+
+
+def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str = "the JSON file has them") -> Document:
+    """What a terminal shows: identified objective, source error, the findings, and how many other questions there were.
+
+    `whole` lists every question with its answer; `elsewhere` says where they are otherwise.
+    """
+    bottom, tone = bottom_line(audit)
+    others = other_answers(audit)
+    return [
+        Heading(Plain(audit.provenance.get("loss", "loss")), 1),
+        Text(headline(audit)),
+        Text(source_line(audit), "soft"),
+        *(Text(sentence, "soft") for sentence in target_model_lines(audit)),
+        *([findings_table(audit, whole=whole)] if whole or audit.found else []),
+        *(_witnesses(audit) if whole else []),
+        *([Text(f"{others}; {elsewhere}.", "soft")] if others and not whole else []),
+        Text(bottom, "strong", tone),
+        *([Text(remedy)] if (remedy := what_to_do(audit)) else []),
+    ]
+
+
+def findings_table(audit: LossAudit, *, whole: bool) -> Table:
+    """One line per question: errors, warnings and notes first, then, if `whole`, passes and what was not asked."""
+    order = list(SEVERITIES)
+    rows = tuple(
+        (
+            Cell(f"{SEVERITIES[severity(finding)][1]} {severity(finding).replace('_', ' ')}",
+                 order.index(severity(finding)), SEVERITIES[severity(finding)][0]),
+            Cell(finding.id, finding.id, "code"),
+            Cell(Plain(finding.sentence), note="" if finding.witness is None else finding.witness.line),
+            Cell("" if finding.figure is None else number(finding.figure), finding.figure),
+        )
+        for finding in sorted(audit.findings if whole else audit.found, key=lambda one: order.index(severity(one)))
+    )  # fmt: skip
+    columns = (
+        Column("verdict", "text"),
+        Column("check", "text"),
+        Column("what was seen", "prose"),
+        Column("figure", wide=True),
+    )
+    note = "A finding is an error, a warning or a note; only errors fire the decision map."
+    return Table(columns, rows, note=note if whole else "", name="findings")
+
+
+def _witnesses(audit: LossAudit) -> Document:
+    """For every finding the Python lines that reproduce it."""
+    linear = bool(audit.provenance.get("linear"))
+    return [
+        Text(f"# {finding.id}\n{finding.witness.code(linear=linear)}", "code")
+        for finding in audit.found
+        if finding.witness is not None
+    ]
+
+
+def _curve(got: Identified) -> Document:
+    """The measured coefficient of a penalty that is not a square, against log Z."""
+    if not got.curve:
+        return []
+    title = "Coefficient of p against log Z"
+    xs, ys = zip(*got.curve, strict=True)
+    if find_spec("vl_convert") is None:  # a loss audit needs the base install only
+        columns = (Column("log Z (nat)"), Column("coefficient of p"))
+        return [
+            Heading(title, 4),
+            Table(columns, tuple((Cell(number(x), x), Cell(number(y), y)) for x, y in got.curve)),
+        ]
+    series = (("measured", colour_of(0)),)
+    spec = chart(
+        axis("log Z (nat)", linear_domain(xs)),
+        axis("coefficient of p, relative to the weight on CE", linear_domain(ys)),
+        series,
+        [lines([curve("measured", xs, ys)], points=30)],
+    )
+    caption = "What the loss applies is a function of log Z, but not a square: a square would give a straight line."
+    return [Figure("loss_curve", title, spec, series, caption)]
+
+
+def bottom_line(audit: LossAudit) -> tuple[str, Tone]:
+    """How many errors, warnings and notes there are and their ids, with a tone."""
+    counted: dict[Tone, str] = {}
+    words: tuple[Tone, ...] = ("error", "warning", "note")
+    for word in words:
+        ids = [finding.id for finding in audit.findings if severity(finding) == word]
+        if ids:
+            counted[word] = f"{len(ids)} {word}{'s' * (len(ids) != 1)}: {', '.join(ids)}"
+    if not counted:
+        return "No finding.", "pass"
+    return "; ".join(counted.values()) + ".", "error" if "error" in counted else "warning"
+
+
+def other_answers(audit: LossAudit) -> str:
+    """How many questions passed and how many were not applicable; empty where every answer is a finding."""
+    verdicts = [finding.verdict for finding in audit.findings]
+    counts = ((verdicts.count("pass"), "passed"), (verdicts.count("not_applicable"), "not applicable"))
+    return ", ".join(f"{count} {word}" for count, word in counts if count)
+
+
+def what_to_do(audit: LossAudit) -> str:
+    """The remedy of every finding in one sentence; empty where there is none."""
+    remedy = remedies_for([finding.id for finding in audit.found])
+    return f"What to do: {remedy[0].lower()}{remedy[1:]}." if remedy else ""
+
+
+def severity(finding: Finding) -> str:
+    """Findings written before severities existed count as errors."""
+    if finding.verdict != "finding":
+        return finding.verdict
+    return finding.severity or "error"
+
+
+def headline(audit: LossAudit) -> str:
+    """The identified objective in one line."""
+    got = audit.identified
+    if got.has_z is None:
+        return f"It cannot be told what this loss applies. {got.reason or ''}".rstrip()
+    ce = _cross_entropy(got)
+    if not got.has_z:
+        return f"{ce}; {'no Z' if got.coordinate is None else 'no Z, but a gradient that is not cross-entropy'}."
+    if got.coef is None:
+        return f"{ce}; a Z whose numbers cannot be told: {got.penalty}."
+    error = got.uncertainty
+    coef = f"λ = {got.coef:.6g}" + _plus_minus(error.coef)
+    target = "" if got.target is None else f", c = {_target(got.target, error.target)}" + _plus_minus(error.target)
+    rule = _rule(got)
+    extra = "".join(f", {key} = {value:.6g}" for key, value in got.extra.items())
+    shared = " with the weights of CE" if got.z_weights == "shared" else ""
+    where = f"Z on {got.penalty} [{got.coordinate}]{shared}"
+    return f"{ce}; {where}: {coef}{target}{rule}{extra}, over {_tokens(got.z_denominator)}."
+
+
+def _cross_entropy(got: Identified) -> str:
+    """Denominator, smoothing, token weights and moved targets of the CE part."""
+    if got.ce_denominator == "unknown":
+        return "CE with unknown weights"
+    ce = f"CE over {_tokens(got.ce_denominator)}"
+    weights = {"class": "class weights", "position": "weights by position", "token": "token weights"}
+    notes = [f"label smoothing {got.label_smoothing:.4g}"] if got.label_smoothing else []
+    notes += [weights[got.ce_weights]] if got.ce_weights is not None and got.ce_weights in weights else []
+    notes += ["means of groups"] if got.ce_weights == "groups" else []
+    notes += [f"targets {got.targets} by one"] if got.targets != "given" else []
+    return f"{ce} ({', '.join(notes)})" if notes else ce
+
+
+def _tokens(denominator: str | None) -> str:
+    """The denominators that count tokens, in words; the others by their name."""
+    return {"valid": "valid tokens", "all": "all tokens"}.get(denominator or "", str(denominator))
+
+
+def _target(c: float, error: float | None) -> str:
+    """c, as 0 where it differs from 0 by less than its uncertainty and by rounding alone."""
+    return "0" if error is not None and abs(c) < min(error, 1e-6) else f"{c:.6g}"
+
+
+def _rule(got: Identified) -> str:
+    """c as log V, or log V plus a constant, where it follows the vocabulary."""
+    if got.target_rule != "log_v" or not got.vocab or got.target is None:
+        return ""
+    constant = got.target - math.log(got.vocab)
+    return " (log V)" if abs(constant) < 1e-3 else f" (log V {constant:+.4g})"
+
+
+def _plus_minus(error: float | None) -> str:
+    return "" if error is None else f" ± {error:.1g}"
+
+
+def source_line(audit: LossAudit) -> str:
+    """Forward error, Δ_src and cosine in one line."""
+    source = audit.source
+    if source.delta_src is None:
+        return f"Source against fp64: not measured ({source.reason})."
+    what = "Z source" if source.of == "z" else "total gradient"
+    return (
+        f"Against fp64 on {source.tokens} {source.dtype} tokens: "
+        f"forward {_number(source.forward_rel_error)}, {what} Δ_src {_number(source.delta_src)}, "
+        f"1 − cosine {_number(_one_minus(source.cosine))}."
+    )
+
+
+def target_model_lines(audit: LossAudit) -> list[str]:
+    """The source on a model's own logits; nothing where no model was given."""
+    found = audit.target_model
+    if found is None:
+        return []
+    if found.delta_src is None:
+        return [f"On the logits of {found.model}: not measured ({found.reason})."]
+    what = "Z source" if found.of == "z" else "total gradient"
+    where = f"On {found.tokens} {found.dtype} tokens of {found.model} ({found.text}), at the {_place(found.at)}: "
+    floor = "" if found.beyond_rounding else f" (rounding alone can cause {_number(found.rounding_floor)})"
+    weight = "" if found.delta_weight is None else f", dW {_number(found.delta_weight)}"
+    assumed = [] if found.assumed is None else [f"The fp64 source there is that of {found.assumed}."]
+    return [
+        f"{where}forward {_number(found.forward_rel_error)}, {what} Δ_src {_number(found.delta_src)}{floor}{weight}, "
+        f"1 − cosine {_number(_one_minus(found.cosine))}.",
+        f"Relative error of a token's source: mean {_number(found.token_mean)}, p99 {_number(found.token_p99)}, "
+        f"max {_number(found.token_max)}.",
+        *assumed,
+    ]
+
+
+def _place(at: str) -> str:
+    return "hidden states" if at == "hidden" else "logits"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _one_minus(cosine: float | None) -> float | None:
+    return None if cosine is None else max(1.0 - cosine, 0.0)

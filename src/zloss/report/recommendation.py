@@ -1,0 +1,171 @@
+"""A recommendation, and the plan of one, as documents: what to do, how sure, why, what it costs, what to paste."""
+
+from __future__ import annotations
+
+from zloss.decide.recommend import CENTERED_HEAD
+from zloss.decide.stages import SOURCE
+from zloss.report.audit import VERDICTS, decision_document
+from zloss.report.comparison import VERDICT_COLUMNS, verdict_cells
+from zloss.report.document import (
+    Cell,
+    Column,
+    Document,
+    Group,
+    Heading,
+    Item,
+    Items,
+    Plain,
+    Table,
+    Text,
+    Tone,
+    row,
+    terms,
+)
+from zloss.report.numbers import number, seconds
+from zloss.results.recommendation import Recommendation, RecommendPlan
+from zloss.results.record import to_plain
+
+LEVELS: dict[str, Tone] = {"confirmed here": "pass", "direction only": "warning", "undecided": "open"}
+SELECTION = (
+    "Selection: ΔCE in nats per token from CE; the quantity that the method is meant to lower, and p99 ‖δ_u‖ as deployed, both "
+    "over that of CE."
+)
+
+
+def recommendation_document(found: Recommendation) -> Document:
+    """Everything about one recommendation."""
+    budget = "none" if found.budget_seconds is None else seconds(found.budget_seconds)
+    times = {"budget": budget, "time spent": seconds(found.seconds)}
+    return [
+        Heading(Plain(found.tested.model), 1),
+        Heading(found.action, 2),
+        Text(f"{found.level}: {found.tested.sentence}.", "lead"),
+        *_sentences(found),
+        *_paste(found),
+        Heading("Decision map", 2),
+        *decision_document(found.stages),
+        Heading("Confirmation", 2),
+        Text(seeds_sentence(found), "lead"),
+        *([_confirmation(found)] if found.confirmation else []),
+        Heading("Arms", 2),
+        Text(SELECTION, "lead"),
+        _arms(found, whole=True),
+        Group("columns", (terms("Provenance", times | to_plain(found.provenance)),)),
+    ]
+
+
+def recommendation_summary(found: Recommendation) -> Document:
+    """What a terminal shows: the stages in short, and the lines to paste last."""
+    stages = tuple(
+        Item(stage.stage, VERDICTS[stage.fired][1], VERDICTS[stage.fired][0], stage.reason) for stage in found.stages
+    )
+    selected: Document = []
+    if found.arms:
+        selected = [
+            Heading("Arms on the selecting seed", 3),
+            _arms(found, whole=False),
+            Text(seeds_sentence(found), "soft"),
+        ]
+    confirmed: Document = [Heading("Confirmation", 3), _confirmation(found)] if found.confirmation else []
+    budget = "" if found.budget_seconds is None else f" of {seconds(found.budget_seconds)}"
+    return [
+        Heading(found.action, 1),
+        Text(found.confidence, "", LEVELS[found.level]),
+        *_sentences(found),
+        Heading("Stages", 3),
+        Items(stages),
+        *selected,
+        *confirmed,
+        *_paste(found),
+        Text(f"{seconds(found.seconds)}{budget}", "soft"),
+    ]
+
+
+def plan_summary(plan: RecommendPlan) -> Document:
+    """The arms of a plan as settings, and how their runs come back."""
+    rows = tuple((Plain(arm.label), Plain(arm.code), ", ".join(arm.stages) or arm.note) for arm in plan.arms)
+    settings = ", ".join(f"{key} {value}" for key, value in plan.settings.items())
+    return [
+        Heading(Plain(f"{plan.model} on {plan.text}: {len(plan.arms)} arms"), 1),
+        Table((Column("arm", "text"), Column("objective", "prose"), Column("why", "prose")), rows),
+        Text(f"The same for every arm: {settings}."),
+        Text(f"Seeds {', '.join(map(str, plan.seeds))}: the first selects, the others confirm."),
+        Text("Record each run with zloss.record_run(DIR, …), then run: zloss recommend MODEL --runs DIR", "soft"),
+    ]
+
+
+def seeds_sentence(found: Recommendation) -> str:
+    """Which seed selected and which confirmed."""
+    if found.selection_seed is None:
+        return "No run was made."
+    seeds = ", ".join(map(str, found.confirmation_seeds)) or "none"
+    word = "seeds" if len(found.confirmation_seeds) > 1 else "seed"
+    return (
+        f"Seed {found.selection_seed} and half of the validation text selected; {word} {seeds} and the other half were for "
+        "confirmation. Numbers of the selection are not evidence: it chose by them. The chosen arm is the best that passed, or "
+        f"the nearest where none did.{_unproposed_head(found)}"
+    )
+
+
+def _unproposed_head(found: Recommendation) -> str:
+    """Why a Centered head that passes is not the answer: it is measured for every model, and proposed for some."""
+    source = next((stage for stage in found.stages if stage.stage == SOURCE.name), None)
+    passed = any(arm.method == CENTERED_HEAD and arm.state == "passed" for arm in found.arms)
+    if not passed or source is None or source.fired:
+        return ""
+    return f" {CENTERED_HEAD} is proposed only where {SOURCE.name} fired."
+
+
+def _sentences(found: Recommendation) -> Document:
+    titled = (
+        ("Why", found.why),
+        ("What it costs", found.cost),
+        ("What is not guaranteed", found.not_guaranteed),
+        ("Notes", found.notes),
+    )
+    document: Document = []
+    for title, sentences in titled:
+        if sentences:
+            document += [Heading(title, 3), *(Text(sentence, "item") for sentence in sentences)]
+    return document
+
+
+def _paste(found: Recommendation) -> Document:
+    document: Document = [Heading("Lines to paste", 3)] if found.paste else []
+    for paste in found.paste:
+        near = "" if paste.exact or not paste.lines else ", the nearest setting"
+        document.append(Heading(f"{paste.where}{near}", 4))
+        document += [Text(Plain(paste.lines), "code")] if paste.lines else []
+        document += [Text(paste.note)] if paste.note else []
+    return document
+
+
+def _confirmation(found: Recommendation) -> Table:
+    """Every confirmed method with the parts of its verdict."""
+    rows = tuple(row(Plain(verdict.label), *verdict_cells(verdict)) for verdict in found.confirmation)
+    return Table((Column("method", "text"), *VERDICT_COLUMNS), rows, name="quality")
+
+
+def _arms(found: Recommendation, *, whole: bool) -> Table:
+    rows = tuple(
+        (
+            Cell(Plain(arm.label), arm.label),
+            arm.state,
+            Cell("" if arm.delta_ce is None else f"{arm.delta_ce:+.4f}", arm.delta_ce),
+            Cell(_ratio(arm.ratio), arm.ratio),
+            Cell(_ratio(arm.transported), arm.transported),
+            Cell(number(arm.steps) if arm.steps is not None else "", arm.steps),
+            *((arm.reason, ", ".join(arm.stages), arm.note) if whole else ()),
+        )
+        for arm in found.arms
+    )
+    more = (Column("what was seen", "prose"), Column("proposed by", "prose"), Column("λ", "prose"))
+    columns = (
+        Column("arm", "text"), Column("state", "text"), Column("ΔCE"), Column("lowered"), Column("p99 ‖δ_u‖"), Column("steps"),
+        *(more if whole else ()),
+    )  # fmt: skip
+    return Table(columns, rows, name="numbers")
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"× {value:.3g}"

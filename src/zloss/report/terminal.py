@@ -1,0 +1,247 @@
+"""A document on a terminal: nothing is wider than it, and no number is cut.
+
+A table that is too wide has its sentences broken between words, is printed in parts that repeat its first columns, or has each
+line printed below the other.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from zloss.report.document import Block, Card, Cell, Column, Group, Heading, Item, Items, Table, Terms, Text
+from zloss.report.numbers import number
+from zloss.results.quantities import Definition
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text as RichText
+
+STYLES = {
+    "strong": "bold", "soft": "dim", "raw": "", "centered": "", "code": "", "paper": "cyan",
+    "error": "bold red", "warning": "yellow", "note": "cyan", "pass": "green", "fired": "yellow", "quiet": "green", "open": "dim",
+}  # fmt: skip
+TEXTS = {"strong": "bold", "answer": "bold", "soft": "dim", "lead": "", "facts": "dim", "kicker": "dim", "item": ""}
+MARKS = {"fired": "●", "quiet": "●"}
+"""Before the word of a verdict; ○ where nothing was evaluated."""
+WIDE = 120
+"""Columns of a terminal from which on nothing is left out."""
+PADDING = 2
+"""Blanks and rule between two columns."""
+LEAST_PROSE = 26
+"""Columns that a sentence in a table needs to be read."""
+
+
+def print_document(document: Iterable[Block], console: Console | None = None) -> None:
+    """Print every block; figures are not for a terminal."""
+    from rich.console import Console
+
+    console = console or Console(markup=False)
+    for block in document:
+        _print(block, console)
+
+
+def _print(block: Block, console: Console) -> None:
+    match block:
+        case Heading(text):
+            _sentence(console, text, style="bold")
+        case Text(sentence, "code"):
+            for line in sentence.splitlines():
+                # Never broken over two lines: it is copied as it is.
+                console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
+        case Text(sentence, style, tone):
+            indent = "  " if style == "item" else ""
+            look = f"{TEXTS.get(style, '')} {STYLES.get(tone, '')}".strip()
+            _sentence(console, sentence, first=indent, rest=indent, style=look)
+        case Terms(items, title):
+            if title:
+                _sentence(console, title, style="bold")
+            for name, text in items:
+                _sentence(console, text, first=f"{name}: ", rest="    ")
+        case Table():
+            _print_table(block, console)
+        case Items(items):
+            _print_items(items, console)
+        case Card(quantity, raw, centered):
+            _sentence(console, f"{number(raw)} raw, {number(centered)} centered", first=f"{quantity.symbol}: ")
+        case Group(_, blocks):
+            print_document(blocks, console)
+
+
+def _sentence(console: Console, text: str, *, first: str = "", rest: str = "", style: str = "") -> None:
+    """Text behind `first`, broken between words only, so that a path or a command stays whole."""
+    wrapped = textwrap.wrap(
+        text,
+        console.width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    lines = wrapped or [first.rstrip()]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True, style=style or None)
+
+
+def _print_items(items: Sequence[Item], console: Console) -> None:
+    """Verdict, name and sentence of each in columns, with what follows below the sentence."""
+    from rich.table import Table as RichTable
+    from rich.text import Text as RichText
+
+    grid = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for item in items:
+        text = RichText(item.text)
+        for line, tone in item.more:
+            text.append(f"\n{line}", style=STYLES.get(tone, ""))
+        word = "open" if item.word == "not evaluated" else item.word
+        grid.add_row(
+            RichText(f"{MARKS.get(item.tone, '○')} {word}", style=STYLES[item.tone]), RichText(item.name), text
+        )
+    console.print(grid)
+
+
+def _print_table(table: Table, console: Console) -> None:
+    if table.title:
+        _sentence(console, table.title, style="bold")
+    if table.rows:
+        kept = [i for i, column in enumerate(table.columns) if console.width >= WIDE or not column.wide]
+        columns = [table.columns[i] for i in kept]
+        rows = [[_cell(row[i]) for i in kept] for row in table.rows]
+        _print_rows(columns, rows, min(table.keys, len(kept)), console)
+    explained = any(column.wide for column in table.columns) and console.width >= WIDE
+    for quantity in () if explained else table.legend:
+        _sentence(console, _meaning(quantity), first=f"{quantity.symbol}: ", rest="    ")
+    if table.note:
+        _sentence(console, table.note, style="dim")
+
+
+def _print_rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], keys: int, console: Console) -> None:
+    widths = [_whole_width(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
+    prose = [i for i, column in enumerate(columns) if column.kind == "prose"]
+    if sum(widths) + PADDING * len(widths) <= console.width:
+        _print_part(columns, rows, dict(enumerate(widths)), console)
+    elif prose:
+        rest = sum(widths[i] + PADDING for i in range(len(columns)) if i not in prose)
+        shares = _shared(console.width - rest - PADDING * len(prose), [widths[i] for i in prose])
+        least = [max(min(LEAST_PROSE, widths[i]), _longest_word(columns[i], [row[i] for row in rows])) for i in prose]
+        if all(share >= needed for share, needed in zip(shares, least, strict=True)):
+            _print_part(columns, rows, dict(enumerate(widths)) | dict(zip(prose, shares, strict=True)), console)
+        else:
+            _print_stacked(columns, rows, console)
+    else:
+        words = [_longest_word(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
+        room = console.width - sum(width + PADDING for width in widths[keys:])
+        # The table stays whole where it is enough to fold its keys.
+        whole = sum(word + PADDING for word in words[:keys]) <= room
+        fitted = folded_keys(widths[:keys], words[:keys], room if whole else console.width // 2)
+        for group in column_groups(widths, fitted, console.width):
+            _print_part(columns, rows, dict(enumerate(fitted)) | {i: widths[i] for i in group}, console)
+
+
+def folded_keys(whole: Sequence[int], words: Sequence[int], room: int) -> list[int]:
+    """Widths of the key columns: whole where they fit in `room`, otherwise the wider ones are folded between words."""
+    found = list(words)
+    for i in sorted(range(len(whole)), key=lambda i: whole[i]):
+        spare = room - sum(found) - PADDING * len(found)
+        found[i] += max(0, min(spare, whole[i] - found[i]))
+    return found
+
+
+def column_groups(whole: Sequence[int], key_widths: Sequence[int], width: int) -> list[tuple[int, ...]]:
+    """The number columns of each part of a table, in order: those that fit next to the key whole, and at least one."""
+    room = width - sum(key_widths) - PADDING * len(key_widths)
+    groups: list[list[int]] = [[]]
+    for column in range(len(key_widths), len(whole)):
+        if groups[-1] and sum(whole[i] + PADDING for i in (*groups[-1], column)) > room:
+            groups.append([])
+        groups[-1].append(column)
+    return [tuple(group) for group in groups]
+
+
+def _shared(room: int, wanted: Sequence[int]) -> list[int]:
+    """The room divided among columns of prose: those that need less leave their rest to the others."""
+    shares, left = [0] * len(wanted), room
+    for place, i in enumerate(sorted(range(len(wanted)), key=lambda i: wanted[i])):
+        shares[i] = min(wanted[i], left // (len(wanted) - place))
+        left -= shares[i]
+    return shares
+
+
+def _print_part(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], widths: dict[int, int], console: Console
+) -> None:
+    """The chosen columns, each in its width."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column as RichColumn
+    from rich.table import Table as RichTable
+    from rich.text import Text as RichText
+
+    titled = any(columns[i].title for i in widths)
+    shown = [
+        RichColumn(
+            RichText(columns[i].title),
+            justify="right" if columns[i].kind == "number" else "left",
+            width=width,
+            overflow="fold",
+        )
+        for i, width in widths.items()
+    ]
+    box = SIMPLE_HEAD if titled else None
+    padding = (0, 1 if titled else PADDING, 0, 0)
+    part = RichTable(*shown, box=box, pad_edge=False, padding=padding, show_header=titled)
+    for row in rows:
+        part.add_row(*(_rich(row[i]) for i in widths))
+    console.print(part)
+
+
+def _print_stacked(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], console: Console) -> None:
+    """Each line as a paragraph: its first cell, then title and text of the others."""
+    for row in rows:
+        if row[0].text:
+            _sentence(console, _plain(row[0]), style="bold")
+        for column, cell in list(zip(columns, row, strict=True))[1:]:
+            if text := _plain(cell):
+                title = column.title.replace("\n", " ")
+                _sentence(
+                    console, text, first=f"  {title}: " if title else "  ", rest="    ", style=STYLES.get(cell.tone, "")
+                )
+
+
+def _cell(cell: Cell | str) -> Cell:
+    return Cell(cell) if isinstance(cell, str) else cell
+
+
+def _plain(cell: Cell) -> str:
+    text = f"{cell.note}{cell.text}" if cell.token else f"{cell.mark} {cell.text}".strip()
+    return f"{text} ({cell.note})" if cell.note and not cell.token else text
+
+
+def _rich(cell: Cell) -> RichText:
+    # `Text`, not markup: a name may hold square brackets.
+    from rich.text import Text as RichText
+
+    style = STYLES.get(cell.tone, "")
+    if not cell.mark:
+        return RichText(_plain(cell), style=style)
+    return RichText.assemble((cell.mark, style), f" {_plain(cell).removeprefix(cell.mark).lstrip()}".rstrip())
+
+
+def _whole_width(column: Column, cells: Sequence[Cell]) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, (*column.title.split("\n"), *map(_plain, cells))), default=0)
+
+
+def _longest_word(column: Column, cells: Sequence[Cell]) -> int:
+    from rich.cells import cell_len
+
+    words = [word for text in (column.title, *map(_plain, cells)) for word in text.split()]
+    return max(map(cell_len, words), default=1)
+
+
+def _meaning(quantity: Definition) -> str:
+    unit = f", in {quantity.unit}" if quantity.unit in ("nat", "nat²", "s") else ""
+    return f"{quantity.meaning}{unit}"

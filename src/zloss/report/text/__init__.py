@@ -1,1 +1,0 @@
-"""Numbers, symbols and sentences as people read them."""

@@ -1,0 +1,276 @@
+"""Optimizer steps as plain numbers: a line of steps.jsonl, and the endpoints of metrics.json (paper app:endpoints).
+
+Norms are over all trained parameters as one vector. A number that is not finite is null in the file and NaN when read back;
+`gradient`, `micro_nan` and `micro_inf` say what it was. Suffixes of endpoints: `_p99` and `_p999` are quantiles over the steps
+with a finite value, interpolated linearly between order statistics, and `_max` is their maximum. Rates are fractions between
+0 and 1. An endpoint is None where no step has a finite value.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from zloss.errors import InputError
+from zloss.results.io import parse_json
+from zloss.results.record import NATS, NOT_NEGATIVE, SHARE, Range, check_range, from_plain, range_of, within
+
+PHI = "phi_"
+"""Beginning of the keys of the event rates Φ_τ; the threshold τ follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEndpoints:
+    """What the steps of one run amount to."""
+
+    steps: int = field(metadata=NOT_NEGATIVE)
+    """Optimizer steps taken, those with a skipped update included."""
+    grad_norm_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """G_99: p99 of ‖g‖₂ before clipping."""
+    grad_norm_p999: float | None = field(metadata=NOT_NEGATIVE)
+    """p99.9 of ‖g‖₂ before clipping."""
+    grad_norm_max: float | None = field(metadata=NOT_NEGATIVE)
+    """Largest ‖g‖₂ before clipping."""
+    grad_inf_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """H_99: p99 of ‖g‖∞ before clipping."""
+    grad_inf_p999: float | None = field(metadata=NOT_NEGATIVE)
+    """p99.9 of ‖g‖∞ before clipping."""
+    grad_inf_max: float | None = field(metadata=NOT_NEGATIVE)
+    """Largest ‖g‖∞ before clipping."""
+    grad_param_ratio_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """ρ_99: p99 of ‖g‖₂/‖θ‖₂ before clipping, θ where g was taken."""
+    grad_param_ratio_p999: float | None = field(metadata=NOT_NEGATIVE)
+    """p99.9 of ‖g‖₂/‖θ‖₂ before clipping."""
+    grad_param_ratio_max: float | None = field(metadata=NOT_NEGATIVE)
+    """Largest ‖g‖₂/‖θ‖₂ before clipping."""
+    postclip_norm_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """p99 of ‖g‖₂ after clipping, as the optimizer was given it."""
+    postclip_norm_p999: float | None = field(metadata=NOT_NEGATIVE)
+    """p99.9 of ‖g‖₂ after clipping."""
+    postclip_norm_max: float | None = field(metadata=NOT_NEGATIVE)
+    """Largest ‖g‖₂ after clipping."""
+    postclip_inf_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """p99 of ‖g‖∞ after clipping."""
+    postclip_inf_p999: float | None = field(metadata=NOT_NEGATIVE)
+    """p99.9 of ‖g‖∞ after clipping."""
+    postclip_inf_max: float | None = field(metadata=NOT_NEGATIVE)
+    """Largest ‖g‖∞ after clipping."""
+    postclip_param_ratio_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """p99 of ‖g‖₂/‖θ‖₂ after clipping."""
+    postclip_param_ratio_p999: float | None = field(metadata=NOT_NEGATIVE)
+    """p99.9 of ‖g‖₂/‖θ‖₂ after clipping."""
+    postclip_param_ratio_max: float | None = field(metadata=NOT_NEGATIVE)
+    """Largest ‖g‖₂/‖θ‖₂ after clipping."""
+    clip_rate: float | None = field(metadata=SHARE)
+    """Fraction of all steps with ‖g‖₂ > clip or a nonfinite gradient; None without a clipping threshold."""
+    phi: dict[str, float | None] = field(default_factory=dict, metadata=SHARE)
+    """Φ_τ by its key (`phi_10` for τ = 10): fraction of all steps with ‖g‖₂ > τ before clipping or a nonfinite gradient.
+
+    The thresholds are a setting of the run, so these keys are open; in the file they stand beside the others.
+    """
+    nonfinite_gradient: float | None = field(metadata=SHARE)
+    """Fraction of steps whose gradient holds a NaN or an infinity."""
+    nonfinite_gradient_nan: float | None = field(metadata=SHARE)
+    """Fraction of steps whose gradient holds a NaN."""
+    nonfinite_gradient_inf: float | None = field(metadata=SHARE)
+    """Fraction of steps whose gradient holds an infinity and no NaN."""
+    skipped_updates: int = field(metadata=NOT_NEGATIVE)
+    """Steps whose update was left out because the gradient was not finite."""
+    nonfinite_microbatch: float | None = field(metadata=SHARE)
+    """Fraction of micro-batches whose loss is NaN or infinite."""
+    nonfinite_microbatch_nan: float | None = field(metadata=SHARE)
+    """Fraction of micro-batches whose loss is NaN."""
+    nonfinite_microbatch_inf: float | None = field(metadata=SHARE)
+    """Fraction of micro-batches whose loss is infinite."""
+    loss_p99: float | None
+    """p99 of the training loss, CE and auxiliary, in nats per token (mean over the tokens of a step)."""
+    loss_p999: float | None
+    """p99.9 of the training loss."""
+    loss_max: float | None
+    """Largest training loss."""
+    train_ce_p99: float | None = field(metadata=NATS)
+    """p99 of the CE part of the training loss, in nats per token."""
+    train_ce_p999: float | None = field(metadata=NATS)
+    """p99.9 of the CE part of the training loss."""
+    train_ce_max: float | None = field(metadata=NATS)
+    """Largest CE part of the training loss."""
+    spike_rate: float | None = field(metadata=SHARE)
+    """Fraction of steps with L_s − L_{s−1} above the spike threshold (nats) or a nonfinite L_s, of those with a predecessor."""
+    adam_samples: int = field(metadata=NOT_NEGATIVE)
+    """Steps at which Adam's state was read."""
+    adam_v_max: float | None = field(metadata=NOT_NEGATIVE)
+    """Largest ‖v‖∞ over the samples, v Adam's second moment after the step."""
+    adam_v_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """p99 of ‖v‖∞ over the samples."""
+    adam_d_inf_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """p99 of ‖d‖∞ over the samples, d = m/(√v + ε), before learning rate and weight decay."""
+    adam_d_ratio_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """p99 of ‖d‖₂/‖θ‖₂ over the samples, θ after the step."""
+    adam_corrected_d_inf_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """As `adam_d_inf_p99`, for the bias-corrected direction."""
+    adam_corrected_d_ratio_p99: float | None = field(metadata=NOT_NEGATIVE)
+    """As `adam_d_ratio_p99`, for the bias-corrected direction."""
+
+    def check(self) -> None:
+        """Refuse endpoints that contradict each other: a quantile above the maximum, more events than steps."""
+        flat = self.flat()
+        for name, low in flat.items():
+            quantity, _, tail = name.rpartition("_")
+            for above in {"p99": ("p999", "max"), "p999": ("max",)}.get(tail, ()):
+                high = flat.get(f"{quantity}_{above}")
+                if low is not None and high is not None and low > high + 1e-9 * abs(high):
+                    raise InputError(
+                        f"`{name}` is expected to be at most `{quantity}_{above}`, which is {high!r}, but is {low!r}."
+                    )
+        for name in ("skipped_updates", "adam_samples"):
+            if getattr(self, name) > self.steps:
+                raise InputError(
+                    f"`{name}` is expected to be at most `steps`, which is {self.steps}, but is {getattr(self, name)}."
+                )
+
+    def flat(self) -> dict[str, float | int | None]:
+        """Every endpoint under its key in metrics.json, in the order of the file."""
+        flat: dict[str, float | int | None] = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            flat |= value if entry.name == "phi" else {entry.name: value}
+        return flat
+
+    @classmethod
+    def from_flat(cls, data: dict[str, Any]) -> StepEndpoints:
+        """The inverse of `flat`; keys that are none of its own are left aside."""
+        return from_plain(cls, {**data, "phi": {key: value for key, value in data.items() if key.startswith(PHI)}})
+
+
+GradientState = Literal["finite", "nan", "inf"]
+"""What the entries of a gradient are: all finite, or one is NaN, or one is infinite and none is NaN."""
+
+
+@dataclass(frozen=True)
+class AdamSample:
+    """Adam's state after a sampled step; d = m/(√v + ε) is its direction before learning rate and weight decay."""
+
+    v_inf: float = field(metadata=NOT_NEGATIVE)
+    """‖v‖∞ of the second moment."""
+    d_norm: float = field(metadata=NOT_NEGATIVE)
+    """‖d‖₂."""
+    d_inf: float = field(metadata=NOT_NEGATIVE)
+    """‖d‖∞."""
+    corrected_d_norm: float = field(metadata=NOT_NEGATIVE)
+    """‖d‖₂ of the bias-corrected direction."""
+    corrected_d_inf: float = field(metadata=NOT_NEGATIVE)
+    """‖d‖∞ of the bias-corrected direction."""
+    param_norm: float = field(metadata=NOT_NEGATIVE)
+    """‖θ‖₂ after the step."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step."""
+
+    step: int = field(metadata=within(1))
+    """Its number, from 1."""
+    loss: float
+    """L_s in nats per token: sum of the contributions of the micro-batches, CE and auxiliary."""
+    cross_entropy: float = field(metadata=NATS)
+    """CE part of the loss, in nats per token."""
+    auxiliary: float
+    """Auxiliary part of the loss, its coefficient included."""
+    grad_norm: float = field(metadata=NOT_NEGATIVE)
+    """‖g‖₂ before clipping."""
+    grad_inf: float = field(metadata=NOT_NEGATIVE)
+    """‖g‖∞ before clipping."""
+    param_norm: float = field(metadata=NOT_NEGATIVE)
+    """‖θ‖₂ before the step, where g was taken."""
+    postclip_norm: float = field(metadata=NOT_NEGATIVE)
+    """‖g‖₂ after clipping."""
+    postclip_inf: float = field(metadata=NOT_NEGATIVE)
+    """‖g‖∞ after clipping."""
+    micro_batches: int = field(default=1, metadata=within(1))
+    """Micro-batches of the step."""
+    micro_nan: int = field(default=0, metadata=NOT_NEGATIVE)
+    """Micro-batches whose loss is NaN."""
+    micro_inf: int = field(default=0, metadata=NOT_NEGATIVE)
+    """Micro-batches whose loss is infinite."""
+    gradient: GradientState = "finite"
+    """Whether the gradient before clipping was finite."""
+    updated: bool = True
+    """False where the update was left out because its gradient was not finite."""
+    lr: float | None = field(default=None, metadata=NOT_NEGATIVE)
+    """Learning rate of the step; None where the loop did not say it."""
+    seconds: float | None = field(default=None, metadata=NOT_NEGATIVE)
+    """Wall-clock time of the step, in seconds; None where the loop did not say it."""
+    telemetry: dict[str, float | None] = field(default_factory=dict)
+    """Further numbers by key, from the tokens of the step: tails of the head, numbers of the routers."""
+    adam: AdamSample | None = None
+    """Adam's state; None at a step where it was not sampled."""
+
+    def to_json(self) -> str:
+        """One line of strict JSON; a number that is not finite becomes null."""
+        return json.dumps(_null_nonfinite(asdict(self)), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> StepRecord:
+        """The inverse of `to_json`; a key that is missing, ill-typed or out of its range is named."""
+        try:
+            data = parse_json(line)
+        except ValueError as error:
+            raise InputError(f"it is not JSON ({error}).") from error
+        values = _checked(data, _STEP_KEYS, _STEP_RANGES, "")
+        adam = values["adam"]
+        values["adam"] = None if adam is None else AdamSample(**_checked(adam, _ADAM_KEYS, _ADAM_RANGES, "adam."))
+        values["telemetry"] = {
+            key: _value(number, "float | None", f"telemetry.{key}") for key, number in values["telemetry"].items()
+        }
+        bad, micro_batches = values["micro_nan"] + values["micro_inf"], values["micro_batches"]
+        if bad > micro_batches:
+            raise InputError(
+                f"`micro_nan` + `micro_inf` is expected to be at most `micro_batches`, which is {micro_batches}, but is {bad}."
+            )
+        return cls(**values)
+
+
+# Files have thousands of lines, each read several times: the types are looked up once.
+_STEP_KEYS = {entry.name: str(entry.type) for entry in fields(StepRecord)}
+_ADAM_KEYS = {entry.name: str(entry.type) for entry in fields(AdamSample)}
+_STEP_RANGES = {entry.name: bounds for entry in fields(StepRecord) if (bounds := range_of(entry)) is not None}
+_ADAM_RANGES = {entry.name: bounds for entry in fields(AdamSample) if (bounds := range_of(entry)) is not None}
+_PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float, type(None)), "a number or null"),
+    "float | None": ((int, float, type(None)), "a number or null"),
+    "GradientState": ((str,), f"one of {list(get_args(GradientState))}"),
+    "bool": ((bool,), "true or false"),
+    "dict[str, float | None]": ((dict,), "an object"),
+    "AdamSample | None": ((dict, type(None)), "an object or null"),
+}
+"""Type of a field → types of its JSON value, and their name."""
+
+
+def _checked(data: Any, keys: dict[str, str], ranges: dict[str, Range], path: str) -> dict[str, Any]:
+    """The values of all `keys`; keys beyond them are left aside."""
+    if not isinstance(data, dict):
+        raise InputError(f"`{path.rstrip('.') or 'the line'}` is expected to be an object, but is {str(data)[:80]!r}.")
+    for name in keys:
+        if name not in data:
+            raise InputError(f"`{path}{name}` is missing.")
+    values = {name: _value(data[name], kind, f"{path}{name}") for name, kind in keys.items()}
+    for name, bounds in ranges.items():
+        check_range(bounds, values[name], f"{path}{name}")
+    return values
+
+
+def _value(value: Any, kind: str, path: str) -> Any:
+    types, expected = _PLAIN_TYPES[kind]
+    fits = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
+    if not fits or (kind == "GradientState" and value not in get_args(GradientState)):
+        raise InputError(f"`{path}` is expected to be {expected}, but is {str(value)[:80]!r}.")
+    return math.nan if value is None and kind == "float" else value
+
+
+def _null_nonfinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _null_nonfinite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,41 @@
+"""Checks of losses for test suites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zloss.errors import LossCheckError
+from zloss.results.loss_audit import LossAudit
+
+
+def check_loss(
+    fn: Callable[..., Any],
+    *,
+    coef: float | None = None,
+    target: float | str | None = None,
+    coordinate: str | None = None,
+    linear: bool = False,
+    strict: bool = False,
+) -> LossAudit:
+    """Audit a loss and raise `LossCheckError` with the findings that are errors; with `strict` with warnings and notes too.
+
+    `coef`, `target` (a number, or "log_v") and `coordinate` are what the loss is meant to apply; None is not checked.
+
+    >>> import torch.nn.functional as F
+    >>> def loss(logits, target):
+    ...     keep = target != -100
+    ...     z = logits.logsumexp(-1)[keep].square().sum() / keep.sum().clamp(min=1)
+    ...     return F.cross_entropy(logits, target, reduction="sum") / keep.sum().clamp(min=1) + 1e-4 * z
+    >>> check_loss(loss, coef=1e-4, target=0.0, coordinate="raw", strict=True).found
+    ()
+    """
+    from zloss.audit.loss.run import audit_loss
+
+    expect = {"coef": coef, "target": target, "coordinate": coordinate}
+    audit = audit_loss(fn, expect={name: value for name, value in expect.items() if value is not None}, linear=linear)
+    findings = audit.found if strict else audit.errors
+    if findings:
+        told = "; ".join(f"{one.severity} {one.id}: {one.sentence}" for one in findings)
+        raise LossCheckError(f"{audit.provenance['loss']} does not pass its audit: {told}")
+    return audit

@@ -1,1 +1,0 @@
-"""Finished runs side by side."""

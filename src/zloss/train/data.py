@@ -1,0 +1,191 @@
+"""Which tokens a run sees: blocks of its texts, the batch of a step, and its micro-batches."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zloss.errors import CorpusError, InputError
+from zloss.jobs import Job
+from zloss.results.run_config import RunData, TextPart, TrainConfig
+from zloss.text import WIKITEXT, Blocks, Corpus, make_blocks, open_corpus, wikitext
+
+
+@dataclass(frozen=True)
+class TrainData:
+    """Both texts of a run, tokenized."""
+
+    train: Blocks
+    valid: Blocks
+    identity: RunData
+    """Names, checksums and token counts of both texts, as config.json holds them."""
+
+
+def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainData:
+    """Tokenize both texts, cut from one text or two, and refuse blocks that would be trained on and validated on."""
+    size = config.block_size
+    if size is None:
+        raise InputError("`block_size` is expected to be a number here: the model decides it if none is requested.")
+
+    def blocks(corpus: Corpus, count: int | None, offset: int) -> Blocks:
+        return make_blocks(corpus, tokenizer, size=size, count=count, bos_id=bos_id, offset=offset)
+
+    source, valid_source = training_text(config), _validation_text(config)
+    if valid_source is not None:
+        train = blocks(source, config.blocks, config.offset)
+        valid = blocks(valid_source, config.valid_blocks, config.valid_offset or 0)
+        _check_disjoint(source, valid_source, train, valid)
+    else:
+        valid_source = source
+        behind = None if config.blocks is None else config.offset + config.blocks
+        start = config.valid_offset if config.valid_offset is not None else behind
+        # One pass over the text serves both: a stream cannot be read twice.
+        needed = None if start is None or behind is None else max(start + config.valid_blocks, behind)
+        whole = blocks(source, needed, 0)
+        if start is None:
+            start = stop = whole.count - config.valid_blocks  # the last blocks are kept for validation
+        else:
+            stop = behind if behind is not None else start if start > config.offset else whole.count
+        if stop <= config.offset:
+            raise CorpusError(
+                f"the text {source.name!r} has {whole.count} blocks of {config.block_size}, which leaves none to train on "
+                f"besides {config.valid_blocks} for validation: use fewer `valid_blocks` or a longer text."
+            )
+        train, valid = _part(whole, config.offset, stop), _part(whole, start, start + config.valid_blocks)
+        _check_disjoint(source, source, train, valid)
+    return TrainData(train, valid, RunData(_identity(source, train), _identity(valid_source, valid)))
+
+
+def training_text(config: TrainConfig) -> Corpus:
+    """The documents to train on, a new iterator at every call; a tokenizer is trained on them too."""
+    # By the name of WikiText an audit reads the validation split, which these runs are validated on.
+    return wikitext("train") if _named_wikitext(config) else open_corpus(config.texts, config.corpus, config.text_field)
+
+
+def _validation_text(config: TrainConfig) -> Corpus | None:
+    """The documents to validate on; None where they come from the training text."""
+    if config.valid_texts:
+        return open_corpus(config.valid_texts, None, config.text_field)
+    return wikitext("validation") if _named_wikitext(config) else None
+
+
+def _named_wikitext(config: TrainConfig) -> bool:
+    return not config.texts and config.corpus == WIKITEXT
+
+
+def _part(blocks: Blocks, start: int, stop: int) -> Blocks:
+    """Blocks `start` … `stop` − 1."""
+    size = blocks.size
+    return Blocks(blocks.stream[start * size : stop * size + 1].clone(), size, stop - start, blocks.bos_id, start)
+
+
+def _check_disjoint(source: Corpus, other: Corpus, train: Blocks, valid: Blocks) -> None:
+    """Refuse validation blocks that are trained on: the same blocks of one text, or two lists of files that share one."""
+    mine, theirs = ([file["sha256"] for file in c.provenance.get("files", [])] for c in (source, other))
+    if source is not other and not set(mine) & set(theirs):
+        return
+    same = source is other or mine == theirs
+    overlap = train.offset < valid.offset + valid.count and valid.offset < train.offset + train.count
+    if not same or overlap:
+        raise CorpusError(
+            f"training blocks {train.offset}…{train.offset + train.count} and validation blocks "
+            f"{valid.offset}…{valid.offset + valid.count} of {other.name!r} share text: "
+            "choose disjoint offsets or other `valid_texts`."
+        )
+
+
+def _identity(corpus: Corpus, blocks: Blocks) -> TextPart:
+    """What identifies the blocks of a text."""
+    return TextPart(
+        name=corpus.name,
+        blocks=blocks.count,
+        offset=blocks.offset,
+        tokens=blocks.predictions,
+        fingerprint=blocks.fingerprint(),
+        extra=corpus.provenance,
+    )
+
+
+def batch_of(blocks: Blocks, seed: int, step: int, per_step: int) -> Tensor:
+    """Indices [per_step] of the blocks of step 1, 2, …: every epoch goes through all blocks once, each in another order.
+
+    A pure function of seed and step. No loader keeps a position: a resumed run computes the batch of its next step and gets
+    what the uninterrupted run got.
+    """
+    first = (step - 1) * per_step
+    positions = range(first, first + per_step)
+    return torch.tensor([int(_order(blocks.count, seed, p // blocks.count)[p % blocks.count]) for p in positions])
+
+
+@functools.lru_cache(maxsize=4)
+def _order(count: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
+    """The order of the blocks in one epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def gather(blocks: Blocks, index_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Input ids [B, size (+1 with BOS)] and target ids [B, size] of the blocks with these indices."""
+    position = index_B.unsqueeze(1) * blocks.size + torch.arange(blocks.size)
+    inputs, targets = blocks.stream[position], blocks.stream[position + 1]
+    if blocks.bos_id is not None:
+        inputs = torch.cat([inputs.new_full((len(index_B), 1), blocks.bos_id), inputs], dim=1)
+    return inputs, targets
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Blocks of one forward and backward pass."""
+
+    inputs_BT: Tensor
+    targets_BT: Tensor
+    seed: int
+    """Seed of its dropout."""
+
+
+def divides_blocks(config: TrainConfig, job: Job) -> bool:
+    """Whether a micro-batch is split over several ranks."""
+    return config.accumulate < job.ranks
+
+
+def micro_batches(config: TrainConfig, data: TrainData, step: int, job: Job | None = None) -> Iterator[MicroBatch]:
+    """The micro-batches of one step that this rank of `job` computes.
+
+    Tokens and dropout are a function of seed, step and micro-batch, the same for all methods. Several ranks divide the
+    micro-batches of a step among them. If there are fewer than ranks, they divide its blocks: each rank has one pass then.
+    """
+    job = job or Job()
+    index_B = batch_of(data.train, config.seed, step, config.blocks_per_step)
+    if divides_blocks(config, job):
+        local = job.local_range(config.blocks_per_step, 1)
+        yield MicroBatch(
+            *gather(data.train, index_B[local.start : local.stop]), seed=_stream_seed(config.seed, step, 0)
+        )
+        return
+    parts = index_B.view(config.accumulate, config.micro_batch)
+    for micro in job.local_range(config.accumulate, 1):
+        yield MicroBatch(*gather(data.train, parts[micro]), seed=_stream_seed(config.seed, step, micro))
+
+
+def check_divisible(config: TrainConfig, job: Job) -> None:
+    """Refuse a run whose blocks cannot be divided so that it trains as on one process."""
+    if config.blocks_per_step < job.ranks:
+        raise InputError(
+            f"a step has {config.blocks_per_step} blocks (`micro_batch` times `accumulate`), but there are {job.ranks} "
+            f"processes: give every process a block."
+        )
+    if config.moe is not None and divides_blocks(config, job):
+        raise InputError(
+            "the load-balancing term is one of a whole micro-batch, so a mixture of experts needs at least as many "
+            f"micro-batches as processes: `accumulate` is {config.accumulate}, but there are {job.ranks} processes."
+        )
+
+
+def _stream_seed(seed: int, step: int, micro: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {step} {micro}".encode()).digest()[:7], "big")

@@ -1,0 +1,355 @@
+"""Finished runs: read from their folders, checked, and paired with the baseline's run of the same seed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from zloss.errors import InputError
+from zloss.objectives import objective_names
+from zloss.results.io import read_object
+from zloss.results.provenance import RunProvenance, read_run_provenance
+from zloss.results.record import from_plain
+from zloss.results.run_config import (
+    CONFIG_FILE,
+    FREE,
+    FREE_MOE,
+    FREE_RECORDED,
+    MATCHED,
+    OFF,
+    REFERENCE,
+    UNPENALIZED,
+    RecordedRun,
+    RunConfig,
+    TrainConfig,
+    router_name,
+    run_name,
+    variants,
+)
+from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
+from zloss.results.steps import StepRecord
+from zloss.train.folder import STEPS_FILE, WEIGHTS, differing_keys, read_steps
+
+
+@dataclass(frozen=True)
+class _RouterKeys:
+    """What a comparison reads of the experts' part of config.json."""
+
+    router: str
+    router_coef: float
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _RunKeys:
+    """What a comparison reads of config.json by name; the other keys are only compared."""
+
+    method: str
+    coef: float
+    seed: int
+    steps: int | None = None
+    moe: _RouterKeys | None = None
+    schema: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """config.json, metrics.json and provenance.json of one folder."""
+
+    folder: Path
+    config: dict[str, Any]
+    """config.json: every field of the run's `TrainConfig`, with texts and models by name."""
+    record: RunMetrics
+    """metrics.json."""
+    provenance: RunProvenance | None = None
+    """provenance.json; None where the folder has no readable one."""
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The numbers of `record` under their flat keys in metrics.json, for what walks over all of them."""
+        return self.record.to_dict()
+
+    @property
+    def model(self) -> str | None:
+        """Name of the model that the run began with; None for a run of another loop, which records only a class."""
+        if self.recorded:
+            return None
+        if self.moe is not None:
+            return "a mixture of experts from scratch"
+        if self.config.get("from_config") is not None:
+            return f"{self.config['from_config']} from scratch"
+        name = self.config.get("model")
+        return name if isinstance(name, str) else None
+
+    @cached_property
+    def steps(self) -> list[StepRecord]:
+        """The records of steps.jsonl; refused if they are not all steps of the run, from the first to the last."""
+        records = read_steps(self.folder)
+        wanted = int(self.config.get("steps") or self.record.training.steps)
+        whole = len(records) == wanted and all(record.step == i for i, record in enumerate(records, start=1))
+        if not whole or wanted != self.record.training.steps:
+            raise InputError(
+                f"{self.folder / STEPS_FILE} holds {len(records)} lines, but the run has {wanted} steps and its metrics are "
+                f"of {self.record.training.steps}: {RUN_AGAIN}."
+            )
+        return records
+
+    @property
+    def moe(self) -> dict[str, Any] | None:
+        """The experts' part of config.json; None for a dense run."""
+        found = self.config.get("moe")
+        return found if isinstance(found, dict) else None
+
+    @property
+    def method(self) -> str:
+        """The method; of a run with experts the router variant, with the method of its head where that is not CE."""
+        method = str(self.config["method"])
+        if self.moe is None:
+            return method
+        router = str(self.moe["router"])
+        return router if method == "ce" else f"{router} + {method} {self.config['coef']:g}"
+
+    @property
+    def coef(self) -> float:
+        """λ of the method, or λ_R of the router variant."""
+        return float(self.config["coef"] if self.moe is None else self.moe["router_coef"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """(method, coefficient): runs that share it differ in their seed alone."""
+        return self.method, self.coef
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the run was recorded from another loop."""
+        return self.config.get("schema") == RecordedRun.SCHEMA
+
+    @property
+    def seed_matters(self) -> bool:
+        """False where the seed can only change dropout: the weights are given and every step trains on all blocks."""
+        config = self.config
+        if self.recorded or self.moe is not None or config.get("from_config") is not None:
+            return True
+        try:
+            blocks, per_step = config["data"]["train"]["blocks"], config["micro_batch"] * config["accumulate"]
+            return bool(per_step % blocks)
+        except (KeyError, TypeError, ZeroDivisionError):
+            return True
+
+    def experiment(self) -> dict[str, Any]:
+        """Every field that must agree between compared runs, flat; runs are paired by their seed."""
+        flat, free = _flat(self.config).items(), (*FREE, "seed", *(FREE_RECORDED if self.recorded else ()))
+        return {key: value for key, value in flat if key.split(".")[0] not in free and key not in FREE_MOE}
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """The finished run in `folder`; the error of a missing or damaged file names it and its key."""
+    config = read_object(folder / CONFIG_FILE, advice=RUN_AGAIN)
+    try:
+        from_plain(_RunKeys, config)
+        # The records check their ranges. Keys of other versions are ignored.
+        if config.get("schema") == RunConfig.SCHEMA:
+            from_plain(TrainConfig, config)
+        elif config.get("schema") == RecordedRun.SCHEMA:
+            from_plain(RecordedRun, config)
+    except InputError as error:
+        raise InputError(
+            f"{folder / CONFIG_FILE} is not the config of a run: {error} To continue, {RUN_AGAIN}."
+        ) from error
+    record = read_metrics(folder)
+    run = FinishedRun(folder, config, record)
+    _check_names(run)
+    try:
+        provenance = read_run_provenance(folder)
+    except InputError:
+        # It says how the numbers were made and changes none of them: a comparison does not need it.
+        provenance = None
+    return replace(run, provenance=provenance)
+
+
+def _check_names(run: FinishedRun) -> None:
+    """Refuse a folder whose metrics.json, or whose name, is of another method, coefficient or seed than its config.json."""
+    moe, routing = run.moe, run.record.routing
+    pairs = [(key, getattr(run.record, key), key, run.config[key]) for key in ("method", "coef", "seed")]
+    if moe is not None and routing is not None:
+        pairs.append(("router.variant", routing.router.variant, "moe.router", moe["router"]))
+        pairs.append(("router.coef", routing.router.coef, "moe.router_coef", moe["router_coef"]))
+    for key, value, of_config, expected in pairs:
+        if value != expected:
+            raise InputError(
+                f"`{key}` of {run.folder / METRICS_FILE} is expected to be {expected!r}, as `{of_config}` of {CONFIG_FILE} is, "
+                f"but is {value!r}: {RUN_AGAIN}."
+            )
+    name = run_name(
+        run.config["method"],
+        run.config["coef"],
+        run.seed,
+        None if moe is None else router_name(moe["router"], moe["router_coef"]),
+    )
+    if run.folder.name != name and _is_run_name(run.folder.name):
+        raise InputError(
+            f"{run.folder} has the name of another run than its {CONFIG_FILE} describes (`method` {run.config['method']!r}, "
+            f"`coef` {run.config['coef']!r}, `seed` {run.seed}): its name is expected to be {name}; rename it, or {RUN_AGAIN}."
+        )
+
+
+def _is_run_name(name: str) -> bool:
+    """Whether a folder has a name as `zloss train` and `record_run` give it; other names say nothing about the run."""
+    names = (*objective_names(), *(variant.replace(":", "-") for variant in variants()))
+    part = rf"(?:{'|'.join(map(re.escape, names))})-[0-9.e+-]+"
+    return re.fullmatch(rf"{part}(?:-{part})?-s\d+", name) is not None
+
+
+def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
+    """(finished runs in a folder of runs, names of unfinished ones), in the order of their names."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}: pass the output folder of `zloss train` or of recorded runs.")
+    runs, unfinished = [], []
+    for place in sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}")):
+        if not {"method", "coef", "seed"} <= read_object(place / CONFIG_FILE, advice=RUN_AGAIN).keys():
+            continue  # not a run
+        if (place / METRICS_FILE).is_file():
+            runs.append(read_run(place))
+            _ = runs[-1].steps  # refused here, before anything is compared
+        else:
+            unfinished.append(place.name)
+    if not runs and (folder / METRICS_FILE).is_file():
+        raise InputError(f"{folder} is one run: pass the folder that holds it and the runs it is compared with.")
+    if not runs:
+        raise InputError(f"{folder} holds no finished run: expected folders with a {METRICS_FILE}.")
+    return runs, unfinished
+
+
+def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
+    """Refuse a pair that differs in anything but the method, naming the first fields that differ."""
+    mine, theirs = run.experiment(), baseline.experiment()
+    if run.seed == baseline.seed:
+        # Weights of a model from scratch follow the seed: they have to agree between the runs of one seed.
+        mine, theirs = (one | {WEIGHTS: other.config.get(WEIGHTS)} for one, other in ((mine, run), (theirs, baseline)))
+    differing = differing_keys(theirs, mine)
+    if differing:
+        shown = ", ".join(f"{key} ({theirs.get(key)!r} → {mine.get(key)!r})" for key in differing[:3])
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise InputError(
+            f"{baseline.folder.name} and {run.folder.name} are not a matched pair: they differ in {shown}{more}. "
+            f"Only the {'router variant, ' if run.moe else ''}method, its coefficient, target and β may differ."
+        )
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The runs of one method and coefficient, by seed."""
+
+    runs: tuple[FinishedRun, ...]
+    pairs: tuple[tuple[FinishedRun, FinishedRun], ...]
+    """(baseline, run) of every seed that the baseline has."""
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].method
+
+    @property
+    def coef(self) -> float:
+        return self.runs[0].coef
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """Method and coefficient."""
+        return self.runs[0].key
+
+
+def pair_runs(runs: Sequence[FinishedRun], base: Sequence[FinishedRun]) -> list[Pairing]:
+    """One pairing per method and coefficient, the baseline first; runs of another experiment are refused."""
+    _refuse_copies(runs)
+    by_seed = {run.seed: run for run in base}
+    groups: dict[tuple[str, float], list[FinishedRun]] = {}
+    for run in runs:
+        # Means over seeds are of one experiment, even if a run has no partner.
+        check_pair(base[0], run)
+        if run.seed in by_seed:
+            check_pair(by_seed[run.seed], run)
+        same = next((other for other in groups.get(run.key, ()) if other.seed == run.seed), None)
+        if same is not None:
+            raise InputError(
+                f"{same.folder.name} and {run.folder.name} are the same run (method, coefficient and seed): remove one."
+            )
+        groups.setdefault(run.key, []).append(run)
+    pairings = [
+        Pairing(
+            tuple(sorted(group, key=lambda run: run.seed)),
+            tuple((by_seed[run.seed], run) for run in group if run.seed in by_seed),
+        )
+        for group in groups.values()
+    ]
+    return sorted(pairings, key=lambda p: (p.key != base[0].key, p.method not in (*UNPENALIZED, OFF), p.method, p.coef))
+
+
+def _refuse_copies(runs: Sequence[FinishedRun]) -> None:
+    """Refuse runs of different seeds whose every step is the same: they are one run, and would count as two.
+
+    Runs in which the seed cannot change the batches are accepted.
+    """
+    seen: dict[tuple[float | None, ...], FinishedRun] = {}
+    for run in runs:
+        numbers = (value for step in run.steps for value in (step.loss, step.cross_entropy, step.grad_norm))
+        curve = tuple(value if math.isfinite(value) else None for value in numbers)
+        if all(value is None for value in curve) or not run.seed_matters:
+            continue
+        other = seen.setdefault(curve, run)
+        if other.seed != run.seed:
+            raise InputError(
+                f"{other.folder / STEPS_FILE} and {run.folder / STEPS_FILE} hold the same `loss` and `grad_norm`, bit for bit, "
+                f"at all {len(run.steps)} steps, but `seed` is {other.seed} and {run.seed}: one is a copy of the other, or the "
+                "seed changes nothing in the loop that made them; remove one."
+            )
+
+
+def baseline_runs(runs: Sequence[FinishedRun], name: str | None) -> list[FinishedRun]:
+    """The runs of `method` or `method:coef`; the name of a router variant may hold a colon too.
+
+    Without a name it is CE, and the token-layer mean among router variants.
+    """
+    name = name or _usual_baseline(runs)
+    method, coef = name, None
+    head, _, tail = name.rpartition(":")
+    if head and tail != MATCHED:
+        try:
+            method, coef = head, float(tail)
+        except ValueError:
+            raise InputError(f"the baseline {name!r} is expected to be METHOD or METHOD:COEFFICIENT.") from None
+    found = [run for run in runs if run.method == method and coef in (None, run.coef)]
+    if not found:
+        known = ", ".join(sorted({run.method for run in runs}))
+        raise InputError(f"there is no run of the baseline {name!r}: known are {known}.")
+    coefs = sorted({run.coef for run in found})
+    if len(coefs) > 1:
+        raise InputError(
+            f"the baseline {name!r} was run with several coefficients: "
+            f"name one of {', '.join(f'{method}:{coef:g}' for coef in coefs)}."
+        )
+    return found
+
+
+def _usual_baseline(runs: Sequence[FinishedRun]) -> str:
+    if all(run.moe is None for run in runs):
+        return "ce"
+    return REFERENCE if any(run.method == REFERENCE for run in runs) else OFF

@@ -1,1 +1,0 @@
-"""What a run writes into its folder, and reads back."""

@@ -1,1 +1,0 @@
-"""Training runs of a mixture of experts."""

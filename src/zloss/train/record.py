@@ -1,0 +1,532 @@
+"""`zloss.record_run`: the folder of a run of `zloss train`, recorded from another training loop.
+
+    with zloss.record_run("runs", model, objective, seed=1, validation=rows, optimizer=optimizer, clip=1.0) as run:
+        for batch in batches:
+            out = zloss.head_loss(hidden_of(batch), model.head.weight, batch.target, objective)
+            out.loss.backward()
+            run.micro_batch(out)
+            with run.step() as step:
+                step.clip_()
+                optimizer.step()
+            optimizer.zero_grad()
+
+`runs/<method>-<λ>-s<seed>/` then holds config.json, steps.jsonl, metrics.json and provenance.json, and `zloss compare runs`
+evaluates the methods. The validation blocks are measured once, at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zloss.console import Progress, Silent
+from zloss.distributed import first_rank, world_size
+from zloss.errors import InputError
+from zloss.models.checkpoint import Checkpoint, weight_fingerprint
+from zloss.models.output_head import HiddenStates, OutputHead, check_head, find_head, hidden_states
+from zloss.objectives import Objective
+from zloss.optimizer.adam import StatefulOptimizer
+from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
+from zloss.optimizer.recorder import OpenStep, Recorder
+from zloss.results.folder import locked_folder
+from zloss.results.io import write_json
+from zloss.results.options import check_counts, check_numbers
+from zloss.results.provenance import write_run_provenance
+from zloss.results.run_config import CONFIG_FILE, RecordedData, RecordedRun, TextPart
+from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
+from zloss.results.steps import StepRecord
+from zloss.telemetry.window import HasLossParts, MicroBatch, micro_batch
+from zloss.text import Blocks, make_blocks, open_corpus
+from zloss.train.folder import (
+    STEPS_FILE,
+    StepLog,
+    differing_keys,
+    earlier_settings,
+    read_steps,
+    refuse_differing,
+    run_provenance,
+    step_tails,
+    step_window,
+)
+
+TOKENS = "tokens"
+"""Key of a step's telemetry: predicted tokens of the step, on all ranks."""
+GAIN_BETA = 1e-2
+"""β of what is measured if the objective has none."""
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What is measured of a recorded run, in addition to its steps and validation blocks."""
+
+    adam_every: int | None = 50
+    """Steps between two samples of the Adam state; None takes none."""
+    gradient_blocks: int = 8
+    """Validation blocks of the gradient section; 0 leaves it out."""
+    diag_coef: float = 1e-4
+    """λ_diag of Diag Z and of the gradient section."""
+    thresholds: tuple[float, ...] = THRESHOLDS
+    """Thresholds τ of the event rates Φ_τ."""
+    spike: float = SPIKE
+    """Rise of the loss from one step to the next that counts as a spike, in nats."""
+    tokens_available: int | None = None
+    """Tokens of the training text, if they are known."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("gradient_blocks",), least=0)
+        check_numbers(self, ("diag_coef",), positive=True)
+        for name in ("adam_every", "tokens_available"):
+            if getattr(self, name) is not None:
+                check_counts(self, (name,))
+
+
+def record_run(
+    directory: str | os.PathLike[str],
+    model: nn.Module,
+    objective: Objective,
+    *,
+    seed: int,
+    validation: Blocks | Tensor | Sequence[Sequence[int]],
+    optimizer: StatefulOptimizer | None = None,
+    clip: float | None = None,
+    settings: dict[str, Any] | None = None,
+    training_data: dict[str, Any] | None = None,
+    loop: str = "plain loop",
+    head: nn.Module | None = None,
+    hidden_of: Callable[[Tensor], Tensor] | None = None,
+    options: RecordOptions | None = None,
+) -> RunRecorder:
+    """A recorder that writes `directory/<method>-<λ>-s<seed>/`, which `zloss compare directory` and `zloss report` read.
+
+    `model`: a causal language model of transformers, bare or inside DDP, PEFT or torch.compile; for any other model pass
+    `head`, its output layer (weight [V, D]), and `hidden_of`, a function from token ids [B, N] to the hidden states
+    [B, N, D] that the head receives. `seed`: runs of different methods are paired by it, so it must stand for the same
+    data order and the same initial weights (the latter are checked by their checksum when runs are compared).
+    `validation`: `zloss.validation_blocks(file, tokenizer)`, or rows [B, N + 1] of token ids; measured once, at the end.
+    `optimizer`: for the learning rate and samples of Adam's state. `clip`: the threshold at which the loop clips.
+    `settings`: everything else that defines the experiment, as JSON values; runs that differ in one are refused as a pair.
+
+    Scaling: losses of a step are per valid token of all its micro-batches, whatever divisor the loop uses.
+    """
+    chosen, blocks, found = options or RecordOptions(), as_blocks(validation), recorded_model(model, head, hidden_of)
+    found.check(blocks)
+    made: Any = objective
+    numbers = {entry.name: getattr(made, entry.name) for entry in fields(made)}
+    config = RecordedRun(
+        loop=loop,
+        model=type(found.module).__name__,
+        method=objective.name,
+        # Of Factorized, those of its relative part.
+        coef=float(numbers.get("coef", numbers.get("relative_coef")) or 0.0),
+        target=numbers.get("target", numbers.get("relative_target")),
+        gain_beta=float(numbers.get("beta", GAIN_BETA)),
+        objective=numbers,
+        seed=seed,
+        clip=clip,
+        settings=_plain_settings(settings),
+        measured={name: value for name, value in asdict(chosen).items() if name != "tokens_available"},
+        data=RecordedData(_identity(blocks), training_data),
+        initial_weights=weight_fingerprint(found.module),
+    )
+    return RunRecorder(Path(directory) / config.name, config, found, objective, blocks, optimizer, chosen)
+
+
+def _plain_settings(settings: dict[str, Any] | None) -> dict[str, Any]:
+    """The loop's settings; a value that JSON cannot hold is refused by its name."""
+    found = dict(settings or {})
+    for name, value in found.items():
+        if not isinstance(value, (str, int, float, bool, list, tuple, dict, type(None))):
+            raise InputError(
+                f"`settings[{name!r}]` is expected to be a number, text, list or dict, but is a {type(value).__name__}."
+            )
+    return found
+
+
+class RunRecorder:
+    """One run being recorded; `record_run` makes it.
+
+    On several processes every one of them calls it; the first one writes. Used as a context manager, it measures the
+    validation blocks when the block ends without an error. Without one, call `start` first and `finish` last.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RecordedRun,
+        model: RecordedModel,
+        objective: Objective,
+        blocks: Blocks,
+        optimizer: StatefulOptimizer | None,
+        options: RecordOptions,
+    ) -> None:
+        self.folder, self.config = folder, config
+        self.metrics: RunMetrics | None = None
+        """metrics.json, once the run is finished."""
+        self._model, self._objective, self._blocks, self._options = model, objective, blocks, options
+        self._optimizer, self._steps_done = optimizer, 0
+        self._writes = first_rank()
+        self._recorder = Recorder(())
+        self._window = step_window(objective)
+        self._parts: list[MicroBatch] = []
+        self._open: OpenStep | None = None
+        self._log: StepLog | None = None
+        self._held = ExitStack()
+        self._began = self._clock = 0.0
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """The steps so far."""
+        return self._recorder.records
+
+    def start(self, step: int = 0, optimizer: StatefulOptimizer | None = None) -> None:
+        """Lock the folder and write config.json. `step`: the last step of the checkpoint that the loop resumes from;
+        `optimizer`: if there was none yet when the recorder was made."""
+        self._began, self._clock, self._steps_done = time.time(), time.perf_counter(), step
+        self._optimizer = self._optimizer if optimizer is None else optimizer
+        self._model.refuse_shards()
+        self._recorder = Recorder(
+            self._model.module.parameters(),
+            self._optimizer,
+            clip=self.config.clip,
+            adam_every=self._options.adam_every if self._optimizer is not None else None,
+        )
+        if not self._writes:
+            return
+        self._held.enter_context(locked_folder(self.folder))
+        try:
+            self._claim()
+            self._recorder.records = self._earlier(step)
+            (self.folder / METRICS_FILE).unlink(missing_ok=True)
+            self._log = self._held.enter_context(StepLog(self.folder, self._recorder.records))
+        except BaseException:
+            self.close()
+            raise
+
+    def _claim(self) -> None:
+        mine = json.loads(json.dumps(self.config.to_dict()))
+        refuse_differing(self.folder, differing_keys(earlier_settings(self.folder), mine))
+        write_json(self.folder / CONFIG_FILE, mine)
+
+    def _earlier(self, step: int) -> list[StepRecord]:
+        """The records of the earlier steps, which a resumed run keeps."""
+        if not step:
+            return []
+        known = read_steps(self.folder) if (self.folder / STEPS_FILE).is_file() else []
+        if [record.step for record in known[:step]] != list(range(1, step + 1)):
+            raise InputError(
+                f"the loop resumes after step {step}, but {self.folder / STEPS_FILE} does not hold the steps before: "
+                "record from the first step on, in the same folder."
+            )
+        return known[:step]
+
+    def micro_batch(self, output: HasLossParts | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
+        """One loss that backward was or will be called on, an output of `head_loss`; a step may have several.
+
+        `normalizer`: the one that `head_loss` was given; None for the mean over valid tokens. A handle of `apply` calls it
+        by itself: `handle.observers.append(run.micro_batch)`.
+        """
+        part = output if isinstance(output, MicroBatch) else micro_batch(output, "mean", normalizer)
+        self._parts.append(part)
+        self._window.add(part)
+
+    @contextmanager
+    def step(self) -> Iterator[OpenStep]:
+        """Enter after the last backward pass of a step, leave after the optimizer's step."""
+        opened = self.begin_step()
+        yield opened
+        self.end_step()
+
+    @torch.no_grad()
+    def begin_step(self, *, clipped_by: float | None = None) -> OpenStep:
+        """Read the gradients; `clipped_by` is the factor by which the loop has clipped them already, None if it has not."""
+        if not self._parts:
+            raise InputError("a step without a loss: call `micro_batch` with every output of `head_loss` first.")
+        if self._log is None and self._writes:
+            raise InputError("the recorder is not started: use it as a context manager, or call `start` first.")
+        sums_N3 = torch.stack(
+            [
+                torch.stack([part.cross_entropy.double(), part.auxiliary.double(), part.stats.valid.sum().double()])
+                for part in self._parts
+            ]
+        )
+        if world_size() > 1:
+            dist.all_reduce(sums_N3)
+        tokens = sums_N3[:, 2].sum().clamp_min(1)
+        for ce, auxiliary, _ in sums_N3 / tokens:
+            self._recorder.micro_batch(ce + auxiliary, ce, auxiliary)
+        self._parts = []
+        self._open = self._recorder.begin(self._steps_done + 1, clipped_by=clipped_by)
+        self._window.end_step(self._open.norm, self.config.clip)
+        self._open.telemetry = step_tails(self._window) | {TOKENS: float(tokens)}
+        if self._optimizer is not None and self._optimizer.param_groups:
+            self._open.lr = float(self._optimizer.param_groups[0]["lr"])
+        return self._open
+
+    def end_step(self, *, updated: bool = True) -> StepRecord:
+        """Complete the record of the step, after the optimizer's step."""
+        opened, self._open = self._open, None
+        if opened is None:
+            raise InputError("`end_step` without `begin_step`.")
+        if not updated:
+            opened.skip()
+        now = time.perf_counter()
+        opened.seconds, self._clock = now - self._clock, now
+        record = self._recorder.end(opened)
+        self._steps_done += 1
+        if self._log is not None:
+            self._log.append(record)
+        return record
+
+    def finish(self, progress: Progress | None = None) -> RunMetrics | None:
+        """Measure the validation blocks and write metrics.json; None on a process that does not write."""
+        try:
+            if self._writes:
+                self.metrics = self._measure(progress or Silent())
+                command = f"zloss.record_run ({self.config.loop})"
+                write_run_provenance(self.folder, run_provenance(command, self._began, self.records))
+                write_metrics(self.folder, self.metrics)
+        finally:
+            self.close()
+        return self.metrics
+
+    def _measure(self, progress: Progress) -> RunMetrics:
+        # The measurement is the heavier half of these imports, and `import zloss` has to stay light.
+        from zloss.measure.measurement import measurement_of
+        from zloss.train.metrics import MeasuredRun, assembled_metrics, no_gradients, run_gradients, validate
+
+        config, options, blocks = self.config, self._options, self._blocks
+        if not self.records:
+            raise InputError("a run without a step has no metrics: record at least one step.")
+        run = MeasuredRun(
+            method=config.method,
+            coef=config.coef,
+            seed=config.seed,
+            objective=self._objective,
+            clip=config.clip,
+            tokens_consumed=int(sum(record.telemetry.get(TOKENS) or 0.0 for record in self.records)),
+            tokens_available=options.tokens_available,
+            diag_coef=options.diag_coef,
+            gradient_blocks=options.gradient_blocks,
+            thresholds=options.thresholds,
+            spike=options.spike,
+            adam_every=options.adam_every,
+        )
+        measurement = measurement_of(self._model.head(), coef=options.diag_coef, gain_beta=config.gain_beta)
+        with self._model.states() as hidden_of:
+            columns = validate(measurement, blocks, hidden_of, progress)
+        checkpoint = self._model.checkpoint
+        if checkpoint is None:
+            gradients = no_gradients("the gradients are taken of models of transformers only")
+        else:
+            with self._model.evaluating():
+                gradients = run_gradients(run, checkpoint, measurement, blocks)
+        return assembled_metrics(run, measurement, blocks, columns, self.records, gradients)
+
+    def close(self) -> None:
+        """Release the folder; a run without metrics counts as unfinished."""
+        self._log = None
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.finish()
+        else:
+            self.close()
+
+
+@dataclass(frozen=True)
+class RecordedModel:
+    """The model of another loop without its wrappers: its head, and hidden states of token ids."""
+
+    module: nn.Module
+    head_module: nn.Module | None
+    """The output head of a model that is not a transformers model."""
+    hidden_of: HiddenStates | None
+    """Its function from token ids [B, N] to hidden states [B, N, D]."""
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """As a checkpoint; None if it is not a transformers model."""
+        if self.hidden_of is not None:
+            return None
+        return Checkpoint(type(self.module).__name__, "another loop", self.module, None, wants_bos=False)
+
+    def refuse_shards(self) -> None:
+        """Refuse a model that no process holds as a whole."""
+        if any(type(parameter.data).__name__ == "DTensor" for parameter in self.module.parameters()):
+            raise InputError(
+                "the validation of a recorded run is measured by one process, but this model's parameters are sharded "
+                "(FSDP2): record runs under DDP or in one process."
+            )
+
+    def head(self) -> OutputHead:
+        """The output head as it is now."""
+        checkpoint = self.checkpoint
+        if checkpoint is not None:
+            return find_head(checkpoint)
+        weight, bias = getattr(self.head_module, "weight", None), getattr(self.head_module, "bias", None)
+        if self.head_module is None or not isinstance(weight, Tensor) or weight.dim() != 2:
+            raise InputError("`head` is expected to be the output layer, a module with a weight [V, D].")
+        return OutputHead(self.head_module, weight, bias if isinstance(bias, Tensor) else None, tied=False)
+
+    @contextmanager
+    def states(self) -> Iterator[HiddenStates]:
+        """Hidden states of token ids, in evaluation mode; the mode is restored afterwards."""
+        with self.evaluating():
+            checkpoint = self.checkpoint
+            if checkpoint is None:
+                assert self.hidden_of is not None
+                yield self.hidden_of
+            else:
+                with hidden_states(checkpoint, self.head()) as hidden_of:
+                    yield hidden_of
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode inside the block; the mode of every submodule is restored."""
+        modes = [(part, part.training) for part in self.module.modules()]
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for part, training in modes:
+                part.training = training
+
+    def check(self, blocks: Blocks) -> None:
+        """Refuse a model that cannot be validated: before the first step, not after the last."""
+        checkpoint, head = self.checkpoint, self.head()
+        ids_BN = blocks.inputs(0, 1).to(head.weight_VD.device)
+        if int(blocks.stream.max()) >= head.vocab:
+            raise InputError(
+                f"`validation` holds the token id {int(blocks.stream.max())}, but the head has {head.vocab} rows."
+            )
+        with self.evaluating():
+            if checkpoint is not None:
+                check_head(checkpoint, head, ids_BN[0])
+                return
+            assert self.hidden_of is not None
+            shape = list(self.hidden_of(ids_BN).shape)
+            if shape != [*ids_BN.shape, head.width]:
+                raise InputError(
+                    f"`hidden_of` is expected to give hidden states {[*ids_BN.shape, head.width]} of token ids "
+                    f"{list(ids_BN.shape)}, but gave {shape}."
+                )
+
+
+def recorded_model(
+    model: nn.Module, head: nn.Module | None, hidden_of: Callable[[Tensor], Tensor] | None
+) -> RecordedModel:
+    """The model without its wrappers; one of transformers needs neither `head` nor `hidden_of`."""
+    inner = unwrapped(model)
+    if (head is None) != (hidden_of is None):
+        raise InputError("`head` and `hidden_of` belong together: pass both, or none for a model of transformers.")
+    if hidden_of is None and not (hasattr(inner, "get_output_embeddings") and hasattr(inner, "config")):
+        raise InputError(
+            f"{type(inner).__name__} is not a model of transformers: pass `head`, its output layer, and `hidden_of`, a "
+            "function from token ids [B, N] to hidden states [B, N, D]."
+        )
+    found = RecordedModel(inner, head, hidden_of)
+    found.refuse_shards()
+    return found
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside torch.compile, DDP and PEFT."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif type(model).__name__ == "DistributedDataParallel":
+            model = model.module
+        elif hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        else:
+            return model
+
+
+@dataclass(frozen=True)
+class NamedBlocks(Blocks):
+    """Blocks of a text that has a name."""
+
+    name: str = "token ids"
+
+
+@dataclass(frozen=True)
+class TokenRows(Blocks):
+    """Separate blocks: row i is [N + 1] token ids, of which the last N are predicted.
+
+    `stream` holds the rows one after the other.
+    """
+
+    def inputs(self, start: int, stop: int) -> Tensor:
+        """Input ids [stop − start, N] of rows start..stop."""
+        return self._rows(start, stop)[:, :-1]
+
+    def targets(self, start: int, stop: int) -> Tensor:
+        """Target ids [stop − start, N]."""
+        return self._rows(start, stop)[:, 1:]
+
+    def _rows(self, start: int, stop: int) -> Tensor:
+        return self.stream.view(self.count, self.size + 1)[start:stop]
+
+
+def validation_blocks(
+    texts: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    tokenizer: Any,
+    *,
+    block_size: int = 256,
+    blocks: int | None = 64,
+    offset: int = 0,
+    bos_id: int | None = None,
+    text_field: str = "text",
+) -> Blocks:
+    """Blocks of text files as `zloss train` and `zloss audit` cut them: one token stream without special tokens.
+
+    Block i reads tokens [i·B, (i+1)·B) and predicts tokens [i·B + 1, (i+1)·B + 1), B = `block_size`. `blocks` None takes
+    all there are; `bos_id` is put in front of every block where it is given.
+    """
+    files = [texts] if isinstance(texts, (str, os.PathLike)) else list(texts)
+    corpus = open_corpus([os.fspath(file) for file in files], None, text_field)
+    made = make_blocks(corpus, tokenizer, size=block_size, count=blocks, bos_id=bos_id, offset=offset)
+    return NamedBlocks(made.stream, made.size, made.count, made.bos_id, made.offset, name=corpus.name)
+
+
+def as_blocks(validation: Blocks | Tensor | Sequence[Sequence[int]]) -> Blocks:
+    """Blocks as they are, or rows [B, N + 1] of token ids, each one block of N predictions."""
+    if isinstance(validation, Blocks):
+        return validation
+    try:
+        rows = torch.as_tensor(validation).detach().cpu().long()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"`validation` is expected to be rows of equally many token ids ({error}).") from error
+    if rows.dim() != 2 or rows.shape[0] < 1 or rows.shape[1] < 2:
+        raise InputError(
+            f"`validation` is expected to be token ids [B, N + 1] with B ≥ 1 and N ≥ 1, but has the shape "
+            f"{list(rows.shape)}: pass `zloss.validation_blocks(file, tokenizer)` for a text."
+        )
+    return TokenRows(rows.reshape(-1).clone(), rows.shape[1] - 1, rows.shape[0], None, 0)
+
+
+def _identity(blocks: Blocks) -> TextPart:
+    """What identifies the blocks, for config.json."""
+    return TextPart(
+        name=blocks.name if isinstance(blocks, NamedBlocks) else "token ids",
+        blocks=blocks.count,
+        offset=blocks.offset,
+        tokens=blocks.predictions,
+        fingerprint=blocks.fingerprint(),
+    )

@@ -1,0 +1,429 @@
+"""The start of a run: model, tokenizer, optimizer, accelerator, data-parallel wrapper."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from zloss.errors import CheckpointError, InputError, MissingDependencyError, first_line
+from zloss.head.centering import shift_head_
+from zloss.jobs import Job
+from zloss.measure.measurement import check_token_ids
+from zloss.models.checkpoint import DEFAULT_BLOCK_SIZE, Checkpoint, load_checkpoint, resolve_block_size
+from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
+from zloss.results.run_config import TrainConfig
+from zloss.text import Blocks, Corpus
+from zloss.train.data import MicroBatch, TrainData, divides_blocks, gather, micro_batches, open_data, training_text
+from zloss.train.live import tracker_errors
+from zloss.train.moe import build_moe
+
+
+@dataclass(frozen=True)
+class Start:
+    """What all runs of a grid share: tokens and, for a pretrained model, weights."""
+
+    data: TrainData
+    checkpoint: Checkpoint
+    """As loaded or built; every run trains a separate model, see `initial_checkpoint`."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the texts were cut."""
+
+    def with_block_size(self, config: TrainConfig) -> TrainConfig:
+        """`config` with the block size of these texts, if it leaves that to the model."""
+        return replace(config, block_size=self.data.train.size) if config.block_size is None else config
+
+
+def prepare_start(config: TrainConfig) -> Start:
+    """Load or build the model and tokenize the texts once for all runs of the same experiment."""
+    if config.pretrained:
+        checkpoint = load_checkpoint(config.model, allow_pickle=None)
+    else:
+        checkpoint = _from_scratch(config, _tokenizer(config))
+    bos_id = checkpoint.bos_id(config.bos)
+    cut = resolve_block_size(checkpoint, config.block_size, bos=bos_id is not None)
+    data = open_data(replace(config, block_size=cut.size), checkpoint.tokenizer, bos_id)
+    check_token_ids(checkpoint, data.train, data.valid)
+    check_head(checkpoint, find_head(checkpoint), data.valid.inputs(0, 1)[0])
+    return Start(data, checkpoint, (cut.note,) if cut.note else ())
+
+
+def initial_checkpoint(start: Start, config: TrainConfig) -> Checkpoint:
+    """A separate model for one run: the pretrained weights, or weights drawn from the run's seed."""
+    shared = start.checkpoint
+    if config.pretrained:
+        model = copy.deepcopy(shared.model)
+        checkpoint = Checkpoint(shared.name, shared.source, model, shared.tokenizer, shared.wants_bos)
+    else:
+        checkpoint = _from_scratch(config, shared.tokenizer)
+    for parameter in checkpoint.model.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    if config.untie:
+        untie_head_(checkpoint)
+    if config.head_shift:
+        shift_head_to_(checkpoint, start.data.train, config.head_shift)
+    return checkpoint
+
+
+def _tokenizer(config: TrainConfig) -> Any:
+    """The tokenizer of a model from scratch: loaded by name, or trained on the training text."""
+    if config.moe is not None and config.moe.tokenizer is not None:
+        return load_tokenizer(config.moe.tokenizer)
+    return train_tokenizer(training_text(config), config.train_tokenizer or DEFAULT_VOCAB)
+
+
+def _from_scratch(config: TrainConfig, tokenizer: Any) -> Checkpoint:
+    """A model with weights drawn from the run's seed."""
+    size = config.block_size or DEFAULT_BLOCK_SIZE
+    if config.moe is not None:
+        # A block may have a BOS in front of its inputs.
+        model = build_moe(config.moe, vocab=len(tokenizer), positions=size + 1, seed=config.seed)
+        return Checkpoint(f"moe:top-{config.moe.top_k}", "config", model, tokenizer, wants_bos=False)
+    assert config.from_config is not None
+    return build_from_config(config.from_config, tokenizer, block_size=size, seed=config.seed)
+
+
+_LLAMA = {"model_type": "llama", "tie_word_embeddings": True, "use_cache": False}
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        **_LLAMA,
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    },
+    "small": {
+        **_LLAMA,
+        "hidden_size": 320,
+        "intermediate_size": 864,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+    },
+}
+"""At a vocabulary of 4096: tiny has 0.4 M parameters, small 10 M."""
+
+
+def build_from_config(shape: str, tokenizer: Any, *, block_size: int, seed: int) -> Checkpoint:
+    """The model of a shape with weights drawn from `seed`; the global random state stays as it was."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "A model from a config", "train") from error
+    fields = _shape(shape)
+    fields.setdefault("vocab_size", len(tokenizer))
+    fields.setdefault("max_position_embeddings", max(block_size + 1, 256))
+    if fields["vocab_size"] < len(tokenizer):
+        raise CheckpointError(
+            f"the config {shape!r} has vocab_size {fields['vocab_size']}, but the tokenizer has {len(tokenizer)} entries."
+        )
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    factory: Any = AutoConfig
+    maker: Any = AutoModelForCausalLM
+    try:
+        config = factory.for_model(**(fields | ids))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = maker.from_config(config, dtype=torch.float32)
+    except Exception as error:
+        raise CheckpointError(f"the config {shape!r} gives no causal language model: {first_line(error)}.") from error
+    return Checkpoint(f"from-config:{Path(shape).stem}", "config", model, tokenizer, wants_bos=False)
+
+
+def _shape(shape: str) -> dict[str, Any]:
+    """The fields of a Hugging Face config, by name or from a file."""
+    if shape in SHAPES:
+        return dict(SHAPES[shape])
+    path = Path(shape)
+    if not path.is_file():
+        raise CheckpointError(f"no config {shape!r}: it is neither a file here nor one of {', '.join(SHAPES)}.")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the config {shape} cannot be read: {first_line(error)}.") from error
+    if not isinstance(data, dict) or "model_type" not in data:
+        raise CheckpointError(f"the config {shape} has no `model_type`: it is not a Hugging Face model config.")
+    return data
+
+
+DEFAULT_VOCAB = 4096
+"""Entries of a trained tokenizer if the number is not set."""
+SPECIAL = ("<s>", "</s>")
+"""BOS and EOS of a trained tokenizer."""
+
+
+def train_tokenizer(corpus: Corpus, vocab: int) -> Any:
+    """A byte-level BPE of `vocab` entries from the documents of a corpus; deterministic."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        from transformers import PreTrainedTokenizerFast
+    except ImportError as error:
+        raise MissingDependencyError("tokenizers", "Training a tokenizer", "train") from error
+    if vocab < 256 + len(SPECIAL):
+        raise InputError(
+            f"a byte-level vocabulary is expected to have at least {256 + len(SPECIAL)} entries, but got {vocab}."
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_paragraphs(corpus), trainer)
+    made: Any = PreTrainedTokenizerFast
+    return made(tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[1])
+
+
+def load_tokenizer(name: str) -> Any:
+    """A tokenizer by Hugging Face name or folder."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "A tokenizer", "train") from error
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:
+        raise CheckpointError(
+            f"the tokenizer {name!r} cannot be loaded ({first_line(error)}): pass a name or folder in the Hugging Face "
+            "format, or train one with `train_tokenizer`."
+        ) from error
+
+
+def _paragraphs(corpus: Corpus) -> Iterator[str]:
+    """Documents in short pieces: the trainer keeps each piece whole in memory."""
+    for document in corpus.documents:
+        yield from document.split("\n\n")
+
+
+SHIFT_BLOCKS = 4
+"""Training blocks on which the size of a head shift is measured."""
+
+
+def untie_head_(checkpoint: Checkpoint) -> None:
+    """Give the output head a separate table with the same entries; an untied head is left unchanged."""
+    head = find_head(checkpoint)
+    if head.tied:
+        module: Any = head.module
+        module.weight = nn.Parameter(head.weight_VD.detach().clone())
+        checkpoint.config.tie_word_embeddings = False
+
+
+@torch.no_grad()
+def shift_head_to_(checkpoint: Checkpoint, blocks: Blocks, size: float) -> None:
+    """Add s·ū/‖ū‖² to every row, ū the mean hidden state, with s such that p99 |μ| comes out as `size`."""
+    head = find_head(checkpoint)
+    if not isinstance(head.module, nn.Linear):
+        raise InputError(
+            f"`head_shift` needs an nn.Linear output head, but {checkpoint.name} has {type(head.module).__name__}."
+        )
+    hidden_TD = _hidden(checkpoint, head, blocks).double()
+    mean_D = hidden_TD.mean(dim=0)
+    direction_D = mean_D / mean_D.square().sum()
+    along_T = hidden_TD @ direction_D * head.logit_scale
+    shift = (size / float(along_T.abs().quantile(0.99))) * direction_D
+    shift_head_(head.module, shift, model=checkpoint.model)
+
+
+def _hidden(checkpoint: Checkpoint, head: OutputHead, blocks: Blocks) -> Tensor:
+    """Hidden states [T, D] of the first blocks."""
+    inputs, _ = gather(blocks, torch.arange(min(SHIFT_BLOCKS, blocks.count)))
+    with hidden_states(checkpoint, head) as hidden_of:
+        hidden = blocks.counted(hidden_of(inputs))
+    return hidden.reshape(-1, hidden.shape[-1])
+
+
+def make_adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW over all trained parameters, with decoupled decay on those that decay; its state is fresh or a given one."""
+    optimizer = torch.optim.AdamW(
+        decay_groups(model, config), lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps
+    )
+    if config.optimizer_state is not None:
+        load_adam_state(optimizer, model, config.optimizer_state)
+    return optimizer
+
+
+def decay_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """Parameter groups with and without weight decay: it is on matrices and tables, or on everything (`config.decay`)."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed = [p for p in trained if config.decay == "all" or p.dim() >= 2]
+    rest = [p for p in trained if config.decay != "all" and p.dim() < 2]
+    groups = ({"params": decayed, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0})
+    return [group for group in groups if group["params"]]
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def read_adam_state(file: str) -> dict[str, Any]:
+    """The `state_dict` in a file, read without unpickling code."""
+    if not Path(file).is_file():
+        raise CheckpointError(f"there is no file {file} for `optimizer_state`.")
+    try:
+        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"`optimizer_state` {file} cannot be read: {first_line(error)}.") from error
+    if isinstance(found, dict) and isinstance(found.get("optimizer"), dict):
+        found = found["optimizer"]
+    if not isinstance(found, dict) or not {"state", "param_groups"} <= found.keys():
+        raise CheckpointError(
+            f"`optimizer_state` {file} is expected to be the `state_dict` of an optimizer, with `state` and `param_groups`."
+        )
+    return found
+
+
+def load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: str) -> None:
+    """Moments and step counts of every parameter; learning rate, decay and β stay those of `optimizer`.
+
+    A `state_dict` numbers its parameters in the order of its groups. Two groups of the same sizes as ours (decayed and not
+    decayed, as in transformers) have our order; one group has that of the model. Shapes are compared for every parameter.
+    """
+    saved = read_adam_state(file)
+    ours = [list(group["params"]) for group in optimizer.param_groups]
+    theirs = [list(group["params"]) for group in saved["param_groups"]]
+    if [len(group) for group in theirs] == [len(group) for group in ours]:
+        parameters = [parameter for group in ours for parameter in group]
+    else:
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    numbers = [number for group in theirs for number in group]
+    states = [saved["state"].get(number) for number in numbers]
+    _check_adam_state(file, parameters, states)
+    for parameter, state in zip(parameters, states, strict=True):
+        moments = {name: state[name].to(parameter.dtype).clone() for name in MOMENTS}
+        optimizer.state[parameter] = {"step": torch.as_tensor(float(state["step"])), **moments}
+
+
+def _check_adam_state(file: str, parameters: Sequence[nn.Parameter], states: Sequence[Any]) -> None:
+    if len(parameters) != len(states):
+        raise CheckpointError(
+            f"`optimizer_state` {file} is of {len(states)} parameters, but the model trains {len(parameters)}."
+        )
+    for index, (parameter, state) in enumerate(zip(parameters, states, strict=True)):
+        if not isinstance(state, dict) or not {"step", *MOMENTS} <= state.keys():
+            raise CheckpointError(f"`optimizer_state` {file} has no Adam moments of parameter {index}.")
+        if any(state[name].shape != parameter.shape for name in MOMENTS):
+            raise CheckpointError(
+                f"`optimizer_state` {file} has moments of shape {list(state[MOMENTS[0]].shape)} for parameter {index}, "
+                f"which is {list(parameter.shape)}: it is of another model or another order of parameters."
+            )
+
+
+def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str], job: Job) -> Any:
+    """An `accelerate.Accelerator` of the processes of a job at the run's precision, with its trackers started."""
+    try:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState, GradientState
+    except ImportError as error:
+        raise MissingDependencyError("accelerate", "Training", "train") from error
+    # Tied weights are stored once, on purpose; accelerate warns of it at every checkpoint.
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    # Precision is a state of the process in accelerate: the next run may have another.
+    AcceleratorState._reset_state()
+    # So is what another trainer left in the middle of its accumulation: every update would then be skipped.
+    GradientState._reset_state()
+    accelerator = Accelerator(
+        # Without this, accelerate ignores the other processes of a launcher on a machine without GPUs.
+        cpu=job.ranks > 1 and not torch.cuda.is_available(),
+        mixed_precision="bf16" if config.precision == "bf16" else "no",
+        log_with=list(trackers) or None,
+        project_dir=str(folder),
+    )
+    if accelerator.num_processes != job.ranks:
+        raise InputError(
+            f"the run is expected to have {job.ranks} processes, but accelerate counts {accelerator.num_processes}: "
+            "run it on one process, or call `run_training_of` with the job of `open_job`."
+        )
+    if trackers:
+        plain = {key: value for key, value in asdict(config).items() if isinstance(value, (bool, int, float, str))}
+        with tracker_errors():
+            accelerator.init_trackers("tracking", config=plain)
+    return accelerator
+
+
+def close_accelerator(accelerator: Any) -> None:
+    """End the trackers and release the prepared model."""
+    with tracker_errors():
+        for tracker in accelerator.trackers:
+            tracker.finish()  # `end_training` would also take down the process group, which the next run needs
+    accelerator.free_memory()
+
+
+def prepared(
+    accelerator: Any, model: nn.Module, optimizer: torch.optim.Optimizer, job: Job, config: TrainConfig, data: TrainData
+) -> tuple[Any, Any]:
+    """Model and optimizer on the device of this process, the model wrapped in DDP if there are several.
+
+    The accelerator holds the model without the wrapper, so that its checkpoints do not depend on the number of processes.
+    """
+    if job.ranks == 1:
+        one_model, one_optimizer = accelerator.prepare(model, optimizer)
+        return one_model, one_optimizer
+    placed, device = accelerator.prepare_model(model, evaluation_mode=True), accelerator.device
+    draws, all_used = _probe(placed, next(micro_batches(config, data, 1, job)), device)
+    if divides_blocks(config, job):
+        job.together(_check_draws_nothing, draws)
+    wrapped = DistributedDataParallel(
+        placed, device_ids=None if device.type == "cpu" else [device], find_unused_parameters=not all_used
+    )
+    return wrapped, accelerator.prepare_optimizer(optimizer)
+
+
+def backward_pass(model: Any, *, last: bool) -> AbstractContextManager[None]:
+    """The gradients of the ranks are averaged in the backward pass of the last micro-batch of a step."""
+    average = last or not isinstance(model, DistributedDataParallel)
+    return nullcontext() if average else model.no_sync()
+
+
+def _probe(model: nn.Module, batch: MicroBatch, device: torch.device) -> tuple[bool, bool]:
+    """Whether a forward pass in training mode draws random numbers, and whether its loss depends on all trained parameters.
+
+    No gradient is computed, and random states stay as they were.
+    """
+    model.train()
+    with torch.random.fork_rng():
+        torch.manual_seed(batch.seed)
+        before = _random_states(device)
+        out = model(batch.inputs_BT.to(device), batch.targets_BT.to(device), 1)
+        draws = not all(map(torch.equal, before, _random_states(device)))
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    return draws, trained <= _leaves(out.loss)
+
+
+def _leaves(loss: Tensor) -> set[int]:
+    """The ids of the leaf tensors that a loss depends on."""
+    pending: list[Any] = [loss.grad_fn]
+    seen, leaves = set(pending), set()
+    while pending:
+        node = pending.pop()
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        before = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= before
+        pending.extend(before)
+    return leaves
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _check_draws_nothing(draws: bool) -> None:
+    """Dropout masks of a micro-batch would depend on how its blocks are divided."""
+    if draws:
+        raise InputError(
+            "the model draws random numbers (dropout) in its forward pass, so the blocks of a micro-batch cannot be split over "
+            "several processes: give `accumulate` at least as many micro-batches as there are processes."
+        )

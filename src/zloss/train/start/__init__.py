@@ -1,1 +1,0 @@
-"""What a run starts from: its data, its model, its optimizer and its accelerator."""

@@ -1,1 +1,0 @@
-"""What one step computes, and what is shown of it."""

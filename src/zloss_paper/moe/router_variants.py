@@ -1,0 +1,255 @@
+"""tab:moe and text:moe_top2: a mixture of experts trained under several router losses, everything else equal.
+
+    zloss reproduce tab:moe --profile paper
+    zloss reproduce tab:moe text:moe_top2 --profile cpu --text train.txt
+
+Every variant trains from the same weights on the same batches. The reductions are computed as they are written (replicas
+gathered, routes counted), so a matched variant that trains like the token-layer mean is a result, not a definition.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zloss.report.comparison import step_figure
+from zloss.report.figures import write_figures
+from zloss.results.options import CorpusName
+from zloss.results.run_config import MoeRun, TrainConfig
+from zloss.train.compare import compare_runs, router_curves
+from zloss.train.finished import FinishedRun
+from zloss.train.grid import Grid
+from zloss_paper.engine.inputs import WIKITEXT, TextSource, text_sources
+from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
+from zloss_paper.engine.table import Cell, Key, Line, Table, cells_of, paper_table
+from zloss_paper.engine.workbench import Workbench
+from zloss_paper.moe.claims import entropy_moves, matched_recovery, relative_scales, similar_ce
+
+ROUTER_COEF = 1e-3
+NAMES = {
+    "none": "none",
+    "token_layer_mean": "token-layer mean",
+    "active_route_mean": "active-route mean",
+    "active_route_mean:matched": "active-route mean matched",
+    "active_route_sum": "active-route sum",
+    "active_route_sum:matched": "active-route sum matched",
+}
+"""Our variants and the paper's names of them."""
+MEANS = ("ce", "ppl", "entropy", "load_cv")
+"""Columns that are means over seeds; those of SPREADS have a standard deviation too."""
+SPREADS = MEANS[:3]
+COLUMNS = (
+    "s_rel",
+    "ce",
+    "ce_std",
+    "ppl",
+    "ppl_std",
+    "entropy",
+    "entropy_std",
+    "load_cv",
+    "router_absolute",
+    "max_loss_difference",
+)
+DETAILS = (
+    "entropy",
+    "load_cv",
+    "load_balance",
+    "router_correction_norm",
+    "router_log_z_p99",
+    "router_log_z_p999",
+    "router_log_z_max",
+    "dropped_routes",
+    "grad_norm_p99",
+    "clip_rate",
+    "router",
+)
+"""What the JSON file adds about each run."""
+MEAN = "mean"
+"""The `seed` of a line over all seeds."""
+
+
+@dataclass(frozen=True)
+class MoeTableConfig:
+    """The complete setting of a table of router variants, as its result file holds it."""
+
+    profile: Profile
+    grid: Grid
+    texts: tuple[TextSource, ...]
+    deviations: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MoeTable:
+    """A table of router variants at one k as data."""
+
+    label: str
+    title: str
+    top_k: int
+    steps: Mapping[Profile, int]
+    figure: str
+    """Name of the figure's file."""
+    variants: tuple[str, ...] = tuple(NAMES)
+    variant_column: str = "router_loss"
+    """The paper's name of what a line is about."""
+    key: Mapping[str, Key] = field(default_factory=dict)
+    """What else is in the key of every line."""
+    remark: str = ""
+    """Added to the readings of claims that the paper makes of another k."""
+
+    def recipe(self) -> Recipe[MoeTableConfig]:
+        """The recipe, with the same five claims for every k."""
+        return Recipe(
+            label=self.label,
+            title=self.title,
+            columns=COLUMNS,
+            configure=self.configure,
+            run=self.run,
+            paper=paper_table(self.label, integer_keys=("top_k",)),
+            claims=(
+                relative_scales(self.top_k),
+                matched_recovery(),
+                *entropy_moves(self.remark),
+                similar_ce(self.remark),
+            ),
+        )
+
+    def configure(self, profile: Profile, overrides: Overrides) -> MoeTableConfig:
+        """The grid at a profile: the paper's steps and seeds, or a scale that fits two cores."""
+        paper, smoke = profile == "paper", profile == "smoke"
+        moe = MoeRun(top_k=self.top_k, tokenizer="gpt2" if paper else None)
+        if smoke:
+            moe = MoeRun(top_k=self.top_k, layers=2, width=32, heads=4, expert_width=16)
+        corpus: CorpusName | None = None if overrides.texts else "wikitext-103" if paper else "pydoc"
+        steps = self.steps[profile]
+        base = TrainConfig(
+            model="moe",
+            moe=moe,
+            train_tokenizer=None if paper else 300 if smoke else 8192,
+            texts=overrides.texts,
+            corpus=corpus,
+            blocks=overrides.blocks,
+            valid_blocks=4 if smoke else 64,
+            block_size=overrides.block_size or (256 if paper else 24 if smoke else 128),
+            steps=steps,
+            warmup=steps // 10,
+            lr=1e-3,
+            micro_batch=8 if paper else 2 if smoke else 4,
+            gradient_blocks=0,
+        )
+        seeds = (1, 2, 3) if paper else (1, 2)
+        grid = Grid(base, ("ce",), (0.0,), seeds, routers=self.variants, router_coefs=(ROUTER_COEF,))
+        sources = text_sources(overrides.texts, corpus, overrides.text_source)
+        notes = (
+            ("the given models were left aside: this table trains a model of its own from scratch",)
+            if overrides.models
+            else ()
+        )
+        deviations = []
+        if {source.corpus for source in sources} != {WIKITEXT}:
+            deviations.append(f"the text is {' + '.join(source.title for source in sources)}, not {WIKITEXT}")
+        if steps != self.steps["paper"]:
+            stated = f"{self.steps['paper']} steps (of an unstated number)"
+            deviations.append(f"{steps} steps of {base.tokens_per_step} tokens, not {stated}")
+        if not paper:
+            deviations.append(f"{len(seeds)} seeds, not 3")
+        if smoke:
+            deviations.append("a model of width 32 with 2 blocks, not of width 256 with 4")
+        deviations.append("tokenizer, batch, learning rate and expert width are ours: the paper does not state them")
+        return MoeTableConfig(profile, grid, sources, tuple(deviations), notes)
+
+    def run(self, config: MoeTableConfig, bench: Workbench) -> RecipeResult:
+        """Train the runs that are not kept yet, compare them, and make one line per variant and one per variant and seed."""
+        made = [(one.name, bench.run(one)) for one in config.grid.configs()]
+        made.sort(key=lambda named: (list(NAMES).index(named[1].method), named[1].seed))
+        runs = [run for _, run in made]
+        comparison = compare_runs(runs).to_dict()
+        curves = router_curves(runs)
+        figures = [
+            step_figure(
+                quantity,
+                {name: (range(1, len(values[quantity]) + 1), values[quantity]) for name, values in curves.items()},
+            )
+            for quantity in ("entropy", "load_cv")
+        ]
+        seconds = sum(run.provenance.seconds for run in runs if run.provenance is not None)
+
+        def draw(place: Path) -> list[Path]:
+            return write_figures(place, {self.figure: figures}, formats=("svg",))
+
+        tokens = comparison["tokens"]
+        notes = (
+            *config.notes,
+            "lines with a seed are single runs; `mean` lines have the mean and the sample standard deviation over seeds",
+            "max |ΔL|: largest difference of the training loss from that of the token-layer mean with the same seed, over all "
+            "steps",
+            "no route was dropped: OLMoE has no capacity",
+            "the balancing term is OLMoE's: all layers pooled, about k at balance, so the coefficient 1e-2 adds about "
+            f"{0.01 * self.top_k:g} to the loss",
+            f"{tokens['consumed']:,} tokens per run of {tokens['available']:,} available, reuse factor {tokens['reuse']:.3g}",
+            f"{len(runs)} runs in {seconds:.0f} s",
+        )
+        details = {
+            "comparison": {name: comparison[name] for name in ("router", "quality", "tokens")},
+            "runs": [
+                {"run": name, "seed": run.seed, **{metric: run.metrics.get(metric) for metric in DETAILS}}
+                for name, run in made
+            ],
+        }
+        return RecipeResult(self._table(config, runs, comparison["router"]), notes, config.texts, details, draw)
+
+    def _table(self, config: MoeTableConfig, runs: Sequence[FinishedRun], router: Mapping[str, Any]) -> Table:
+        gaps = {one["convention"]: one["max_loss_difference"] for one in (*router["conventions"], *router["off"])}
+        means, single = [], []
+        for variant in dict.fromkeys(run.method for run in runs):
+            group = [run for run in runs if run.method == variant]
+            beside = {**self.key, self.variant_column: NAMES[variant]}
+            cells = {name: [float(run.metrics[name]) for run in group] for name in MEANS}
+            shared = {name: group[0].metrics[name] for name in ("s_rel", "router_absolute")}
+            values = {
+                **shared,
+                **{name: statistics.fmean(cells[name]) for name in MEANS},
+                **{f"{name}_std": statistics.stdev(cells[name]) if len(group) > 1 else None for name in SPREADS},
+                # None where one run has none: its losses are not finite.
+                "max_loss_difference": None if None in gaps[variant] else max(gaps[variant], default=None),
+            }
+            means.append(Line({**beside, "seed": MEAN}, _cells(values), {}, config.deviations, beside))
+            for i, run in enumerate(group):
+                own = {**{name: cells[name][i] for name in MEANS}, **shared, "max_loss_difference": gaps[variant][i]}
+                single.append(Line({**beside, "seed": str(run.seed)}, _cells(own), {}, config.deviations))
+        return Table((*means, *single))
+
+
+def _cells(values: Mapping[str, float | None]) -> dict[str, Cell]:
+    return cells_of({name: values[name] for name in COLUMNS if name in values})
+
+
+TABLES = (
+    # Expected: CE 5.835 … 5.836 for all six; entropy 1.714 without a router loss, 1.713, 1.725 and 1.756 at s_rel 0.25, 1 and
+    # 4; the matched variants equal the token-layer mean. Cost of the cpu profile: 12 runs of 200 steps, about 25 minutes on
+    # one core.
+    MoeTable(
+        label="tab:moe",
+        title="Top-4 mixture of experts trained under six router losses",
+        top_k=4,
+        steps={"paper": 1200, "cpu": 200, "smoke": 10},
+        figure="moe_top4",
+    ),
+    # The companion with two routes per token, of which the paper prints the relative scales only. Expected: s_rel 0.5, 1 and
+    # 2, and the same recovery by matching. Entropy, CE and load are ours alone.
+    MoeTable(
+        label="text:moe_top2",
+        title="Top-2 mixture of experts trained under three router losses, and matched",
+        top_k=2,
+        steps={"paper": 800, "cpu": 133, "smoke": 10},
+        figure="moe_top2",
+        variants=tuple(variant for variant in NAMES if variant != "none"),
+        variant_column="convention",
+        key={"top_k": 2},
+        remark="; the paper says it of top-4 only",
+    ),
+)
+RECIPES = tuple(table.recipe() for table in TABLES)

@@ -1,1 +1,0 @@
-"""One file per training table or passage of the paper."""

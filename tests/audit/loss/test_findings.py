@@ -1,0 +1,103 @@
+"""Every finding: one loss has it, a near miss has not, and without its measurement it is not reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.audit.loss.finding_pairs import PAIRS
+from zloss.audit.loss import findings
+from zloss.audit.loss.findings import FINDINGS, Answer, Evidence
+from zloss.audit.loss.probes import Space, draw
+from zloss.audit.loss.run import audit_loss
+from zloss.results.loss_audit import LossAudit, Witness
+
+
+def test_every_finding_has_a_pair() -> None:
+    assert PAIRS.keys() == FINDINGS.keys()
+
+
+@pytest.mark.parametrize("id", PAIRS)
+def test_a_loss_has_the_finding_and_it_goes_away_with_its_measurement(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = PAIRS[id]
+    audit = audit_loss(pair.has, **pair.options)
+    named = {one.id: one for one in audit.found}
+    assert id in named
+    assert {one for one, finding in named.items() if finding.severity != "note"} <= {id} | pair.also
+    for one in audit.found:
+        assert (one.witness is None) == (one.severity == "note"), one
+        if one.witness is not None:
+            assert differs(one.witness), one
+    blind = replace(FINDINGS[id], measure=lambda evidence: Answer("pass", "Nothing was measured."))
+    monkeypatch.setitem(findings.FINDINGS, id, blind)
+    assert id not in {one.id for one in audit_loss(pair.has, **pair.options).found}
+
+
+@pytest.mark.parametrize("id", PAIRS)
+def test_a_near_miss_has_no_error_and_no_warning(id: str) -> None:
+    pair = PAIRS[id]
+    audit = audit_loss(pair.misses, **pair.options_of_near_miss)
+    assert [one.sentence for one in audit.found if one.severity != "note"] == []
+
+
+def differs(witness: Witness) -> bool:
+    """Whether the two numbers of a witness are apart by more than their noise; one that is not finite always is."""
+    if witness.measured is None or witness.expected is None:
+        return True
+    return abs(witness.measured - witness.expected) > (witness.noise or 0.0)
+
+
+def leaky(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits, target) + 1e-3 * logits.logsumexp(-1).square().mean()
+
+
+def test_the_lines_of_a_witness_reproduce_it() -> None:
+    """The batch that they draw is the one that was measured."""
+    audit = audit_loss(leaky)
+    witness = next(one.witness for one in audit.findings if one.id == "ignored_tokens_leak")
+    assert witness is not None
+    space: dict[str, object] = {"my_loss": leaky}
+    exec(witness.code(), space)
+    logits, target = space["logits"], space["target"]
+    assert isinstance(logits, torch.Tensor)
+    assert isinstance(target, torch.Tensor)
+    assert logits.grad is not None
+    ignored = target == -100
+    assert float(logits.grad[ignored].norm() / logits.grad[~ignored].norm()) == pytest.approx(
+        witness.measured, rel=1e-9
+    )
+    assert witness.line in witness.code()
+
+
+def test_witness_and_curve_survive_the_file() -> None:
+    audit = audit_loss(lambda z, y: torch.nn.functional.cross_entropy(z, y) + 1e-3 * z.logsumexp(-1).abs().mean())
+    again = LossAudit.from_dict(audit.to_dict())
+    assert again == audit
+    assert audit.identified.coordinate == "other"
+    assert audit.identified.curve is not None
+    points = torch.tensor(audit.identified.curve)
+    assert bool((points[1:, 0] > points[:-1, 0]).all())
+    assert points[:, 1].tolist() == pytest.approx(torch.sign(points[:, 0]).mul(1e-3).tolist(), abs=1e-7)
+
+
+def test_an_accusation_needs_the_second_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding that only the first draw shows is not reported, and `unexplained_source` has its numbers."""
+    plain = FINDINGS["overflow"]
+
+    def once(evidence: Evidence) -> Answer:
+        seen = evidence.draw is evidence.ident.first
+        return Answer("finding", "Seen.", 1.0, evidence.witness("x", 1.0)) if seen else plain.measure(evidence)
+
+    monkeypatch.setitem(findings.FINDINGS, "overflow", replace(plain, measure=once))
+    audit = audit_loss(lambda z, y: torch.nn.functional.cross_entropy(z, y, reduction="sum"))
+    found = {one.id: one for one in audit.found}
+    assert "overflow" not in found
+    assert "Two draws of the probes disagree. overflow" in found["unexplained_source"].sentence
+
+
+def test_a_draw_depends_on_its_seed_alone() -> None:
+    space = Space(96, 96)
+    assert torch.equal(draw("mixed", space, 3).logits_TV, draw("mixed", space, 3).logits_TV)
+    assert not torch.equal(draw("mixed", space, 3).logits_TV, draw("mixed", space, 4).logits_TV)

@@ -1,0 +1,208 @@
+"""The verdict on a method: what each method has to lower, and how verdict and quality follow from the parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.train.made_metrics import metrics_of
+from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict import coordinate_part, evaluated_comparison, method_verdict, quality_accepted, with_parts
+from zloss.decide.verdict_parts import quality_part
+from zloss.results.comparison import (
+    ComparedMethod,
+    Comparison,
+    HeadDifferences,
+    PairedDifferences,
+    Quality,
+    RouterVariant,
+    RouterVariants,
+    State,
+    Verdict,
+    VerdictPart,
+    VerdictParts,
+)
+from zloss.results.run_metrics import RunMetrics, ValidationBlocks
+
+BLOCKS, SIZE = 64, 128
+
+
+def blocks_of(rng: np.random.Generator, scale: dict[str, float], ce: float = 3.0) -> ValidationBlocks:
+    """Lognormal tails; `scale` multiplies the quantities it names."""
+    tails, means = {}, {}
+    for name in ("violation.raw", "violation.centered", "shift.raw", "shift.centered", "delta_u.raw",
+                 "delta_u_gain_aware.raw"):  # fmt: skip
+        values = rng.lognormal(1, 0.5, (BLOCKS, SIZE)) * scale.get(name, 1.0)
+        threshold = np.quantile(values, 0.9)
+        tails[name] = tuple(tuple(row[row > threshold].tolist()) for row in values)
+    for name in ("shift_squared.raw", "violation_squared.centered"):
+        means[name] = tuple((rng.normal(10, 0.1, BLOCKS) * scale.get(name, 1.0)).tolist())
+    base = np.linspace(-0.5, 0.5, BLOCKS) + ce
+    return ValidationBlocks((SIZE,) * BLOCKS, tuple((base + rng.normal(0, 1e-3, BLOCKS)).tolist()), 500, tails, means)
+
+
+def made(method: str, seed: int, scale: dict[str, float] | None = None, ce: float = 3.0) -> RunMetrics:
+    return replace(
+        metrics_of([], seed=seed),
+        method=method,
+        coef=0.0 if method in ("ce", "centered-head") else 1e-3,
+        ce=ce,
+        coordinate="centered" if method.startswith("centered") else "raw",
+        validation_blocks=blocks_of(np.random.default_rng(seed), scale or {}, ce),
+    )
+
+
+def pairs_of(
+    method: str, scale: dict[str, float], ce: float = 3.0, seeds: int = 3
+) -> list[tuple[RunMetrics, RunMetrics]]:
+    return [(made("ce", seed), made(method, seed, scale, ce)) for seed in range(1, seeds + 1)]
+
+
+def lowered(
+    method: str,
+    scale: dict[str, float],
+    diagnosed: str | None = None,
+    *,
+    seeds: int = 3,
+    other_target: bool = False,
+) -> VerdictPart:
+    pairs = pairs_of(method, scale, seeds=seeds)
+    part = coordinate_part(method, 1e-3, pairs, (), diagnosed, other_target=other_target)
+    assert part is not None
+    return part
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "other"),
+    [
+        ("centered-head", {"shift.centered": 1e-6}, {"violation.centered": 0.5, "shift.centered": 1.5}),
+        ("standard", {"violation.raw": 0.8}, {"violation.centered": 0.8}),
+        ("centered", {"violation.centered": 0.8}, {"violation.raw": 0.8}),
+        (
+            "factorized",
+            {"shift_squared.raw": 0.8, "violation_squared.centered": 0.8},
+            {"shift_squared.raw": 0.1},
+        ),
+    ],
+)
+def test_each_method_is_judged_by_its_own_quantity(method: str, own: dict[str, float], other: dict[str, float]) -> None:
+    part = lowered(method, own)
+    assert (part.state, lowered(method, other).state) == ("holds", "fails")
+    assert part.interval is not None
+    assert part.interval.upper <= 0.99
+
+
+def test_the_p999_is_shown_beside_the_quantile_that_is_judged() -> None:
+    part = lowered("standard", {"violation.raw": 0.8})
+    assert part.numbers["level"] == 0.99  # 8192 tokens leave 8 beyond the p99.9
+    assert part.numbers["unjudged_level"] == 0.999
+    assert part.numbers["unjudged_ratio"] == pytest.approx(0.8, rel=0.2)
+
+
+def test_gain_aware_is_judged_against_standard_at_the_same_coefficient() -> None:
+    assert lowered("gain-aware", {"delta_u_gain_aware.raw": 0.5}).state == "open"
+
+    def with_norm(run: RunMetrics, norm: float) -> RunMetrics:
+        return replace(run, training=replace(run.training, grad_norm_p99=norm))
+
+    standard = [with_norm(made("standard", seed), 10.0) for seed in (1, 2, 3)]
+    pairs = pairs_of("gain-aware", {"delta_u_gain_aware.raw": 0.5})
+    calm, wild = (
+        coordinate_part("gain-aware", 1e-3, [(base, with_norm(run, norm)) for base, run in pairs], standard)
+        for norm in (3.0, 30.0)
+    )
+    assert calm is not None
+    assert wild is not None
+    assert (calm.state, wild.state) == ("holds", "fails")
+    assert "‖g‖₂ against Standard" in wild.reason
+
+
+def test_quality_is_read_block_by_block_and_needs_two_seeds() -> None:
+    equal, worse = (quality_part(pairs_of("standard", {}, ce), 0.2) for ce in (3.0, 3.2))
+    assert (equal.state, worse.state) == ("holds", "fails")
+    assert equal.numbers["groups"] == 32
+    assert quality_part(pairs_of("standard", {}, seeds=1), 0.2).state == "open"
+    assert lowered("standard", {"violation.raw": 0.1}, seeds=1).state == "open"
+
+
+def test_another_target_and_an_unkept_quantity_are_open() -> None:
+    moved = lowered("standard", {"violation.raw": 0.1}, other_target=True)
+    unkept = lowered("standard", {}, "a_p_99")
+    stated = lowered("standard", {"shift.raw": 0.5}, "mu_abs_99")
+    assert [part.state for part in (moved, unkept, stated)] == ["open", "open", "holds"]
+    assert coordinate_part("ce", 0.0, pairs_of("ce", {})) is None
+
+
+@pytest.mark.parametrize(("scale", "state"), [(1.0, "holds"), (4.0, "fails")])
+def test_a_router_variant_is_judged_by_its_scale(scale: float, state: State) -> None:
+    paired = PairedDifferences(1, {}, HeadDifferences(), ())
+    method = ComparedMethod("active_route_sum", 1e-3, "raw", (1,), paired=paired)
+    variant = RouterVariant("active_route_sum", 1e-3, s_rel=scale)
+    comparison = Comparison(
+        baseline="token_layer_mean",
+        seeds=(1,),
+        methods=(method,),
+        quality=Quality(tolerance_ppl=0.2),
+        router=RouterVariants("token_layer_mean", (variant,)),
+    )
+    verdict = method_verdict(comparison, method, pairs_of("ce", {}, seeds=1))
+    assert verdict.parts is not None
+    assert verdict.parts.coordinate is not None
+    assert verdict.parts.coordinate.state == state
+
+
+@pytest.mark.parametrize(
+    ("coordinate", "quality", "optimizer", "name", "accepted"),
+    [
+        ("holds", "holds", "holds", "accepted", True),
+        ("open", "holds", "holds", "inconclusive", None),
+        ("holds", "holds", None, "inconclusive", None),
+        ("holds", "holds", "fails", "rejected", False),
+        (None, "holds", "fails", None, None),
+    ],
+)
+def test_any_part_that_fails_rejects_and_all_three_must_hold_to_accept(
+    coordinate: State | None, quality: State | None, optimizer: State | None, name: str | None, accepted: bool | None
+) -> None:
+    given = {"coordinate": coordinate, "quality": quality, "optimizer": optimizer}
+    parts = VerdictParts(**{key: VerdictPart(state, "why.") for key, state in given.items() if state is not None})
+    verdict = with_parts(Verdict("standard", 1e-3, 0.0, accepted=True), parts)
+    assert (verdict.verdict, verdict.accepted, verdict.parts) == (name, accepted, parts)
+    deciding = {"accepted": "holds", "rejected": "fails", "inconclusive": "open", None: None}[name]
+    order = ("quality", "coordinate", "optimizer")
+    assert verdict.reasons == tuple(f"{key}: why." for key in order if given[key] and given[key] == deciding)
+
+
+def judged(comparison: Comparison, tolerance: float | None, *verdicts: Verdict) -> list[bool]:
+    quality = Quality(tolerance_ppl=tolerance, methods=verdicts)
+    found = evaluated_comparison(replace(comparison, quality=quality), Thresholds()).quality
+    return [
+        quality_accepted(stated, verdict, found.tolerance_ppl)
+        for stated, verdict in zip(verdicts, found.methods, strict=True)
+    ]
+
+
+def test_ppl_is_held_against_the_stated_tolerance(comparison: Comparison) -> None:
+    rises = (Verdict("a", 0.1, 0.5, accepted=None), Verdict("b", 0.1, 1.5, accepted=None))
+    assert judged(comparison, 1.0, *rises) == [True, False]
+
+
+def test_without_one_it_is_a_share_of_the_baseline(comparison: Comparison) -> None:
+    base = comparison.baseline_method
+    assert base is not None
+    quality = evaluated_comparison(comparison, Thresholds(quality_tolerance=0.2)).quality
+    assert quality.tolerance_ppl == pytest.approx(0.2 * (base.mean("ppl") or 0.0))
+    assert quality.tolerance == "20% of the baseline's PPL, as none was stated"
+
+
+def test_the_comparisons_own_verdict_goes_first(comparison: Comparison) -> None:
+    stated = (Verdict("a", 0.1, 99.0, accepted=True), Verdict("b", 0.1, -1.0, accepted=False))
+    assert judged(comparison, 1.0, *stated) == [True, False]
+
+
+def test_nothing_known_is_not_accepted(comparison: Comparison) -> None:
+    assert judged(comparison, 1.0, Verdict("a", 0.1, None, accepted=None)) == [False]
+    nameless = replace(comparison, baseline="another")
+    assert judged(nameless, None, Verdict("a", 0.1, 0.0, accepted=None)) == [False]

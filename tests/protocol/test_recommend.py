@@ -1,0 +1,306 @@
+"""The whole protocol on a model trained by us: its answer follows the diagnosed shift, and a killed command goes on.
+
+About half a minute on a quiet core: twelve runs of 100 steps, which every test here shares.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forked import Forked, forked_ranks
+from tests.protocol.trained_model import shift_model, tiny_recommendation, train_model
+from tests.train.killing_view import KillingView
+from zloss.errors import InputError, OutputError
+from zloss.jobs import StoppedError, open_job
+from zloss.protocol import recommend, recommend_runs
+from zloss.protocol.recommend import make_plan, run_recommendation
+from zloss.results.comparison import Comparison
+from zloss.results.files import read_record
+from zloss.results.recommendation import NOT_TESTED, Recommendation, RecommendPlan
+from zloss.train.finished import load_runs
+
+Made = tuple[Recommendation, Path, list[str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def shifted_model(model: Path) -> Path:
+    return shift_model(model, model.parents[1] / "shifted")
+
+
+def recommended(model: Path, folder: Path, **changes: Any) -> Made:
+    said: list[str] = []
+    return run_recommendation(tiny_recommendation(model, **changes), folder, say=said.append), folder, said
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return recommended(model, tmp_path_factory.mktemp("plain"), max_arms=1)
+
+
+@pytest.fixture(scope="module")
+def shifted(shifted_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return recommended(shifted_model, tmp_path_factory.mktemp("shifted"))
+
+
+def test_a_shift_of_250_is_answered_by_centering_and_no_shift_is_not(plain: Made, shifted: Made) -> None:
+    """The paper: a common shift is for the centered coordinate, where raw Z-loss transports it; without one nothing is."""
+    assert shifted[0].objective == "centered-head"
+    assert plain[0].objective not in ("centered-head", "centered")
+    assert "Source coordinate fired" in " ".join(shifted[0].why)
+    assert "Source coordinate fired" not in " ".join(plain[0].why)
+
+
+def test_raw_z_loss_on_the_shifted_model_is_stopped_for_its_gradients(shifted: Made) -> None:
+    (standard,) = (arm for arm in shifted[0].arms if arm.method == "standard")
+    assert standard.state == "stopped"
+    assert standard.steps is not None
+    assert standard.steps < 100
+    assert "‖g‖" in standard.reason
+    runs, unfinished = load_runs(shifted[1] / "runs")
+    assert {run.key for run in runs} == {("ce", 0.0), ("centered", 0.001)}
+    assert len(unfinished) == 1
+
+
+def test_the_answer_says_what_it_rests_on(shifted: Made) -> None:
+    found = shifted[0]
+    assert found.confidence.startswith(
+        "direction only: shifted on text.txt, learning rate 0.0001, 100 steps, 6,400 tokens"
+    )
+    assert found.confidence.endswith(NOT_TESTED)
+    assert (found.selection_seed, found.confirmation_seeds) == (1, (2,))
+    assert any("nothing can be confirmed" in note for note in found.notes)
+    assert any("fresh" in note for note in found.notes)
+    assert [each.stage for each in found.stages if each.fired is None] == []
+    assert len(found.stages) == 8
+    assert {paste.where for paste in found.paste} >= {
+        "any stack",
+        "Liger",
+        "flash-attn",
+        "t5x / MaxText",
+        "Megatron-LM",
+    }
+
+
+def test_only_further_seeds_and_the_other_half_are_quoted(plain: Made) -> None:
+    found, folder, _ = plain
+    confirmation = read_record(folder / "confirmation" / "comparison.json", Comparison)
+    assert confirmation.seeds == (2,)
+    assert found.confirmation == confirmation.quality.methods
+    selection = read_record(folder / "selection" / "comparison.json", Comparison)
+    assert selection.seeds == (1,)
+    chosen = next(arm for arm in found.arms if arm.state == "chosen")
+    quoted = next(each for each in found.confirmation if each.method == chosen.method)
+    assert quoted.parts is not None
+    assert quoted.parts.quality is not None
+    assert quoted.parts.quality.numbers["delta_ce"] != chosen.delta_ce
+
+
+def test_arms_seeds_time_and_verdicts_are_said_while_it_runs(plain: Made) -> None:
+    text = "\n".join(plain[2])
+    assert "s per step of 64 tokens" in text
+    assert "100 steps each, on seed 1; the chosen one and ce on 2; about" in text
+    assert "ce, seed 1: 4 runs left, about" in text
+    assert "passes so far" in text or "not at least 1 % lower" in text
+
+
+def test_no_result_holds_a_path_of_the_machine(shifted: Made, shifted_model: Path) -> None:
+    for file in shifted[1].rglob("*.json"):
+        assert str(shifted_model.parent) not in file.read_text(encoding="utf-8"), file.name
+
+
+def numbers(found: Recommendation) -> Any:
+    """Everything but times."""
+    data = found.to_dict()
+    for key in ("seconds", "provenance", "cost"):
+        del data[key]
+    return data
+
+
+def test_a_command_that_is_killed_goes_on_to_the_same_answer(
+    shifted: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = tiny_recommendation(shifted_model), tmp_path / "out"
+
+    def work() -> None:
+        run_recommendation(config, folder, view=KillingView(60, runs="centered"))
+
+    killed = Forked(work).wait()
+    assert killed.killed, killed.error[-2000:]
+    assert (folder / "runs" / "ce-0-s1" / "metrics.json").is_file()
+    assert not (folder / "runs" / "centered-0.001-s1" / "metrics.json").is_file()
+    assert not list(folder.glob("recommendation*"))
+    monkeypatch.setattr(recommend, "run_audit_of", lambda *_, **__: pytest.fail("the audit was made again"))
+    said: list[str] = []
+    found = run_recommendation(config, folder, say=said.append)
+    assert "going on with the plan from before" in said
+    assert "ce, seed 1: kept from before" in said
+    assert numbers(found) == numbers(shifted[0])
+
+
+def test_a_finished_recommendation_is_made_again_from_its_files(
+    plain: Made, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recommend, "run_training_of", lambda *_, **__: pytest.fail("a run was made again"))
+    monkeypatch.setattr(recommend, "run_audit_of", lambda *_, **__: pytest.fail("the audit was made again"))
+    again = run_recommendation(tiny_recommendation(model, max_arms=1), plain[1])
+    assert numbers(again) == numbers(plain[0])
+
+
+def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budget(
+    plain: Made, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan had room for a second arm and a third seed; when their turn comes the time is over."""
+    folder = Path(shutil.copytree(plain[1], tmp_path / "out"))
+    planned = recommend_runs.plan_time
+    monkeypatch.setattr(recommend, "check_budget", lambda *_: None)
+    monkeypatch.setattr(
+        recommend_runs, "plan_time", lambda *given, **options: planned(*given, **{**options, "budget": None})
+    )
+    # Timed steps still run.
+    monkeypatch.setattr(recommend, "run_training_of", lambda *_, **__: pytest.fail("a run began"))
+    said: list[str] = []
+    config = tiny_recommendation(model, max_arms=2, seeds=(1, 2, 3), budget="1s")
+    found = run_recommendation(config, folder, say=said.append)
+    # Another request on the same runs: they are kept, and so are their steps.
+    assert "ce, seed 1: kept from before" in said
+    assert found.confirmation == plain[0].confirmation
+    left_out = [arm for arm in found.arms if arm.state == "left out"]
+    assert [arm.reason for arm in left_out] == ["the budget has no room for it"]
+    assert "the budget had no room for seed 3" in found.notes
+    # The plan had named the arm and the seed, and nothing was said when they were dropped.
+    dropped = [line for line in said if ": left out, " in line]
+    assert [line.split(":")[0] for line in dropped] == [left_out[0].label, "seed 3"]
+    assert all(line.endswith("and the budget has 0 s left") for line in dropped)
+    assert "its run and 4 of the confirmation would take about" in dropped[0]
+    assert found.confirmation_seeds == (2,)
+
+
+def test_another_training_in_the_same_folder_is_refused(plain: Made, model: Path) -> None:
+    with pytest.raises(InputError, match="holds a recommendation of another model, text or training"):
+        run_recommendation(tiny_recommendation(model, max_arms=1, lr=3e-4), plain[1])
+
+
+def test_the_recommendation_of_another_model_is_not_overwritten(
+    plain: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zloss.decide.answer import decide_results
+    from zloss.report.files import write_result
+
+    monkeypatch.setattr(recommend, "prepare_start", lambda *_: pytest.fail("the model was loaded"))
+    write_result(tmp_path, decide_results(recommendations=(plain[0],)))
+    runs = (str(plain[1] / "runs"),)
+    for changes in ({}, {"runs": runs}):
+        with pytest.raises(OutputError, match="and this is a recommendation for shifted on") as refused:
+            run_recommendation(tiny_recommendation(shifted_model, max_arms=1, **changes), tmp_path)
+        assert f"holds a recommendation for {plain[0].tested.model} on {plain[0].tested.text}" in str(refused.value)
+        assert "pass `force`" in str(refused.value)
+
+
+def test_runs_of_a_trainer_of_ones_own_give_the_same_answer(plain: Made, model: Path, tmp_path: Path) -> None:
+    config = replace(tiny_recommendation(model, max_arms=1), runs=(str(plain[1] / "runs"),))
+    found = run_recommendation(config, tmp_path / "own")
+    assert (found.objective, found.coef, found.level) == (plain[0].objective, plain[0].coef, plain[0].level)
+    assert found.confirmation == plain[0].confirmation
+    assert found.tested == plain[0].tested
+    assert "trainer of one's own" in found.notes[0]
+
+
+def test_the_plan_alone_has_the_arms_as_settings_and_trains_nothing(
+    shifted: Made, shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recommend, "probe_cost", lambda *_, **__: pytest.fail("steps were timed"))
+    plan = make_plan(tiny_recommendation(shifted_model, max_arms=None), tmp_path / "out")
+    assert plan == read_record(tmp_path / "out" / "plan.json", RecommendPlan)
+    assert [arm.method for arm in plan.arms][:3] == ["ce", "centered", "standard"]
+    assert plan.arms[1].code == "zloss.CenteredZLoss(coef=0.001)"
+    assert plan.settings["steps"] == 100
+    assert plan.settings["optimizer_state"] == "fresh"
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_two_processes_give_the_recommendation_of_one_which_goes_on_in_their_folder(
+    shifted_model: Path, tmp_path: Path
+) -> None:
+    config = tiny_recommendation(shifted_model, micro_batch=2)
+
+    def work() -> int:
+        with open_job() as job:
+            # Every process has the record; the first one prints it.
+            found = run_recommendation(config, tmp_path / "out", job=job)
+            assert job.all_gather(found.action) == [found.action] * 2
+            if job.first:
+                print(json.dumps(found.to_dict()))
+        return 0
+
+    two = Recommendation.from_dict(json.loads(forked_ranks(2, work).splitlines()[-1]))
+    # An arm that is stopped early ends on both processes, and the next one begins.
+    assert [arm.state for arm in two.arms] == ["chosen", "failed", "stopped"]
+    remade = tmp_path / "out" / "runs" / "centered-0.001-s1"
+    shutil.rmtree(remade)
+    one = run_recommendation(config, tmp_path / "out")
+    assert (remade / "metrics.json").is_file()
+    assert [(arm.method, arm.state) for arm in one.arms] == [(arm.method, arm.state) for arm in two.arms]
+    changes = [(before.delta_ce, after.delta_ce) for before, after in zip(two.arms, one.arms, strict=True)]
+    assert changes[1][0] not in (None, 0)
+    assert changes[1][0] == pytest.approx(changes[1][1], abs=1e-5)
+    assert (one.action, one.confidence, one.confirmation) == (two.action, two.confidence, two.confirmation)
+
+
+def test_an_error_of_the_first_process_ends_the_others(
+    shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One block a step cannot be divided over two processes; a full disk is known to the first process alone."""
+
+    def disk_full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def ending(**changes: Any) -> str:
+        def work() -> int:
+            with open_job() as job:
+                try:
+                    run_recommendation(tiny_recommendation(shifted_model, **changes), tmp_path / "out", job=job)
+                except (InputError, OSError) as error:
+                    assert job.first
+                    print(error)
+                    return 0
+                except StoppedError:
+                    assert not job.first
+                    return 0
+            return 1
+
+        return forked_ranks(2, work)
+
+    assert "a step has 1 blocks" in ending(micro_batch=1)
+    monkeypatch.setattr(recommend, "write_record", disk_full)
+    assert "No space left" in ending(micro_batch=2)
+
+
+def test_an_interruption_of_the_first_process_interrupts_the_others(
+    shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recommend, "read_adam_state", interrupted)
+
+    def work() -> int:
+        with open_job() as job:
+            try:
+                config = tiny_recommendation(shifted_model, optimizer_state="adam.pt")
+                run_recommendation(config, tmp_path / "out", job=job)
+            except KeyboardInterrupt:
+                return 0
+        return 1
+
+    forked_ranks(2, work)

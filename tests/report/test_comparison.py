@@ -1,0 +1,51 @@
+"""The committed comparison: its page has the tables of its numbers, and its verdicts follow from them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from zloss.report.comparison import comparison_page
+from zloss.report.markdown import to_markdown
+from zloss.results.comparison import Comparison
+
+FOLDER = Path(__file__).parents[2] / "docs/results"
+DATA = json.loads((FOLDER / "matched_smollm2.json").read_text(encoding="utf-8"))
+PAGE = (FOLDER / "matched_smollm2.md").read_text(encoding="utf-8")
+
+
+def test_the_page_holds_the_rendered_tables() -> None:
+    assert to_markdown(comparison_page(Comparison.from_dict(DATA))).partition("\n")[2].strip() in PAGE
+    assert not re.search(r"(?<![\w.:/])/(?:home|root|tmp|work|mnt|Users)/", json.dumps(DATA) + PAGE)
+
+
+def test_three_methods_and_two_seeds_judged_block_by_block() -> None:
+    assert {method["method"] for method in DATA["methods"]} == {"ce", "standard", "centered"}
+    assert all(method["seeds"] == [1, 2] for method in DATA["methods"])
+    for record in DATA["quality"]["methods"]:
+        assert record["parts"]["quality"]["interval"] is not None
+        assert record["parts"]["coordinate"]["state"] == "holds"
+
+
+def test_verdicts_follow_from_the_differences() -> None:
+    gate = DATA["quality"]
+    paired = {method["method"]: method["paired"] for method in DATA["methods"]}
+    for record in gate["methods"]:
+        assert record["delta_ppl"] == pytest.approx(paired[record["method"]]["deployed"]["ppl"]["mean"])
+        quality = record["parts"]["quality"]
+        gaps = paired[record["method"]]["deployed"]["ce"]["by_seed"]
+        # Two seeds: the one-sided 95 % quantile of Student's t with one degree of freedom is 6.314.
+        half = 6.3138 * statistics.stdev(gaps) / math.sqrt(2)
+        lower, upper = statistics.fmean(gaps) - half, statistics.fmean(gaps) + half
+        assert quality["interval"]["upper"] >= upper - 1e-6
+        tolerance = quality["numbers"]["tolerance_ce"]
+        assert (quality["state"] == "fails") == (quality["interval"]["lower"] > tolerance)
+        assert lower > tolerance or quality["state"] != "fails"
+    verdicts = {record["method"]: record["verdict"] for record in gate["methods"]}
+    assert verdicts["standard"] == "rejected"
+    assert verdicts["centered"] == "inconclusive"

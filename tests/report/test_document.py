@@ -1,0 +1,88 @@
+"""What every document has in common, and sections of a result as lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.laws.example_results import example_results
+from zloss.decide.answer import decide_results
+from zloss.report.document import Cell, Column, Group, Heading, Item, Items, Table, Terms, Text, flat_lines, walk
+from zloss.report.files import ARGUMENTS, page_document, terminal_document
+from zloss.report.markdown import to_markdown
+from zloss.results.record import ResultRecord
+
+
+def test_nested_values_have_dotted_keys_and_extra_has_no_name() -> None:
+    section = {"a": {"b": 1.5, "extra": {"beta": 0.01}}, "list": [{"c": True}, 3], "numbers": [1, 2], "none": None}
+    assert flat_lines(section) == [
+        ("a.b", "1.5"),
+        ("a.beta", "0.01"),
+        ("list.0.c", "yes"),
+        ("list.1", "3"),
+        ("numbers", "1, 2"),
+        ("none", "–"),
+    ]
+    assert flat_lines(section, skip=("a", "list", "numbers")) == [("none", "–")]
+
+
+@pytest.mark.parametrize("kind", sorted(ARGUMENTS))
+def test_every_row_has_a_cell_for_every_column(kind: str) -> None:
+    record = next(one for one in example_results().values() if one.SCHEMA.startswith(f"zloss.{kind}/"))
+    results = decide_results(**{ARGUMENTS[kind]: (record,)})
+    for document in (page_document(results), terminal_document(results)):
+        tables = [block for block in walk(document) if isinstance(block, Table)]
+        assert tables or kind == "drift"
+        for table in tables:
+            assert table.keys <= len(table.columns)
+            assert {len(row) for row in table.rows} <= {len(table.columns)}
+
+
+def test_links_of_a_page_lead_to_anchors_that_exist_once() -> None:
+    kinds = {kind: record for kind in ARGUMENTS for record in example_results().values() if of_kind(record, kind)}
+    results = decide_results(**{ARGUMENTS[kind]: (record,) for kind, record in kinds.items()})
+    blocks = [block for block in walk(page_document(results)) if isinstance(block, (Heading, Group))]
+    anchors = [block.anchor for block in blocks if block.anchor]
+    assert len(anchors) == len(set(anchors))
+    assert all(block.anchor for block in blocks if block.link)
+    assert {"Decisions", "Numbers", "Training", "Drift", "Loss", "Routers"} <= {block.link for block in blocks}
+
+
+def of_kind(record: ResultRecord, kind: str) -> bool:
+    return record.SCHEMA.startswith(f"zloss.{kind}/")
+
+
+def test_markdown_has_every_block() -> None:
+    table = Table(
+        (Column("name", "text"), Column("size\nraw")),
+        (("a|b", Cell("1.5", note="about")), (Cell("it fits", tone="pass", mark="holds"), Cell("no", tone="fired"))),
+        title="Sizes",
+    )
+    item = Item("1. Stage", "fired", "fired", "a reason", (("do this", "strong"),))
+    document = [
+        Heading("Title", 1), Text("Said.", "strong"), Text("one", "item"), Text("two", "item"), Text("x = 1", "code"), table,
+        Items((item,)), Terms((("key", "value"),)),
+    ]  # fmt: skip
+    assert (
+        to_markdown(document)
+        == """# Title
+
+**Said.**
+
+- one
+- two
+
+    x = 1
+
+**Sizes**
+
+| name | size raw |
+| --- | ---: |
+| a\\|b | 1.5 (about) |
+| **holds** it fits | **no** |
+
+- 1. Stage: **fired**; a reason
+  - do this
+
+- key: value
+"""
+    )

@@ -1,0 +1,38 @@
+"""`zloss.testing.check_loss` passes right losses and raises the findings of wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.audit.loss import faulty
+from zloss.errors import LossCheckError
+from zloss.testing import check_loss
+
+
+def test_a_right_loss_passes_and_its_audit_comes_back() -> None:
+    audit = check_loss(faulty.correct, coef=faulty.COEF, target=0.0, coordinate="raw", strict=True)
+    assert audit.identified.has_z
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "id"),
+    [
+        (faulty.correct, {"coef": 0.7 * faulty.COEF}, "differs_from_expected"),
+        (faulty.correct, {"target": "log_v"}, "differs_from_expected"),
+        (faulty.correct, {"coordinate": "centered"}, "differs_from_expected"),
+        (faulty.z_over_all_tokens, {}, "denominator_mismatch"),
+    ],
+)
+def test_a_finding_is_raised(loss: object, options: dict[str, object], id: str) -> None:
+    with pytest.raises(LossCheckError, match=id):
+        check_loss(loss, **options)  # type: ignore[arg-type]
+
+
+def test_warnings_count_with_strict_only() -> None:
+    def plain(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, target)
+
+    check_loss(plain)
+    with pytest.raises(LossCheckError, match="all_ignored_nonfinite"):
+        check_loss(plain, strict=True)
