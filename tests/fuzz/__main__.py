@@ -9,13 +9,35 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
-from tests.fuzz.kinds import KINDS
+import torch
+
+from tests.fuzz import command_line, corpora, damage, losses
+
+CASES: dict[str, Callable[[Random, Path], None]] = {
+    "public losses": losses.case,
+    "result files": damage.result_file,
+    "run folders": damage.run_folder,
+    "corpora": corpora.case,
+    "model folders": damage.model_folder,
+    "command line": command_line.case,
+}
+
+
+def run_case(kind: str, seed: int, folder: Path) -> None:
+    """One case in an empty folder; the seed determines what it draws."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    torch.manual_seed(seed % 2**31)
+    CASES[kind](Random(f"{kind} {seed}"), folder)
 
 
 def main() -> int:
@@ -23,7 +45,7 @@ def main() -> int:
     minutes = float(os.environ.get("FUZZ_MINUTES", "30"))
     first = int(os.environ.get("FUZZ_SEED") or time.time())
     wanted = [name.strip() for name in os.environ.get("FUZZ_KINDS", "").split(",") if name.strip()]
-    kinds = {name: case for name, case in KINDS.items() if not wanted or name in wanted}
+    kinds = [name for name in CASES if not wanted or name in wanted]
     print(f"{minutes:g} minutes over {', '.join(kinds)}; first seed {first}", flush=True)
     end = time.monotonic() + 60 * minutes
     cases, seconds, failed = dict.fromkeys(kinds, 0), dict.fromkeys(kinds, 0.0), dict[str, list[int]]()
@@ -34,7 +56,7 @@ def main() -> int:
             name = min(kinds, key=lambda kind: seconds[kind])
             seed, begin = next(counts[name]), time.monotonic()
             try:
-                kinds[name](seed, Path(scratch) / name.replace(" ", "-"))
+                run_case(name, seed, Path(scratch) / name.replace(" ", "-"))
             except Exception:
                 failed.setdefault(name, []).append(seed)
                 print(f"--- {name}, seed {seed}\n{traceback.format_exc()}", flush=True)

@@ -12,22 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from tests.fuzz.contract import BrokenContractError
-from tests.fuzz.mutation import HOSTILE_TEXT, damaged_bytes
+from tests.fuzz.damage import HOSTILE_TEXT, damaged_bytes
 from zloss.errors import ZlossError
 from zloss.text import make_blocks, open_corpus
 
 PIECES = (
-    "words and more words ",
-    "\u2028",
-    "\u0085",
-    "\x00",
-    "\ufeff",
-    "𝒳",
-    "é",
-    "\n\n",
-    "\x1b[2J",
-    " " * 50,
-    HOSTILE_TEXT,
+    *("words and more words ", "\u2028", "\u0085", "\x00", "\ufeff", "𝒳", "é", "\n\n", "\x1b[2J"),
+    *(" " * 50, HOSTILE_TEXT),
 )
 VALUES: tuple[Any, ...] = (None, 1, 2.5, True, ["a", "b"], {"text": "x"}, b"\xff\xfe", "")
 

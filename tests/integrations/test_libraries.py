@@ -15,7 +15,7 @@ from tests.integrations.transformers.small_models import OBJECTIVE, small
 from tests.integrations.transformers.trainers import make_trainer
 from zloss.errors import MissingDependencyError, OutdatedDependencyError, require_version
 from zloss.integrations.transformers import apply, attach
-from zloss.telemetry.trackers import LEAST, require_tracker
+from zloss.telemetry.trackers import LEAST
 from zloss.train.live import usable_trackers
 
 
@@ -55,18 +55,14 @@ def test_versions_are_compared_as_numbers(monkeypatch: pytest.MonkeyPatch) -> No
     one_sentence(missing, "four>=4.0", "not installed", "zloss[x]")
 
 
-def test_an_old_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small()
+def test_an_old_transformers_tracker_and_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, trainer = small(), make_trainer(small())
+    trainer.args.report_to = ["wandb"]
     versions(monkeypatch, transformers="4.57.1")
     with pytest.raises(OutdatedDependencyError) as old:
         apply(model, OBJECTIVE)
     one_sentence(old, "transformers ≥ 5.2", "4.57.1", "zloss[audit]")
-
-
-def test_an_old_trl_and_an_old_tracker_of_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer(small())
-    trainer.args.report_to = ["wandb"]
-    versions(monkeypatch, wandb="0.15.0")
+    versions(monkeypatch, transformers="5.2", wandb="0.15.0")
     with pytest.raises(OutdatedDependencyError) as old:
         attach(trainer, OBJECTIVE)
     one_sentence(old, "wandb ≥ 0.20", "0.15.0", "zloss[trackers]")
@@ -75,30 +71,16 @@ def test_an_old_trl_and_an_old_tracker_of_a_trainer(monkeypatch: pytest.MonkeyPa
     with pytest.raises(OutdatedDependencyError) as old:
         attach(trainer, OBJECTIVE)
     one_sentence(old, "trl ≥ 1.16", "trl 1.2.0", "zloss[trl]")
-    versions(monkeypatch, trl=None)
-    with pytest.raises(MissingDependencyError) as missing:
-        attach(trainer, OBJECTIVE)
-    one_sentence(missing, "trl>=1.16", "zloss[trl]")
 
 
-@pytest.mark.parametrize("name", LEAST)
-def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    versions(monkeypatch, **{name: None}, mlflow_skinny=None)
-    with pytest.raises(MissingDependencyError) as missing:
-        require_tracker(name)
-    one_sentence(missing, f"{name}>={LEAST[name]}", "zloss[trackers]")
-    with pytest.raises(MissingDependencyError):
-        usable_trackers([name, "none"])
-
-
-def test_a_tracker_of_accelerate_that_is_not_installed_is_not_left_out_in_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("name", [*LEAST, "aim"])
+def test_a_tracker_that_is_not_installed_is_not_left_out_in_silence(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Aim has no least version here: what counts is whether it is found."""
+    versions(monkeypatch, **{name: None}, mlflow_skinny=None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError) as missing:
-        usable_trackers(["aim"])
-    one_sentence(missing, "aim", "zloss[trackers]")
+        usable_trackers([name, "none"])
+    one_sentence(missing, f"{name}>={LEAST[name]}" if name in LEAST else name, "zloss[trackers]")
 
 
 def test_an_old_lightning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,13 +90,10 @@ def test_clipping_by_value_has_no_clip_rate(tmp_path: Path) -> None:
     assert "zloss/clip_rate" not in row
 
 
-def test_evaluation_mode_raises_before_the_first_step(tmp_path: Path) -> None:
+def test_evaluation_mode_and_another_attribute_raise_before_the_first_step(tmp_path: Path) -> None:
     module = Module()
     module.model.eval()
     with pytest.raises(UnsupportedModelError, match="evaluation mode"):
         fit(module, ZLossCallback(OBJECTIVE), tmp_path)
-
-
-def test_another_attribute_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no attribute 'model'"):
         fit(Module("net"), ZLossCallback(OBJECTIVE), tmp_path)

@@ -84,45 +84,27 @@ def test_encoder_decoder_masks_each_stack_by_its_own() -> None:
         assert handle.last.relative == pytest.approx(2.0)
 
 
-def test_micro_batches_divide_the_term() -> None:
+def test_micro_batches_divide_the_term_and_calls_without_labels_are_left_alone() -> None:
     model, inputs = seeded(SOFTMAX["olmoe"]).train(), batch()
     plain = model(**inputs).loss
     with attach_router_loss(model, coef=1.0, convention="token_layer_mean", target=0.0, micro_batches=4) as handle:
         got = model(**inputs).loss
-    assert handle.last is not None
-    assert float((got - plain).detach()) == pytest.approx(float(handle.last.loss.detach()) / 4, rel=1e-5)
-
-
-def test_tuple_outputs_are_served_and_calls_without_labels_left_alone() -> None:
-    model, inputs = seeded(SOFTMAX["mixtral"]).train(), batch()
-    plain = model(**inputs).loss
-    with attach_router_loss(model, coef=1e-2, convention="megatron") as handle:
-        total = model(**inputs, return_dict=False)[0]
         assert handle.last is not None
-        assert float(total.detach()) == pytest.approx(float((plain + handle.last.loss).detach()), rel=1e-6)
+        assert float((got - plain).detach()) == pytest.approx(float(handle.last.loss.detach()) / 4, rel=1e-5)
         handle.last = None
         model(input_ids=inputs["input_ids"])
         assert handle.last is None
 
 
-def test_frozen_routers_in_training_are_an_error_not_a_silent_nothing() -> None:
+def test_bad_input() -> None:
     model = seeded(SOFTMAX["olmoe"]).train()
     with (
         attach_router_loss(model.requires_grad_(False), coef=1e-2, convention="megatron"),
-        pytest.raises(InputError, match="carry no gradient"),
+        pytest.raises(InputError, match="carry no gradient"),  # not a silent nothing
     ):
         model(**batch())
-
-
-def test_bad_input() -> None:
     # Early releases of transformers 5 do not record the router logits of DeepSeek-V3.
     with pytest.raises(InputError, match=r"sigmoid|records no router logits"):
         attach_router_loss(seeded(deepseek_v3), coef=1e-3, convention="megatron")
     with pytest.raises(UnknownNameError, match="Did you mean 'megatron'"):
-        attach_router_loss(seeded(SOFTMAX["olmoe"]), coef=1e-3, convention="megatorn")
-    model = seeded(SOFTMAX["olmoe"]).train()
-    inputs = {**batch(), "attention_mask": None}
-    with attach_router_loss(model, coef=1e-3, convention="megatron") as handle:
-        model(**inputs)
-        assert handle.last is not None
-        assert handle.last.decisions == L * 30
+        attach_router_loss(model, coef=1e-3, convention="megatorn")

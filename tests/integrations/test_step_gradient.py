@@ -13,7 +13,6 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import accelerate
@@ -162,57 +161,45 @@ def in_lightning(router: RouterZLoss | None, head: Any, batch: int, micro_batche
     return module.flat
 
 
-def wanted_router(inputs: dict[str, Tensor]) -> Tensor:
+def wanted_gradient(term: str, inputs: dict[str, Tensor]) -> Tensor:
+    """The gradient of the term from one forward pass over everything."""
     model = small(MODEL)
-    with attach_router_loss(model, coef=ROUTER.coef, convention=ROUTER.convention) as handle:
-        model(**inputs)
+    if term == "router":
+        with attach_router_loss(model, coef=ROUTER.coef, convention=ROUTER.convention) as handle:
+            model(**inputs)
         assert handle.last is not None
         handle.last.loss.backward()
-    return flat_gradient(model)
-
-
-def wanted_head(inputs: dict[str, Tensor]) -> Tensor:
-    model = small(MODEL)
-    log_z = model(input_ids=inputs["input_ids"]).logits[:, :-1].logsumexp(-1)
-    (log_z - math.log(VOCAB)).square()[inputs["labels"][:, 1:] != -100].mean().backward()
-    return flat_gradient(model)
-
-
-def measure(
-    step: Callable[..., Tensor], term: str, wanted: Tensor, batch: int, micro_batches: int, settings: dict[str, Any]
-) -> dict[str, float]:
-    """Norm of the term's gradient, norm of the wanted one, and their difference relative to it."""
-    torch.set_num_threads(1)
-    off_router, off_head = OFF
-    if term == "router":
-        pairs = [(ROUTER, off_head), (off_router, off_head)]
     else:
-        pairs = [(None, HEAD), (None, off_head)]
-    with_term, without = (step(router, head, batch, micro_batches, **settings) for router, head in pairs)
-    got = with_term - without
-    return {
-        "norm": float(got.norm()),
-        "wanted": float(wanted.norm()),
-        "difference": float((got - wanted).norm() / wanted.norm()),
-    }
+        log_z = model(input_ids=inputs["input_ids"]).logits[:, :-1].logsumexp(-1)
+        (log_z - math.log(VOCAB)).square()[inputs["labels"][:, 1:] != -100].mean().backward()
+    return flat_gradient(model)
 
 
-def check(step: Callable[..., Tensor], term: str, split: str, wanted: Tensor, **settings: Any) -> None:
+def check(step: Callable[..., Tensor], term: str, split: str, inputs: dict[str, Tensor], **settings: Any) -> None:
+    """The norm of the term's gradient, and its difference from the wanted one relative to that."""
     processes, micro_batches = SPLITS[split]
-    batch = SEQUENCES // (processes * micro_batches)
-    work = partial(measure, step, term, wanted, batch, micro_batches, settings)
+    wanted = wanted_gradient(term, inputs)
+    off_router, off_head = OFF
+    pairs = [(ROUTER, off_head), (off_router, off_head)] if term == "router" else [(None, HEAD), (None, off_head)]
+
+    def measure() -> tuple[float, float]:
+        torch.set_num_threads(1)
+        batch = SEQUENCES // (processes * micro_batches)
+        with_term, without = (step(router, head, batch, micro_batches, **settings) for router, head in pairs)
+        got = with_term - without
+        return float(got.norm()), float((got - wanted).norm() / wanted.norm())
 
     def on_rank() -> None:
         saying, sys.stdout = sys.stdout, sys.stderr  # trainers print their logs
-        found = work()
+        found = measure()
         sys.stdout = saying
         if dist.get_rank() == 0:
             json.dump(found, sys.stdout)
         leave()
 
-    found = work() if processes == 1 else json.loads(forked_ranks(processes, on_rank))
-    assert found["norm"] == pytest.approx(found["wanted"], rel=1e-4)
-    assert found["difference"] <= 1e-4
+    norm, difference = measure() if processes == 1 else json.loads(forked_ranks(processes, on_rank))
+    assert norm == pytest.approx(float(wanted.norm()), rel=1e-4)
+    assert difference <= 1e-4
 
 
 @pytest.mark.parametrize("settings", TRAINER_SETTINGS)
@@ -220,7 +207,7 @@ def check(step: Callable[..., Tensor], term: str, split: str, wanted: Tensor, **
 def test_a_trainer_trained_the_router_term_once_per_process(split: str, settings: str) -> None:
     """A Trainer multiplies its whole loss by the number of processes, and the router's mean with it. The sequences differ in
     length, so micro-batches and processes have different numbers of tokens."""
-    check(in_trainer, "router", split, wanted_router(padded(rows(3))), longer=3, **TRAINER_SETTINGS[settings])
+    check(in_trainer, "router", split, padded(rows(3)), longer=3, **TRAINER_SETTINGS[settings])
 
 
 LOOPS = {"Trainer": in_trainer, "SFTTrainer": in_sft_trainer, "accelerate": in_accelerate, "Lightning": in_lightning}
@@ -238,5 +225,4 @@ def test_a_term_does_not_depend_on_the_split_in_any_loop(loop: str, term: str, s
     """Accelerate and Lightning average losses: there, too, the router's term is trained once."""
     x = torch.stack([row["x"] for row in rows(0)])
     inputs = padded(rows(0)) if loop == "Trainer" else {"input_ids": x, "labels": x}
-    wanted = wanted_head(inputs) if term == "head" else wanted_router(inputs)
-    check(LOOPS[loop], term, split, wanted, **TRAINER_SETTINGS[settings])
+    check(LOOPS[loop], term, split, inputs, **TRAINER_SETTINGS[settings])

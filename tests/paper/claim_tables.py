@@ -6,12 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from zloss_paper.engine.recipe import Overrides
-from zloss_paper.engine.registry import find_recipe
+from zloss_paper.engine.registry import MODULES, find_recipe
 from zloss_paper.engine.reproduction import Reproduction, reproduce
 from zloss_paper.engine.table import Cell, Key, Line, Table
 from zloss_paper.engine.workbench import Workbench
 
 Change = Callable[[float], float]
+_TRAINED = [label for label, module in MODULES.items() if module in ("training.low_coefficient", "training.stress")]
+TABLES = tuple(label for label in _TRAINED if label.startswith("tab:"))
+"""Matched training runs that the paper prints."""
+DESCRIBED = tuple(label for label in _TRAINED if label.startswith("text:"))
+TRAINING = (*TABLES, *DESCRIBED, "text:paired_differences")
 
 
 def own(label: str) -> Table:

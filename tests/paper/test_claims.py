@@ -10,7 +10,7 @@ from tests.paper.claim_tables import Change, changed, own, times, verdict
 from zloss_paper.engine.claims import FAILS, HOLDS, OPEN
 from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FACTORIZED, GAIN_AWARE, STANDARD
 from zloss_paper.engine.registry import find_recipe, labels
-from zloss_paper.engine.table import Cell, Key, Line, Table, cells_of, paper_table
+from zloss_paper.engine.table import Cell, Key, Line, Table, cells_of
 
 JUDGED = [(label, claim.id) for label in labels() for claim in find_recipe(label).claims]
 NOT_PRINTED = {
@@ -257,6 +257,7 @@ TRAINED: dict[str, list[tuple[str, str, Change, str]]] = {
     "text:paired_differences": [
         ("different_failure_modes", "delta_a_p_99", lambda value: -5.0, STANDARD),
         ("different_failure_modes", "delta_a_p_99", times(-1), CENTERED_HEAD),
+        ("quoted", "delta_ppl", times(1.5), STANDARD),
     ],
 }
 CASES = [
@@ -285,7 +286,6 @@ def test_every_claim_has_a_wrong_table() -> None:
     elsewhere = {
         *(pair for pair in JUDGED if pair[1] == "all_finite"),
         *(pair for pair in JUDGED if pair[0] == "text:fineweb_medium_2400"),
-        ("text:paired_differences", "quoted"),
         ("tab:gpt2_diag", "two_paths"),
         ("tab:medium_long", "centered_better_every_run"),
         ("tab:adam_state_stress", "direction_norm_damped"),
@@ -300,22 +300,25 @@ def test_every_claim_has_a_wrong_table() -> None:
     assert set(JUDGED) - tested == elsewhere | shared
 
 
-def test_an_input_path_of_an_untied_head_is_noticed() -> None:
+def test_what_no_table_prints_is_noticed_in_measured_lines() -> None:
     line = Line({"model": "m", "table": "untied"}, cells_of({"r_z": 0.1, "input_path_norm": 0.2}))
     assert verdict("text:tied_paths", "no_input_path", Table((line,))) == FAILS
-
-
-def test_figure_identities_fail_on_a_scrambled_sample() -> None:
     lines = [Line({"model": "m", "head": head}, cells_of({"identity_error": 0.02})) for head in ("raw", "centered")]
     assert verdict("text:gradient_geometry", "gain_identity", Table(tuple(lines))) == FAILS
     bad = replace(lines[1], cells=cells_of({"translation_error": 0.5}))
     assert verdict("text:gradient_geometry", "one_translation", Table((lines[0], bad))) == FAILS
 
 
-def test_a_quoted_number_is_not_judged_on_another_setting() -> None:
-    table = Table(tuple(replace(line, deviations=("32 blocks",)) for line in own("tab:pretrained")))
-    assert verdict("tab:pretrained", "p_z_999_factor_gpt-2", table) == OPEN
-    assert verdict("tab:pretrained", "gpt2_large_diag_rises", table) == HOLDS
+@pytest.mark.parametrize(
+    ("label", "quoted", "general"),
+    [
+        ("tab:pretrained", "p_z_999_factor_gpt-2", "gpt2_large_diag_rises"),
+        ("tab:stress_diag", "raw_clip_rate_quoted", "clip_rates"),
+    ],
+)
+def test_a_quoted_number_is_not_judged_on_another_setting(label: str, quoted: str, general: str) -> None:
+    table = Table(tuple(replace(line, deviations=("32 blocks",)) for line in own(label)))
+    assert (verdict(label, quoted, table), verdict(label, general, table)) == (OPEN, HOLDS)
 
 
 def test_other_models_leave_named_claims_open() -> None:
@@ -331,20 +334,6 @@ def test_an_empty_table_decides_nothing() -> None:
     for label in labels():
         for claim in find_recipe(label).claims:
             assert claim.check(Table(())).verdict == OPEN
-
-
-def test_quoted_factors_are_those_of_the_paper() -> None:
-    quoted = paper_table("text:quoted_factors").table.find(table="tab:pretrained", metric="p_z_999")
-    assert {line.cells["quoted"].value for line in quoted} == {4.9, 12.8, 12.7}
-    statements = " ".join(claim.statement for claim in find_recipe("tab:pretrained").claims)
-    assert all(f"{line.cells['quoted'].value:g}" in statements for line in quoted)
-
-
-def test_a_changed_quoted_difference_is_noticed() -> None:
-    label = "text:paired_differences"
-    assert verdict(label, "quoted", own(label)) == HOLDS
-    wrong = changed(own(label), "delta_ppl", times(1.5), {"method": STANDARD})
-    assert verdict(label, "quoted", wrong) == FAILS
 
 
 def with_runs(table: Table, quantity: str, numbers: dict[str, tuple[float, ...]]) -> Table:
@@ -370,31 +359,17 @@ def test_a_mean_does_not_decide_what_is_said_of_every_run() -> None:
     assert verdict(label, claim, table) == OPEN
 
 
-STRESSED = (
-    "tab:fineweb_noclip_stress",
-    "tab:fineweb_update_outlier",
-    "tab:fineweb_update_outlier_sweep",
-    "tab:adam_state_stress",
-    "text:raw_sweep_1e3",
-)
-
-
-@pytest.mark.parametrize("label", STRESSED)
+@pytest.mark.parametrize("label", [label for label, claim in JUDGED if claim == "all_finite"])
 def test_one_nonfinite_event_of_one_run_is_noticed(label: str) -> None:
     table = own(label)
     assert verdict(label, "all_finite", table) == HOLDS
     hurt = with_runs(table, "nonfinite_gradient", {STANDARD: (0.0, 1 / 600, 0.0)})
     assert verdict(label, "all_finite", hurt) == FAILS
+    if label != "tab:fineweb_noclip_stress":  # where the paper speaks of micro-batches too
+        hurt = with_runs(table, "nonfinite_microbatch", {STANDARD: (0.0, 0.0, 1 / 600)})
+        assert verdict(label, "all_finite", hurt) == FAILS
     bare = Table(tuple(replace(line, by_seed={}) for line in table))
     assert verdict(label, "all_finite", bare) == OPEN
-    (claim,) = (one for one in find_recipe(label).claims if one.id == "all_finite")
-    assert "not measured in this run" in claim.check(bare).evidence
-
-
-def test_a_nonfinite_micro_batch_is_noticed_where_the_paper_speaks_of_it() -> None:
-    for label in STRESSED[1:]:
-        hurt = with_runs(own(label), "nonfinite_microbatch", {STANDARD: (0.0, 0.0, 1 / 600)})
-        assert verdict(label, "all_finite", hurt) == FAILS
 
 
 def test_the_direction_is_damped_only_where_it_rises_less_than_the_gradient() -> None:
@@ -426,18 +401,6 @@ def test_another_method_that_meets_all_endpoints_ends_the_only() -> None:
         (centered,) = table.find(method=CENTERED)
         table = changed(table, column, lambda _, cell=centered.cells[column]: cell.value, {"method": GAIN_AWARE})
     assert verdict(label, "only_centered", table) == FAILS
-
-
-def test_a_quoted_clip_rate_is_not_judged_on_another_setting() -> None:
-    table = Table(tuple(replace(line, deviations=("200 steps",)) for line in own("tab:stress_diag")))
-    assert verdict("tab:stress_diag", "raw_clip_rate_quoted", table) == OPEN
-    assert verdict("tab:stress_diag", "clip_rates", table) == HOLDS
-
-
-def test_the_two_statements_about_the_learning_rate_stand_among_the_choices() -> None:
-    choice = find_recipe("tab:stress_diag").unstated()["lr"]
-    for words in ("5e-5", "same optimizer", "higher learning rates", "no value"):
-        assert words in choice
 
 
 def test_claims_of_the_described_run_fail_on_wrong_numbers() -> None:
@@ -481,9 +444,8 @@ def test_the_overflow_claim_about_gpt2_stays_open_for_other_models() -> None:
 def test_losses_that_drift_apart_are_no_recovery() -> None:
     table = own("tab:moe")
     lines = tuple(replace(line, cells={**line.cells, "max_loss_difference": Cell(2e-6)}) for line in table)
-    (recovery,) = (one for one in find_recipe("tab:moe").claims if one.id == "matched_recovery")
-    assert recovery.check(Table(lines)).verdict == FAILS
-    assert recovery.check(Table(table.find(router_loss="none"))).verdict == OPEN
+    assert verdict("tab:moe", "matched_recovery", Table(lines)) == FAILS
+    assert verdict("tab:moe", "matched_recovery", Table(table.find(router_loss="none"))) == OPEN
 
 
 def test_every_seed_has_to_agree() -> None:
@@ -492,7 +454,5 @@ def test_every_seed_has_to_agree() -> None:
         for seed, pair in (("mean", (1.70, 1.71)), ("1", (1.6, 1.7)), ("2", (1.80, 1.72)))
         for name, value in zip(("active-route mean", "token-layer mean"), pair, strict=True)
     )
-    (lower,) = (one for one in find_recipe("tab:moe").claims if one.id == "mean_lowers_entropy")
-    judgement = lower.check(Table(lines))
-    assert judgement.verdict == FAILS
-    assert "seed 2" in judgement.evidence
+    assert verdict("tab:moe", "mean_lowers_entropy", Table(lines[:4])) == HOLDS
+    assert verdict("tab:moe", "mean_lowers_entropy", Table(lines)) == FAILS

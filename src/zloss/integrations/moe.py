@@ -56,7 +56,30 @@ class RouterZLoss:
     capacity: int | None = None
 
 
-class RouterLossHandle:
+class HookHandle:
+    """Hooks on a model until `remove()`; also a context manager."""
+
+    _hooks: list[Any]
+
+    @classmethod
+    def on(cls, model: nn.Module) -> bool:
+        """Whether a handle of this class has hooks on the model."""
+        return any(isinstance(getattr(hook, "__self__", None), cls) for hook in model._forward_hooks.values())
+
+    def remove(self) -> None:
+        """Remove the hooks from the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.remove()
+
+
+class RouterLossHandle(HookHandle):
     """A router Z-loss attached to a model: `last` is the record of the latest forward pass with a loss.
 
     In training mode the model's loss includes `last.loss` / `micro_batches`, or the share below; in evaluation mode the
@@ -69,7 +92,7 @@ class RouterLossHandle:
 
     def __init__(self, model: nn.Module, settings: RouterZLoss, micro_batches: int) -> None:
         check_count("micro_batches", micro_batches)
-        if any(isinstance(getattr(hook, "__self__", None), RouterLossHandle) for hook in model._forward_hooks.values()):
+        if self.on(model):
             raise InputError(
                 f"this {type(model).__name__} has a router Z-loss already: call `remove()` on the earlier handle first."
             )
@@ -87,17 +110,11 @@ class RouterLossHandle:
         self.step_tokens: Tensor | None = None
         self.last: RouterLoss | None = None
         self._calls: list[tuple[int, Tensor]] = []
-        self._hooks: list[Any] = [
+        self._hooks = [
             model.register_forward_pre_hook(self._begin),
             *self.routers.watch(self._keep),
             model.register_forward_hook(self._end, with_kwargs=True),
         ]
-
-    def remove(self) -> None:
-        """Detach from the model."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
 
     def routed_tokens(self, batch: Mapping[str, Any]) -> float:
         """Tokens of a batch that each router will see, without padding; the mean over routers in an encoder-decoder."""
@@ -107,17 +124,11 @@ class RouterLossHandle:
         routers = len(self.routers.modules)
         return (encoder * tokens + (routers - encoder) * _tokens(batch, "decoder_")) / routers
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.remove()
+    def _begin(self, _model: nn.Module, _inputs: Any) -> None:
+        self._calls.clear()
 
     def _keep(self, position: int, logits: Tensor) -> None:
         self._calls.append((position, logits))
-
-    def _begin(self, _model: nn.Module, _inputs: Any) -> None:
-        self._calls.clear()
 
     def _end(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         calls, self._calls = self._calls, []

@@ -139,13 +139,6 @@ def test_checkpoints_are_those_of_the_plain_model(tmp_path: Path) -> None:
         assert torch.equal(value, model.state_dict()[name]), name
 
 
-def test_twice_is_an_error() -> None:
-    model = small()
-    with apply(model, OBJECTIVE), pytest.raises(InputError, match="already"):
-        apply(model, OBJECTIVE)
-    apply(model, OBJECTIVE).remove()
-
-
 def test_a_loss_that_does_not_go_through_the_model_raises() -> None:
     model = small().eval()
     with apply(model, OBJECTIVE):
@@ -277,16 +270,16 @@ def test_compiled(order: str) -> None:
     assert handle.calls == 1
 
 
-def test_what_is_no_model_of_transformers_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="head_loss"):
-        apply(nn.Linear(3, 4), OBJECTIVE)
-    with pytest.raises(UnsupportedModelError, match="DistributedDataParallel"):
-        apply(nn.DataParallel(small()), OBJECTIVE)
-
-
-def test_an_unknown_backend_was_refused_in_the_first_step_only() -> None:
-    with pytest.raises(UnknownNameError, match="backend"):
+def test_what_cannot_be_taken_over_is_refused() -> None:
+    for model, words in ((nn.Linear(3, 4), "head_loss"), (nn.DataParallel(small()), "DistributedDataParallel")):
+        with pytest.raises(UnsupportedModelError, match=words):
+            apply(model, OBJECTIVE)
+    with pytest.raises(UnknownNameError, match="backend"):  # it was refused in the first step only
         apply(small(), OBJECTIVE, backend="tritn")  # type: ignore[arg-type]
+    model = small()
+    with apply(model, OBJECTIVE), pytest.raises(InputError, match="already"):
+        apply(model, OBJECTIVE)
+    apply(model, OBJECTIVE).remove()
 
 
 def test_ligers_fused_cross_entropy_is_refused() -> None:

@@ -179,12 +179,9 @@ def test_settings_that_bypass_the_loss_are_refused(change: Callable[[Any], Any],
         attach(trainer, OBJECTIVE)
 
 
-def test_a_label_smoother_is_refused() -> None:
+def test_a_label_smoother_and_a_model_instead_of_a_trainer_are_refused() -> None:
     with pytest.raises(InputError, match="label_smoothing"):
         attach(make_trainer(small(), label_smoothing_factor=0.1), OBJECTIVE)
-
-
-def test_a_model_in_the_place_of_a_trainer_is_told_of_apply() -> None:
     with pytest.raises(InputError, match=r"got Linear. A model takes `apply\(model, objective\)`"):
         attach(torch.nn.Linear(2, 2), OBJECTIVE)
 

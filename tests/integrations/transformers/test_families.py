@@ -7,12 +7,11 @@ import torch
 
 import zloss
 from tests.integrations.transformers.small_models import assert_exact, small
-from tests.integrations.transformers.sweep import PAGE, outcome_of, try_class
+from tests.integrations.transformers.sweep import PAGE, outcome_of, support_page, try_class
 from tests.integrations.transformers.tiny_configs import causal_classes
 from zloss.errors import CoordinateError, UnsupportedModelError
 from zloss.integrations.transformers import apply, support
 from zloss.integrations.transformers.lazy_logits import LazyLogits
-from zloss.integrations.transformers.support_table import support_page
 
 FAMILIES = (
     *("GPT2LMHeadModel", "LlamaForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"),
@@ -29,7 +28,7 @@ def test_loss_and_gradients_are_those_of_the_logits(name: str) -> None:
 
 def test_a_wrong_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison fails where the logit scale of Granite is dropped."""
-    monkeypatch.setattr(LazyLogits, "_times", lambda self, factor: self)
+    monkeypatch.setattr(LazyLogits, "__mul__", lambda self, factor: self)
     assert try_class("GraniteForCausalLM", "granite").state == "different"
 
 

@@ -63,20 +63,13 @@ def test_prompt_tuning() -> None:
     assert_exact(peft.get_peft_model(small(), config))
 
 
-def test_dora_on_the_head_is_refused() -> None:
+def test_what_is_not_plain_lora_on_the_head_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedModelError, match="DoRA"):
         apply(adapted(target_modules=["lm_head"], use_dora=True), OBJECTIVE)
     assert_exact(adapted(target_modules=["q_proj"], use_dora=True))
-
-
-def test_another_adapter_on_the_head_is_refused() -> None:
     model = peft.get_peft_model(small(), peft.IA3Config(target_modules=["lm_head"], feedforward_modules=[]))
     with pytest.raises(UnsupportedModelError, match="output head"):
         apply(model, OBJECTIVE)
-
-
-def test_an_old_peft_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = adapted(**PLACES["attention"])
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.20.0")
     with pytest.raises(UnsupportedModelError, match=r"peft 0\.20\.0 .* peft ≥ 0\.21"):
-        apply(model, OBJECTIVE)
+        apply(adapted(**PLACES["attention"]), OBJECTIVE)

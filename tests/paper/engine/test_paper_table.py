@@ -10,7 +10,6 @@ import pytest
 import zloss_paper
 from zloss.errors import UnknownNameError
 from zloss.results.quantities import define
-from zloss_paper.engine.audited_models import AuditedModel
 from zloss_paper.engine.inputs import MODEL_IDS
 from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe, labels
@@ -29,65 +28,49 @@ def test_the_rounding_unit_is_read_from_the_printed_zeros() -> None:
     assert centered.cells["mu_abs_99"].half_unit == pytest.approx(5e-8)
 
 
-def test_pairs_meet_their_own_model_and_corpus() -> None:
-    pairs = paper_table("tab:spectral_audit").table.pairs()
-    assert len(pairs) == 7
-    for pair in pairs:
-        assert {**pair.raw.key, "head": "centered"} == pair.centered.key
-
-
 def test_an_unknown_label_is_named() -> None:
-    with pytest.raises(UnknownNameError, match="tab:pretrained"):
-        paper_table("tab:pretraind")
-    with pytest.raises(UnknownNameError, match="tab:pretrained"):
-        find_recipe("tab:pretraind")
+    for find in (paper_table, find_recipe):
+        with pytest.raises(UnknownNameError, match="tab:pretrained"):
+            find("tab:pretraind")
     assert find_recipe("pretrained").label == "tab:pretrained"
     assert find_recipe("fig:gradient_geometry").label == "text:gradient_geometry"
 
 
 @pytest.mark.parametrize("label", labels())
-def test_every_setting_the_paper_leaves_open_has_our_choice(label: str) -> None:
+def test_every_setting_the_paper_leaves_open_has_our_choice_and_every_column_a_symbol(label: str) -> None:
     recipe = find_recipe(label)
     choices = recipe.unstated()
     assert all(choices.values())
     if recipe.paper is not None:
         assert set(choices) == set(recipe.paper.not_stated)
-        # A choice for something the paper does state would be a contradiction in waiting.
+        # A choice for something that the paper states could contradict it.
         own = set(json.loads(CHOICES.read_text(encoding="utf-8"))["labels"].get(label, {})) - {"shared"}
         assert {name.partition(".")[0] for name in choices} >= own - {"vocab_size", "corpus_variant"}
+    assert not [column for column in recipe.columns if define(column) is None]
 
 
-@pytest.mark.parametrize("label", labels())
-def test_every_column_of_a_recipe_has_a_symbol(label: str) -> None:
-    assert not [column for column in find_recipe(label).columns if define(column) is None]
+@pytest.mark.parametrize("label", ["tab:pretrained", "tab:fineweb_pretrained", "tab:spectral_audit"])
+def test_audits_at_paper_scale_are_those_the_paper_states(label: str) -> None:
+    recipe = find_recipe(label)
+    assert recipe.paper is not None
+    models, stated = recipe.configure("paper", Overrides()).rows, recipe.paper.config
+    spectral = label == "tab:spectral_audit"
+    printed = [(pair.model, pair.raw.key.get("corpus")) for pair in recipe.paper.table.pairs()]
+    assert [(model.model, model.corpus if spectral else None) for model in models] == printed
+    for model in models:
+        audit = model.audit
+        assert audit.model == MODEL_IDS[model.model]
+        assert stated["model_ids"].get(model.model) in (None, audit.model)
+        assert (audit.block_size, model.deviations) == (256, ())
+        key = f"{model.model} / {model.corpus}" if spectral else model.model
+        assert stated["num_sequences"][key] in ((None, audit.blocks) if spectral else (audit.blocks,))
+        if not spectral:
+            assert (audit.block_size, audit.diag_coef) == (stated["block_size"], stated["lambda_diag"])
+            assert stated["num_predictions"][key] == audit.blocks * audit.block_size
 
 
-def audited(label: str) -> tuple[AuditedModel, ...]:
-    """The audits of a table at the paper's scale."""
-    models: tuple[AuditedModel, ...] = find_recipe(label).configure("paper", Overrides()).rows
-    return models
-
-
-def test_block_counts_are_those_the_paper_states() -> None:
-    for label in ("tab:pretrained", "tab:fineweb_pretrained"):
-        counts = {model.model: model.audit.blocks for model in audited(label)}
-        assert counts == paper_table(label).config["num_sequences"]
-    stated = paper_table("tab:spectral_audit").config["num_sequences"]
-    for model in audited("tab:spectral_audit"):
-        assert stated[f"{model.model} / {model.corpus}"] in (None, model.audit.blocks)
-
-
-def test_other_settings_are_those_the_paper_states() -> None:
-    for label in ("tab:pretrained", "tab:fineweb_pretrained", "text:gradient_geometry", "tab:spectral_audit"):
-        config = paper_table(label).config
-        for name, identifier in config["model_ids"].items():
-            assert identifier in (None, MODEL_IDS[name])
-    for label in ("tab:pretrained", "tab:fineweb_pretrained"):
-        config = paper_table(label).config
-        for model in audited(label):
-            assert model.audit.block_size == config["block_size"]
-            assert model.audit.diag_coef == config["lambda_diag"]
-            assert config["num_predictions"][model.model] == model.audit.blocks * model.audit.block_size
-    figure, (model,) = paper_table("text:gradient_geometry").config, audited("text:gradient_geometry")
-    assert figure["seed_values"] == [model.audit.seed]
-    assert (figure["num_sequences"], figure["eval_batch_size"]) == (model.audit.blocks, model.audit.batch_blocks)
+def test_the_figure_at_paper_scale_is_that_of_the_paper() -> None:
+    stated = paper_table("text:gradient_geometry").config
+    (model,) = find_recipe("text:gradient_geometry").configure("paper", Overrides()).rows
+    assert stated["seed_values"] == [model.audit.seed]
+    assert (stated["num_sequences"], stated["eval_batch_size"]) == (model.audit.blocks, model.audit.batch_blocks)

@@ -40,27 +40,6 @@ def test_a_kept_result_that_is_judged_again_is_the_same_record_and_page(label: s
     assert to_markdown(reproduction_document(again.record, figures)) == page
 
 
-@pytest.mark.parametrize(
-    ("label", "claim", "verdict"),
-    [
-        ("tab:medium_long", "centered_better_every_run", "holds"),
-        ("tab:fineweb_update_outlier", "all_finite", "holds"),
-        ("tab:adam_state_stress", "direction_norm_damped", "does not hold"),
-        ("tab:stress_diag", "clip_rates", "does not hold"),
-        ("tab:stress_diag", "only_centered", "holds"),
-        ("text:pytorch_backward_audit", "fp16_bound", "does not hold"),
-        ("text:pytorch_backward_audit", "fp32_zero", "holds"),
-        ("tab:overflow_audit", "raw_take_room", "holds"),
-    ],
-)
-def test_statements_about_single_runs_and_bounds_are_judged_from_the_kept_numbers(
-    label: str, claim: str, verdict: str
-) -> None:
-    """As they came out: our runs contradict the paper where they do."""
-    (found,) = (one for one in RESULTS[label]["claims"] if one["id"] == claim)
-    assert found["verdict"] == verdict
-
-
 @pytest.mark.parametrize("label", RESULTS)
 def test_a_result_says_where_its_text_comes_from(label: str) -> None:
     data = RESULTS[label]
@@ -74,11 +53,3 @@ def test_a_result_says_where_its_text_comes_from(label: str) -> None:
     ).read_text(encoding="utf-8")
     assert not re.search(r"(?<![\w.:/])/(?:home|root|tmp|work|mnt|Users)/", content)
     assert data["provenance"]["command"] in content
-
-
-@pytest.mark.parametrize("label", RESULTS)
-def test_the_page_shows_the_verdicts(label: str) -> None:
-    page = (FOLDER / f"{find_recipe(label).stem}.md").read_text(encoding="utf-8")
-    for claim in RESULTS[label]["claims"]:
-        assert f"| **{claim['verdict']}** |" in page
-    assert page.count("**holds**") == sum(claim["verdict"] == "holds" for claim in RESULTS[label]["claims"])

@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.paper.claim_tables import smoke as smoke_recipe
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS
 from zloss.audit.implementation.overflow import OverflowLine
+from zloss.models.output_head import OutputHead
 from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.reproduction import Reproduction
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations import recipe as shared
-from zloss_paper.implementations.overflow_audit import OverflowConfig, configure
+from zloss_paper.implementations.overflow_audit import OverflowConfig, configure, overflow_line
+from zloss_paper.implementations.recipe import HeadTokens
 from zloss_paper.implementations.source_audit import OWN_INPUTS
 
-SOURCE = ("tab:source_audit", "text:source_audit_fineweb", "text:source_audit_medium")
-KERNEL = ("tab:triton_fused", "text:fused_audit_medium")
-UPDATE = ("tab:update_audit", "text:update_audit_fp16")
+SHARED = "tab:source_audit text:source_audit_fineweb text:source_audit_medium tab:update_audit text:update_audit_fp16"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_recipes_of_one_audit_share_it(gpt2_folder: Path, bench: Workbench, monk
 
         monkeypatch.setattr(shared, name, counted)
     fresh = Workbench(command="zloss reproduce")
-    for label in (*SOURCE, *UPDATE, "text:pytorch_backward_audit"):
+    for label in (*SHARED.split(), "text:pytorch_backward_audit"):
         smoke(label, gpt2_folder, fresh)
     assert sorted(runs) == ["source_audit", "update_audit"]
 
@@ -109,8 +110,6 @@ def test_the_overflow_setting_is_the_papers() -> None:
 
 
 def test_a_method_without_a_gradient_prints_its_reason() -> None:
-    from zloss_paper.implementations.overflow_audit import overflow_line
-
     (model, *_) = configure("smoke", Overrides()).models.rows
     line = overflow_line(model, OverflowLine("Centered Z-loss", 0, None, None, None, "softcap"))
     assert not line.cells
@@ -118,11 +117,6 @@ def test_a_method_without_a_gradient_prints_its_reason() -> None:
 
 
 def test_thinned_tokens_come_from_every_block() -> None:
-    import torch
-
-    from zloss.models.output_head import OutputHead
-    from zloss_paper.implementations.recipe import HeadTokens
-
     head = OutputHead(torch.nn.Identity(), torch.zeros(5, 1), None, False)
     tokens = HeadTokens(head, torch.arange(24.0).unsqueeze(1), torch.arange(24), 8)
     thin = tokens.thinned(3)

@@ -115,9 +115,7 @@ def test_tails_of_a_longer_run_are_those_of_its_steps(bench: Workbench) -> None:
     assert 0 < pooled <= 1
     assert column_value("clip_rate", own, ce) == pytest.approx(pooled, rel=1e-12)
     largest = [max(step["adam"]["v_inf"] for step in one if step["adam"]) for one in steps]
-    base = [
-        max(step.adam.v_inf for step in read_steps(run.folder) if step.adam is not None) for run in ce
-    ]  # the same of CE
+    base = [max(step.adam.v_inf for step in read_steps(run.folder) if step.adam is not None) for run in ce]
     assert column_value("v_max_ratio_to_ce", own, ce) == pytest.approx(np.mean(np.divide(largest, base)), rel=1e-12)
     assert math.isclose(column_value("delta_ppl", ce, ce), 0)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.paper.training.labels import DESCRIBED, TABLES
+from tests.paper.claim_tables import DESCRIBED, TABLES
 from zloss.errors import CorpusError, InputError
 from zloss.results.run_config import TrainConfig
 from zloss.train.data import open_data, training_text
 from zloss.train.start import train_tokenizer
-from zloss_paper.engine.inputs import METHODS, MODEL_IDS
+from zloss_paper.engine.inputs import METHODS, MODEL_IDS, RAW_METHODS
 from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.table import paper_table
@@ -20,22 +20,18 @@ from zloss_paper.training.low_coefficient import FINETUNE, MEDIUM_LONG
 from zloss_paper.training.settings import CPU, SMOKE, Scale, TrainingTableConfig, base_config, small_config, split
 
 STATED = {
-    "block_size": "block_size",
-    "steps": "steps",
-    "micro_batch": "micro_batch",
+    **{
+        name: name
+        for name in ("block_size", "steps", "micro_batch", "beta1", "beta2", "lr", "weight_decay", "gain_beta")
+    },
     "grad_accumulation": "accumulate",
     "effective_batch_sequences": "blocks_per_step",
-    "beta1": "beta1",
-    "beta2": "beta2",
-    "lr": "lr",
     "warmup_steps": "warmup",
-    "weight_decay": "weight_decay",
     "clip_threshold": "clip",
     "eval_sequences": "valid_blocks",
     "train_sequences": "blocks",
     "train_offset": "offset",
     "lambda_diag": "diag_coef",
-    "gain_beta": "gain_beta",
     "optimizer_state_sample_every": "adam_every",
 }
 """The paper's names of settings, and ours."""
@@ -73,6 +69,8 @@ def test_paper_scale_is_what_the_paper_states(label: str) -> None:
     assert not ours.head_shift
     assert not config.deviations
     assert config.base is None
+    choice = find_recipe(label).unstated().get("seed_values")
+    assert choice in (None, ", ".join(str(seed) for seed in config.seeds))
 
 
 @pytest.mark.parametrize("label", TABLES)
@@ -98,24 +96,11 @@ def test_runs_the_paper_only_describes() -> None:
     assert medium.valid_blocks * medium.block_size == 65_536
     sweep = paper_config("text:raw_sweep_1e3")
     assert sweep.train == paper_config("tab:fineweb_update_outlier").train
-    assert {arm.method for arm in sweep.arms if arm.coef == 1e-3} == {
-        "Standard Z-loss",
-        "Factorized Z-loss",
-        "Gain-aware Z-loss",
-    }
+    assert {arm.method for arm in sweep.arms if arm.coef == 1e-3} == set(RAW_METHODS)
     assert sweep.arms[0].method == "CE baseline"
-
-
-@pytest.mark.parametrize("label", [*TABLES, "text:raw_sweep_1e3"])
-def test_the_stated_choice_of_seeds_is_what_runs(label: str) -> None:
-    choice = find_recipe(label).unstated().get("seed_values")
-    assert choice in (None, ", ".join(str(seed) for seed in paper_config(label).seeds))
-
-
-def test_separate_seed_sets_are_separate() -> None:
-    main = set(paper_config("tab:finetune").seeds)
+    # Their seeds are a separate set.
     for label in ("tab:gpt2_diag", "tab:fineweb_medium_ft", "tab:adam_state_stress", "text:fineweb_medium_2400"):
-        assert not main & set(paper_config(label).seeds), label
+        assert not set(paper_config("tab:finetune").seeds) & set(paper_config(label).seeds), label
 
 
 def cpu(label: str, **changes: Any) -> TrainingTableConfig:
@@ -175,21 +160,18 @@ def test_a_short_or_missing_text_is_one_sentence(tmp_path: Path) -> None:
         cpu("tab:finetune", texts=(str(tmp_path / "none.txt"),))
 
 
-def test_models_of_ones_own(tmp_path: Path) -> None:
+def test_models_and_counts_of_ones_own(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
-    named = find_recipe("tab:medium_ft").configure("paper", Overrides(models=(f"gpt2-medium={folder}", "gpt2=x")))
-    assert (named.train.model, named.base, named.deviations) == (str(folder), None, ())
-    other = find_recipe("tab:medium_ft").configure("paper", Overrides(models=(str(folder),)))
-    assert other.train.model == str(folder)
-    assert other.deviations == ("the model is mine, not GPT-2 Medium",)
-    elsewhere = find_recipe("tab:medium_ft").configure("paper", Overrides(models=(f"gpt2={folder}",)))
-    assert elsewhere.train.model == "gpt2-medium"
+    medium = find_recipe("tab:medium_ft").configure
+    for models, model, deviations in (
+        ((f"gpt2-medium={folder}", "gpt2=x"), str(folder), ()),
+        ((str(folder),), str(folder), ("the model is mine, not GPT-2 Medium",)),
+        ((f"gpt2={folder}",), "gpt2-medium", ()),
+    ):
+        config = medium("paper", Overrides(models=models))
+        assert (config.train.model, config.base, config.deviations) == (model, None, deviations)
     with pytest.raises(InputError, match="'nonsense' is not a model of the paper"):
-        find_recipe("tab:medium_ft").configure("paper", Overrides(models=(f"nonsense={folder}",)))
-
-
-def test_counts_of_ones_own_are_deviations() -> None:
+        medium("paper", Overrides(models=(f"nonsense={folder}",)))
     config = find_recipe("tab:finetune").configure("paper", Overrides(blocks=100))
-    assert config.train.blocks == 100
-    assert config.deviations == ("100 blocks of 256, not all of 256",)
+    assert (config.train.blocks, config.deviations) == (100, ("100 blocks of 256, not all of 256",))

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zloss.integrations.moe import RouterZLoss
-from zloss.integrations.transformers.apply import ZLossHandle, apply
-from zloss.integrations.transformers.support_table import support
+from zloss.integrations.transformers.apply import ZLossHandle, apply, support
 
 if TYPE_CHECKING:
     from zloss.integrations.transformers.trainer import TrainerAttachment as TrainerAttachment

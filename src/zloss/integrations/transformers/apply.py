@@ -2,14 +2,16 @@
 
 The handle that it returns keeps two hooks on the model. Before a training forward the output head is replaced for that
 call (`lazy_logits`); after it, the loss is in place and the output has no logits, or is what TRL's SFTTrainer expects.
+`support` is the record of trying every causal class of one version of transformers.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ from zloss.errors import (
 from zloss.head.compiling import outside_compile
 from zloss.head.loss import HeadLossOutput
 from zloss.head.options import Backend, HeadOptions
-from zloss.integrations.moe import RouterLossHandle, RouterZLoss, named_arguments
+from zloss.integrations.moe import HookHandle, RouterLossHandle, RouterZLoss, named_arguments
 from zloss.integrations.transformers.lazy_logits import LazyLogits, NoLogits, TrainingCall, output_head
 from zloss.objectives import Objective
 from zloss.statistics import Statistics
@@ -37,6 +39,8 @@ LEAST_TRL = "1.16"
 LABELS = ("labels", "shift_labels")
 MODEL_Z_KEYS = ("z_loss_coefficient", "z_loss_coef")
 """Config keys under which a model adds its own Z-loss (Bamba)."""
+SUPPORT = Path(__file__).with_name("support.json")
+"""Written by `python -m tests.integrations.transformers.sweep --write`."""
 UNSUPPORTED = {"ProphetNetForCausalLM": "its loss is computed from log-probabilities of several streams"}
 """Classes whose loss does not end in one cross-entropy of their logits, according to the source of transformers."""
 
@@ -102,26 +106,22 @@ def _language_model(model: Any) -> Any:
         elif kind == "DistributedDataParallel":
             model = model.module
         elif hasattr(model, "get_base_model"):
-            _check_peft()
+            try:
+                require_version("peft", LEAST_PEFT, "A PEFT model", "peft")
+            except OutdatedDependencyError as error:
+                raise UnsupportedModelError(
+                    f"peft {error.installed} calls the inner model's `forward` past its hooks, so Z would be left out: "
+                    f"install peft ≥ {LEAST_PEFT} (pip install --upgrade 'zloss[peft]')."
+                ) from error
             model = model.get_base_model()
         else:
             return model
 
 
-def _check_peft() -> None:
-    try:
-        require_version("peft", LEAST_PEFT, "A PEFT model", "peft")
-    except OutdatedDependencyError as error:
-        raise UnsupportedModelError(
-            f"peft {error.installed} calls the inner model's `forward` past its hooks, so Z would be left out: install "
-            f"peft ≥ {LEAST_PEFT} (pip install --upgrade 'zloss[peft]')."
-        ) from error
-
-
 def _refuse_known(model: Any, objective: Objective) -> None:
     """Refuse what the class or the configuration already shows."""
     name = type(model).__name__
-    if any(isinstance(getattr(hook, "__self__", None), ZLossHandle) for hook in model._forward_pre_hooks.values()):
+    if ZLossHandle.on(model):
         raise InputError(f"this {name} has a Z-loss applied already: call `handle.remove()` on the earlier one first.")
     config = getattr(model, "config", None)
     if config is None:
@@ -130,11 +130,11 @@ def _refuse_known(model: Any, objective: Objective) -> None:
         )
     if name in UNSUPPORTED:
         raise UnsupportedModelError(f"{name} cannot be taken over: {UNSUPPORTED[name]}.")
-    if any(getattr(config, key, None) for key in MODEL_Z_KEYS):
-        raise UnsupportedModelError(
-            f"{name} adds a Z-loss of its own (over all positions, ignored ones included): set "
-            f"`config.{next(key for key in MODEL_Z_KEYS if getattr(config, key, None))} = 0` first."
-        )
+    for key in MODEL_Z_KEYS:
+        if getattr(config, key, None):
+            raise UnsupportedModelError(
+                f"{name} adds a Z-loss of its own (over all positions, ignored ones included): set `config.{key} = 0` first."
+            )
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     if getattr(text, "final_logit_softcapping", None) and objective.active and objective.needs_mu:
         raise CoordinateError(
@@ -149,7 +149,7 @@ def _refuse_known(model: Any, objective: Objective) -> None:
         )
 
 
-class ZLossHandle:
+class ZLossHandle(HookHandle):
     """A model whose training loss goes through `head_loss`; `remove()` undoes it.
 
     `last` is the output of the last training forward: CE, Z and the statistics of every token, detached. `calls` counts
@@ -164,26 +164,17 @@ class ZLossHandle:
         self.calls = 0
         self.observers: list[Callable[[MicroBatch], None]] = []
         self.router: RouterLossHandle | None = None
-        self._model = model
         self._open: list[TrainingCall | None] = []
-        self._hooks: list[Any] = [
+        self._hooks = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
         ]
 
     def remove(self) -> None:
-        """Remove the hooks from the model."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        """Remove the hooks from the model, those of the router Z-loss included."""
+        super().remove()
         if self.router is not None:
             self.router.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         # `last` belongs to the original's last step; its tensors are not leaves, which torch refuses to copy.
@@ -192,16 +183,12 @@ class ZLossHandle:
     @outside_compile
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = named_arguments(model, args, kwargs)
-        has_labels = any(given.get(name) is not None for name in LABELS)
-        if not (model.training and torch.is_grad_enabled() and has_labels):
+        if not (model.training and torch.is_grad_enabled() and _has_labels(given)):
             self._open.append(None)
             return None
-        per_token = bool(kwargs.get("fused_lm_head"))
-        if per_token:
-            kwargs = {name: value for name, value in kwargs.items() if name != "fused_lm_head"}
-        call = TrainingCall(model, self.options, per_token=per_token)
-        call.install()
-        self._open.append(call)
+        kwargs = dict(kwargs)
+        per_token = bool(kwargs.pop("fused_lm_head", False))
+        self._open.append(TrainingCall(model, self.options, per_token=per_token))
         return args, kwargs
 
     @outside_compile
@@ -211,7 +198,7 @@ class ZLossHandle:
             if output is not None and torch.is_grad_enabled():
                 _forbid_backward(model, output, named_arguments(model, args, kwargs))
             return None
-        call.uninstall()
+        call.close()
         if output is None:  # the forward raised, and its exception propagates from here
             return None
         if call.output is None:
@@ -236,28 +223,36 @@ class ZLossHandle:
 def _forbid_backward(model: nn.Module, output: Any, given: dict[str, Any]) -> None:
     """Make a backward pass from a loss that did not go through zloss raise: it would train without Z. Reading it is fine."""
     name = type(model).__name__
-    has_labels = any(given.get(label) is not None for label in LABELS)
-    if has_labels:
-        tensor = output[0] if isinstance(output, tuple) else getattr(output, "loss", None)
-        why = (
-            f"{name} is in evaluation mode, so its loss has no Z: call model.train() before training "
-            "(Lightning leaves models from `from_pretrained` in evaluation mode)."
+    if _has_labels(given):
+        part, why = (
+            "loss",
+            (
+                f"{name} is in evaluation mode, so its loss has no Z: call model.train() before training "
+                "(Lightning leaves models from `from_pretrained` in evaluation mode)."
+            ),
         )
     elif model.training:
-        tensor = output[0] if isinstance(output, tuple) else getattr(output, "logits", None)
-        why = (
-            f"{name} was called in training mode without `labels`, so the loss was computed outside the model and has no Z. "
-            "A label smoother or `compute_loss_func` of a Trainer takes the labels away: pass `label_smoothing` to zloss "
-            "instead, or compute the loss with zloss.logits_loss."
+        part, why = (
+            "logits",
+            (
+                f"{name} was called in training mode without `labels`, so the loss was computed outside the model and has no Z. "
+                "A label smoother or `compute_loss_func` of a Trainer takes the labels away: pass `label_smoothing` to zloss "
+                "instead, or compute the loss with zloss.logits_loss."
+            ),
         )
     else:
         return
+    tensor = output[0] if isinstance(output, tuple) else getattr(output, part, None)
 
     def refuse(_grad: Tensor) -> None:
         raise UnsupportedModelError(why)
 
     if isinstance(tensor, Tensor) and tensor.requires_grad:
         tensor.register_hook(refuse)  # type: ignore[no-untyped-call]
+
+
+def _has_labels(given: dict[str, Any]) -> bool:
+    return any(given.get(label) is not None for label in LABELS)
 
 
 def _without_logits(output: Any, model_name: str) -> Any:
@@ -319,3 +314,42 @@ class _NegativeLoss(Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class ModelSupport:
+    """The outcome for one class."""
+
+    name: str
+    state: str
+    """"exact": loss and gradients equal CE + Z of the model's own logits; "refused": `apply` or the first step raises,
+    with the reason; "not built": no small model of the class could be made, so it was not tried."""
+    detail: str
+    """The refusal, or why no small model was built."""
+
+
+@dataclass(frozen=True)
+class SupportTable:
+    """The outcomes, and the version of transformers they were obtained with."""
+
+    transformers: str
+    classes: tuple[ModelSupport, ...]
+
+    def __getitem__(self, name: str) -> ModelSupport:
+        """The outcome for a class; KeyError for one that was not registered as a causal model."""
+        return {model.name: model for model in self.classes}[name]
+
+    def count(self, state: str) -> int:
+        """How many classes are in this state."""
+        return sum(model.state == state for model in self.classes)
+
+
+def support() -> SupportTable:
+    """The outcome of building every causal class of transformers at a small size and comparing it with CE + Z of its logits.
+
+    >>> from zloss.integrations.transformers import support
+    >>> support()["LlamaForCausalLM"].state
+    'exact'
+    """
+    read = json.loads(SUPPORT.read_text(encoding="utf-8"))
+    return SupportTable(read["transformers"], tuple(ModelSupport(**model) for model in read["classes"]))

@@ -12,11 +12,9 @@ Axes: [..., D] hidden states represent [..., V] logits.
 from __future__ import annotations
 
 import builtins
-import math
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from types import EllipsisType
 from typing import Any, NoReturn, Self, cast
 
@@ -31,7 +29,7 @@ from zloss.head.options import HeadOptions, Reduction, check_reduction
 
 
 class TrainingCall:
-    """One call of a model, during which the forward of its head is replaced; nothing is left on the model between calls.
+    """One call of a model, during which the forward of its head is replaced; `close()` restores it.
 
     The loss is evaluated inside a second call of the head module, so that the head's hooks (FSDP2, accelerate) gather its
     weight for it. `output` is what `head_loss` returned. `per_token`: losses are not reduced, as TRL's fused head expects.
@@ -45,36 +43,45 @@ class TrainingCall:
         self._options = options
         self._head = output_head(model)
         self._losses = 0
-        self._pending: Callable[[nn.Module], Tensor] | None = None
+        self._loss: Callable[[nn.Module], Tensor] | None = None
         """Computes the loss in the second call of the head."""
         # accelerate's device hooks wrap `forward` and keep the original under this name.
         self._attribute = "_old_forward" if hasattr(self._head, "_hf_hook") else "forward"
-        self._before: Any = None
-
-    def install(self) -> None:
-        """Replace the head's forward."""
-        self._before = self._head.__dict__.get(self._attribute)
+        self._before = vars(self._head).get(self._attribute)
         setattr(self._head, self._attribute, types.MethodType(self._head_forward, self._head))
 
-    def uninstall(self) -> None:
+    def close(self) -> None:
         """Restore the head's forward."""
         if self._before is None:
-            self._head.__dict__.pop(self._attribute, None)
+            vars(self._head).pop(self._attribute, None)
         else:
             setattr(self._head, self._attribute, self._before)
 
     def _head_forward(self, head: Any, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
-        if self._pending is not None:
-            return self._pending(head)
+        if self._loss is not None:
+            return self._loss(head)
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        vocab = getattr(head, "base_layer", head).out_features
-        return LazyLogits(self, hidden, LogitTransform(vocab), dtype)
+        return LazyLogits(self, hidden, dtype, getattr(head, "base_layer", head).out_features)
 
     def cross_entropy(
-        self, logits: LazyLogits, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float
+        self,
+        logits: LazyLogits,
+        target: Tensor,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
     ) -> Tensor:
-        """What the model's `F.cross_entropy(logits, target, ...)` returns: CE + Z."""
+        """What the model's `F.cross_entropy(logits, target, ...)` returns: CE + Z. The signature is the same."""
+        if weight is not None or size_average is not None or reduce is not None:
+            logits.refuse("a cross-entropy with class weights or a deprecated reduction")
+        if target.is_floating_point():
+            logits.refuse("a cross-entropy with probabilities as the target")
+        if logits.softcap is not None and logits.softcap <= 0:
+            logits.refuse("a tanh with a factor that is not positive")
         self._losses += 1
         if self._losses > 1:
             raise UnsupportedModelError(
@@ -83,114 +90,89 @@ class TrainingCall:
             )
         check_reduction(reduction)
         self.reduction = "none" if self.per_token else cast(Reduction, reduction)
-        self._pending = partial(self._loss, logits, target, ignore_index, label_smoothing)
+
+        def loss_of(head: nn.Module) -> Tensor:
+            hidden, weight_VD, bias_V = head_operands(head, logits.hidden)
+            if logits.bias_V is not None:
+                extra_V = logits.bias_V.to(weight_VD)
+                bias_V = extra_V if bias_V is None else bias_V + extra_V
+            self.output = head_loss(
+                hidden,
+                weight_VD,
+                target.to(hidden.device),
+                self._options.objective,
+                bias=bias_V,
+                ignore_index=ignore_index,
+                reduction=self.reduction,
+                valid_vocab=None if logits.vocab == weight_VD.shape[0] else logits.vocab,
+                logit_scale=logits.scale,
+                softcap=logits.softcap,
+                label_smoothing=label_smoothing or self._options.label_smoothing,
+                statistics=self._options.statistics,
+                backend=self._options.backend,
+            )
+            return self.output.loss
+
+        self._loss = loss_of
         try:
             loss: Tensor = self._head(logits.hidden)
         finally:
-            self._pending = None
+            self._loss = None
         return loss.sum() if self.per_token else loss
 
-    def _loss(
-        self, logits: LazyLogits, target: Tensor, ignore_index: int, label_smoothing: float, head: nn.Module
-    ) -> Tensor:
-        transform = logits.transform
-        hidden, weight_VD, bias_V = head_operands(head, logits.hidden)
-        if transform.bias_V is not None:
-            extra_V = transform.bias_V.to(weight_VD)
-            bias_V = extra_V if bias_V is None else bias_V + extra_V
-        if transform.softcap is not None and transform.softcap <= 0:
-            logits.refuse("a tanh with a factor that is not positive")
-        self.output = head_loss(
-            hidden,
-            weight_VD,
-            target.to(hidden.device),
-            self._options.objective,
-            bias=bias_V,
-            ignore_index=ignore_index,
-            reduction=self.reduction,
-            valid_vocab=None if transform.vocab == weight_VD.shape[0] else transform.vocab,
-            logit_scale=transform.logit_scale,
-            softcap=transform.softcap,
-            label_smoothing=label_smoothing or self._options.label_smoothing,
-            statistics=self._options.statistics,
-            backend=self._options.backend,
-        )
-        return self.output.loss
+
+def _layout(name: str) -> Any:
+    """A method of tensors that changes the layout of the tokens; the vocabulary has to stay the last axis."""
+
+    def method(self: LazyLogits, *args: Any, **kwargs: Any) -> LazyLogits:
+        shape = getattr(torch.empty(self.shape, device="meta"), name)(*args, **kwargs).shape
+        if not shape or shape[-1] != self.vocab:
+            self.refuse(f"{name}{args} of logits {list(self.shape)}")
+        return replace(self, hidden=self.hidden.reshape(*shape[:-1], self.hidden.shape[-1]))
+
+    return method
 
 
-@dataclass(frozen=True)
-class LogitTransform:
-    """z = outer·tanh(scale·(Wu + b + bias)) if capped, else scale·(Wu + b + bias); the first `vocab` entries of it."""
-
-    vocab: int
-    scale: float = 1.0
-    capped: bool = False
-    outer: float = 1.0
-    bias_V: Tensor | None = None
-
-    @property
-    def softcap(self) -> float | None:
-        """The cap of cap·tanh(s·z/cap)."""
-        return self.outer if self.capped else None
-
-    @property
-    def logit_scale(self) -> float:
-        """The s of cap·tanh(s·z/cap), or of s·z without a cap."""
-        return self.scale * self.outer if self.capped else self.scale
-
-
+@dataclass(frozen=True, eq=False)
 class LazyLogits:
-    """The logits of a head, represented by their hidden states and by what was done to them since."""
+    """The logits of a head, represented by their hidden states and by what was done to them since.
 
-    def __init__(self, call: TrainingCall, hidden: Tensor, transform: LogitTransform, dtype: torch.dtype) -> None:
-        self._call = call
-        self.hidden = hidden
-        self.transform = transform
-        self.dtype = dtype
+    z = cap·tanh(s·(Wu + b + bias)/cap) with a softcap, else s·(Wu + b + bias); the first `vocab` entries of it.
+    """
 
-    def _with(self, *, hidden: Tensor | None = None, dtype: torch.dtype | None = None, **changes: Any) -> Self:
-        kept = self.hidden if hidden is None else hidden
-        return type(self)(self._call, kept, replace(self.transform, **changes), dtype or self.dtype)
+    call: TrainingCall
+    hidden: Tensor
+    dtype: torch.dtype
+    vocab: int
+    scale: builtins.float = 1.0
+    softcap: builtins.float | None = None
+    bias_V: Tensor | None = None
 
     def refuse(self, what: str) -> NoReturn:
         raise UnsupportedModelError(
-            f"{self._call.model_name} applies {what} to its logits while it trains, which cannot be computed without them."
+            f"{self.call.model_name} applies {what} to its logits while it trains, which cannot be computed without them."
         )
 
     # What can be read.
 
+    requires_grad = True
+
     @property
     def shape(self) -> torch.Size:
-        return torch.Size([*self.hidden.shape[:-1], self.transform.vocab])
+        return torch.Size([*self.hidden.shape[:-1], self.vocab])
 
     @property
     def device(self) -> torch.device:
         return self.hidden.device
 
-    @property
-    def ndim(self) -> int:
-        return self.hidden.ndim
-
-    @property
-    def requires_grad(self) -> bool:
-        return True
-
-    def dim(self) -> int:
-        return self.hidden.ndim
-
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        return self.shape if dim is None else self.shape[dim]
-
-    def numel(self) -> int:
-        return self.shape.numel()
-
     # What changes nothing, or only the layout of the tokens.
 
-    def contiguous(self, *_args: Any, **_kwargs: Any) -> Self:
-        return self
+    contiguous, view, reshape, flatten, unsqueeze, squeeze = map(
+        _layout, ("contiguous", "view", "reshape", "flatten", "unsqueeze", "squeeze")
+    )
 
     def float(self) -> Self:
-        return self._with(dtype=torch.float32)
+        return replace(self, dtype=torch.float32)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """A cast or a move. A cast to fewer bits rounds the logits, which is refused."""
@@ -199,116 +181,78 @@ class LazyLogits:
         dtype = wanted[-1] if wanted else self.dtype
         if dtype.itemsize < self.dtype.itemsize or not dtype.is_floating_point:
             self.refuse(f"a cast from {self.dtype} to {dtype}")
-        return self._with(dtype=dtype)
+        return replace(self, dtype=dtype)
 
-    def type(self, dtype: torch.dtype) -> Self:
-        return self.to(dtype)
-
-    def view(self, *shape: Any) -> Self:
-        """Another layout of the tokens; the vocabulary stays the last axis."""
-        sizes = list(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else list(shape)
-        vocab, tokens = self.shape[-1], self.shape[:-1].numel()
-        if sizes and sizes[-1] == -1 and math.prod(sizes[:-1]) == tokens:
-            sizes[-1] = vocab
-        if not sizes or sizes[-1] != vocab:
-            self.refuse(f"view{tuple(shape)} of logits {list(self.shape)}")
-        return self._with(hidden=self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
-
-    reshape = view
-
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        if end_dim % self.ndim == self.ndim - 1 and start_dim % self.ndim != self.ndim - 1:
-            self.refuse("a flatten over the vocabulary")
-        return self._with(hidden=self.hidden.flatten(start_dim, end_dim))
-
-    def unsqueeze(self, dim: int) -> Self:
-        if dim in (-1, self.ndim):
-            self.refuse("an axis behind the vocabulary")
-        return self._with(hidden=self.hidden.unsqueeze(dim))
-
-    def squeeze(self, dim: int) -> Self:
-        if dim % self.ndim == self.ndim - 1:
-            self.refuse("a squeeze of the vocabulary")
-        return self._with(hidden=self.hidden.squeeze(dim))
+    type = to
 
     def __getitem__(self, index: Any) -> Self:
         """Selects tokens; on the vocabulary only a cut [:n] is possible."""
-        items = self._spelled_out(index if isinstance(index, tuple) else (index,))
-        if sum(_axes_of(item) for item in items) < self.ndim:
-            return self._with(hidden=self.hidden[tuple(items)])
-        *tokens, last = items
+        items = index if isinstance(index, tuple) else (index,)
+        if not any(item is ... for item in items):
+            items = (*items, ...)
+        left = self.hidden.ndim - sum(_axes_of(item) for item in items)
+        *tokens, last = [one for item in items for one in ([slice(None)] * left if item is ... else [item])]
         if not isinstance(last, slice) or last.start not in (None, 0) or last.step not in (None, 1):
             self.refuse(f"the index {last!r} of the vocabulary")
-        kept = len(range(self.transform.vocab)[last])
-        return self._with(hidden=self.hidden[(*tokens, slice(None))], vocab=kept)
-
-    def _spelled_out(self, items: tuple[Any, ...]) -> list[Any]:
-        """The index with its `...` written as slices."""
-        places = [place for place, item in enumerate(items) if isinstance(item, EllipsisType)]
-        if not places:
-            return list(items)
-        free = self.ndim - sum(_axes_of(item) for item in items)
-        return [*items[: places[0]], *[slice(None)] * free, *items[places[0] + 1 :]]
+        return replace(self, hidden=self.hidden[(*tokens, slice(None))], vocab=len(range(self.vocab)[last]))
 
     # What becomes the logit scale, the softcap or the bias.
 
     def __mul__(self, factor: Any) -> Self:
-        return self._times(self._number(factor))
+        number = self._constant(factor)
+        cap = None if self.softcap is None else self.softcap * number
+        return replace(self, scale=self.scale * number, softcap=cap)
 
-    __rmul__ = __mul__
-    mul = __mul__
-    multiply = __mul__
+    __rmul__ = mul = multiply = __mul__
 
     def __truediv__(self, divisor: Any) -> Self:
-        return self._times(1.0 / self._number(divisor))
+        return self * (1.0 / self._constant(divisor))
 
     div = __truediv__
 
-    def _times(self, factor: builtins.float) -> Self:
-        if self.transform.capped:
-            return self._with(outer=self.transform.outer * factor)
-        return self._with(scale=self.transform.scale * factor)
-
-    def _number(self, value: Any) -> builtins.float:
+    def _constant(self, value: Any) -> builtins.float:
         if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad:
             value = value.item()
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
+        if not isinstance(value, (int, builtins.float)) or isinstance(value, bool):
             self.refuse("a product with something that is not a constant number")
-        return float(value)
+        return builtins.float(value)
 
     def __add__(self, bias: Any) -> Self:
         """A constant bias per vocabulary entry, such as Bart's `final_logits_bias`."""
-        fits = isinstance(bias, Tensor) and not bias.requires_grad and bias.numel() == self.transform.vocab
-        if not fits or self.transform.capped or bias.shape[-1] != self.transform.vocab:
+        fits = isinstance(bias, Tensor) and not bias.requires_grad and bias.numel() == self.vocab
+        if not fits or self.softcap is not None or bias.shape[-1] != self.vocab:
             self.refuse("a sum with something that is not a constant bias of every vocabulary entry")
-        bias_V = bias.reshape(-1) / self.transform.scale
-        return self._with(bias_V=bias_V if self.transform.bias_V is None else self.transform.bias_V + bias_V)
+        bias_V = bias.reshape(-1) / self.scale
+        return replace(self, bias_V=bias_V if self.bias_V is None else self.bias_V + bias_V)
 
-    __radd__ = __add__
-    add = __add__
+    __radd__ = add = __add__
 
     def tanh(self) -> Self:
-        if self.transform.capped:
+        if self.softcap is not None:
             self.refuse("a second tanh")
-        return self._with(capped=True)
+        return replace(self, softcap=1.0)
 
     # Everything else.
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        self.refuse(f"`.{name}`")
+        if name not in ("ndim", "dim", "size", "numel"):
+            self.refuse(f"`.{name}`")
+        return getattr(torch.empty(self.shape, device="meta"), name)
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.cross_entropy:
-            return _cross_entropy(*args, **kwargs)
-        if func is torch.tanh or func is F.tanh:
-            return args[0].tanh()
         lazy = next(value for value in (*args, *kwargs.values()) if isinstance(value, cls))
+        if func is F.cross_entropy:
+            if args[0] is not lazy:
+                lazy.refuse("a cross-entropy with the logits as the target")
+            return lazy.call.cross_entropy(*args, **kwargs)
+        if func is torch.tanh or func is F.tanh:
+            return lazy.tanh()
         return lazy.refuse(f"`{getattr(func, '__name__', func)}`")
 
 
@@ -317,27 +261,6 @@ def _axes_of(item: Any) -> int:
     if item is None or isinstance(item, EllipsisType):
         return 0
     return item.ndim if isinstance(item, Tensor) and item.dtype == torch.bool else 1
-
-
-def _cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """`F.cross_entropy` of lazy logits, with the same signature."""
-    if not isinstance(input, LazyLogits):
-        target.refuse("a cross-entropy with the logits as the target")
-    if weight is not None or size_average is not None or reduce is not None:
-        input.refuse("a cross-entropy with class weights or a deprecated reduction")
-    if target.is_floating_point():
-        input.refuse("a cross-entropy with probabilities as the target")
-    loss: Tensor = input._call.cross_entropy(input, target, ignore_index, reduction, label_smoothing)
-    return loss
 
 
 class NoLogits:

@@ -9,19 +9,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from zloss.errors import InputError, MissingDependencyError, UnsupportedModelError, require_version
 from zloss.head.options import Backend
-from zloss.integrations.moe import RouterZLoss
+from zloss.integrations.moe import HookHandle, RouterZLoss
 from zloss.integrations.transformers.apply import LEAST_TRANSFORMERS, LEAST_TRL, ZLossHandle, apply
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import max_safe_scale
-from zloss.telemetry.alerts import Alert, AlertMonitor, OnAlert, alert_action, exceeded_levels, logger
+from zloss.telemetry.alerts import AlertMonitor, OnAlert, alert_action, exceeded_levels, logger
 from zloss.telemetry.trackers import LEAST, Scalars, chosen_names, for_trackers, require_tracker
 from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow
 from zloss.text import Blocks
@@ -32,8 +31,6 @@ try:
 except ImportError as missing:
     raise MissingDependencyError(f"transformers>={LEAST_TRANSFORMERS}", "`attach`", "audit") from missing
 
-ALERTS_FILE = "zloss_alerts.json"
-"""The state of the alerts, inside a checkpoint of the trainer."""
 EXPERIMENT_SETTINGS = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "max_steps"),
     *("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "max_grad_norm"),
@@ -94,54 +91,35 @@ def attach(
             "`record` and `validation` belong together: a recorded run is measured on `validation` when it ends, and "
             "nothing else needs it."
         )
-    handle = apply(
-        trainer.model,
-        objective,
-        label_smoothing=label_smoothing,
-        router=router,
-        backend=backend,
+    across = StepWindow(
+        DEFAULT_WINDOW if window is None else window,
+        objective.coordinate,
+        across_ranks=True,
+        since_restart=window is None,
     )
+    handle = apply(trainer.model, objective, label_smoothing=label_smoothing, router=router, backend=backend)
     try:
         recorder = None
         if record is not None and validation is not None:
-            recorder = _recorder(trainer, objective, record, validation, record_options, label_smoothing, router)
-        across = StepWindow(
-            DEFAULT_WINDOW if window is None else window,
-            objective.coordinate,
-            across_ranks=True,
-            since_restart=window is None,
-        )
+            settings = _experiment_settings(trainer.args) | {"label_smoothing": label_smoothing}
+            if router is not None:
+                settings["router"] = {name: str(value) for name, value in asdict(router).items()}
+            recorder = record_run(
+                record,
+                trainer.model,
+                objective,
+                seed=trainer.args.seed,
+                validation=validation,
+                clip=trainer.args.max_grad_norm or None,
+                settings=settings,
+                training_data=_training_data(trainer.train_dataset),
+                loop=type(trainer).__name__,
+                options=record_options,
+            )
         return TrainerAttachment(trainer, handle, across, on_alert, names, recorder)
     except BaseException:
         handle.remove()
         raise
-
-
-def _recorder(
-    trainer: Any,
-    objective: Objective,
-    record: str | os.PathLike[str],
-    validation: Blocks | Tensor | Sequence[Sequence[int]],
-    options: RecordOptions | None,
-    label_smoothing: float,
-    router: RouterZLoss | None,
-) -> RunRecorder:
-    args = trainer.args
-    settings = _experiment_settings(args) | {"label_smoothing": label_smoothing}
-    if router is not None:
-        settings["router"] = {name: str(value) for name, value in asdict(router).items()}
-    return record_run(
-        record,
-        trainer.model,
-        objective,
-        seed=args.seed,
-        validation=validation,
-        clip=args.max_grad_norm or None,
-        settings=settings,
-        training_data=_training_data(trainer.train_dataset),
-        loop=type(trainer).__name__,
-        options=options,
-    )
 
 
 def _experiment_settings(args: Any) -> dict[str, Any]:
@@ -174,36 +152,31 @@ def _refuse_bypasses(trainer: Any) -> None:
     for name in chosen_trackers if isinstance(chosen_trackers, (list, tuple)) else (chosen_trackers,):
         if name in LEAST:
             require_tracker(name)
-    if getattr(trainer, "label_smoother", None) is not None:
-        raise InputError(
-            "the trainer's label smoother computes the loss from logits, outside the model, so Z would be left out: set "
-            "`label_smoothing_factor=0` in its arguments and pass `label_smoothing` to attach instead."
-        )
-    if getattr(trainer, "compute_loss_func", None) is not None:
-        raise InputError(
-            "`compute_loss_func` computes the trainer's loss outside the model, so Z would be left out: call "
-            "zloss.logits_loss inside that function instead of attaching."
-        )
-    if getattr(args, "loss_type", None) == "dft":
-        raise InputError(
-            '`loss_type="dft"` weights every token by its probability, which it takes from the loss; with Z in the loss '
-            'that weight would be wrong: use `loss_type="nll"`.'
-        )
-    if getattr(args, "use_liger_kernel", False):
-        chosen = getattr(args, "liger_kernel_config", None) or {}
-        if chosen.get("fused_linear_cross_entropy", True):
-            raise InputError(
-                "Liger's fused cross-entropy would compute the loss instead: pass "
-                '`liger_kernel_config={"fused_linear_cross_entropy": False}` beside `use_liger_kernel=True`.'
-            )
-    if getattr(args, "n_gpu", 1) > 1:
-        raise InputError(
-            f"this trainer would run nn.DataParallel over {args.n_gpu} GPUs, whose copies of the model share one handle: "
-            "start it with `torchrun` or `accelerate launch`, one process per GPU."
-        )
+    liger = getattr(args, "use_liger_kernel", False) and (getattr(args, "liger_kernel_config", None) or {})
+    bypasses = {
+        "the trainer's label smoother computes the loss from logits, outside the model, so Z would be left out: set "
+        "`label_smoothing_factor=0` in its arguments and pass `label_smoothing` to attach instead.": (
+            getattr(trainer, "label_smoother", None) is not None
+        ),
+        "`compute_loss_func` computes the trainer's loss outside the model, so Z would be left out: call "
+        "zloss.logits_loss inside that function instead of attaching.": (
+            getattr(trainer, "compute_loss_func", None) is not None
+        ),
+        '`loss_type="dft"` weights every token by its probability, which it takes from the loss; with Z in the loss '
+        'that weight would be wrong: use `loss_type="nll"`.': getattr(args, "loss_type", None) == "dft",
+        "Liger's fused cross-entropy would compute the loss instead: pass "
+        '`liger_kernel_config={"fused_linear_cross_entropy": False}` with `use_liger_kernel=True`.': (
+            liger is not False and liger.get("fused_linear_cross_entropy", True)
+        ),
+        "this trainer would run nn.DataParallel over several GPUs, whose copies of the model share one handle: start it "
+        "with `torchrun` or `accelerate launch`, one process per GPU.": getattr(args, "n_gpu", 1) > 1,
+    }
+    for sentence, applies in bypasses.items():
+        if applies:
+            raise InputError(sentence)
 
 
-class TrainerAttachment:
+class TrainerAttachment(TrainerCallback, HookHandle):
     """A trainer whose model has a Z-loss and whose logs have its telemetry; `remove()` undoes it.
 
     `handle` is that of the model, `window` holds the last steps, `monitor` the alerts; `levels` are the thresholds of the
@@ -227,15 +200,17 @@ class TrainerAttachment:
         self._trainer = trainer
         self._grad_norm: Tensor | float | None = None
         self._max_norm: float | None = None
-        self._callback = _StepCallback(self)
-        self._original_log, self._original_clip = trainer.log, trainer.accelerator.clip_grad_norm_
-        self._original_batches = trainer.get_batch_samples
-        replaced = ((trainer, "log"), (trainer, "get_batch_samples"), (trainer.accelerator, "clip_grad_norm_"))
-        self._replaced = [(holder, name, vars(holder).get(name)) for holder, name in replaced]
-        trainer.log = self._log
-        trainer.get_batch_samples = self._batch_samples
-        trainer.accelerator.clip_grad_norm_ = self._clip
-        trainer.add_callback(self._callback)
+        self._originals: dict[str, Any] = {}
+        self._replaced: list[tuple[Any, str, Any]] = []
+        for holder, name, ours in (
+            (trainer, "log", self._log),
+            (trainer, "get_batch_samples", self._batch_samples),
+            (trainer.accelerator, "clip_grad_norm_", self._clip),
+        ):
+            self._originals[name] = getattr(holder, name)
+            self._replaced.append((holder, name, vars(holder).get(name)))
+            setattr(holder, name, ours)
+        trainer.add_callback(self)
         handle.observers.append(window.add)
         if recorder is not None:
             handle.observers.append(recorder.micro_batch)
@@ -247,16 +222,10 @@ class TrainerAttachment:
                 vars(holder).pop(name, None)
             else:
                 setattr(holder, name, before)
-        self._trainer.remove_callback(self._callback)
+        self._trainer.remove_callback(self)
         self.handle.remove()
         if self.recorder is not None:
             self.recorder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.remove()
 
     def scalars(self) -> dict[str, float]:
         """The scalars of the next log of a training step, by name; on several processes all of them have to call it."""
@@ -267,6 +236,8 @@ class TrainerAttachment:
             found["router_z"] = float(self.handle.router.last.loss.detach())
         return for_trackers(found, self._names)
 
+    # What replaces functions of the trainer.
+
     def _batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The micro-batches of the next step. With a router Z-loss their tokens are counted over all processes.
 
@@ -274,7 +245,7 @@ class TrainerAttachment:
         the step, are added up over micro-batches, and over processes too with `average_tokens_across_devices`. Other
         losses are averaged over micro-batches, and gradients are averaged over processes.
         """
-        samples, items = self._original_batches(*args, **kwargs)
+        samples, items = self._originals["get_batch_samples"](*args, **kwargs)
         router, trainer = self.handle.router, self._trainer
         if router is not None:
             copies = trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size()
@@ -286,35 +257,26 @@ class TrainerAttachment:
             router.step_tokens = tokens / averaged_over
         return samples, items
 
-    def before_update(self) -> None:
-        """Called between clipping and the optimizer's step: the recorder reads the gradients."""
-        if self.recorder is None or not self.window.micro_batches:
-            return
-        factor = 1.0
-        if self._grad_norm is not None and self._max_norm is not None:
-            # The factor of torch.nn.utils.clip_grad_norm_.
-            factor = min(1.0, self._max_norm / (float(self._grad_norm) + 1e-6))
-        self.recorder.begin_step(clipped_by=factor)
-
-    def end_step(self, step: int) -> None:
-        """Called after every optimizer step."""
-        if not self.window.micro_batches:
-            raise UnsupportedModelError(
-                f"the loss of step {step} did not go through zloss: something computed it outside the model "
-                "(an overridden `compute_loss`, a patched forward, or `handle.remove()`)."
-            )
-        self.window.end_step(self._grad_norm, self._max_norm)
-        self._grad_norm = None
-        if self.recorder is not None:
-            self.recorder.end_step(updated=not self._trainer.accelerator.optimizer_step_was_skipped)
+    def _clip(self, parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+        norm = self._originals["clip_grad_norm_"](parameters, max_norm, *args, **kwargs)
+        # With clipping off, the trainer calls it a second time with an infinite limit; both return the norm before.
+        if self._grad_norm is None:
+            self._grad_norm, self._max_norm = norm, None if math.isinf(max_norm) else max_norm
+        return norm
 
     def _log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+        log = self._originals["log"]
         if "loss" not in logs:
-            return self._original_log(logs, *args, **kwargs)
+            return log(logs, *args, **kwargs)
         found, last = self.window.both()
-        alerts = self._watch(last | self._recorded_numbers())
+        numbers = last | self._recorded_numbers()
+        if self.levels is None and self.handle.last is not None:
+            self.levels = exceeded_levels(numbers, self.handle.last.stats.vocab)
+            for name, (value, limit) in self.levels.items():
+                logger.info("from the start %s is %.3g, above the decision map's %.3g", name, value, limit)
+        alerts = self.monitor.observe(self._trainer.state.global_step, numbers)
         self.window.restart()
-        done = self._original_log(logs | self._named(found), *args, **kwargs)
+        done = log(logs | self._named(found), *args, **kwargs)
         for alert in alerts:  # after the log, so that an alert that raises leaves its numbers in the trackers
             self._act(alert)
         return done
@@ -330,60 +292,49 @@ class TrainerAttachment:
             found["adam_v_max"] = record.adam.v_inf
         return found
 
-    def _watch(self, numbers: dict[str, float]) -> list[Alert]:
-        if self.levels is None and self.handle.last is not None:
-            self.levels = exceeded_levels(numbers, self.handle.last.stats.vocab)
-            for name, (value, limit) in self.levels.items():
-                logger.info("from the start %s is %.3g, above the decision map's %.3g", name, value, limit)
-        return self.monitor.observe(self._trainer.state.global_step, numbers)
-
-    def save(self, folder: Path) -> None:
-        """Write the state of the alerts into a checkpoint."""
-        if folder.is_dir():
-            (folder / ALERTS_FILE).write_text(json.dumps(self.monitor.state_dict()), encoding="utf-8")
-
-    def load(self, folder: Path) -> None:
-        """Resume the alerts from a checkpoint; they start anew if it has no state of them."""
-        if (folder / ALERTS_FILE).is_file():
-            self.monitor.load_state_dict(json.loads((folder / ALERTS_FILE).read_text(encoding="utf-8")))
-
-    def _clip(self, parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-        norm = self._original_clip(parameters, max_norm, *args, **kwargs)
-        # With clipping off, the trainer calls it a second time with an infinite limit; both return the norm before.
-        if self._grad_norm is None:
-            self._grad_norm, self._max_norm = norm, None if math.isinf(max_norm) else max_norm
-        return norm
-
-
-class _StepCallback(TrainerCallback):
-    """Notifies the attachment of steps and checkpoints."""
-
-    def __init__(self, attachment: TrainerAttachment) -> None:
-        self._attachment = attachment
+    # What the trainer calls as a callback.
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attachment.window.restart()
-        if state.global_step:
-            self._attachment.load(_checkpoint(args, state))
-        if self._attachment.recorder is not None:
-            self._attachment.recorder.start(state.global_step, kwargs.get("optimizer"))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._attachment.handle.router is not None:
-            self._attachment.handle.router.step_tokens = None
-        if self._attachment.recorder is not None:
-            self._attachment.recorder.finish()
+        self.window.restart()
+        file = _alerts_file(args, state)
+        if state.global_step and file.is_file():  # the alerts start anew if the checkpoint has no state of them
+            self.monitor.load_state_dict(json.loads(file.read_text(encoding="utf-8")))
+        if self.recorder is not None:
+            self.recorder.start(state.global_step, kwargs.get("optimizer"))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attachment.before_update()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            self._attachment.save(_checkpoint(args, state))
+        """Between clipping and the optimizer's step: the recorder reads the gradients."""
+        if self.recorder is None or not self.window.micro_batches:
+            return
+        factor = 1.0
+        if self._grad_norm is not None and self._max_norm is not None:
+            # The factor of torch.nn.utils.clip_grad_norm_.
+            factor = min(1.0, self._max_norm / (float(self._grad_norm) + 1e-6))
+        self.recorder.begin_step(clipped_by=factor)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attachment.end_step(state.global_step)
+        if not self.window.micro_batches:
+            raise UnsupportedModelError(
+                f"the loss of step {state.global_step} did not go through zloss: something computed it outside the model "
+                "(an overridden `compute_loss`, a patched forward, or `handle.remove()`)."
+            )
+        self.window.end_step(self._grad_norm, self._max_norm)
+        self._grad_norm = None
+        if self.recorder is not None:
+            self.recorder.end_step(updated=not self._trainer.accelerator.optimizer_step_was_skipped)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        file = _alerts_file(args, state)
+        if state.is_world_process_zero and file.parent.is_dir():
+            file.write_text(json.dumps(self.monitor.state_dict()), encoding="utf-8")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.handle.router is not None:
+            self.handle.router.step_tokens = None
+        if self.recorder is not None:
+            self.recorder.finish()
 
 
-def _checkpoint(args: Any, state: Any) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+def _alerts_file(args: Any, state: Any) -> Path:
+    """The state of the alerts, inside a checkpoint of the trainer."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "zloss_alerts.json"
