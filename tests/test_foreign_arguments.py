@@ -63,21 +63,24 @@ def test_a_tensor_made_in_inference_mode_is_named_where_a_gradient_is_wanted() -
     assert zloss.logits_loss(logits, target, zloss.CrossEntropy()).loss.isfinite()
 
 
-@pytest.mark.parametrize(
-    "value", ["x", None, [], True, float("nan"), np.float32(1.0), torch.ones(3), 10**400], ids=repr
-)
+@pytest.mark.parametrize("value", ["x", None, [], True, float("nan"), np.float32(1.0), torch.ones(3)], ids=repr)
 def test_numbers_of_foreign_types_are_named(value: Any) -> None:
     if value is not None:
         with pytest.raises(InputError, match="`coef`"):
             zloss.StandardZLoss(value)
-        with pytest.raises(InputError, match="`target`"):
-            zloss.CenteredZLoss(1e-4, target=value)
         with pytest.raises(InputError, match="`coef`"):
             zloss.router_scale("megatron", layers=2, tokens=4, top_k=1, coef=value)
     with pytest.raises(InputError, match="`vocab`"):
         zloss.explain(zloss.CrossEntropy(), vocab=value)
     with pytest.raises(InputError, match="`objective`"):
         zloss.explain(value, vocab=7)
+
+
+def test_a_whole_number_beyond_the_range_of_floats_is_no_number() -> None:
+    with pytest.raises(InputError, match="`coef`"):
+        zloss.StandardZLoss(10**400)
+    with pytest.raises(InputError, match="`target`"):
+        zloss.CenteredZLoss(1e-4, target=-(10**400))
 
 
 def test_a_tensor_without_values_beside_real_ones_is_named() -> None:

@@ -2,14 +2,11 @@
 
 | file | what it has |
 |---|---|
-| `record.py` | the typed record that is written |
-| `machine.py` | GPU, driver, versions, commit |
+| `record.py` | the typed record that is written; GPU, driver, versions, commit |
 | `agreement.py` | quantities of a loss against the fp64 definition, and their bounds |
-| `every_option.py` | objectives × options × dtypes × backends × products |
-| `autocast.py`, `compiled.py`, `graphs.py`, `checkpointing.py`, `memory.py`, `edges.py` | one law each |
-| `small_loss.py`, `confident.py`, `source.py`, `logits.py` | the problems and laws beside them |
-| `laws.py` | all laws in order |
-| `run.py` | laws and timings as one report |
+| `against_fp64.py` | laws against that definition: every option, autocast, source, logits, confident tokens |
+| `against_itself.py` | laws against another run: edges, torch.compile, CUDA graphs, checkpointing, memory |
+| `run.py` | all laws in order, then timings, as one report |
 | `contenders.py`, `timing.py` | speed and peak memory against the peers |
 | `markdown.py` | the record as a page |
 

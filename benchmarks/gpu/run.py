@@ -1,18 +1,22 @@
-"""Laws, then timings, as one report."""
+"""All laws on one device in order, then timings, as one report."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import torch
 
-from benchmarks.gpu.laws import CALLS, all_laws, usable_backends
-from benchmarks.gpu.machine import commit, describe_machine, package_versions
-from benchmarks.gpu.record import Checked, GpuReport, Timed, law_lines
+from benchmarks.gpu.against_fp64 import QUICK, Sweep, autocast, confident, every_option, logits, source
+from benchmarks.gpu.against_itself import checkpointing, compiled, edges, flat_memory, graphs
+from benchmarks.gpu.record import Checked, GpuReport, Timed, commit, describe_machine, law_lines, package_versions
 from benchmarks.gpu.timing import QUICK_SHAPES, SHAPES, time_shape
+from tests.quick_interpreter import make_interpreter_quick
+from zloss.errors import ZlossError
+from zloss.head.options import Backend, require_triton
 
 
 def run(arguments: argparse.Namespace) -> GpuReport:
@@ -45,3 +49,42 @@ def run(arguments: argparse.Namespace) -> GpuReport:
         not_run=usable_backends(device)[1],
         timings=tuple(timings),
     )
+
+
+# All laws on one device, in order.
+
+CALLS = 10_000
+
+
+def usable_backends(device: torch.device) -> tuple[tuple[Backend, ...], dict[str, str]]:
+    """(backends that run here, law → why it is not run)."""
+    try:
+        require_triton(device, torch.float32)
+    except ZlossError as error:
+        return ("dense", "chunked"), {"everything in Triton": str(error)}
+    return ("dense", "chunked", "triton"), {}
+
+
+def all_laws(device: torch.device, *, quick: bool, calls: int, say: Callable[[str], None]) -> Iterator[Checked]:
+    """Every case of every law; `say` hears when a law begins."""
+    sweep = QUICK if quick else Sweep()
+    backends, _ = usable_backends(device)
+    if "triton" in backends and device.type == "cpu":
+        make_interpreter_quick()
+    # Interpreted kernels take milliseconds per row: the long law leaves them out.
+    without_interpreter = tuple(name for name in backends if name != "triton" or device.type == "cuda")
+    laws: dict[str, Iterator[Checked]] = {
+        "every option against fp64": every_option(device, sweep, backends),
+        "source at the logits": source(device, sweep, backends),
+        "losses of logits": logits(device, sweep, backends),
+        "autocast": autocast(device, sweep, backends),
+        "edges": edges(device, sweep, backends),
+        "Z of confident tokens": confident(device, without_interpreter),
+        "torch.compile": compiled(device, sweep, backends),
+        "CUDA graphs": graphs(device, sweep, backends),
+        "gradient checkpointing": checkpointing(device, sweep, backends),
+        f"{calls} calls with flat memory": flat_memory(device, sweep, without_interpreter, calls),
+    }
+    for name, law in laws.items():
+        say(name)
+        yield from law

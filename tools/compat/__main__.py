@@ -13,8 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.compat.outcome import Outcome
-from tools.compat.record import current_record, read_record, write_record
+from tools.compat.record import Outcome, current_record, read_record, write_record
 from tools.compat.rows import ROOT, ROWS
 from tools.compat.run import commit, run_row
 from tools.compat.table import page

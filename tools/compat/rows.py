@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-from tools.compat.requirements import floor, pinned_versions, stated_ranges
 
 ROOT = Path(__file__).parents[2]
 EVERY = "*"
@@ -68,3 +69,36 @@ def constraints(row: Row, root: Path = ROOT) -> dict[str, str]:
         return versions if EVERY in names else {name: versions[name] for name in names}
 
     return chosen(row.oldest, floors) | chosen(row.pinned, pins)
+
+
+REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+?)(?:\[(?P<extras>[\w,-]+)\])?(?P<range>[<>=!~].*)?")
+
+
+def stated_ranges(pyproject: Path, extras: Iterable[str]) -> dict[str, str]:
+    """Name → range, as in `{"torch": ">=2.8"}`, of the required dependencies and of `extras` with the extras they name."""
+    project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+    found: dict[str, str] = {}
+    pending = [*project["dependencies"], *(f"{project['name']}[{extra}]" for extra in extras)]
+    while pending:
+        stated = pending.pop(0)
+        requirement = REQUIREMENT.fullmatch(stated)
+        if requirement is None:
+            raise ValueError(f"pyproject.toml has a requirement of another form than name[extra]>=version: {stated!r}")
+        if requirement["name"] == project["name"]:
+            for extra in requirement["extras"].split(","):
+                pending += project["optional-dependencies"][extra]
+        else:
+            found[requirement["name"]] = requirement["range"] or ""
+    return found
+
+
+def floor(version_range: str) -> str | None:
+    """The version after `>=`; None where the range states no oldest version."""
+    stated = re.search(r">=\s*([\w.]+)", version_range)
+    return stated[1] if stated else None
+
+
+def pinned_versions(constraints: Path) -> dict[str, str]:
+    """Name → version of every `name==version` of a constraints file."""
+    lines = constraints.read_text(encoding="utf-8").splitlines()
+    return dict(line.strip().split("==", 1) for line in lines if "==" in line and not line.startswith("#"))

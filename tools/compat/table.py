@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tools.compat.outcome import Outcome
-from tools.compat.record import Record
+from tools.compat.record import Outcome, Record
 from tools.compat.rows import ROWS
 
 HEAD = """# Versions tested

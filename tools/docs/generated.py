@@ -12,6 +12,7 @@ from tools.docs.figures import figures
 from tools.docs.files import files
 from tools.docs.glossary import glossary
 from tools.docs.names import names
+from tools.docs.support import support_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -29,6 +30,7 @@ def generated() -> dict[Path, str]:
         DOCS / "coming_from.md": with_parts(
             DOCS / "coming_from.md", heads=equivalents.heads(), routers=equivalents.routers()
         ),
+        DOCS / "support_transformers.md": support_page(),
         DOCS / "evidence.md": with_parts(DOCS / "evidence.md", summary=evidence.summary(), claims=evidence.claims()),
         **{DOCS / "figures" / name: text for name, text in figures().items()},
     }

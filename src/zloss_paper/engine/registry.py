@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from zloss_paper.engine.recipe import Recipe
 
 MODULES = {
-    "tab:pretrained": "heads.pretrained",
-    "tab:fineweb_pretrained": "heads.pretrained",
-    "tab:spectral_audit": "heads.spectral_audit",
-    "text:gradient_geometry": "heads.gradient_geometry",
-    "text:tied_paths": "heads.tied_paths",
+    "tab:pretrained": "heads.tables",
+    "tab:fineweb_pretrained": "heads.tables",
+    "tab:spectral_audit": "heads.tables",
+    "text:gradient_geometry": "heads.gradients",
+    "text:tied_paths": "heads.gradients",
     "tab:router": "moe.router_table",
     "tab:source_audit": "implementations.source_audit",
     "text:source_audit_fineweb": "implementations.source_audit",

@@ -78,7 +78,9 @@ def run(config: ImplementationsConfig, bench: Workbench) -> RecipeResult:
                 continue
             try:
                 if implementation.takes == "logits":
-                    audited = shared_kernel_audit(bench, model.audit, config, implementation.name, same_tokens=True)
+                    audited = shared_kernel_audit(
+                        bench, model.audit, config, name=implementation.name, same_tokens=True
+                    )
                     lines += [_line(model, implementation, found.storage, found, LOGITS) for found in audited]
                 else:
                     linear = _linear_audit(config, bench, model, implementation, notes)

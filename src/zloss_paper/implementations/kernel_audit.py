@@ -15,6 +15,7 @@ per line.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -55,15 +56,16 @@ FP32_ZERO = 5e-6
 """Half a unit of the last digit of the differences that the paper prints (1.40e-3, 2.8e-4)."""
 
 
-def triton_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> Sequence[KernelLine]:
-    """The audit of the Triton kernel."""
-    return shared_kernel_audit(bench, audit, config, "triton")
+TRITON = partial(shared_kernel_audit, name="triton")
+"""The audit of the Triton kernel."""
 
 
-def kernel_lines(model: AuditedModel, audited: Sequence[KernelLine]) -> list[Line]:
-    """A line per storage and multiplier; without a GPU the interpreter is a deviation."""
+def kernel_lines(model: AuditedModel, audited: Sequence[KernelLine], *, left_out: str = "") -> list[Line]:
+    """A line per storage, other than `left_out`, and multiplier; without a GPU the interpreter is a deviation."""
     lines = []
     for found in audited:
+        if found.storage == left_out:
+            continue
         key, beside = line_keys(model, {"storage": found.storage, "logit_scale": int(found.logit_scale)}, corpus=True)
         deviations = model.deviations
         if interpreted(find_implementation(found.implementation)):
@@ -71,11 +73,6 @@ def kernel_lines(model: AuditedModel, audited: Sequence[KernelLine]) -> list[Lin
             deviations = (*deviations, f"the kernel runs on Triton's interpreter, on {tokens}")
         lines.append(Line(key, cells_from(found, COLUMNS), {}, deviations, beside))
     return lines
-
-
-def without_fp16(model: AuditedModel, audited: Sequence[KernelLine]) -> list[Line]:
-    """Lines of fp32 and bf16 storage."""
-    return kernel_lines(model, [found for found in audited if found.storage != "fp16"])
 
 
 CLAIMS = (
@@ -197,7 +194,7 @@ RECIPES = (
     implementation_recipe(
         "tab:triton_fused",
         "A source-consistent Triton CE+Z kernel on stored logits",
-        run_audits(triton_audit, kernel_lines, details="kernel_rows"),
+        run_audits(TRITON, kernel_lines, details="kernel_rows"),
         columns=COLUMNS,
         targets=(paper_target("GPT-2", WIKITEXT, 8), paper_target("GPT-2", FINEWEB, 8)),
         storages=STORAGES,
@@ -210,7 +207,7 @@ RECIPES = (
     implementation_recipe(
         "text:fused_audit_medium",
         "The fused-kernel audit on GPT-2 Medium logits",
-        run_audits(triton_audit, without_fp16),
+        run_audits(TRITON, partial(kernel_lines, left_out="fp16")),
         columns=COLUMNS,
         targets=(paper_target("GPT-2 Medium", WIKITEXT, 8), paper_target("GPT-2 Medium", FINEWEB, 8)),
         storages=STORAGES,

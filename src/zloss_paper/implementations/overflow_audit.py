@@ -15,22 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from zloss.audit.implementation.overflow import OverflowLine, overflow_audit
 from zloss.models.output_head import check_head, find_head
-from zloss.objectives import (
-    CenteredHead,
-    CenteredZLoss,
-    CrossEntropy,
-    FactorizedZLoss,
-    GainAwareZLoss,
-    Objective,
-    StandardZLoss,
-)
+from zloss.objectives import GainAwareZLoss, Objective, make_objective
 from zloss.optimizer.endpoints import STATIC_SCALES
 from zloss.report.numbers import number
 from zloss.results.options import HeadKind
-from zloss_paper.engine import inputs
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
 from zloss_paper.engine.claims import Check, Claim, Compare, Missing, Tested, all_lines, among, cell, judged, ratio
-from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, RAW_METHODS, STANDARD, WIKITEXT
+from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, METHODS, RAW_METHODS, STANDARD, WIKITEXT
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
 from zloss_paper.engine.table import Cell, Line, Table, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench, text_blocks
@@ -65,15 +56,10 @@ class OverflowConfig:
 
     def objectives(self) -> dict[str, Objective]:
         """By the paper's names of the methods."""
-        known: dict[str, Objective] = {
-            CE: CrossEntropy(),
-            CENTERED_HEAD: CenteredHead(),
-            STANDARD: StandardZLoss(self.coef),
-            inputs.FACTORIZED: FactorizedZLoss(self.coef, self.coef),
-            inputs.GAIN_AWARE: GainAwareZLoss(self.coef, beta=self.beta),
-            CENTERED: CenteredZLoss(self.coef),
+        made = {name: make_objective(METHODS[name], self.coef) for name in self.methods}
+        return {
+            name: replace(one, beta=self.beta) if isinstance(one, GainAwareZLoss) else one for name, one in made.items()
         }
-        return {name: known[name] for name in self.methods}
 
 
 def configure(profile: Profile, overrides: Overrides) -> OverflowConfig:

@@ -167,7 +167,7 @@ def shared_source_audit(bench: Workbench, audit: AuditConfig, config: Implementa
 
 
 def shared_kernel_audit(
-    bench: Workbench, audit: AuditConfig, config: ImplementationConfig, name: str, *, same_tokens: bool = False
+    bench: Workbench, audit: AuditConfig, config: ImplementationConfig, *, name: str, same_tokens: bool = False
 ) -> tuple[KernelLine, ...]:
     """The kernel audit of one implementation on the logits of one model on one text.
 

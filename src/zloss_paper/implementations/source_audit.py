@@ -100,7 +100,8 @@ def _own_inputs(config: ImplementationConfig, bench: Workbench, model: AuditedMo
     return lines
 
 
-def _stored_16_bit(model: AuditedModel, audited: Sequence[SourceLine], *, corpus: bool) -> list[Line]:
+def stored_16_bit(model: AuditedModel, audited: Sequence[SourceLine], *, corpus: bool = False) -> list[Line]:
+    """Lines of bf16 and fp16 storage."""
     return [source_line(model, found, corpus=corpus) for found in audited if found.storage != "fp32"]
 
 
@@ -171,7 +172,7 @@ RECIPES = (
     source_recipe(
         "text:source_audit_fineweb",
         "The source audit on FineWeb-Edu logits",
-        run_audits(shared_source_audit, lambda model, audited: _stored_16_bit(model, audited, corpus=False)),
+        run_audits(shared_source_audit, stored_16_bit),
         targets=(paper_target("GPT-2", FINEWEB, 8),),
         claims=FINEWEB_CLAIMS,
     ),
@@ -180,7 +181,7 @@ RECIPES = (
     source_recipe(
         "text:source_audit_medium",
         "The source audit on GPT-2 Medium logits",
-        run_audits(shared_source_audit, lambda model, audited: _stored_16_bit(model, audited, corpus=True)),
+        run_audits(shared_source_audit, partial(stored_16_bit, corpus=True)),
         targets=(paper_target("GPT-2 Medium", WIKITEXT, 8), paper_target("GPT-2 Medium", FINEWEB, 8)),
         claims=MEDIUM_CLAIMS,
     ),

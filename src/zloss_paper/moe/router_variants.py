@@ -4,29 +4,32 @@
     zloss reproduce tab:moe text:moe_top2 --profile cpu --text train.txt
 
 Every variant trains from the same weights on the same batches. The reductions are computed as they are written (replicas
-gathered, routes counted), so a matched variant that trains like the token-layer mean is a result, not a definition.
+gathered, routes counted), so a matched variant that trains like the token-layer mean is a result, not a definition. The
+paper's tables have one line per variant. Ours have one per variant and seed and one for the mean over seeds, and a claim
+has to hold on each of these.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zloss.report.comparison import step_figure
 from zloss.report.figures import write_figures
+from zloss.report.numbers import number
 from zloss.results.options import CorpusName
 from zloss.results.run_config import MoeRun, TrainConfig
 from zloss.train.compare import compare_runs, router_curves
 from zloss.train.finished import FinishedRun
 from zloss.train.grid import Grid
+from zloss_paper.engine.claims import Check, Claim, Tested, cell, judged
 from zloss_paper.engine.inputs import WIKITEXT, TextSource, text_sources
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
 from zloss_paper.engine.table import Cell, Key, Line, Table, cells_of, paper_table
 from zloss_paper.engine.workbench import Workbench
-from zloss_paper.moe.claims import entropy_moves, matched_recovery, relative_scales, similar_ce
 
 ROUTER_COEF = 1e-3
 NAMES = {
@@ -109,12 +112,7 @@ class MoeTable:
             configure=self.configure,
             run=self.run,
             paper=paper_table(self.label, integer_keys=("top_k",)),
-            claims=(
-                relative_scales(self.top_k),
-                matched_recovery(),
-                *entropy_moves(self.remark),
-                similar_ce(self.remark),
-            ),
+            claims=moe_claims(self.top_k, self.remark),
         )
 
     def configure(self, profile: Profile, overrides: Overrides) -> MoeTableConfig:
@@ -225,6 +223,122 @@ class MoeTable:
 
 def _cells(values: Mapping[str, float | None]) -> dict[str, Cell]:
     return cells_of({name: values[name] for name in COLUMNS if name in values})
+
+
+TLM, ARM, ARS = "token-layer mean", "active-route mean", "active-route sum"
+MATCHED = (f"{ARM} matched", f"{ARS} matched")
+RECOVERY = 1e-6
+"""Largest difference of a matched run's loss, and largest relative difference of its metrics, from those of the token-layer
+mean that still counts as numerical precision (ours)."""
+SIMILAR_CE = 0.02
+"""Largest spread of the validation CE over variants, in nat, that counts as similar (ours)."""
+SeedTest = Callable[[dict[str, Line], str], Sequence[Tested]]
+"""A test of the lines of one seed by variant."""
+
+
+def moe_claims(top_k: int, remark: str) -> tuple[Claim, ...]:
+    """What the paper says of its top-4 runs; `remark` is added to the readings of claims that it makes of another k."""
+    everywhere = f"in every seed and on average{remark}"
+    return (
+        Claim(
+            "relative_scales",
+            f"Relative to the token-layer mean the active-route mean has scale 1/{top_k}, the active-route sum {top_k}, and "
+            "the matched variants 1.",
+            _over_seeds(_has_scales(top_k)),
+        ),
+        Claim(
+            "matched_recovery",
+            "Matched active-route variants recover the token-layer-mean run to numerical precision.",
+            _over_seeds(_recovers),
+            f"metrics within {RECOVERY:g} relative beyond rounding, and every step's loss within {RECOVERY:g} where it is "
+            "there",
+        ),
+        Claim(
+            "mean_lowers_entropy",
+            "Unmatched active-route mean, a smaller scale, has lower router entropy than the token-layer mean.",
+            _over_seeds(_ordered(ARM, TLM)),
+            everywhere,
+        ),
+        Claim(
+            "sum_raises_entropy",
+            "Unmatched active-route sum, a larger scale, has higher router entropy than the token-layer mean.",
+            _over_seeds(_ordered(TLM, ARS)),
+            everywhere,
+        ),
+        Claim(
+            "similar_ce",
+            "Validation CE is similar across the router variants.",
+            _over_seeds(_similar),
+            f"within {SIMILAR_CE:g} nat of each other, {everywhere}",
+        ),
+    )
+
+
+def _over_seeds(test: SeedTest) -> Check:
+    """Holds when it holds of the lines of every seed by variant; a table without seeds counts as the mean."""
+
+    def tests(table: Table) -> list[Tested]:
+        seeds: dict[Key, dict[str, Line]] = {}
+        for line in table:
+            # Lines of top-2 call the variant a convention.
+            variant = str(line.key.get("router_loss", line.key.get("convention", "")))
+            seeds.setdefault(line.key.get("seed", MEAN), {})[variant] = line
+        names = {seed: "mean over seeds" if seed == MEAN else f"seed {seed}" for seed in seeds}
+        return [tested for seed, lines in seeds.items() for tested in test(lines, names[seed])]
+
+    return judged(tests, none="the variants it is about were not measured")
+
+
+def _has_scales(top_k: int) -> SeedTest:
+    scales = {"none": 0.0, TLM: 1.0, ARM: 1 / top_k, ARS: float(top_k), **dict.fromkeys(MATCHED, 1.0)}
+
+    def test(lines: dict[str, Line], seed: str) -> list[Tested]:
+        found = {name: cell(line, "s_rel") for name, line in lines.items()}
+        tested = [
+            (abs(one.value - scales[name]) <= one.half_unit + 1e-12, f"{name}: {one.value:g}")
+            for name, one in found.items()
+        ]
+        return tested if seed == "mean over seeds" else []
+
+    return test
+
+
+def _recovers(lines: dict[str, Line], seed: str) -> list[Tested]:
+    tested = []
+    for name in MATCHED:
+        if name not in lines or TLM not in lines:
+            continue
+        base, line = lines[TLM], lines[name]
+        apart = [_apart(base, line, column) for column in MEANS if column in base.cells]
+        ok = bool(apart) and max(apart) <= RECOVERY
+        sentence = f"{name}, {seed}: metrics within {max(apart, default=0):.2g}"
+        if "max_loss_difference" in line.cells:
+            gap = cell(line, "max_loss_difference").value
+            ok, sentence = ok and gap <= RECOVERY, f"{sentence}, max |ΔL| {gap:.2g}"
+        tested.append((ok, sentence))
+    return tested
+
+
+def _apart(base: Line, line: Line, column: str) -> float:
+    """Relative distance beyond what rounding of the printed cells explains."""
+    a, b = cell(base, column), cell(line, column)
+    return max(0.0, abs(a.value - b.value) - a.half_unit - b.half_unit) / abs(a.value)
+
+
+def _ordered(lower: str, higher: str) -> SeedTest:
+    def test(lines: dict[str, Line], seed: str) -> list[Tested]:
+        if lower not in lines or higher not in lines:
+            return []
+        a, b = cell(lines[lower], "entropy"), cell(lines[higher], "entropy")
+        return [(a.value < b.value, f"{seed}: {lower} {a.value:.4f}, {higher} {b.value:.4f}")]
+
+    return test
+
+
+def _similar(lines: dict[str, Line], seed: str) -> list[Tested]:
+    values = [cell(line, "ce").value for line in lines.values()]
+    low, high = min(values), max(values)
+    return [(high - low <= SIMILAR_CE, f"{seed}: {number(low)} … {number(high)}")]
 
 
 TABLES = (

@@ -28,9 +28,10 @@ from tests.integrations.transformers.small_models import (
     truth,
 )
 from tests.integrations.transformers.tiny_configs import build_tiny, causal_classes
+from tools.docs.support import support_page
 from zloss.errors import ZlossError
-from zloss.integrations.transformers import apply, support
-from zloss.integrations.transformers.apply import SUPPORT, SupportTable
+from zloss.integrations.transformers import apply
+from zloss.integrations.transformers.apply import SUPPORT
 
 PAGE = Path(__file__).parents[3] / "docs" / "support_transformers.md"
 LOSS_LIMIT, GRADIENT_LIMIT = 1e-5, 1e-4
@@ -84,31 +85,7 @@ def write_table(outcomes: list[SweepOutcome]) -> None:
     classes = [{"name": o.name, "state": o.state, "detail": o.detail} for o in outcomes]
     table = {"transformers": transformers.__version__, "classes": classes}
     SUPPORT.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(support_page(support()), encoding="utf-8")
-
-
-def support_page(table: SupportTable) -> str:
-    """The table as a page of the documentation."""
-    lines = [
-        "# Models of transformers",
-        "",
-        "Made from `zloss.integrations.transformers.support()` by `python -m tests.integrations.transformers.sweep --write`.",
-        f"Every causal language model class of transformers {table.transformers} is built at a small size. Its training",
-        "loss and all its gradients under `apply` are compared with CE + Z of its own logits.",
-        "",
-        f"- exact: {table.count('exact')} classes. The loss is within 1e-5 and the gradients are within 1e-4, relative.",
-        f"- refused: {table.count('refused')}. `apply` or the first training step raises an error that names the class and the",
-        "  reason.",
-        f"- not built: {table.count('not built')}. No small model of the class could be made, so it was not tried. `apply` takes",
-        "  such a class over exactly or refuses it; it does not train differently without an error.",
-        "",
-        "| class | result | reason |",
-        "|---|---|---|",
-    ]
-    for model in sorted(table.classes, key=lambda model: model.name.lower()):
-        detail = " ".join(model.detail.split()).replace("|", "\\|")
-        lines.append(f"| {model.name} | {model.state} | {detail} |")
-    return "\n".join(lines) + "\n"
+    PAGE.write_text(support_page(), encoding="utf-8")
 
 
 def main() -> int:

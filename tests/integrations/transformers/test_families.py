@@ -7,7 +7,7 @@ import torch
 
 import zloss
 from tests.integrations.transformers.small_models import assert_exact, small
-from tests.integrations.transformers.sweep import PAGE, outcome_of, support_page, try_class
+from tests.integrations.transformers.sweep import outcome_of, try_class
 from tests.integrations.transformers.tiny_configs import causal_classes
 from zloss.errors import CoordinateError, UnsupportedModelError
 from zloss.integrations.transformers import apply, support
@@ -61,10 +61,6 @@ def test_the_table_has_every_causal_class_and_no_third_outcome() -> None:
     assert {model.state for model in table.classes} <= {"exact", "refused", "not built"}
     assert table.count("exact") >= 150
     assert all(model.name in model.detail for model in table.classes if model.state == "refused")
-
-
-def test_the_page_is_made_from_the_table() -> None:
-    assert PAGE.read_text(encoding="utf-8") == support_page(support())
 
 
 @pytest.mark.slow

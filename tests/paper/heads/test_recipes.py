@@ -26,18 +26,8 @@ from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.reproduction import reproduce, write_reproduction
 from zloss_paper.engine.table import paper_table
 from zloss_paper.engine.workbench import Workbench, text_blocks
-from zloss_paper.heads.gradient_geometry import sample_errors
+from zloss_paper.heads.gradients import sample_errors
 from zloss_paper.heads.recipe import DEPLOYED, deployed_perplexity
-
-AUDITED = (
-    "tab:pretrained",
-    "tab:fineweb_pretrained",
-    "tab:spectral_audit",
-    "text:gradient_geometry",
-    "text:tied_paths",
-    "tab:router",
-    "text:reporting",
-)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +49,8 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_audit_recipes_share_one_audit_per_model(both: Overrides, bench: Workbench) -> None:
-    for label in AUDITED:
+    tables = "tab:pretrained tab:fineweb_pretrained tab:spectral_audit tab:router"
+    for label in (*tables.split(), "text:gradient_geometry", "text:tied_paths", "text:reporting"):
         smoke(label, both, bench)
     assert bench.audits_made == 2
 
@@ -165,12 +156,8 @@ def test_paper_recipes_run_unchanged_on_local_folders(
         find_recipe("text:gradient_geometry"), "paper", replace(overrides, models=(f"gpt2={gpt2_folder}",)), bench
     )
     (model,) = figure.config.rows
-    assert (model.audit.blocks, model.audit.block_size, model.audit.seed, model.audit.svd) == (
-        32,
-        256,
-        67,
-        "randomized",
-    )
+    audit = model.audit
+    assert (audit.blocks, audit.block_size, audit.seed, audit.svd) == (32, 256, 67, "randomized")
     assert model.deviations == ("the text is topics.txt, not WikiText-103",)
     paths = write_reproduction(tmp_path, figure)
     assert any(path.suffix == ".svg" and path.stat().st_size > 1000 for path in paths)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from zloss.cli.main import COMMANDS, main
+from zloss.cli.main import COMMANDS
 from zloss.decide.answer import DecidedResults, decide_results
 from zloss.decide.stages import STAGES
 from zloss.results.decision import DecisionMaps
@@ -71,11 +70,3 @@ def test_the_page_shows_the_commands_of_the_script() -> None:
     assert set(used) <= set(COMMANDS)
     assert re.findall(r"^zloss ([\w-]+)", page, flags=re.MULTILINE) == used
     assert all(item.name in page for item in STAGES)
-
-
-def test_the_command_joins_them(tmp_path: Path) -> None:
-    assert main(["report", *map(str, RESULTS), "--out", str(tmp_path), "--quiet"]) == 0
-    (only,) = json.loads((tmp_path / "decisions.json").read_text(encoding="utf-8"))["maps"]
-    assert all(decision["fired"] is not None for decision in only["decisions"])
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Audit of the implementation" in page
