@@ -313,30 +313,22 @@ def output_head(model: Any) -> nn.Module:
         )
     if type(head).__name__ == "ModulesToSaveWrapper":
         head = head.original_module if head.disable_adapters else head.modules_to_save[head.active_adapters[0]]
-    _check_head(head, name)
-    return head  # type: ignore[no-any-return]
-
-
-def _check_head(head: Any, model_name: str) -> None:
-    """Refuse a head that is not one matrix product, with or without LoRA."""
-    base = getattr(head, "base_layer", None)
-    if base is not None:
-        if any(getattr(head, "use_dora", {}).values()) or getattr(head, "lora_variant", None):
-            raise UnsupportedModelError(
-                f"{model_name} has DoRA or another LoRA variant on its output head, whose logits are not one matrix product: "
-                "leave the head out of `target_modules`, or use plain LoRA there."
-            )
-        if not hasattr(head, "lora_A"):
-            raise UnsupportedModelError(
-                f"{model_name} has a {type(head).__name__} on its output head; plain LoRA is what can be taken over."
-            )
-        _check_head(base, model_name)
-        return
-    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+    base = getattr(head, "base_layer", head)
+    if base is not head and not hasattr(head, "lora_A"):
         raise UnsupportedModelError(
-            f"the output head of {model_name} is a {type(head).__name__}, whose logits may be more than W u + b: "
+            f"{name} has a {type(head).__name__} on its output head; plain LoRA is what can be taken over."
+        )
+    if any(getattr(head, "use_dora", {}).values()) or getattr(head, "lora_variant", None):
+        raise UnsupportedModelError(
+            f"{name} has DoRA or another LoRA variant on its output head, whose logits are not one matrix product: "
+            "leave the head out of `target_modules`, or use plain LoRA there."
+        )
+    if not isinstance(base, nn.Linear) or type(base).forward is not nn.Linear.forward:
+        raise UnsupportedModelError(
+            f"the output head of {name} is a {type(base).__name__}, whose logits may be more than W u + b: "
             "an nn.Linear is what can be taken over."
         )
+    return head  # type: ignore[no-any-return]
 
 
 def head_operands(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -344,19 +336,15 @@ def head_operands(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | N
 
     LoRA on the head adds r columns: W u + s·B A u = [W, s·B] [u; A u].
     """
-    base = getattr(head, "base_layer", None)
-    if base is None:
-        return hidden, head.weight, head.bias
-    plain, weight_VD, bias_V = head_operands(base, hidden)
-    if head.disable_adapters or head.merged:
-        return plain, weight_VD, bias_V
-    hiddens, weights = [plain], [weight_VD]
-    for name in head.active_adapters:
-        if name in head.lora_A:
-            down, up = head.lora_A[name], head.lora_B[name]
-            narrow = down(head.lora_dropout[name](hidden.to(down.weight.dtype)))
-            hiddens.append(narrow.to(plain.dtype))
-            weights.append((up.weight * head.scaling[name]).to(weight_VD.dtype))
+    base = getattr(head, "base_layer", head)
+    hiddens, weights = [hidden], [base.weight]
+    if base is not head and not head.disable_adapters and not head.merged:
+        for name in head.active_adapters:
+            if name in head.lora_A:
+                down, up = head.lora_A[name], head.lora_B[name]
+                narrow = down(head.lora_dropout[name](hidden.to(down.weight.dtype)))
+                hiddens.append(narrow.to(hidden.dtype))
+                weights.append((up.weight * head.scaling[name]).to(base.weight.dtype))
     if len(hiddens) == 1:
-        return plain, weight_VD, bias_V
-    return torch.cat(hiddens, dim=-1), torch.cat(weights, dim=-1), bias_V
+        return hidden, base.weight, base.bias
+    return torch.cat(hiddens, dim=-1), torch.cat(weights, dim=-1), base.bias
