@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from zloss.report.numbers import number
 from zloss.results.reproduction import Verdict
@@ -40,7 +39,6 @@ PairTest = Callable[[Pair], Tested]
 LineTest = Callable[[Line], Tested]
 Compare = Callable[[Line, Line], Tested]
 TableTest = Callable[[Table], Sequence[Tested]]
-Item = TypeVar("Item", Pair, Line)
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,11 @@ def near(a: Cell, quoted: Cell, tolerance: float = QUOTED_TOLERANCE) -> bool:
     return abs(a.value - quoted.value) <= tolerance * abs(quoted.value) + a.half_unit + quoted.half_unit
 
 
-def judged(test: TableTest, *, none: str = "") -> Check:
-    """A check from the tests of a whole table; with no test at all it is open, because of `none`."""
+def judged(test: TableTest, *, none: str = "", most: int | None = None) -> Check:
+    """A check from the tests of a whole table; with no test at all it is open, because of `none`.
+
+    Its evidence is the sentences of the failed tests, or of all, and at most `most` of them.
+    """
 
     def check(table: Table) -> Judgement:
         try:
@@ -92,9 +93,12 @@ def judged(test: TableTest, *, none: str = "") -> Check:
             return Judgement(OPEN, str(missing))
         if none and not tested:
             return Judgement(OPEN, none)
-        verdict, sentences = _outcome(tested)
+        failed = [sentence for ok, sentence in tested if not ok]
         # Two comparisons of the same numbers give the same sentence.
-        return Judgement(verdict, "; ".join(dict.fromkeys(sentences)))
+        sentences = list(dict.fromkeys(failed or [sentence for _, sentence in tested]))
+        rest = len(sentences[most:]) if most is not None else 0
+        evidence = "; ".join(sentences[:most]) + (f"; and {rest} more" if rest else "")
+        return Judgement(FAILS if failed else HOLDS, evidence)
 
     return check
 
@@ -125,13 +129,14 @@ def among(select: Callable[[Line], bool], check: Check, *, none: str = "") -> Ch
 
 def all_pairs(test: PairTest) -> Check:
     """Holds when it holds for every raw/centered pair of the table."""
-    return lambda table: _every(table.pairs(), test, "no raw/centered pair was measured")
+    none = "no raw/centered pair was measured"
+    return judged(lambda table: [test(pair) for pair in table.pairs()], none=none, most=EVIDENCE)
 
 
 def all_lines(test: LineTest, **key: str) -> Check:
     """Holds when it holds for every line with `key`."""
     none = f"no line with {key} was measured" if key else "no line was measured"
-    return lambda table: _every(table.find(**key), test, none)
+    return judged(lambda table: [test(line) for line in table.find(**key)], none=none, most=EVIDENCE)
 
 
 def some_pair(test: PairTest, *, shown_by: Sequence[str]) -> Check:
@@ -175,7 +180,7 @@ def for_models(models: Sequence[str], test: PairTest, *, exact: bool = False, **
         if exact and deviating is not None:
             why = "; ".join(deviating.deviations)
             return Judgement(OPEN, f"a number of the paper's setting, from which {deviating.name} deviates: {why}")
-        return _every(pairs, test, "")
+        return judged(lambda _: [test(pair) for pair in pairs], most=EVIDENCE)(table)
 
     return check
 
@@ -225,21 +230,3 @@ def _change(column: str, symbol: str, holds: Callable[[Cell, Cell], bool]) -> Co
         return holds(a, b), f"{second.name()}: {symbol} {number(a.value)} → {number(b.value)}"
 
     return compare
-
-
-def _every(items: Sequence[Item], test: Callable[[Item], Tested], none: str) -> Judgement:
-    try:
-        tested = [test(item) for item in items]
-    except Missing as missing:
-        return Judgement(OPEN, str(missing))
-    if not tested:
-        return Judgement(OPEN, none)
-    verdict, sentences = _outcome(tested)
-    rest = len(sentences) - EVIDENCE
-    return Judgement(verdict, "; ".join(sentences[:EVIDENCE]) + (f"; and {rest} more" if rest > 0 else ""))
-
-
-def _outcome(tested: Sequence[Tested]) -> tuple[Verdict, list[str]]:
-    """The verdict, and the sentences it rests on: those of the failed tests, or of all."""
-    failed = [sentence for ok, sentence in tested if not ok]
-    return (FAILS, failed) if failed else (HOLDS, [sentence for _, sentence in tested])

@@ -25,10 +25,10 @@ from zloss_paper.engine.table import Line, Table, cells_from
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations.recipe import (
     ImplementationConfig,
+    audit_kernel,
     audited_models,
     head_tokens,
     line_keys,
-    shared_kernel_audit,
     tokens_per_block,
 )
 
@@ -78,9 +78,7 @@ def run(config: ImplementationsConfig, bench: Workbench) -> RecipeResult:
                 continue
             try:
                 if implementation.takes == "logits":
-                    audited = shared_kernel_audit(
-                        bench, model.audit, config, name=implementation.name, same_tokens=True
-                    )
+                    audited = audit_kernel(bench, model.audit, config, name=implementation.name, same_tokens=True)
                     lines += [_line(model, implementation, found.storage, found, LOGITS) for found in audited]
                 else:
                     linear = _linear_audit(config, bench, model, implementation, notes)

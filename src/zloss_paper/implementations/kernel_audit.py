@@ -30,11 +30,11 @@ from zloss_paper.engine.table import Line, cells_from, cells_of
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations.recipe import (
     ImplementationConfig,
+    audit_kernel,
     head_tokens,
     implementation_recipe,
     line_keys,
     run_audits,
-    shared_kernel_audit,
 )
 
 COLUMNS = {
@@ -56,7 +56,7 @@ FP32_ZERO = 5e-6
 """Half a unit of the last digit of the differences that the paper prints (1.40e-3, 2.8e-4)."""
 
 
-TRITON = partial(shared_kernel_audit, name="triton")
+TRITON = partial(audit_kernel, name="triton")
 """The audit of the Triton kernel."""
 
 

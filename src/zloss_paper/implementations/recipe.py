@@ -90,7 +90,7 @@ def run_audits(audit: Audit[Found], lines_of: LinesOf[Found], *, details: str = 
     """A run that audits every model and makes lines of what it finds; under `details` the JSON file has all of it."""
 
     def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
-        audited = [(model, audit(bench, model.audit, config)) for model in config.models.rows]
+        audited = [(model, shared(audit, bench, model.audit, config)) for model in config.models.rows]
         lines = tuple(line for model, found in audited for line in lines_of(model, found))
         kept = {details: [one for model, found in audited for one in audit_details(model, found)]} if details else {}
         return RecipeResult(Table(lines), texts=config.models.texts, details=kept)
@@ -146,27 +146,29 @@ def head_tokens(bench: Workbench, audit: AuditConfig) -> HeadTokens:
     return bench.once(("tokens", audit), run)
 
 
-def shared_source_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[SourceLine, ...]:
+def shared(audit: Audit[Found], bench: Workbench, source: AuditConfig, config: ImplementationConfig) -> Sequence[Found]:
+    """What `audit` finds, made once for all recipes with the same model, text, storages, multipliers and λ."""
+    key = (audit, source, config.storages, config.logit_scales, config.coef, config.tokens_per_block)
+    return bench.once(key, lambda: audit(bench, source, config))
+
+
+def audit_sources(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[SourceLine, ...]:
     """The source audit of one model on one text."""
-
-    def run() -> tuple[SourceLine, ...]:
-        tokens = head_tokens(bench, audit)
-        with bench.progress.step("stored logits", len(tokens.label_T)) as step:
-            return source_audit(
-                ReferenceHead.of(tokens.head),
-                tokens.hidden_TD,
-                block_size=tokens.block_size,
-                storages=config.storages,
-                logit_scales=config.logit_scales,
-                coef=config.coef,
-                target=tokens.target,
-                advance=step.advance,
-            )
-
-    return bench.once(("source", audit, config.storages, config.logit_scales, config.coef), run)
+    tokens = head_tokens(bench, audit)
+    with bench.progress.step("stored logits", len(tokens.label_T)) as step:
+        return source_audit(
+            ReferenceHead.of(tokens.head),
+            tokens.hidden_TD,
+            block_size=tokens.block_size,
+            storages=config.storages,
+            logit_scales=config.logit_scales,
+            coef=config.coef,
+            target=tokens.target,
+            advance=step.advance,
+        )
 
 
-def shared_kernel_audit(
+def audit_kernel(
     bench: Workbench, audit: AuditConfig, config: ImplementationConfig, *, name: str, same_tokens: bool = False
 ) -> tuple[KernelLine, ...]:
     """The kernel audit of one implementation on the logits of one model on one text.
@@ -175,47 +177,39 @@ def shared_kernel_audit(
     """
     implementation = find_implementation(name)
     thin = config.tokens_per_block if same_tokens or interpreted(implementation) else None
-
-    def run() -> tuple[KernelLine, ...]:
-        tokens = head_tokens(bench, audit).thinned(thin)
-        head = ReferenceHead.of(tokens.head)
-        combinations = [(storage, scale) for storage in config.storages for scale in config.logit_scales]
-        with bench.progress.step(implementation.title, len(tokens.label_T) * len(combinations)) as step:
-            return tuple(
-                kernel_line(
-                    implementation,
-                    head,
-                    tokens.hidden_TD,
-                    tokens.label_T,
-                    storage=storage,
-                    logit_scale=scale,
-                    coef=config.coef,
-                    target=tokens.target,
-                    advance=step.advance,
-                )
-                for storage, scale in combinations
-            )
-
-    return bench.once(("kernel", name, audit, config.storages, config.logit_scales, config.coef, thin), run)
-
-
-def shared_update_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[UpdateLine, ...]:
-    """The update audit of one model on one text, both storages in one pass over the model."""
-
-    def run() -> tuple[UpdateLine, ...]:
-        checkpoint = bench.checkpoint(audit)
-        head, blocks = find_head(checkpoint), text_blocks(audit, checkpoint)
-        check_head(checkpoint, head, blocks.inputs(0, 1)[0])
-        with bench.progress.step("updates", blocks.predictions * len(config.logit_scales)) as step:
-            return update_audit(
-                checkpoint,
+    tokens = head_tokens(bench, audit).thinned(thin)
+    head = ReferenceHead.of(tokens.head)
+    combinations = [(storage, scale) for storage in config.storages for scale in config.logit_scales]
+    with bench.progress.step(implementation.title, len(tokens.label_T) * len(combinations)) as step:
+        return tuple(
+            kernel_line(
+                implementation,
                 head,
-                blocks,
-                storages=config.storages,
-                logit_scales=config.logit_scales,
+                tokens.hidden_TD,
+                tokens.label_T,
+                storage=storage,
+                logit_scale=scale,
                 coef=config.coef,
-                target=math.log(head.vocab),
+                target=tokens.target,
                 advance=step.advance,
             )
+            for storage, scale in combinations
+        )
 
-    return bench.once(("update", audit, config.storages, config.logit_scales, config.coef), run)
+
+def audit_updates(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[UpdateLine, ...]:
+    """The update audit of one model on one text, both storages in one pass over the model."""
+    checkpoint = bench.checkpoint(audit)
+    head, blocks = find_head(checkpoint), text_blocks(audit, checkpoint)
+    check_head(checkpoint, head, blocks.inputs(0, 1)[0])
+    with bench.progress.step("updates", blocks.predictions * len(config.logit_scales)) as step:
+        return update_audit(
+            checkpoint,
+            head,
+            blocks,
+            storages=config.storages,
+            logit_scales=config.logit_scales,
+            coef=config.coef,
+            target=math.log(head.vocab),
+            advance=step.advance,
+        )

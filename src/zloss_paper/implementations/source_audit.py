@@ -26,11 +26,12 @@ from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations.recipe import (
     ImplementationConfig,
     audit_details,
+    audit_sources,
     head_tokens,
     implementation_recipe,
     line_keys,
     run_audits,
-    shared_source_audit,
+    shared,
 )
 
 COLUMNS = {
@@ -62,7 +63,7 @@ def run(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
     """Nine lines per model, and three without stored logits."""
     lines, details, notes = [], [], []
     for model in config.models.rows:
-        audited = shared_source_audit(bench, model.audit, config)
+        audited = shared(audit_sources, bench, model.audit, config)
         lines += [source_line(model, found) for found in audited]
         details += audit_details(model, audited)
         try:
@@ -172,7 +173,7 @@ RECIPES = (
     source_recipe(
         "text:source_audit_fineweb",
         "The source audit on FineWeb-Edu logits",
-        run_audits(shared_source_audit, stored_16_bit),
+        run_audits(audit_sources, stored_16_bit),
         targets=(paper_target("GPT-2", FINEWEB, 8),),
         claims=FINEWEB_CLAIMS,
     ),
@@ -181,7 +182,7 @@ RECIPES = (
     source_recipe(
         "text:source_audit_medium",
         "The source audit on GPT-2 Medium logits",
-        run_audits(shared_source_audit, partial(stored_16_bit, corpus=True)),
+        run_audits(audit_sources, partial(stored_16_bit, corpus=True)),
         targets=(paper_target("GPT-2 Medium", WIKITEXT, 8), paper_target("GPT-2 Medium", FINEWEB, 8)),
         claims=MEDIUM_CLAIMS,
     ),

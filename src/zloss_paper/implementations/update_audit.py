@@ -20,10 +20,11 @@ from zloss_paper.engine.table import Key, Line, Table, cells_of
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations.recipe import (
     ImplementationConfig,
+    audit_updates,
     implementation_recipe,
     line_keys,
     run_audits,
-    shared_update_audit,
+    shared,
 )
 
 VISIBLE = 5e-3
@@ -60,7 +61,7 @@ def bf16_lines(model: AuditedModel, audited: Sequence[UpdateLine]) -> list[Line]
 
 def run_fp16(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
     """One line per multiplier: the range over models, corpora and scopes."""
-    audited = [found for model in config.models.rows for found in shared_update_audit(bench, model.audit, config)]
+    audited = [found for model in config.models.rows for found in shared(audit_updates, bench, model.audit, config)]
     deviations = tuple(dict.fromkeys(why for model in config.models.rows for why in model.deviations))
     lines = []
     for scale in config.logit_scales:
@@ -126,7 +127,7 @@ RECIPES = (
     update_recipe(
         "tab:update_audit",
         "The source error of bf16 logits after transport: gradients and first Adam direction",
-        run_audits(shared_update_audit, bf16_lines, details="update_rows"),
+        run_audits(audit_updates, bf16_lines, details="update_rows"),
         columns=("grad_rel_error", "grad_cosine", "adam_dir_rel_error", "z_grad_rel_error"),
         claims=CLAIMS,
     ),

@@ -152,7 +152,8 @@ def _refuse_bypasses(trainer: Any) -> None:
     for name in chosen_trackers if isinstance(chosen_trackers, (list, tuple)) else (chosen_trackers,):
         if name in LEAST:
             require_tracker(name)
-    liger = getattr(args, "use_liger_kernel", False) and (getattr(args, "liger_kernel_config", None) or {})
+    gpus = getattr(args, "n_gpu", 1)
+    liger = getattr(args, "liger_kernel_config", None) or {}
     bypasses = {
         "the trainer's label smoother computes the loss from logits, outside the model, so Z would be left out: set "
         "`label_smoothing_factor=0` in its arguments and pass `label_smoothing` to attach instead.": (
@@ -166,10 +167,10 @@ def _refuse_bypasses(trainer: Any) -> None:
         'that weight would be wrong: use `loss_type="nll"`.': getattr(args, "loss_type", None) == "dft",
         "Liger's fused cross-entropy would compute the loss instead: pass "
         '`liger_kernel_config={"fused_linear_cross_entropy": False}` with `use_liger_kernel=True`.': (
-            liger is not False and liger.get("fused_linear_cross_entropy", True)
+            getattr(args, "use_liger_kernel", False) and liger.get("fused_linear_cross_entropy", True)
         ),
-        "this trainer would run nn.DataParallel over several GPUs, whose copies of the model share one handle: start it "
-        "with `torchrun` or `accelerate launch`, one process per GPU.": getattr(args, "n_gpu", 1) > 1,
+        f"this trainer would run nn.DataParallel over {gpus} GPUs, whose copies of the model share one handle: start it "
+        "with `torchrun` or `accelerate launch`, one process per GPU.": gpus > 1,
     }
     for sentence, applies in bypasses.items():
         if applies:
