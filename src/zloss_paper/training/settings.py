@@ -246,21 +246,11 @@ SMOKE = Scale("base_model_smoke.json", 300, 32, 64, 12, 2, 32, 8, 4)
 SCALES: dict[str, Scale] = {"cpu": CPU, "smoke": SMOKE}
 
 
-@dataclass(frozen=True)
-class Split:
-    """Where the parts of a text lie, in blocks."""
+def split(scale: Scale, texts: tuple[str, ...]) -> tuple[int, int, int]:
+    """Blocks of a text to pretrain on, to continue on and to validate on, one part after the other.
 
-    pretraining: int
-    continued: int
-    valid: int
-
-    @property
-    def valid_offset(self) -> int:
-        return self.pretraining + self.continued
-
-
-def split(scale: Scale, texts: tuple[str, ...]) -> Split:
-    """The parts of a text: the scale's counts, or three quarters, a fifth and the rest of a short one."""
+    The scale's counts, or three quarters, a fifth and the rest of a short text.
+    """
     try:
         size = sum(Path(text).stat().st_size for text in texts) or len("\n\n".join(pydoc_topics()).encode())
     except OSError as error:
@@ -273,20 +263,20 @@ def split(scale: Scale, texts: tuple[str, ...]) -> Split:
         )
     valid = min(scale.valid_blocks, available // 16)
     continued = min(scale.blocks, available // 5)
-    return Split(min(scale.pretraining_blocks, available - continued - valid), continued, valid)
+    return min(scale.pretraining_blocks, available - continued - valid), continued, valid
 
 
 def base_config(scale: Scale, texts: tuple[str, ...]) -> TrainConfig:
     """The pretraining run."""
-    parts = split(scale, texts)
+    pretraining, continued, valid = split(scale, texts)
     return TrainConfig(
         model="small-gpt2",
         from_config=str(resources.files("zloss_paper").joinpath("data", scale.shape)),
         train_tokenizer=scale.vocab,
         texts=texts,
-        blocks=parts.pretraining,
-        valid_blocks=parts.valid,
-        valid_offset=parts.valid_offset,
+        blocks=pretraining,
+        valid_blocks=valid,
+        valid_offset=pretraining + continued,
         block_size=scale.block_size,
         steps=scale.pretraining_steps,
         warmup=scale.pretraining_warmup,
@@ -298,17 +288,17 @@ def base_config(scale: Scale, texts: tuple[str, ...]) -> TrainConfig:
 def small_config(profile: str, setting: SmallSetting, texts: tuple[str, ...]) -> TrainConfig:
     """The run that all methods of a table share, at a small profile."""
     scale = SCALES[profile]
-    parts = split(scale, texts)
+    pretraining, continued, valid = split(scale, texts)
     smoke = profile == "smoke"
     return TrainConfig(
         model="small-gpt2",
         untie=bool(setting.head_shift),
         head_shift=setting.head_shift,
         texts=texts,
-        blocks=min(scale.subset, parts.continued) if setting.fixed_subset else parts.continued,
-        offset=parts.pretraining,
-        valid_blocks=parts.valid,
-        valid_offset=parts.valid_offset,
+        blocks=min(scale.subset, continued) if setting.fixed_subset else continued,
+        offset=pretraining,
+        valid_blocks=valid,
+        valid_offset=pretraining + continued,
         block_size=scale.block_size,
         steps=4 if smoke else 200,
         warmup=1 if smoke else 20,

@@ -30,6 +30,7 @@ from tests.integrations.transformers.small_models import (
 )
 from zloss.errors import CoefficientError, InputError, UnknownNameError, UnsupportedModelError
 from zloss.integrations.transformers import apply
+from zloss.integrations.transformers.lazy_logits import LazyLogits
 
 
 @pytest.mark.parametrize("objective", [zloss.CrossEntropy(), zloss.StandardZLoss(0.0), zloss.CenteredZLoss(None)])
@@ -173,6 +174,47 @@ def test_labels_may_be_positional_and_a_tuple_is_returned_where_one_is_requested
     assert isinstance(output, tuple)
     for loss in (by_place, output[0]):
         torch.testing.assert_close(loss.detach(), wanted, rtol=1e-5, atol=1e-6)
+
+
+MASK, BIAS = torch.tensor([[True, False, True], [False, True, True]]), torch.linspace(-1, 1, 7)
+DONE: dict[str, Callable[[Any], Any]] = {
+    "a shift": lambda z: z[..., :-1, :].contiguous(),
+    "a shift without the last axis": lambda z: z[:, 1:],
+    "a mask of tokens": lambda z: z[MASK],
+    "a new axis": lambda z: z[:, None],
+    "a cut of the vocabulary": lambda z: z[..., :5],
+    "flat tokens": lambda z: z.float().view(-1, 7),
+    "flat tokens, the vocabulary inferred": lambda z: z.reshape(6, -1),
+    "layouts": lambda z: z.flatten(0, 1).unsqueeze(0).squeeze(0),
+    "a scale": lambda z: 0.5 * (z / 4).mul(3.0),
+    "a softcap": lambda z: 30.0 * torch.tanh(2 * z / 30.0),
+    "a bias": lambda z: (2 * z + BIAS.view(1, -1)) * 0.5,
+}
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_what_is_done_to_lazy_logits_is_done_to_the_logits(name: str) -> None:
+    hidden, weight = torch.randn(2, 3, 5), torch.randn(7, 5)
+    lazy = DONE[name](LazyLogits(types.SimpleNamespace(model_name="M"), hidden, torch.float32, 7))  # type: ignore[arg-type]
+    real = DONE[name](hidden @ weight.T)
+    z = lazy.scale * (lazy.hidden @ weight[: lazy.vocab].T + (0 if lazy.bias_V is None else lazy.bias_V))
+    z = z if lazy.softcap is None else lazy.softcap * torch.tanh(z / lazy.softcap)
+    assert lazy.shape == lazy.size() == real.shape
+    assert (lazy.ndim, lazy.numel()) == (real.ndim, real.numel())
+    torch.testing.assert_close(z, real)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        *(lambda z: z[..., 1:], lambda z: z[..., 0], lambda z: z.view(-1), lambda z: z.unsqueeze(-1), lambda z: z * z),
+        *(lambda z: z.to(torch.bfloat16), lambda z: z + 1.0, lambda z: torch.tanh(torch.tanh(z)), lambda z: z.argmax()),
+    ],
+)
+def test_what_would_need_the_logits_is_refused(use: Callable[[Any], Any]) -> None:
+    lazy = LazyLogits(types.SimpleNamespace(model_name="M"), torch.randn(2, 3, 5), torch.float32, 7)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModelError, match="M applies"):
+        use(lazy)
 
 
 LOGIT_USES: dict[str, Callable[[Any], Any]] = {
