@@ -13,7 +13,7 @@ import torch
 
 from tests import straight_audit
 from zloss.decide.decision_map import decide, with_decisions
-from zloss.decide.stages import STAGES, solve_coefficient
+from zloss.decide.stages import STAGES, lambda_budget
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport, HeadNumbers, Heads
@@ -142,8 +142,10 @@ def test_the_solved_coefficient_meets_the_budget_when_measured_again(
     assert r_z_at(budget.centered, monkeypatch, centered=True) == pytest.approx(budget.r_z, rel=1e-9)
     # The oracle can fail: neither the other coordinate's λ nor its inverse meets it.
     assert r_z_at(budget.centered, monkeypatch, centered=False) != pytest.approx(budget.r_z, rel=1e-2)
-    assert solve_coefficient(1e-4, 0.0, 0.05) is None
-    assert solve_coefficient(1e-4, None, 0.05) is None
+    assert report.gradient is not None
+    for r_z in (0.0, None):
+        unknown = replace(report, gradient=replace(report.gradient, raw=replace(report.gradient.raw, r_z=r_z)))
+        assert lambda_budget(unknown, 0.05) == replace(budget, raw=None)
 
 
 def test_the_factorized_effect_is_the_factorized_penalty(report: AuditReport) -> None:

@@ -163,7 +163,7 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
     """The plan had room for a second arm and a third seed; when their turn comes the time is over."""
     folder = Path(shutil.copytree(plain[1], tmp_path / "out"))
     planned = recommend_runs.plan_time
-    monkeypatch.setattr(recommend, "check_budget", lambda *_: None)
+    monkeypatch.setattr(recommend, "plan_time", lambda *_, **__: None)
     monkeypatch.setattr(
         recommend_runs, "plan_time", lambda *given, **options: planned(*given, **{**options, "budget": None})
     )

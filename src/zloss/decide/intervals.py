@@ -169,6 +169,14 @@ def block_values(blocks: ValidationBlocks | None, key: str, *, tail: bool) -> Bl
     return BlockMean(known, blocks.tokens) if known and len(known) == len(means) else None
 
 
+def mean_over_tokens(means_B: Sequence[float | None], tokens_B: Sequence[int]) -> float | None:
+    """Mean over tokens of a mean by block; None where one block has none."""
+    known = [mean for mean in means_B if mean is not None]
+    if not known or len(known) < len(tokens_B):
+        return None
+    return sum(mean * count for mean, count in zip(known, tokens_B, strict=True)) / sum(tokens_B)
+
+
 def judged_level(tokens: int, asked: float = QUANTILES[0]) -> float | None:
     """The highest of 99.9, 99 and 95 %, up to `asked`, with at least 50 tokens beyond it; None if even 95 % has fewer."""
     return next(
