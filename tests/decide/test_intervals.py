@@ -17,7 +17,7 @@ from zloss.decide.intervals import (
     quality_interval,
     student_quantile,
 )
-from zloss.decide.verdict_parts import EndpointLimit, against_bound, judge_effect, judge_endpoints, judge_quality
+from zloss.decide.verdict_parts import EndpointLimit, judge_effect, judge_endpoints, judge_quality
 from zloss.results.comparison import VerdictPart
 from zloss.results.run_metrics import ValidationBlocks
 
@@ -193,8 +193,3 @@ def test_when_an_endpoint_is_beyond_its_limit(
 ) -> None:
     assert limit.passed(before, after) is passed
     assert limit.sentence(before, after) == said
-
-
-@pytest.mark.parametrize(("lower", "upper", "state"), [(-1.0, 1.0, "holds"), (1.1, 2.0, "fails"), (0.0, 2.0, "open")])
-def test_bounds_are_two_one_sided_tests(lower: float, upper: float, state: str) -> None:
-    assert against_bound(lower, upper, 1.0) == state

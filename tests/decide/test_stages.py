@@ -19,7 +19,15 @@ from zloss.decide.decision_map import decide
 from zloss.decide.stages import REMEDIES, STAGES, remedies_for, usual_range
 from zloss.decide.thresholds import Thresholds
 from zloss.results.audit import AuditReport
-from zloss.results.comparison import Comparison, RouterVariant, RouterVariants
+from zloss.results.comparison import (
+    ComparedMethod,
+    Comparison,
+    Quality,
+    RouterVariant,
+    RouterVariants,
+    SeedSummary,
+    Verdict,
+)
 from zloss.results.decision import Decision
 from zloss.results.implementation_audit import Fp16Headroom, ImplementationAudit, StoredLogits, UpdateErrors
 from zloss.results.loss_audit import Finding, LossAudit, SourceError
@@ -27,32 +35,19 @@ from zloss.results.router import MeasuredScale, RouterFindings
 from zloss.router.conventions import router_scale, router_scale_table
 
 IMPLEMENTATION, ROUTER = "Implementation", "Router reduction"
-OPTIMIZER, QUALITY = "Optimizer consequence", "Quality gate"
+OPTIMIZER, QUALITY_GATE = "Optimizer consequence", "Quality gate"
 
 
 def stage(decisions: tuple[Decision, ...], name: str) -> Decision:
     return next(decision for decision in decisions if decision.stage == name)
 
 
-def hand_written(base: dict[str, float], run: dict[str, float], **quality: Any) -> Comparison:
-    def method(name: str, coef: float, numbers: dict[str, float]) -> dict[str, Any]:
-        metrics = {key: {"mean": value, "std": None, "n": 1} for key, value in numbers.items()}
-        return {"method": name, "coef": coef, "metrics": metrics}
-
-    return Comparison.from_dict(
-        {
-            "schema": Comparison.SCHEMA,
-            "baseline": "ce",
-            "seeds": [],
-            "methods": [method("ce", 0.0, base), method("standard", 1e-3, run)],
-            "quality": {
-                "tolerance_ppl": None,
-                "methods": [
-                    {"method": "standard", "coef": 1e-3, "delta_ppl": None, "accepted": None, "reason": "", **quality}
-                ],
-            },
-        }
-    )
+def hand_written(base: dict[str, float], run: dict[str, float], delta_ppl: float | None = None) -> Comparison:
+    """As a file without parts, seeds and tolerance is read."""
+    metrics = [{key: SeedSummary(value, None, 1) for key, value in numbers.items()} for numbers in (base, run)]
+    methods = (ComparedMethod("ce", 0.0, metrics=metrics[0]), ComparedMethod("standard", 1e-3, metrics=metrics[1]))
+    quality = Quality(methods=(Verdict("standard", 1e-3, delta_ppl, accepted=None),))
+    return Comparison(baseline="ce", seeds=(), methods=methods, quality=quality)
 
 
 @pytest.mark.parametrize(
@@ -68,19 +63,19 @@ def hand_written(base: dict[str, float], run: dict[str, float], **quality: Any) 
     ],
 )
 def test_every_endpoint_fires_the_optimizer_stage(key: str, before: float, after: float) -> None:
-    calm = {"grad_norm_p99": 1.0, "ppl": 20.0}
-    fired = stage(decide(None, comparisons=[hand_written({**calm, key: before}, {**calm, key: after})]), OPTIMIZER)
-    assert fired.fired is True
+    calm = {"grad_norm_p99": 1.0, "ppl": 20.0, key: before}
+    fired, quiet = (
+        stage(decide(None, comparisons=[hand_written(calm, {**calm, key: value})]), OPTIMIZER)
+        for value in (after, before)
+    )
+    assert (fired.fired, quiet.fired, quiet.measured) == (True, False, ())
     assert [effect.quantity for effect in fired.measured] in ([key], [])
-    quiet = stage(decide(None, comparisons=[hand_written({**calm, key: before}, {**calm, key: before})]), OPTIMIZER)
-    assert quiet.fired is False
-    assert quiet.measured == ()
 
 
 def test_a_joined_comparison_is_read_against_its_own_baseline() -> None:
     dense = hand_written({"ppl": 397.5, "ce": 5.985}, {"ppl": 390.0, "ce": 5.966}, delta_ppl=-7.5)
     experts = hand_written({"ppl": 60.55, "ce": 4.1034}, {"ppl": 61.44, "ce": 4.118}, delta_ppl=0.89)
-    gate = stage(decide(None, comparisons=[dense, experts]), QUALITY)
+    gate = stage(decide(None, comparisons=[dense, experts]), QUALITY_GATE)
     assert gate.fired is True
     worst = {(e.quantity, e.before): e.after for e in gate.measured}
     assert worst["PPL", 60.55] == pytest.approx(61.44)
