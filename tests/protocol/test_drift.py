@@ -145,15 +145,6 @@ def test_a_run_without_a_shift_stays_quiet(tmp_path: Path) -> None:
     assert drift.finding.startswith("No drift that CE cannot see")
 
 
-def test_a_shift_that_grows_while_ce_falls_is_not_called_invisible(tmp_path: Path) -> None:
-    run = save_run(tmp_path / "run", (0, 2, 4), steps=(1, 2, 3), scales=(1.0, 0.8, 0.6))
-    drift = run_drift(tiny_drift(run), tmp_path / "out")
-    assert not any(change.still for change in drift.ce_changes)
-    assert {movement.state for movement in drift.movements if movement.quantity == "mu_abs_99"} == {"with_ce"}
-    assert drift.began is None
-    assert "Moved while CE moved: p99 |μ|" in drift.finding
-
-
 def test_finished_checkpoints_are_not_audited_again(
     run: Path, measured: tuple[Drift, Path], kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

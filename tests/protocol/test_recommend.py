@@ -271,23 +271,3 @@ def test_an_error_of_the_first_process_ends_the_others(
     assert "a step has 1 blocks" in ending(micro_batch=1)
     monkeypatch.setattr(recommend, "write_record", disk_full)
     assert "No space left" in ending(micro_batch=2)
-
-
-def test_an_interruption_of_the_first_process_interrupts_the_others(
-    shifted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(recommend, "read_adam_state", interrupted)
-
-    def work() -> int:
-        with open_job() as job:
-            try:
-                config = tiny_recommendation(shifted_model, optimizer_state="adam.pt")
-                run_recommendation(config, tmp_path / "out", job=job)
-            except KeyboardInterrupt:
-                return 0
-        return 1
-
-    forked_ranks(2, work)

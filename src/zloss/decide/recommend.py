@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT, USUAL, Stage
+from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT, USUAL, Stage, sentence
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict_parts import EFFECT, endpoint_limits
 from zloss.errors import InputError
@@ -374,7 +374,7 @@ def not_guaranteed(decisions: Sequence[Decision], proposed_by: Sequence[str], *,
     found = [f"{each.stage}: {each.not_guaranteed}." for each in decisions if each.stage in proposed_by]
     if fresh_adam:
         found.append("The runs began with a fresh Adam; a run that goes on with its own state may answer otherwise.")
-    return (*found, f"{NOT_TESTED[0].upper()}{NOT_TESTED[1:]}.")
+    return (*found, sentence(NOT_TESTED))
 
 
 # Answer

@@ -42,13 +42,6 @@ FEW_STEPS_P999 = 1000
 """With fewer steps a p99.9 over steps is little more than the maximum."""
 
 
-def against_bound(lower: float | None, upper: float | None, bound: float) -> State:
-    """Two one-sided tests: below the bound holds, above it fails, across it (or unknown) is open."""
-    if lower is None or upper is None:
-        return "open"
-    return "holds" if upper <= bound else "fails" if lower > bound else "open"
-
-
 def all_must_hold(parts: Sequence[VerdictPart]) -> VerdictPart:
     """One part of several questions: it fails where one fails, and holds where all hold.
 
@@ -215,30 +208,21 @@ def judge_effect(
 
 def judge_ratio(shown: str, interval: PairedInterval, numbers: Mapping[str, Any]) -> VerdictPart:
     """The part of a log ratio and its interval."""
-    state = against_bound(interval.lower, interval.upper, EFFECT)
-    settle = interval.seeds_to_settle(EFFECT)
-    ratio = math.exp(min(interval.difference, LARGEST_EXPONENT))
-    numbers = {
-        **numbers,
-        "ratio": ratio,
-        "seeds": interval.seeds,
-        "groups": interval.groups,
-        "seeds_to_settle": settle,
-    }
-    if interval.lower is None or interval.upper is None or not math.isfinite(interval.upper):
-        why = "one seed" if interval.seeds < 2 else "one group of validation text"
-        more = "run at least one more seed" if interval.seeds < 2 else "validate on more text"
+    state, seeds, settle = interval.against(EFFECT), interval.seeds, interval.seeds_to_settle(EFFECT)
+    ratio, low, high = (
+        math.exp(min(log, LARGEST_EXPONENT)) for log in (interval.difference, interval.lower, interval.upper)
+    )
+    numbers = {**numbers, "ratio": ratio, "seeds": seeds, "groups": interval.groups, "seeds_to_settle": settle}
+    more = "validate on more text"
+    if settle is not None and settle > seeds:
+        more = f"{settle} seeds would settle it at the present spread"
+    if not math.isfinite(interval.upper):
+        why = "one seed" if seeds < 2 else "one group of validation text"
+        more = "run at least one more seed" if seeds < 2 else more
         return VerdictPart("open", f"{why}: {shown} × {ratio:.4g}; {more}.", numbers)
-    low, high = (math.exp(min(bound, LARGEST_EXPONENT)) for bound in (interval.lower, interval.upper))
-    bounds = Interval(low, high, RATIO)
     span = f"{shown} × {ratio:.4g} ({low:.4g} to {high:.4g})"
-    if state == "fails":
-        return VerdictPart(state, f"no effect: {span}, not at least 1 % lower.", numbers, bounds)
-    if state == "holds":
-        return VerdictPart(state, f"{span}.", numbers, bounds)
-    can_settle = settle is not None and settle > interval.seeds
-    more = f"{settle} seeds would settle it at the present spread" if can_settle else "validate on more text"
-    return VerdictPart(state, f"{span}; {more}.", numbers, bounds)
+    reason = {"fails": f"no effect: {span}, not at least 1 % lower", "holds": span, "open": f"{span}; {more}"}[state]
+    return VerdictPart(state, f"{reason}.", numbers, Interval(low, high, RATIO))
 
 
 def quality_part(pairs: Pairs, tolerance_ppl: float) -> VerdictPart:
@@ -269,16 +253,13 @@ def judge_quality(interval: PairedInterval, *, baseline_ppl: float, tolerance_pp
     share = tolerance_ppl / baseline_ppl
     tolerance = math.log1p(share) if share > -1 else -math.inf
 
-    def ppl(nats: float | None) -> float | None:
-        known = nats is not None and math.isfinite(nats) and nats <= LARGEST_EXPONENT
-        return baseline_ppl * math.expm1(nats) if known and nats is not None else None
+    def ppl(nats: float) -> float | None:
+        return baseline_ppl * math.expm1(nats) if math.isfinite(nats) and nats <= LARGEST_EXPONENT else None
 
-    state = against_bound(interval.lower, interval.upper, tolerance)
+    state = interval.against(tolerance)
     if state == "holds" and interval.groups < LEAST_GROUPS:
         state = "open"
-    bounds = None
-    if interval.lower is not None and interval.upper is not None and math.isfinite(interval.upper):
-        bounds = Interval(interval.lower, interval.upper, NATS)
+    bounds = Interval(interval.lower, interval.upper, NATS) if math.isfinite(interval.upper) else None
     numbers = {
         "delta_ce": interval.difference,
         "half_width": _finite(interval.half_width),
@@ -300,7 +281,7 @@ def judge_quality(interval: PairedInterval, *, baseline_ppl: float, tolerance_pp
 def _quality_reason(interval: PairedInterval, state: State, numbers: Mapping[str, Any]) -> str:
     in_ppl = (numbers[key] for key in ("delta_ppl", "lower_ppl", "upper_ppl"))
     delta, lower, upper = ("∞" if value is None else f"{value:+.3g}" for value in in_ppl)
-    if interval.half_width is None:
+    if interval.seeds < 2:
         return f"one seed: ΔCE = {interval.difference:+.4g} nat ({delta} PPL) without an interval; run at least one more seed."
     span = f"ΔCE = {interval.difference:+.4g} nat without an interval"
     if math.isfinite(interval.half_width):
@@ -322,8 +303,8 @@ def _quality_reason(interval: PairedInterval, state: State, numbers: Mapping[str
     return f"{span}; {least}; more seeds alone cannot settle it, validate on more text."
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def judge_scale(s_rel: float | None, coef: float | None, tolerance: float) -> VerdictPart:
