@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests import straight_audit
-from tests.laws.example_results import implementation_example
+from tests.laws.example_results import ROUTERS, implementation_example
 from zloss.audit.loss.findings import FINDINGS
 from zloss.cli.main import COMMANDS
 from zloss.cli.options import flags_of
 from zloss.decide.answer import bottom_line, decide_results, ordered_actions
 from zloss.decide.decision_map import decide
-from zloss.decide.stages import REMEDIES, STAGES, remedies_for, usual_range
+from zloss.decide.stages import REMEDIES, STAGES, Stage, remedies_for, usual_range
 from zloss.decide.thresholds import Thresholds
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import (
@@ -31,7 +31,7 @@ from zloss.results.comparison import (
 from zloss.results.decision import Decision
 from zloss.results.implementation_audit import Fp16Headroom, ImplementationAudit, StoredLogits, UpdateErrors
 from zloss.results.loss_audit import Finding, LossAudit, SourceError
-from zloss.results.router import MeasuredScale, RouterFindings
+from zloss.results.router import MeasuredScale
 from zloss.router.conventions import router_scale, router_scale_table
 
 IMPLEMENTATION, ROUTER = "Implementation", "Router reduction"
@@ -255,9 +255,8 @@ def test_it_reaches_every_map(report: AuditReport, audit: ImplementationAudit) -
         assert stage(only.decisions, IMPLEMENTATION).fired is True
 
 
-@pytest.mark.parametrize("name", [stage.name for stage in STAGES])
-def test_every_hint_names_a_command_with_the_options_it_has(name: str) -> None:
-    found = next(stage for stage in STAGES if stage.name == name)
+@pytest.mark.parametrize("found", STAGES, ids=lambda found: found.name)
+def test_every_hint_names_a_command_with_the_options_it_has(found: Stage) -> None:
     assert found.commands
     for command in found.commands:
         program, word, *options = command.split()
@@ -265,15 +264,6 @@ def test_every_hint_names_a_command_with_the_options_it_has(name: str) -> None:
         entry = COMMANDS[word]
         known = flags_of(getattr(importlib.import_module(f"zloss.cli.{entry.module}"), entry.type_name)).values()
         assert {option for option in options if option.startswith("--")} <= set(known)
-
-
-def routers(applied: MeasuredScale | None) -> RouterFindings:
-    """The router section of an audit whose model's own loss was measured as `applied`."""
-    return RouterFindings(
-        scoring="softmax", softmax_normalizer=True, layers=4, model_layers=4, experts=8, top_k=4, decisions=256,
-        nonfinite=0, coef=1e-3, convention="token_layer_mean", target=None, absolute=None, relative=1.0, log_z=None,
-        violation=None, entropy=None, load_cv=None, correction_norm=None, per_layer=(), applied=applied, reasons=(),
-    )  # fmt: skip
 
 
 def measured(relative: float) -> MeasuredScale:
@@ -284,7 +274,7 @@ def test_router_scales_come_from_the_audit_or_the_comparison(report: AuditReport
     scale = router_scale("active_route_mean", layers=4, tokens=64, top_k=4, coef=1e-3)
     variant = RouterVariant("active_route_mean", 1e-3, s_rel=scale.relative)
     for decisions in (
-        decide(replace(report, router=routers(measured(scale.relative)))),
+        decide(replace(report, router=replace(ROUTERS, applied=measured(scale.relative)))),
         decide(report, comparisons=[replace(comparison, router=RouterVariants("ce", (variant,)))]),
     ):
         router = stage(decisions, ROUTER)
@@ -294,10 +284,10 @@ def test_router_scales_come_from_the_audit_or_the_comparison(report: AuditReport
         matched = router_scale("active_route_mean", layers=4, tokens=64, top_k=4, coef=router.measured[0].after)
         reference = router_scale("token_layer_mean", layers=4, tokens=64, top_k=4, coef=1e-3)
         assert matched.absolute == pytest.approx(reference.absolute)
-    quiet = stage(decide(replace(report, router=routers(measured(1.0)))), ROUTER)
+    quiet = stage(decide(replace(report, router=replace(ROUTERS, applied=measured(1.0)))), ROUTER)
     assert quiet.fired is False
     # The convention an audit diagnoses with is ours: without a measured loss nothing is known of the model's.
-    unknown = stage(decide(replace(report, router=routers(None))), ROUTER)
+    unknown = stage(decide(replace(report, router=replace(ROUTERS, applied=None))), ROUTER)
     assert unknown.fired is None
 
 

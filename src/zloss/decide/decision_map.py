@@ -1,10 +1,14 @@
-"""The decision map of the paper, evaluated: one function per stage, in the order of the map."""
+"""The decision map of the paper, evaluated: one function per stage, in the order of the map.
+
+One module above 500 lines, because the eight stages are read one after another and share how an answer is put together.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from zloss.decide.stages import (
     DECOMPOSITION,
@@ -289,8 +293,7 @@ MEASURED_ELSEWHERE = "a router loss that was measured by itself"
 STATED_ELSEWHERE = "the coefficient that was stated to `zloss router-scale`"
 
 
-@dataclass(frozen=True)
-class _Scale:
+class _Scale(NamedTuple):
     """One s_rel and where it comes from."""
 
     name: str
@@ -416,12 +419,12 @@ def optimizer_consequence(
                 effects = effects or changes
                 alarms += found
     margins = _fp16_margins(implementation_audits, thresholds.fp16_margin_ratio)
-    lost = [margin for margin in margins if margin[0]]
-    alarms += [said for _, _, said, _ in lost]
-    narrowest = max(margins, key=lambda margin: margin[1], default=None)
+    lost = [margin for margin in margins if margin.lost]
+    alarms += [margin.said for margin in lost]
+    narrowest = max(margins, key=lambda margin: margin.fall, default=None)
     if worst is None and not alarms:
         why = "the comparison holds no gradient tails" if comparisons else NO_COMPARISON
-        held = "" if narrowest is None else f"the fp16 margin stays within its limit ({narrowest[2]}), but "
+        held = "" if narrowest is None else f"the fp16 margin stays within its limit ({narrowest.said}), but "
         return OPTIMIZER.unevaluated(held + why)
     value, limit, parts = None, thresholds.grad_tail_ratio, alarms
     if worst is not None:
@@ -429,15 +432,26 @@ def optimizer_consequence(
         limit = thresholds.grad_max_ratio if quantile == "max" else limit
         effects = changes if value > limit else effects
         tails = f"worst {quantile} gradient norm is {value:.3g} × the baseline's ({label}; limit {limit:g} ×)"
-        parts = [tails, *alarms, *([narrowest[2]] if narrowest is not None and not narrowest[0] else [])]
+        parts = [tails, *alarms, *([narrowest.said] if narrowest is not None and not narrowest.lost else [])]
     elif not comparisons and narrowest is not None:
-        value, limit = narrowest[1], thresholds.fp16_margin_ratio
+        value, limit = narrowest.fall, thresholds.fp16_margin_ratio
     fired = bool(alarms) or (value is not None and value > limit)
-    return OPTIMIZER.decision(value, limit, fired, sentence(*parts), [*effects, *(effect for *_, effect in lost)])
+    return OPTIMIZER.decision(value, limit, fired, sentence(*parts), [*effects, *(margin.effect for margin in lost)])
 
 
-def _fp16_margins(audits: Sequence[ImplementationAudit], ratio: float) -> list[tuple[bool, float, str, Effect]]:
-    """(beyond the limit, κ_min of CE over that of the method, sentence, effect) of every method whose audit has both."""
+class _Fp16Margin(NamedTuple):
+    """κ_min of a method next to that of CE on the same batches."""
+
+    lost: bool
+    """Beyond its limit."""
+    fall: float
+    """κ_min of CE over that of the method."""
+    said: str
+    effect: Effect
+
+
+def _fp16_margins(audits: Sequence[ImplementationAudit], ratio: float) -> list[_Fp16Margin]:
+    """Every method but CE, where the audit has both margins."""
     limit, margins = EndpointLimit("kappa_min", "smallest safe fp16 scale κ", "falls", ratio), []
     for audit in audits:
         base = next((line.kappa_min for line in audit.overflow if line.method == CE), None)
@@ -448,7 +462,7 @@ def _fp16_margins(audits: Sequence[ImplementationAudit], ratio: float) -> list[t
                 continue
             said = f"{method} on {audit.model.name}: {limit.sentence(base, after)}"
             effect = Effect("kappa_min", base, after, note=f"ce → {method}, gradients of {audit.model.name}")
-            margins.append((limit.passed(base, after), limit.excess(base, after), said, effect))
+            margins.append(_Fp16Margin(limit.passed(base, after), limit.excess(base, after), said, effect))
     return margins
 
 
