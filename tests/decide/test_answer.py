@@ -14,13 +14,11 @@ from tests.laws.example_results import ROUTERS, implementation_example
 from zloss.cli.main import main
 from zloss.decide.answer import ORDER, AuditedInput, DecidedResults, decide_results, next_command
 from zloss.decide.decision_map import decide
-from zloss.decide.recommend import candidates
 from zloss.decide.stages import STAGES
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport, Nonfinite
 from zloss.results.comparison import Comparison
-from zloss.results.decision import LambdaBudget
 from zloss.results.files import write_record
 from zloss.results.loss_audit import LossAudit
 
@@ -39,85 +37,53 @@ def with_fired(report: AuditReport, *fired: str, **changes: Any) -> AuditReport:
     return replace(report, decisions=decisions, **changes)
 
 
-def words(report: AuditReport, given: AuditedInput = GIVEN) -> list[str]:
-    return shlex.split(next_command(report, given).line)
-
-
-def test_a_common_shift_is_centered(report: AuditReport) -> None:
-    found = words(with_fired(report, "Source coordinate", "Architectural transport"), replace(GIVEN, valid_vocab=100))
-    assert found == ["zloss", "center", "my model", *TEXT, "--valid-vocab", "100", "--out", "zloss-centered"]
+RECOMMEND = ["recommend", "my model", *TEXT, "--out", "zloss-recommend"]
+AUDIT = ["audit", "my model", "--block-size", "24"]
+BF16, UNREAD = {"dtype": "bf16"}, {"nonfinite": Nonfinite(nan=3)}
 
 
 @pytest.mark.parametrize(
-    ("stage", "method"),
+    ("fired", "changes", "given", "wanted"),
     [
-        ("Objective decomposition", "factorized"),
-        ("Architectural transport", "gain-aware"),
-        ("Shared pathway", "standard"),
+        (("Source coordinate", "Architectural transport"), {}, {"valid_vocab": 100},
+         ["center", "my model", *TEXT, "--valid-vocab", "100", "--out", "zloss-centered"]),
+        (("Objective decomposition",), {}, {}, RECOMMEND),
+        (("Architectural transport",), {}, {}, RECOMMEND),
+        (("Shared pathway",), {}, {}, RECOMMEND),  # the size of blocks was chosen for the audit alone
+        (("Shared pathway",), {}, {"argv": ()}, [*RECOMMEND[:-2], "--block-size", "128", *RECOMMEND[-2:]]),
+        # A router scale comes before the head.
+        (("Source coordinate", "Router reduction"), {"router": ROUTERS}, {},
+         ["router-scale", "--coef", "0.001", "--from", "token_layer_mean", "--layers", "1", "--top-k", "2"]),
+        ((), {}, {}, ["audit-loss", "MODULE:FUNCTION"]),
+        # An incomplete audit is completed first.
+        (("Source coordinate",), {"status": "partial"}, {}, [*AUDIT, "--resume"]),
+        (("Source coordinate",), {"status": "partial"}, {"argv": (*AUDIT, "--resume")}, [*AUDIT, "--resume"]),
+        (("Source coordinate",), {"status": "partial"}, {"argv": ()}, ["audit", "my model", *TEXT, "--resume"]),
+        (("Shared pathway",), UNREAD, BF16, [*AUDIT, "--dtype", "fp32"]),
+        # fp64 has more range than fp32: the same audit in fp32 would tell nothing.
+        (("Shared pathway",), UNREAD, {"dtype": "fp64"}, RECOMMEND),
     ],
-)
-def test_other_stages_of_the_checkpoint_are_trained(report: AuditReport, stage: str, method: str) -> None:
-    """One command runs the method of the stage, at the λ of the budget, beside the others that the audit proposes."""
-    fired = with_fired(report, stage, lambda_budget=LambdaBudget(0.05, raw=2.34e-4))
-    assert words(fired) == ["zloss", "recommend", "my model", *TEXT, "--out", "zloss-recommend"]
-    assert (method, 2e-4) in [arm.key for arm in candidates(fired)]
-
-
-def test_a_model_with_few_positions_is_trained_on_blocks_that_fit(report: AuditReport) -> None:
-    fired = with_fired(report, "Shared pathway", corpus=replace(report.corpus, block_size=128))
-    assert "--block-size" not in words(fired)  # chosen by the user for the audit alone
-    found = words(fired, replace(GIVEN, argv=("audit", "my model")))
-    assert found == ["zloss", "recommend", "my model", *TEXT, "--block-size", "128", "--out", "zloss-recommend"]
-
-
-@pytest.mark.parametrize("raw", [None, 0.5])
-def test_a_budget_above_the_usual_range_is_not_run(report: AuditReport, raw: float | None) -> None:
-    (first, *_) = candidates(with_fired(report, "Shared pathway", lambda_budget=LambdaBudget(0.05, raw=raw)))
-    assert first.coef == (1e-4 if raw is None else 1e-3)
-
-
-def test_a_router_scale_comes_before_the_head(report: AuditReport) -> None:
-    found = words(with_fired(report, "Source coordinate", "Router reduction", router=ROUTERS))
-    assert found[:2] == ["zloss", "router-scale"]
-    assert found[found.index("--top-k") + 1] == "2"
-    assert found[found.index("--from") + 1] == "token_layer_mean"
-
-
-def test_without_a_fired_stage_the_loss_is_audited(report: AuditReport) -> None:
-    assert next_command(with_fired(report), GIVEN).line == "zloss audit-loss MODULE:FUNCTION"
-
-
-def test_an_incomplete_audit_is_completed_first(report: AuditReport) -> None:
-    partial = with_fired(report, "Source coordinate", status="partial")
-    assert words(partial) == ["zloss", "audit", "my model", "--block-size", "24", "--resume"]
-    again = replace(GIVEN, argv=(*GIVEN.argv, "--resume"))
-    assert words(partial, again) == ["zloss", "audit", "my model", "--block-size", "24", "--resume"]
-    assert words(partial, replace(GIVEN, argv=())) == ["zloss", "audit", "my model", *TEXT, "--resume"]
-    broken = with_fired(report, "Source coordinate", nonfinite=Nonfinite(nan=3))
-    assert words(broken, replace(GIVEN, dtype="bf16"))[-2:] == ["--dtype", "fp32"]
-    assert words(broken)[1] == "center"
-    # fp64 has more range than fp32: the same audit in fp32 would tell nothing.
-    assert words(broken, replace(GIVEN, dtype="fp64"))[1] == "center"
+)  # fmt: skip
+def test_the_next_command_follows_from_what_fired(
+    report: AuditReport, fired: tuple[str, ...], changes: dict[str, Any], given: dict[str, Any], wanted: list[str]
+) -> None:
+    short = replace(report, corpus=replace(report.corpus, block_size=128))
+    command = next_command(with_fired(short, *fired, **changes), replace(GIVEN, **given))
+    assert shlex.split(command.line) == ["zloss", *wanted]
+    assert not command.why.endswith(".")
 
 
 def test_missing_gradients_of_a_tied_head_are_measured_where_nothing_fired(report: AuditReport) -> None:
-    decisions = tuple(
-        replace(
-            decision, fired=None if decision.stage == "Shared pathway" else False if decision.fired else decision.fired
-        )
-        for decision in report.decisions
-    )
-    bare = replace(report, decisions=decisions, gradient=None, model=replace(report.model, tied=True))
-    assert words(bare)[-2:] == ["--gradient-blocks", "8"]
-    assert words(replace(bare, model=replace(report.model, tied=False)))[1] == "audit-loss"
+    quiet = with_fired(report)
+    decisions = [replace(each, fired=None) if each.stage == "Shared pathway" else each for each in quiet.decisions]
+    for tied, wanted in ((True, ["--gradient-blocks", "8"]), (False, ["audit-loss", "MODULE:FUNCTION"])):
+        model = replace(report.model, tied=tied)
+        bare = replace(report, decisions=tuple(decisions), gradient=None, model=model)
+        assert shlex.split(next_command(bare, GIVEN).line)[-2:] == wanted
 
 
-def test_every_stage_gives_a_command(report: AuditReport) -> None:
+def test_every_stage_has_its_place_in_the_order() -> None:
     assert set(ORDER) == {stage.name for stage in STAGES}
-    for stage in STAGES:
-        command = next_command(with_fired(report, stage.name, router=ROUTERS), GIVEN)
-        assert command.line.startswith("zloss ")
-        assert not command.why.endswith(".")
 
 
 def test_results_of_different_models_were_joined_without_a_word(
@@ -152,22 +118,17 @@ def test_results_of_one_model_need_no_sentence(report: AuditReport, other: Audit
     assert second.models is not None
 
 
-def test_every_audit_has_its_own_map(
+def test_every_audit_has_its_own_map_and_without_one_there_is_one(
     report: AuditReport, other: AuditReport, loss_audit: LossAudit, comparison: Comparison
 ) -> None:
-    results = decide_results((report, other), (loss_audit,), (comparison,))
-    assert results.shared is None
-    assert [one.audit for one in results.maps] == ["tiny-tied", "tiny <other>"]
-    for audit, one in zip((report, other), results.maps, strict=True):
+    maps = decide_results((report, other), (loss_audit,), (comparison,)).maps
+    assert [one.audit for one in maps] == ["tiny-tied", "tiny <other>"]
+    for audit, one in zip((report, other), maps, strict=True):
         assert one.decisions == decide(audit, loss_audits=[loss_audit], comparisons=[comparison])
         assert one.thresholds == Thresholds().to_dict()
-
-
-def test_without_an_audit_there_is_one_map(comparison: Comparison) -> None:
     chosen = Thresholds(grad_tail_ratio=1e9)
     (only,) = decide_results(comparisons=(comparison,), thresholds=chosen).maps
-    assert only.audit is None
-    assert only.thresholds == chosen.to_dict()
+    assert (only.audit, only.thresholds) == (None, chosen.to_dict())
     assert only.decisions == decide(None, comparisons=[comparison], thresholds=chosen)
 
 

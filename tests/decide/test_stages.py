@@ -2,55 +2,52 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from tests import straight_audit
-from tests.laws.example_results import implementation_example
+from tests.laws.example_results import ROUTERS, implementation_example
 from zloss.audit.loss.findings import FINDINGS
 from zloss.cli.main import COMMANDS
 from zloss.cli.options import flags_of
 from zloss.decide.answer import bottom_line, decide_results, ordered_actions
-from zloss.decide.decision_map import decide, with_decisions
-from zloss.decide.stages import REMEDIES, STAGES, remedies_for, usual_range
+from zloss.decide.decision_map import decide
+from zloss.decide.stages import REMEDIES, STAGES, Stage, remedies_for, usual_range
 from zloss.decide.thresholds import Thresholds
 from zloss.results.audit import AuditReport
-from zloss.results.comparison import Comparison, RouterVariant, RouterVariants
+from zloss.results.comparison import (
+    ComparedMethod,
+    Comparison,
+    Quality,
+    RouterVariant,
+    RouterVariants,
+    SeedSummary,
+    Verdict,
+)
 from zloss.results.decision import Decision
 from zloss.results.implementation_audit import Fp16Headroom, ImplementationAudit, StoredLogits, UpdateErrors
 from zloss.results.loss_audit import Finding, LossAudit, SourceError
 from zloss.results.router import MeasuredScale
-from zloss.router.conventions import router_scale_table
+from zloss.router.conventions import router_scale, router_scale_table
 
 IMPLEMENTATION, ROUTER = "Implementation", "Router reduction"
-OPTIMIZER, QUALITY = "Optimizer consequence", "Quality gate"
+OPTIMIZER, QUALITY_GATE = "Optimizer consequence", "Quality gate"
 
 
 def stage(decisions: tuple[Decision, ...], name: str) -> Decision:
     return next(decision for decision in decisions if decision.stage == name)
 
 
-def hand_written(base: dict[str, float], run: dict[str, float], **quality: Any) -> Comparison:
-    def method(name: str, coef: float, numbers: dict[str, float]) -> dict[str, Any]:
-        metrics = {key: {"mean": value, "std": None, "n": 1} for key, value in numbers.items()}
-        return {"method": name, "coef": coef, "metrics": metrics}
-
-    return Comparison.from_dict(
-        {
-            "schema": Comparison.SCHEMA,
-            "baseline": "ce",
-            "seeds": [],
-            "methods": [method("ce", 0.0, base), method("standard", 1e-3, run)],
-            "quality": {
-                "tolerance_ppl": None,
-                "methods": [
-                    {"method": "standard", "coef": 1e-3, "delta_ppl": None, "accepted": None, "reason": "", **quality}
-                ],
-            },
-        }
-    )
+def hand_written(base: dict[str, float], run: dict[str, float], delta_ppl: float | None = None) -> Comparison:
+    """As a file without parts, seeds and tolerance is read."""
+    metrics = [{key: SeedSummary(value, None, 1) for key, value in numbers.items()} for numbers in (base, run)]
+    methods = (ComparedMethod("ce", 0.0, metrics=metrics[0]), ComparedMethod("standard", 1e-3, metrics=metrics[1]))
+    quality = Quality(methods=(Verdict("standard", 1e-3, delta_ppl, accepted=None),))
+    return Comparison(baseline="ce", seeds=(), methods=methods, quality=quality)
 
 
 @pytest.mark.parametrize(
@@ -66,19 +63,19 @@ def hand_written(base: dict[str, float], run: dict[str, float], **quality: Any) 
     ],
 )
 def test_every_endpoint_fires_the_optimizer_stage(key: str, before: float, after: float) -> None:
-    calm = {"grad_norm_p99": 1.0, "ppl": 20.0}
-    fired = stage(decide(None, comparisons=[hand_written({**calm, key: before}, {**calm, key: after})]), OPTIMIZER)
-    assert fired.fired is True
+    calm = {"grad_norm_p99": 1.0, "ppl": 20.0, key: before}
+    fired, quiet = (
+        stage(decide(None, comparisons=[hand_written(calm, {**calm, key: value})]), OPTIMIZER)
+        for value in (after, before)
+    )
+    assert (fired.fired, quiet.fired, quiet.measured) == (True, False, ())
     assert [effect.quantity for effect in fired.measured] in ([key], [])
-    quiet = stage(decide(None, comparisons=[hand_written({**calm, key: before}, {**calm, key: before})]), OPTIMIZER)
-    assert quiet.fired is False
-    assert quiet.measured == ()
 
 
 def test_a_joined_comparison_is_read_against_its_own_baseline() -> None:
     dense = hand_written({"ppl": 397.5, "ce": 5.985}, {"ppl": 390.0, "ce": 5.966}, delta_ppl=-7.5)
     experts = hand_written({"ppl": 60.55, "ce": 4.1034}, {"ppl": 61.44, "ce": 4.118}, delta_ppl=0.89)
-    gate = stage(decide(None, comparisons=[dense, experts]), QUALITY)
+    gate = stage(decide(None, comparisons=[dense, experts]), QUALITY_GATE)
     assert gate.fired is True
     worst = {(e.quantity, e.before): e.after for e in gate.measured}
     assert worst["PPL", 60.55] == pytest.approx(61.44)
@@ -87,16 +84,23 @@ def test_a_joined_comparison_is_read_against_its_own_baseline() -> None:
     assert gate.value == 0.89
 
 
-def audit_with(*ids: str) -> LossAudit:
+@pytest.fixture(scope="module")
+def exact() -> LossAudit:
+    """The audit of a loss without a finding, whose source is exact."""
     tokens, _, _ = straight_audit.run_tiny(straight_audit.tiny_model())
-    import torch
-
-    audit = LossAudit.from_dict(straight_audit.loss_audit(tokens, torch.float32))
-    return replace(audit, findings=tuple(Finding(name, "finding", "seen") for name in ids))
+    return replace(LossAudit.from_dict(straight_audit.loss_audit(tokens, torch.float32)), findings=())
 
 
-def test_the_remedy_fits_the_finding() -> None:
-    decided = stage(decide(None, loss_audits=[audit_with("denominator_mismatch")]), IMPLEMENTATION)
+def finding(name: str, severity: Any = "error") -> Finding:
+    return Finding(name, "finding", "seen", None, severity)
+
+
+def of_loss(audit: LossAudit, **changes: Any) -> Decision:
+    return stage(decide(None, loss_audits=[replace(audit, **changes)]), IMPLEMENTATION)
+
+
+def test_the_remedy_fits_the_finding(exact: LossAudit) -> None:
+    decided = of_loss(exact, findings=(finding("denominator_mismatch"),))
     assert decided.fired is True
     assert "one token count" in decided.action
     assert "log-sum-exp" not in decided.action
@@ -104,48 +108,35 @@ def test_the_remedy_fits_the_finding() -> None:
     both = remedies_for(["reported_z_dtype", "forward_backward_mismatch"])
     assert both.index("log-sum-exp") < both.index("fp32")
     assert remedies_for(["something_new"]) == "Mend something_new"
+    assert len(FINDINGS) > 15
+    assert FINDINGS.keys() <= REMEDIES.keys()
 
 
-def test_every_finding_of_a_loss_audit_has_a_remedy() -> None:
-    names = set(FINDINGS)
-    assert len(names) > 15
-    assert names <= REMEDIES.keys()
-
-
-def test_only_errors_of_a_loss_audit_fire_the_implementation_stage() -> None:
+def test_only_errors_of_a_loss_audit_fire_the_implementation_stage(exact: LossAudit) -> None:
     """A warning that is no fault of the trained gradient used to fire it."""
-    mild = (
-        Finding("all_ignored_nonfinite", "finding", "seen", None, "warning"),
-        Finding("returned_values", "finding", "seen", None, "note"),
-    )
-    quiet = stage(decide(None, loss_audits=[replace(audit_with(), findings=mild)]), IMPLEMENTATION)
+    mild = (finding("all_ignored_nonfinite", "warning"), finding("returned_values", "note"))
+    quiet = of_loss(exact, findings=mild)
     assert quiet.fired is False
     assert "no errors; warnings and notes: all_ignored_nonfinite, returned_values" in quiet.reason
-    grave = Finding("counted_twice", "finding", "seen", None, "error")
-    fired = stage(decide(None, loss_audits=[replace(audit_with(), findings=(*mild, grave))]), IMPLEMENTATION)
+    fired = of_loss(exact, findings=(*mild, finding("counted_twice")))
     assert fired.fired is True
     assert "errors: counted_twice; warnings and notes: all_ignored" in fired.reason
     assert fired.action == remedies_for(["counted_twice"])
-    unread = replace(audit_with(), findings=mild, source=SourceError(None, None, None, reason="not repeatable"))
-    assert stage(decide(None, loss_audits=[unread]), IMPLEMENTATION).fired is None
+    unread = SourceError(None, None, None, reason="not repeatable")
+    assert of_loss(exact, findings=mild, source=unread).fired is None
 
 
-def test_implementation_reads_the_error_of_the_update_of_a_linear_loss() -> None:
-    """Δ_θ of implementation audits: `test_delta_theta_fires_it_as_well`."""
-    exact = audit_with()
-    close, far = (replace(exact, source=replace(exact.source, bf16_inputs=error)) for error in (1e-3, 0.02))
-    quiet = stage(decide(None, loss_audits=[close]), IMPLEMENTATION)
-    assert quiet.fired is False
+def test_implementation_reads_the_error_of_the_update_of_a_linear_loss(exact: LossAudit) -> None:
+    """Δ_θ of implementation audits: `test_errors_of_stored_logits_and_of_the_update_fire_it`."""
+    quiet, fired = (of_loss(exact, source=replace(exact.source, bf16_inputs=error)) for error in (1e-3, 0.02))
+    assert (quiet.fired, fired.fired) == (False, True)
     assert quiet.action == next(one.action for one in STAGES if one.name == IMPLEMENTATION)
-    fired = stage(decide(None, loss_audits=[far]), IMPLEMENTATION)
-    assert fired.fired is True
     assert "Δ_θ = 0.02 (dW) exceeds 0.01" in fired.reason
 
 
-def test_the_bottom_line_names_what_comes_first_and_why(report: AuditReport) -> None:
-    fired = decide(
-        report, loss_audits=[audit_with("counted_twice")], thresholds=Thresholds(shift_over_log_v=0, gain_99=0)
-    )
+def test_the_bottom_line_names_what_comes_first_and_why(report: AuditReport, exact: LossAudit) -> None:
+    wrong = replace(exact, findings=(finding("counted_twice"),))
+    fired = decide(report, loss_audits=[wrong], thresholds=Thresholds(shift_over_log_v=0, gain_99=0))
     order = [decision.stage for decision in ordered_actions(fired)]
     assert order[0] == "Implementation"
     assert order.index("Source coordinate") < order.index("Architectural transport")
@@ -190,46 +181,34 @@ def update(storage: str, error: float, *, scale: float = 1.0) -> UpdateErrors:
     return UpdateErrors(storage, scale, "z", "head", 96, error, 1.0, error, 1.0)
 
 
-def test_delta_src_of_stored_logits_fires_the_stage(audit: ImplementationAudit) -> None:
-    both = replace(audit, source=(stored("bf16", 0.03), stored("fp16", 0.004)), updates=())
-    fired = stage(decide(None, implementation_audits=[both]), IMPLEMENTATION)
-    assert fired.fired is True
-    assert fired.value == 0.03
-    assert "stored in bf16) exceeds 0.01" in fired.reason
-    assert "within it: logits of tiny-tied stored in fp16" in fired.reason
-    assert "findings" not in fired.reason  # no loss was audited
-    assert "fp32" in fired.action
-    quiet = replace(both, source=(stored("fp16", 0.004),))
-    assert stage(decide(None, implementation_audits=[quiet]), IMPLEMENTATION).fired is False
-    strict = decide(None, implementation_audits=[quiet], thresholds=Thresholds(delta_src=0.003))
-    assert stage(strict, IMPLEMENTATION).fired is True
+BF16, FP16 = stored("bf16", 0.03), stored("fp16", 0.004)
 
 
-def test_delta_theta_fires_it_as_well(audit: ImplementationAudit) -> None:
-    far = replace(audit, source=(stored("bf16", 0.005),), updates=(update("bf16", 0.02), update("bf16", 0.001)))
-    fired = stage(decide(None, implementation_audits=[far]), IMPLEMENTATION)
-    assert fired.fired is True
-    assert "Δ_θ = 0.02 (bf16 logits, Z gradient of the head) exceeds 0.01" in fired.reason
-    lenient = decide(None, implementation_audits=[far], thresholds=Thresholds(delta_theta=0.05))
-    assert stage(lenient, IMPLEMENTATION).fired is False
-    alone = replace(far, source=())
-    assert stage(decide(None, implementation_audits=[alone]), IMPLEMENTATION).value == 0.02
-
-
-def test_larger_logits_than_the_models_own_are_not_judged(audit: ImplementationAudit) -> None:
-    scaled = replace(
-        audit,
-        source=(stored("bf16", 0.005), stored("bf16", 0.5, scale=4.0)),
-        updates=(update("bf16", 0.001), update("bf16", 0.5, scale=4.0)),
-    )
-    assert stage(decide(None, implementation_audits=[scaled]), IMPLEMENTATION).fired is False
-
-
-def test_an_audit_without_numbers_leaves_the_stage_open(audit: ImplementationAudit) -> None:
-    empty = replace(audit, source=(), updates=(), overflow=(), status="partial")
-    decisions = decide(None, implementation_audits=[empty])
-    assert stage(decisions, IMPLEMENTATION).fired is None
-    assert "zloss audit-implementation" in stage(decisions, IMPLEMENTATION).reason
+@pytest.mark.parametrize(
+    ("source", "updates", "limits", "fired", "value", "said"),
+    [
+        ((BF16, FP16), (), {}, True, 0.03, "stored in bf16) exceeds 0.01; within it: logits of tiny-tied stored in fp16"),
+        ((FP16,), (), {}, False, 0.004, ""),
+        ((FP16,), (), {"delta_src": 0.003}, True, 0.004, ""),
+        ((FP16,), (update("bf16", 0.02), update("bf16", 0.001)), {}, True, 0.004,
+         "Δ_θ = 0.02 (bf16 logits, Z gradient of the head) exceeds 0.01"),
+        ((FP16,), (update("bf16", 0.02),), {"delta_theta": 0.05}, False, 0.004, ""),
+        ((), (update("bf16", 0.02),), {}, True, 0.02, ""),
+        # Larger logits than the model's own are not evaluated.
+        ((FP16, stored("bf16", 0.5, scale=4.0)), (update("bf16", 0.5, scale=4.0),), {}, False, 0.004, ""),
+        ((), (), {}, None, None, "zloss audit-implementation"),
+    ],
+)  # fmt: skip
+def test_errors_of_stored_logits_and_of_the_update_fire_it(
+    audit: ImplementationAudit, source: Any, updates: Any, limits: Any, fired: bool | None, value: Any, said: str
+) -> None:
+    given = replace(audit, source=source, updates=updates, overflow=())
+    decisions = decide(None, implementation_audits=[given], thresholds=Thresholds(**limits))
+    found = stage(decisions, IMPLEMENTATION)
+    assert (found.fired, found.value) == (fired, value)
+    assert said in found.reason
+    assert "findings" not in found.reason  # no loss was audited
+    assert ("fp32" in found.action) is (fired is True)
     assert stage(decisions, OPTIMIZER).fired is None
 
 
@@ -237,58 +216,47 @@ def rooms(ce: float, standard: float) -> tuple[Fp16Headroom, ...]:
     return (Fp16Headroom("ce", 0.0, 2, 1.0, 1.0, ce), Fp16Headroom("standard", 1e-3, 2, 1.0, 1.0, standard))
 
 
+def margin(audit: ImplementationAudit, kappa: tuple[float, float], *runs: Comparison, **limits: float) -> Decision:
+    """The optimizer stage where κ_min is `kappa` under CE and under standard Z-loss."""
+    given = replace(audit, overflow=rooms(*kappa))
+    return stage(
+        decide(None, implementation_audits=[given], comparisons=runs, thresholds=Thresholds(**limits)), OPTIMIZER
+    )
+
+
 def test_the_papers_overflow_numbers_fire_the_optimizer_stage(audit: ImplementationAudit) -> None:
     """tab:overflow_audit, GPT-2: κ_min 6718 of CE falls to 731 under standard Z-loss."""
-    fired = stage(decide(None, implementation_audits=[replace(audit, overflow=rooms(6718, 731))]), OPTIMIZER)
+    fired = margin(audit, (6718, 731))
     assert fired.fired is True
     assert "Standard, λ 0.001 on tiny-tied: smallest safe fp16 scale κ 6.72e+03 → 731 (limit ÷ 3)" in fired.reason
     assert fired.value == pytest.approx(6718 / 731)
     assert [(effect.before, effect.after) for effect in fired.measured] == [(6718, 731)]
-    lenient = decide(
-        None,
-        implementation_audits=[replace(audit, overflow=rooms(6718, 731))],
-        thresholds=Thresholds(fp16_margin_ratio=10),
-    )
-    assert stage(lenient, OPTIMIZER).fired is None
+    assert margin(audit, (6718, 731), fp16_margin_ratio=10).fired is None
+    assert margin(audit, (7606, 0.0)).fired is True  # a gradient that is not finite
 
 
 def test_a_margin_within_its_limit_does_not_speak_for_training(
     audit: ImplementationAudit, comparison: Comparison
 ) -> None:
-    calm = replace(audit, overflow=rooms(7606, 6983))
-    open_ = stage(decide(None, implementation_audits=[calm]), OPTIMIZER)
-    assert open_.fired is None
-    assert "6.98e+03" in open_.reason
+    unknown = margin(audit, (7606, 6983))
+    assert unknown.fired is None
+    assert "6.98e+03" in unknown.reason
     # With compared runs the stage is decided by them, and the margin is named.
     runs = replace(comparison, methods=tuple(m for m in comparison.methods if m.method != "heavy"))
-    quiet = decide(None, implementation_audits=[calm], comparisons=[runs], thresholds=Thresholds(grad_tail_ratio=1e9))
-    assert stage(quiet, OPTIMIZER).fired is False
-    assert "6.98e+03" in stage(quiet, OPTIMIZER).reason
-    narrow = replace(audit, overflow=rooms(7606, 69))
-    loud = decide(None, implementation_audits=[narrow], comparisons=[runs], thresholds=Thresholds(grad_tail_ratio=1e9))
-    assert stage(loud, OPTIMIZER).fired is True
-    assert "kappa_min" in [effect.quantity for effect in stage(loud, OPTIMIZER).measured]
-
-
-def test_a_gradient_that_is_not_finite_has_no_margin(audit: ImplementationAudit) -> None:
-    broken = replace(audit, overflow=rooms(7606, 0.0))
-    assert stage(decide(None, implementation_audits=[broken]), OPTIMIZER).fired is True
+    quiet, loud = (margin(audit, (7606, after), runs, grad_tail_ratio=1e9) for after in (6983, 69))
+    assert (quiet.fired, loud.fired) == (False, True)
+    assert "6.98e+03" in quiet.reason
+    assert "kappa_min" in [effect.quantity for effect in loud.measured]
 
 
 def test_it_reaches_every_map(report: AuditReport, audit: ImplementationAudit) -> None:
-    results = decide_results((report,), implementation_audits=(audit,))
-    assert results.implementation_audits == (audit,)
-    assert stage(results.maps[0].decisions, IMPLEMENTATION).fired is True
-    assert stage(with_decisions(report, implementation_audits=[audit]).decisions, IMPLEMENTATION).fired is True
-    (shared,) = decide_results(implementation_audits=(audit,)).maps
-    assert stage(shared.decisions, IMPLEMENTATION).fired is True
+    for audits in ((report,), ()):
+        (only,) = decide_results(audits, implementation_audits=(audit,)).maps
+        assert stage(only.decisions, IMPLEMENTATION).fired is True
 
 
-@pytest.mark.parametrize("name", [stage.name for stage in STAGES])
-def test_every_hint_names_a_command_with_the_options_it_has(name: str) -> None:
-    import importlib
-
-    found = next(stage for stage in STAGES if stage.name == name)
+@pytest.mark.parametrize("found", STAGES, ids=lambda found: found.name)
+def test_every_hint_names_a_command_with_the_options_it_has(found: Stage) -> None:
     assert found.commands
     for command in found.commands:
         program, word, *options = command.split()
@@ -296,6 +264,31 @@ def test_every_hint_names_a_command_with_the_options_it_has(name: str) -> None:
         entry = COMMANDS[word]
         known = flags_of(getattr(importlib.import_module(f"zloss.cli.{entry.module}"), entry.type_name)).values()
         assert {option for option in options if option.startswith("--")} <= set(known)
+
+
+def measured(relative: float) -> MeasuredScale:
+    return MeasuredScale(1e-3, 0.0, (1.0,), relative, relative, (relative,), None, 0.0)
+
+
+def test_router_scales_come_from_the_audit_or_the_comparison(report: AuditReport, comparison: Comparison) -> None:
+    scale = router_scale("active_route_mean", layers=4, tokens=64, top_k=4, coef=1e-3)
+    variant = RouterVariant("active_route_mean", 1e-3, s_rel=scale.relative)
+    for decisions in (
+        decide(replace(report, router=replace(ROUTERS, applied=measured(scale.relative)))),
+        decide(report, comparisons=[replace(comparison, router=RouterVariants("ce", (variant,)))]),
+    ):
+        router = stage(decisions, ROUTER)
+        assert router.fired is True
+        assert router.value == scale.relative
+        # λ_R / s_rel under this convention has the strength of λ_R under the token-layer mean.
+        matched = router_scale("active_route_mean", layers=4, tokens=64, top_k=4, coef=router.measured[0].after)
+        reference = router_scale("token_layer_mean", layers=4, tokens=64, top_k=4, coef=1e-3)
+        assert matched.absolute == pytest.approx(reference.absolute)
+    quiet = stage(decide(replace(report, router=replace(ROUTERS, applied=measured(1.0)))), ROUTER)
+    assert quiet.fired is False
+    # The convention an audit diagnoses with is ours: without a measured loss nothing is known of the model's.
+    unknown = stage(decide(replace(report, router=replace(ROUTERS, applied=None))), ROUTER)
+    assert unknown.fired is None
 
 
 STATED = router_scale_table(1e-3, "active_route_mean", layers=4, top_k=4, tokens=64)
@@ -314,10 +307,9 @@ def test_the_router_scale_of_another_model_passed_for_that_of_the_audited_one(
 ) -> None:
     variant = RouterVariant("active_route_mean", 1e-3, s_rel=4.0)
     runs = replace(comparison, model="experts", router=RouterVariants("ce", (variant,)))
-    measured = MeasuredScale(1e-3, 0.0, (1.0,), 4.0, 4.0, (4.0,), None, 0.0)
     for decisions, source in (
         (decide(report, routers=[STATED]), "the coefficient that was stated to `zloss router-scale`"),
-        (decide(report, routers=[measured]), "a router loss that was measured by itself"),
+        (decide(report, routers=[measured(4.0)]), "a router loss that was measured by itself"),
         (decide(report, comparisons=[runs]), "the compared runs of experts"),
     ):
         found = stage(decisions, ROUTER)

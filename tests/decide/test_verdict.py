@@ -69,9 +69,7 @@ def lowered(
     other_target: bool = False,
 ) -> VerdictPart:
     pairs = pairs_of(method, scale, seeds=seeds)
-    part = coordinate_part(method, 1e-3, pairs, (), diagnosed, other_target=other_target)
-    assert part is not None
-    return part
+    return coordinate_part(method, 1e-3, pairs, (), diagnosed, other_target=other_target)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,6 @@ def lowered(
 def test_each_method_is_judged_by_its_own_quantity(method: str, own: dict[str, float], other: dict[str, float]) -> None:
     part = lowered(method, own)
     assert (part.state, lowered(method, other).state) == ("holds", "fails")
-    assert part.interval is not None
     assert part.interval.upper <= 0.99
 
 
@@ -113,8 +110,6 @@ def test_gain_aware_is_judged_against_standard_at_the_same_coefficient() -> None
         coordinate_part("gain-aware", 1e-3, [(base, with_norm(run, norm)) for base, run in pairs], standard)
         for norm in (3.0, 30.0)
     )
-    assert calm is not None
-    assert wild is not None
     assert (calm.state, wild.state) == ("holds", "fails")
     assert "‖g‖₂ against Standard" in wild.reason
 
@@ -148,8 +143,6 @@ def test_a_router_variant_is_judged_by_its_scale(scale: float, state: State) -> 
         router=RouterVariants("token_layer_mean", (variant,)),
     )
     verdict = method_verdict(comparison, method, pairs_of("ce", {}, seeds=1))
-    assert verdict.parts is not None
-    assert verdict.parts.coordinate is not None
     assert verdict.parts.coordinate.state == state
 
 
@@ -184,25 +177,31 @@ def judged(comparison: Comparison, tolerance: float | None, *verdicts: Verdict) 
     ]
 
 
-def test_ppl_is_held_against_the_stated_tolerance(comparison: Comparison) -> None:
-    rises = (Verdict("a", 0.1, 0.5, accepted=None), Verdict("b", 0.1, 1.5, accepted=None))
-    assert judged(comparison, 1.0, *rises) == [True, False]
+def made_verdict(delta_ppl: float | None, accepted: bool | None = None) -> Verdict:
+    return Verdict("a", 0.1, delta_ppl, accepted=accepted)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tolerance", "accepted"),
+    [
+        (made_verdict(0.5), 1.0, True),
+        (made_verdict(1.5), 1.0, False),
+        # The comparison's own verdict goes first.
+        (made_verdict(99.0, accepted=True), 1.0, True),
+        (made_verdict(-1.0, accepted=False), 1.0, False),
+        # Nothing known is not accepted.
+        (made_verdict(None), 1.0, False),
+    ],
+)
+def test_ppl_is_held_against_the_stated_tolerance(
+    comparison: Comparison, verdict: Verdict, tolerance: float, accepted: bool
+) -> None:
+    assert judged(comparison, tolerance, verdict) == [accepted]
 
 
 def test_without_one_it_is_a_share_of_the_baseline(comparison: Comparison) -> None:
-    base = comparison.baseline_method
-    assert base is not None
     quality = evaluated_comparison(comparison, Thresholds(quality_tolerance=0.2)).quality
-    assert quality.tolerance_ppl == pytest.approx(0.2 * (base.mean("ppl") or 0.0))
+    assert quality.tolerance_ppl == pytest.approx(0.2 * comparison.baseline_method.mean("ppl"))
     assert quality.tolerance == "20% of the baseline's PPL, as none was stated"
-
-
-def test_the_comparisons_own_verdict_goes_first(comparison: Comparison) -> None:
-    stated = (Verdict("a", 0.1, 99.0, accepted=True), Verdict("b", 0.1, -1.0, accepted=False))
-    assert judged(comparison, 1.0, *stated) == [True, False]
-
-
-def test_nothing_known_is_not_accepted(comparison: Comparison) -> None:
-    assert judged(comparison, 1.0, Verdict("a", 0.1, None, accepted=None)) == [False]
     nameless = replace(comparison, baseline="another")
-    assert judged(nameless, None, Verdict("a", 0.1, 0.0, accepted=None)) == [False]
+    assert judged(nameless, None, made_verdict(0.0)) == [False]

@@ -182,8 +182,10 @@ def test_force_replaces_and_a_failed_run_keeps_what_was_there(
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    assert main([*words(model, out), "--force", "--valid-vocab", "600"]) == 2
-    assert [path.name for path in out.iterdir()] == ["mine.txt"]
+    for more, error in (([], "is not empty"), (["--force", "--valid-vocab", "600"], "--valid-vocab")):
+        assert main([*words(model, out), *more]) == 2
+        assert error in capsys.readouterr().err
+        assert [path.name for path in out.iterdir()] == ["mine.txt"]
     assert main([*words(model, out), "--force"]) == 0
     assert not (out / "mine.txt").exists()
     capsys.readouterr()

@@ -32,7 +32,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
 
 def test_centered_head_read_from_ce_is_the_run_of_centered_head(runs: dict[str, FinishedRun]) -> None:
     read = as_centered_head(runs["ce"])
-    assert read is not None
     assert read.metrics == runs["centered-head"].metrics
     assert json.dumps(read.config, sort_keys=True) == json.dumps(runs["centered-head"].config, sort_keys=True)
 
@@ -46,16 +45,12 @@ def test_a_head_without_mu_or_of_the_papers_kind_has_no_reading(runs: dict[str, 
 
 def test_the_halves_share_no_block_and_together_are_the_whole(runs: dict[str, FinishedRun]) -> None:
     whole = runs["ce"].record
-    assert whole.validation_blocks is not None
     selecting, confirming = (on_half(runs["ce"], half).record for half in ("selection", "confirmation"))
     for one, parity in ((selecting, 0), (confirming, 1)):
-        assert one.validation_blocks is not None
         assert one.validation_blocks.ce == whole.validation_blocks.ce[parity::2]
         assert one.ppl == pytest.approx(
             math.exp(float(np.mean([ce for ce in one.validation_blocks.ce if ce is not None])))
         )
-    assert selecting.ce is not None
-    assert confirming.ce is not None
     assert (selecting.ce + confirming.ce) / 2 == pytest.approx(whole.ce, rel=1e-6)
     assert selecting.valid_predictions == whole.valid_predictions // 2
 
@@ -74,15 +69,12 @@ def test_a_comparison_of_halves_judges_by_their_blocks_alone(runs: dict[str, Fin
     """CE of the other half is changed without effect."""
     ce, head = runs["ce"], runs["centered-head"]
     blocks = head.record.validation_blocks
-    assert blocks is not None
     spoiled = replace(blocks, ce=tuple(99.0 if i % 2 else value for i, value in enumerate(blocks.ce)))
     changes: dict[Half, float] = {"selection": 0.0, "confirmation": 90.0}
     for half, delta in changes.items():
         changed = replace(head, record=replace(head.record, validation_blocks=spoiled))
         found = compare_runs([on_half(ce, half), on_half(changed, half)])
         parts = found.quality.methods[0].parts
-        assert parts is not None
-        assert parts.quality is not None
         assert parts.quality.numbers["delta_ce"] == pytest.approx(delta, abs=10)
         assert (parts.quality.numbers["delta_ce"] == 0) == (delta == 0)
 

@@ -17,10 +17,8 @@ STEPS = (100, 200, 500, 1000, 1500, 2000)
 """As text, 1000 stands before 200: the order must be numeric."""
 
 
-def save_run(
-    folder: Path, shifts: Sequence[float], *, steps: Sequence[int] = STEPS, noise: float = 1e-4, scales: Any = None
-) -> Path:
-    """Checkpoints that differ by small random changes of every weight, a shift of all head rows, and a scale of the head.
+def save_run(folder: Path, shifts: Sequence[float], *, steps: Sequence[int] = STEPS, noise: float = 1e-4) -> Path:
+    """Checkpoints that differ by small random changes of every weight and a shift of all head rows.
 
     `shifts` are multiples of one fixed vector: they move μ of every token and leave softmax as it is.
     """
@@ -31,14 +29,11 @@ def save_run(
     shutil.rmtree(first)
     generator = torch.Generator().manual_seed(7)
     head = model.get_output_embeddings()
-    direction_D, given, scale = torch.randn(head.weight.shape[1], generator=generator), 0.0, 1.0
-    for index, (step, shift) in enumerate(zip(steps, shifts, strict=True)):
+    direction_D, given = torch.randn(head.weight.shape[1], generator=generator), 0.0
+    for step, shift in zip(steps, shifts, strict=True):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
-            if scales is not None:
-                head.weight.mul_(scales[index] / scale)
-                scale = scales[index]
         zloss.shift_head_(head, (shift - given) * direction_D)
         given = shift
         save_checkpoint(model, folder / f"checkpoint-{step}")

@@ -89,7 +89,7 @@ class AuditedInput:
 class NextCommand:
     """The command and what it tells."""
 
-    argv: tuple[str, ...]
+    argv: Sequence[str]
     why: str
     """What to do and learn with it, in one sentence without a full stop."""
 
@@ -116,85 +116,50 @@ def next_command(report: AuditReport, given: AuditedInput) -> NextCommand:
     3. the head is tied and the gradients were left out: the audit with gradients;
     4. otherwise: the audit of the loss, which the numbers of a checkpoint cannot replace.
     """
-    repeated = _repeated_audit(report, given)
-    if repeated is not None:
-        return repeated
+    text = [word for name in given.texts for word in ("--text", name)]
+    text += [] if given.corpus is None else ["--corpus", given.corpus]
+    valid_vocab = [] if given.valid_vocab is None else ["--valid-vocab", str(given.valid_vocab)]
+    # Of an option given twice the last counts.
+    audit = ["zloss", *(given.argv or ["audit", given.model, *text, *valid_vocab])]
+    size, router, bad = report.corpus.block_size, report.router, report.nonfinite.nan + report.nonfinite.inf
+    if report.status == "partial":
+        whole = audit if "--resume" in audit else [*audit, "--resume"]
+        return NextCommand(whole, "finish the text, because this audit was interrupted")
+    if bad and given.dtype == "bf16":
+        why = f"find out whether the {bad} tokens with nonfinite statistics come from {given.dtype} or from the weights"
+        return NextCommand([*audit, "--dtype", "fp32"], why)
     for decision in ordered_actions(report.decisions):
-        following = _following(decision, report, given)
-        if following is not None:
-            return following
+        if decision.stage == stages.ROUTER.name and router is not None:
+            return NextCommand(
+                [
+                    *("zloss", "router-scale", "--coef", f"{router.coef:g}", "--from", router.convention),
+                    *("--layers", str(router.layers), "--top-k", str(router.top_k)),
+                ],
+                "see which coefficient has the same strength under every convention of the router loss",
+            )
+        if decision.stage == stages.SOURCE.name:
+            return NextCommand(
+                ["zloss", "center", given.model, *text, *valid_vocab, "--out", "zloss-centered"],
+                "deploy the row-centered head and compare PPL, tails and the error of 16-bit logits before and after",
+            )
+        if decision.stage in TRAINED:
+            # A model with few positions needs shorter blocks; a size that the user set is for the audit alone.
+            short = size < RECOMMENDED_ON and "--block-size" not in given.argv
+            blocks = ["--block-size", str(size)] if short else []
+            return NextCommand(
+                ["zloss", "recommend", given.model, *text, *blocks, "--out", "zloss-recommend"],
+                f"{TRAINED[decision.stage]}, on matched runs that this audit proposes, confirmed on further seeds",
+            )
     pathway = next(decision for decision in report.decisions if decision.stage == stages.PATHWAY.name)
     if pathway.fired is None and report.model.tied and report.gradient is None:
         return NextCommand(
-            _audit(given, "--gradient-blocks", "8"),
+            [*audit, "--gradient-blocks", "8"],
             "measure whether the Z gradient of the tied table also arrives through the input embedding, and R_Z",
         )
     return NextCommand(
-        ("zloss", "audit-loss", "MODULE:FUNCTION"),
+        ["zloss", "audit-loss", "MODULE:FUNCTION"],
         "no stage of the checkpoint fired; check that your training loss applies the λ, c and denominator that you believe",
     )
-
-
-def _repeated_audit(report: AuditReport, given: AuditedInput) -> NextCommand | None:
-    if report.status == "partial":
-        return NextCommand(_audit(given, "--resume"), "finish the text, because this audit was interrupted")
-    bad = report.nonfinite.nan + report.nonfinite.inf
-    if bad and given.dtype == "bf16":
-        return NextCommand(
-            _audit(given, "--dtype", "fp32"),
-            f"find out whether the {bad} tokens with nonfinite statistics come from {given.dtype} or from the weights",
-        )
-    return None
-
-
-def _following(decision: Decision, report: AuditReport, given: AuditedInput) -> NextCommand | None:
-    """The command that measures the action of a fired stage; None for a stage without one."""
-    if decision.stage == stages.ROUTER.name and report.router is not None:
-        return NextCommand(
-            (
-                *("zloss", "router-scale", "--coef", f"{report.router.coef:g}", "--from", report.router.convention),
-                *("--layers", str(report.router.layers), "--top-k", str(report.router.top_k)),
-            ),
-            "see which coefficient has the same strength under every convention of the router loss",
-        )
-    if decision.stage == stages.SOURCE.name:
-        return NextCommand(
-            ("zloss", "center", given.model, *_text(given), *_valid_vocab(given), "--out", "zloss-centered"),
-            "deploy the row-centered head and compare PPL, tails and the error of 16-bit logits before and after",
-        )
-    if decision.stage in TRAINED:
-        blocks = _short_blocks(report, given)
-        return NextCommand(
-            ("zloss", "recommend", given.model, *_text(given), *blocks, "--out", "zloss-recommend"),
-            f"{TRAINED[decision.stage]}, on matched runs that this audit proposes, confirmed on further seeds",
-        )
-    return None
-
-
-def _audit(given: AuditedInput, *more: str) -> tuple[str, ...]:
-    """The same audit with further options; of an option given twice the last counts."""
-    repeated = given.argv or ("audit", given.model, *_text(given), *_valid_vocab(given))
-    return ("zloss", *repeated, *(more if more[0] not in repeated or len(more) > 1 else ()))
-
-
-def _text(given: AuditedInput) -> tuple[str, ...]:
-    named = () if given.corpus is None else ("--corpus", given.corpus)
-    return (*(word for text in given.texts for word in ("--text", text)), *named)
-
-
-def _short_blocks(report: AuditReport, given: AuditedInput) -> tuple[str, ...]:
-    """The block size of the audit if the model has too few positions for the one `zloss recommend` would take.
-
-    A size that the user set is for the audit alone.
-    """
-    size = report.corpus.block_size
-    if size >= RECOMMENDED_ON or "--block-size" in given.argv:
-        return ()
-    return ("--block-size", str(size))
-
-
-def _valid_vocab(given: AuditedInput) -> tuple[str, ...]:
-    return () if given.valid_vocab is None else ("--valid-vocab", str(given.valid_vocab))
 
 
 def joined_models(
@@ -253,15 +218,13 @@ class DecidedResults:
     @property
     def maps(self) -> tuple[DecisionMap, ...]:
         """The map of each audit by its name, or the shared one."""
+        others = (self.loss_audits, self.implementation_audits, self.comparisons)
         if self.shared is not None:
-            return (replace(self.shared, models=self._models(None)),)
+            return (replace(self.shared, models=joined_models(None, *others)),)
         return tuple(
-            replace(_map(name, audit.thresholds, audit.decisions), models=self._models(audit))
+            replace(_map(name, audit.thresholds, audit.decisions), models=joined_models(audit, *others))
             for name, audit in zip(audit_names(self.audits), self.audits, strict=True)
         )
-
-    def _models(self, audit: AuditReport | None) -> str | None:
-        return joined_models(audit, self.loss_audits, self.implementation_audits, self.comparisons)
 
 
 def decide_results(

@@ -1,13 +1,14 @@
 """The decision map of the paper, evaluated: one function per stage, in the order of the map.
 
-One module above 500 lines, because the eight stages answer one question after another and share how an answer is put together.
+One module above 500 lines, because the eight stages are read one after another and share how an answer is put together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from zloss.decide.stages import (
     DECOMPOSITION,
@@ -21,19 +22,17 @@ from zloss.decide.stages import (
     USUAL,
     Stage,
     budget_effects,
-    joined_sentence,
     lambda_budget,
     remedies_for,
-    unevaluated,
-    without_verdict,
+    sentence,
 )
 from zloss.decide.thresholds import Thresholds, stored_thresholds
 from zloss.decide.verdict import evaluated_comparison, quality_accepted
 from zloss.decide.verdict_parts import EndpointLimit, endpoint_limits
-from zloss.results.audit import NO_INPUT_PATH, NOT_MEASURED, AuditReport, GradientInfo
+from zloss.results.audit import NO_INPUT_PATH, NOT_MEASURED, AuditReport
 from zloss.results.comparison import ComparedMethod, Comparison, Verdict, method_label
 from zloss.results.decision import Decision, Effect
-from zloss.results.implementation_audit import CE, ImplementationAudit, UpdateError
+from zloss.results.implementation_audit import CE, ImplementationAudit
 from zloss.results.loss_audit import LossAudit
 from zloss.results.router import MeasuredScale, RouterScaleTable
 
@@ -53,25 +52,22 @@ def decide(
     """
     limits = thresholds or stored_thresholds(report.thresholds if report else {})
     report = report and report.finite()
+    on_checkpoint = {
+        SOURCE: source_coordinate,
+        DECOMPOSITION: objective_decomposition,
+        TRANSPORT: architectural_transport,
+        PATHWAY: shared_pathway,
+    }
     return (
-        *_on_checkpoint(report, limits),
+        *(
+            stage.unevaluated("no audit of a checkpoint was given") if report is None else evaluate(report, limits)
+            for stage, evaluate in on_checkpoint.items()
+        ),
         implementation(loss_audits, limits, implementation_audits),
         router_reduction(report, comparisons, limits, routers),
         optimizer_consequence(comparisons, limits, implementation_audits),
         quality_gate(comparisons, limits),
     )
-
-
-def _on_checkpoint(report: AuditReport | None, limits: Thresholds) -> list[Decision]:
-    if report is None:
-        on_checkpoint = (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY)
-        return [unevaluated(stage, "no audit of a checkpoint was given") for stage in on_checkpoint]
-    return [
-        source_coordinate(report, limits),
-        objective_decomposition(report, limits),
-        architectural_transport(report, limits),
-        shared_pathway(report, limits),
-    ]
 
 
 def with_decisions(
@@ -100,48 +96,43 @@ def with_decisions(
     )
 
 
+def _verb(beyond: bool) -> str:
+    return "exceeds" if beyond else "stays within"
+
+
 # Checkpoint
-
-
-def source_coordinate(report: AuditReport, thresholds: Thresholds) -> Decision:
-    """p99 |μ| against a multiple of log V."""
-    value = report.heads.raw.mu_abs_99
-    if value is None:
-        return _missing(SOURCE, report, "heads.raw.mu_abs_99")
-    log_v = math.log(report.model.valid_vocab or report.model.vocab)
-    limit = thresholds.shift_over_log_v * log_v
-    fired = value > limit
-    verb = "exceeds" if fired else "stays within"
-    reason = f"p99 |μ| = {value:.4g} {verb} {thresholds.shift_over_log_v:g} · log V = {limit:.4g}."
-    return SOURCE.decision(
-        value, limit, fired, reason, _centering(report) + budget_effects(report, thresholds.r_z_budget)
-    )
 
 
 def _missing(stage: Stage, report: AuditReport, path: str) -> Decision:
     """No verdict because the number at `path` is missing; another audit can measure it only if this one left it out."""
     why = report.reason(path) or NOT_MEASURED
-    left_out = report.gradient is None and path.partition(".")[0] in ("gradient", "tied_paths")
-    measurable = left_out or why == NOT_MEASURED or report.status == "partial"
-    return unevaluated(stage, why) if measurable else without_verdict(stage, why)
+    left_out = report.gradient is None and path.startswith("tied_paths")
+    return (stage.unevaluated if left_out or why == NOT_MEASURED or report.status == "partial" else stage.impossible)(
+        why
+    )
 
 
-def _centering(report: AuditReport) -> tuple[Effect, ...]:
-    """Raw → centered for everything centering can move, and PPL, which it cannot."""
+def source_coordinate(report: AuditReport, thresholds: Thresholds) -> Decision:
+    """p99 |μ| against a multiple of log V; centering changes the other numbers too, and PPL not."""
     raw, centered, gradient = report.heads.raw, report.heads.centered, report.gradient
+    value = raw.mu_abs_99
+    if value is None:
+        return _missing(SOURCE, report, "heads.raw.mu_abs_99")
+    limit = thresholds.shift_over_log_v * math.log(report.model.valid_vocab or report.model.vocab)
+    fired = value > limit
+    reason = f"p99 |μ| = {value:.4g} {_verb(fired)} {thresholds.shift_over_log_v:g} · log V = {limit:.4g}."
     effects = [
-        Effect("p99 |μ|", raw.mu_abs_99, centered.mu_abs_99, "nats"),
+        Effect("p99 |μ|", value, centered.mu_abs_99, "nats"),
         Effect("P_Z^99.9", raw.p_z_999, centered.p_z_999, "nats"),
         Effect("Diag Z", raw.diag_z, centered.diag_z),
         Effect("A_p^99", raw.a_p_99, centered.a_p_99),
         Effect("p99 ‖δ_u‖", raw.delta_u_99, centered.delta_u_99),
         Effect("p99.9 row maximum", raw.row_max_999, centered.row_max_999),
         Effect("σ₁", raw.sigma_1, centered.sigma_1),
+        *([Effect("R_Z of the head", gradient.raw.r_z, gradient.centered.r_z)] if gradient is not None else []),
+        Effect("PPL", report.ppl, report.ppl, note="softmax is unchanged by a common shift"),
     ]
-    if gradient is not None:
-        effects.append(Effect("R_Z of the head", gradient.raw.r_z, gradient.centered.r_z))
-    effects.append(Effect("PPL", report.ppl, report.ppl, note="softmax is unchanged by a common shift"))
-    return tuple(effect for effect in effects if effect.before is not None and effect.after is not None)
+    return SOURCE.decision(value, limit, fired, reason, effects + budget_effects(report, thresholds.r_z_budget))
 
 
 def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Decision:
@@ -151,32 +142,24 @@ def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Deci
         path = "heads.raw.mu_rms" if raw.mu_rms is None else "heads.centered.diag_z"
         return _missing(DECOMPOSITION, report, path)
     shift, relative = raw.mu_rms**2, centered.diag_z / coef
-    total = shift + relative
-    if total == 0:
-        return DECOMPOSITION.decision(
-            0.0, thresholds.component_share, False, "Neither μ nor log Z̃ − c ever leaves its target."
-        )
-    share = min(shift, relative) / total
-    floor = thresholds.negligible_rms
-    if max(shift, relative) < floor**2:
+    total, limit, floor = shift + relative, thresholds.component_share, thresholds.negligible_rms
+    share = min(shift, relative) / total if total else 0.0
+    negligible = max(shift, relative) < floor**2
+    fired = share > limit and not negligible
+    if negligible:
         sizes = f"rms μ = {math.sqrt(shift):.3g} and rms(log Z̃ − c) = {math.sqrt(relative):.3g} nats"
         reason = f"Neither part matters: {sizes}, both below {floor:g}."
-        return DECOMPOSITION.decision(share, thresholds.component_share, False, reason)
-    fired = share > thresholds.component_share
-    larger, smaller = ("μ", "log Z̃ − c") if shift >= relative else ("log Z̃ − c", "μ")
-    if fired:
+    elif fired:
         reason = f"Both matter: E μ² = {shift:.4g} and E(log Z̃ − c)² = {relative:.4g}; the smaller holds {share:.0%}."
     else:
+        larger, smaller = ("μ", "log Z̃ − c") if shift >= relative else ("log Z̃ − c", "μ")
         sizes = f"E μ² = {shift:.4g}, E(log Z̃ − c)² = {relative:.4g}"
         reason = f"{larger} dominates: {sizes}; {smaller} holds {share:.2g} of the sum."
-    effects: tuple[Effect, ...] = ()
+    effects = budget_effects(report, thresholds.r_z_budget)
     if raw.diag_z is not None:
-        cross = raw.diag_z / coef - total
-        note = f"cross term 2·E[μ(log Z̃ − c)] = {cross:.4g} removed"
-        effects = (Effect("Mean penalty at λ_diag", raw.diag_z, coef * total, note=note),)
-    return DECOMPOSITION.decision(
-        share, thresholds.component_share, fired, reason, effects + budget_effects(report, thresholds.r_z_budget)
-    )
+        note = f"cross term 2·E[μ(log Z̃ − c)] = {raw.diag_z / coef - total:.4g} removed"
+        effects.insert(0, Effect("Mean penalty at λ_diag", raw.diag_z, coef * total, note=note))
+    return DECOMPOSITION.decision(share, limit, fired, reason, effects)
 
 
 def architectural_transport(report: AuditReport, thresholds: Thresholds) -> Decision:
@@ -185,17 +168,16 @@ def architectural_transport(report: AuditReport, thresholds: Thresholds) -> Deci
     if raw.a_p_99 is None:
         return _missing(TRANSPORT, report, "heads.raw.a_p_99")
     fired = raw.a_p_99 > thresholds.gain_99
-    reason = f"A_p^99 = {raw.a_p_99:.4g} {'exceeds' if fired else 'stays within'} {thresholds.gain_99:g}"
+    reason = f"A_p^99 = {raw.a_p_99:.4g} {_verb(fired)} {thresholds.gain_99:g}"
     reason += f"; centered it is {centered.a_p_99:.4g}." if centered.a_p_99 is not None else "."
     weight = 1 / (1 + beta * raw.a_p_99**2)
-    weighted = [Effect("Source weight at A_p^99", 1.0, weight, note=f"1/(1 + β·A_p^2), β = {beta:g}")]
-    if raw.delta_u_99 is not None and raw.delta_u_99_gain_aware is not None:
-        weighted.append(Effect("p99 ‖δ_u‖, gain-aware", raw.delta_u_99, raw.delta_u_99_gain_aware))
-    if centered.a_p_99 is not None:
-        weighted.append(Effect("A_p^99 under centering instead", raw.a_p_99, centered.a_p_99))
-    if raw.delta_u_99 is not None and centered.delta_u_99 is not None:
-        weighted.append(Effect("p99 ‖δ_u‖ under centering instead", raw.delta_u_99, centered.delta_u_99))
-    effects = tuple(weighted) + budget_effects(report, thresholds.r_z_budget)
+    effects = [
+        Effect("Source weight at A_p^99", 1.0, weight, note=f"1/(1 + β·A_p^2), β = {beta:g}"),
+        Effect("p99 ‖δ_u‖, gain-aware", raw.delta_u_99, raw.delta_u_99_gain_aware),
+        Effect("A_p^99 under centering instead", raw.a_p_99, centered.a_p_99),
+        Effect("p99 ‖δ_u‖ under centering instead", raw.delta_u_99, centered.delta_u_99),
+        *budget_effects(report, thresholds.r_z_budget),
+    ]
     return TRANSPORT.decision(raw.a_p_99, thresholds.gain_99, fired, reason, effects)
 
 
@@ -204,53 +186,35 @@ def shared_pathway(report: AuditReport, thresholds: Thresholds) -> Decision:
 
     An untied head has no input path.
     """
-    limit = thresholds.input_path_ratio
+    limit, gradient = thresholds.input_path_ratio, report.gradient
     if not report.model.tied:
-        return PATHWAY.decision(None, limit, False, f"{NO_INPUT_PATH[0].upper()}{NO_INPUT_PATH[1:]}.")
+        return PATHWAY.decision(None, limit, False, sentence(NO_INPUT_PATH))
     paths = report.tied_paths.raw if report.tied_paths is not None else None
     if paths is None or paths.output_norm is None or paths.input_norm is None:
         return _missing(PATHWAY, report, "tied_paths")
     if paths.output_norm == 0:
-        return without_verdict(PATHWAY, "the output-path gradient is zero on the diagnostic batch, so the ratio is 0/0")
+        return PATHWAY.impossible("the output-path gradient is zero on the diagnostic batch, so the ratio is 0/0")
     ratio = paths.input_norm / paths.output_norm
-    side = "above" if ratio > limit else "within"
-    reason = f"The input path carries {ratio:.3g} × the output path's norm ({side} {limit:g})"
-    effects: tuple[Effect, ...] = ()
     fired = ratio > limit
+    side = "above" if fired else "within"
+    reason = f"The input path carries {ratio:.3g} × the output path's norm ({side} {limit:g})"
+    effects = budget_effects(report, thresholds.r_z_budget)
     if paths.cosine is not None:
         reason += f", cosine {paths.cosine:.3g}"
         cross = 2 * paths.cosine * paths.output_norm * paths.input_norm
         both = math.sqrt(max(paths.output_norm**2 + paths.input_norm**2 + cross, 0.0))
-        effects = (Effect("‖g_Z‖ of the table: output path alone → both", paths.output_norm, both),)
-        larger = _share_of_ce(report.gradient, max(paths.output_norm, paths.input_norm), both)
-        if fired and larger is not None and larger < thresholds.negligible_r_z:
-            fired = False
-            share = f"{larger:.2g} of the CE gradient at λ = {USUAL[1]:g} (below {thresholds.negligible_r_z:g})"
-            reason += f", but the larger path is {share}, so neither matters"
-    return PATHWAY.decision(ratio, limit, fired, reason + ".", effects + budget_effects(report, thresholds.r_z_budget))
-
-
-def _share_of_ce(gradient: GradientInfo | None, path: float, both: float) -> float | None:
-    """The norm of one path over that of the CE gradient, at the end of the usual range of λ; None where it is not known.
-
-    R_Z is that of the sum of both paths, in which they may cancel; Z gradients are linear in λ.
-    """
-    if gradient is None or gradient.raw.r_z is None or gradient.coef == 0 or both == 0:
-        return None
-    return gradient.raw.r_z * path / both * USUAL[1] / gradient.coef
+        effects.insert(0, Effect("‖g_Z‖ of the table: output path alone → both", paths.output_norm, both))
+        if fired and both and gradient is not None and gradient.raw.r_z is not None and gradient.coef:
+            # R_Z is that of the sum of both paths, in which they may cancel; Z gradients are linear in λ.
+            larger = gradient.raw.r_z * max(paths.output_norm, paths.input_norm) / both * USUAL[1] / gradient.coef
+            if larger < thresholds.negligible_r_z:
+                fired = False
+                share = f"{larger:.2g} of the CE gradient at λ = {USUAL[1]:g} (below {thresholds.negligible_r_z:g})"
+                reason += f", but the larger path is {share}, so neither matters"
+    return PATHWAY.decision(ratio, limit, fired, reason + ".", effects)
 
 
 # Implementation
-
-
-@dataclass(frozen=True)
-class _SourceError:
-    """Δ_src of an audited loss, or of logits stored in one dtype."""
-
-    name: str
-    """Where the logits were stored; empty for an audited loss."""
-    delta_src: float
-    forward: float | None
 
 
 def implementation(
@@ -263,74 +227,58 @@ def implementation(
     Δ_θ is that of the implementation audits, and of a linear loss the error of dW on bf16 operands.
     """
     if not loss_audits and not implementation_audits:
-        return unevaluated(IMPLEMENTATION, "no audit of a loss or of an implementation was given")
-    sources, updates = _sources(loss_audits, implementation_audits), _updates(loss_audits, implementation_audits)
-    worst_source = max(sources, key=lambda source: source.delta_src, default=None)
-    worst_update = max(updates, key=lambda update: update.delta_theta, default=None)
+        return IMPLEMENTATION.unevaluated("no audit of a loss or of an implementation was given")
+    targets = [audit.target_model for audit in loss_audits if audit.target_model is not None]
+    # (error, where, error of the forward value); an error that was not measured is None.
+    sources = [
+        *((audit.source.delta_src, "", audit.source.forward_rel_error) for audit in loss_audits),
+        # On a model's own logits a Z far smaller than CE may drown in the rounding of CE, which is not a fault of the loss.
+        *((t.delta_src, f"the loss on {t.model}", t.forward_rel_error) for t in targets if t.beyond_rounding),
+        *(
+            (line.delta_src, f"logits of {audit.model.name} stored in {line.storage}", line.forward_rel_error)
+            for audit in implementation_audits
+            for line in audit.own_source
+        ),
+    ]
+    updates = [
+        *((audit.source.bf16_inputs, "dW", None) for audit in loss_audits),
+        *((update.delta_theta, update.name, None) for audit in implementation_audits for update in audit.update_errors),
+    ]
     found = [finding.id for audit in loss_audits for finding in audit.errors]
     lesser = [finding.id for audit in loss_audits for finding in audit.found if finding not in audit.errors]
-    if worst_source is None and worst_update is None and not found:
-        more = f" (warnings and notes: {', '.join(lesser)})" if lesser else ""
-        return unevaluated(IMPLEMENTATION, f"the audits hold neither Δ_src nor Δ_θ{more}")
-    parts, far = [], []
-    if worst_source is not None:
-        far.append(worst_source.delta_src > thresholds.delta_src)
-        where = f" ({worst_source.name})" if worst_source.name else ""
-        verb = "exceeds" if far[-1] else "stays within"
-        parts.append(f"Δ_src = {worst_source.delta_src:.3g}{where} {verb} {thresholds.delta_src:g}")
-        within = [source.name for source in sources if source.name and source.delta_src <= thresholds.delta_src]
-        if far[-1] and within:
+    parts, worst = list[str](), list[tuple[float, float]]()
+    for symbol, errors, limit in (("Δ_src", sources, thresholds.delta_src), ("Δ_θ", updates, thresholds.delta_theta)):
+        known = [(error, where) for error, where, _ in errors if error is not None]
+        if not known:
+            continue
+        error, where = max(known, key=lambda each: each[0])
+        worst.append((error, limit))
+        parts.append(f"{symbol} = {error:.3g}{f' ({where})' if where else ''} {_verb(error > limit)} {limit:g}")
+        within = [name for other, name in known if name and other <= limit]
+        if symbol == "Δ_src" and error > limit and within:
             parts.append(f"within it: {', '.join(within)}")
-    if worst_update is not None:
-        far.append(worst_update.delta_theta > thresholds.delta_theta)
-        verb = "exceeds" if far[-1] else "stays within"
-        parts.append(f"Δ_θ = {worst_update.delta_theta:.3g} ({worst_update.name}) {verb} {thresholds.delta_theta:g}")
+    warned = [f"warnings and notes: {', '.join(lesser)}"] if lesser else []
+    if not worst and not found:
+        more = f" ({warned[0]})" if warned else ""
+        return IMPLEMENTATION.unevaluated(f"the audits hold neither Δ_src nor Δ_θ{more}")
     if loss_audits:
         parts.append("errors: " + ", ".join(found) if found else "no errors" if lesser else "no findings")
-    parts += ["warnings and notes: " + ", ".join(lesser)] if lesser else []
-    effects = tuple(
-        Effect("Relative error: forward value → backward source", source.forward, source.delta_src, note=source.name)
-        for source in sources
+    effects = [
+        Effect("Relative error: forward value → backward source", forward, error, note=where)
+        for error, where, forward in sources
         # Next to another finding the two errors are not a before and after: its remedy changes neither.
-        if source.forward is not None and source.delta_src > thresholds.delta_src
-    )
-    # Errors beyond a limit without a finding are those of stored precision.
-    causes = found if found else ["low_precision_source"]
+        if error is not None and error > thresholds.delta_src
+    ]
+    value, limit = worst[0] if worst else (None, thresholds.delta_src)
     return IMPLEMENTATION.decision(
-        worst_source.delta_src if worst_source else worst_update.delta_theta if worst_update else None,
-        thresholds.delta_src if worst_source or not worst_update else thresholds.delta_theta,
-        any(far) or bool(found),
-        joined_sentence(parts),
+        value,
+        limit,
+        bool(found) or any(error > most for error, most in worst),
+        sentence(*parts, *warned),
         effects,
-        action=remedies_for(causes),
+        # Errors beyond a limit without a finding are those of stored precision.
+        action=remedies_for(found or ["low_precision_source"]),
     )
-
-
-def _sources(loss_audits: Sequence[LossAudit], audits: Sequence[ImplementationAudit]) -> list[_SourceError]:
-    found = [
-        _SourceError("", audit.source.delta_src, audit.source.forward_rel_error)
-        for audit in loss_audits
-        if audit.source.delta_src is not None
-    ]
-    # On a model's own logits a Z far smaller than CE may drown in the rounding of CE, which is not a fault of the loss.
-    found += [
-        _SourceError(f"the loss on {one.model}", one.delta_src, one.forward_rel_error)
-        for audit in loss_audits
-        if (one := audit.target_model) is not None and one.delta_src is not None and one.beyond_rounding
-    ]
-    return found + [
-        _SourceError(f"logits of {audit.model.name} stored in {line.storage}", line.delta_src, line.forward_rel_error)
-        for audit in audits
-        for line in audit.own_source
-        if line.delta_src is not None
-    ]
-
-
-def _updates(loss_audits: Sequence[LossAudit], audits: Sequence[ImplementationAudit]) -> list[UpdateError]:
-    errors = [audit.source.bf16_inputs for audit in loss_audits]
-    return [UpdateError("dW", error) for error in errors if error is not None] + [
-        update for audit in audits for update in audit.update_errors
-    ]
 
 
 # Router
@@ -345,8 +293,7 @@ MEASURED_ELSEWHERE = "a router loss that was measured by itself"
 STATED_ELSEWHERE = "the coefficient that was stated to `zloss router-scale`"
 
 
-@dataclass(frozen=True)
-class _Scale:
+class _Scale(NamedTuple):
     """One s_rel and where it comes from."""
 
     name: str
@@ -370,111 +317,58 @@ def router_reduction(
     measurement that could not tell the penalty has no s_rel either, and does not fire. Where the audited model has no router,
     the reason says of what the scale is.
     """
-    tolerance = thresholds.router_scale_tolerance
-    router = None if report is None else report.router
-    routerless = report is not None and _has_no_router(report)
-    scales: list[_Scale] = []
-    undetermined: list[str] = []
+    tolerance, router = thresholds.router_scale_tolerance, None if report is None else report.router
+    # An audit that left the routers out has a reason for it.
+    routerless = (
+        report is not None and router is None and report.status == "complete" and report.reason("router") is None
+    )
+    foreign = " The audited model has no router; this is of {}." if routerless else ""
+    scales, undetermined = list[_Scale](), list[str]()
     # The diagnostic convention of an audit is ours, so only a measured scale is the model's.
-    own = () if router is None or router.applied is None else ((OWN_ROUTER_LOSS, router.applied),)
-    given = ((one.name or GIVEN_ROUTER_LOSS, one) for one in routers if isinstance(one, MeasuredScale))
-    for where, measured in (*own, *given):
-        foreign = _foreign(MEASURED_ELSEWHERE) if routerless else ""
-        reason = f"{where}: {measured.sentence}{foreign}"
+    own = [] if router is None or router.applied is None else [(OWN_ROUTER_LOSS, router.applied)]
+    given = [(one.name or GIVEN_ROUTER_LOSS, one) for one in routers if isinstance(one, MeasuredScale)]
+    for where, measured in own + given:
+        reason = f"{where}: {measured.sentence}{foreign.format(MEASURED_ELSEWHERE)}"
         if measured.verdict in ("not_squared", "squared_mean", "unexplained"):
             return ROUTER.decision(None, tolerance, True, reason, action=REPLACE_ROUTER_LOSS)
         if measured.negative_layers:
             return ROUTER.decision(measured.relative, tolerance, True, reason, action=CORRECT_SIGN)
         if measured.verdict == "undetermined":
             undetermined.append(reason)
-            continue
-        scales.append(_Scale(where, measured.relative, measured.coef, MEASURED_ELSEWHERE, measured.limit))
-    stated = (one for one in routers if isinstance(one, RouterScaleTable))
+        else:
+            scales.append(_Scale(where, measured.relative, measured.coef, MEASURED_ELSEWHERE, measured.limit))
     scales += [
-        _Scale(f"{one.source} (stated)", one.scale(one.source).relative, one.coef, STATED_ELSEWHERE) for one in stated
+        _Scale(f"{one.source} (stated)", one.scale(one.source).relative, one.coef, STATED_ELSEWHERE)
+        for one in routers
+        if isinstance(one, RouterScaleTable)
     ]
     for comparison in comparisons:
         runs = "the compared runs" if comparison.model is None else f"the compared runs of {comparison.model}"
         variants = () if comparison.router is None else comparison.router.conventions
         scales += [_Scale(v.convention, v.s_rel, v.coef, runs) for v in variants if v.s_rel is not None]
-    if not scales and undetermined:
-        return ROUTER.decision(None, tolerance, None, " ".join(undetermined))
     if not scales:
+        if undetermined:
+            return ROUTER.decision(None, tolerance, None, " ".join(undetermined))
         if comparisons and router is None:
             reason = "The compared runs have no router, so there is no reduction to match."
             return ROUTER.decision(None, tolerance, False, reason)
         if router is not None:
-            return unevaluated(ROUTER, "a checkpoint does not show how its router loss was reduced")
+            return ROUTER.unevaluated("a checkpoint does not show how its router loss was reduced")
         if routerless:
-            return unevaluated(ROUTER, "the audited model has no router", needed="one")
-        return unevaluated(ROUTER, "no router was audited, and no compared run has one")
+            return ROUTER.unevaluated("the audited model has no router", needed="one")
+        return ROUTER.unevaluated("no router was audited, and no compared run has one")
     farthest = max(scales, key=lambda item: abs(item.relative - 1) - max(tolerance, item.rounding))
     name, scale, coef = farthest.name, farthest.relative, farthest.coef
     tolerance = max(tolerance, farthest.rounding)
     fired = abs(scale - 1) > tolerance
     reason = f"s_rel = {scale:.4g} under {name}: {'not ' if fired else ''}the scale of the token-layer mean (± {tolerance:.2g})."
-    reason += _foreign(farthest.source) if routerless else ""
-    effects: tuple[Effect, ...] = ()
-    if coef is not None and scale != 0:
-        effects = (Effect("λ_R that gives s_rel = 1", coef, coef / scale, unit="λ", note=f"under {name}"),)
-    return ROUTER.decision(scale, tolerance, fired, reason, effects, action=MATCH_ELSEWHERE if routerless else "")
-
-
-def _has_no_router(report: AuditReport) -> bool:
-    """Whether the audit looked for routers and found none; an audit that left them out has a reason for it."""
-    return report.router is None and report.status == "complete" and report.reason("router") is None
-
-
-def _foreign(source: str) -> str:
-    return f" The audited model has no router; this is of {source}."
+    matched = None if coef is None or scale == 0 else coef / scale
+    effect = Effect("λ_R that gives s_rel = 1", coef, matched, unit="λ", note=f"under {name}")
+    action = MATCH_ELSEWHERE if routerless else ""
+    return ROUTER.decision(scale, tolerance, fired, reason + foreign.format(farthest.source), [effect], action)
 
 
 # Training runs
-
-
-@dataclass(frozen=True)
-class Fp16Margin:
-    """κ_min of one method and of CE on the same batches."""
-
-    model: str
-    method: str
-    before: float
-    """κ_min of CE."""
-    after: float
-    """κ_min of the method; 0 where one of its gradients is not finite."""
-    limit: EndpointLimit
-
-    @property
-    def fall(self) -> float:
-        """CE's κ_min over the method's."""
-        return self.before / self.after if self.after > 0 else math.inf
-
-    @property
-    def passed(self) -> bool:
-        """Whether the margin falls beyond its limit."""
-        return bool(self.limit.passed(self.before, self.after))
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.method} on {self.model}: {self.limit.sentence(self.before, self.after)}"
-
-    @property
-    def effect(self) -> Effect:
-        return Effect("kappa_min", self.before, self.after, note=f"ce → {self.method}, gradients of {self.model}")
-
-
-def fp16_margins(audits: Sequence[ImplementationAudit], thresholds: Thresholds) -> list[Fp16Margin]:
-    """Every method but CE, where the audit has both margins."""
-    limit = EndpointLimit("kappa_min", "smallest safe fp16 scale κ", "falls", thresholds.fp16_margin_ratio)
-    margins = []
-    for audit in audits:
-        base = next((line.kappa_min for line in audit.overflow if line.method == CE), None)
-        for line in audit.overflow:
-            # A zero gradient has no largest scale, so its margin is infinite and nothing compares with it.
-            if base is not None and math.isfinite(base) and line.method != CE and line.kappa_min is not None:
-                method = method_label(line.method, line.coef)
-                margins.append(Fp16Margin(audit.model.name, method, base, line.kappa_min, limit))
-    return margins
 
 
 NONFINITE = ("nonfinite_gradient", "nonfinite_microbatch")
@@ -505,90 +399,117 @@ def optimizer_consequence(
     The fp16 margin of an implementation audit can fire the stage. Alone it cannot make it quiet: it says nothing about the
     gradients of a training run.
     """
-    limit = thresholds.grad_tail_ratio
-    worst: tuple[float, str, ComparedMethod, ComparedMethod] | None = None
-    margins = fp16_margins(implementation_audits, thresholds)
-    alarms: list[str] = []
-    effects: tuple[Effect, ...] = ()
+    worst: tuple[float, str, list[Effect], str] | None = None
+    alarms, effects = list[str](), list[Effect]()
     for comparison in comparisons:
         base = comparison.baseline_method
         for method in comparison.methods:
             if base is None or method is base:
                 continue
-            short = comparison.has_few_steps and "grad_norm_max" in base.metrics
-            quantile = "max" if short else "p99"
+            quantile = "max" if comparison.has_few_steps and "grad_norm_max" in base.metrics else "p99"
             tail, base_tail = (side.mean(f"grad_norm_{quantile}") for side in (method, base))
+            changes = [
+                Effect(key, base.mean(key), method.mean(key), note=f"{base.label} → {method.label}")
+                for key in TAILS
+                if base.mean(key) != method.mean(key)
+            ]
             if tail is not None and base_tail and (worst is None or tail / base_tail > worst[0]):
-                worst = (tail / base_tail, quantile, method, base)
+                worst = (tail / base_tail, quantile, changes, method.label)
             if found := _alarms(comparison, base, method, thresholds):
-                effects = effects or _tail_effects(base, method)
+                effects = effects or changes
                 alarms += found
-    smallest = max(margins, key=lambda margin: margin.fall, default=None)
-    alarms += [margin.sentence for margin in margins if margin.passed]
-    lost = tuple(margin.effect for margin in margins if margin.passed)
+    margins = _fp16_margins(implementation_audits, thresholds.fp16_margin_ratio)
+    lost = [margin for margin in margins if margin.lost]
+    alarms += [margin.said for margin in lost]
+    narrowest = max(margins, key=lambda margin: margin.fall, default=None)
     if worst is None and not alarms:
         why = "the comparison holds no gradient tails" if comparisons else NO_COMPARISON
-        held = "" if smallest is None else f"the fp16 margin stays within its limit ({smallest.sentence}), but "
-        return unevaluated(OPTIMIZER, held + why)
-    if worst is None:
-        if smallest is not None and smallest.passed and not comparisons:
-            at = thresholds.fp16_margin_ratio
-            return OPTIMIZER.decision(smallest.fall, at, True, joined_sentence(alarms), effects + lost)
-        return OPTIMIZER.decision(None, limit, True, joined_sentence(alarms), effects + lost)
-    value, quantile, method, base = worst
-    limit = thresholds.grad_max_ratio if quantile == "max" else limit
-    tails = f"worst {quantile} gradient norm is {value:.3g} × the baseline's ({method.label}; limit {limit:g} ×)"
-    quiet = [smallest.sentence] if smallest is not None and not smallest.passed else []
-    shown = effects if effects and value <= limit else _tail_effects(base, method) if value > limit else ()
-    fired = bool(alarms) or value > limit
-    return OPTIMIZER.decision(value, limit, fired, joined_sentence([tails, *alarms, *quiet]), shown + lost)
+        held = "" if narrowest is None else f"the fp16 margin stays within its limit ({narrowest.said}), but "
+        return OPTIMIZER.unevaluated(held + why)
+    value, limit, parts = None, thresholds.grad_tail_ratio, alarms
+    if worst is not None:
+        value, quantile, changes, label = worst
+        limit = thresholds.grad_max_ratio if quantile == "max" else limit
+        effects = changes if value > limit else effects
+        tails = f"worst {quantile} gradient norm is {value:.3g} × the baseline's ({label}; limit {limit:g} ×)"
+        parts = [tails, *alarms, *([narrowest.said] if narrowest is not None and not narrowest.lost else [])]
+    elif not comparisons and narrowest is not None:
+        value, limit = narrowest.fall, thresholds.fp16_margin_ratio
+    fired = bool(alarms) or (value is not None and value > limit)
+    return OPTIMIZER.decision(value, limit, fired, sentence(*parts), [*effects, *(margin.effect for margin in lost)])
+
+
+class _Fp16Margin(NamedTuple):
+    """κ_min of a method next to that of CE on the same batches."""
+
+    lost: bool
+    """Beyond its limit."""
+    fall: float
+    """κ_min of CE over that of the method."""
+    said: str
+    effect: Effect
+
+
+def _fp16_margins(audits: Sequence[ImplementationAudit], ratio: float) -> list[_Fp16Margin]:
+    """Every method but CE, where the audit has both margins."""
+    limit, margins = EndpointLimit("kappa_min", "smallest safe fp16 scale κ", "falls", ratio), []
+    for audit in audits:
+        base = next((line.kappa_min for line in audit.overflow if line.method == CE), None)
+        for line in audit.overflow:
+            after, method = line.kappa_min, method_label(line.method, line.coef)
+            # A zero gradient has no largest scale, so its margin is infinite and nothing compares with it.
+            if base is None or not math.isfinite(base) or line.method == CE or after is None:
+                continue
+            said = f"{method} on {audit.model.name}: {limit.sentence(base, after)}"
+            effect = Effect("kappa_min", base, after, note=f"ce → {method}, gradients of {audit.model.name}")
+            margins.append(_Fp16Margin(limit.passed(base, after), limit.excess(base, after), said, effect))
+    return margins
 
 
 def _alarms(comparison: Comparison, base: ComparedMethod, method: ComparedMethod, thresholds: Thresholds) -> list[str]:
     """Endpoints beyond their limits, and nonfinite steps whatever the baseline has."""
-    limits = endpoint_limits(thresholds, base.metrics.keys() & method.metrics.keys(), comparison.steps)
     alarms = []
-    for limit in limits:
-        before, after = base.mean(limit.key), method.mean(limit.key)
-        if limit.key in NONFINITE or before is None or after is None:
-            continue
-        if limit.passed(before, after):
+    for limit in endpoint_limits(thresholds, base.metrics.keys() & method.metrics.keys(), comparison.steps):
+        before, after = base.metrics[limit.key].mean, method.metrics[limit.key].mean
+        if limit.key not in NONFINITE and limit.passed(before, after):
             alarms.append(f"{method.label}: {limit.sentence(before, after)}")
     return alarms + [f"{method.label}: {key} = {rate:.3g}" for key in NONFINITE if (rate := method.mean(key))]
 
 
-def _tail_effects(base: ComparedMethod, method: ComparedMethod) -> tuple[Effect, ...]:
-    both = [(key, base.mean(key), method.mean(key)) for key in TAILS]
-    return tuple(
-        Effect(key, a, b, note=f"{base.label} → {method.label}")
-        for key, a, b in both
-        if a is not None and b is not None and a != b
-    )
-
-
 def quality_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) -> Decision:
     """The largest rise of CE and PPL over the matched baseline of each comparison, against the stated tolerance."""
-    compared = [
+    found = [
         (evaluated, stated, verdict)
         for comparison in comparisons
         for evaluated in [evaluated_comparison(comparison, thresholds)]
         for stated, verdict in zip(comparison.quality.methods, evaluated.quality.methods, strict=True)
     ]
-    if not compared:
-        why = "the comparison states no PPL difference" if comparisons else NO_COMPARISON
-        return unevaluated(QUALITY, why)
+    if not found:
+        return QUALITY.unevaluated("the comparison states no PPL difference" if comparisons else NO_COMPARISON)
     # A method without a partner of its seed has neither number nor verdict.
-    compared = [each for each in compared if each[2].delta_ppl is not None or each[2].accepted is not None]
+    compared = [each for each in found if each[2].delta_ppl is not None or each[2].accepted is not None]
     if not compared:
-        return unevaluated(QUALITY, "no method of the comparison shares a seed with the baseline")
-    accepted, rejected = list[str](), list[str]()
+        return QUALITY.unevaluated("no method of the comparison shares a seed with the baseline")
+    accepted, rejected, effects = list[str](), list[str](), list[Effect]()
+    rises = list[float]()  # of PPL, as a share of the baseline's: two comparisons have different baselines
     for comparison, stated, verdict in compared:
         if quality_accepted(stated, verdict, comparison.quality.tolerance_ppl):
             accepted.append(verdict.label)
         else:
             rejected.append(_with_reason(verdict))
-    comparison, _, worst = max(compared, key=lambda each: _relative_rise(each[0], each[2]))
-    tolerance, rise, parts = comparison.quality.tolerance_ppl, worst.delta_ppl, []
+        base, rise = comparison.baseline_method, verdict.delta_ppl
+        ppl = None if base is None else base.mean("ppl")
+        rises.append(-math.inf if rise is None else rise / ppl if ppl else rise)
+        if base is not None and ppl is not None and rise:
+            note = f"{base.label} → {verdict.label}"
+            effects.append(Effect("PPL", ppl, ppl + rise, note=note))
+            effects += [
+                Effect("CE", base.mean("ce"), method.mean("ce"), unit="nats", note=note)
+                for method in comparison.methods
+                if (method.method, method.coef) == (verdict.method, verdict.coef)
+            ]
+    comparison, _, worst = compared[rises.index(max(rises))]
+    tolerance, rise, parts = comparison.quality.tolerance_ppl, worst.delta_ppl, list[str]()
     if rise is not None:
         part = None if worst.parts is None else worst.parts.quality
         nats = None if part is None else part.numbers.get("delta_ce")
@@ -598,16 +519,7 @@ def quality_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) -> D
     parts.append(f"rejected: {', '.join(rejected)}" if rejected else "no method is rejected for its quality")
     if rejected and accepted:
         parts.append(f"within the tolerance: {', '.join(accepted)}")
-    effects = tuple(effect for comparison, _, verdict in compared for effect in _quality_effects(comparison, verdict))
-    return QUALITY.decision(rise, tolerance, bool(rejected), joined_sentence(parts), effects)
-
-
-def _relative_rise(comparison: Comparison, verdict: Verdict) -> float:
-    """Rise of PPL as a share of the baseline's: two comparisons have different baselines."""
-    base = comparison.baseline_method
-    ppl = None if base is None else base.mean("ppl")
-    rise = verdict.delta_ppl
-    return float("-inf") if rise is None else rise / ppl if ppl else rise
+    return QUALITY.decision(rise, tolerance, bool(rejected), sentence(*parts), effects)
 
 
 def _with_reason(verdict: Verdict) -> str:
@@ -615,18 +527,3 @@ def _with_reason(verdict: Verdict) -> str:
     why = part.reason.rstrip(".") if part is not None and part.state == "fails" else ""
     why = why or ("" if verdict.parts is not None else verdict.reason)
     return f"{verdict.label} ({why})" if why else verdict.label
-
-
-def _quality_effects(comparison: Comparison, verdict: Verdict) -> tuple[Effect, ...]:
-    """PPL and CE of the comparison's own baseline → of the method."""
-    base = comparison.baseline_method
-    ppl, rise = None if base is None else base.mean("ppl"), verdict.delta_ppl
-    if base is None or ppl is None or not rise:
-        return ()
-    note = f"{base.label} → {verdict.label}"
-    effects = [Effect("PPL", ppl, ppl + rise, note=note)]
-    method = next((m for m in comparison.methods if (m.method, m.coef) == (verdict.method, verdict.coef)), None)
-    before, after = base.mean("ce"), None if method is None else method.mean("ce")
-    if before is not None and after is not None:
-        effects.append(Effect("CE", before, after, unit="nats", note=note))
-    return tuple(effects)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,36 +77,28 @@ class Watched:
     coordinate: Coordinate
     limit: str | None
     """Name of its smallest change among `DriftLimits`; None for the ratio alone."""
-    tail: str | None = None
-    """The token quantity whose quantile it is."""
+    values: str | None = None
+    """The token quantity whose quantile it is, or of whose mean it is the square root. A number without one does not depend on
+    tokens, or is not known block by block: its noise over the text is taken as 0."""
     quantile: float | None = None
-    """That quantile."""
-    mean: str | None = None
-    """The token quantity of whose mean it is the square root. A number with neither does not depend on tokens, or is not
-    known block by block: its noise over the text is taken as 0."""
-
-    def least_change(self, limits: DriftLimits) -> float:
-        """The absolute part of the limit."""
-        return 0.0 if self.limit is None else float(getattr(limits, self.limit))
+    """That quantile; None for a mean."""
 
 
-def _both(key: str, limit: str | None, tail: str | None = None, quantile: float | None = None) -> tuple[Watched, ...]:
-    coordinates: tuple[Coordinate, ...] = ("raw", "centered")
-    return tuple(
-        Watched(key, coordinate, limit, None if tail is None else f"{tail}.{coordinate}", quantile)
-        for coordinate in coordinates
+RAW: tuple[Coordinate, ...] = ("raw",)
+BOTH: tuple[Coordinate, ...] = ("raw", "centered")
+WATCHED = tuple(
+    Watched(key, coordinate, limit, f"{values}.{coordinate}" if values else None, quantile)
+    for coordinates, key, limit, values, quantile in (
+        # A centered μ is rounding noise.
+        (RAW, "mu_abs_99", "least_nats", SHIFT, 0.99),
+        (RAW, "mu_rms", "least_nats", SHIFT_SQUARED, None),
+        (BOTH, "p_z_999", "least_nats", VIOLATION, 0.999),
+        (BOTH, "a_p_99", "least_gain", GAIN, 0.99),
+        (BOTH, "sigma_1", None, None, None),
+        (BOTH, "e_1", "least_share", None, None),
+        (BOTH, "r_z", "least_r_z", None, None),
     )
-
-
-WATCHED: tuple[Watched, ...] = (
-    # A centered μ is rounding noise.
-    Watched("mu_abs_99", "raw", "least_nats", tail=f"{SHIFT}.raw", quantile=0.99),
-    Watched("mu_rms", "raw", "least_nats", mean=f"{SHIFT_SQUARED}.raw"),
-    *_both("p_z_999", "least_nats", VIOLATION, 0.999),
-    *_both("a_p_99", "least_gain", GAIN, 0.99),
-    *_both("sigma_1", None),
-    *_both("e_1", "least_share"),
-    *_both("r_z", "least_r_z"),
+    for coordinate in coordinates
 )
 """In the order of the findings: the common shift first, because the raw numbers after it follow it."""
 SHIFT_KEYS = ("mu_abs_99", "mu_rms")
@@ -124,7 +116,7 @@ def evaluate_drift(
     if any(each.tokens != first.tokens or each.blocks.tokens != first.blocks.tokens for each in kept):
         raise InputError("`checkpoints` are expected to be measured on the same tokens, but their blocks differ.")
     last_still = [_last_still(kept, i, limits) for i in range(len(kept))]
-    movements = tuple(_movement(_watched_values(watched, kept), kept, last_still, limits) for watched in WATCHED)
+    movements = tuple(_movement(WatchedValues(watched, kept, limits), kept, last_still) for watched in WATCHED)
     return Drift(
         model=model,
         corpus=first.corpus,
@@ -171,7 +163,6 @@ def _last_still(kept: Sequence[KeptCheckpoint], i: int, limits: DriftLimits) -> 
 # One watched number
 
 
-@dataclass(frozen=True)
 class WatchedValues:
     """A watched number at every checkpoint, with its resamples over the text.
 
@@ -179,19 +170,37 @@ class WatchedValues:
     quantile is tested at the highest level with at least 50 tokens beyond it.
     """
 
-    watched: Watched
-    shown_I: tuple[float | None, ...]
-    """As the checkpoints report it."""
-    tested_I: tuple[float | None, ...]
-    """What changes are tested on: the same, or the quantile at `level`."""
-    spread_IR: Floats | None = None
-    """Resamples of `tested_I`; None where the number does not depend on tokens."""
-    degrees: int = 0
-    """Groups of blocks minus 1."""
-    level: float | None = None
-    """The tested quantile; None for what is not a quantile."""
+    def __init__(self, watched: Watched, kept: Sequence[KeptCheckpoint], limits: DriftLimits) -> None:
+        self.watched, self.limits = watched, limits
+        numbers = [getattr(each.checkpoint, watched.coordinate) for each in kept]
+        self.shown_I: list[float | None] = [getattr(each, watched.key) for each in numbers]
+        """As the checkpoints report it."""
+        self.tested_I = self.shown_I
+        """What changes are tested on: the same, or the quantile at `level`."""
+        self.level: float | None = None
+        """The tested quantile; None for what is not a quantile."""
+        self.spread_IR: Floats | None = None
+        """Resamples of `tested_I`; None where the number does not depend on tokens."""
+        if watched.values is None:
+            return
+        tokens, tail = kept[0].blocks.tokens, watched.quantile is not None
+        self.level = None if watched.quantile is None else judged_level(sum(tokens), watched.quantile)
+        found = [block_values(each.blocks, watched.values, tail=tail) for each in kept]
+        known = [each for each in found if each is not None]
+        if len(known) < len(found) or (tail and self.level is None):
+            self.tested_I = [None] * len(kept)
+            return
+        group_B, drawn_RG = text_resamples(len(tokens))
+        once_1G = np.ones((1, drawn_RG.shape[1]), dtype=np.int64)
+        tested_I1, self.spread_IR = (
+            np.stack([resampled(each, group_B, counts, self.level) for each in known]) for counts in (once_1G, drawn_RG)
+        )
+        if not tail:
+            tested_I1, self.spread_IR = np.sqrt(tested_I1), np.sqrt(self.spread_IR)
+        self.tested_I = [float(value) if math.isfinite(value) else None for value in tested_I1[:, 0]]
+        self.degrees = drawn_RG.shape[1] - 1
 
-    def moved(self, i: int, j: int, limits: DriftLimits) -> float | None:
+    def moved(self, i: int, j: int) -> float | None:
         """|q_j − q_i| if the number q has moved from checkpoint i to j, else None. It has moved if
 
         |q_j − q_i| − h_ij  >  max(least change, least ratio · min(|q_i|, |q_j|))
@@ -199,75 +208,53 @@ class WatchedValues:
         before, after = self.tested_I[i], self.tested_I[j]
         if before is None or after is None:
             return None
-        size, share = abs(after - before), limits.least_ratio * min(abs(before), abs(after))
-        return size if size - self.noise(i, j) > max(self.watched.least_change(limits), share) else None
+        least = 0.0 if self.watched.limit is None else getattr(self.limits, self.watched.limit)
+        size, share = abs(after - before), self.limits.least_ratio * min(abs(before), abs(after))
+        return size if size - (self.noise(i, j) or 0.0) > max(least, share) else None
 
-    def noise(self, i: int, j: int) -> float:
-        """h_ij: half the width of the 95 % interval of the change over the text."""
+    def noise(self, i: int, j: int) -> float | None:
+        """h_ij: half the width of the 95 % interval of the change over the text; None where there is none."""
         if self.spread_IR is None:
-            return 0.0
+            return None
         gaps_R = self.spread_IR[j] - self.spread_IR[i]
         gaps_R = gaps_R[np.isfinite(gaps_R)]
         if len(gaps_R) < self.spread_IR.shape[1] // 2 or self.degrees < 1:
             return math.inf
         return student_quantile(self.degrees) * float(np.std(gaps_R, ddof=1))
 
-    def largest(self, pairs: Iterable[tuple[int, int]], limits: DriftLimits) -> tuple[int, int] | None:
+    def largest(self, pairs: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
         """The pair of checkpoints with the largest movement; None where the number moved over none of them."""
-        sizes = {pair: size for pair in pairs if (size := self.moved(*pair, limits)) is not None}
+        sizes = {pair: size for pair in pairs if (size := self.moved(*pair)) is not None}
         return max(sizes, key=lambda pair: sizes[pair], default=None)
 
 
-def _watched_values(watched: Watched, kept: Sequence[KeptCheckpoint]) -> WatchedValues:
-    shown = tuple(getattr(getattr(each.checkpoint, watched.coordinate), watched.key) for each in kept)
-    if watched.tail is None and watched.mean is None:
-        return WatchedValues(watched, shown, shown)
-    tokens = kept[0].blocks.tokens
-    level = None if watched.quantile is None else judged_level(sum(tokens), watched.quantile)
-    key, tail = watched.tail or watched.mean or "", watched.tail is not None
-    found = [block_values(each.blocks, key, tail=tail) for each in kept]
-    group_B, drawn_RG = text_resamples(len(tokens))
-    degrees = drawn_RG.shape[1] - 1
-    known = [each for each in found if each is not None]
-    if len(known) < len(found) or (watched.tail is not None and level is None):
-        return WatchedValues(watched, shown, (None,) * len(shown), None, degrees, level)
-    once_1G = np.ones((1, drawn_RG.shape[1]), dtype=np.int64)
-    finish = np.sqrt if watched.mean is not None else np.asarray
-    tested = [float(finish(resampled(each, group_B, once_1G, level))[0]) for each in known]
-    spread_IR = np.stack([finish(resampled(each, group_B, drawn_RG, level)) for each in known])
-    finite = tuple(value if math.isfinite(value) else None for value in tested)
-    return WatchedValues(watched, shown, finite, spread_IR, degrees, level)
-
-
-def _movement(
-    values: WatchedValues, kept: Sequence[KeptCheckpoint], last_still: Sequence[int], limits: DriftLimits
-) -> Movement:
+def _movement(values: WatchedValues, kept: Sequence[KeptCheckpoint], last_still: Sequence[int]) -> Movement:
     """What one number did over the run: the largest change while CE stood still, and where it began.
 
     "invisible": CE stayed within its tolerance from checkpoint i to every checkpoint up to j. "with_ce": the number moved only
     over stretches in which CE moved too. It began at the first k after i at which it had moved from its value at i.
     """
-    watched = values.watched
+    watched, limits, count = values.watched, values.limits, len(kept)
     key, coordinate, name = watched.key, watched.coordinate, _name(watched.key, watched.coordinate)
     if all(value is None for value in values.shown_I):
         return Movement(key, coordinate, "open", f"{name} was not measured.")
     if all(value is None for value in values.tested_I):
         return Movement(key, coordinate, "open", f"The noise of {name} on this text is unknown.")
-    pair = values.largest(((i, j) for i, end in enumerate(last_still) for j in range(i + 1, end + 1)), limits)
-    invisible = pair is not None
-    count = len(kept)
-    pair = pair or values.largest(((i, j) for i in range(count) for j in range(i + 1, count)), limits)
+    invisible = values.largest((i, j) for i, end in enumerate(last_still) for j in range(i + 1, end + 1))
+    pair = invisible or values.largest(combinations(range(count), 2))
     if pair is None:
         return Movement(key, coordinate, "quiet", f"{name} did not move.", level=values.level)
     i, j = pair
-    k = next(k for k in range(i + 1, j + 1) if values.moved(i, k, limits) is not None)
+    k = next(k for k in range(i + 1, j + 1) if values.moved(i, k) is not None)
     steps, ce_change = [each.checkpoint.step for each in kept], _ce_change(kept[i], kept[j], limits)
-    before, after = values.shown_I[i], values.shown_I[j]
+    before, after, verb = values.shown_I[i], values.shown_I[j], "changed"
+    if before is not None and after is not None:
+        verb = f"{'rose' if after > before else 'fell'} from {before:.4g} to {after:.4g}"
     return Movement(
         quantity=key,
         coordinate=coordinate,
         state="invisible" if invisible else "with_ce",
-        reason=f"{name} {_verb(before, after)} between steps {steps[i]} and {steps[j]} while {_ce_phrase(ce_change)}; "
+        reason=f"{name} {verb} between steps {steps[i]} and {steps[j]} while {_ce_phrase(ce_change)}; "
         f"it began between steps {steps[k - 1]} and {steps[k]}.",
         from_step=steps[i],
         to_step=steps[j],
@@ -275,7 +262,7 @@ def _movement(
         after=after,
         last_before=steps[k - 1],
         began=steps[k],
-        noise=None if values.spread_IR is None else values.noise(i, j),
+        noise=values.noise(i, j),
         level=values.level,
         ce_change=ce_change,
     )
@@ -287,13 +274,6 @@ def _movement(
 def _name(key: str, coordinate: Coordinate) -> str:
     """A number in a sentence; μ exists in one coordinate only."""
     return symbol(key) if key in SHIFT_KEYS else f"{coordinate} {symbol(key)}"
-
-
-def _verb(before: float | None, after: float | None) -> str:
-    """ "rose from 1 to 2"."""
-    if before is None or after is None:
-        return "changed"
-    return f"{'rose' if after > before else 'fell'} from {before:.4g} to {after:.4g}"
 
 
 def _ce_phrase(change: CeChange) -> str:
@@ -309,39 +289,31 @@ def _ce_phrase(change: CeChange) -> str:
 
 def _finding(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
     """What matters, in a few sentences."""
-    invisible = [movement for movement in movements if movement.state == "invisible"]
-    if not invisible:
-        return _quiet(movements, ce_stood_still=ce_stood_still)
-    lead, *others = invisible
-    sentences = [f"Drift that CE cannot see: {lead.reason}"]
-    if lead.quantity in SHIFT_KEYS:
-        centered = any(movement.coordinate == "centered" for movement in invisible)
-        sentences.append(
-            "The centered head moved too, so it is more than a common shift."
-            if centered
-            else "No number of the centered head moved with it: it is a common shift of all logits, "
-            "which `zloss center` removes from a checkpoint and a penalty on μ holds in training."
-        )
-    if others:
-        sentences.append(f"Also while CE stood still: {', '.join(_named(movement) for movement in others)}.")
-    return " ".join(sentences)
-
-
-def _quiet(movements: Sequence[Movement], *, ce_stood_still: bool) -> str:
-    with_ce = [movement for movement in movements if movement.state == "with_ce"]
+    invisible, with_ce = ([m for m in movements if m.state == state] for state in ("invisible", "with_ce"))
+    if invisible:
+        lead, *others = invisible
+        text = f"Drift that CE cannot see: {lead.reason}"
+        if lead.quantity in SHIFT_KEYS and any(movement.coordinate == "centered" for movement in invisible):
+            text += " The centered head moved too, so it is more than a common shift."
+        elif lead.quantity in SHIFT_KEYS:
+            text += (
+                " No number of the centered head moved with it: it is a common shift of all logits, which `zloss center` "
+                "removes from a checkpoint and a penalty on μ holds in training."
+            )
+        return text + (f" Also while CE stood still: {_list(others)}." if others else "")
+    text = "CE moved between every two neighbouring checkpoints, so no change happened while it stood still."
     if ce_stood_still:
         text = "No drift that CE cannot see: no watched number moved while CE stood still."
-    else:
-        text = "CE moved between every two neighbouring checkpoints, so no change happened while it stood still."
     if with_ce:
-        text += f" Moved while CE moved: {', '.join(_named(movement) for movement in with_ce)}."
-        if any(movement.quantity in SHIFT_KEYS for movement in with_ce):
-            text += " Softmax does not depend on μ, so CE does not show that part of it at any step."
+        text += f" Moved while CE moved: {_list(with_ce)}."
+    if any(movement.quantity in SHIFT_KEYS for movement in with_ce):
+        text += " Softmax does not depend on μ, so CE does not show that part of it at any step."
     return text
 
 
-def _named(movement: Movement) -> str:
-    name = _name(movement.quantity, movement.coordinate)
-    if movement.before is None or movement.after is None:
-        return name
-    return f"{name} {movement.before:.4g} → {movement.after:.4g}"
+def _list(movements: Sequence[Movement]) -> str:
+    def shown(movement: Movement) -> str:
+        numbers = "" if None in (movement.before, movement.after) else f" {movement.before:.4g} → {movement.after:.4g}"
+        return _name(movement.quantity, movement.coordinate) + numbers
+
+    return ", ".join(map(shown, movements))

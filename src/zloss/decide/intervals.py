@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zloss.errors import MissingDependencyError
+from zloss.results.comparison import State
 from zloss.results.run_metrics import ValidationBlocks
 
 LEVEL = 0.95
@@ -44,26 +45,33 @@ MOST_NUMBERS = 4_000_000
 
 @dataclass(frozen=True)
 class PairedInterval:
-    """Δ ± h of a paired difference; `half_width` is None with one seed, whose spread is unknown."""
+    """Δ ± h of a paired difference; h is infinite with one seed, whose spread is unknown."""
 
     difference: float
-    half_width: float | None
     seeds: int
     groups: int
-    seed_part: float | None
+    seed_spread: float
+    """sd(d_s)."""
+    seed_part: float
     """t·sd(d_s)/√S."""
     group_part: float
     """t′·e."""
-    seed_spread: float | None
-    """sd(d_s)."""
 
     @property
-    def lower(self) -> float | None:
-        return None if self.half_width is None else self.difference - self.half_width
+    def half_width(self) -> float:
+        return math.hypot(self.seed_part, self.group_part)
 
     @property
-    def upper(self) -> float | None:
-        return None if self.half_width is None else self.difference + self.half_width
+    def lower(self) -> float:
+        return self.difference - self.half_width
+
+    @property
+    def upper(self) -> float:
+        return self.difference + self.half_width
+
+    def against(self, bound: float) -> State:
+        """Two one-sided tests: below the bound holds, above it fails, across it is open."""
+        return "holds" if self.upper <= bound else "fails" if self.lower > bound else "open"
 
     def seeds_to_settle(self, bound: float) -> int | None:
         """How many seeds would put Δ on one side of `bound` at the present spread.
@@ -71,7 +79,7 @@ class PairedInterval:
         None with one seed, and where more seeds cannot help because the groups alone are as wide as the gap.
         """
         gap = abs(bound - self.difference)
-        if self.seed_spread is None or self.group_part >= gap:
+        if self.seeds < 2 or self.group_part >= gap:
             return None
         for seeds in range(2, MOST_SEEDS + 1):
             part = student_quantile(seeds - 1) * self.seed_spread / math.sqrt(seeds)
@@ -85,13 +93,11 @@ def paired_interval(differences_S: Sequence[float], group_error: float, groups: 
 
     `groups` = 0 says that the spread over text is unknown or does not exist: e is then left out.
     """
-    seeds, mean = len(differences_S), statistics.fmean(differences_S)
+    seeds = len(differences_S)
     group_part = 0.0 if not groups else student_quantile(groups - 1) * group_error if groups > 1 else math.inf
-    if seeds < 2:
-        return PairedInterval(mean, None, seeds, groups, None, group_part, None)
-    spread = statistics.stdev(differences_S)
-    seed_part = student_quantile(seeds - 1) * spread / math.sqrt(seeds)
-    return PairedInterval(mean, math.hypot(seed_part, group_part), seeds, groups, seed_part, group_part, spread)
+    spread = statistics.stdev(differences_S) if seeds > 1 else math.inf
+    seed_part = student_quantile(seeds - 1) * spread / math.sqrt(seeds) if seeds > 1 else math.inf
+    return PairedInterval(statistics.fmean(differences_S), seeds, groups, spread, seed_part, group_part)
 
 
 @cache
@@ -167,6 +173,14 @@ def block_values(blocks: ValidationBlocks | None, key: str, *, tail: bool) -> Bl
     means = blocks.means.get(key, ())
     known = tuple(mean for mean in means if mean is not None)
     return BlockMean(known, blocks.tokens) if known and len(known) == len(means) else None
+
+
+def mean_over_tokens(means_B: Sequence[float | None], tokens_B: Sequence[int]) -> float | None:
+    """Mean over tokens of a mean by block; None where one block has none."""
+    known = [mean for mean in means_B if mean is not None]
+    if not known or len(known) < len(tokens_B):
+        return None
+    return sum(mean * count for mean, count in zip(known, tokens_B, strict=True)) / sum(tokens_B)
 
 
 def judged_level(tokens: int, asked: float = QUANTILES[0]) -> float | None:

@@ -6,15 +6,14 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT, USUAL, Stage
+from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT, USUAL, Stage, sentence
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict_parts import EFFECT, endpoint_limits
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
-from zloss.results.comparison import FEW_STEPS, ComparedMethod, Comparison, Verdict
-from zloss.results.decision import Decision
+from zloss.results.comparison import FEW_STEPS, Comparison, Verdict
+from zloss.results.decision import Decision, LambdaBudget
 from zloss.results.recommendation import NOT_TESTED, Arm, Level
 from zloss.results.steps import PHI, StepRecord
 
@@ -47,23 +46,20 @@ def candidates(report: AuditReport) -> tuple[Arm, ...]:
     After them comes each Z method once more at a tenth of its λ.
     """
     fired = [decision.stage for decision in report.decisions if decision.fired]
-    budget = report.lambda_budget
-    limit = math.nan if budget is None else budget.r_z
-    raw = budget_coef(None if budget is None else budget.raw, limit)
-    centered = budget_coef(None if budget is None else budget.centered, limit)
-    wanted: list[tuple[str, tuple[float, str], tuple[Stage, ...]]] = [
+    budget = report.lambda_budget or LambdaBudget(math.nan)
+    raw, centered = (budget_coef(solved, budget.r_z) for solved in (budget.raw, budget.centered))
+    proposals: list[tuple[str, tuple[float, str], tuple[Stage, ...]]] = [
         ("centered", centered, (SOURCE,)),
         ("factorized", raw, (DECOMPOSITION,)),
         (STANDARD, raw, (TRANSPORT, PATHWAY)),
         (GAIN_AWARE, raw, (TRANSPORT,)),
     ]
     arms = []
-    for method, (coef, note), proposed_by in wanted:
+    for method, (coef, note), proposed_by in proposals:
         names = tuple(stage.name for stage in proposed_by if stage.name in fired)
         if names:
             arms.append(Arm(method, coef, names, note))
-    if not arms:
-        arms.append(Arm(STANDARD, raw[0], (), f"no stage fired; the usual recipe to compare with, {raw[1]}"))
+    arms = arms or [Arm(STANDARD, raw[0], (), f"no stage fired; the usual recipe to compare with, {raw[1]}")]
     smaller = [
         replace(arm, coef=one_digit(SMALLER * arm.coef), note=f"a tenth of the λ of {arm.label}")
         for arm in arms
@@ -123,18 +119,6 @@ class Speed:
         return self.fixed + runs * (steps * self.step + self.run)
 
 
-@dataclass(frozen=True)
-class TimePlan:
-    """What fits."""
-
-    arms: tuple[Arm, ...]
-    """Arms with a run of the first seed, references included, without CE."""
-    left_out: tuple[Arm, ...]
-    seeds: tuple[int, ...]
-    steps: int
-    seconds: float
-
-
 def plan_time(
     candidates: Sequence[Arm],
     seeds: Sequence[int],
@@ -142,44 +126,33 @@ def plan_time(
     *,
     budget: float | None,
     steps: int | None = None,
-) -> TimePlan:
-    """The plan of a budget in seconds; without one all arms, with `steps` or 100 steps each.
+) -> tuple[tuple[Arm, ...], tuple[int, ...], int]:
+    """(arms with a run of the first seed, references included; seeds; steps of a run) for a budget in seconds.
 
         seconds = fixed + runs · (steps · step + run)
         runs = 1 + arms + confirmation seeds · (2, or 3 where Gain-aware may be chosen)
 
-    Fewer arms rather than shorter runs: every run has at least 100 steps. Where not all candidates fit, the last ones are left
-    out, down to one; then confirmation seeds, down to one; then the budget is too small. Where all fit, the steps grow.
+    Without a budget all arms, with `steps` or 100 steps each. Fewer arms rather than shorter runs: every run has at least 100
+    steps. Where not all candidates fit, the last ones are left out, down to one; then confirmation seeds, down to one; then the
+    budget is too small. Where all fit, the steps grow.
     """
-    per_run = steps or LEAST_STEPS
-    if budget is None:
-        return _plan(candidates, candidates, seeds, per_run, speed)
-    room = SHARE * budget
+    per_run, room = steps or LEAST_STEPS, math.inf if budget is None else SHARE * budget
     for kept_seeds in range(len(seeds), 1, -1):
         for count in range(len(candidates), 0, -1):
-            plan = _plan(candidates[:count], candidates, seeds[:kept_seeds], per_run, speed)
-            if plan.seconds <= room:
-                if steps is None and count == len(candidates):
-                    return _longer(plan, candidates, speed, room)
-                return plan
-    raise too_small(budget, per_run, speed)
-
-
-def too_small(budget: float, steps: int, speed: Speed) -> InputError:
-    """The error of a budget without room for CE and one arm on two seeds."""
-    needed = speed.seconds(LEAST_RUNS, steps) / SHARE
-    return InputError(
-        f"`budget` is {rounded_duration(budget)}, but CE and one arm on two seeds, {LEAST_RUNS} runs of {steps} steps at "
+            arms, kept = with_references(candidates[:count]), tuple(seeds[:kept_seeds])
+            runs = planned_runs(arms, kept)
+            if speed.seconds(runs, per_run) > room:
+                continue
+            grows = budget is not None and steps is None and count == len(candidates)
+            longer = range(MOST_STEPS, per_run, -STEP_UNIT) if grows else ()
+            return arms, kept, next((more for more in longer if speed.seconds(runs, more) <= room), per_run)
+    assert budget is not None
+    needed = speed.seconds(LEAST_RUNS, per_run) / SHARE
+    raise InputError(
+        f"`budget` is {rounded_duration(budget)}, but CE and one arm on two seeds, {LEAST_RUNS} runs of {per_run} steps at "
         f"{speed.step:.2g} s, need about {rounded_duration(needed)}: give more time, or fewer tokens per step with `micro_batch` "
         "or `block_size`."
     )
-
-
-def check_budget(budget: float | None, steps: int | None, speed: Speed) -> None:
-    """Refuse a budget that has no room for the smallest plan, before the audit begins."""
-    per_run = steps or LEAST_STEPS
-    if budget is not None and speed.seconds(LEAST_RUNS, per_run) > SHARE * budget:
-        raise too_small(budget, per_run, speed)
 
 
 def planned_runs(arms: Sequence[Arm], seeds: Sequence[int]) -> int:
@@ -190,20 +163,6 @@ def planned_runs(arms: Sequence[Arm], seeds: Sequence[int]) -> int:
 def runs_per_seed(arms: Sequence[Arm]) -> int:
     """Runs of a confirming seed: CE, the chosen arm, and Standard where Gain-aware may be chosen."""
     return 3 if any(arm.method == GAIN_AWARE for arm in arms) else 2
-
-
-def _plan(chosen: Sequence[Arm], candidates: Sequence[Arm], seeds: Sequence[int], steps: int, speed: Speed) -> TimePlan:
-    arms = with_references(chosen)
-    left_out = tuple(arm for arm in candidates if arm not in arms)
-    return TimePlan(arms, left_out, tuple(seeds), steps, speed.seconds(planned_runs(arms, seeds), steps))
-
-
-def _longer(plan: TimePlan, candidates: Sequence[Arm], speed: Speed, room: float) -> TimePlan:
-    """The same arms with as many steps as fit, in units of 50."""
-    runs = planned_runs(plan.arms, plan.seeds)
-    most = (room - speed.seconds(runs, 0)) / (runs * speed.step) if speed.step > 0 else math.inf
-    steps = max(plan.steps, min(MOST_STEPS, int(min(most, MOST_STEPS)) // STEP_UNIT * STEP_UNIT))
-    return _plan(plan.arms, candidates, plan.seeds, steps, speed)
 
 
 def rounded_duration(seconds: float) -> str:
@@ -241,10 +200,8 @@ def certain_rejection(
     """
     least = least_endpoints(records, [key for key in baseline if key.startswith(PHI)], steps=steps, spike=spike)
     for limit in endpoint_limits(thresholds, least.keys() & baseline.keys(), steps):
-        before, after = baseline[limit.key], least.get(limit.key)
-        if limit.passed(before, after):
-            assert before is not None
-            assert after is not None
+        before, after = baseline[limit.key], least[limit.key]
+        if before is not None and after is not None and limit.passed(before, after):
             return limit.sentence(before, after)
     return None
 
@@ -256,26 +213,23 @@ def least_endpoints(
     bad = [record.gradient != "finite" for record in records]
     micro = sum(record.micro_batches for record in records)
     whole_micro = steps * (micro / len(records)) if records else 0
-    losses = [record.loss for record in records]
-    spikes = sum(not math.isfinite(now) or now - before > spike for before, now in itertools.pairwise(losses))
-    found: dict[str, float | None] = {
-        "grad_norm_max": _largest(record.grad_norm for record in records),
-        "grad_inf_max": _largest(record.grad_inf for record in records),
-        "adam_v_max": _largest(record.adam.v_inf for record in records if record.adam is not None),
+    spikes = sum(not math.isfinite(b.loss) or b.loss - a.loss > spike for a, b in itertools.pairwise(records))
+
+    def largest(values: Iterable[float]) -> float | None:
+        return max(filter(math.isfinite, values), default=None)
+
+    found = {
+        "grad_norm_max": largest(record.grad_norm for record in records),
+        "grad_inf_max": largest(record.grad_inf for record in records),
+        "adam_v_max": largest(record.adam.v_inf for record in records if record.adam is not None),
         "nonfinite_gradient": sum(bad) / steps,
         "nonfinite_microbatch": sum(r.micro_nan + r.micro_inf for r in records) / whole_micro if whole_micro else None,
         "spike_rate": spikes / (steps - 1) if steps > 1 else None,
     }
     for key in events:
         threshold = float(key.removeprefix(PHI))
-        passed = sum(b or record.grad_norm > threshold for b, record in zip(bad, records, strict=True))
-        found[key] = passed / steps
+        found[key] = sum(b or record.grad_norm > threshold for b, record in zip(bad, records, strict=True)) / steps
     return found
-
-
-def _largest(values: Iterable[float]) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return max(finite) if finite else None
 
 
 # Arms against CE
@@ -309,50 +263,27 @@ class EvaluatedArm:
 
 def evaluate_arms(comparison: Comparison) -> tuple[EvaluatedArm, ...]:
     """Every method that shares a seed with the baseline and has a quantity to lower."""
-    base = comparison.baseline_method
-    if base is None:
-        return ()
-    by_key = {(method.method, method.coef): method for method in comparison.methods}
-    return tuple(
-        _evaluated(verdict, by_key[verdict.method, verdict.coef], base)
-        for verdict in comparison.quality.methods
-        if verdict.parts is not None and verdict.parts.coordinate is not None
-    )
-
-
-def choose(arms: Sequence[EvaluatedArm], *, centered_head: bool) -> EvaluatedArm | None:
-    """The first arm that passes, else the nearest of those that were trained; `centered_head`: Centered head is an answer."""
-    trained = [arm for arm in arms if arm.key[0] != CENTERED_HEAD]
-    passing = [arm for arm in ranked(arms if centered_head else trained) if arm.passes]
-    return next(iter(passing or ranked(trained)), None)
-
-
-def ranked(arms: Sequence[EvaluatedArm]) -> tuple[EvaluatedArm, ...]:
-    """Arms that pass by p99 ‖δ_u‖, the smallest first; then the others by ΔCE, the smallest first."""
-
-    def place(arm: EvaluatedArm) -> tuple[bool, float]:
-        value = arm.transported if arm.passes else arm.delta_ce
-        return not arm.passes, math.inf if value is None else value
-
-    return tuple(sorted(arms, key=place))
-
-
-def _evaluated(verdict: Verdict, method: ComparedMethod, base: ComparedMethod) -> EvaluatedArm:
-    parts = verdict.parts
-    assert parts is not None
-    assert parts.coordinate is not None
-    quality = {} if parts.quality is None else parts.quality.numbers
-    questions = parts.coordinate.numbers.get("questions") or [parts.coordinate.numbers]
-    ratios = [_number(question.get("ratio")) for question in questions]
-    known = [ratio for ratio in ratios if ratio is not None]
-    arm = EvaluatedArm(
-        verdict,
-        delta_ce=_number(quality.get("delta_ce")),
-        ratio=max(known) if known and len(known) == len(ratios) else None,
-        transported=_transported(method, base),
-        objection="",
-    )
-    return replace(arm, objection=_objection(arm, _number(quality.get("tolerance_ce"))))
+    base, arms = comparison.baseline_method, []
+    methods = {(method.method, method.coef): method for method in comparison.methods}
+    for verdict in comparison.quality.methods:
+        if base is None or verdict.parts is None or verdict.parts.coordinate is None:
+            continue
+        method, numbers = methods[verdict.method, verdict.coef], verdict.parts.coordinate.numbers
+        quality = {} if verdict.parts.quality is None else verdict.parts.quality.numbers
+        ratios = [question.get("ratio") for question in numbers.get("questions") or [numbers]]
+        # p99 ‖δ_u‖ in the coordinate and with the weight that the method deploys, over that of CE on raw logits.
+        heads = method.heads.centered if method.coordinate == "centered" else method.heads.raw
+        deployed = heads.get("delta_u_99_gain_aware" if method.method == GAIN_AWARE else "delta_u_99")
+        reference = base.heads.raw.get("delta_u_99")
+        arm = EvaluatedArm(
+            verdict,
+            delta_ce=quality.get("delta_ce"),
+            ratio=None if None in ratios else max(ratios),
+            transported=deployed.mean / reference.mean if deployed and reference and reference.mean else None,
+            objection="",
+        )
+        arms.append(replace(arm, objection=_objection(arm, quality.get("tolerance_ce"))))
+    return tuple(arms)
 
 
 def _objection(arm: EvaluatedArm, tolerance: float | None) -> str:
@@ -372,16 +303,21 @@ def _objection(arm: EvaluatedArm, tolerance: float | None) -> str:
     return ""
 
 
-def _transported(method: ComparedMethod, base: ComparedMethod) -> float | None:
-    """p99 ‖δ_u‖ in the coordinate and with the weight that the method deploys, over that of CE on raw logits."""
-    heads = method.heads.centered if method.coordinate == "centered" else method.heads.raw
-    own = heads.get("delta_u_99_gain_aware" if method.method == GAIN_AWARE else "delta_u_99")
-    reference = base.heads.raw.get("delta_u_99")
-    return own.mean / reference.mean if own is not None and reference is not None and reference.mean else None
+def choose(arms: Sequence[EvaluatedArm], *, centered_head: bool) -> EvaluatedArm | None:
+    """The first arm that passes, else the nearest of those that were trained; `centered_head`: Centered head is an answer."""
+    trained = [arm for arm in arms if arm.key[0] != CENTERED_HEAD]
+    passing = [arm for arm in ranked(arms if centered_head else trained) if arm.passes]
+    return next(iter(passing or ranked(trained)), None)
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def ranked(arms: Sequence[EvaluatedArm]) -> tuple[EvaluatedArm, ...]:
+    """Arms that pass by p99 ‖δ_u‖, the smallest first; then the others by ΔCE, the smallest first."""
+
+    def place(arm: EvaluatedArm) -> tuple[bool, float]:
+        value = arm.transported if arm.passes else arm.delta_ce
+        return not arm.passes, math.inf if value is None else value
+
+    return tuple(sorted(arms, key=place))
 
 
 # Sentences
@@ -420,11 +356,9 @@ def costs(
     if comparison is not None:
         own = next((m for m in comparison.methods if (m.method, m.coef) == (method, coef)), None)
         verdict = next((v for v in comparison.quality.methods if (v.method, v.coef) == (method, coef)), None)
-        quality = None if verdict is None or verdict.parts is None else verdict.parts.quality
-        if quality is not None:
-            found.append(f"Quality: {quality.reason}")
-        r_aux = None if own is None else own.mean("r_aux")
-        if r_aux:
+        if verdict is not None and verdict.parts is not None and verdict.parts.quality is not None:
+            found.append(f"Quality: {verdict.parts.quality.reason}")
+        if own is not None and (r_aux := own.mean("r_aux")):
             found.append(f"Gradient: that of the Z-loss at the head is {r_aux:.1%} of that of CE after training.")
     if method == CENTERED_HEAD:
         found.append("Training: none; the head is centered once.")
@@ -440,7 +374,7 @@ def not_guaranteed(decisions: Sequence[Decision], proposed_by: Sequence[str], *,
     found = [f"{each.stage}: {each.not_guaranteed}." for each in decisions if each.stage in proposed_by]
     if fresh_adam:
         found.append("The runs began with a fresh Adam; a run that goes on with its own state may answer otherwise.")
-    return (*found, f"{NOT_TESTED[0].upper()}{NOT_TESTED[1:]}.")
+    return (*found, sentence(NOT_TESTED))
 
 
 # Answer

@@ -31,15 +31,15 @@ class Stage:
         threshold: float | None,
         fired: bool | None,
         reason: str,
-        measured: tuple[Effect, ...] = (),
+        measured: Sequence[Effect] = (),
         action: str = "",
     ) -> Decision:
         """The decision of this stage; `fired` None: not evaluated.
 
-        `measured`: what the action would change. Only a fired stage keeps it; an effect that changes nothing is left out unless
-        its note says why. `action`: what to do about what was found, instead of the action of the stage.
+        `measured`: what the action would change. Only a fired stage keeps it. An effect without a number is left out, and so is
+        one that changes nothing unless its note says why. `action`: what to do about what was found, instead of the action of
+        the stage.
         """
-        moved = tuple(effect for effect in measured if effect.before != effect.after or effect.note)
         return Decision(
             stage=self.name,
             risk=self.risk,
@@ -53,8 +53,31 @@ class Stage:
             not_guaranteed=self.not_guaranteed,
             evidence=self.evidence,
             threshold_name=self.threshold_name,
-            measured=moved if fired else (),
+            measured=tuple(
+                effect
+                for effect in measured
+                if fired
+                and None not in (effect.before, effect.after)
+                and (effect.before != effect.after or effect.note)
+            ),
         )
+
+    def unevaluated(self, why: str, needed: str = "") -> Decision:
+        """No verdict, with the reason and the commands that would give one: for this model, or for one that has `needed`."""
+        commands = ", then ".join(f"`{command}`" for command in self.commands)
+        model = f" for a model that has {needed}" if needed else ""
+        return self.decision(None, None, None, f"{sentence(why)} To evaluate this stage{model}: {commands}.")
+
+    def impossible(self, why: str) -> Decision:
+        """No verdict, and no command that would give one: what the stage reads does not exist for this model."""
+        commands = " and ".join(f"`{command}`" for command in self.commands)
+        return self.decision(None, None, None, sentence(why, f"{commands} cannot evaluate this stage here"))
+
+
+def sentence(*parts: str) -> str:
+    """Phrases as one sentence."""
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 SOURCE = Stage(
@@ -149,28 +172,6 @@ QUALITY = Stage(
 STAGES = (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY, IMPLEMENTATION, ROUTER, OPTIMIZER, QUALITY)
 
 
-def unevaluated(stage: Stage, why: str, needed: str = "") -> Decision:
-    """No verdict, with the reason and the commands that would give one: for this model, or for one that has `needed`."""
-    commands = ", then ".join(f"`{command}`" for command in stage.commands)
-    model = f" for a model that has {needed}" if needed else ""
-    return stage.decision(None, None, None, f"{_sentence(why)}. To evaluate this stage{model}: {commands}.")
-
-
-def without_verdict(stage: Stage, why: str) -> Decision:
-    """No verdict, and no command that would give one: what the stage reads does not exist for this model."""
-    commands = " and ".join(f"`{command}`" for command in stage.commands)
-    return stage.decision(None, None, None, f"{_sentence(why)}; {commands} cannot evaluate this stage here.")
-
-
-def joined_sentence(parts: Sequence[str]) -> str:
-    """Phrases as one sentence."""
-    return _sentence("; ".join(parts)) + "."
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 REUSE = "reuse the forward log-sum-exp statistics in the backward pass"
 REMEDIES = {
     "forward_backward_mismatch": REUSE,
@@ -205,61 +206,42 @@ REMEDIES = {
 
 def remedies_for(findings: Sequence[str]) -> str:
     """One sentence with the remedy of each finding, each once, the gravest first; a finding without one is named."""
-    order = list(REMEDIES)
-    known = sorted({finding for finding in findings if finding in REMEDIES}, key=order.index)
-    unknown = [finding for finding in dict.fromkeys(findings) if finding not in REMEDIES]
-    parts = [*dict.fromkeys(REMEDIES[finding] for finding in known), *(f"mend {finding}" for finding in unknown)]
-    return _sentence("; ".join(parts))
+    known = [remedy for finding, remedy in REMEDIES.items() if finding in findings]
+    unknown = [f"mend {finding}" for finding in findings if finding not in REMEDIES]
+    return sentence(*dict.fromkeys([*known, *unknown])).removesuffix(".")
 
 
 USUAL = (1e-5, 1e-3)
 """The range of λ in use; the paper's runs are at 1e-4 and 1e-3."""
 
 
-def usual_range(coef: float | None) -> str:
+def usual_range(coef: float) -> str:
     """Whether a solved λ is in the usual range, as a phrase; the budget is arithmetic at one checkpoint, not advice."""
-    where = "inside" if coef is not None and USUAL[0] <= coef <= USUAL[1] else "outside"
-    advice = "" if where == "inside" else ", so it is no advice"
-    return f"{where} the usual range of λ, 1e-5 to 1e-3{advice}"
-
-
-def solve_coefficient(coef: float, r_z: float | None, budget: float) -> float | None:
-    """λ = coef · budget / R_Z(coef); None where R_Z is unknown or 0 (then no λ reaches the budget).
-
-    >>> solve_coefficient(1e-4, 0.035, 0.07)
-    0.0002
-    """
-    return None if not r_z else coef * budget / r_z
+    inside = USUAL[0] <= coef <= USUAL[1]
+    return f"{'inside' if inside else 'outside'} the usual range of λ, 1e-5 to 1e-3{'' if inside else ', so it is no advice'}"
 
 
 def lambda_budget(report: AuditReport, budget: float) -> LambdaBudget | None:
-    """The λ of every measured scope; None without a gradient section."""
+    """λ = coef · budget / R_Z(coef) of every measured scope; None without a gradient section.
+
+    The λ of a scope is None where its R_Z is unknown or 0: then no λ reaches the budget.
+    """
     gradient = report.gradient
     if gradient is None:
         return None
-    return LambdaBudget(
-        r_z=budget,
-        raw=solve_coefficient(gradient.coef, gradient.raw.r_z, budget),
-        centered=solve_coefficient(gradient.coef, gradient.centered.r_z, budget),
-        whole_model=solve_coefficient(gradient.coef, gradient.whole_model.r_z, budget),
-    )
+    scopes = {"raw": gradient.raw.r_z, "centered": gradient.centered.r_z, "whole_model": gradient.whole_model.r_z}
+    return LambdaBudget(budget, **{name: gradient.coef * budget / r_z for name, r_z in scopes.items() if r_z})
 
 
-def budget_effects(report: AuditReport, budget: float) -> tuple[Effect, ...]:
+def budget_effects(report: AuditReport, budget: float) -> list[Effect]:
     """The diagnostic λ and the λ that meets the budget, in both coordinates."""
-    solved = lambda_budget(report, budget)
-    if solved is None or report.gradient is None:
-        return ()
-    coef = report.gradient.coef
-    note = f"R_Z is linear in λ; gradient of the head on {report.gradient.blocks} blocks"
-    found = [(name, value) for name, value in (("raw", solved.raw), ("centered", solved.centered)) if value is not None]
-    return tuple(
-        Effect(
-            f"λ for R_Z = {budget:.3g}, {name}",
-            coef,
-            value,
-            unit="λ",
-            note=f"{note}; {usual_range(value)}" if i == 0 else usual_range(value),
-        )
-        for i, (name, value) in enumerate(found)
-    )
+    solved, gradient = lambda_budget(report, budget), report.gradient
+    if solved is None or gradient is None:
+        return []
+    note = f"R_Z is linear in λ; gradient of the head on {gradient.blocks} blocks; "
+    effects = list[Effect]()
+    for name, coef in (("raw", solved.raw), ("centered", solved.centered)):
+        if coef is not None:
+            said = usual_range(coef) if effects else note + usual_range(coef)
+            effects.append(Effect(f"λ for R_Z = {budget:.3g}, {name}", gradient.coef, coef, unit="λ", note=said))
+    return effects

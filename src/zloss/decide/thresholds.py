@@ -6,10 +6,9 @@ can be set. docs/decisions.md shows what they decide on the paper's own models.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields
 
-from zloss.errors import InputError
+from zloss.results.options import check_numbers
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,7 @@ class Thresholds:
     """The R_Z for which λ is solved: between the 3.5 % of the paper's quality-neutral runs and the 17.5 % it calls large."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"threshold `{field.name}` is expected to be a finite number ≥ 0, but got {value!r}.")
+        check_numbers(self, [field.name for field in fields(self)])
 
     def to_dict(self) -> dict[str, float | None]:
         """Name → value, as the report stores them."""

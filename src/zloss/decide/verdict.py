@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from dataclasses import fields, replace
 
 from zloss.decide.intervals import block_values, paired_interval
 from zloss.decide.thresholds import Thresholds
@@ -45,7 +44,7 @@ ALL = 3
 """Parts that must hold for an accepted method."""
 DIAGNOSED = "p_z_999"
 """Quantity of `delta_diagnosed` unless another one is requested."""
-STANDARD, CENTERED_HEAD = "standard", "centered-head"
+STANDARD, GAIN_AWARE, CENTERED_HEAD = "standard", "gain-aware", "centered-head"
 NOTHING_TO_LOWER = ("ce", OFF)
 """Names of CE and of the absent router loss."""
 
@@ -108,58 +107,22 @@ def with_parts(verdict: Verdict, parts: VerdictParts) -> Verdict:
     if parts.coordinate is None:
         return replace(verdict, accepted=None, reasons=(), parts=parts)
     named = parts.named()
-    states = {part.state for _, part in named}
-    name: VerdictName = "inconclusive"
+    states = [part.state for _, part in named]
+    name: VerdictName
+    accepted: bool | None
     if "fails" in states:
-        name = "rejected"
-    elif states == {"holds"} and len(named) == ALL:
-        name = "accepted"
-    accepted, deciding = {
-        "accepted": (True, "holds"),
-        "rejected": (False, "fails"),
-        "inconclusive": (None, "open"),
-    }[name]
+        name, accepted, deciding = "rejected", False, "fails"
+    elif states == ["holds"] * ALL:
+        name, accepted, deciding = "accepted", True, "holds"
+    else:
+        name, accepted, deciding = "inconclusive", None, "open"
     reasons = tuple(f"{key}: {part.reason}" for key, part in named if part.state == deciding)
     return replace(verdict, accepted=accepted, reason=" ".join(reasons), verdict=name, reasons=reasons, parts=parts)
 
 
-@dataclass(frozen=True)
-class DiagnosedQuantity:
-    """A token quantity that a method has to lower."""
-
-    name: str
-    """As sentences show it."""
-    method: str
-    """Key of the method's values among the tails or means of `ValidationBlocks`."""
-    reference: str
-    """Key of the reference's values."""
-    quantile: float | None
-    """The quantile that is meant; None for a mean."""
-    against: Literal["baseline", "standard"] = "baseline"
-    """The run of the same seed it is compared with: the baseline's, or Standard's at the same λ."""
-
-
-def diagnosed_quantities(method: str, coordinate: Coordinate, baseline: Coordinate) -> tuple[DiagnosedQuantity, ...]:
-    """What `method`, which deploys `coordinate`, has to lower; `baseline` is what the baseline deploys.
-
-    Empty for a method without anything to lower (CE) or with an unknown name.
-    """
-    if method == CENTERED_HEAD:
-        return (DiagnosedQuantity("|μ|", f"{SHIFT}.{coordinate}", f"{SHIFT}.{baseline}", 0.99),)
-    if method in (STANDARD, "centered"):
-        name = "|log Z − c|" if coordinate == "raw" else "|log Z̃ − c|"
-        return (_both(name, f"{VIOLATION}.{coordinate}", 0.999),)
-    if method == "factorized":
-        return (
-            _both("μ²", f"{SHIFT_SQUARED}.raw", None),
-            _both("(log Z̃ − c)²", f"{VIOLATION_SQUARED}.centered", None),
-        )
-    if method == "gain-aware":
-        weighted, plain = f"{DELTA_U_GAIN_AWARE}.raw", f"{DELTA_U}.raw"
-        return (DiagnosedQuantity("‖δ_u‖ against Standard", weighted, plain, 0.99, against="standard"),)
-    return ()
-
-
+Quantity = tuple[str, str, str, float | None]
+"""A token quantity that a method has to lower: its name in sentences, the key of the method's values among the tails or means
+of `ValidationBlocks`, that of its reference's values, and the quantile that is meant (None for a mean)."""
 STATED = {
     "p_z_999": ("|log Z − c|", VIOLATION, 0.999),
     "mu_abs_99": ("|μ|", SHIFT, 0.99),
@@ -171,8 +134,25 @@ STATED = {
 """Keys of a head's numbers that can be tested instead of a method's own quantity: name, quantity, quantile."""
 
 
-def _both(name: str, key: str, quantile: float | None) -> DiagnosedQuantity:
-    return DiagnosedQuantity(name, key, key, quantile)
+def diagnosed_quantities(method: str, coordinate: Coordinate, baseline: Coordinate) -> tuple[Quantity, ...]:
+    """What `method`, which deploys `coordinate`, has to lower; `baseline` is what the baseline deploys.
+
+    The reference of Gain-aware is Standard at the same λ, that of the others the baseline. Empty for a method without
+    anything to lower (CE) or with an unknown name.
+    """
+    violation, squared = f"{VIOLATION}.{coordinate}", f"{VIOLATION_SQUARED}.centered"
+    tail = ("|log Z − c|" if coordinate == "raw" else "|log Z̃ − c|", violation, violation, 0.999)
+    methods: dict[str, tuple[Quantity, ...]] = {
+        CENTERED_HEAD: (("|μ|", f"{SHIFT}.{coordinate}", f"{SHIFT}.{baseline}", 0.99),),
+        STANDARD: (tail,),
+        "centered": (tail,),
+        "factorized": (
+            ("μ²", f"{SHIFT_SQUARED}.raw", f"{SHIFT_SQUARED}.raw", None),
+            ("(log Z̃ − c)²", squared, squared, None),
+        ),
+        GAIN_AWARE: (("‖δ_u‖ against Standard", f"{DELTA_U_GAIN_AWARE}.raw", f"{DELTA_U}.raw", 0.99),),
+    }
+    return methods.get(method, ())
 
 
 def coordinate_part(
@@ -193,14 +173,14 @@ def coordinate_part(
         if diagnosed not in STATED:
             return VerdictPart("open", f"{diagnosed} is not kept block by block, so its spread over text is unknown.")
         name, stem, quantile = STATED[diagnosed]
-        side = "raw" if stem == SHIFT_SQUARED else run.coordinate
-        return _quantity_part(_both(name, f"{stem}.{side}", quantile), pairs)
+        key = f"{stem}.{'raw' if stem == SHIFT_SQUARED else run.coordinate}"
+        return _quantity_part((name, key, key, quantile), pairs)
     if other_target:
         return VerdictPart("open", "the runs have a target of their own, and validation is measured about c = log V.")
     quantities = diagnosed_quantities(method, run.coordinate, baseline.coordinate)
     if not quantities:
         return None
-    if all(quantity.against == "baseline" for quantity in quantities):
+    if method != GAIN_AWARE:
         return all_must_hold([_quantity_part(quantity, pairs) for quantity in quantities])
     references = {run.seed: run for run in standard}
     against = [(references[run.seed], run) for _, run in pairs if run.seed in references]
@@ -209,19 +189,15 @@ def coordinate_part(
     return all_must_hold([*(_quantity_part(quantity, against) for quantity in quantities), _gradient_norm(against)])
 
 
-def _quantity_part(quantity: DiagnosedQuantity, pairs: Pairs) -> VerdictPart:
-    tail = quantity.quantile is not None
-    found = [
-        (
-            block_values(reference.validation_blocks, quantity.reference, tail=tail),
-            block_values(run.validation_blocks, quantity.method, tail=tail),
-        )
-        for reference, run in pairs
-    ]
-    complete = [(base, run) for base, run in found if base is not None and run is not None]
-    if len(complete) < len(found) or any(base.tokens_B != run.tokens_B for base, run in complete):
-        complete = []
-    return judge_effect(quantity.name, complete, quantity.quantile or 0.999)
+def _quantity_part(quantity: Quantity, pairs: Pairs) -> VerdictPart:
+    name, method_key, reference_key, quantile = quantity
+    complete = []
+    for reference, run in pairs:
+        before = block_values(reference.validation_blocks, reference_key, tail=quantile is not None)
+        after = block_values(run.validation_blocks, method_key, tail=quantile is not None)
+        if before is not None and after is not None and before.tokens_B == after.tokens_B:
+            complete.append((before, after))
+    return judge_effect(name, complete if len(complete) == len(pairs) else [], quantile or 0.999)
 
 
 def _gradient_norm(pairs: Pairs) -> VerdictPart:
@@ -238,10 +214,8 @@ def _router_scale(comparison: Comparison, method: ComparedMethod, thresholds: Th
     """s_rel of a router variant, the same on every seed; None for the variant without a router loss."""
     if method.method.split(" + ")[0] == OFF or comparison.router is None:
         return None
-    variants = (v for v in comparison.router.conventions if (v.convention, v.coef) == (method.method, method.coef))
-    variant = next(variants, None)
-    scale = None if variant is None else variant.s_rel
-    return judge_scale(scale, method.coef, thresholds.router_scale_tolerance)
+    scales = [v.s_rel for v in comparison.router.conventions if (v.convention, v.coef) == (method.method, method.coef)]
+    return judge_scale(scales[0] if scales else None, method.coef, thresholds.router_scale_tolerance)
 
 
 def with_tolerance(comparison: Comparison, thresholds: Thresholds) -> Comparison:
@@ -286,7 +260,7 @@ def evaluated_comparison(
             verdicts.append(_from_file(comparison, method, stated, thresholds))
         elif stated_thresholds and stated.parts is not None:
             parts = replace(stated.parts, optimizer=judge_optimizer(comparison, method, thresholds))
-            verdicts.append(replace(stated, parts=parts) if stated.verdict is None else with_parts(stated, parts))
+            verdicts.append(with_parts(stated, parts))
         else:
             verdicts.append(stated)
     return replace(comparison, quality=replace(comparison.quality, methods=tuple(verdicts)))

@@ -42,13 +42,6 @@ FEW_STEPS_P999 = 1000
 """With fewer steps a p99.9 over steps is little more than the maximum."""
 
 
-def against_bound(lower: float | None, upper: float | None, bound: float) -> State:
-    """Two one-sided tests: below the bound holds, above it fails, across it (or unknown) is open."""
-    if lower is None or upper is None:
-        return "open"
-    return "holds" if upper <= bound else "fails" if lower > bound else "open"
-
-
 def all_must_hold(parts: Sequence[VerdictPart]) -> VerdictPart:
     """One part of several questions: it fails where one fails, and holds where all hold.
 
@@ -63,48 +56,89 @@ def all_must_hold(parts: Sequence[VerdictPart]) -> VerdictPart:
     return VerdictPart(state, reason, {**first.numbers, "questions": [part.numbers for part in parts]}, first.interval)
 
 
-Relation = Literal["ratio", "increase", "any", "falls"]
-
-
 @dataclass(frozen=True)
 class EndpointLimit:
-    """When one endpoint counts as passed."""
+    """When one endpoint is beyond its limit."""
 
     key: str
     """Key of metrics.json."""
     symbol: str
-    relation: Relation
-    """"ratio": above `limit` times the baseline; "increase": above the baseline by `limit`; "any": above zero where the
-    baseline is zero; "falls": below the baseline divided by `limit`."""
+    relation: Literal["ratio", "increase", "falls"]
+    """ "ratio": above `limit` times the baseline; "increase": above the baseline by `limit`; "falls": below the baseline
+    divided by `limit`."""
     limit: float
 
-    def passed(self, baseline: float | None, method: float | None) -> bool | None:
-        """None where a value is missing."""
-        if baseline is None or method is None:
-            return None
-        if self.relation == "ratio":
-            return method > self.limit * baseline if baseline > 0 else method > 0
+    def excess(self, baseline: float, method: float) -> float:
+        """What is held against the limit: method − baseline, method / baseline, or baseline / method where less is worse."""
         if self.relation == "increase":
-            return method - baseline > self.limit
-        if self.relation == "falls":
-            return method < baseline / self.limit
-        return method > 0 and method > baseline
+            return method - baseline
+        worse, reference = (baseline, method) if self.relation == "falls" else (method, baseline)
+        return worse / reference if reference > 0 else math.inf if worse > 0 else 0.0
+
+    def passed(self, baseline: float, method: float) -> bool:
+        """Whether the method is beyond the limit."""
+        return self.excess(baseline, method) > self.limit
 
     def sentence(self, baseline: float, method: float) -> str:
         """What was measured against which limit."""
         if self.relation == "ratio" and baseline > 0:
             return f"{self.symbol} × {method / baseline:.3g} (limit × {self.limit:g})"
-        if self.relation == "increase":
-            return f"{self.symbol} {baseline:.3g} → {method:.3g} (limit +{self.limit:g})"
-        if self.relation == "falls":
-            return f"{self.symbol} {baseline:.3g} → {method:.3g} (limit ÷ {self.limit:g})"
-        return f"{self.symbol} {baseline:.3g} → {method:.3g} (limit: none)"
+        limit = {"increase": f"limit +{self.limit:g}", "falls": f"limit ÷ {self.limit:g}"}.get(self.relation)
+        return f"{self.symbol} {baseline:.3g} → {method:.3g} ({limit if limit and self.limit else 'limit: none'})"
 
 
-def judge_endpoints(
-    limits: Sequence[EndpointLimit],
-    pairs_S: Sequence[tuple[Mapping[str, float | None], Mapping[str, float | None]]],
-) -> VerdictPart:
+def endpoint_limits(thresholds: Thresholds, keys: Iterable[str], steps: int | None = None) -> tuple[EndpointLimit, ...]:
+    """The limits of every endpoint among `keys`.
+
+    Over fewer than 100 steps a p99 is little more than the maximum, so the maximum alone is evaluated there; likewise the
+    p99.9 below 1000 steps. A file without the maximum is evaluated by the quantile that it has.
+    """
+    known = set(keys)
+    tail, largest, adam = thresholds.grad_tail_ratio, thresholds.grad_max_ratio, thresholds.adam_state_ratio
+    if steps is not None and "grad_norm_max" in known:
+        known -= {"grad_norm_p99", "grad_inf_p99"} if steps < FEW_STEPS else set()
+        known -= {"grad_norm_p999"} if steps < FEW_STEPS_P999 else set()
+    events = sorted((key for key in known if key.startswith(PHI)), key=lambda key: (len(key), key))
+    limits = (
+        EndpointLimit("grad_norm_p99", "p99 ‖g‖₂", "ratio", tail),
+        EndpointLimit("grad_norm_max", "max ‖g‖₂", "ratio", largest),
+        EndpointLimit("grad_norm_p999", "p99.9 ‖g‖₂", "ratio", tail),
+        EndpointLimit("grad_inf_p99", "p99 ‖g‖∞", "ratio", tail),
+        EndpointLimit("grad_inf_max", "max ‖g‖∞ (fp16 margin 65504/‖g‖∞)", "ratio", largest),
+        EndpointLimit("kappa_min", "smallest safe fp16 scale κ", "falls", thresholds.fp16_margin_ratio),
+        *(EndpointLimit(e, f"Φ_{e.removeprefix(PHI)}", "increase", thresholds.event_rate_increase) for e in events),
+        EndpointLimit("nonfinite_gradient", "share of steps with a nonfinite gradient", "increase", 0.0),
+        EndpointLimit("nonfinite_microbatch", "share of nonfinite micro-batches", "increase", 0.0),
+        EndpointLimit("adam_v_max", "max ‖v‖∞ of Adam", "ratio", adam),
+        EndpointLimit("adam_v_p99", "p99 ‖v‖∞ of Adam", "ratio", adam),
+        EndpointLimit("spike_rate", "spike rate", "increase", thresholds.spike_rate_increase),
+    )
+    return tuple(limit for limit in limits if limit.key in known)
+
+
+def judge_optimizer(comparison: Comparison, method: ComparedMethod, thresholds: Thresholds) -> VerdictPart | None:
+    """The part of one method of a comparison; None without a baseline or without an endpoint of both.
+
+    It reads every seed that both have, or the means where the file has no values by seed.
+    """
+    base = comparison.baseline_method
+    if base is None or base is method:
+        return None
+    limits = endpoint_limits(thresholds, base.metrics.keys() & method.metrics.keys(), comparison.steps)
+    if not limits:
+        return None
+    places = [(base.seeds.index(seed), i) for i, seed in enumerate(method.seeds) if seed in base.seeds]
+    if any(summary.by_seed is None for side in (base, method) for summary in side.metrics.values()):
+        places = []
+
+    def at(side: ComparedMethod, place: int) -> Endpoints:
+        return {key: summary.by_seed[place] for key, summary in side.metrics.items() if summary.by_seed is not None}
+
+    means = [{key: summary.mean for key, summary in side.metrics.items()} for side in (base, method)]
+    return judge_endpoints(limits, [(at(base, i), at(method, j)) for i, j in places] or [(means[0], means[1])])
+
+
+def judge_endpoints(limits: Sequence[EndpointLimit], pairs_S: Sequence[tuple[Endpoints, Endpoints]]) -> VerdictPart:
     """Does the method send the optimizer worse gradients? Over all endpoints that both runs of every seed hold.
 
     An endpoint that is beyond its limit on every seed fails; on some seeds it is open.
@@ -112,36 +146,24 @@ def judge_endpoints(
     failed, partly, checked = list[str](), list[str](), list[str]()
     for limit in limits:
         values = [(base.get(limit.key), run.get(limit.key)) for base, run in pairs_S]
-        verdicts = [limit.passed(base, run) for base, run in values]
-        if not verdicts or any(verdict is None for verdict in verdicts):
+        known = [(base, run) for base, run in values if base is not None and run is not None]
+        if not known or len(known) < len(values):
             continue
         checked.append(limit.key)
-        base, run = max(values, key=lambda pair: _badness(limit, pair))
-        assert base is not None
-        assert run is not None
-        if all(verdicts):
-            failed.append(limit.sentence(base, run))
-        elif any(verdicts):
-            passed = sum(bool(verdict) for verdict in verdicts)
-            partly.append(f"{limit.sentence(base, run)} on {passed} of {len(verdicts)} seeds")
+        passed = sum(limit.passed(*pair) for pair in known)
+        worst = limit.sentence(*max(known, key=lambda pair: limit.excess(*pair)))
+        if passed == len(known):
+            failed.append(worst)
+        elif passed:
+            partly.append(f"{worst} on {passed} of {len(known)} seeds")
     numbers = {"seeds": len(pairs_S), "endpoints": checked, "passed": failed, "passed_on_some_seeds": partly}
     if not checked:
         return VerdictPart("open", "the runs hold no optimizer-facing endpoint of method and baseline.", numbers)
-    state: State = "fails" if failed else "open" if partly else "holds"
     if failed:
-        return VerdictPart(state, "; ".join(failed) + ".", numbers)
+        return VerdictPart("fails", "; ".join(failed) + ".", numbers)
     if partly:
-        return VerdictPart(state, "; ".join(partly) + "; more seeds would settle it.", numbers)
-    return VerdictPart(state, f"all {len(checked)} endpoints are within their limits.", numbers)
-
-
-def _badness(limit: EndpointLimit, pair: tuple[float | None, float | None]) -> float:
-    base, run = pair
-    assert base is not None
-    assert run is not None
-    if limit.relation == "falls":
-        return -run / base if base else 0.0
-    return run - base if limit.relation in ("increase", "any") or base <= 0 else run / base
+        return VerdictPart("open", "; ".join(partly) + "; more seeds would settle it.", numbers)
+    return VerdictPart("holds", f"all {len(checked)} endpoints are within their limits.", numbers)
 
 
 def judge_effect(
@@ -154,23 +176,30 @@ def judge_effect(
     """
     if not pairs_S:
         return VerdictPart("open", f"{name}: the runs do not hold it block by block; run them again.")
-    tokens = sum(pairs_S[0][0].tokens_B)
-    tail = isinstance(pairs_S[0][0], BlockTail)
-    level = judged_level(tokens, asked) if tail else None
-    if tail and level is None:
+    tokens, seeds = sum(pairs_S[0][0].tokens_B), len(pairs_S)
+    tails = [(base, run) for base, run in pairs_S if isinstance(base, BlockTail) and isinstance(run, BlockTail)]
+    level = judged_level(tokens, asked) if tails else None
+    shown, numbers = f"mean of {name}", {"quantity": name, "level": level}
+    if tails and level is None:
         return VerdictPart(
             "open",
             f"{name}: {tokens} validation tokens leave fewer than {BEYOND} beyond the 95 % quantile; "
             "validate on more text.",
         )
-    shown = _shown(name, level, asked)
-    numbers = {"quantity": name, "level": level, **_unjudged(pairs_S, level, asked)}
-    if level is not None and all(_is_removed(*pair, level) for pair in pairs_S):
-        seeds = len(pairs_S)
-        numbers |= {"ratio": 0.0, "seeds": seeds}
-        if seeds < 2:
-            return VerdictPart("open", f"one seed: {shown} is 0; run at least one more seed.", numbers)
-        return VerdictPart("holds", f"{shown} is 0 on every seed.", numbers, Interval(0.0, 0.0, RATIO))
+    if level is not None:
+        shown = f"p{100 * level:g} of {name}"
+        if level < asked:
+            # The ratio at the quantile that is meant is shown too.
+            shown += f" (p{100 * asked:g} has fewer than {BEYOND} tokens beyond it)"
+            meant = [(base.quantile(asked), run.quantile(asked)) for base, run in tails]
+            if all(before > 0 and after > 0 for before, after in meant):
+                ratio = statistics.geometric_mean(after / before for before, after in meant)
+                numbers |= {"unjudged_level": asked, "unjudged_ratio": ratio}
+        if all(run.quantile(level) == 0 and base.quantile(level) > 0 for base, run in tails):
+            numbers |= {"ratio": 0.0, "seeds": seeds}
+            if seeds < 2:
+                return VerdictPart("open", f"one seed: {shown} is 0; run at least one more seed.", numbers)
+            return VerdictPart("holds", f"{shown} is 0 on every seed.", numbers, Interval(0.0, 0.0, RATIO))
     interval = effect_interval(pairs_S, level)
     if interval is None:
         return VerdictPart("open", f"{shown} is zero or not finite on some seed, so no ratio exists.", numbers)
@@ -179,59 +208,21 @@ def judge_effect(
 
 def judge_ratio(shown: str, interval: PairedInterval, numbers: Mapping[str, Any]) -> VerdictPart:
     """The part of a log ratio and its interval."""
-    state = against_bound(interval.lower, interval.upper, EFFECT)
-    settle = interval.seeds_to_settle(EFFECT)
-    ratio = math.exp(min(interval.difference, LARGEST_EXPONENT))
-    numbers = {
-        **numbers,
-        "ratio": ratio,
-        "seeds": interval.seeds,
-        "groups": interval.groups,
-        "seeds_to_settle": settle,
-    }
-    if interval.lower is None or interval.upper is None or not math.isfinite(interval.upper):
-        why = "one seed" if interval.seeds < 2 else "one group of validation text"
-        more = "run at least one more seed" if interval.seeds < 2 else "validate on more text"
+    state, seeds, settle = interval.against(EFFECT), interval.seeds, interval.seeds_to_settle(EFFECT)
+    ratio, low, high = (
+        math.exp(min(log, LARGEST_EXPONENT)) for log in (interval.difference, interval.lower, interval.upper)
+    )
+    numbers = {**numbers, "ratio": ratio, "seeds": seeds, "groups": interval.groups, "seeds_to_settle": settle}
+    more = "validate on more text"
+    if settle is not None and settle > seeds:
+        more = f"{settle} seeds would settle it at the present spread"
+    if not math.isfinite(interval.upper):
+        why = "one seed" if seeds < 2 else "one group of validation text"
+        more = "run at least one more seed" if seeds < 2 else more
         return VerdictPart("open", f"{why}: {shown} × {ratio:.4g}; {more}.", numbers)
-    low, high = (math.exp(min(bound, LARGEST_EXPONENT)) for bound in (interval.lower, interval.upper))
-    bounds = Interval(low, high, RATIO)
     span = f"{shown} × {ratio:.4g} ({low:.4g} to {high:.4g})"
-    if state == "fails":
-        return VerdictPart(state, f"no effect: {span}, not at least 1 % lower.", numbers, bounds)
-    if state == "holds":
-        return VerdictPart(state, f"{span}.", numbers, bounds)
-    can_settle = settle is not None and settle > interval.seeds
-    more = f"{settle} seeds would settle it at the present spread" if can_settle else "validate on more text"
-    return VerdictPart(state, f"{span}; {more}.", numbers, bounds)
-
-
-def _shown(name: str, level: float | None, asked: float) -> str:
-    if level is None:
-        return f"mean of {name}"
-    less = f" (p{100 * asked:g} has fewer than {BEYOND} tokens beyond it)" if level < asked else ""
-    return f"p{100 * level:g} of {name}{less}"
-
-
-def _unjudged(pairs_S: Sequence[tuple[BlockValues, BlockValues]], level: float | None, asked: float) -> dict[str, Any]:
-    """The ratio at the quantile that is meant, averaged over seeds, where a lower one is judged."""
-    if level is None or level == asked:
-        return {}
-    logs = []
-    for baseline, method in pairs_S:
-        assert isinstance(baseline, BlockTail)
-        assert isinstance(method, BlockTail)
-        before, after = baseline.quantile(asked), method.quantile(asked)
-        if not (before > 0 and after > 0):
-            return {}
-        logs.append(math.log(after / before))
-    return {"unjudged_level": asked, "unjudged_ratio": math.exp(statistics.fmean(logs))}
-
-
-def _is_removed(baseline: BlockValues, method: BlockValues, level: float) -> bool:
-    """Whether the quantity is 0 up to the quantile where the baseline's is not."""
-    assert isinstance(baseline, BlockTail)
-    assert isinstance(method, BlockTail)
-    return method.quantile(level) == 0 and baseline.quantile(level) > 0
+    reason = {"fails": f"no effect: {span}, not at least 1 % lower", "holds": span, "open": f"{span}; {more}"}[state]
+    return VerdictPart(state, f"{reason}.", numbers, Interval(low, high, RATIO))
 
 
 def quality_part(pairs: Pairs, tolerance_ppl: float) -> VerdictPart:
@@ -262,19 +253,13 @@ def judge_quality(interval: PairedInterval, *, baseline_ppl: float, tolerance_pp
     share = tolerance_ppl / baseline_ppl
     tolerance = math.log1p(share) if share > -1 else -math.inf
 
-    def ppl(nats: float | None) -> float | None:
-        return (
-            None
-            if nats is None or not math.isfinite(nats) or nats > LARGEST_EXPONENT
-            else baseline_ppl * math.expm1(nats)
-        )
+    def ppl(nats: float) -> float | None:
+        return baseline_ppl * math.expm1(nats) if math.isfinite(nats) and nats <= LARGEST_EXPONENT else None
 
-    state = against_bound(interval.lower, interval.upper, tolerance)
+    state = interval.against(tolerance)
     if state == "holds" and interval.groups < LEAST_GROUPS:
         state = "open"
-    bounds = None
-    if interval.lower is not None and interval.upper is not None and math.isfinite(interval.upper):
-        bounds = Interval(interval.lower, interval.upper, NATS)
+    bounds = Interval(interval.lower, interval.upper, NATS) if math.isfinite(interval.upper) else None
     numbers = {
         "delta_ce": interval.difference,
         "half_width": _finite(interval.half_width),
@@ -294,8 +279,9 @@ def judge_quality(interval: PairedInterval, *, baseline_ppl: float, tolerance_pp
 
 
 def _quality_reason(interval: PairedInterval, state: State, numbers: Mapping[str, Any]) -> str:
-    delta, lower, upper = (_signed(numbers[key]) for key in ("delta_ppl", "lower_ppl", "upper_ppl"))
-    if interval.half_width is None:
+    in_ppl = (numbers[key] for key in ("delta_ppl", "lower_ppl", "upper_ppl"))
+    delta, lower, upper = ("∞" if value is None else f"{value:+.3g}" for value in in_ppl)
+    if interval.seeds < 2:
         return f"one seed: ΔCE = {interval.difference:+.4g} nat ({delta} PPL) without an interval; run at least one more seed."
     span = f"ΔCE = {interval.difference:+.4g} nat without an interval"
     if math.isfinite(interval.half_width):
@@ -317,72 +303,8 @@ def _quality_reason(interval: PairedInterval, state: State, numbers: Mapping[str
     return f"{span}; {least}; more seeds alone cannot settle it, validate on more text."
 
 
-def _signed(value: float | None) -> str:
-    return "∞" if value is None else f"{value:+.3g}"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def endpoint_limits(thresholds: Thresholds, keys: Iterable[str], steps: int | None = None) -> tuple[EndpointLimit, ...]:
-    """The limits of every endpoint among `keys`.
-
-    Over fewer than 100 steps a p99 is little more than the maximum, so the maximum alone is judged there; likewise the
-    p99.9 below 1000 steps. A file without the maximum is judged by the quantile that it has.
-    """
-    known = set(keys)
-    tail, largest = thresholds.grad_tail_ratio, thresholds.grad_max_ratio
-    short = steps is not None and steps < FEW_STEPS and "grad_norm_max" in known
-    shorter = steps is not None and steps < FEW_STEPS_P999 and "grad_norm_max" in known
-    limits = [EndpointLimit("grad_norm_max", "max ‖g‖₂", "ratio", largest)]
-    if not short:
-        limits.insert(0, EndpointLimit("grad_norm_p99", "p99 ‖g‖₂", "ratio", tail))
-        limits.append(EndpointLimit("grad_inf_p99", "p99 ‖g‖∞", "ratio", tail))
-    if not shorter:
-        limits.insert(-1, EndpointLimit("grad_norm_p999", "p99.9 ‖g‖₂", "ratio", tail))
-    limits.append(EndpointLimit("grad_inf_max", "max ‖g‖∞ (fp16 margin 65504/‖g‖∞)", "ratio", largest))
-    limits.append(EndpointLimit("kappa_min", "smallest safe fp16 scale κ", "falls", thresholds.fp16_margin_ratio))
-    events = sorted((key for key in known if key.startswith(PHI)), key=lambda key: (len(key), key))
-    limits += [
-        EndpointLimit(key, f"Φ_{key.removeprefix(PHI)}", "increase", thresholds.event_rate_increase) for key in events
-    ]
-    limits += [
-        EndpointLimit("nonfinite_gradient", "share of steps with a nonfinite gradient", "any", 0.0),
-        EndpointLimit("nonfinite_microbatch", "share of nonfinite micro-batches", "any", 0.0),
-        EndpointLimit("adam_v_max", "max ‖v‖∞ of Adam", "ratio", thresholds.adam_state_ratio),
-        EndpointLimit("adam_v_p99", "p99 ‖v‖∞ of Adam", "ratio", thresholds.adam_state_ratio),
-        EndpointLimit("spike_rate", "spike rate", "increase", thresholds.spike_rate_increase),
-    ]
-    return tuple(limit for limit in limits if limit.key in known)
-
-
-def judge_optimizer(comparison: Comparison, method: ComparedMethod, thresholds: Thresholds) -> VerdictPart | None:
-    """The part of one method of a comparison; None without a baseline or without an endpoint of both."""
-    base = comparison.baseline_method
-    if base is None or base is method:
-        return None
-    limits = endpoint_limits(thresholds, base.metrics.keys() & method.metrics.keys(), comparison.steps)
-    if not limits:
-        return None
-    return judge_endpoints(limits, endpoint_pairs(base, method))
-
-
-def endpoint_pairs(base: ComparedMethod, method: ComparedMethod) -> list[tuple[Endpoints, Endpoints]]:
-    """(baseline, method) of every common seed; one pair of means where the file has no values by seed."""
-    places = [(base.seeds.index(seed), i) for i, seed in enumerate(method.seeds) if seed in base.seeds]
-    by_seed = all(summary.by_seed is not None for side in (base, method) for summary in side.metrics.values())
-    if not places or not by_seed:
-        return [(_means(base), _means(method))]
-    return [(_at(base, i), _at(method, j)) for i, j in places]
-
-
-def _means(method: ComparedMethod) -> Endpoints:
-    return {key: summary.mean for key, summary in method.metrics.items()}
-
-
-def _at(method: ComparedMethod, place: int) -> Endpoints:
-    return {key: summary.by_seed[place] for key, summary in method.metrics.items() if summary.by_seed is not None}
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def judge_scale(s_rel: float | None, coef: float | None, tolerance: float) -> VerdictPart:

@@ -33,9 +33,9 @@ from zloss.models.checkpoint import (
 from zloss.models.gguf import converted_gguf
 from zloss.models.output_head import find_head, hidden_states
 from zloss.protocol.center_files import (
+    WeightFiles,
     findings_of,
     plan_change,
-    read_weight_files,
     refuse_uncenterable,
     write_card,
     write_model,
@@ -90,7 +90,7 @@ def _center(config: CenterConfig, source: Path, out: Path, progress: Progress, c
     head = find_head(before)
     refuse_uncenterable(before, head)
     valid_vocab = resolve_vocab(config.valid_vocab, head.vocab, len(before.tokenizer))
-    files = read_weight_files(source)
+    files = WeightFiles(source)
     change = plan_change(before, head, files, keep_tied=config.keep_tied, valid_vocab=valid_vocab)
     corpus = open_corpus(config.texts, config.corpus, "text")
     cut = model_blocks(before, corpus, size=config.block_size, count=config.blocks)
@@ -124,7 +124,7 @@ def _center(config: CenterConfig, source: Path, out: Path, progress: Progress, c
             predictions=blocks.predictions,
             tied_before=head.tied,
             tied_after=head.tied and config.keep_tied,
-            extra_bytes=change.extra_bytes,
+            extra_bytes=sum(tensor.nbytes for tensor in change.added.values()),
             stored_dtype=", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in changed})),
             vocab=head.vocab,
             valid_vocab=valid_vocab,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,19 +32,13 @@ WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgp
 
 @dataclass(frozen=True)
 class Change:
-    """Tensors to replace and to add, by their stored key, and what the configuration must say."""
+    """Tensors to replace and to add, by their stored key; a copy with an added head is untied."""
 
     replaced: dict[str, Tensor]
     added: dict[str, Tensor]
-    config: dict[str, Any]
     mean_row_norm: float
     """‖w̄‖₂."""
     mean_bias: float | None
-
-    @property
-    def extra_bytes(self) -> int:
-        """By how much the weights grow."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.added.values())
 
 
 def plan_change(
@@ -56,16 +50,15 @@ def plan_change(
     a separate tensor. With learned additive positions a tied head can stay tied: the input is wte[x] + wpe[t], so w̄ moves
     from every row of the shared table to every row of the position table, and no hidden state changes.
     """
-    name, stored = _module_name(checkpoint.model, head.module), head.weight_VD.detach()
+    modules = checkpoint.model.named_modules(remove_duplicate=False)
+    name = next(name for name, module in modules if module is head.module)
+    stored = head.weight_VD.detach()
     mean_D = stored[:valid_vocab].double().mean(dim=0)
-    replaced, added, config, mean_bias = dict[str, Tensor](), dict[str, Tensor](), dict[str, Any](), None
+    replaced, added, mean_bias = dict[str, Tensor](), dict[str, Tensor](), None
     table_key = files.find(stored, f"{name}.weight", "the output head")
     centered = _less(files.read(table_key), mean_D)
     if head.tied and not keep_tied:
         added[f"{name}.weight"] = centered
-        config["tie_word_embeddings"] = False
-        if getattr(checkpoint.config, "text_config", None) is not None:
-            config["text_config"] = {"tie_word_embeddings": False}
     else:
         replaced[table_key] = centered
     if head.tied and keep_tied:
@@ -76,7 +69,7 @@ def plan_change(
         mean_bias = float(bias_V[:valid_vocab].double().mean())
         bias_key = files.find(bias_V, f"{name}.bias", "the head's bias")
         replaced[bias_key] = _less(files.read(bias_key), mean_bias)
-    return Change(replaced, added, config, float(mean_D.norm()), mean_bias)
+    return Change(replaced, added, float(mean_D.norm()), mean_bias)
 
 
 def refuse_uncenterable(checkpoint: Checkpoint, head: OutputHead) -> None:
@@ -99,14 +92,13 @@ def _positions(checkpoint: Checkpoint, files: WeightFiles) -> str:
     """The stored key of the learned positions that are added to the token embedding."""
     model: Any = checkpoint.model
     width = model.get_input_embeddings().weight.shape[1]
-    modules = {name: module for name, module in model.named_modules() if name}
+    modules = [(name, name.rpartition(".")[2], module) for name, module in model.named_modules()]
     found = [
         (name, module.weight)
-        for name, module in modules.items()
-        if isinstance(module, nn.Embedding) and _last(name) in POSITION_TABLES and module.weight.shape[1] == width
+        for name, last, module in modules
+        if isinstance(module, nn.Embedding) and last in POSITION_TABLES and module.weight.shape[1] == width
     ]
-    between = [name for name in modules if _last(name) in BETWEEN]
-    if len(found) != 1 or between:
+    if len(found) != 1 or any(last in BETWEEN for _, last, _ in modules):
         raise TiedHeadError(
             f"{type(model).__name__} cannot keep its head tied: that needs learned positions that are added to the token "
             "embedding with nothing between (GPT-2, OPT without projection). Leave `keep_tied` off: the copy is then untied."
@@ -115,40 +107,35 @@ def _positions(checkpoint: Checkpoint, files: WeightFiles) -> str:
     return files.find(table.detach(), f"{name}.weight", "the learned positions")
 
 
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def _module_name(model: nn.Module, wanted: nn.Module) -> str:
-    for name, module in model.named_modules(remove_duplicate=False):
-        if module is wanted:
-            return str(name)
-    raise CheckpointError(f"the output head of {type(model).__name__} is not one of its modules.")
-
-
 # Weights
 
 
-@dataclass(frozen=True)
 class WeightFiles:
-    """The safetensors files of a checkpoint: the file of every tensor, in the order of the files."""
+    """The safetensors files of a checkpoint, from its index or its single file."""
 
-    folder: Path
-    file_of: Mapping[str, str]
-
-    @property
-    def files(self) -> list[str]:
-        return list(dict.fromkeys(self.file_of.values()))
-
-    def read(self, key: str) -> Tensor:
+    def __init__(self, folder: Path) -> None:
         from safetensors import safe_open
 
-        with safe_open(str(self.folder / self.file_of[key]), framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(key)
-        return tensor
+        self.folder = folder
+        self.keys_of: dict[str, list[str]] = {}
+        """The tensors of every file, in the order of the files."""
+        if (folder / INDEX).is_file():
+            weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            for key in sorted(weight_map, key=lambda k: (weight_map[k], k)):
+                self.keys_of.setdefault(weight_map[key], []).append(key)
+        elif (folder / SINGLE).is_file():
+            with safe_open(str(folder / SINGLE), framework="pt") as opened:
+                self.keys_of[SINGLE] = list(opened.keys())
+        else:
+            raise CheckpointError(f"{folder} has no safetensors weights: convert the checkpoint to safetensors first.")
 
-    def keys_of(self, file: str) -> list[str]:
-        return [key for key, place in self.file_of.items() if place == file]
+    def read(self, wanted: str) -> Tensor:
+        from safetensors import safe_open
+
+        file = next(file for file, keys in self.keys_of.items() if wanted in keys)
+        with safe_open(str(self.folder / file), framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(wanted)
+        return tensor
 
     def find(self, wanted: Tensor, name: str, what: str) -> str:
         """The key whose stored values are those of the loaded parameter `name`.
@@ -159,9 +146,9 @@ class WeightFiles:
         from safetensors import safe_open
 
         found = []
-        for file in self.files:
+        for file, keys in self.keys_of.items():
             with safe_open(str(self.folder / file), framework="pt") as opened:
-                for key in self.keys_of(file):
+                for key in keys:
                     same_shape = tuple(opened.get_slice(key).get_shape()) == tuple(wanted.shape)
                     if same_shape and torch.equal(opened.get_tensor(key).to(wanted.dtype), wanted):
                         found.append(key)
@@ -172,137 +159,104 @@ class WeightFiles:
         return next((key for key in found if name.endswith(key) or key.endswith(name)), found[0])
 
 
-def read_weight_files(folder: Path) -> WeightFiles:
-    """The files of a folder, from its index or its single file."""
-    from safetensors import safe_open
+def write_model(files: WeightFiles, change: Change, target: Path) -> None:
+    """Weights, configuration and the other files of the original, into the empty folder `target`.
 
-    if (folder / INDEX).is_file():
-        weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        return WeightFiles(
-            folder, {key: weight_map[key] for key in sorted(weight_map, key=lambda k: (weight_map[k], k))}
-        )
-    if (folder / SINGLE).is_file():
-        with safe_open(str(folder / SINGLE), framework="pt") as opened:
-            return WeightFiles(folder, dict.fromkeys(opened.keys(), SINGLE))
-    raise CheckpointError(f"{folder} has no safetensors weights: convert the checkpoint to safetensors first.")
-
-
-def write_weight_files(
-    source: WeightFiles, target: Path, replaced: Mapping[str, Tensor], added: Mapping[str, Tensor]
-) -> None:
-    """All weights of `source` in `target`, with some tensors replaced and some added.
-
-    A file without a replaced tensor is copied byte for byte. An added tensor (the head of an untied copy) gets a separate file
-    at the end, so the files that were there keep their content.
+    A file of weights without a replaced tensor is copied byte for byte. An added tensor (the head of an untied copy) gets a
+    separate file at the end, so the files that were there keep their content.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    names = _new_names(source.files, bool(added))
-    for file in source.files:
-        changed = {key for key in replaced if source.file_of[key] == file}
-        if not changed:
-            shutil.copyfile(source.folder / file, target / names[file])
+    for path in sorted(files.folder.iterdir()):
+        if path.is_file() and path.name not in NOT_CARRIED and path.suffix not in WEIGHT_SUFFIXES:
+            shutil.copyfile(path, target / path.name)
+    weight_map, count = dict[str, str](), len(files.keys_of) + 1
+    for number, (file, keys) in enumerate(files.keys_of.items(), start=1):
+        # Names state how many files there are.
+        name = _numbered(number, count) if change.added else file
+        weight_map |= dict.fromkeys(keys, name)
+        if change.replaced.keys().isdisjoint(keys):
+            shutil.copyfile(files.folder / file, target / name)
             continue
-        with safe_open(str(source.folder / file), framework="pt") as opened:
-            tensors = {key: replaced[key] if key in changed else opened.get_tensor(key) for key in source.keys_of(file)}
-            save_file(tensors, str(target / names[file]), metadata=opened.metadata() or {"format": "pt"})
-    weight_map = {key: names[file] for key, file in source.file_of.items()}
-    if added:
-        last = _numbered(len(names) + 1, len(names) + 1)
-        save_file(
-            {key: tensor.contiguous() for key, tensor in added.items()}, str(target / last), metadata={"format": "pt"}
-        )
-        weight_map |= dict.fromkeys(added, last)
-    if len(set(weight_map.values())) > 1 or (source.folder / INDEX).is_file():
+        with safe_open(str(files.folder / file), framework="pt") as opened:
+            tensors = {key: change.replaced[key] if key in change.replaced else opened.get_tensor(key) for key in keys}
+            save_file(tensors, str(target / name), metadata=opened.metadata() or {"format": "pt"})
+    config = json.loads((files.folder / "config.json").read_text(encoding="utf-8"))
+    if change.added:
+        save_file(change.added, str(target / _numbered(count, count)), metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(change.added, _numbered(count, count))
+        for part in (config, config.get("text_config")):
+            if isinstance(part, dict):
+                part["tie_word_embeddings"] = False
+    _write_json(target / "config.json", config)
+    if len(set(weight_map.values())) > 1 or (files.folder / INDEX).is_file():
         size = sum((target / name).stat().st_size for name in set(weight_map.values()))
-        index: dict[str, Any] = {"metadata": {"total_size": size}, "weight_map": weight_map}
-        (target / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _new_names(files: list[str], one_more: bool) -> dict[str, str]:
-    """The name of every file in the copy: as it was, unless one more file changes the count that names state."""
-    if not one_more:
-        return {file: file for file in files}
-    return {file: _numbered(number, len(files) + 1) for number, file in enumerate(files, start=1)}
+        _write_json(target / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
 
 
 def _numbered(number: int, count: int) -> str:
     return f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
-# The folder of the copy
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_model(files: WeightFiles, change: Change, target: Path) -> None:
-    """Weights, configuration and the other files of the original, into the empty folder `target`."""
-    for path in sorted(files.folder.iterdir()):
-        if path.is_file() and path.name not in NOT_CARRIED and path.suffix not in WEIGHT_SUFFIXES:
-            shutil.copyfile(path, target / path.name)
-    write_weight_files(files, target, change.replaced, change.added)
-    (target / "config.json").write_text(changed_config(files.folder, change), encoding="utf-8")
-
-
-def changed_config(folder: Path, change: Change) -> str:
-    """config.json with the keys that untying needs."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    for key, value in change.config.items():
-        if isinstance(value, dict) and isinstance(config.get(key), dict):
-            config[key] |= value
-        else:
-            config[key] = value
-    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+# Model card
 
 
 def findings_of(result: Centering, ppl_agreement: float) -> tuple[str, ...]:
     """What the comparison of this copy with its original showed, in sentences."""
     before, after, valid = result.before, result.after, result.valid_vocab
+
+    def nats(*values: float | None) -> str:
+        shown = ("a number that is not finite" if value is None else f"{value:.4g} nat" for value in values)
+        return "went from {} to {}".format(*shown)
+
     found = [
         f"PPL is {before.ppl:.6g} for the original and {after.ppl:.6g} for the copy, a relative difference of "
         f"{result.ppl_relative_difference:.1e}; greedy continuations of {result.greedy_tokens} tokens are "
         f"{'equal' if result.greedy_equal else 'NOT equal'}.",
-        f"p99 |μ| over all {result.vocab} rows went from {_nat(before.mu_abs_99)} to {_nat(after.mu_abs_99)}.",
+        f"p99 |μ| over all {result.vocab} rows {nats(before.mu_abs_99, after.mu_abs_99)}.",
     ]
     if valid != result.vocab:
         found.append(
-            f"p99 |μ| over the first {valid} rows, whose mean was subtracted, went from {_nat(before.mu_valid_abs_99)} to "
-            f"{_nat(after.mu_valid_abs_99)}; over all rows μ need not be zero."
+            f"p99 |μ| over the first {valid} rows, whose mean was subtracted, "
+            f"{nats(before.mu_valid_abs_99, after.mu_valid_abs_99)}; over all rows μ need not be zero."
         )
     rounded = [dtype for dtype in result.stored_dtype.split(", ") if dtype not in ("float32", "float64")]
     if result.verified:
         found.append(f"Verified: PPL agrees to {ppl_agreement:g} and the continuations are equal.")
-    elif rounded:
-        found.append(
-            f"NOT verified: the changed tensors are stored in {' and '.join(rounded)}, which rounds them once more, so the "
-            "copy's predictions differ from the original's."
-        )
     else:
-        found.append("NOT verified: the copy's predictions differ from the original's.")
+        why = (
+            f"the changed tensors are stored in {' and '.join(rounded)}, which rounds them once more, so "
+            if rounded
+            else ""
+        )
+        found.append(f"NOT verified: {why}the copy's predictions differ from the original's.")
     return tuple(found)
-
-
-def _nat(value: float | None) -> str:
-    return "a number that is not finite" if value is None else f"{value:.4g} nat"
 
 
 def write_card(original: Path, target: Path, result: Centering) -> None:
     """The model card of the copy: what was done and measured, then the card of the original."""
     card = original / CARD
-    front, body = _front_matter(card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "")
-    text = f"{front}# {result.model}, row-centered output head\n\n{_done(result)}\n\n"
-    text += f"Measured on {result.predictions} tokens of {result.corpus}, in fp32, with this copy as it loads from disk:\n\n"
-    text += "".join(f"- {sentence}\n" for sentence in result.findings)
-    text += f"\nAll figures: `{FILE}`.\n" + (f"\n{body}" if body.strip() else "")
-    (target / CARD).write_text(text, encoding="utf-8")
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    # The YAML block at the head of a card must stay first.
+    front = re.match(r"---\n.*?\n---[^\n]*\n?", text, re.DOTALL)
+    head, body = (front[0].rstrip() + "\n\n", text[front.end() :].lstrip("\n")) if front else ("", text)
+    head += f"# {result.model}, row-centered output head\n\n{_done(result)}\n\n"
+    head += f"Measured on {result.predictions} tokens of {result.corpus}, in fp32, with this copy as it loads from disk:\n\n"
+    head += "".join(f"- {sentence}\n" for sentence in result.findings)
+    head += f"\nAll figures: `{FILE}`.\n" + (f"\n{body}" if body.strip() else "")
+    (target / CARD).write_text(head, encoding="utf-8")
 
 
 def _done(result: Centering) -> str:
     """What was done to the weights."""
-    rows = (
-        "mean row"
-        if result.valid_vocab == result.vocab
-        else f"mean of the first {result.valid_vocab} of {result.vocab} rows"
-    )
+    rows = "mean row"
+    if result.valid_vocab != result.vocab:
+        rows = f"mean of the first {result.valid_vocab} of {result.vocab} rows"
     bias = ", and the mean of the bias from the bias" if result.mean_bias is not None else ""
     text = f"The {rows} of the output head (‖w̄‖ = {result.mean_row_norm:.4g}) was subtracted from every row{bias}."
     if result.tied_after:
@@ -313,11 +267,3 @@ def _done(result: Centering) -> str:
             f"({result.extra_bytes / 1e6:.1f} MB more)."
         )
     return f"{text} No other weight was changed."
-
-
-def _front_matter(text: str) -> tuple[str, str]:
-    """The YAML block at the head of a card, which must stay first, and the rest."""
-    if not text.startswith("---\n"):
-        return "", text
-    end = text.find("\n---", 4)
-    return ("", text) if end < 0 else (text[: end + 5].rstrip() + "\n\n", text[end + 5 :].lstrip("\n"))

@@ -193,8 +193,7 @@ class RecommendConfig(TextOptions):
         check_numbers(self, ("lr", "clip", "router_coef"), positive=True)
         check_numbers(self, ("weight_decay",))
         check_choices(self, {"bos": BosPolicy, "precision": StackPrecision, "schedule": Schedule})
-        if self.max_arms is not None:
-            check_counts(self, ("max_arms",))
+        check_optional_counts(self, ("max_arms",))
         if self.warmup is not None:
             check_counts(self, ("warmup",), least=0)
         if self.steps is not None and (isinstance(self.steps, bool) or self.steps < LEAST_STEPS):
@@ -216,9 +215,9 @@ class RecommendConfig(TextOptions):
     @property
     def budget_seconds(self) -> float | None:
         """The budget; None where the number of steps is given instead."""
-        if self.budget is None:
-            return None if self.steps is not None else parse_duration(DEFAULT_BUDGET)
-        return parse_duration(self.budget)
+        if self.budget is None and self.steps is not None:
+            return None
+        return parse_duration(DEFAULT_BUDGET if self.budget is None else self.budget)
 
     @property
     def tokens_per_step(self) -> int:
@@ -301,10 +300,9 @@ def parse_duration(text: str) -> float:
     >>> parse_duration("1h30m"), parse_duration("45s")
     (5400.0, 45.0)
     """
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
-    if not parts or re.sub(r"\d+(?:\.\d+)?\s*[smh]|\s", "", text.strip()):
+    if not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[smh]\s*)+", text):
         raise InputError(f"`budget` is expected to be a time such as 90s, 30m or 1h30m, but got {text!r}.")
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)\s*([smh])", text))
     if seconds <= 0:
         raise InputError(f"`budget` is expected to be more than 0 s, but got {text!r}.")
     return seconds

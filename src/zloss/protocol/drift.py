@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,25 +17,23 @@ from zloss.audit.checkpoint.run import run_audit_of
 from zloss.console import Progress, Silent
 from zloss.decide.decision_map import with_decisions
 from zloss.decide.drift import DriftLimits, evaluate_drift
+from zloss.decide.intervals import mean_over_tokens
 from zloss.errors import CheckpointError, InputError, first_line
 from zloss.jobs import Job
 from zloss.measure.measurement import model_blocks
 from zloss.measure.tokens import DRIFT_TAILS, block_values
 from zloss.models.checkpoint import check_not_adapter, hub_options, load_checkpoint, model_fingerprint
 from zloss.protocol.config import LEAST_BLOCKS, LEAST_TOKENS, DriftConfig
-from zloss.results.audit import AuditReport
+from zloss.results.audit import HeadNumbers
 from zloss.results.drift import KEPT_FILE, Drift, DriftCheckpoint, DriftNumbers, KeptCheckpoint
 from zloss.results.files import read_record, write_record
 from zloss.results.folder import Owner, check_folder, refuse_other, text_name
-from zloss.results.options import Coordinate
 from zloss.results.provenance import Provenance, shared_keys
-from zloss.results.run_metrics import ValidationBlocks
-from zloss.text import Blocks, open_corpus
+from zloss.text import open_corpus
 
 CHECKPOINTS = "checkpoints"
 AUDIT_FILE, CONFIG_FILE = "report.json", "config.json"
 _STEP = re.compile(r"(?:step|steps|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)", re.IGNORECASE)
-_NUMBER = re.compile(r"\d+")
 SHAPE = {
     "model_type": "architecture",
     "vocab_size": "vocabulary",
@@ -112,72 +111,45 @@ def measure_checkpoint(
             checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
         )
         blocks, audit = cut.blocks, replace(config.audit(place.name), block_size=cut.blocks.size)
-        _check_size(blocks, corpus.name)
+        if blocks.count < LEAST_BLOCKS or blocks.predictions < LEAST_TOKENS:
+            raise InputError(
+                f"the text {corpus.name!r} gives {blocks.count} blocks of {blocks.size}, but at least {LEAST_BLOCKS} blocks and "
+                f"{LEAST_TOKENS} tokens are needed: use a longer text."
+            )
         weights, tokens = model_fingerprint(checkpoint), blocks.fingerprint()
     identity = f"{weights}-{audit.fingerprint(tokens)}-{audit.gradient_blocks}-{__version__}"
     kept_in = folder / CHECKPOINTS / re.sub(r"[^\w.-]+", "-", place.name)
-    kept = _kept_checkpoint(kept_in / KEPT_FILE, identity, place)
-    if kept is not None:
-        return kept, True
+    # An unreadable file is measured again.
+    with contextlib.suppress(InputError):
+        kept = read_record(kept_in / KEPT_FILE, KeptCheckpoint)
+        if kept.identity == identity and kept.checkpoint.step == place.step:
+            return kept, True
     found = run_audit_of(Job(), audit, progress=progress, command=command, checkpoint=checkpoint)
     assert found is not None
-    report = found.report
-    if report.status == "partial":
+    if found.report.status == "partial":
         raise KeyboardInterrupt
-    by_block = block_values(found.columns, found.measurement, blocks, DRIFT_TAILS)
-    measured = _drift_checkpoint(place, report.finite(), by_block, weights)
-    kept = KeptCheckpoint(identity, tokens, report.corpus.name, measured, by_block, cut.notes)
-    write_record(kept_in / AUDIT_FILE, with_decisions(report))
-    # Last: its presence says that the checkpoint is finished.
-    write_record(kept_in / KEPT_FILE, kept)
-    return kept, False
-
-
-def _check_size(blocks: Blocks, name: str) -> None:
-    if blocks.count < LEAST_BLOCKS or blocks.predictions < LEAST_TOKENS:
-        raise InputError(
-            f"the text {name!r} gives {blocks.count} blocks of {blocks.size}, but at least {LEAST_BLOCKS} blocks and "
-            f"{LEAST_TOKENS} tokens are needed: use a longer text."
-        )
-
-
-def _kept_checkpoint(file: Path, identity: str, place: Place) -> KeptCheckpoint | None:
-    """The kept checkpoint if it is of the same weights, text and settings; an unreadable file is measured again."""
-    try:
-        found = read_record(file, KeptCheckpoint)
-    except InputError:
-        return None
-    return found if found.identity == identity and found.checkpoint.step == place.step else None
-
-
-def _drift_checkpoint(place: Place, report: AuditReport, blocks: ValidationBlocks, weights: str) -> DriftCheckpoint:
-    known = [(mean, count) for mean, count in zip(blocks.ce, blocks.tokens, strict=True) if mean is not None]
-    whole = len(known) == len(blocks.ce)
-    return DriftCheckpoint(
+    report, by_block = found.report.finite(), block_values(found.columns, found.measurement, blocks, DRIFT_TAILS)
+    measured = DriftCheckpoint(
         name=place.name,
         step=place.step,
         weights=weights,
         vocab=report.model.vocab,
         width=report.model.width,
-        ce=sum(mean * count for mean, count in known) / sum(count for _, count in known) if whole else None,
+        ce=mean_over_tokens(by_block.ce, by_block.tokens),
         ppl=report.ppl,
-        raw=_numbers(report, "raw"),
-        centered=_numbers(report, "centered"),
+        raw=_numbers(report.heads.raw, None if report.gradient is None else report.gradient.raw.r_z),
+        centered=_numbers(report.heads.centered, None if report.gradient is None else report.gradient.centered.r_z),
     )
+    kept = KeptCheckpoint(identity, tokens, report.corpus.name, measured, by_block, cut.notes)
+    write_record(kept_in / AUDIT_FILE, with_decisions(found.report))
+    # Last: its presence says that the checkpoint is finished.
+    write_record(kept_in / KEPT_FILE, kept)
+    return kept, False
 
 
-def _numbers(report: AuditReport, coordinate: Coordinate) -> DriftNumbers:
-    head = getattr(report.heads, coordinate)
-    gradient = None if report.gradient is None else getattr(report.gradient, coordinate)
-    return DriftNumbers(
-        mu_abs_99=head.mu_abs_99,
-        mu_rms=head.mu_rms,
-        p_z_999=head.p_z_999,
-        a_p_99=head.a_p_99,
-        sigma_1=head.sigma_1,
-        e_1=head.e_1,
-        r_z=None if gradient is None else gradient.r_z,
-    )
+def _numbers(head: HeadNumbers, r_z: float | None) -> DriftNumbers:
+    keys = (field.name for field in fields(DriftNumbers) if field.name != "r_z")
+    return DriftNumbers(**{key: getattr(head, key) for key in keys}, r_z=r_z)
 
 
 # Which checkpoints
@@ -189,9 +161,18 @@ def find_places(config: DriftConfig) -> list[Place]:
         raise InputError(
             "`checkpoints` is expected to name folders of checkpoints, or a Hugging Face id with `revisions`."
         )
-    places = (
-        _revisions(config) if config.revisions else [place for name in config.checkpoints for place in _folders(name)]
-    )
+    if config.revisions:
+        model = config.checkpoints[0]
+        if len(config.checkpoints) != 1:
+            raise InputError(
+                f"`revisions` belongs to one Hugging Face id, but `checkpoints` names {len(config.checkpoints)}."
+            )
+        if Path(model).is_dir():
+            raise InputError(f"`revisions` belongs to a Hugging Face id, but {model} is a folder.")
+        places = [_place(name, model, name) for name in config.revisions]
+    else:
+        folders = [folder for name in config.checkpoints for folder in _folders(Path(name))]
+        places = [_place(folder.absolute().name, str(folder)) for folder in folders]
     places.sort(key=lambda place: place.step)
     for before, after in itertools.pairwise(places):
         if before.step == after.step:
@@ -204,49 +185,32 @@ def find_places(config: DriftConfig) -> list[Place]:
     return places
 
 
-def _revisions(config: DriftConfig) -> list[Place]:
-    if len(config.checkpoints) != 1:
-        raise InputError(
-            f"`revisions` belongs to one Hugging Face id, but `checkpoints` names {len(config.checkpoints)}."
-        )
-    (model,) = config.checkpoints
-    if Path(model).is_dir():
-        raise InputError(f"`revisions` belongs to a Hugging Face id, but {model} is a folder.")
-    return [Place(name, _step(name), model, name) for name in config.revisions]
-
-
-def _folders(name: str) -> list[Place]:
-    """The folder itself, or the checkpoints inside it where it holds some."""
-    folder = Path(name)
+def _folders(folder: Path) -> list[Path]:
+    """The checkpoints inside a folder where it holds some, else the folder itself."""
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {name}: a Hugging Face id needs `revisions`.")
+        raise CheckpointError(f"there is no folder {folder}: a Hugging Face id needs `revisions`.")
     children = [child for child in sorted(folder.iterdir()) if child.is_dir() and step_of(child.name) is not None]
-    inside = [child for child in children if (child / CONFIG_FILE).is_file()]
-    if inside:
-        return [_place(child) for child in inside]
-    for place in (folder, *children):
+    found = [child for child in children if (child / CONFIG_FILE).is_file()]
+    for place in found or (folder, *children):
         check_not_adapter(str(place))
-    if not (folder / CONFIG_FILE).is_file():
+    found = found or [folder]
+    if not (found[0] / CONFIG_FILE).is_file():
         raise CheckpointError(
-            f"{name} is no checkpoint and holds none: expected {CONFIG_FILE} in it or in folders inside."
+            f"{folder} is no checkpoint and holds none: expected {CONFIG_FILE} in it or in folders inside."
         )
-    return [_place(folder)]
+    for place in found:
+        if not any(place.glob("*.safetensors")) and not any(place.glob("*.bin")):
+            raise CheckpointError(f"{place} has no weights: expected .safetensors files in it.")
+    return found
 
 
-def _place(folder: Path) -> Place:
-    check_not_adapter(str(folder))
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-        raise CheckpointError(f"{folder} has no weights: expected .safetensors files in it.")
-    return Place(folder.absolute().name, _step(folder.absolute().name), str(folder))
-
-
-def _step(name: str) -> int:
+def _place(name: str, model: str, revision: str | None = None) -> Place:
     step = step_of(name)
     if step is None:
         raise InputError(
             f"`checkpoints` needs a step in every name, but {name!r} has no number: rename it or leave it out."
         )
-    return step
+    return Place(name, step, model, revision)
 
 
 def step_of(name: str) -> int | None:
@@ -255,11 +219,8 @@ def step_of(name: str) -> int | None:
     >>> step_of("checkpoint-1000"), step_of("stage1-step500-tokens2B"), step_of("0042"), step_of("final")
     (1000, 500, 42, None)
     """
-    named = _STEP.search(name)
-    if named is not None:
-        return int(named[1])
-    numbers = _NUMBER.findall(name)
-    return int(numbers[-1]) if numbers else None
+    numbers = _STEP.findall(name)[:1] or re.findall(r"\d+", name)[-1:]
+    return int(numbers[0]) if numbers else None
 
 
 def run_name(config: DriftConfig, places: list[Place]) -> str:

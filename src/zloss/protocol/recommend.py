@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from zloss import __version__
 from zloss.audit.checkpoint.run import run_audit_of
@@ -26,14 +25,14 @@ from zloss.decide.decision_map import with_decisions
 from zloss.decide.recommend import (
     CE_ARM,
     CENTERED_HEAD,
-    GAIN_AWARE,
     LEAST_STEPS,
     STANDARD,
     certain_rejection,
-    check_budget,
     evaluate_arms,
+    plan_time,
     rounded_duration,
     runs_per_seed,
+    with_references,
 )
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
@@ -43,21 +42,20 @@ from zloss.protocol.config import RecommendConfig
 from zloss.protocol.recommend_answer import Trials, make_recommendation
 from zloss.protocol.recommend_runs import (
     NO_ROOM,
+    STOPPED_FILE,
     Half,
-    RecordedRuns,
     RunCost,
-    StoppedRun,
     audit_seconds,
     check_files_fit,
     check_training_fits,
     compare_on_half,
-    is_kept,
     kept_run,
     plan_runs,
     plan_sentence,
     probe_cost,
     read_recorded_runs,
     speed_of,
+    stopped_arm,
 )
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
@@ -74,7 +72,7 @@ from zloss.results.steps import StepRecord
 from zloss.router.conventions import find_convention, router_scale_table
 from zloss.text import make_blocks, open_corpus
 from zloss.train.finished import FinishedRun, read_run
-from zloss.train.folder import SavedState
+from zloss.train.folder import SavedState, is_finished
 from zloss.train.live import LiveView, NoView
 from zloss.train.options import RunOptions
 from zloss.train.run import RunEndedError, run_training_of
@@ -110,7 +108,7 @@ def run_recommendation(
     work = _Work(config, folder, job, thresholds, progress, view, say, command)
     recorded = work.job.from_first(work.open, force=force)
     if recorded is not None:
-        checkpoint, trials = work.compare_recorded_runs(recorded)
+        checkpoint, trials = work.compare_recorded_runs(*recorded)
     else:
         start = work.load()
         report, plan = work.plan(start)
@@ -151,17 +149,13 @@ class _Work:
     ) -> None:
         self.config, self.folder, self.command, self.started = config, folder, command, datetime.now(UTC)
         self.job, self.thresholds = job or Job(), thresholds or Thresholds()
-        self.progress, self.view, self._say = progress or Silent(), view or NoView(), say
+        self.progress, self.view = progress or Silent(), view or NoView()
+        self.say = say if self.job.first else lambda text: None
         self._slowdowns = list[float]()
         self._began = self._time_saved = time.monotonic()
         self._seconds_before = 0.0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             self._seconds_before = float(json.loads((folder / TIME_FILE).read_text(encoding="utf-8"))["seconds"])
-
-    def say(self, text: str) -> None:
-        """Tell the user, once for all processes."""
-        if self.job.first:
-            self._say(text)
 
     @property
     def seconds(self) -> float:
@@ -175,14 +169,13 @@ class _Work:
 
     # Inputs
 
-    def open(self, *, force: bool) -> RecordedRuns | None:
+    def open(self, *, force: bool) -> tuple[list[FinishedRun], list[int], list[str]] | None:
         """Refuse what can be refused before a model is loaded; the recorded runs where the settings name some."""
         config = self.config
-        check_folder(self.folder)
         if config.router_convention is not None:
             find_convention(config.router_convention)
         recorded = read_recorded_runs(config.runs, config.seeds) if config.runs else None
-        text = text_name(config.texts, config.corpus) if recorded is None else _text_of(recorded.runs[0])
+        text = text_name(config.texts, config.corpus) if recorded is None else _text_of(recorded[0][0])
         refuse_other(self.folder, Owner("recommendation", config.model, text), force=force)
         self.check_inputs()
         return recorded
@@ -209,26 +202,22 @@ class _Work:
 
     def audit(self, checkpoint: Checkpoint) -> AuditReport:
         """The audit with its decisions, made once; Ctrl-C during it ends the command."""
-        job, file = self.job, self.folder / AUDIT_FILE
-        identity = job.from_first(self._audit_identity, checkpoint)
-        report = job.from_first(lambda: _kept_record(file, AuditReport, identity))
+        config, job, file = self.config, self.job, self.folder / AUDIT_FILE
+
+        def identity() -> str:
+            corpus, bos = open_corpus(config.texts, config.corpus, config.text_field), checkpoint.bos_id(config.bos)
+            count, tokenizer = config.audit_blocks, checkpoint.tokenizer
+            blocks = make_blocks(corpus, tokenizer, size=config.block_size, count=count, bos_id=bos)
+            return f"{model_fingerprint(checkpoint)} {blocks.fingerprint()} {config.audit_config()}"
+
+        name = job.from_first(identity)
+        report = job.from_first(_kept_record, file, AuditReport, name)
         if report is None:
             made = run_audit_of(
-                job, self.config.audit_config(), checkpoint=checkpoint, progress=self.progress, command=self.command
+                job, config.audit_config(), checkpoint=checkpoint, progress=self.progress, command=self.command
             )
-            report = job.from_first(lambda: _keep_record(file, None if made is None else made.report, identity))
+            report = job.from_first(_keep_record, file, None if made is None else made.report, name)
         return with_decisions(report, thresholds=self.thresholds)
-
-    def _audit_identity(self, checkpoint: Checkpoint) -> str:
-        config = self.config
-        blocks = make_blocks(
-            open_corpus(config.texts, config.corpus, config.text_field),
-            checkpoint.tokenizer,
-            size=config.block_size,
-            count=config.audit_blocks,
-            bos_id=checkpoint.bos_id(config.bos),
-        )
-        return f"{model_fingerprint(checkpoint)} {blocks.fingerprint()} {config.audit_config()}"
 
     # Plan
 
@@ -249,7 +238,15 @@ class _Work:
             cost = probe_cost(job, first, start, self.folder, self.progress)
             job.from_first(self._check_budget, cost, steps)
         report = self.audit(start.checkpoint)
-        return report, job.from_first(self._new_plan, identity, start, report, cost, steps)
+
+        def new_plan() -> RecommendPlan:
+            self.save_time()
+            text = start.data.identity.train.name
+            plan = plan_runs(config, report, cost, steps, spent=self.seconds, identity=identity, text=text)
+            write_record(self.folder / PLAN_FILE, plan)
+            return plan
+
+        return report, job.from_first(new_plan)
 
     def _earlier_plan(self, start: Start) -> tuple[str, RecommendPlan | None]:
         """(identity of the runs, the plan in the folder); one of other settings is refused, a damaged one is made anew."""
@@ -267,20 +264,13 @@ class _Work:
         return identity, found
 
     def _check_budget(self, cost: RunCost, steps: int | None) -> None:
+        """Refuse a budget that has no room for one arm on two seeds, before the audit begins."""
         config, audit = self.config, audit_seconds(self.config, cost)
-        check_budget(config.budget_seconds, steps, speed_of(config, cost, steps, self.seconds + audit))
+        speed = speed_of(config, cost, steps, self.seconds + audit)
+        plan_time([Arm(STANDARD, 0.0)], (0, 1), speed, budget=config.budget_seconds, steps=steps)
         self.say(
             f"{cost.step:.2g} s per step of {config.tokens_per_step} tokens; audit: about {rounded_duration(audit)}"
         )
-
-    def _new_plan(
-        self, identity: str, start: Start, report: AuditReport, cost: RunCost | None, steps: int | None
-    ) -> RecommendPlan:
-        self.save_time()
-        text = start.data.identity.train.name
-        plan = plan_runs(self.config, report, cost, steps, spent=self.seconds, identity=identity, text=text)
-        write_record(self.folder / PLAN_FILE, plan)
-        return plan
 
     # Runs
 
@@ -290,38 +280,33 @@ class _Work:
         confirming = len(further) * runs_per_seed(arms)
         baseline = self._run(start, plan, CE_ARM, seed, left=1 + len(arms) + confirming)
         assert isinstance(baseline, FinishedRun)
-        runs, stopped, left_out = [baseline], dict[tuple[str, float], StoppedRun](), list[ArmResult]()
+        runs, tried, stopped, left_out = [baseline], list[Arm](), list[ArmResult](), list[ArmResult]()
         for number, arm in enumerate(arms):
             needed = f"its run and {confirming} of the confirmation"
             if number and not self._has_room(plan, arm, seed, 1 + confirming, arm.label, needed):
                 left_out.append(ArmResult(arm.method, arm.coef, "left out", arm.stages, NO_ROOM, arm.note))
                 continue
+            tried.append(arm)
             found = self._run(start, plan, arm, seed, left=len(arms) - number + confirming, baseline=baseline)
-            if isinstance(found, StoppedRun):
-                stopped[arm.key] = found
-                self.say(f"{arm.label}: stopped at step {found.step}, {found.reason}")
+            if isinstance(found, ArmResult):
+                stopped.append(found)
+                self.say(f"{arm.label}: stopped at step {found.steps}, {found.reason}")
                 continue
             runs.append(found)
-            self._say_so_far(self._compare(runs, "selection"), arm)
-        dropped = {(one.method, one.coef) for one in left_out}
+            for one in evaluate_arms(self._compare(runs, "selection")):
+                if one.key == arm.key:
+                    known = one.delta_ce is not None and one.ratio is not None
+                    numbers = f"ΔCE {one.delta_ce:+.3g} nat, × {one.ratio:.3g}; " if known else ""
+                    self.say(f"{arm.label}: {numbers}{one.objection or 'passes so far'}")
+        left_out += [ArmResult(one.method, one.coef, "left out", (), one.reason) for one in plan.left_out]
+        tokens = plan.steps * config.tokens_per_step
         trials = Trials(
             report=report,
-            tested=Tested(
-                model=plan.model,
-                text=plan.text,
-                lr=config.lr,
-                steps=plan.steps,
-                tokens=plan.steps * config.tokens_per_step,
-            ),
-            arms=tuple(arm for arm in arms if arm.key not in dropped),
+            tested=Tested(model=plan.model, text=plan.text, lr=config.lr, steps=plan.steps, tokens=tokens),
+            arms=tuple(tried),
             selection=self._compare(runs, "selection"),
             selection_seed=seed,
-            stopped=stopped,
-            left_out=(
-                *left_out,
-                *(ArmResult(one.method, one.coef, "left out", (), one.reason) for one in plan.left_out),
-            ),
-            notes=self._notes(),
+            others=(*stopped, *left_out),
         )
         return self._confirm(start, plan, trials)
 
@@ -330,15 +315,14 @@ class _Work:
         chosen, further = trials.chosen, plan.seeds[1:]
         if chosen is None and not trials.shift_diagnosed:
             return trials
-        arms = [CE_ARM]
+        arms, notes = [CE_ARM], list(trials.notes)
         if chosen is not None:
             word = "chosen" if chosen.passes else "the nearest arm"
             self.say(f"{chosen.verdict.label}: {word} on seed {plan.seeds[0]}; now the confirming seeds")
             method, coef = chosen.key
-            arms += [Arm(STANDARD, coef)] if method == GAIN_AWARE else []
-            # Centered head is read from the runs of CE.
-            arms += [Arm(method, coef)] if method != CENTERED_HEAD else []
-        runs, notes = list[FinishedRun](), list[str]()
+            # Centered head is read from the runs of CE; Gain-aware is compared with Standard.
+            arms += with_references([Arm(method, coef)]) if method != CENTERED_HEAD else ()
+        runs = list[FinishedRun]()
         for number, seed in enumerate(further):
             needed = "its run" if len(arms) == 1 else f"its {len(arms)} runs"
             if number and not self._has_room(plan, arms[-1], seed, len(arms), f"seed {seed}", needed):
@@ -348,8 +332,7 @@ class _Work:
                 found = self._run(start, plan, arm, seed, left=len(arms) * (len(further) - number) - place)
                 assert isinstance(found, FinishedRun)
                 runs.append(found)
-        seeds = tuple(dict.fromkeys(run.seed for run in runs))
-        return self._with_confirmation(replace(trials, notes=(*trials.notes, *notes)), runs, seeds)
+        return self._with_confirmation(replace(trials, notes=tuple(notes)), runs)
 
     def _run(
         self,
@@ -360,20 +343,33 @@ class _Work:
         *,
         left: int,
         baseline: FinishedRun | None = None,
-    ) -> FinishedRun | StoppedRun:
+    ) -> FinishedRun | ArmResult:
         """One run, resumed or kept from before; `left` counts it and the runs after it.
 
         With a `baseline`, the CE run of the same seed, it ends as soon as its rejection is certain.
         """
         config, place = self._run_place(plan, arm, seed)
-        kept = self.job.from_first(kept_run, place, config, start)
-        if kept is not None:
+        found = self.job.from_first(kept_run, place, arm, config, start)
+        if found is not None:
             self.say(f"{arm.label}, seed {seed}: kept from before")
-            self._note_speed(plan, kept)
-            return kept
-        runs = f"{left} run{'s' if left != 1 else ''} left"
-        self.say(f"{arm.label}, seed {seed}: {runs}, about {rounded_duration(left * self._run_seconds(plan))}")
+        else:
+            runs = f"{left} run{'s' if left != 1 else ''} left"
+            self.say(f"{arm.label}, seed {seed}: {runs}, about {rounded_duration(left * self._run_seconds(plan))}")
+            found = self._train(start, plan, arm, config, place, baseline)
+        if isinstance(found, FinishedRun) and found.provenance is not None and plan.step_seconds:
+            # Of all steps, those before an interruption included.
+            self._slowdowns.append(found.provenance.train_seconds / (plan.steps * plan.step_seconds))
+        return found
 
+    def _train(
+        self,
+        start: Start,
+        plan: RecommendPlan,
+        arm: Arm,
+        config: TrainConfig,
+        place: Path,
+        baseline: FinishedRun | None,
+    ) -> FinishedRun | ArmResult:
         def ending(records: Sequence[StepRecord]) -> str | None:
             if time.monotonic() - self._time_saved > SAVE_TIME_EVERY:
                 self.save_time()
@@ -383,7 +379,7 @@ class _Work:
                 records, baseline.metrics, steps=config.steps, spike=config.spike, thresholds=self.thresholds
             )
 
-        stopped: StoppedRun | None = None
+        stopped: dict[str, Any] = {}
         try:
             run_training_of(
                 self.job,
@@ -396,27 +392,22 @@ class _Work:
                 ending=ending,
             )
         except RunEndedError as ended:
-            stopped = StoppedRun(ended.step, ended.reason)
-        found = self.job.from_first(self._made_run, place, stopped)
-        self._note_speed(plan, found)
+            stopped = {"step": ended.step, "reason": ended.reason}
+
+        def result() -> FinishedRun | ArmResult | None:
+            self.save_time()
+            if stopped:
+                write_json(place / STOPPED_FILE, stopped)
+                SavedState(place, "", Job()).clear()
+            return stopped_arm(place, arm) if stopped else read_run(place)
+
+        found = self.job.from_first(result)
+        assert found is not None
         return found
 
     def _run_place(self, plan: RecommendPlan, arm: Arm, seed: int) -> tuple[TrainConfig, Path]:
         config = self.config.train_config(arm, seed, plan.steps)
         return config, self.folder / RUNS_FOLDER / config.name
-
-    def _made_run(self, place: Path, stopped: StoppedRun | None) -> FinishedRun | StoppedRun:
-        self.save_time()
-        if stopped is None:
-            return read_run(place)
-        stopped.write(place)
-        SavedState(place, "", Job()).clear()
-        return stopped
-
-    def _note_speed(self, plan: RecommendPlan, found: FinishedRun | StoppedRun) -> None:
-        if isinstance(found, FinishedRun) and found.provenance is not None and plan.step_seconds:
-            # Of all steps, those before an interruption included.
-            self._slowdowns.append(found.provenance.train_seconds / (plan.steps * plan.step_seconds))
 
     def _run_seconds(self, plan: RecommendPlan) -> float:
         """Time of a run: what the plan expects, times how much slower the last two runs were than their plan."""
@@ -430,8 +421,13 @@ class _Work:
         """
 
         def decide() -> bool:
-            budget, seconds = plan.budget_seconds, runs * self._run_seconds(plan)
-            if budget is None or self.seconds + seconds <= budget or is_kept(self._run_place(plan, arm, seed)[1]):
+            budget, seconds, place = (
+                plan.budget_seconds,
+                runs * self._run_seconds(plan),
+                self._run_place(plan, arm, seed)[1],
+            )
+            kept = is_finished(place) or stopped_arm(place, arm) is not None
+            if budget is None or kept or self.seconds + seconds <= budget:
                 return True
             left = rounded_duration(max(0.0, budget - self.seconds))
             time_needed = rounded_duration(seconds)
@@ -440,58 +436,38 @@ class _Work:
 
         return self.job.from_first(decide)
 
-    def _say_so_far(self, selection: Comparison, arm: Arm) -> None:
-        found = next((each for each in evaluate_arms(selection) if each.key == arm.key), None)
-        if found is not None:
-            known = found.delta_ce is not None and found.ratio is not None
-            numbers = f"ΔCE {found.delta_ce:+.3g} nat, × {found.ratio:.3g}; " if known else ""
-            self.say(f"{found.verdict.label}: {numbers}{found.objection or 'passes so far'}")
-
-    def compare_recorded_runs(self, recorded: RecordedRuns) -> tuple[Checkpoint, Trials]:
+    def compare_recorded_runs(
+        self, runs: Sequence[FinishedRun], seeds: Sequence[int], unfinished: Sequence[str]
+    ) -> tuple[Checkpoint, Trials]:
         """The model and its trials, where the runs come from another training loop."""
-        config, (seed, *further), first = self.config, recorded.seeds, recorded.runs[0]
-        selection = self._compare([run for run in recorded.runs if run.seed == seed], "selection")
+        config, (seed, *further), first = self.config, seeds, runs[0]
+        selection = self._compare([run for run in runs if run.seed == seed], "selection")
         with self.progress.step(f"loading {Path(config.model).name[-30:]}", None):
             checkpoint = self.job.together(load_checkpoint, config.model, allow_pickle=None)
-        keys = dict.fromkeys(run.key for run in recorded.runs if run.key != CE_ARM.key)
+        keys = dict.fromkeys(run.key for run in runs if run.key != CE_ARM.key)
+        lr = first.config.get("lr", (first.config.get("settings") or {}).get("lr"))
         trials = Trials(
             report=self.audit(checkpoint),
             tested=Tested(
                 model=Path(config.model).name,
                 text=_text_of(first),
-                lr=_number(first.config.get("lr", (first.config.get("settings") or {}).get("lr"))),
+                lr=float(lr) if isinstance(lr, (int, float)) else None,
                 steps=first.record.training.steps,
                 tokens=first.record.tokens_consumed,
             ),
             arms=tuple(Arm(*key, (), "run by a trainer of one's own") for key in keys),
             selection=selection,
             selection_seed=seed,
-            notes=self._notes(recorded),
+            notes=(f"unfinished and left out: {', '.join(unfinished)}",) if unfinished else (),
         )
         chosen = trials.chosen
         wanted = {CE_ARM.key} if chosen is None else {CE_ARM.key, chosen.key, (STANDARD, chosen.key[1])}
-        confirming = [run for run in recorded.runs if run.seed in further and run.key in wanted]
-        return checkpoint, self._with_confirmation(trials, confirming, tuple(further))
+        confirming = [run for run in runs if run.seed in further and run.key in wanted]
+        return checkpoint, self._with_confirmation(trials, confirming)
 
-    def _notes(self, recorded: RecordedRuns | None = None) -> tuple[str, ...]:
-        notes = []
-        if recorded is not None:
-            notes.append("the runs were made by a trainer of one's own; their settings are in their config.json")
-            if recorded.unfinished:
-                notes.append(f"unfinished and left out: {', '.join(recorded.unfinished)}")
-        elif self.config.optimizer_state is None:
-            notes.append("Adam started fresh in every run")
-        if self.config.precision == "fp16":
-            notes.append("the runs were in fp32; logits stored in fp16 and the fp16 margin were audited")
-        return tuple(notes)
-
-    def _with_confirmation(self, trials: Trials, runs: Sequence[FinishedRun], seeds: tuple[int, ...]) -> Trials:
-        return replace(
-            trials,
-            confirmation=self._compare(runs, "confirmation") if runs else None,
-            confirmation_seeds=seeds,
-            step_seconds=self.job.from_first(_step_seconds, runs),
-        )
+    def _with_confirmation(self, trials: Trials, runs: Sequence[FinishedRun]) -> Trials:
+        confirmation = self._compare(runs, "confirmation") if runs else None
+        return replace(trials, confirming=tuple(runs), confirmation=confirmation)
 
     def _compare(self, runs: Sequence[FinishedRun], half: Half) -> Comparison:
         tolerance_ppl, thresholds = self.config.tolerance_ppl, self.thresholds
@@ -506,11 +482,17 @@ class _Work:
                 write_record(self.folder / half / "comparison.json", comparison)
         implementation = self._audit_implementation(checkpoint, trials)
         self.save_time()
+        config, router, routers = self.config, trials.report.router, list[RouterScaleTable]()
+        if router is not None and config.router_convention is not None:
+            # The stated router loss of a model with routers.
+            convention = find_convention(config.router_convention).name
+            context = {"layers": router.layers, "top_k": router.top_k, "tokens": config.tokens_per_step}
+            routers = [router_scale_table(config.router_coef, convention, **context, model_layers=router.model_layers)]
         return make_recommendation(
             trials,
-            self.config,
+            config,
             implementation=implementation,
-            routers=self._routers(trials.report),
+            routers=routers,
             thresholds=self.thresholds,
             seconds=self.seconds,
             provenance=Provenance(**shared_keys(self.command, self.started, self.seconds)),
@@ -520,10 +502,11 @@ class _Work:
         """Source, update and fp16 margin under the recommended arm, else under the chosen one; made once."""
         self.say("implementation audit")
         answer, chosen = trials.answer(), trials.chosen
-        arm = Arm(answer.method or CE_ARM.method, answer.coef or 0.0)
-        if not arm.coef and chosen is not None:
-            arm = Arm(*chosen.key)
-        config, file = self.config.implementation_config(arm), self.folder / "implementation" / IMPLEMENTATION_FILE
+        key = (answer.method, answer.coef) if answer.method and answer.coef else chosen.key if chosen else CE_ARM.key
+        config, file = (
+            self.config.implementation_config(Arm(*key)),
+            self.folder / "implementation" / IMPLEMENTATION_FILE,
+        )
         of = f"{trials.tested.model} {trials.tested.text} {trials.report.provenance.extra.get(IDENTITY)}"
         identity = f"{of} {config.methods} {config.coef:g} {config.precision}"
         kept = _kept_record(file, ImplementationAudit, identity)
@@ -531,15 +514,6 @@ class _Work:
             return kept
         made = run_implementation_audit(config, progress=self.progress, command=self.command, checkpoint=checkpoint)
         return _keep_record(file, made, identity)
-
-    def _routers(self, report: AuditReport) -> tuple[RouterScaleTable, ...]:
-        """The stated router loss of a model with routers."""
-        config, router = self.config, report.router
-        if router is None or config.router_convention is None:
-            return ()
-        convention = find_convention(config.router_convention).name
-        context = {"layers": router.layers, "top_k": router.top_k, "tokens": config.tokens_per_step}
-        return (router_scale_table(config.router_coef, convention, **context, model_layers=router.model_layers),)
 
 
 def _kept_record(file: Path, record_type: type[Kept], identity: str) -> Kept | None:
@@ -568,20 +542,8 @@ def _short(identity: str) -> str:
     return hashlib.sha256(f"{identity} {__version__}".encode()).hexdigest()[:16]
 
 
-def _step_seconds(runs: Sequence[FinishedRun]) -> dict[tuple[str, float], float]:
-    """Median time of a step by method and coefficient, where it was measured."""
-    seconds: dict[tuple[str, float], list[float]] = {}
-    for run in runs:
-        seconds.setdefault(run.key, []).extend(step.seconds for step in run.steps if step.seconds)
-    return {key: statistics.median(found) for key, found in seconds.items() if found}
-
-
 def _text_of(run: FinishedRun) -> str:
     data = run.config.get("data")
     train = data.get("train") if isinstance(data, dict) else None
     name = train.get("name") if isinstance(train, dict) else None
     return str(name) if name else "an unnamed text"
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from zloss.decide.decision_map import decide
@@ -26,20 +28,32 @@ from zloss.decide.thresholds import Thresholds
 from zloss.head.source import explain
 from zloss.objectives import CenteredHead, Objective, StandardZLoss, make_objective
 from zloss.protocol.config import RecommendConfig
-from zloss.protocol.recommend_runs import StoppedRun, objective_code
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.provenance import Provenance, without_folders
 from zloss.results.recommendation import Arm, ArmResult, ArmState, Paste, Recommendation, Tested
 from zloss.results.router import RouterScaleTable
+from zloss.train.finished import FinishedRun
 
 ON_CHECKPOINT = tuple(stage.name for stage in (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY))
 SHOWN = ("Liger", "flash-attn", "t5x / MaxText", "Megatron-LM")
 HEAD_LOSS_NOTE = (
     "hidden [B, N, D] before the head, labels [B, N] already shifted; −100 is ignored; mean over valid tokens"
 )
-ArmKey = tuple[str, float]
+HEAD_LOSS = """\
+import zloss
+
+objective = {code}
+out = zloss.head_loss(hidden, model.lm_head.weight, labels, objective)
+out.loss.backward()  # out.cross_entropy and out.auxiliary for the log"""
+ATTACH = """\
+import zloss
+from zloss.integrations.transformers import attach
+
+attach(trainer, {code})
+trainer.train()"""
+ATTACH_NOTE = "loss and telemetry of a Trainer; `apply(model, objective)` for any other loop"
 
 
 @dataclass(frozen=True)
@@ -54,15 +68,12 @@ class Trials:
     selection: Comparison
     """The first seed on the selecting half of the validation text."""
     selection_seed: int
-    stopped: Mapping[ArmKey, StoppedRun] = field(default_factory=dict)
-    """Arms that ended early."""
-    left_out: tuple[ArmResult, ...] = ()
-    """Arms without a run, because the budget had no room for them."""
+    others: tuple[ArmResult, ...] = ()
+    """Arms without a finished run: those that ended early, then those that the budget had no room for."""
     confirmation: Comparison | None = None
     """CE, Centered head and the chosen arm on the other seeds and the confirming half."""
-    confirmation_seeds: tuple[int, ...] = ()
-    step_seconds: Mapping[ArmKey, float] = field(default_factory=dict)
-    """Median time of a step in the confirming runs."""
+    confirming: tuple[FinishedRun, ...] = ()
+    """The runs of that comparison."""
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -89,7 +100,7 @@ class Trials:
             None if chosen is None else confirmed.get(chosen.key),
             confirmed.get((CENTERED_HEAD, 0.0)) if self.shift_diagnosed else None,
             diagnosed=any(each.fired for each in self.report.decisions if each.stage in ON_CHECKPOINT),
-            stopped=len(self.stopped),
+            stopped=sum(arm.state == "stopped" for arm in self.others),
         )
 
 
@@ -115,6 +126,28 @@ def make_recommendation(
     )
     fired = [f"{each.stage} fired: {each.reason}" for each in decisions if each.fired and each.stage in ON_CHECKPOINT]
     key = None if answer.method is None or answer.coef is None else (answer.method, answer.coef)
+    proposed_by = next((arm.stages for arm in trials.arms if arm.key == key), ())
+    if key == (CENTERED_HEAD, 0.0):
+        proposed_by = (SOURCE.name,)
+    seeds, notes = tuple(dict.fromkeys(run.seed for run in trials.confirming)), list[str]()
+    # Median time of a step in the confirming runs, where it was measured.
+    of_arm, of_ce = (
+        [step.seconds for run in trials.confirming if run.key == wanted for step in run.steps if step.seconds]
+        for wanted in (key, (CE, 0.0))
+    )
+    if config.runs:
+        notes.append("the runs were made by a trainer of one's own; their settings are in their config.json")
+    elif config.optimizer_state is None:
+        notes.append("Adam started fresh in every run")
+    if config.precision == "fp16":
+        notes.append("the runs were in fp32; logits stored in fp16 and the fp16 margin were audited")
+    notes += trials.notes
+    if len(seeds) == 1 and answer.method != CE:
+        notes.append(
+            "one confirming seed has no spread over seeds, so nothing can be confirmed: give three seeds and the time for them"
+        )
+    elif answer.level == UNDECIDED:
+        notes.append("undecided means: keep what you have")
     vocab, model = report.model.valid_vocab or report.model.vocab, without_folders(config.model)
     return Recommendation(
         action=action(answer.method, answer.coef),
@@ -127,49 +160,27 @@ def make_recommendation(
             confirmation,
             answer.method,
             answer.coef,
-            seconds_ratio=_seconds_ratio(trials, key),
+            seconds_ratio=statistics.median(of_arm) / statistics.median(of_ce) if of_arm and of_ce else None,
             extra_bytes=4 * report.model.vocab * report.model.width if report.model.tied else 0,
         ),
-        not_guaranteed=not_guaranteed(
-            decisions, _proposed_by(trials.arms, key), fresh_adam=config.optimizer_state is None
-        ),
+        not_guaranteed=not_guaranteed(decisions, proposed_by, fresh_adam=config.optimizer_state is None),
         stages=decisions,
         paste=() if key is None else paste_lines(*key, vocab=vocab, model=model),
         tested=trials.tested,
         arms=_arm_results(trials),
         confirmation=() if confirmation is None else confirmation.quality.methods,
         selection_seed=trials.selection_seed,
-        confirmation_seeds=trials.confirmation_seeds,
+        confirmation_seeds=seeds,
         tolerance_ppl=comparison.quality.tolerance_ppl,
         budget_seconds=config.budget_seconds if not config.runs else None,
         seconds=seconds,
-        notes=(*trials.notes, *_few_seeds(trials, answer)),
+        notes=tuple(notes),
         provenance=provenance,
     )
 
 
-def _seconds_ratio(trials: Trials, key: ArmKey | None) -> float | None:
-    """Time of a step of the arm over that of CE."""
-    arm, base = (None if wanted is None else trials.step_seconds.get(wanted) for wanted in (key, (CE, 0.0)))
-    return arm / base if arm and base else None
-
-
-def _proposed_by(arms: Sequence[Arm], key: ArmKey | None) -> tuple[str, ...]:
-    if key == (CENTERED_HEAD, 0.0):
-        return (SOURCE.name,)
-    return next((arm.stages for arm in arms if arm.key == key), ())
-
-
-def _few_seeds(trials: Trials, answer: Answer) -> tuple[str, ...]:
-    if len(trials.confirmation_seeds) == 1 and answer.method != CE:
-        return (
-            "one confirming seed has no spread over seeds, so nothing can be confirmed: give three seeds and the time for them",
-        )
-    return ("undecided means: keep what you have",) if answer.level == UNDECIDED else ()
-
-
 def _arm_results(trials: Trials) -> tuple[ArmResult, ...]:
-    """What selection said of every candidate: arms that were evaluated, then stopped ones, then those without a run."""
+    """What selection said of every candidate: first the arms that were evaluated."""
     proposed, chosen = {arm.key: arm for arm in trials.arms}, trials.chosen
     results = []
     for found in trials.evaluated:
@@ -185,20 +196,53 @@ def _arm_results(trials: Trials) -> tuple[ArmResult, ...]:
                 steps=trials.selection.steps,
             )
         )
-    for key, stopped in trials.stopped.items():
-        arm, reason = proposed[key], f"its rejection was certain: {stopped.reason}"
-        results.append(ArmResult(arm.method, arm.coef, "stopped", arm.stages, reason, arm.note, steps=stopped.step))
-    return (*results, *trials.left_out)
+    return (*results, *trials.others)
 
 
 # Lines to paste
 
 
 def paste_lines(method: str, coef: float, *, vocab: int, model: str) -> tuple[Paste, ...]:
-    """How this objective is written in each stack, for a head of `vocab` rows."""
+    """How this objective is written in each stack, for a head of `vocab` rows.
+
+    Other frameworks are given by their settings; where the objective has none, λ(log Z)² of raw logits is the nearest.
+    """
     objective = make_objective(method, coef)
-    own = [_centering(model)] if isinstance(objective, CenteredHead) else [_plain(objective), _transformers(objective)]
-    return (*own, *_frameworks(objective, coef, vocab))
+    code = objective_code(objective)
+    if isinstance(objective, CenteredHead):
+        lines = (
+            f"{_center_command(model)}  # a checkpoint folder, from the command line\n"
+            "zloss.center_head_(model.lm_head)  # or in place, on an untied head"
+        )
+        found = [Paste("any stack", lines, "training stays on plain CE; softmax and PPL do not change")]
+    elif objective.active:
+        found = [
+            Paste("plain loop", HEAD_LOSS.format(code=code), HEAD_LOSS_NOTE),
+            Paste("transformers", ATTACH.format(code=code), ATTACH_NOTE),
+        ]
+    else:
+        plain = "loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())"
+        found = [
+            Paste("plain loop", plain, "no Z in the loss"),
+            Paste("transformers", "trainer.train()", "the model's own loss is CE"),
+        ]
+    nearest = explain(StandardZLoss(coef, target=0.0), vocab=vocab) if coef else None
+    for recipe in explain(objective, vocab=vocab).recipes:
+        if recipe.framework in SHOWN and recipe.setting is not None:
+            found.append(Paste(recipe.framework, recipe.setting, recipe.note))
+        elif recipe.framework in SHOWN:
+            near = None if nearest is None else nearest[recipe.framework].setting
+            found.append(Paste(recipe.framework, near or "", f"cannot be expressed: {recipe.note}", exact=False))
+    return tuple(found)
+
+
+def objective_code(objective: Objective) -> str:
+    """The objective as a Python expression.
+
+    >>> objective_code(StandardZLoss(1e-4))
+    'zloss.StandardZLoss(coef=0.0001)'
+    """
+    return "zloss." + re.sub(r", (target=None|relative_target=None|shift_target=0\.0)", "", repr(objective))
 
 
 def with_model_as_given(pastes: Sequence[Paste], recorded: str, given: str) -> tuple[Paste, ...]:
@@ -207,51 +251,5 @@ def with_model_as_given(pastes: Sequence[Paste], recorded: str, given: str) -> t
     return tuple(replace(paste, lines=paste.lines.replace(old, new)) for paste in pastes)
 
 
-def _plain(objective: Objective) -> Paste:
-    if not objective.active:
-        return Paste("plain loop", "loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())", "no Z in the loss")
-    lines = (
-        "import zloss\n\n"
-        f"objective = {objective_code(objective)}\n"
-        "out = zloss.head_loss(hidden, model.lm_head.weight, labels, objective)\n"
-        "out.loss.backward()  # out.cross_entropy and out.auxiliary for the log"
-    )
-    return Paste("plain loop", lines, HEAD_LOSS_NOTE)
-
-
-def _transformers(objective: Objective) -> Paste:
-    if not objective.active:
-        return Paste("transformers", "trainer.train()", "the model's own loss is CE")
-    lines = (
-        "import zloss\nfrom zloss.integrations.transformers import attach\n\n"
-        f"attach(trainer, {objective_code(objective)})\n"
-        "trainer.train()"
-    )
-    return Paste("transformers", lines, "loss and telemetry of a Trainer; `apply(model, objective)` for any other loop")
-
-
-def _centering(model: str) -> Paste:
-    lines = (
-        f"{_center_command(model)}  # a checkpoint folder, from the command line\n"
-        "zloss.center_head_(model.lm_head)  # or in place, on an untied head"
-    )
-    return Paste("any stack", lines, "training stays on plain CE; softmax and PPL do not change")
-
-
 def _center_command(model: str) -> str:
     return f"zloss center {shlex.quote(model)} --out centered"
-
-
-def _frameworks(objective: Objective, coef: float, vocab: int) -> list[Paste]:
-    """Their own settings; where the objective has none, λ(log Z)² of raw logits is the nearest."""
-    nearest = explain(StandardZLoss(coef, target=0.0), vocab=vocab) if coef else None
-    found = []
-    for recipe in explain(objective, vocab=vocab).recipes:
-        if recipe.framework not in SHOWN:
-            continue
-        if recipe.setting is not None:
-            found.append(Paste(recipe.framework, recipe.setting, recipe.note))
-            continue
-        near = None if nearest is None else nearest[recipe.framework].setting
-        found.append(Paste(recipe.framework, near or "", f"cannot be expressed: {recipe.note}", exact=False))
-    return found

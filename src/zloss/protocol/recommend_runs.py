@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zloss.console import Progress, Silent, Step
-from zloss.decide.intervals import LARGEST_EXPONENT, BlockTail, contiguous_groups
+from zloss.decide.intervals import LARGEST_EXPONENT, BlockTail, contiguous_groups, mean_over_tokens
 from zloss.decide.recommend import (
     CE_ARM,
     CENTERED_HEAD,
     LEAST_STEPS,
     Speed,
-    TimePlan,
     candidates,
     plan_time,
+    planned_runs,
     rounded_duration,
     with_references,
 )
@@ -31,13 +31,13 @@ from zloss.decide.thresholds import Thresholds
 from zloss.errors import CheckpointError, InputError
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint
-from zloss.objectives import Objective, make_objective
+from zloss.objectives import make_objective
 from zloss.protocol.config import RecommendConfig
+from zloss.protocol.recommend_answer import objective_code
 from zloss.results.audit import AuditReport, HeadNumbers, Heads
 from zloss.results.comparison import Comparison
-from zloss.results.io import write_json
 from zloss.results.options import Coordinate
-from zloss.results.recommendation import LeftOut, RecommendPlan
+from zloss.results.recommendation import Arm, ArmResult, LeftOut, RecommendPlan
 from zloss.results.run_config import UNPENALIZED, TrainConfig
 from zloss.results.run_metrics import (
     DELTA_U,
@@ -100,26 +100,16 @@ def _check_memory(name: str, needed: int) -> None:
         )
 
 
-def free_bytes() -> int:
+def free_bytes(root: Path = Path("/")) -> int:
     """What the kernel calls available, or what the limit of the control group leaves if that is less; 0 if not known."""
-    return min(_available(Path("/proc/meminfo")), _below_limit(Path("/sys/fs/cgroup")))
-
-
-def _available(meminfo: Path) -> int:
-    """MemAvailable of Linux, in bytes."""
-    try:
-        line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
-        return 1024 * int(line.split()[1])
-    except (OSError, StopIteration, ValueError):
-        return 0
-
-
-def _below_limit(group: Path) -> int:
-    """What the limit of the control group leaves, in bytes; a large number without a limit."""
-    try:
-        return max(0, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        return 2**62
+    free = 0
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    with contextlib.suppress(OSError, ValueError):
+        limit, used = (int((root / "sys/fs/cgroup" / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, limit - used))
+    return free
 
 
 # Cost
@@ -159,7 +149,7 @@ def probe_cost(job: Job, config: TrainConfig, start: Start, folder: Path, progre
     valid = start.data.valid
     kept = min(PROBE_BLOCKS, valid.count)
     few = Blocks(valid.stream[: kept * valid.size + 1].clone(), valid.size, kept, valid.bos_id, valid.offset)
-    validation, training = _TimedValidation(), _TimedTraining()
+    timer = _Timer()
     began = time.perf_counter()
     try:
         with progress.step("timing a few steps", None):
@@ -169,8 +159,8 @@ def probe_cost(job: Job, config: TrainConfig, start: Start, folder: Path, progre
                 replace(start, data=replace(start.data, valid=few)),
                 place,
                 options=RunOptions(checkpoint_every=PROBE_STEPS),
-                view=training,
-                progress=validation,
+                view=timer,
+                progress=timer,
             )
         whole = time.perf_counter() - began
         seconds = job.from_first(lambda: [record.seconds or 0.0 for record in read_steps(place)])
@@ -179,17 +169,23 @@ def probe_cost(job: Job, config: TrainConfig, start: Start, folder: Path, progre
             shutil.rmtree(place, ignore_errors=True)
     cost = RunCost(
         step=statistics.median(seconds[1:]),
-        checkpoint=max(0.0, training.seconds - sum(seconds)),
-        valid_block=validation.seconds / kept,
-        rest=max(0.0, whole - training.seconds - validation.seconds),
+        checkpoint=max(0.0, timer.training - sum(seconds)),
+        valid_block=timer.validation / kept,
+        rest=max(0.0, whole - timer.training - timer.validation),
     )
     return job.from_first(lambda: cost)
 
 
-class _TimedValidation(Silent):
-    """Seconds of the validation."""
+class _Timer(Silent, NoView):
+    """Seconds of the training loop, checkpoints included, and of the validation."""
 
-    seconds = 0.0
+    training = validation = 0.0
+
+    @contextmanager
+    def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
+        began = time.perf_counter()
+        yield self
+        self.training = time.perf_counter() - began
 
     @contextmanager
     def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[Step]:
@@ -197,20 +193,7 @@ class _TimedValidation(Silent):
         with super().step(name, total, unit) as shown:
             yield shown
         if name == "validation":
-            self.seconds += time.perf_counter() - began
-
-
-class _TimedTraining(NoView):
-    """Seconds of the training loop, checkpoints included."""
-
-    seconds = 0.0
-
-    @contextmanager
-    def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
-        began = time.perf_counter()
-        with super().run(name, steps, done) as shown:
-            yield shown
-        self.seconds = time.perf_counter() - began
+            self.validation += time.perf_counter() - began
 
 
 # Plan
@@ -228,26 +211,26 @@ def plan_runs(
 ) -> RecommendPlan:
     """The arms that the audit proposes, and what the budget has room for after `spent` seconds; without `cost` all of them."""
     found = candidates(report)[: config.max_arms]
-    if cost is None:
-        fits = TimePlan(with_references(found), (), config.seeds, steps or LEAST_STEPS, 0.0)
-    else:
+    arms, seeds, per_run, seconds = with_references(found), config.seeds, steps or LEAST_STEPS, None
+    if cost is not None:
         speed = speed_of(config, cost, steps, spent)
-        fits = plan_time(found, config.seeds, speed, budget=config.budget_seconds, steps=steps)
+        arms, seeds, per_run = plan_time(found, seeds, speed, budget=config.budget_seconds, steps=steps)
+        seconds = speed.seconds(planned_runs(arms, seeds), per_run)
     return RecommendPlan(
         identity=identity,
         model=Path(config.model).name,
         text=text,
-        arms=tuple(replace(arm, code=objective_code(make_objective(*arm.key))) for arm in (CE_ARM, *fits.arms)),
-        left_out=tuple(LeftOut(arm.method, arm.coef, NO_ROOM) for arm in fits.left_out),
-        seeds=fits.seeds,
-        steps=fits.steps,
-        settings=config.settings(fits.steps),
+        arms=tuple(replace(arm, code=objective_code(make_objective(*arm.key))) for arm in (CE_ARM, *arms)),
+        left_out=tuple(LeftOut(arm.method, arm.coef, NO_ROOM) for arm in found if arm not in arms),
+        seeds=seeds,
+        steps=per_run,
+        settings=config.settings(per_run),
         request=config.request,
-        checkpoint_every=fits.steps if cost is None else cost.checkpoint_every(fits.steps),
+        checkpoint_every=per_run if cost is None else cost.checkpoint_every(per_run),
         budget_seconds=config.budget_seconds,
-        seconds=None if cost is None else fits.seconds,
+        seconds=seconds,
         step_seconds=None if cost is None else cost.step,
-        run_seconds=None if cost is None else cost.besides_steps(fits.steps, config.valid_blocks),
+        run_seconds=None if cost is None else cost.besides_steps(per_run, config.valid_blocks),
     )
 
 
@@ -263,19 +246,6 @@ def audit_seconds(config: RecommendConfig, cost: RunCost) -> float:
     return config.audit_blocks * cost.valid_block + 2 * 8 * cost.step / (config.micro_batch * config.accumulate)
 
 
-def objective_code(objective: Objective) -> str:
-    """The objective as a Python expression.
-
-    >>> from zloss import StandardZLoss
-    >>> objective_code(StandardZLoss(1e-4))
-    'zloss.StandardZLoss(coef=0.0001)'
-    """
-    text = repr(objective)
-    for unset in (", target=None", ", relative_target=None", ", shift_target=0.0"):
-        text = text.replace(unset, "")
-    return f"zloss.{text}"
-
-
 def plan_sentence(plan: RecommendPlan) -> str:
     """What will be run, and how long it is expected to take."""
     names = ", ".join(arm.label for arm in plan.arms)
@@ -289,54 +259,33 @@ def plan_sentence(plan: RecommendPlan) -> str:
 # Runs in the folder of a recommendation
 
 
-@dataclass(frozen=True)
-class StoppedRun:
-    """A run that ended early, because its rejection was certain; `stopped.json` in its folder says so."""
-
-    step: int
-    reason: str
-
-    def write(self, place: Path) -> None:
-        """Record it, so that the run is not started again."""
-        write_json(place / STOPPED_FILE, {"step": self.step, "reason": self.reason})
-
-
-def is_kept(place: Path) -> bool:
-    """Whether nothing remains to be done for a run."""
-    return is_finished(place) or _read_stopped(place) is not None
-
-
-def kept_run(place: Path, config: TrainConfig, start: Start) -> FinishedRun | StoppedRun | None:
+def kept_run(place: Path, arm: Arm, config: TrainConfig, start: Start) -> FinishedRun | ArmResult | None:
     """The run that `place` holds, finished or stopped early; None if it is still to be made. Other settings are refused."""
     if is_finished(place):
         check_finished(place, config, start)
         return read_run(place)
-    stopped = _read_stopped(place)
+    stopped = stopped_arm(place, arm)
     if stopped is not None:
         claim_folder(place, config, start)
     return stopped
 
 
-def _read_stopped(place: Path) -> StoppedRun | None:
+def stopped_arm(place: Path, arm: Arm) -> ArmResult | None:
+    """The result of an arm whose run in `place` ended early, because its rejection was certain; None for any other run."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found: Any = json.loads((place / STOPPED_FILE).read_text(encoding="utf-8"))
-        return StoppedRun(int(found["step"]), str(found["reason"]))
+        reason = f"its rejection was certain: {found['reason']}"
+        return ArmResult(arm.method, arm.coef, "stopped", arm.stages, reason, arm.note, steps=int(found["step"]))
     return None
 
 
-@dataclass(frozen=True)
-class RecordedRuns:
-    """Matched runs from another training loop, or of `zloss train`."""
+def read_recorded_runs(
+    folders: Sequence[str], preferred: Sequence[int]
+) -> tuple[list[FinishedRun], list[int], list[str]]:
+    """(all finished runs of the folders, CE first, by seed; seeds of CE, the selecting one first; names of unfinished runs).
 
-    runs: tuple[FinishedRun, ...]
-    """CE first, by seed; then the runs of the arms."""
-    seeds: tuple[int, ...]
-    """Seeds of CE; the first one selects."""
-    unfinished: tuple[str, ...]
-
-
-def read_recorded_runs(folders: Sequence[str], preferred: Sequence[int]) -> RecordedRuns:
-    """All finished runs of the folders; CE and one Z method are needed, at the same seeds."""
+    They come from another training loop, or from `zloss train`. CE and one Z method are needed, at the same seeds.
+    """
     found, unfinished = list[FinishedRun](), list[str]()
     for folder in folders:
         runs, missing = load_runs(Path(folder))
@@ -349,7 +298,7 @@ def read_recorded_runs(folders: Sequence[str], preferred: Sequence[int]) -> Reco
         raise InputError(f"`runs` hold {lacking}: a recommendation compares both at the same seeds.")
     seeds = [run.seed for run in ce]
     first = next((seed for seed in preferred if seed in seeds), seeds[0])
-    return RecordedRuns((*ce, *others), (first, *(seed for seed in seeds if seed != first)), tuple(unfinished))
+    return ce + others, [first, *(seed for seed in seeds if seed != first)], unfinished
 
 
 # Finished runs, read on half of their validation text
@@ -396,17 +345,13 @@ def on_half(run: FinishedRun, half: Half) -> FinishedRun:
     The blocks are cut into the groups of a verdict (at most 32 contiguous ones). Groups 0, 2, 4, … select; 1, 3, 5, … confirm.
     Every number is of that half alone; a number that is not kept block by block is None.
     """
-    blocks = run.record.validation_blocks
-    if blocks is None:
+    record, whole = run.record, run.record.validation_blocks
+    if whole is None:
         raise InputError(
             f"{run.folder.name} holds no per-block validation: make the run again with this version of zloss."
         )
     parity = 0 if half == "selection" else 1
-    chosen = [b for b, group in enumerate(contiguous_groups(len(blocks.tokens))) if group % 2 == parity]
-    return replace(run, record=_on_blocks(run.record, blocks, chosen))
-
-
-def _on_blocks(record: RunMetrics, whole: ValidationBlocks, chosen: list[int]) -> RunMetrics:
+    chosen = [b for b, group in enumerate(contiguous_groups(len(whole.tokens))) if group % 2 == parity]
     blocks = ValidationBlocks(
         tokens=tuple(whole.tokens[b] for b in chosen),
         ce=tuple(whole.ce[b] for b in chosen),
@@ -414,10 +359,10 @@ def _on_blocks(record: RunMetrics, whole: ValidationBlocks, chosen: list[int]) -
         tails={key: tuple(values[b] for b in chosen) for key, values in whole.tails.items()},
         means={key: tuple(values[b] for b in chosen) for key, values in whole.means.items()},
     )
-    ce = _mean_over_tokens(blocks.ce, blocks.tokens)
+    ce = mean_over_tokens(blocks.ce, blocks.tokens)
     heads = Heads(_head(record, blocks, "raw"), _head(record, blocks, "centered"))
     deployed = heads.centered if record.coordinate == "centered" else heads.raw
-    return replace(
+    of_half = replace(
         record,
         ce=ce,
         ppl=None if ce is None or ce > LARGEST_EXPONENT else math.exp(ce),
@@ -429,16 +374,18 @@ def _on_blocks(record: RunMetrics, whole: ValidationBlocks, chosen: list[int]) -
         heads=heads,
         validation_blocks=blocks,
     )
+    return replace(run, record=of_half)
 
 
 def _head(record: RunMetrics, blocks: ValidationBlocks, coordinate: Coordinate) -> HeadNumbers:
     def tail(name: str, level: float) -> float | None:
-        values = blocks.tails.get(f"{name}.{coordinate}")
-        found = math.nan if values is None else BlockTail(values, blocks.tokens).quantile(level)
+        found = BlockTail(blocks.tails.get(f"{name}.{coordinate}", ()), blocks.tokens).quantile(level)
         return found if math.isfinite(found) else None
 
-    square = _mean_over_tokens(blocks.means.get(f"{VIOLATION_SQUARED}.{coordinate}", ()), blocks.tokens)
-    shift = _mean_over_tokens(blocks.means.get(f"{SHIFT_SQUARED}.{coordinate}", ()), blocks.tokens)
+    square, shift = (
+        mean_over_tokens(blocks.means.get(f"{name}.{coordinate}", ()), blocks.tokens)
+        for name in (VIOLATION_SQUARED, SHIFT_SQUARED)
+    )
     return HeadNumbers(
         diag_z=None if square is None else record.diag_coef * square,
         p_z_999=tail(VIOLATION, 0.999),
@@ -447,11 +394,3 @@ def _head(record: RunMetrics, blocks: ValidationBlocks, coordinate: Coordinate) 
         delta_u_99=tail(DELTA_U, 0.99),
         delta_u_99_gain_aware=tail(DELTA_U_GAIN_AWARE, 0.99),
     )
-
-
-def _mean_over_tokens(values: tuple[float | None, ...], tokens: tuple[int, ...]) -> float | None:
-    """Mean over tokens of a mean by block; None where one block has none."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(tokens):
-        return None
-    return sum(value * count for value, count in zip(known, tokens, strict=True)) / sum(tokens)
