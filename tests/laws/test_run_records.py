@@ -112,7 +112,7 @@ def test_the_fixture_covers_what_can_be_missing(folders: dict[str, Path]) -> Non
     assert tied.training.adam_samples == 1
     assert diverged.training.grad_norm_max is None
     assert diverged.training.nonfinite_gradient == 1.0
-    assert diverged.reasons["r_aux"] == "it is nan"
+    assert diverged.reasons["r_aux"] == "the value was nan"
 
 
 OPTIONAL = (

@@ -31,9 +31,10 @@ from zloss.results.audit import (
     QuantileBound,
 )
 from zloss.results.comparison import Comparison
+from zloss.results.files import read_record
 from zloss.results.loss_audit import Finding, LossAudit
 from zloss.results.record import ResultRecord
-from zloss.results.reproduction import Choice, ReproductionRecord, read_reproduction_record
+from zloss.results.reproduction import Choice, ReproductionRecord
 from zloss.results.router import MeasuredScale
 from zloss.router.conventions import RouterConvention, router_scale_table
 
@@ -53,7 +54,7 @@ def hostile(report: AuditReport) -> AuditReport:
 
 def hostile_reproduction() -> ReproductionRecord:
     file = Path(__file__).parents[2] / "docs/results/tab_pretrained.json"
-    record = read_reproduction_record(file)
+    record = read_record(file, ReproductionRecord)
     claim = replace(record.claims[0], statement=HOSTILE, evidence=HOSTILE, reading=HOSTILE)
     line = replace(record.rows[0], extra={**record.rows[0].extra, "model": HOSTILE}, deviations=(HOSTILE,))
     choices = (Choice(setting=HOSTILE, ours=HOSTILE),)

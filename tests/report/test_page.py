@@ -17,8 +17,9 @@ from zloss.decide.answer import DecidedResults, decide_results
 from zloss.report.files import notebook_html, write_page
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
+from zloss.results.files import read_record
 from zloss.results.loss_audit import LossAudit
-from zloss.results.reproduction import read_reproduction_record
+from zloss.results.reproduction import ReproductionRecord
 
 COMMITTED = Path(__file__).parents[2] / "docs/results/matched_smollm2.json"
 
@@ -379,7 +380,7 @@ def test_nothing_runs_over_the_edge_at_any_width(browser: Any, joined: Path, wid
 @pytest.mark.parametrize("kind", ["recommendations", "drifts", "reproductions"])
 def test_other_results_stay_inside_a_narrow_page(browser: Any, tmp_path: Path, kind: str) -> None:
     """Lines to paste and checksums of texts ran over the edge."""
-    reproduction = read_reproduction_record(COMMITTED.parent / "tab_pretrained.json")
+    reproduction = read_record(COMMITTED.parent / "tab_pretrained.json", ReproductionRecord)
     records = {
         "recommendations": made_up_recommendation(),
         "drifts": made_up_drift((2.0, 2.0, 9.0, 12.0)),

@@ -19,8 +19,8 @@ from zloss.report.files import render_page
 from zloss.report.markdown import to_markdown
 from zloss.report.reproduction import deviations, reproduction_document, reproduction_summary, reproduction_table
 from zloss.report.terminal import print_document
-from zloss.results.files import load_results, records_of
-from zloss.results.reproduction import ReproductionRecord, read_reproduction_record
+from zloss.results.files import load_results, read_record, records_of
+from zloss.results.reproduction import ReproductionRecord
 
 COMMITTED = Path(__file__).parents[2] / "docs/results"
 FILES = sorted(
@@ -53,7 +53,7 @@ def test_a_committed_reproduction_is_reported(
     assert main(["report", str(file), "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    record = read_reproduction_record(file)
+    record = read_record(file, ReproductionRecord)
     assert f"Reproduction of {record.label}" in page
     assert out.startswith(f"{record.label}: ")
     assert out.count("…") == sum(claim.evidence.count("…") for claim in record.claims)
@@ -70,7 +70,7 @@ def test_a_committed_reproduction_is_reported(
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_numbers_fit_eighty_columns_and_are_all_there(file: Path) -> None:
-    record = read_reproduction_record(file)
+    record = read_record(file, ReproductionRecord)
     table = reproduction_table(record)
     text = printed(record)
     assert all(len(line) == len(table.columns) for line in table.rows)
@@ -81,7 +81,7 @@ def test_numbers_fit_eighty_columns_and_are_all_there(file: Path) -> None:
 
 
 def test_a_wider_terminal_shows_the_table_in_one_piece() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_fineweb_update_outlier.json")
+    record = read_record(COMMITTED / "tab_fineweb_update_outlier.json", ReproductionRecord)
     parts = {
         width: sum(line.startswith(" method") for line in printed(record, width).splitlines()) for width in (80, 200)
     }
@@ -89,21 +89,21 @@ def test_a_wider_terminal_shows_the_table_in_one_piece() -> None:
 
 
 def test_numbers_of_the_paper_are_shown_as_it_prints_them() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
+    record = read_record(COMMITTED / "tab_pretrained.json", ReproductionRecord)
     row = replace(record.rows[0], beside={**record.rows[0].beside, "ppl": 28.0}, printed={"ppl": "28.00"})
     assert lines(replace(record, rows=(row,)))[1][3] == "28.00"
     assert lines(replace(record, rows=(replace(row, printed={}),)))[1][3] == "28"
 
 
 def test_a_deviation_names_its_models_where_it_does_not_concern_all() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
+    record = read_record(COMMITTED / "tab_pretrained.json", ReproductionRecord)
     first, second = record.rows[0], replace(record.rows[1], extra={**record.rows[1].extra, "model": "other"})
     first, second = replace(first, deviations=("both.", "one.")), replace(second, deviations=("both.",))
     assert deviations(replace(record, rows=(first, second))) == ["both.", "smollm2: one."]
 
 
 def test_the_smoke_profile_judges_no_claim() -> None:
-    record = replace(read_reproduction_record(COMMITTED / "tab_pretrained.json"), profile="smoke")
+    record = replace(read_record(COMMITTED / "tab_pretrained.json", ReproductionRecord), profile="smoke")
     text = printed(record)
     assert f"{len(record.claims)} claims, not judged at smoke size" in text
     assert record.claims[0].statement[:40] not in text
@@ -113,7 +113,7 @@ def test_the_smoke_profile_judges_no_claim() -> None:
 
 
 def test_a_printed_number_without_its_value_is_left_out() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
+    record = read_record(COMMITTED / "tab_pretrained.json", ReproductionRecord)
     beside = {name: value for name, value in (record.rows[0].beside or {}).items() if name != "ppl"}
     for row in (replace(record.rows[0], beside=beside), replace(record.rows[0], beside=beside | {"ppl": "much"})):
         cells = lines(replace(record, rows=(row,)))[1]
@@ -121,7 +121,7 @@ def test_a_printed_number_without_its_value_is_left_out() -> None:
 
 
 def test_our_line_stands_above_the_paper_s_and_the_ratio() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
+    record = read_record(COMMITTED / "tab_pretrained.json", ReproductionRecord)
     found = lines(record)
     assert [line[2].split(",")[0] for line in found] == ["ours", "paper", "ours/paper"] * 2
     assert [column.title for column in reproduction_table(record).columns[:4]] == ["model", "head", "", "PPL"]
@@ -131,7 +131,7 @@ def test_our_line_stands_above_the_paper_s_and_the_ratio() -> None:
 
 
 def test_a_claim_that_does_not_hold_is_seen() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
+    record = read_record(COMMITTED / "tab_pretrained.json", ReproductionRecord)
     failed = replace(record.claims[0], verdict="does not hold")
     changed = replace(record, claims=(failed, *record.claims[1:]))
     assert "on our numbers: does not hold" in printed(changed)
@@ -153,6 +153,6 @@ def test_the_whole_folder_is_one_page() -> None:
 @pytest.mark.parametrize("details", [{"audits": 1.5}, {"audits": [{"seconds": 3}]}, {"training_seconds": {"runs": 2}}])
 def test_details_of_another_form_leave_the_time_of_the_recipe(details: dict[str, Any]) -> None:
     """A damaged file ended `zloss report` with a traceback."""
-    record = replace(read_reproduction_record(COMMITTED / "tab_pretrained.json"), details=details)
+    record = replace(read_record(COMMITTED / "tab_pretrained.json", ReproductionRecord), details=details)
     text = to_markdown(reproduction_document(record))
     assert text.rstrip().endswith(f"This recipe took {record.provenance.seconds:g} s.")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from zloss.errors import InputError
-from zloss.results.reproduction import ReproductionRecord, read_reproduction_record, write_reproduction_record
+from zloss.results.files import read_record, write_record
+from zloss.results.reproduction import ReproductionRecord
 
 FOLDER = Path(__file__).parents[2] / "docs/results"
 FILES = [
@@ -24,8 +25,8 @@ def test_there_are_committed_reproductions() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_committed_reproductions_survive_a_round_trip(file: Path, tmp_path: Path) -> None:
-    record = read_reproduction_record(file)
-    write_reproduction_record(tmp_path / file.name, record)
+    record = read_record(file, ReproductionRecord)
+    write_record(tmp_path / file.name, record)
     written = json.loads((tmp_path / file.name).read_text(encoding="utf-8"))
     assert written == json.loads(file.read_text(encoding="utf-8"))
     for line in record.rows:

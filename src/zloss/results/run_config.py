@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from zloss.errors import InputError, UnknownNameError
-from zloss.results.io import read_json, write_json
+from zloss.results.io import write_json
 from zloss.results.options import (
     SMOLLM2,
     BlockCount,
@@ -31,7 +31,7 @@ from zloss.results.options import (
     check_optional_counts,
 )
 from zloss.results.provenance import without_folders
-from zloss.results.record import ResultRecord, from_plain, to_plain
+from zloss.results.record import ResultRecord, to_plain, written_with
 
 PAPER_CONVENTIONS = ("token_layer_mean", "active_route_mean", "active_route_sum")
 """Conventions whose reduction is trained as the paper writes it, route by route (`zloss.train.moe`)."""
@@ -206,7 +206,9 @@ class TrainConfig(TextOptions):
     head: HeadKind = "fused"
     """fused: logits are never kept. paper: materialised logits in the autocast dtype, centered by their fp32 shift."""
 
-    optimizer_state: Annotated[str | None, Option(metavar="FILE")] = None
+    optimizer_state: Annotated[str | None, Option(metavar="FILE")] = field(
+        default=None, metadata=written_with("optimizer_state")
+    )
     """State of Adam to go on from (`optimizer.pt` of transformers, or a saved `state_dict`). Default: a fresh one."""
 
     adam_every: int = 50
@@ -220,7 +222,9 @@ class TrainConfig(TextOptions):
     gradient_blocks: int = 8
     """Validation blocks of the gradient section; 0 leaves it out."""
 
-    moe: Annotated[MoeRun | None, Option(switch="a mixture of experts")] = None
+    moe: Annotated[MoeRun | None, Option(switch="a mixture of experts")] = field(
+        default=None, metadata=written_with("moe")
+    )
     """Train a small mixture of experts from scratch (OLMoE: 4 blocks, width 256, 8 experts, tied) instead of `model`."""
 
     def __post_init__(self) -> None:
@@ -289,9 +293,6 @@ class TrainConfig(TextOptions):
 
 
 CONFIG_FILE = "config.json"
-_AGAIN = "remove that run's folder and run it again"
-ABSENT_IF_NONE = ("moe", "optimizer_state")
-"""Keys that are left out of the file where they are None."""
 TEXT_KEYS = (
     *("texts", "corpus", "text_field", "blocks", "offset", "valid_texts", "valid_blocks", "valid_offset"),
     *("block_size", "bos"),
@@ -343,44 +344,12 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """The file as plain JSON values; a dense run has no key `moe`, a fresh Adam no `optimizer_state`."""
         settings: dict[str, Any] = to_plain(self.config)
-        for key in ABSENT_IF_NONE:
-            if settings[key] is None:
-                del settings[key]
         texts = {key: settings.pop(key) for key in TEXT_KEYS}
         written: dict[str, Any] = {}
         for key, value in settings.items():
             written |= {key: value, **texts} if key == "seed" else {key: value}
         rest = {"schema": self.SCHEMA, "data": to_plain(self.data), "initial_weights": self.initial_weights}
         return written | rest
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> RunConfig:
-        """The inverse of `to_dict`; a key that is missing, unknown or of another type is refused by its name."""
-        if data.get("schema") != cls.SCHEMA:
-            raise InputError(f"`schema` is expected to be {cls.SCHEMA!r}, but is {data.get('schema')!r}.")
-        rest = {key: value for key, value in data.items() if key not in ("schema", "data", "initial_weights")}
-        _check_keys(TrainConfig, rest, optional=ABSENT_IF_NONE)
-        if rest.get("moe") is not None:
-            _check_keys(MoeRun, rest["moe"], path="moe.")
-        if not isinstance(data.get("initial_weights"), str):
-            raise InputError(f"`initial_weights` is expected to be text, but is {data.get('initial_weights')!r}.")
-        return cls(
-            config=from_plain(TrainConfig, rest),
-            data=from_plain(RunData, data.get("data"), path="data"),
-            initial_weights=data["initial_weights"],
-        )
-
-
-def read_run_config(folder: Path) -> RunConfig:
-    """config.json of a run's folder."""
-    file = folder / CONFIG_FILE
-    data = read_json(file, advice=_AGAIN)
-    try:
-        if not isinstance(data, dict):
-            raise InputError(f"an object is expected, but it holds a {type(data).__name__}")
-        return RunConfig.from_dict(data)
-    except InputError as error:
-        raise InputError(f"{file} cannot be read ({str(error).rstrip('.')}): {_AGAIN}.") from error
 
 
 def write_run_config(folder: Path, record: RunConfig) -> None:
@@ -390,41 +359,19 @@ def write_run_config(folder: Path, record: RunConfig) -> None:
 
 def without_paths(config: TrainConfig) -> TrainConfig:
     """`config` with files and folders named by the last part of their path: a result tells nothing of a machine."""
-    moe = config.moe
-    if moe is not None:
-        moe = replace(moe, tokenizer=_last_part(moe.tokenizer))
-    return replace(
-        config,
-        model=without_folders(config.model),
-        from_config=_last_part(config.from_config),
-        texts=tuple(Path(text).name for text in config.texts),
-        valid_texts=tuple(Path(text).name for text in config.valid_texts),
-        optimizer_state=_checksum(config.optimizer_state),
-        moe=moe,
-    )
-
-
-def _last_part(name: str | None) -> str | None:
-    return None if name is None else without_folders(name)
-
-
-def _checksum(file: str | None) -> str | None:
-    """Name and checksum of a file; what is no file here stays as it is."""
-    if file is None or not Path(file).is_file():
-        return file
-    with Path(file).open("rb") as content:
-        return f"{Path(file).name} sha256:{hashlib.file_digest(content, 'sha256').hexdigest()[:16]}"
-
-
-def _check_keys(record_type: Any, data: Any, *, path: str = "", optional: tuple[str, ...] = ()) -> None:
-    """Refuse the first key that `record_type` does not have, or lacks."""
-    known = {found.name for found in fields(record_type)}
-    for key in data if isinstance(data, dict) else ():
-        if key not in known:
-            raise InputError(f"`{path}{key}` is not a key of {RunConfig.SCHEMA}.")
-    for key in known - set(optional):
-        if isinstance(data, dict) and key not in data:
-            raise InputError(f"`{path}{key}` is missing.")
+    changes: dict[str, Any] = {
+        "model": without_folders(config.model),
+        "from_config": config.from_config and without_folders(config.from_config),
+        "texts": tuple(Path(text).name for text in config.texts),
+        "valid_texts": tuple(Path(text).name for text in config.valid_texts),
+    }
+    if (state := config.optimizer_state) is not None and Path(state).is_file():
+        with Path(state).open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        changes["optimizer_state"] = f"{Path(state).name} sha256:{digest[:16]}"
+    if config.moe is not None and config.moe.tokenizer is not None:
+        changes["moe"] = replace(config.moe, tokenizer=without_folders(config.moe.tokenizer))
+    return replace(config, **changes)
 
 
 FREE_RECORDED = ("objective", "initial_weights")

@@ -8,7 +8,7 @@ Nothing in this file depends on time or machine: `provenance.json` next to it sa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,19 +16,7 @@ from zloss.errors import InputError
 from zloss.results.audit import GradientNumbers, Heads, Nonfinite, PathNumbers
 from zloss.results.io import read_object, write_json
 from zloss.results.options import Coordinate
-from zloss.results.record import (
-    COSINE,
-    EXTRA,
-    NATS,
-    NOT_NEGATIVE,
-    ROUNDING,
-    SHARE,
-    from_plain,
-    to_plain,
-    within,
-    without_schema,
-    written_with,
-)
+from zloss.results.record import COSINE, NATS, NOT_NEGATIVE, ROUNDING, SHARE, ResultRecord, flat, within, written_with
 from zloss.results.steps import StepEndpoints
 
 VIOLATION = "violation"
@@ -189,7 +177,7 @@ class RunGradients:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunMetrics:
+class RunMetrics(ResultRecord):
     """One finished run.
 
     The file is flat: the keys of `routing`, `training` and `gradients` stand beside the others.
@@ -209,7 +197,7 @@ class RunMetrics:
     """Mean cross-entropy of the validation predictions, in nats per token."""
     coordinate: Coordinate
     """Coordinate that the method deploys; the next head numbers are in it."""
-    routing: RoutingMetrics | None = None
+    routing: RoutingMetrics | None = field(default=None, metadata=flat())
     """Routers on the validation blocks; None, with its keys left out of the file, for a dense run."""
     diag_coef: float = field(metadata=NOT_NEGATIVE)
     """λ_diag of `diag_z` and of the diagnostic gradients."""
@@ -221,9 +209,9 @@ class RunMetrics:
     """p99 of the gain A_p = ‖Wᵀp‖₂/‖p‖₂ in the deployed coordinate."""
     mu_abs_99: float | None = field(metadata=NOT_NEGATIVE)
     """p99 of |μ| in the deployed coordinate; centered: the measured fp32 residual."""
-    training: StepEndpoints
+    training: StepEndpoints = field(metadata=flat())
     """Endpoints of the optimizer steps."""
-    gradients: RunGradients
+    gradients: RunGradients = field(metadata=flat())
     """Gradients of the trained model."""
     tokens_consumed: int = field(metadata=NOT_NEGATIVE)
     """Token instances that the steps processed: steps times tokens per step."""
@@ -282,62 +270,14 @@ class RunMetrics:
                 )
         self.training.check()
 
-    def finite(self) -> RunMetrics:
-        """This record as the file has it: a nonfinite number is None with its reason."""
-        return RunMetrics.from_dict(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values under the keys of metrics.json; a nonfinite number becomes None with its reason."""
-        reasons = dict(self.reasons)
-
-        def note(path: str, value: float) -> None:
-            reasons.setdefault(path, f"it is {value}")
-
-        plain: dict[str, Any] = to_plain(self._flat(), on_nonfinite=note)
-        return {"schema": self.SCHEMA, **plain, "reasons": reasons}
-
-    def _flat(self) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.name in PARTS:
-                flat |= {} if value is None else flat_keys(value)
-            elif entry.name == EXTRA:
-                flat |= value
-            elif entry.name != "reasons":  # written last, when it is complete
-                flat[entry.name] = value
-        return flat
-
-    @classmethod
-    def from_dict(cls, data: Any) -> RunMetrics:
-        """The record of a parsed metrics.json; a missing or ill-typed key is named."""
-        flat = without_schema(data, cls.SCHEMA)
-        routed = any(entry.name in flat for entry in fields(RoutingMetrics))
-        parts = {
-            "routing": from_plain(RoutingMetrics, flat) if routed else None,
-            "training": StepEndpoints.from_flat(flat),
-            "gradients": from_plain(RunGradients, flat),
-        }
-        taken = {key for part in parts.values() if part is not None for key in flat_keys(part)}
-        return from_plain(cls, {key: value for key, value in flat.items() if key not in taken} | parts)
-
 
 DEPLOYED = ("diag_z", "p_z_999", "a_p_99", "mu_abs_99")
 """Fields of `RunMetrics` that repeat the head's numbers in the deployed coordinate."""
-PARTS = ("routing", "training", "gradients")
-"""Fields of `RunMetrics` whose own keys stand in the file."""
 
 
 def _close(value: float, expected: float, *, absolute: float = 0.0) -> bool:
     """Whether two numbers of one quantity agree up to rounding."""
     return math.isclose(value, expected, rel_tol=AGREEMENT, abs_tol=absolute)
-
-
-def flat_keys(part: RoutingMetrics | StepEndpoints | RunGradients) -> dict[str, Any]:
-    """The values of a part under their keys in the file."""
-    if isinstance(part, StepEndpoints):
-        return dict(part.flat())
-    return {entry.name: getattr(part, entry.name) for entry in fields(part)}
 
 
 def write_metrics(folder: Path, metrics: RunMetrics) -> None:
