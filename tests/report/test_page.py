@@ -14,8 +14,9 @@ from tests.browser import in_browser, started_browser
 from tests.decide.made_up_drift import made_up_drift
 from tests.decide.made_up_recommendation import made_up_recommendation
 from zloss.decide.answer import DecidedResults, decide_results
-from zloss.report.files import notebook_html, write_page
+from zloss.report.files import notebook_html, render_page
 from zloss.results.audit import AuditReport
+from zloss.results.io import write_text
 from zloss.results.comparison import Comparison
 from zloss.results.files import read_record
 from zloss.results.loss_audit import LossAudit
@@ -39,7 +40,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory, report: AuditReport) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_page(path, DecidedResults(audits=(report,)))
+    write_text(path, render_page(DecidedResults(audits=(report,))))
     return path
 
 
@@ -52,7 +53,7 @@ def joined(
     comparison: Comparison,
 ) -> Path:
     path = tmp_path_factory.mktemp("page") / "joined.html"
-    write_page(path, decide_results((report, other), (loss_audit,), (comparison,)))
+    write_text(path, render_page(decide_results((report, other), (loss_audit,), (comparison,))))
     return path
 
 
@@ -110,7 +111,7 @@ def test_hostile_text_stays_text_in_tables_figures_and_tooltips(
     )
     path = tmp_path / "report.html"
     lost = replace(loss_audit, provenance={"loss": HOSTILE})
-    write_page(path, decide_results(audits, (lost,), (replace(committed, curves=curves),)))
+    write_text(path, render_page(decide_results(audits, (lost,), (replace(committed, curves=curves),))))
     open_page(browser, path)
     for name in ("cross_entropy", "p_z_999"):
         figure = browser.find_elements("css selector", f'figure[data-name="{name}"]')[-1]
@@ -215,7 +216,7 @@ def test_labels_of_figures_keep_clear_of_one_another(
     small = replace(report, figures=replace(report.figures, geometry=replace(sample, **columns)))
     path = tmp_path / "report.html"
     committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
-    write_page(path, decide_results(audits=(small, other), comparisons=(Comparison.from_dict(committed),)))
+    write_text(path, render_page(decide_results(audits=(small, other), comparisons=(Comparison.from_dict(committed),))))
     open_page(browser, path)
     assert browser.execute_script(CLEAR) == []
 
@@ -388,7 +389,7 @@ def test_other_results_stay_inside_a_narrow_page(browser: Any, tmp_path: Path, k
     }
     path = tmp_path / "report.html"
     given: dict[str, Any] = {kind: (records[kind],)}
-    write_page(path, decide_results(**given))
+    write_text(path, render_page(decide_results(**given)))
     metrics = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     open_page(browser, path)
@@ -417,7 +418,7 @@ def test_a_comparison_of_many_methods_stays_inside_the_page(browser: Any, tmp_pa
     committed = Comparison.from_dict(json.loads(COMMITTED.read_text(encoding="utf-8")))
     many = [replace(curve, name=f"{curve.name}-{i}") for i in range(6) for curve in committed.curves]
     path = tmp_path / "report.html"
-    write_page(path, decide_results(comparisons=(replace(committed, curves=tuple(many)),)))
+    write_text(path, render_page(decide_results(comparisons=(replace(committed, curves=tuple(many)),))))
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     open_page(browser, path)
