@@ -29,6 +29,7 @@ from zloss.results.options import (
     check_counts,
     check_numbers,
     check_optional_counts,
+    refuse,
 )
 from zloss.results.provenance import without_folders
 from zloss.results.record import ResultRecord, to_plain, written_with
@@ -76,27 +77,34 @@ class MoeRun:
     def __post_init__(self) -> None:
         check_counts(self, ("top_k", "experts", "layers", "width", "heads", "expert_width"))
         check_numbers(self, ("load_balance", "router_coef"))
-        if self.top_k > self.experts:
-            raise InputError(
-                f"`top_k` is expected to be at most {self.experts}, the number of experts, but got {self.top_k}."
-            )
-        if self.width % self.heads:
-            raise InputError(f"`width` is expected to be a multiple of `heads` = {self.heads}, but got {self.width}.")
-        if self.width // self.heads % 2:
-            raise InputError(
-                f"the width of an attention head is expected to be even (rotary embedding), but {self.width} / "
-                f"{self.heads} is {self.width // self.heads}."
-            )
-        if self.router not in variants():
-            raise UnknownNameError("router variant", self.router, variants())
-        if self.router == OFF and self.router_coef:
-            raise InputError(
-                f"the router variant `none` has no penalty: its coefficient is 0, not {self.router_coef!r}."
-            )
-        if self.router_target is not None and not math.isfinite(self.router_target):
-            raise InputError(f"`router_target` is expected to be a finite number, but got {self.router_target!r}.")
         if self.capacity_factor is not None:
             check_numbers(self, ("capacity_factor",), positive=True)
+        if self.router not in variants():
+            raise UnknownNameError("router variant", self.router, variants())
+        of_a_head = self.width / self.heads
+        refuse(
+            (
+                self.top_k > self.experts,
+                f"`top_k` is expected to be at most {self.experts}, the number of experts, but got {self.top_k}.",
+            ),
+            (
+                self.width % self.heads,
+                f"`width` is expected to be a multiple of `heads` = {self.heads}, but got {self.width}.",
+            ),
+            (
+                of_a_head % 2,
+                "the width of an attention head is expected to be even (rotary embedding), but "
+                f"{self.width} / {self.heads} is {of_a_head:g}.",
+            ),
+            (
+                self.router == OFF and self.router_coef,
+                f"the router variant `none` has no penalty: its coefficient is 0, not {self.router_coef!r}.",
+            ),
+            (
+                self.router_target is not None and not math.isfinite(self.router_target),
+                f"`router_target` is expected to be a finite number, but got {self.router_target!r}.",
+            ),
+        )
 
     @property
     def convention(self) -> str | None:
@@ -236,29 +244,42 @@ class TrainConfig(TextOptions):
         check_numbers(self, ("weight_decay", "coef", "head_shift", "gain_beta", "lr_floor", "spike"))
         check_numbers(self, ("lr", "clip", "eps", "diag_coef"), positive=True)
         check_choices(self, {"bos": BosPolicy, "precision": Precision, "head": HeadKind, "decay": Decay})
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(
-                    f"`{name}` is expected to be a number from 0 to below 1, but got {getattr(self, name)!r}."
-                )
-        if not all(math.isfinite(threshold) and threshold >= 0 for threshold in self.thresholds):
-            raise InputError(f"`thresholds` are expected to be finite numbers ≥ 0, but got {list(self.thresholds)!r}.")
-        if self.target is not None and not math.isfinite(self.target):
-            raise InputError(f"`target` is expected to be a finite number, but got {self.target!r}.")
         if self.train_tokenizer is not None:
             check_counts(self, ("train_tokenizer",))
-            if self.pretrained:
-                raise InputError("`train_tokenizer` is for a model from scratch: give `from_config` as well.")
-        if self.warmup >= self.steps:
-            raise InputError(
-                f"`warmup` is expected to be shorter than the run, but got {self.warmup} of {self.steps} steps."
-            )
-        if self.head_shift and not self.untie:
-            raise InputError("`head_shift` needs `untie`: a tied head shares its rows with the input embedding.")
-        if self.moe is not None and self.from_config is not None:
-            raise InputError("`moe` builds its own model: leave `from_config` out.")
-        if self.method in UNPENALIZED and self.coef:
-            raise InputError(f"{self.method} has no penalty, so its coefficient is 0, but got {self.coef!r}.")
+        refuse(
+            *(
+                (not 0 <= beta < 1, f"`{name}` is expected to be a number from 0 to below 1, but got {beta!r}.")
+                for name, beta in (("beta1", self.beta1), ("beta2", self.beta2))
+            ),
+            (
+                not all(math.isfinite(threshold) and threshold >= 0 for threshold in self.thresholds),
+                f"`thresholds` are expected to be finite numbers ≥ 0, but got {list(self.thresholds)!r}.",
+            ),
+            (
+                self.target is not None and not math.isfinite(self.target),
+                f"`target` is expected to be a finite number, but got {self.target!r}.",
+            ),
+            (
+                self.train_tokenizer is not None and self.pretrained,
+                "`train_tokenizer` is for a model from scratch: give `from_config` as well.",
+            ),
+            (
+                self.warmup >= self.steps,
+                f"`warmup` is expected to be shorter than the run, but got {self.warmup} of {self.steps} steps.",
+            ),
+            (
+                self.head_shift and not self.untie,
+                "`head_shift` needs `untie`: a tied head shares its rows with the input embedding.",
+            ),
+            (
+                self.moe is not None and self.from_config is not None,
+                "`moe` builds its own model: leave `from_config` out.",
+            ),
+            (
+                self.method in UNPENALIZED and self.coef,
+                f"{self.method} has no penalty, so its coefficient is 0, but got {self.coef!r}.",
+            ),
+        )
 
     @property
     def pretrained(self) -> bool:

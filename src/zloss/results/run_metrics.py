@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from zloss.errors import InputError
 from zloss.results.audit import GradientNumbers, Heads, Nonfinite, PathNumbers
 from zloss.results.io import read_object, write_json
-from zloss.results.options import Coordinate
+from zloss.results.options import Coordinate, refuse
 from zloss.results.record import COSINE, NATS, NOT_NEGATIVE, ROUNDING, SHARE, ResultRecord, flat, within, written_with
 from zloss.results.steps import StepEndpoints
 
@@ -235,39 +235,49 @@ class RunMetrics(ResultRecord):
     def check(self) -> None:
         """Refuse numbers that contradict each other, naming their keys."""
         blocks, bad = self.validation_blocks, self.valid_nonfinite.nan + self.valid_nonfinite.inf
-        # In logarithms, because exp can overflow.
-        if self.ppl is not None and (self.ce is None or not _close(math.log(self.ppl), self.ce, absolute=AGREEMENT)):
-            raise InputError(f"`ppl` is expected to be exp(`ce`) with `ce` = {self.ce!r}, but is {self.ppl!r}.")
+        refuse(
+            (
+                # In logarithms, because exp can overflow.
+                self.ppl is not None and not _close(math.log(self.ppl), self.ce, absolute=AGREEMENT),
+                f"`ppl` is expected to be exp(`ce`) with `ce` = {self.ce!r}, but is {self.ppl!r}.",
+            ),
+        )
         if blocks is not None:
-            if sum(blocks.tokens) != self.valid_predictions:
-                raise InputError(
-                    f"`valid_predictions` is expected to be {sum(blocks.tokens)}, the sum of `validation_blocks.tokens`, "
-                    f"but is {self.valid_predictions}."
-                )
             known = [ce * tokens for ce, tokens in zip(blocks.ce, blocks.tokens, strict=True) if ce is not None]
-            if not bad and known and len(known) == len(blocks.ce):
-                mean = math.fsum(known) / self.valid_predictions
-                if self.ce is None or not _close(self.ce, mean, absolute=AGREEMENT):
-                    raise InputError(
-                        f"`ce` is expected to be {mean!r}, the mean of `validation_blocks.ce` over tokens, but is {self.ce!r}."
-                    )
-        if bad > self.valid_predictions:
-            raise InputError(
-                f"`valid_nonfinite` is expected to count at most the {self.valid_predictions} tokens of `valid_predictions`, "
-                f"but counts {bad}."
+            whole = not bad and known and len(known) == len(blocks.ce)
+            mean = math.fsum(known) / sum(blocks.tokens) if whole else self.ce
+            refuse(
+                (
+                    sum(blocks.tokens) != self.valid_predictions,
+                    f"`valid_predictions` is expected to be {sum(blocks.tokens)}, the sum of `validation_blocks.tokens`, but is "
+                    f"{self.valid_predictions}.",
+                ),
+                (
+                    not _close(self.ce, mean, absolute=AGREEMENT),
+                    f"`ce` is expected to be {mean!r}, the mean of `validation_blocks.ce` over tokens, but is {self.ce!r}.",
+                ),
             )
-        for key in DEPLOYED:
-            flat, of_head = getattr(self, key), getattr(getattr(self.heads, self.coordinate), key)
-            if None not in (flat, of_head) and not _close(flat, of_head):
-                raise InputError(
-                    f"`{key}` is expected to be {of_head!r}, as `heads.{self.coordinate}.{key}` is, but is {flat!r}."
+        heads = getattr(self.heads, self.coordinate)
+        deployed = [(key, getattr(self, key), getattr(heads, key)) for key in DEPLOYED]
+        reuse = self.tokens_consumed / self.tokens_available if self.tokens_available else None
+        refuse(
+            (
+                bad > self.valid_predictions,
+                f"`valid_nonfinite` is expected to count at most the {self.valid_predictions} tokens of `valid_predictions`, but "
+                f"counts {bad}.",
+            ),
+            *(
+                (
+                    None not in (flat, of_head) and not _close(flat, of_head),
+                    f"`{key}` is expected to be {of_head!r}, as `heads.{self.coordinate}.{key}` is, but is {flat!r}.",
                 )
-        if self.tokens_available and self.reuse is not None:
-            reuse = self.tokens_consumed / self.tokens_available
-            if not _close(self.reuse, reuse):
-                raise InputError(
-                    f"`reuse` is expected to be {reuse!r}, `tokens_consumed` over `tokens_available`, but is {self.reuse!r}."
-                )
+                for key, flat, of_head in deployed
+            ),
+            (
+                None not in (self.reuse, reuse) and not _close(self.reuse, reuse),
+                f"`reuse` is expected to be {reuse!r}, `tokens_consumed` over `tokens_available`, but is {self.reuse!r}.",
+            ),
+        )
         self.training.check()
 
 
@@ -275,8 +285,10 @@ DEPLOYED = ("diag_z", "p_z_999", "a_p_99", "mu_abs_99")
 """Fields of `RunMetrics` that repeat the head's numbers in the deployed coordinate."""
 
 
-def _close(value: float, expected: float, *, absolute: float = 0.0) -> bool:
-    """Whether two numbers of one quantity agree up to rounding."""
+def _close(value: float | None, expected: float | None, *, absolute: float = 0.0) -> bool:
+    """Whether two numbers of one quantity agree up to rounding, or neither exists."""
+    if value is None or expected is None:
+        return value is expected
     return math.isclose(value, expected, rel_tol=AGREEMENT, abs_tol=absolute)
 
 
