@@ -16,9 +16,9 @@ from tests.decide.made_up_recommendation import made_up_recommendation
 from zloss.decide.answer import DecidedResults, decide_results
 from zloss.report.files import notebook_html, render_page
 from zloss.results.audit import AuditReport
-from zloss.results.io import write_text
 from zloss.results.comparison import Comparison
 from zloss.results.files import read_record
+from zloss.results.io import write_text
 from zloss.results.loss_audit import LossAudit
 from zloss.results.reproduction import ReproductionRecord
 
