@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.decide.made_up_drift import made_up_drift
 from tests.report.printing import printed
 from zloss.decide.answer import decide_results
+from zloss.errors import InputError
 from zloss.report.document import Figure
 from zloss.report.drift import drift_figures, drift_summary
 from zloss.report.figures import CENTERED, RAW
@@ -90,3 +93,8 @@ def test_the_written_files_are_read_back(tmp_path: Path) -> None:
     (result,) = load_results([tmp_path])
     assert result.kind == "drift"
     assert result.record == drift
+
+
+def test_a_drift_has_one_change_of_ce_between_two_checkpoints() -> None:
+    with pytest.raises(InputError, match="`ce_changes` is expected to have one entry between two `checkpoints`"):
+        replace(made_up_drift(GROWN), ce_changes=())

@@ -1,7 +1,4 @@
-"""The audit of a checkpoint as a document: answer, headline numbers, decision map, figures, extreme tokens, all numbers.
-
-Several audits side by side have a document too.
-"""
+"""One audit of a checkpoint, or several side by side, as a document: answer, headline numbers, decision map, figures, tokens."""
 
 from __future__ import annotations
 

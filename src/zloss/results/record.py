@@ -120,7 +120,7 @@ def from_plain(record_type: type[Record], data: Any, *, path: str = "") -> Recor
         if key.flat is not None:
             values[key.name] = _flat_value(record_type, key, data, path)
         elif key.name in data:
-            values[key.name] = key.read(data[key.name], where)
+            values[key.name] = _reader(key.hint)(data[key.name], where)
         elif key.required:
             raise InputError(f"`{where}` is missing: this is not a complete {record_type.__name__}.")
         else:
@@ -135,7 +135,6 @@ class _Key(NamedTuple):
 
     name: str
     hint: Any
-    read: Reader
     bounds: Range | None
     required: bool
     written_with: str | None
@@ -152,7 +151,6 @@ def _keys(record_type: Any) -> tuple[_Key, ...]:
         _Key(
             field.name,
             hints[field.name],
-            _reader(hints[field.name]),
             range_of(field),
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
             field.metadata.get(_WRITTEN_WITH),
@@ -168,7 +166,7 @@ def _flat_value(record_type: Any, key: _Key, data: dict[str, Any], path: str) ->
         return {name: value for name, value in data.items() if not _is_named(record_type, name)}
     part = _record_in(key.hint)
     if part is None:
-        return key.read({name: value for name, value in data.items() if name.startswith(key.flat or "")}, path)
+        return _reader(key.hint)({name: value for name, value in data.items() if name.startswith(key.flat or "")}, path)
     if part is not key.hint and not any(_is_named(part, name) for name in data):
         return None
     return from_plain(part, data, path=path)
