@@ -19,20 +19,23 @@ import zloss.results
 from tests.laws.example_results import DOCUMENTED, example_results
 from zloss.errors import InputError
 from zloss.results.files import RECORDS, load_results, read_record, write_record
+from zloss.results.reproduction import ReproductionRecord
 
-SCHEMAS = (
-    "zloss.audit/1",
-    "zloss.loss-audit/1",
-    "zloss.comparison/1",
-    "zloss.decisions/1",
-    "zloss.router-scale/1",
-    "zloss.drift/1",
-    "zloss.drift-checkpoint/1",
-    "zloss.recommendation/1",
-    "zloss.recommend-plan/1",
-    "zloss.implementation-audit/1",
-    "zloss.measured-router-scale/1",
-    "zloss.reproduction/1",
+SCHEMAS = tuple(
+    f"zloss.{kind}/1"
+    for kind in (
+        *(
+            "audit",
+            "loss-audit",
+            "comparison",
+            "decisions",
+            "router-scale",
+            "drift",
+            "drift-checkpoint",
+            "recommendation",
+        ),
+        *("recommend-plan", "implementation-audit", "measured-router-scale", "reproduction"),
+    )
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
@@ -166,18 +169,23 @@ def test_what_is_not_of_the_schema_is_refused(schema: str, data: Any) -> None:
 def test_the_committed_results_open() -> None:
     files = [path for path in DOCUMENTED.glob("*.json") if json.loads(path.read_text())["schema"] in RECORDS]
     assert files
+    reproduced = 0
     for result in load_results(files):
         assert result.record.to_dict() == json.loads(result.path.read_text(encoding="utf-8"))
+        if isinstance(record := result.record, ReproductionRecord):
+            reproduced += 1
+            for line in record.rows:
+                numbers = line.numbers(record.columns)
+                assert line.key(record.columns)
+                assert all(isinstance(number, float) for number in numbers.values())
+                assert set(line.ratio) <= set(numbers)
+                assert set(line.reasons).isdisjoint(numbers)
+    assert reproduced >= 34
 
 
 RECORD_FILES = (
-    "audit",
-    "comparison",
-    "decision",
-    "drift",
-    "implementation_audit",
-    "recommendation",
-    "router",
+    *("audit", "centering", "comparison", "decision", "drift", "implementation_audit", "loss_audit", "provenance"),
+    *("recommendation", "reproduction", "router", "run_metrics", "steps"),
 )
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
+import html
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
+from tests.report.printing import joined, printed
 from zloss.decide.answer import bottom_line, decide_results
 from zloss.decide.decision_map import with_decisions
 from zloss.report.audit import audit_summary, differences, side_by_side_document, summarize
 from zloss.report.comparison import answer
 from zloss.report.files import render_page, terminal_document
 from zloss.report.loss_audit import headline, loss_audit_summary
-from zloss.report.terminal import print_document
 from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers
 from zloss.results.comparison import Comparison
 from zloss.results.loss_audit import LossAudit
@@ -36,54 +35,11 @@ def capped(bare: AuditReport) -> AuditReport:
     )
 
 
-def printed(report: AuditReport) -> str:
-    stream = io.StringIO()
-    print_document(audit_summary(report), Console(file=stream, width=80))
-    return " ".join(stream.getvalue().split())
-
-
-def test_pages_of_losses_and_comparisons_begin_with_the_answer(loss_audit: LossAudit, comparison: Comparison) -> None:
-    page = render_page(decide_results(loss_audits=(loss_audit,)))
-    assert page.index('class="answer"') < page.index("Decision map</h2>")
-    assert page.index('class="answer"') < page.index("not evaluated")
-    page = render_page(decide_results(comparisons=(comparison,)))
-    assert page.index('class="answer"') < page.index("Decision map</h2>")
-    assert page.index("Verdicts</h3>") < page.index("Decision map</h2>")
-    assert "heavy" in answer(comparison)
-
-
-def test_the_page_of_an_audit_begins_with_what_to_do_first(report: AuditReport) -> None:
-    page = render_page(decide_results(audits=(report,)))
-    assert page.index(bottom_line(report.decisions)[:20]) < page.index('class="cards"')
-
-
 def test_three_numbers_that_fall_are_listed_with_commas(report: AuditReport) -> None:
     lower = replace(report.heads.raw, p_z_999=1.0, a_p_99=2.0, delta_u_99=3.0)
     heads = replace(report.heads, raw=lower, centered=replace(lower, p_z_999=0.5, a_p_99=1.0, delta_u_99=1.5))
     sentence = next(said for said in summarize(replace(report, heads=heads)) if said.startswith("Centering"))
     assert "lowers P_Z^99.9 from 1 to 0.5 (×0.5), A_p^99 from 2 to 1 (×0.5) and p99" in sentence
-
-
-def test_a_loss_with_findings_is_told_what_to_do(loss_audit: LossAudit) -> None:
-    stream = io.StringIO()
-    print_document(loss_audit_summary(loss_audit), Console(file=stream, width=80))
-    assert loss_audit.found
-    assert "What to do: " in stream.getvalue()
-    page = render_page(decide_results(loss_audits=(loss_audit,)))
-    assert page.index("What to do: ") < page.index("Decision map</h2>")
-    stream = io.StringIO()
-    print_document(loss_audit_summary(replace(loss_audit, findings=())), Console(file=stream, width=80))
-    assert "What to do" not in stream.getvalue()
-
-
-def test_the_terminal_begins_with_the_answer_too(
-    loss_audit: LossAudit, comparison: Comparison, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = decide_results(loss_audits=(loss_audit,), comparisons=(comparison,))
-    print_document(terminal_document(results))
-    text = " ".join(capsys.readouterr().out.split())
-    assert text.index(" ".join(headline(loss_audit).split())[:40]) < text.index("Decision map")
-    assert text.index(answer(results.comparisons[0])[:20]) < text.index("Decision map")
 
 
 def test_audits_of_different_texts_or_sizes_say_so(report: AuditReport, other: AuditReport) -> None:
@@ -93,9 +49,7 @@ def test_audits_of_different_texts_or_sizes_say_so(report: AuditReport, other: A
     for changed in (moved, longer):
         (sentence,) = differences([("a", report), ("b", changed)])
         assert sentence.startswith("Not on the same text")
-        stream = io.StringIO()
-        print_document(side_by_side_document([("a", report), ("b", changed)]), Console(file=stream, width=80))
-        assert "Not on the same text" in stream.getvalue()
+        assert "Not on the same text" in printed(side_by_side_document([("a", report), ("b", changed)]))
         assert "Not on the same text" in render_page(decide_results(audits=(report, changed)))
     (sentence,) = differences([("a", report), ("b", replace(other, diag_coef=1e-3))])
     assert "λ_diag, which differs" in sentence
@@ -110,24 +64,37 @@ def test_a_softcapped_model_is_not_told_to_run_the_same_audit_again(capped: Audi
         assert "cannot evaluate this stage here" in decision.reason
 
 
-def test_what_an_audit_left_out_still_names_its_command(bare: AuditReport) -> None:
-    left_out = replace(bare, tied_paths=None, reasons={"tied_paths": "left out (gradient_blocks = 0)"})
-    (decision,) = [found for found in with_decisions(left_out).decisions if found.stage == "Shared pathway"]
-    assert "zloss audit MODEL" in decision.reason
+def test_pages_and_terminals_begin_with_the_answer(
+    report: AuditReport, loss_audit: LossAudit, comparison: Comparison
+) -> None:
+    results = decide_results(loss_audits=(loss_audit,), comparisons=(comparison,))
+    first = {"page": render_page(results), "terminal": joined(terminal_document(results))}
+    assert loss_audit.found
+    for said in (" ".join(headline(loss_audit).split())[:40], answer(results.comparisons[0])[:20], "What to do: "):
+        assert first["terminal"].index(said) < first["terminal"].index("Decision map")
+        assert first["page"].index(html.escape(said)) < first["page"].index("Decision map</h2>")
+    assert first["page"].index("Verdicts</h3>") < first["page"].index("Decision map</h2>")
+    assert "heavy" in answer(comparison)
+    assert "What to do" not in joined(loss_audit_summary(replace(loss_audit, findings=())))
+    page = render_page(decide_results(audits=(report,)))
+    assert page.index(bottom_line(report.decisions)[:20]) < page.index('class="cards"')
 
 
-def test_the_gain_through_a_softcap_has_a_label_of_its_own(capped: AuditReport, report: AuditReport) -> None:
-    assert "A_p^99, capped: p99 output-to-hidden gain through the softcap" in printed(capped)
+def test_a_softcapped_head_has_its_own_gain_and_every_row_counts(capped: AuditReport, report: AuditReport) -> None:
+    text = joined(audit_summary(capped))
+    assert "A_p^99, capped: p99 output-to-hidden gain through the softcap" in text
+    assert "12 rows of V beyond the tokenizer" in text
     assert "through the softcap" in render_page(decide_results(audits=(capped,)))
-    assert "capped" not in printed(report)
-
-
-def test_rows_beyond_the_tokenizer_are_on_the_terminal(capped: AuditReport) -> None:
-    assert "12 rows of V beyond the tokenizer" in printed(capped)
+    assert "capped" not in joined(audit_summary(report))
 
 
 def test_a_small_share_keeps_its_digits(report: AuditReport) -> None:
     assert report.gradient is not None
-    assert report.lambda_budget is not None
     small = replace(report, gradient=replace(report.gradient, raw=GradientNumbers(3.4e-5, 0.1)))
     assert "is 0.0034 % of the CE gradient" in " ".join(summarize(small))
+
+
+def test_what_an_audit_left_out_still_names_its_command(bare: AuditReport) -> None:
+    left_out = replace(bare, tied_paths=None, reasons={"tied_paths": "left out (gradient_blocks = 0)"})
+    (decision,) = [found for found in with_decisions(left_out).decisions if found.stage == "Shared pathway"]
+    assert "zloss audit MODEL" in decision.reason

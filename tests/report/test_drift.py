@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
+import pytest
 
 from tests.decide.made_up_drift import made_up_drift
+from tests.report.printing import printed
 from zloss.decide.answer import decide_results
+from zloss.errors import InputError
 from zloss.report.document import Figure
 from zloss.report.drift import drift_figures, drift_summary
 from zloss.report.figures import CENTERED, RAW
 from zloss.report.files import render_page, write_result
-from zloss.report.terminal import print_document
 from zloss.results.audit import AuditReport
 from zloss.results.drift import Drift, DriftNumbers
 from zloss.results.files import load_results
@@ -72,25 +72,12 @@ def test_the_page_says_the_finding_and_has_every_checkpoint(report: AuditReport)
     assert "Drift that CE cannot see" in both
 
 
-def test_the_terminal_view_fits_80_columns_and_cuts_nothing() -> None:
-    stream = io.StringIO()
-    drift = made_up_drift(GROWN)
-    large = replace(drift, checkpoints=tuple(replace(each, step=1000 * each.step) for each in drift.checkpoints))
-    print_document(drift_summary(large), Console(file=stream, width=80))
-    text = stream.getvalue()
-    assert max(map(len, text.splitlines())) <= 80
-    assert "…" not in text
-    assert "100000" in text
-    assert "it began between steps 200 and 300" in " ".join(text.split())
-
-
 def test_the_first_checkpoint_that_shows_a_movement_was_called_its_beginning() -> None:
-    drift, stream = made_up_drift(GROWN), io.StringIO()
-    print_document(drift_summary(drift), Console(file=stream, width=200))
-    page, printed = render_page(decide_results(drifts=(drift,))), stream.getvalue()
-    assert "first seen at step 300" in printed
+    drift = made_up_drift(GROWN)
+    page, shown = render_page(decide_results(drifts=(drift,))), printed(drift_summary(drift), 200)
+    assert "first seen at step 300" in shown
     assert "first seen at step" in page
-    for text in (printed, page):
+    for text in (shown, page):
         assert "it began between steps 200 and 300" in text
         assert "began at step" not in text
         assert "from step 300" not in text
@@ -106,3 +93,8 @@ def test_the_written_files_are_read_back(tmp_path: Path) -> None:
     (result,) = load_results([tmp_path])
     assert result.kind == "drift"
     assert result.record == drift
+
+
+def test_a_drift_has_one_change_of_ce_between_two_checkpoints() -> None:
+    with pytest.raises(InputError, match="`ce_changes` is expected to have one entry between two `checkpoints`"):
+        replace(made_up_drift(GROWN), ce_changes=())

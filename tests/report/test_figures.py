@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -41,7 +42,6 @@ from zloss.report.figures import (
     interactive,
     linear_domain,
     log_domain,
-    plain_symbols,
     write_figures,
 )
 from zloss.report.files import render_page
@@ -65,11 +65,6 @@ def rows(figure: Figure, mark: str) -> list[dict[str, Any]]:
     return [row for layer in figure.spec["layer"] if layer["mark"]["type"] == mark for row in layer["data"]["values"]]
 
 
-def domain(figure: Figure, channel: str) -> tuple[float, float]:
-    low, high = figure.spec["encoding"][channel]["scale"]["domain"]
-    return low, high
-
-
 def test_figures_are_written_whole_and_reproducibly(report: AuditReport, tmp_path: Path) -> None:
     written = write_figures(tmp_path / "a", audit_figures(report))
     assert [path.name for path in written] == [
@@ -86,23 +81,18 @@ def test_figures_are_written_whole_and_reproducibly(report: AuditReport, tmp_pat
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written if path.suffix == ".svg"]
 
 
-def test_a_figure_without_data_is_left_out(report: AuditReport, tmp_path: Path) -> None:
-    only = replace(report, figures=Figures(spectrum=report.figures.spectrum))
-    assert [path.name for path in write_figures(tmp_path, audit_figures(only), formats=("png",))] == ["spectrum.png"]
-
-
-def test_an_unknown_format_is_refused(report: AuditReport, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="gif"):
-        write_figures(tmp_path, audit_figures(report), formats=("gif",))
-
-
-def test_without_vl_convert_a_file_is_refused_in_one_sentence(
+def test_what_cannot_be_drawn_is_left_out_or_refused(
     report: AuditReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
+    only = replace(report, figures=Figures(spectrum=report.figures.spectrum))
+    written = write_figures(tmp_path / "some", audit_figures(only), formats=("png",))
+    assert [path.name for path in written] == ["spectrum.png"]
+    with pytest.raises(InputError, match="gif"):
+        write_figures(tmp_path / "none", audit_figures(report), formats=("gif",))
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingDependencyError, match="vl-convert-python"):
-        write_figures(tmp_path, audit_figures(report))
-    assert list(tmp_path.iterdir()) == []
+        write_figures(tmp_path / "none", audit_figures(report))
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_file_draws_every_token_and_names_its_series(report: AuditReport) -> None:
@@ -177,25 +167,28 @@ def test_a_model_without_a_centered_head_is_drawn_raw(report: AuditReport) -> No
     assert "No token sample" not in render_page(decide_results(audits=(capped, report)))
 
 
-def bars(report: AuditReport, *histograms: DrawnHistogram) -> dict[str, list[float]]:
-    figure = tail_figures(replace(report, figures=Figures(histograms=histograms)))[0]
+@pytest.mark.parametrize(
+    ("wide", "narrow", "heights"),
+    [
+        # Bins that do not nest: ten tokens per unit in both have the same height although one count is four times the other.
+        (((0.5, 4.5, 8.5), (40, 40)), ((0.0, 1.0, 2.0), (10, 10)), {RAW: [10.0, 10.0], CENTERED: [10.0, 10.0]}),
+        # Nested bins are added up.
+        (
+            ((0.0, 4.0, 8.0), (40, 40)),
+            ((0.0, 1.0, 2.0, 3.0, 4.0), (10, 10, 15, 5)),
+            {RAW: [40.0, 40.0], CENTERED: [40.0]},
+        ),
+    ],
+)
+def test_histograms_are_compared_on_common_bins_or_per_unit(
+    report: AuditReport, wide: Any, narrow: Any, heights: dict[str, list[float]]
+) -> None:
+    histograms = (DrawnHistogram("gain", "raw", *wide), DrawnHistogram("gain", "centered", *narrow))
+    (figure,) = tail_figures(replace(report, figures=Figures(histograms=histograms)))
     found: dict[str, list[float]] = {}
     for row in rows(figure, "rect"):
         found.setdefault(row["series"], []).append(row["y"])
-    return found
-
-
-def test_bins_that_do_not_nest_are_compared_per_unit(report: AuditReport) -> None:
-    wide = DrawnHistogram("gain", "raw", (0.5, 4.5, 8.5), (40, 40))
-    narrow = DrawnHistogram("gain", "centered", (0.0, 1.0, 2.0), (10, 10))
-    # Ten tokens per unit in both: the same height although one count is four times the other.
-    assert bars(report, wide, narrow) == {RAW: [10.0, 10.0], CENTERED: [10.0, 10.0]}
-
-
-def test_nested_bins_are_added_up(report: AuditReport) -> None:
-    wide = DrawnHistogram("gain", "raw", (0.0, 4.0, 8.0), (40, 40))
-    narrow = DrawnHistogram("gain", "centered", (0.0, 1.0, 2.0, 3.0, 4.0), (10, 10, 15, 5))
-    assert bars(report, wide, narrow) == {RAW: [40.0, 40.0], CENTERED: [40.0]}
+    assert found == heights
 
 
 def test_a_single_value_still_makes_a_histogram(report: AuditReport) -> None:
@@ -307,20 +300,25 @@ def test_a_comparison_has_its_curves_and_its_tail(groups: tuple[MethodCurves, ..
     assert len({colour for _, colour in figures[0].series}) == len(names)
     assert figures[1].spec["encoding"]["y"]["scale"]["type"] == "log"
     assert training_figures([]) == []
-
-
-def test_a_method_without_a_curve_keeps_its_colour(groups: tuple[MethodCurves, ...]) -> None:
+    # A method without a curve keeps its colour.
     first, second, *rest = groups
     figures = training_figures([replace(first, curves={}), second, *rest])
     assert {dict(figure.series)[second.name] for figure in figures} == {dict(figures[-1].series)[second.name]}
     assert len(rows(figures[0], "line")) == len(groups) - 1
 
 
-def test_the_tail_names_the_largest_steps_where_it_has_them() -> None:
-    long = {"ce": (tuple(float(i) for i in range(1, 1001)), tuple(1 - i / 1000 for i in range(1000)))}
-    short = {"ce": ((1.0, 2.0), (1.0, 0.5))}
-    assert "the largest 1 % of steps" in norm_tail_figure(long).caption
-    assert "largest" not in norm_tail_figure(short).caption
+@pytest.mark.parametrize("count", [1000, 2])
+def test_the_tail_names_the_largest_steps_where_it_has_them(count: int) -> None:
+    tail = {"ce": (tuple(float(i) for i in range(1, count + 1)), tuple(1 - i / count for i in range(count)))}
+    assert ("the largest 1 % of steps" in norm_tail_figure(tail).caption) == (count == 1000)
+
+
+def test_what_an_axis_cannot_show_is_a_gap() -> None:
+    row = curve("ce", range(1, 7), (1.0, 2.0, math.nan, 3.0, -1.0, 1e300), log_y=True)
+    assert row["y"] == [1.0, 2.0, None, 3.0, None, None]
+    figure = step_figure("p_z_999", {"ce": ((1, 2), (math.nan, math.nan))})
+    json.dumps(interactive(figure), allow_nan=False)
+    assert drawn([figure])
 
 
 def test_matched_variants_are_dashed_and_files_are_reproducible(tmp_path: Path) -> None:
@@ -333,18 +331,6 @@ def test_matched_variants_are_dashed_and_files_are_reproducible(tmp_path: Path) 
     assert first.read_bytes() == again.read_bytes()
     assert b"entropy (nat)" in first.read_bytes()
     assert first.read_bytes().count(b'stroke-dasharray="4,4"') >= 1
-
-
-def test_gaps_stay_gaps() -> None:
-    row = curve("ce", range(1, 7), (1.0, 2.0, math.nan, 3.0, -1.0, 1e300), log_y=True)
-    assert row["y"] == [1.0, 2.0, None, 3.0, None, None]
-    assert json.loads(json.dumps(row, allow_nan=False)) == row
-
-
-def test_a_run_without_a_finite_value_still_makes_a_figure() -> None:
-    figure = step_figure("p_z_999", {"ce": ((1, 2), (math.nan, math.nan))})
-    json.dumps(interactive(figure), allow_nan=False)
-    assert drawn([figure])
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20))
@@ -363,10 +349,6 @@ def test_ticks_are_plain_digits_unless_these_are_long() -> None:
     formats = [axis("x", (0.0, top))["axis"]["format"] for top in (2e-5, 0.02, 400.0, 5e6)]
     assert formats == [".2~e", ",~f", ",~f", ".2~e"]
     assert axis("x", (1e-9, 1.0), log=True)["axis"]["format"] == ".2~e"
-
-
-def test_symbols_are_raised_and_lowered_as_far_as_letters_exist() -> None:
-    assert plain_symbols("‖δ_u‖ and λ_diag, P_Z^99.9, w̄") == "‖δᵤ‖ and λ_diag, P_Z⁹⁹·⁹, w̄"
 
 
 def test_a_page_adds_tooltips_zoom_and_hidden_series(report: AuditReport) -> None:

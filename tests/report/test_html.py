@@ -9,13 +9,12 @@ import json
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.decide.made_up_drift import made_up_drift
 from tests.decide.made_up_recommendation import made_up_recommendation
-from tests.laws.example_results import example_results
+from tests.laws.example_results import DOCUMENTED, example_results
 from zloss.decide.answer import audit_names, decide_results
 from zloss.report.document import Cell, Column, Heading, Plain, Table, Terms, Text
 from zloss.report.files import notebook_html, render_page
@@ -31,12 +30,14 @@ from zloss.results.audit import (
     QuantileBound,
 )
 from zloss.results.comparison import Comparison
+from zloss.results.files import read_record
 from zloss.results.loss_audit import Finding, LossAudit
 from zloss.results.record import ResultRecord
-from zloss.results.reproduction import Choice, ReproductionRecord, read_reproduction_record
+from zloss.results.reproduction import Choice, ReproductionRecord
 from zloss.results.router import MeasuredScale
 from zloss.router.conventions import RouterConvention, router_scale_table
 
+COMMITTED = read_record(DOCUMENTED / "matched_smollm2.json", Comparison)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
 
 
@@ -52,8 +53,7 @@ def hostile(report: AuditReport) -> AuditReport:
 
 
 def hostile_reproduction() -> ReproductionRecord:
-    file = Path(__file__).parents[2] / "docs/results/tab_pretrained.json"
-    record = read_reproduction_record(file)
+    record = read_record(DOCUMENTED / "tab_pretrained.json", ReproductionRecord)
     claim = replace(record.claims[0], statement=HOSTILE, evidence=HOSTILE, reading=HOSTILE)
     line = replace(record.rows[0], extra={**record.rows[0].extra, "model": HOSTILE}, deviations=(HOSTILE,))
     choices = (Choice(setting=HOSTILE, ours=HOSTILE),)
@@ -74,7 +74,7 @@ def test_text_from_outside_is_escaped_everywhere(report: AuditReport, loss_audit
         "quality": {"tolerance_ppl": None, "methods": [verdict]},
         HOSTILE: HOSTILE,
     }
-    curves = tuple(replace(curve, name=HOSTILE) for curve in committed_comparison().curves[:1])
+    curves = tuple(replace(curve, name=HOSTILE) for curve in COMMITTED.curves[:1])
     drift, found = made_up_drift((2.0, 2.0, 9.0)), made_up_recommendation()
     text = render_page(
         decide_results(
@@ -108,33 +108,26 @@ def scripts(text: str) -> tuple[list[str], list[str]]:
     return own, re.findall(r'<script type="application/json">(.*?)</script>', text, flags=re.DOTALL)
 
 
-def committed_comparison() -> Comparison:
-    file = Path(__file__).parents[2] / "docs/results/matched_smollm2.json"
-    return Comparison.from_dict(json.loads(file.read_text(encoding="utf-8")))
-
-
-def test_the_policy_allows_the_page_s_own_style_and_scripts_only(report: AuditReport) -> None:
+def test_a_page_holds_all_it_needs_and_its_policy_allows_nothing_else(report: AuditReport) -> None:
     """It allowed every inline style and script, so an escape that was forgotten would have run."""
-    text = render_page(decide_results(audits=(report,), comparisons=(committed_comparison(),)))
+    text = render_page(decide_results(audits=(report,), comparisons=(COMMITTED,)))
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     parts = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     assert "unsafe" not in policy
     assert parts["base-uri"] == parts["form-action"] == parts["default-src"] == "'none'"
     (style,) = re.findall(r"<style>(.*?)</style>", text, flags=re.DOTALL)
-    own, _ = scripts(text)
+    own, data = scripts(text)
     for name, contents in (("style", [style]), ("script", own)):
         checksums = [base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents]
         assert parts[f"{name}-src"] == " ".join(f"'sha256-{checksum}'" for checksum in checksums)
-    body = text[text.index("<body>") :]
-    assert not re.findall(r"\sstyle=|\son\w+=", body)
-
-
-def test_specifications_are_data_that_parse_again(report: AuditReport) -> None:
-    _, data = scripts(render_page(decide_results(audits=(report,), comparisons=(committed_comparison(),))))
+    assert not re.findall(r"\sstyle=|\son\w+=", text[text.index("<body>") :])
+    # The drawing library names the addresses of its schema and its editor; the policy lets it ask for none.
+    text = text.replace(own[0], "")
+    assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!#|data:)", text)
+    assert not re.findall(r"url\((?!#)|@import|https?://", text)
     assert len(data) == 9 + 3
     for island in data:
-        spec = json.loads(island)
-        assert spec["layer"]
+        assert json.loads(island)["layer"]
         # Light and dark are the style sheet's business.
         assert "var(--ink)" in island
 
@@ -145,6 +138,7 @@ def test_a_page_without_figures_is_small_and_needs_no_package(kind: str, monkeyp
     shown = notebook_html(example(kind))
     assert shown is not None
     assert len(shown) < 150_000
+    assert example("decisions")._repr_html_() is None  # a record without a page
 
 
 def test_without_vl_convert_a_page_says_so_and_is_complete_but_for_figures(
@@ -178,20 +172,6 @@ def test_a_notebook_shows_a_result_without_scripts(kind: str) -> None:
         assert base64.b64decode(picture).startswith(b"<svg")
 
 
-def test_a_record_without_a_page_shows_its_plain_form() -> None:
-    assert example("decisions")._repr_html_() is None
-
-
-def test_the_page_refers_to_nothing_outside_itself(report: AuditReport) -> None:
-    text = render_page(decide_results(audits=(report,)))
-    assert "default-src 'none'" in text
-    own, _ = scripts(text)
-    # The drawing library names the addresses of its schema and its editor; the policy lets it ask for none.
-    text = text.replace(own[0], "")
-    assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!#|data:)", text)
-    assert not re.findall(r"url\((?!#)|@import|https?://", text)
-
-
 def test_many_full_audits_stay_under_three_megabytes(report: AuditReport) -> None:
     sample = report.figures.geometry
     assert sample is not None
@@ -222,6 +202,7 @@ def test_missing_parts_leave_their_reasons_not_holes(bare: AuditReport) -> None:
         finished_blocks=3,
         nonfinite=Nonfinite(nan=2, inf=1),
         target=None,
+        quantile_bounds={"heads.raw.p_z_999": QuantileBound(lower=1.0, upper=2.0, count=10**8)},
     )
     text = render_page(decide_results(audits=(poor,)))
     for expected in (
@@ -230,34 +211,25 @@ def test_missing_parts_leave_their_reasons_not_holes(bare: AuditReport) -> None:
         "3 of 12 blocks",
         "--resume",
         "2 NaN, 1 Inf",
+        "raw within 1 … 2",
     ):
         assert expected in text
     assert "None" not in re.sub(r"<script.*?</script>|<style>.*?</style>", "", text, flags=re.DOTALL)
     assert render_page(decide_results(audits=(poor, bare)))
 
 
-def test_bounds_of_sketched_quantiles_are_shown(report: AuditReport) -> None:
-    value = report.heads.raw.p_z_999
-    assert value is not None
-    bound = QuantileBound(lower=value * 0.99, upper=value * 1.01, count=10**8)
-    text = render_page(decide_results(audits=(replace(report, quantile_bounds={"heads.raw.p_z_999": bound}),)))
-    assert "raw within" in text
-
-
-def test_a_page_without_an_audit_shows_the_map_and_the_findings(loss_audit: LossAudit, comparison: Comparison) -> None:
-    text = render_page(decide_results(loss_audits=(loss_audit,), comparisons=(comparison,)))
-    assert "low_precision_source" in text
-    assert "heavy, λ 1" in text
-    assert text.count('<details class="decision') == 8
-
-
-def test_a_loss_audit_shows_the_severity_of_its_findings(loss_audit: LossAudit) -> None:
+def test_a_page_without_an_audit_has_the_map_the_verdicts_and_the_severity_of_findings(
+    loss_audit: LossAudit, comparison: Comparison
+) -> None:
     mild = Finding("all_ignored_nonfinite", "finding", "a batch without targets is NaN", None, "warning")
     grave = Finding("counted_twice", "finding", "Z is added twice", None, "error")
     good = Finding("overflow", "pass", "large logits are finite")
-    text = render_page(decide_results(loss_audits=(replace(loss_audit, findings=(good, mild, grave)),)))
-    found = re.findall(r'<td class="t tone-\w+" data-value="\d">([^<]+)</td>', text)
-    assert found == ["✗ error", "! warning", "✓ pass"]
+    found = replace(loss_audit, findings=(good, mild, grave))
+    text = render_page(decide_results(loss_audits=(found,), comparisons=(comparison,)))
+    verdicts = re.findall(r'<td class="t tone-\w+" data-value="\d">([^<]+)</td>', text)
+    assert verdicts == ["✗ error", "! warning", "✓ pass"]
+    assert "heavy, λ 1" in text
+    assert text.count('<details class="decision') == 8
 
 
 def test_audits_of_one_model_are_told_apart(report: AuditReport, other: AuditReport) -> None:
@@ -277,14 +249,6 @@ def test_control_characters_of_tokens_are_made_visible(report: AuditReport) -> N
     assert "\x00" not in text
 
 
-def test_plain_text_is_not_mathematics_and_code_stands_between_backticks() -> None:
-    assert prose("A_p^99 of `x_train`") == (
-        '<var>A</var><span class="ss"><sup>99</sup><sub>p</sub></span> of <code>x_train</code>'
-    )
-    assert prose(Plain("x_train.txt `a`")) == "x_train.txt `a`"
-    assert prose("5 < 6 & `<b>`") == "5 &lt; 6 &amp; <code>&lt;b&gt;</code>"
-
-
 def test_every_block_has_its_form() -> None:
     table = Table(
         (Column("name", "text"), Column("size"), Column("why", "prose")),
@@ -300,6 +264,8 @@ def test_every_block_has_its_form() -> None:
         table,
     ]
     page = to_page([*blocks, Terms((("key", "value"),)), Terms((("key", "value"),), "Titled")], "t")
+    assert prose(Plain("x_train.txt `a`")) == "x_train.txt `a`"
+    assert prose("5 < 6 & `<b>`") == "5 &lt; 6 &amp; <code>&lt;b&gt;</code>"
     for part in (
         '<a href="#top">Up</a>',
         '<h1 id="top">Top</h1>',

@@ -14,11 +14,14 @@ from tests.browser import in_browser, started_browser
 from tests.decide.made_up_drift import made_up_drift
 from tests.decide.made_up_recommendation import made_up_recommendation
 from zloss.decide.answer import DecidedResults, decide_results
-from zloss.report.files import notebook_html, write_page
+from zloss.report.figures import CENTERED, RAW
+from zloss.report.files import notebook_html, render_page
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
+from zloss.results.files import read_record
+from zloss.results.io import write_text
 from zloss.results.loss_audit import LossAudit
-from zloss.results.reproduction import read_reproduction_record
+from zloss.results.reproduction import ReproductionRecord
 
 COMMITTED = Path(__file__).parents[2] / "docs/results/matched_smollm2.json"
 
@@ -38,7 +41,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory, report: AuditReport) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_page(path, DecidedResults(audits=(report,)))
+    write_text(path, render_page(DecidedResults(audits=(report,))))
     return path
 
 
@@ -51,7 +54,7 @@ def joined(
     comparison: Comparison,
 ) -> Path:
     path = tmp_path_factory.mktemp("page") / "joined.html"
-    write_page(path, decide_results((report, other), (loss_audit,), (comparison,)))
+    write_text(path, render_page(decide_results((report, other), (loss_audit,), (comparison,))))
     return path
 
 
@@ -109,7 +112,7 @@ def test_hostile_text_stays_text_in_tables_figures_and_tooltips(
     )
     path = tmp_path / "report.html"
     lost = replace(loss_audit, provenance={"loss": HOSTILE})
-    write_page(path, decide_results(audits, (lost,), (replace(committed, curves=curves),)))
+    write_text(path, render_page(decide_results(audits, (lost,), (replace(committed, curves=curves),))))
     open_page(browser, path)
     for name in ("cross_entropy", "p_z_999"):
         figure = browser.find_elements("css selector", f'figure[data-name="{name}"]')[-1]
@@ -151,20 +154,11 @@ return [...document.querySelectorAll("figure[data-name]")].map(figure => {
 """
 
 
-def test_every_figure_is_drawn(browser: Any, joined: Path) -> None:
+def test_every_figure_is_drawn_with_every_token(browser: Any, joined: Path, report: AuditReport) -> None:
     open_page(browser, joined)
     charts = browser.execute_script(DRAWN)
-    per_audit = [
-        "plane",
-        "rank16",
-        "rays",
-        "tail-violation",
-        "tail-gain",
-        "tail-shift",
-        "tail-delta_u",
-        "sigma",
-        "energy",
-    ]
+    tails = [f"tail-{quantity}" for quantity in ("violation", "gain", "shift", "delta_u")]
+    per_audit = ["plane", "rank16", "rays", *tails, "sigma", "energy"]
     compared = ["mu_abs_99", "p_z_999", "a_p_99", "delta_u_99"]
     assert [chart["name"] for chart in charts] == [*compared, *per_audit, *per_audit]
     for chart in charts:
@@ -172,15 +166,10 @@ def test_every_figure_is_drawn(browser: Any, joined: Path) -> None:
         assert chart["wide"], chart
         assert chart["ticks"] >= 2, chart
         assert chart["ink"], chart
-
-
-def test_every_token_is_drawn(browser: Any, single: Path, report: AuditReport) -> None:
-    open_page(browser, single)
-    count = "return document.querySelectorAll('figure[data-name=plane] .mark-symbol path').length"
-    sample = report.figures.geometry
-    assert sample is not None
+    count = "return document.querySelector('figure[data-name=plane]').querySelectorAll('.mark-symbol path').length"
+    assert report.figures.geometry is not None
     # The head of the arrow is the last.
-    assert browser.execute_script(count) == 2 * len(sample) + 1
+    assert browser.execute_script(count) == 2 * len(report.figures.geometry) + 1
 
 
 CLEAR = """
@@ -214,14 +203,18 @@ def test_labels_of_figures_keep_clear_of_one_another(
     small = replace(report, figures=replace(report.figures, geometry=replace(sample, **columns)))
     path = tmp_path / "report.html"
     committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
-    write_page(path, decide_results(audits=(small, other), comparisons=(Comparison.from_dict(committed),)))
+    write_text(path, render_page(decide_results(audits=(small, other), comparisons=(Comparison.from_dict(committed),))))
     open_page(browser, path)
     assert browser.execute_script(CLEAR) == []
 
 
+def scroll_to(browser: Any, element: Any) -> None:
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+
+
 def hover(browser: Any, figure: Any, selector: str) -> None:
     """Point at the last mark of a figure that can be pointed at."""
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", figure)
+    scroll_to(browser, figure)
     last = (
         "return [...arguments[0].querySelectorAll(arguments[1])].filter(m => m.getBoundingClientRect().width > 0).pop()"
     )
@@ -230,27 +223,6 @@ def hover(browser: Any, figure: Any, selector: str) -> None:
 
 def tooltip(browser: Any) -> str:
     return str(browser.find_element("id", "vg-tooltip-element").text)
-
-
-def test_a_dot_tells_its_values(browser: Any, single: Path) -> None:
-    open_page(browser, single)
-    figure = browser.find_element("css selector", "figure[data-name=rank16]")
-    hover(browser, figure, ".mark-symbol path")
-    lines = tooltip(browser).splitlines()
-    assert lines[0] in ("raw head", "centered head")
-    assert lines[1].startswith("exact a²")
-    assert lines[2].startswith("rank-16 part of a²")
-    shown = browser.find_element("id", "vg-tooltip-element")
-    assert shown.is_displayed()
-    # Its style is the page's own: the library's sheet would be against the policy.
-    assert shown.value_of_css_property("position") == "fixed"
-
-
-def test_a_bar_tells_its_tokens(browser: Any, single: Path) -> None:
-    open_page(browser, single)
-    figure = browser.find_element("css selector", "figure[data-name=tail-gain]")
-    hover(browser, figure, ".mark-rect path")
-    assert [line.split(" ")[0] for line in tooltip(browser).splitlines()[1:]] == ["gain", "to", "tokens"]
 
 
 def test_a_click_on_its_name_hides_a_series_in_all_figures_of_the_row(browser: Any, single: Path) -> None:
@@ -285,7 +257,7 @@ LABELS = "return [...arguments[0].querySelectorAll('.role-axis-label text')].map
 def test_shift_and_the_wheel_zoom_and_the_wheel_alone_scrolls(browser: Any, single: Path) -> None:
     open_page(browser, single)
     figure = browser.find_element("css selector", "figure[data-name=plane]")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", figure)
+    scroll_to(browser, figure)
     before = browser.execute_script(LABELS, figure)
     browser.execute_script(ZOOM, figure, False)
     assert browser.execute_script(LABELS, figure) == before
@@ -304,7 +276,7 @@ def test_tables_sort_both_ways_by_number_and_by_text(browser: Any, single: Path,
     open_page(browser, single)
     table = browser.find_element("css selector", "table.numbers")
     headers = table.find_elements("css selector", "thead th")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", table)
+    scroll_to(browser, table)
     before = column(browser, table, 1)
     headers[1].click()
     assert column(browser, table, 1) == sorted(before, reverse=True) != before
@@ -323,7 +295,7 @@ def test_extreme_tokens_read_as_text_and_change_by_tab(browser: Any, single: Pat
     open_page(browser, single)
     tabs = browser.find_elements("css selector", "[role=tab]")
     assert len(tabs) == len(report.extreme_tokens) == 4
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", tabs[0])
+    scroll_to(browser, tabs[0])
     for number, table in enumerate(report.extreme_tokens):
         tabs[number].click()
         shown = [panel for panel in browser.find_elements("css selector", "[role=tabpanel]") if panel.is_displayed()]
@@ -363,41 +335,6 @@ def test_light_and_dark_both_read_well(browser: Any, single: Path) -> None:
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-@pytest.mark.parametrize("width", [420, 800, 1280, 1900])
-def test_nothing_runs_over_the_edge_at_any_width(browser: Any, joined: Path, width: int) -> None:
-    # A browser window has a smallest width; the emulated screen has not.
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    open_page(browser, joined)
-    overflow = browser.execute_script(
-        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    )
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert overflow == 0
-
-
-@pytest.mark.parametrize("kind", ["recommendations", "drifts", "reproductions"])
-def test_other_results_stay_inside_a_narrow_page(browser: Any, tmp_path: Path, kind: str) -> None:
-    """Lines to paste and checksums of texts ran over the edge."""
-    reproduction = read_reproduction_record(COMMITTED.parent / "tab_pretrained.json")
-    records = {
-        "recommendations": made_up_recommendation(),
-        "drifts": made_up_drift((2.0, 2.0, 9.0, 12.0)),
-        "reproductions": reproduction,
-    }
-    path = tmp_path / "report.html"
-    given: dict[str, Any] = {kind: (records[kind],)}
-    write_page(path, decide_results(**given))
-    metrics = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    open_page(browser, path)
-    overflow = browser.execute_script(
-        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    )
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert overflow == 0
-
-
 def test_it_prints_with_its_figures_and_without_its_controls(browser: Any, single: Path) -> None:
     open_page(browser, single)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
@@ -410,13 +347,46 @@ def test_it_prints_with_its_figures_and_without_its_controls(browser: Any, singl
     assert len(pages) > 50_000
 
 
-@pytest.mark.parametrize("width", [420, 1280])
-def test_a_comparison_of_many_methods_stays_inside_the_page(browser: Any, tmp_path: Path, width: int) -> None:
-    """The names of ten methods above the curves ran over the edge."""
+@pytest.mark.parametrize(("figure", "marks"), [("rank16", ".mark-symbol path"), ("tail-gain", ".mark-rect path")])
+def test_a_mark_tells_its_values(browser: Any, single: Path, figure: str, marks: str) -> None:
+    open_page(browser, single)
+    hover(browser, browser.find_element("css selector", f"figure[data-name={figure}]"), marks)
+    heading, *lines = tooltip(browser).splitlines()
+    assert heading in (RAW, CENTERED)
+    starts = {"rank16": ("exact a²", "rank-16 part of a²"), "tail-gain": ("gain", "to", "tokens")}[figure]
+    assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
+    shown = browser.find_element("id", "vg-tooltip-element")
+    assert shown.is_displayed()
+    # Its style is the page's own: the library's sheet would be against the policy.
+    assert shown.value_of_css_property("position") == "fixed"
+
+
+def wide_results(kind: str) -> dict[str, Any]:
+    """Results that ran over the edge: ten names of methods above the curves, lines to paste, checksums of texts."""
     committed = Comparison.from_dict(json.loads(COMMITTED.read_text(encoding="utf-8")))
-    many = [replace(curve, name=f"{curve.name}-{i}") for i in range(6) for curve in committed.curves]
-    path = tmp_path / "report.html"
-    write_page(path, decide_results(comparisons=(replace(committed, curves=tuple(many)),)))
+    many = tuple(replace(curve, name=f"{curve.name}-{i}") for i in range(6) for curve in committed.curves)
+    records = {
+        "comparisons": replace(committed, curves=many),
+        "recommendations": made_up_recommendation(),
+        "drifts": made_up_drift((2.0, 2.0, 9.0, 12.0)),
+        "reproductions": read_record(COMMITTED.parent / "tab_pretrained.json", ReproductionRecord),
+    }
+    return {kind: (records[kind],)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "width"),
+    [
+        *(("joined", width) for width in (420, 800, 1280, 1900)),
+        *((kind, 420) for kind in ("comparisons", "recommendations", "drifts", "reproductions")),
+        ("comparisons", 1280),
+    ],
+)
+def test_nothing_runs_over_the_edge(browser: Any, joined: Path, tmp_path: Path, kind: str, width: int) -> None:
+    path = joined if kind == "joined" else tmp_path / "report.html"
+    if kind != "joined":
+        write_text(path, render_page(decide_results(**wide_results(kind))))
+    # A browser window has a smallest width; the emulated screen has not.
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     open_page(browser, path)
@@ -428,4 +398,4 @@ def test_a_comparison_of_many_methods_stays_inside_the_page(browser: Any, tmp_pa
     )
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert overflow == 0
-    assert min(parts) >= 180, "the parts of a verdict are wide enough to read"
+    assert min(parts, default=180) >= 180, "the parts of a verdict are wide enough to read"

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from tests.decide.made_up_recommendation import made_up_plan, made_up_recommendation
+from tests.report.printing import printed
 from zloss.decide.answer import decide_results
 from zloss.report.files import render_page, write_result
 from zloss.report.recommendation import plan_summary, recommendation_summary, seeds_sentence
-from zloss.report.terminal import print_document
 from zloss.results.audit import AuditReport
 from zloss.results.files import load_results
-from zloss.results.recommendation import NOT_TESTED, Recommendation, RecommendPlan
-
-
-def printed(found: Recommendation | RecommendPlan) -> str:
-    screen = io.StringIO()
-    console = Console(file=screen, width=80)
-    document = plan_summary(found) if isinstance(found, RecommendPlan) else recommendation_summary(found)
-    print_document(document, console)
-    return screen.getvalue()
+from zloss.results.recommendation import NOT_TESTED
 
 
 def test_the_page_says_what_to_do_how_sure_why_and_what_to_paste() -> None:
@@ -57,7 +46,7 @@ def test_the_page_of_an_undecided_answer_has_nothing_to_paste() -> None:
 
 
 def test_a_terminal_of_eighty_columns_has_it_all() -> None:
-    text = printed(made_up_recommendation())
+    text = printed(recommendation_summary(made_up_recommendation()))
     assert max(map(len, text.splitlines())) <= 80
     joined = " ".join(text.split())
     for part in (
@@ -73,7 +62,9 @@ def test_a_terminal_of_eighty_columns_has_it_all() -> None:
 
 
 def test_a_plan_shows_its_arms_as_settings() -> None:
-    joined = " ".join(printed(made_up_plan()).split())
+    text = printed(plan_summary(made_up_plan()))
+    assert max(map(len, text.splitlines())) <= 80
+    joined = " ".join(text.split())
     assert "zloss.CrossEntropy()" in joined
     assert "lr 5e-05" in joined
     assert "the first selects, the others confirm" in joined

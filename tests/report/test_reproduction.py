@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from dataclasses import replace
@@ -10,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from tests.report.printing import printed
 from zloss.cli.main import main
 from zloss.decide.answer import decide_results
 from zloss.report.document import Cell
 from zloss.report.files import render_page
 from zloss.report.markdown import to_markdown
 from zloss.report.reproduction import deviations, reproduction_document, reproduction_summary, reproduction_table
-from zloss.report.terminal import print_document
-from zloss.results.files import load_results, records_of
-from zloss.results.reproduction import ReproductionRecord, read_reproduction_record
+from zloss.results.files import load_results, read_record, records_of
+from zloss.results.reproduction import ReproductionRecord
 
 COMMITTED = Path(__file__).parents[2] / "docs/results"
 FILES = sorted(
@@ -30,19 +28,12 @@ FILES = sorted(
 )
 
 
-def printed(record: ReproductionRecord, width: int = 80) -> str:
-    stream = io.StringIO()
-    print_document(reproduction_summary(record), Console(file=stream, width=width))
-    return stream.getvalue()
+RECORD = read_record(COMMITTED / "tab_pretrained.json", ReproductionRecord)
 
 
 def lines(record: ReproductionRecord) -> list[list[str]]:
     """The texts of the table."""
     return [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in reproduction_table(record).rows]
-
-
-def test_there_are_committed_reproductions() -> None:
-    assert len(FILES) > 30
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -53,7 +44,7 @@ def test_a_committed_reproduction_is_reported(
     assert main(["report", str(file), "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    record = read_reproduction_record(file)
+    record = read_record(file, ReproductionRecord)
     assert f"Reproduction of {record.label}" in page
     assert out.startswith(f"{record.label}: ")
     assert out.count("…") == sum(claim.evidence.count("…") for claim in record.claims)
@@ -70,9 +61,9 @@ def test_a_committed_reproduction_is_reported(
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_numbers_fit_eighty_columns_and_are_all_there(file: Path) -> None:
-    record = read_reproduction_record(file)
+    record = read_record(file, ReproductionRecord)
     table = reproduction_table(record)
-    text = printed(record)
+    text = printed(reproduction_summary(record))
     assert all(len(line) == len(table.columns) for line in table.rows)
     assert len(table.rows) == sum(1 + 2 * (row.beside is not None) for row in record.rows)
     numbers = [number for line in lines(record) for number in line[table.keys :]]
@@ -80,31 +71,15 @@ def test_numbers_fit_eighty_columns_and_are_all_there(file: Path) -> None:
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
 
-def test_a_wider_terminal_shows_the_table_in_one_piece() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_fineweb_update_outlier.json")
-    parts = {
-        width: sum(line.startswith(" method") for line in printed(record, width).splitlines()) for width in (80, 200)
-    }
-    assert parts == {80: 2, 200: 1}
-
-
-def test_numbers_of_the_paper_are_shown_as_it_prints_them() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
-    row = replace(record.rows[0], beside={**record.rows[0].beside, "ppl": 28.0}, printed={"ppl": "28.00"})
-    assert lines(replace(record, rows=(row,)))[1][3] == "28.00"
-    assert lines(replace(record, rows=(replace(row, printed={}),)))[1][3] == "28"
-
-
 def test_a_deviation_names_its_models_where_it_does_not_concern_all() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
-    first, second = record.rows[0], replace(record.rows[1], extra={**record.rows[1].extra, "model": "other"})
+    first, second = RECORD.rows[0], replace(RECORD.rows[1], extra={**RECORD.rows[1].extra, "model": "other"})
     first, second = replace(first, deviations=("both.", "one.")), replace(second, deviations=("both.",))
-    assert deviations(replace(record, rows=(first, second))) == ["both.", "smollm2: one."]
+    assert deviations(replace(RECORD, rows=(first, second))) == ["both.", "smollm2: one."]
 
 
 def test_the_smoke_profile_judges_no_claim() -> None:
-    record = replace(read_reproduction_record(COMMITTED / "tab_pretrained.json"), profile="smoke")
-    text = printed(record)
+    record = replace(RECORD, profile="smoke")
+    text = printed(reproduction_summary(record))
     assert f"{len(record.claims)} claims, not judged at smoke size" in text
     assert record.claims[0].statement[:40] not in text
     page = render_page(decide_results(reproductions=(record,)))
@@ -112,29 +87,10 @@ def test_the_smoke_profile_judges_no_claim() -> None:
     assert "cannot be tested here" not in page.partition("<footer>")[0]
 
 
-def test_a_printed_number_without_its_value_is_left_out() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
-    beside = {name: value for name, value in (record.rows[0].beside or {}).items() if name != "ppl"}
-    for row in (replace(record.rows[0], beside=beside), replace(record.rows[0], beside=beside | {"ppl": "much"})):
-        cells = lines(replace(record, rows=(row,)))[1]
-        assert cells[3] == ("much" if "ppl" in (row.beside or {}) else "–")
-
-
-def test_our_line_stands_above_the_paper_s_and_the_ratio() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
-    found = lines(record)
-    assert [line[2].split(",")[0] for line in found] == ["ours", "paper", "ours/paper"] * 2
-    assert [column.title for column in reproduction_table(record).columns[:4]] == ["model", "head", "", "PPL"]
-    assert found[0][:4] == ["smollm2", "raw", "ours", "29.73"]
-    assert found[1][2:4] == ["paper, GPT-2", "42.58"]
-    assert found[2][2:4] == ["ours/paper", "×0.698"]
-
-
 def test_a_claim_that_does_not_hold_is_seen() -> None:
-    record = read_reproduction_record(COMMITTED / "tab_pretrained.json")
-    failed = replace(record.claims[0], verdict="does not hold")
-    changed = replace(record, claims=(failed, *record.claims[1:]))
-    assert "on our numbers: does not hold" in printed(changed)
+    failed = replace(RECORD.claims[0], verdict="does not hold")
+    changed = replace(RECORD, claims=(failed, *RECORD.claims[1:]))
+    assert "on our numbers: does not hold" in printed(reproduction_summary(changed))
     assert 'tone-fired" data-value="does not hold">does not hold' in render_page(
         decide_results(reproductions=(changed,))
     )
@@ -153,6 +109,36 @@ def test_the_whole_folder_is_one_page() -> None:
 @pytest.mark.parametrize("details", [{"audits": 1.5}, {"audits": [{"seconds": 3}]}, {"training_seconds": {"runs": 2}}])
 def test_details_of_another_form_leave_the_time_of_the_recipe(details: dict[str, Any]) -> None:
     """A damaged file ended `zloss report` with a traceback."""
-    record = replace(read_reproduction_record(COMMITTED / "tab_pretrained.json"), details=details)
+    record = replace(RECORD, details=details)
     text = to_markdown(reproduction_document(record))
     assert text.rstrip().endswith(f"This recipe took {record.provenance.seconds:g} s.")
+
+
+def test_our_line_stands_above_the_paper_s_and_the_ratio() -> None:
+    found = lines(RECORD)
+    assert [line[2].split(",")[0] for line in found] == ["ours", "paper", "ours/paper"] * 2
+    assert [column.title for column in reproduction_table(RECORD).columns[:4]] == ["model", "head", "", "PPL"]
+    assert found[0][:4] == ["smollm2", "raw", "ours", "29.73"]
+    assert found[1][2:4] == ["paper, GPT-2", "42.58"]
+    assert found[2][2:4] == ["ours/paper", "×0.698"]
+
+
+@pytest.mark.parametrize(
+    ("value", "as_printed", "shown"),
+    [(28.0, "28.00", "28.00"), (28.0, None, "28"), (None, "28.00", "–"), ("much", "28.00", "much")],
+)
+def test_numbers_of_the_paper_are_shown_as_it_prints_them(value: Any, as_printed: str | None, shown: str) -> None:
+    row = RECORD.rows[0]
+    row = replace(
+        row, beside={**(row.beside or {}), "ppl": value}, printed={} if as_printed is None else {"ppl": as_printed}
+    )
+    assert lines(replace(RECORD, rows=(row,)))[1][3] == shown
+
+
+def test_a_wider_terminal_shows_the_table_in_one_piece() -> None:
+    record = read_record(COMMITTED / "tab_fineweb_update_outlier.json", ReproductionRecord)
+    shown = {width: printed(reproduction_summary(record), width).splitlines() for width in (80, 200)}
+    assert {width: sum(line.startswith(" method") for line in found) for width, found in shown.items()} == {
+        80: 2,
+        200: 1,
+    }

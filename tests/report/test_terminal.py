@@ -9,28 +9,21 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from tests.decide.made_up_recommendation import made_up_plan, made_up_recommendation
 from tests.laws.example_results import example_results
+from tests.report.printing import printed
 from zloss.decide.answer import decide_results
 from zloss.decide.stages import STAGES
 from zloss.report.audit import audit_summary, side_by_side_document, summarize, tally
 from zloss.report.centering import centering_summary
-from zloss.report.document import Block, Cell, Column, Item, Items, Table, Text
+from zloss.report.document import Cell, Column, Item, Items, Table, Text
 from zloss.report.files import ARGUMENTS, terminal_document
 from zloss.report.numbers import number
-from zloss.report.recommendation import plan_summary, recommendation_summary
 from zloss.report.terminal import PADDING, column_groups, folded_keys, print_document
 from zloss.results.audit import AuditReport
 from zloss.results.centering import Centering, CenteringNumbers
 from zloss.results.files import KINDS
 from zloss.results.provenance import Provenance
 from zloss.results.quantities import HEAD
-
-
-def printed(document: list[Block], width: int = 80) -> str:
-    stream = io.StringIO()
-    print_document(document, Console(file=stream, width=width))
-    return stream.getvalue()
 
 
 def widest(text: str) -> int:
@@ -98,11 +91,6 @@ def test_every_kind_of_result_fits(kind: str, width: int) -> None:
     assert all(cell_len(line.rstrip()) <= width or line.startswith("  ") for line in text.splitlines())
     if width >= 80 and kind != "recommendation":
         assert widest(text) <= width
-
-
-def test_recommendations_fit() -> None:
-    for document in (recommendation_summary(made_up_recommendation()), plan_summary(made_up_plan())):
-        assert widest(printed(document)) <= 80
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

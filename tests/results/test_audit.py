@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from zloss.errors import InputError
 from zloss.results.audit import NO_INPUT_PATH, AuditReport, HeadNumbers, Heads
-from zloss.results.io import write_json
 
 HEAD_KEYS = {
     *("diag_z", "p_z_999", "a_p_mean", "a_p_99", "log_z_mean", "mu_abs_99", "delta_u_99", "row_max_999"),
@@ -40,20 +37,6 @@ def test_every_key_of_the_contract_is_there(report: AuditReport) -> None:
     assert all(set(decision) >= DECISION_KEYS for decision in data["decisions"])
     assert {"zloss", "torch", "transformers", "command", "seed", "started", "seconds"} <= set(data["provenance"])
     assert data["status"] == "complete"
-
-
-def test_a_report_survives_the_round_trip_through_strict_json(report: AuditReport, tmp_path: Path) -> None:
-    write_json(tmp_path / "report.json", report.to_dict())
-    text = (tmp_path / "report.json").read_text(encoding="utf-8")
-
-    def refuse(name: str) -> Any:
-        raise AssertionError(f"{name} is not JSON")
-
-    again = AuditReport.from_dict(json.loads(text, parse_constant=refuse))
-    assert again.to_dict() == report.to_dict()
-    assert again.heads == report.heads
-    assert again.decisions == report.decisions
-    assert again.figures == report.figures
 
 
 def test_keys_of_a_newer_version_survive(report: AuditReport) -> None:
@@ -117,11 +100,4 @@ def test_a_broken_report_is_refused_by_the_name_of_its_key(
         place = place[key]
     place[path[-1]] = value
     with pytest.raises(InputError, match=message):
-        AuditReport.from_dict(data)
-
-
-def test_a_missing_key_is_named(report: AuditReport) -> None:
-    data = report.to_dict()
-    del data["corpus"]["predictions"]
-    with pytest.raises(InputError, match=r"corpus\.predictions.*missing"):
         AuditReport.from_dict(data)

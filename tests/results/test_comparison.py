@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import pytest
-
 from tests.laws.example_results import DOCUMENTED, VARIANT
-from zloss.errors import InputError
 from zloss.results.comparison import Comparison, RouterVariants, Verdict
 from zloss.results.record import to_plain
 
@@ -46,15 +43,3 @@ def test_the_baseline_is_found_by_name_and_coefficient() -> None:
     both = replace(comparison, methods=(other, standard), baseline="standard", baseline_coef=standard.coef)
     assert both.baseline_method is standard
     assert replace(comparison, baseline="factorized").baseline_method is None
-
-
-def test_a_comparison_without_a_schema_is_refused() -> None:
-    with pytest.raises(InputError, match="schema"):
-        Comparison.from_dict({"quality": {"delta_ppl": -1.0, "accepted": True}})
-
-
-def test_with_a_schema_only_its_own_shapes_are_read() -> None:
-    data = json.loads(TEXT)
-    data["methods"][0]["metrics"]["ppl"] = 27.5
-    with pytest.raises(InputError, match=r"`methods\.0\.metrics\.ppl` is expected to be an object"):
-        Comparison.from_dict(data)

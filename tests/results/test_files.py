@@ -9,8 +9,9 @@ import pytest
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
-from zloss.results.files import RECORDS, load_results, read_record, split_results, write_record
+from zloss.results.files import load_results, read_record, split_results, write_record
 from zloss.results.loss_audit import LossAudit
+from zloss.results.provenance import recorded_command
 
 
 def test_kinds_are_told_apart_and_foreign_json_is_passed_over(
@@ -32,21 +33,6 @@ def test_kinds_are_told_apart_and_foreign_json_is_passed_over(
         split_results([])
 
 
-def test_every_reported_schema_has_one_record() -> None:
-    assert set(RECORDS) == {
-        "zloss.audit/1",
-        "zloss.loss-audit/1",
-        "zloss.comparison/1",
-        "zloss.router-scale/1",
-        "zloss.measured-router-scale/1",
-        "zloss.reproduction/1",
-        "zloss.implementation-audit/1",
-        "zloss.drift/1",
-        "zloss.recommendation/1",
-    }
-    assert all(schema == record.SCHEMA for schema, record in RECORDS.items())
-
-
 def test_a_record_is_read_from_its_own_schema_only(comparison: Comparison, tmp_path: Path) -> None:
     write_record(tmp_path / "c.json", comparison)
     with pytest.raises(
@@ -66,10 +52,11 @@ def test_a_record_is_read_from_its_own_schema_only(comparison: Comparison, tmp_p
         ('{"schema": "zloss.comparison/1", "baseline": "ce"}', "not a readable comparison: `seeds` is missing"),
         ('{"schema": "zloss.loss-audit/1", "identified": []}', "not a readable loss-audit: `identified`"),
         ("[" * 100_000, "is not JSON"),
+        (b"\xff\xfe\x00\x01", "is not JSON"),
     ],
 )
-def test_a_bad_file_is_refused_with_its_name(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "report.json").write_text(content)
+def test_a_bad_file_is_refused_with_its_name(tmp_path: Path, content: str | bytes, message: str) -> None:
+    (tmp_path / "report.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=message) as caught:
         load_results([tmp_path / "report.json"])
     assert "report.json" in str(caught.value)
@@ -82,7 +69,13 @@ def test_a_missing_path_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
         load_results([tmp_path])
 
 
-def test_a_binary_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(InputError, match="is not JSON"):
-        load_results([tmp_path / "report.json"])
+def test_recorded_commands_say_nothing_of_the_folders_of_a_machine(tmp_path: Path) -> None:
+    model, text, out = tmp_path / "model", tmp_path / "some text.txt", tmp_path / "not" / "there"
+    model.mkdir()
+    text.write_text("words")
+    got = recorded_command(["audit", str(model), "--text", str(text), "--out", str(out), "--coef", "1e-3"])
+    assert got == "zloss audit ./model --text 'some text.txt' --out there --coef 1e-3"
+    assert (
+        recorded_command(["audit", "EleutherAI/pythia-70m", "--blocks", "4"])
+        == "zloss audit EleutherAI/pythia-70m --blocks 4"
+    )

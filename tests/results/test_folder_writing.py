@@ -1,4 +1,4 @@
-"""Folders appear whole or not at all, and parts of killed processes are removed."""
+"""Folders are checked before the work starts, appear whole or not at all, and parts of killed processes are removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zloss.errors import InputError, OutputError
-from zloss.results.folder import whole_folder
+from zloss.results.folder import check_folder, whole_folder
 from zloss.results.io import part_prefix, remove_abandoned, why_not_written, write_text
 
 
@@ -111,8 +111,6 @@ def test_a_name_of_255_bytes_is_written(tmp_path: Path) -> None:
 
 def test_links_are_not_written_through(tmp_path: Path) -> None:
     """A link that somebody planted under the name of a temporary file was written through."""
-    from zloss.results.folder import check_folder
-
     victim = tmp_path / "victim"
     victim.write_text("important")
     (tmp_path / "out").mkdir()
@@ -120,3 +118,14 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
     check_folder(tmp_path / "out")
     assert victim.read_text() == "important"
     assert names(tmp_path / "out") == [f".zloss-{os.getpid()}"]
+
+
+def test_a_folder_that_can_be_made_is_left_unmade(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new" / "deeper")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write to .*out: .*file is not a writable folder"):
+        check_folder(tmp_path / "file" / "out")

@@ -12,7 +12,7 @@ from tests.laws.example_results import implementation_example
 from tests.train.tiny_moe import run_variants, tiny_moe_config
 from tests.train.tiny_run import tiny_config
 from zloss.results.audit import AuditReport
-from zloss.results.quantities import QUANTITIES, define, symbol, titled
+from zloss.results.quantities import QUANTITIES, define, symbol
 from zloss.statistics import TokenStats
 from zloss.train.grid import Grid, run_grid
 from zloss.train.run import RunOptions
@@ -111,5 +111,4 @@ def test_one_key_of_two_meanings_is_told_by_its_path() -> None:
     assert path is not None
     assert source is not None
     assert (path.equation, source.equation) == ("eq:tied_decomp", "eq:backward_deltas")
-    assert titled(("ppl", "p_z_999")) == (("ppl", "PPL"), ("p_z_999", "P_Z^99.9"))
     assert symbol("unheard_of") == "unheard_of"

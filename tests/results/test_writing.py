@@ -6,6 +6,7 @@ import json
 import stat
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.faults.child import without_privileges
 from tests.forked import Forked
 from zloss.errors import OutputError, ZlossError
 from zloss.results.io import write_json, write_text
+from zloss.results.record import to_plain
 
 
 def test_numbers_stand_on_one_line_and_text_stays_as_it_is(tmp_path: Path) -> None:
@@ -74,3 +76,13 @@ def test_a_report_is_readable_like_any_file(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("")
     modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a.txt", "b.txt")}
     assert len(modes) == 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    size: int | str | None = "auto"
+
+
+def test_a_record_that_is_only_written_may_have_any_types() -> None:
+    """Reading knows one type beside null; settings in the description of a recipe have several."""
+    assert to_plain(Settings()) == {"size": "auto"}

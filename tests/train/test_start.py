@@ -12,7 +12,7 @@ import torch
 
 from tests.train.tiny_run import tiny_config
 from zloss.errors import CheckpointError
-from zloss.results.run_config import TrainConfig, read_run_config
+from zloss.results.run_config import TrainConfig
 from zloss.train.folder import read_steps
 from zloss.train.run import run_training
 from zloss.train.start import Start, initial_checkpoint, make_adamw, prepare_start
@@ -86,7 +86,7 @@ def test_a_run_goes_on_from_the_state_and_its_config_names_it(started: tuple[Tra
     assert fresh[0].loss == carried[0].loss
     assert fresh[2].loss != carried[2].loss
     assert "optimizer_state" not in json.loads((folder / "fresh" / "config.json").read_text())
-    named = read_run_config(folder / "given").config.optimizer_state
+    named = json.loads((folder / "given" / "config.json").read_text())["optimizer_state"]
     assert named is not None
     assert named.startswith("adam.pt sha256:")
     assert str(folder) not in named

@@ -1,22 +1,20 @@
-"""The audit of a checkpoint as a document: answer, headline numbers, decision map, figures, extreme tokens, all numbers.
-
-Several audits side by side have a document too.
-"""
+"""One audit of a checkpoint, or several side by side, as a document: answer, headline numbers, decision map, figures, tokens."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from zloss.decide.answer import bottom_line
-from zloss.decide.stages import usual_range
+from zloss.decide.stages import SOURCE, usual_range
 from zloss.report.audit_figures import audit_figures, compared_figures
 from zloss.report.document import (
-    Block,
     Card,
     Cell,
     Column,
+    Columns,
     Document,
     Group,
     Heading,
@@ -29,12 +27,12 @@ from zloss.report.document import (
     Text,
     Tone,
     cell,
-    row,
+    table,
     terms,
 )
 from zloss.report.numbers import coefficient, factor, number, percent, seconds
 from zloss.report.router import findings_document
-from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable
+from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken, Precision, TiedPaths
 from zloss.results.decision import Decision, Effect
 from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, Definition, symbol
 from zloss.results.record import to_plain
@@ -76,13 +74,23 @@ def audit_document(
         return Heading(text, 2, f"{key}-{anchor}" if anchor else "", link if links else "")
 
     figures = audit_figures(report)
-    decided = [Text(bottom_line(report.decisions), "summary", "strong")] if report.decisions else []
+    banners = []
+    if report.status == "partial":
+        banners.append(
+            f"Partial: {report.finished_blocks or 0} of {report.corpus.blocks} blocks were finished. Run the same command with "
+            "`--resume` to continue."
+        )
+    if report.nonfinite.nan or report.nonfinite.inf:
+        banners.append(
+            f"Nonfinite statistics: {report.nonfinite.nan} NaN, {report.nonfinite.inf} Inf. They are counted here and kept out "
+            "of every tail."
+        )
     document: Document = [
         Text("Audit of a checkpoint", "kicker"),
         Heading(Plain(name or report.model.name), 1),
-        Text(" · ".join(_facts(report)), "facts"),
-        *_banners(report),
-        *decided,
+        Text(_facts(report), "facts"),
+        *(Text(sentence, "banner") for sentence in banners),
+        *([Text(bottom_line(report.decisions), "summary", "strong")] if report.decisions else []),
         *(Text(sentence, "summary") for sentence in summarize(report)),
         Text(
             "Two forms of one model with the same predictions: the centered head is without the common shift μ.", "soft"
@@ -99,12 +107,12 @@ def audit_document(
         document += [heading("Tails over tokens"), Text(said, "lead"), Group("two", tuple(figures["tails"]))]
     if figures["spectrum"]:
         document += [heading("Spectrum of the output head"), Group("two", tuple(figures["spectrum"]))]
-    if extremes := [_extreme_tokens(table) for table in report.extreme_tokens if table.tokens]:
+    if extremes := [_extreme_tokens(one) for one in report.extreme_tokens if one.tokens]:
         document += [heading("Extreme tokens in context", "tokens", "Tokens"), Group("tabs", tuple(extremes))]
     document += [
         heading("All numbers", "numbers", "Numbers"),
         numbers_table(report),
-        Group("columns", _further(report)),
+        Group("columns", (_gradients(report), _tied_paths(report), _spacing(report))),
     ]
     if report.router is not None:
         document += [heading("Routers", "routers"), *findings_document(report.router, layers=True)]
@@ -120,15 +128,15 @@ def audit_document(
 
 def audit_summary(report: AuditReport, *, models: str | None = None) -> Document:
     """What a terminal shows: summary, numbers, routers, and the decision map with the answer last."""
-    document: Document = [
+    return [
         Heading(Plain(report.model.name), 1),
-        Text(" · ".join(_facts(report)), "facts"),
+        Text(_facts(report), "facts"),
         *(Text(sentence) for sentence in summarize(report)),
         numbers_table(report),
         Text("Other symbols and keys: zloss glossary WORD", "soft"),
         *(findings_document(report.router) if report.router is not None else ()),
+        *(decision_summary(report.decisions, models=models) if report.decisions else ()),
     ]
-    return [*document, *(decision_summary(report.decisions, models=models) if report.decisions else ())]
 
 
 def decision_document(decisions: Sequence[Decision], *, models: str | None = None, advice: str = "") -> Document:
@@ -137,7 +145,7 @@ def decision_document(decisions: Sequence[Decision], *, models: str | None = Non
         Text(f"{tally(decisions)}.{advice}", "lead"),
         *([Text(models, "banner")] if models else []),
         Text(bottom_line(decisions), "strong"),
-        Items(tuple(_stage(decision, i) for i, decision in enumerate(decisions))),
+        Items(tuple(_stage(decision, place) for place, decision in enumerate(decisions))),
     ]
 
 
@@ -146,13 +154,20 @@ def decision_summary(decisions: Sequence[Decision], *, models: str | None = None
     return [
         Heading(f"Decision map: {tally(decisions)}"),
         *([Text(models)] if models else []),
-        Items(tuple(_stage(decision, i) for i, decision in enumerate(decisions))),
+        Items(tuple(_stage(decision, place) for place, decision in enumerate(decisions))),
         Text(bottom_line(decisions), "strong"),
     ]
 
 
-def _stage(decision: Decision, place: int) -> Item:
+def stage_item(decision: Decision, *, actions: bool = True) -> Item:
+    """A stage in short, with its action where it fired."""
     tone, word = VERDICTS[decision.fired]
+    more: tuple[tuple[str, Tone], ...] = ((f"→ {decision.action}", "strong"),) if decision.fired and actions else ()
+    return Item(decision.stage, word, tone, decision.reason, more)
+
+
+def _stage(decision: Decision, place: int) -> Item:
+    """A stage with all there is to say about it."""
     trigger = decision.trigger
     if decision.value is not None:
         named = f" `{decision.threshold_name}`" if decision.threshold_name else ""
@@ -165,35 +180,36 @@ def _stage(decision: Decision, place: int) -> Item:
         ("Not guaranteed", decision.not_guaranteed),
         ("Evidence", decision.evidence),
     )
-    body: list[Block] = [Terms(facts)]
-    if decision.measured:
-        title = "What the action would change, measured on this text" if place < OUTPUT_STAGES else "Measured"
-        columns = (Column("quantity", "text"), Column("before"), Column("after"), Column("change"))
-        body.append(Table(columns, tuple(map(_effect, decision.measured)), title, name="effects", sortable=False))
+    title = "What the action would change, measured on this text" if place < OUTPUT_STAGES else "Measured"
+    measured = table(
+        decision.measured,
+        (
+            (Column("quantity", "text"), lambda effect: Cell(symbol(effect.quantity), note=effect.note)),
+            ("before", lambda effect: _effect_number(effect, effect.before)),
+            ("after", lambda effect: _effect_number(effect, effect.after)),
+            ("change", lambda effect: factor(effect.ratio)),
+        ),
+        title=title,
+        name="effects",
+        sortable=False,
+    )
     # The λ on budget is the same for every stage and is part of the summary.
     changes = "; ".join(
-        f"{symbol(effect.quantity)} {effect_number(effect, effect.before)} → {effect_number(effect, effect.after)}"
+        f"{symbol(effect.quantity)} {_effect_number(effect, effect.before)} → {_effect_number(effect, effect.after)}"
         for effect in decision.measured
         if effect.unit != "λ"
     )
-    more: tuple[tuple[str, Tone], ...] = ((f"→ {decision.action}", "strong"), (changes, "soft"))
-    return Item(
-        f"{place + 1}. {decision.stage}",
-        word,
-        tone,
-        decision.reason,
-        tuple(line for line in more if line[0]) if decision.fired else (),
-        tuple(body),
-        bool(decision.fired),
+    short = stage_item(decision)
+    return replace(
+        short,
+        name=f"{place + 1}. {decision.stage}",
+        more=(*short.more, (changes, "soft")) if decision.fired and changes else short.more,
+        body=(Terms(facts), *([measured] if decision.measured else [])),
+        expanded=bool(decision.fired),
     )
 
 
-def _effect(effect: Effect) -> Row:
-    before, after = (effect_number(effect, value) for value in (effect.before, effect.after))
-    return Cell(symbol(effect.quantity), note=effect.note), before, after, factor(effect.ratio)
-
-
-def effect_number(effect: Effect, value: float | None) -> str:
+def _effect_number(effect: Effect, value: float | None) -> str:
     """A number of an effect; a λ is written as a power of ten."""
     return coefficient(value) if effect.unit == "λ" else number(value)
 
@@ -204,10 +220,10 @@ def tally(decisions: Sequence[Decision]) -> str:
     return f"{fired} of {len(decisions)} stages fired, {quiet} quiet, {unevaluated} not evaluated"
 
 
-def _facts(report: AuditReport) -> list[str]:
+def _facts(report: AuditReport) -> str:
     corpus, model = report.corpus, report.model
     beyond = model.rows_beyond_tokenizer
-    return [
+    facts = (
         corpus.name,
         f"{number(corpus.predictions)} predictions in {number(corpus.blocks)} blocks of {corpus.block_size}",
         f"PPL {number(report.ppl)}",
@@ -216,62 +232,41 @@ def _facts(report: AuditReport) -> list[str]:
         f"{'tied' if model.tied else 'untied'} head",
         f"c = {number(report.target)}",
         f"λ_diag = {coefficient(report.diag_coef)}",
-    ]
-
-
-def _banners(report: AuditReport) -> list[Text]:
-    banners = []
-    if report.status == "partial":
-        banners.append(
-            f"Partial: {report.finished_blocks or 0} of {report.corpus.blocks} blocks were finished. Run the same command with "
-            "`--resume` to continue."
-        )
-    if report.nonfinite.nan or report.nonfinite.inf:
-        banners.append(
-            f"Nonfinite statistics: {report.nonfinite.nan} NaN, {report.nonfinite.inf} Inf. They are counted here and kept out "
-            "of every tail."
-        )
-    return [Text(sentence, "banner") for sentence in banners]
+    )
+    return " · ".join(facts)
 
 
 def summarize(report: AuditReport) -> list[str]:
     """Sentences on the common shift, on what centering changes, on the λ that meets the R_Z budget, and the notes."""
-    partial = ""
-    if report.status != "complete":
-        done = report.finished_blocks or 0
-        partial = f"This audit was interrupted: it covers {done} of {report.corpus.blocks} blocks."
-    sentences = (partial, _shift(report), _centering(report), _budget(report), *report.notes)
+    done = f"it covers {report.finished_blocks or 0} of {report.corpus.blocks} blocks"
+    partial = "" if report.status == "complete" else f"This audit was interrupted: {done}."
+    shift = ""
+    source = next((decision for decision in report.decisions if decision.stage == SOURCE.name), None)
+    if source is not None and source.value is not None:
+        shift = (
+            f"The common shift is {'large' if source.fired else 'small'}: {symbol('mu_abs_99')} is {number(source.value)} nats "
+            f"against a threshold of {number(source.threshold)}."
+        )
+    sentences = (partial, shift, _centering(report), _budget(report), *report.notes)
     return [sentence for sentence in sentences if sentence]
 
 
-def _shift(report: AuditReport) -> str:
-    fired = {decision.stage: decision for decision in report.decisions}.get("Source coordinate")
-    if fired is None or fired.value is None:
-        return ""
-    state = "large" if fired.fired else "small"
-    limit = f"against a threshold of {number(fired.threshold)}"
-    return f"The common shift is {state}: {symbol('mu_abs_99')} is {number(fired.value)} nats {limit}."
-
-
 def _centering(report: AuditReport) -> str:
-    raw, centered = report.heads.raw, report.heads.centered
     verbs: dict[str, list[str]] = {"lowers": [], "raises": [], "keeps": []}
     for key in ("p_z_999", "a_p_99", "delta_u_99"):
-        before, after = getattr(raw, key), getattr(centered, key)
-        if before is None or after is None or before == 0:
-            continue
-        ratio = after / before
-        verb = "keeps" if abs(ratio - 1) <= MOVES_LITTLE else "lowers" if ratio < 1 else "raises"
-        verbs[verb].append(f"{symbol(key)} from {number(before)} to {number(after)} ({factor(ratio)})")
-    parts = [f"{verb} {_listed(items)}" for verb, items in verbs.items() if items]
-    if not parts:
-        return ""
-    return f"Centering leaves PPL at {number(report.ppl)}; on this text it {', and it '.join(parts)}."
-
-
-def _listed(items: list[str]) -> str:
-    """The items with commas, and "and" before the last."""
-    return " and ".join(part for part in (", ".join(items[:-1]), items[-1]) if part)
+        before, after = getattr(report.heads.raw, key), getattr(report.heads.centered, key)
+        if before and after is not None:
+            ratio = after / before
+            verb = "keeps" if abs(ratio - 1) <= MOVES_LITTLE else "lowers" if ratio < 1 else "raises"
+            verbs[verb].append(f"{symbol(key)} from {number(before)} to {number(after)} ({factor(ratio)})")
+    # Commas between the items, and "and" before the last.
+    parts = [
+        f"{verb} {' and '.join(filter(None, (', '.join(items[:-1]), items[-1])))}"
+        for verb, items in verbs.items()
+        if items
+    ]
+    said = f"Centering leaves PPL at {number(report.ppl)}; on this text it {', and it '.join(parts)}."
+    return said if parts else ""
 
 
 def _budget(report: AuditReport) -> str:
@@ -282,10 +277,8 @@ def _budget(report: AuditReport) -> str:
     sentence += f"; it would be {percent(budget.r_z)}, the budget of R_Z, at λ = {coefficient(budget.raw)} raw"
     if budget.centered is not None:
         sentence += f", {coefficient(budget.centered)} centered"
-    farthest = max(
-        (value for value in (budget.raw, budget.centered) if value is not None and value > 0),
-        key=lambda value: abs(math.log(value / 1e-4)),
-    )
+    solved = [value for value in (budget.raw, budget.centered) if value is not None and value > 0]
+    farthest = max(solved, key=lambda value: abs(math.log(value / 1e-4)))
     return f"{sentence} ({usual_range(farthest)})."
 
 
@@ -299,111 +292,104 @@ def head_definition(key: str, report: AuditReport) -> Definition:
 
 def _cards(report: AuditReport) -> list[Card]:
     """The headline quantities, R_Z last."""
-    heads, gradient = report.heads, report.gradient
-    cards = [
+    return [
         Card(
-            head_definition(key, report),
-            getattr(heads.raw, key),
-            getattr(heads.centered, key),
-            why_missing(report, f"heads.centered.{key}"),
+            BY_KEY[key] if key == "r_z" else head_definition(key, report),
+            _of_head(report, "raw", key),
+            _of_head(report, "centered", key),
+            report.reason("gradient" if key == "r_z" else f"heads.centered.{key}") or NOT_MEASURED,
         )
-        for key in HEADLINE
+        for key in (*HEADLINE, "r_z")
     ]
-    raw, centered = (gradient.raw.r_z, gradient.centered.r_z) if gradient else (None, None)
-    return [*cards, Card(BY_KEY["r_z"], raw, centered, why_missing(report, "gradient"))]
 
 
-def why_missing(report: AuditReport, path: str) -> str:
-    """Why the number at a dotted path is absent."""
-    return report.reason(path) or NOT_MEASURED
+def _of_head(report: AuditReport, head: str, key: str) -> float | None:
+    """A number of the head, or R_Z and C_Z of its gradient, in one coordinate."""
+    of = report.gradient if key in ("r_z", "c_z") else report.heads
+    value: float | None = None if of is None else getattr(getattr(of, head), key)
+    return value
 
 
 def numbers_table(report: AuditReport) -> Table:
     """Every number of the head in both coordinates, and R_Z, C_Z; a missing number is followed by the reason."""
-    rows = []
-    for label in (head_definition(quantity.key, report) for quantity in HEAD):
-        raw, centered = getattr(report.heads.raw, label.key), getattr(report.heads.centered, label.key)
+    of_gradient = ("r_z", "c_z") if report.gradient is not None else ()
+    shown = [
+        *(head_definition(quantity.key, report) for quantity in HEAD),
+        *(BY_KEY[key] for key in of_gradient),
+    ]
+
+    def change(label: Definition) -> Cell:
+        raw, centered = (_of_head(report, head, label.key) for head in ("raw", "centered"))
+        ratio = centered / raw if raw and centered is not None else None
+        return Cell("", None) if label.key == "c_z" else Cell(factor(ratio), ratio)
+
+    def meaning(label: Definition) -> Cell:
         notes = []
-        for coordinate, value in (("raw", raw), ("centered", centered)):
-            path = f"heads.{coordinate}.{label.key}"
-            bound = report.quantile_bounds.get(path)
-            if bound is not None:
-                notes.append(f"{coordinate} within {number(bound.lower)} … {number(bound.upper)}")
-            if value is None:
-                notes.append(f"{coordinate}: {why_missing(report, path)}")
-        rows.append(_both_heads(label, raw, centered, "; ".join(notes)))
-    legend = tuple(head_definition(key, report) for key in HEADLINE)
-    if report.gradient is not None:
-        of_both = report.gradient.raw, report.gradient.centered
-        rows.append(_both_heads(BY_KEY["r_z"], of_both[0].r_z, of_both[1].r_z))
-        rows.append(_both_heads(BY_KEY["c_z"], of_both[0].c_z, of_both[1].c_z, ratio=False))
-        legend += (BY_KEY["r_z"], BY_KEY["c_z"])
-    columns = (
-        Column("quantity", "text"), Column("raw"), Column("centered"), Column("centered / raw"),
-        Column("meaning", "prose", wide=True),
-    )  # fmt: skip
-    return Table(columns, tuple(rows), keys=4, legend=legend, name="numbers")
+        for head in ("raw", "centered") if label.key not in of_gradient else ():
+            path = f"heads.{head}.{label.key}"
+            if (bound := report.quantile_bounds.get(path)) is not None:
+                notes.append(f"{head} within {number(bound.lower)} … {number(bound.upper)}")
+            if _of_head(report, head, label.key) is None:
+                notes.append(f"{head}: {report.reason(path) or NOT_MEASURED}")
+        return Cell(label.meaning, note="; ".join(notes), tone="soft")
 
-
-def _both_heads(
-    label: Definition, raw: float | None, centered: float | None, note: str = "", *, ratio: bool = True
-) -> Row:
-    change = centered / raw if raw and centered is not None else None
-    return (
-        Cell(label.axis, label.key, quantity=label),
-        cell(raw),
-        cell(centered),
-        Cell(factor(change), change) if ratio else Cell("", None),
-        Cell(label.meaning, note=note, tone="soft"),
+    return table(
+        shown,
+        (
+            (Column("quantity", "text"), lambda label: Cell(label.axis, label.key, quantity=label)),
+            ("raw", lambda label: cell(_of_head(report, "raw", label.key))),
+            ("centered", lambda label: cell(_of_head(report, "centered", label.key))),
+            ("centered / raw", change),
+            (Column("meaning", "prose", wide=True), meaning),
+        ),
+        keys=4,
+        legend=(*(head_definition(key, report) for key in HEADLINE), *(BY_KEY[key] for key in of_gradient)),
+        name="numbers",
     )
 
 
-def _further(report: AuditReport) -> tuple[Block, ...]:
-    """Gradient of the head, paths into a tied table, spacing of stored logits."""
-    blocks: list[Block] = []
-    gradient, budget, tied = report.gradient, report.lambda_budget, report.tied_paths
+def _gradients(report: AuditReport) -> Table:
+    gradient, budget = report.gradient, report.lambda_budget
+    title = "Gradient of the head"
     if gradient is None:
-        blocks.append(_small("Gradient of the head", (), (), why_missing(report, "gradient")))
-    else:
-        solved = (None, None, None) if budget is None else (budget.raw, budget.centered, budget.whole_model)
-        at = "" if budget is None else f" = {number(budget.r_z)}"
-        columns: tuple[Column, ...] = (
-            Column.of("r_z"),
-            Column.of("c_z"),
+        return _small(title, (), (), report.reason("gradient") or NOT_MEASURED)
+    at = "" if budget is None else f" = {number(budget.r_z)}"
+    how = f"{gradient.reduction}-reduced over {gradient.blocks} blocks at λ = {coefficient(gradient.coef)}"
+    columns: Columns = (
+        (Column.of("r_z"), lambda name: cell(getattr(gradient, name).r_z)),
+        (Column.of("c_z"), lambda name: cell(getattr(gradient, name).c_z)),
+        (
             Column.of("lambda_budget", f"{symbol('lambda_budget')}{at}"),
-        )
-        rows = [
-            (name, cell(numbers.r_z), cell(numbers.c_z), coefficient(value))
-            for name, numbers, value in zip(
-                ("raw", "centered", "whole model"),
-                (gradient.raw, gradient.centered, gradient.whole_model),
-                solved,
-                strict=True,
-            )
-        ]
-        how = f"{gradient.reduction}-reduced over {gradient.blocks} blocks at λ = {coefficient(gradient.coef)}"
-        blocks.append(_small("Gradient of the head", columns, rows, f"{how}; R_Z is linear in λ."))
-    if tied is None:
-        untied = NOT_MEASURED if report.model.tied else "The head is untied: no input path leads to its gradient."
-        blocks.append(_small("Paths into the tied table", (), (), report.reason("tied_paths") or untied))
-    else:
-        keys = ("output_norm", "input_norm", "cosine")
-        columns = tuple(Column.of(key) for key in keys)
-        blocks.append(_small("Paths into the tied table", columns, _sides((tied.raw, tied.centered), keys)))
-    keys = ("row_max_999", "bf16_spacing", "fp16_spacing")
-    precision = _sides((report.precision.raw, report.precision.centered), keys)
+            lambda name: coefficient(getattr(budget, name, None)),
+        ),
+    )
+    return _small(title, ("raw", "centered", "whole_model"), columns, f"{how}; R_Z is linear in λ.")
+
+
+def _tied_paths(report: AuditReport) -> Table:
+    untied = NOT_MEASURED if report.model.tied else "The head is untied: no input path leads to its gradient."
+    missing = (report.reason("tied_paths") or untied) if report.tied_paths is None else ""
+    return _both("Paths into the tied table", report.tied_paths, ("output_norm", "input_norm", "cosine"), missing)
+
+
+def _spacing(report: AuditReport) -> Table:
     why = "Logits closer than the spacing merge when stored in that format, before any softmax sees them."
-    blocks.append(_small("Where stored logits get coarse", tuple(Column.of(key) for key in keys), precision, why))
-    return tuple(blocks)
+    return _both(
+        "Where stored logits get coarse", report.precision, ("row_max_999", "bf16_spacing", "fp16_spacing"), why
+    )
 
 
-def _sides(records: Iterable[object], keys: Sequence[str]) -> list[Row]:
-    sides = zip(("raw", "centered"), records, strict=True)
-    return [(name, *(cell(getattr(numbers, key)) for key in keys)) for name, numbers in sides]
+def _both(title: str, found: TiedPaths | Precision | None, keys: Sequence[str], why: str) -> Table:
+    """The numbers of both coordinates in a small table."""
+    if found is None:
+        return _small(title, (), (), why)
+    columns = [(Column.of(key), lambda name, key=key: cell(getattr(getattr(found, name), key))) for key in keys]
+    return _small(title, ("raw", "centered"), columns, why)
 
 
-def _small(title: str, columns: tuple[Column, ...], rows: Sequence[Row], why: str = "") -> Table:
-    return Table((Column("", "text"), *columns), tuple(rows), title, name="small", sortable=False, note=why)
+def _small(title: str, names: Sequence[str], columns: Columns, why: str) -> Table:
+    named = (Column("", "text"), lambda name: name.replace("_", " "))
+    return table(names, (named, *columns), title=title, name="small", sortable=False, note=why)
 
 
 def _sample(report: AuditReport) -> str:
@@ -415,104 +401,89 @@ def _sample(report: AuditReport) -> str:
     return f"{len(sample)} tokens drawn{of}{f': {sample.note}' if sample.note else ''}."
 
 
-def _extreme_tokens(table: ExtremeTable) -> Table:
-    title = EXTREMES.get((table.quantity, table.coordinate), f"{table.quantity}, {table.coordinate}")
-    columns = ("log Z", "log Z̃", "μ", "A_p raw", "A_p centered", "CE", "block", "position")
-    rows = tuple(
+def _extreme_tokens(extremes: ExtremeTable) -> Table:
+    numbers = {
+        "log Z": "log_z", "log Z̃": "log_z_centered", "μ": "mu", "A_p raw": "gain", "A_p centered": "gain_centered",
+        "CE": "ce",
+    }  # fmt: skip
+    place = itertools.count(1)
+    return table(
+        extremes.tokens,
         (
-            Cell(str(i), i),
-            Cell(visible_text(token.target), visible_text(token.target), note=visible_text(token.context), token=True),
-            *map(cell, (token.log_z, token.log_z_centered, token.mu, token.gain, token.gain_centered, token.ce)),
-            Cell(str(token.block), token.block),
-            Cell(str(token.position), token.position),
-        )
-        for i, token in enumerate(table.tokens, 1)
-    )
-    return Table(
-        (Column("#"), Column("context → predicted token", "text"), *map(Column, columns)),
-        rows,
-        title,
+            ("#", lambda token: cell(next(place))),
+            (Column("context → predicted token", "text"), _token),
+            *numbers.items(),
+            ("block", lambda token: Cell(str(token.block), token.block)),
+            ("position", lambda token: Cell(str(token.position), token.position)),
+        ),
+        title=EXTREMES.get((extremes.quantity, extremes.coordinate), f"{extremes.quantity}, {extremes.coordinate}"),
         keys=2,
         name="tokens",
     )
 
 
 _CONTROL = {code: 0x2400 + code for code in range(32)} | {0x7F: "␡", ord("\n"): "⏎", ord("\t"): "⇥"}
+"""What makes line breaks, tabs and control characters visible."""
 
 
-def visible_text(text: str) -> str:
-    """Text of tokens with line breaks, tabs and control characters made visible."""
-    return text.translate(_CONTROL)
+def _token(token: ExtremeToken) -> Cell:
+    text = token.target.translate(_CONTROL)
+    return Cell(text, text, note=token.context.translate(_CONTROL), token=True)
 
 
 def side_by_side_document(named: Sequence[tuple[str, AuditReport]], *, models: Sequence[str | None] = ()) -> Document:
     """Several audits: what keeps them from being compared, figures, numbers and verdicts."""
     keys = (*HEADLINE, "r_z", "c_z", "sigma_1", "e_16", "f_16")
     heads: tuple[Tone, ...] = ("raw", "centered")
-    rows = tuple(
-        row(
-            Plain(name),
-            Cell(head, head, head),
-            Plain(report.corpus.name),
-            cell(report.ppl),
-            *(cell(_of_head(report, head, key)) for key in keys),
-        )
-        for name, report in named
-        for head in heads
+    numbers = table(
+        [(name, report, head) for name, report in named for head in heads],
+        (
+            (Column("model", "text"), lambda line: Plain(line[0])),
+            (Column("head", "text"), lambda line: Cell(line[2], line[2], line[2])),
+            (Column("corpus", "text", wide=True), lambda line: Plain(line[1].corpus.name)),
+            (Column.of("ppl"), lambda line: cell(line[1].ppl)),
+            *((Column.of(key), lambda line, key=key: cell(_of_head(line[1], line[2], key))) for key in keys),
+        ),
+        keys=2,
+        legend=tuple(BY_KEY[key] for key in (*HEADLINE, "r_z")),
+        name="numbers",
     )
-    columns = (
-        Column("model", "text"),
-        Column("head", "text"),
-        Column("corpus", "text", wide=True),
-        *map(Column.of, ("ppl", *keys)),
-    )
-    legend = tuple(BY_KEY[key] for key in (*HEADLINE, "r_z"))
     stages = zip(*(report.decisions for _, report in named), strict=True)
-    verdicts = tuple(
-        row(f"{i}. {decisions[0].stage}", *(_verdict(decision) for decision in decisions))
-        for i, decisions in enumerate(stages, 1)
+    verdicts: tuple[Row, ...] = tuple(
+        (f"{i}. {found[0].stage}", *map(_verdict, found)) for i, found in enumerate(stages, 1)
     )
+    columns = (Column("stage", "text"), *(Column(Plain(name), "text") for name, _ in named))
     figures = compared_figures(named)
     return [
         *(Text(sentence, "banner") for sentence in differences(named)),
         *([Group("two", tuple(figures))] if figures else []),
-        Table(columns, rows, keys=2, legend=legend, name="numbers"),
+        numbers,
         Heading("Decisions side by side"),
-        Table(
-            (Column("stage", "text"), *(Column(Plain(name), "text") for name, _ in named)), verdicts, name="matrix",
-            sortable=False,
-        ),
+        Table(columns, verdicts, name="matrix", sortable=False),
         *(Text(sentence, "banner") for sentence in dict.fromkeys(one for one in models if one is not None)),
-    ]  # fmt: skip
-
-
-def _of_head(report: AuditReport, head: str, key: str) -> float | None:
-    of_gradient = key in ("r_z", "c_z")
-    if of_gradient and report.gradient is None:
-        return None
-    value: float | None = getattr(getattr(report.gradient if of_gradient else report.heads, head), key)
-    return value
+    ]
 
 
 def _verdict(decision: Decision) -> Cell:
     tone, word = VERDICTS[decision.fired]
-    text = number(decision.value) if decision.value is not None else ""
-    return Cell(text, decision.value, tone, word)
+    return Cell("" if decision.value is None else number(decision.value), decision.value, tone, word)
 
 
 def differences(named: Sequence[tuple[str, AuditReport]]) -> list[str]:
     """What keeps audits from being compared number by number: another text, another λ_diag, an interruption."""
     sentences = []
-    texts = [_text(report) for _, report in named]
-    if len(set(texts)) > 1:
-        listed = "; ".join(f"{name}: {_described(report)}" for name, report in named)
+    if len({_text(report) for _, report in named}) > 1:
+        listed = "; ".join(
+            f"{name}: {report.corpus.name}, {number(report.corpus.predictions)} predictions in blocks of "
+            f"{report.corpus.block_size}"
+            for name, report in named
+        )
         sentences.append(
             f"Not on the same text, so PPL and tails are not comparable between the audits ({listed}). "
             "σ_1 and E_16 depend on the weights alone."
         )
-    coefs = [report.diag_coef for _, report in named]
-    if len(set(coefs)) > 1:
-        listed = ", ".join(f"{name} {coefficient(coef)}" for (name, _), coef in zip(named, coefs, strict=True))
+    if len({report.diag_coef for _, report in named}) > 1:
+        listed = ", ".join(f"{name} {coefficient(report.diag_coef)}" for name, report in named)
         sentences.append(f"Diag Z, ‖δ_u‖ and R_Z are in proportion to λ_diag, which differs: {listed}.")
     if partial := ", ".join(name for name, report in named if report.status == "partial"):
         sentences.append(f"Interrupted, so on a part of the text: {partial}.")
@@ -525,8 +496,3 @@ def _text(report: AuditReport) -> tuple[object, ...]:
     files = corpus.extra.get("files")
     content = [file.get("sha256") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     return (corpus.name, corpus.blocks, corpus.block_size, corpus.extra.get("offset"), tuple(map(str, content)))
-
-
-def _described(report: AuditReport) -> str:
-    corpus = report.corpus
-    return f"{corpus.name}, {number(corpus.predictions)} predictions in blocks of {corpus.block_size}"

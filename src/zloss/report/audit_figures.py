@@ -5,38 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from zloss.report import figures as fig
 from zloss.report.document import Figure
-from zloss.report.figures import (
-    CENTERED,
-    LARGEST,
-    RAW,
-    SMALLEST,
-    SOFT,
-    STRONG,
-    TONES,
-    Spec,
-    arrow,
-    axis,
-    axis_of,
-    chart,
-    curve,
-    dots,
-    linear_domain,
-    lines,
-    log_domain,
-    note,
-    reference,
-    rules,
-    steps,
-)
+from zloss.report.figures import CENTERED, LARGEST, RAW, SMALLEST, SOFT, STRONG, TONES
 from zloss.report.numbers import both, coefficient, number, pair
 from zloss.results.audit import AuditReport, DrawnHistogram, GeometrySample, Quantity
 from zloss.results.options import Coordinate
-from zloss.results.quantities import BY_KEY, symbol
+from zloss.results.quantities import symbol
 
 HEADS: dict[Coordinate, str] = {"raw": RAW, "centered": CENTERED}
 RAYS = (0.3, 1, 2, 5, 10, 20, 50, 100, 300, 1000)
@@ -80,21 +59,24 @@ def _plane(sample: GeometrySample) -> Figure | None:
     """Panel a: Wᵀp of every token, raw and centered, on the plane of w̄ and the leading residual direction."""
     if not sample.x_raw or not sample.x_centered:
         return None
-    wide, high = linear_domain(sample.x_raw, sample.x_centered, [0.0]), linear_domain(sample.y_raw, sample.y_centered)
+    wide, high = (
+        fig.linear_domain(sample.x_raw, sample.x_centered, [0.0]),
+        fig.linear_domain(sample.y_raw, sample.y_centered),
+    )
     tail, head = fmean(sample.x_raw), fmean(sample.x_centered)
     top = high[1] - 0.07 * (high[1] - high[0])
-    layers = [
-        reference((0.0, 0.0), high),
-        dots(_clouds((sample.x_raw, sample.y_raw), (sample.x_centered, sample.y_centered))),
-        *arrow(tail, head, top),
-        note((tail + head) / 2, top, "−w̄", dy=14),
-    ]
     length = f", of length {number(sample.mean_row_norm)}," if sample.mean_row_norm is not None else ""
-    return Figure(
+    return fig.panel(
         "plane",
         "a · One translation for every token",
-        chart(axis("along w̄/‖w̄‖", wide), axis("along the leading residual direction", high), TONES.items(), layers),
-        tuple(TONES.items()),
+        (fig.axis("along w̄/‖w̄‖", wide), fig.axis("along the leading residual direction", high)),
+        TONES.items(),
+        [
+            fig.reference((0.0, 0.0), high),
+            _clouds((sample.x_raw, sample.x_centered), (sample.y_raw, sample.y_centered)),
+            *fig.arrow(tail, head, top),
+            fig.note((tail + head) / 2, top, "−w̄", dy=14),
+        ],
         f"Each dot is one token's Wᵀp. Centering moves all of them by the same vector −w̄{length} and changes no softmax.",
     )
 
@@ -103,78 +85,60 @@ def _low_rank(report: AuditReport, sample: GeometrySample) -> Figure | None:
     """Panel b: the part of a² inside the first 16 singular directions against a² itself."""
     if not any(a2 > 0 for a2 in sample.a2_raw) or not sample.rank16_raw:
         return None
-    gains = (sample.a2_raw, sample.a2_centered)
-    wide = log_domain(*gains)
-    parts = (*sample.rank16_raw, *sample.rank16_centered)
+    gains, parts = (sample.a2_raw, sample.a2_centered), (sample.rank16_raw, sample.rank16_centered)
+    wide = fig.log_domain(*gains)
     # One token with a vanishing rank-16 part must not stretch the axis.
-    least = 1e-3 * max(parts)
-    high = log_domain(*gains, [value for value in parts if value > least])
-    clouds = _clouds((gains[0], sample.rank16_raw), (gains[1], sample.rank16_centered), log=True)
+    least = 1e-3 * max(itertools.chain(*parts))
+    high = fig.log_domain(*gains, [value for value in itertools.chain(*parts) if value > least])
     raw, centered = report.heads.raw, report.heads.centered
-    return Figure(
+    return fig.panel(
         "rank16",
         "b · The rank-16 part of the gain",
-        chart(
-            axis_of("a2", wide, log=True, title="exact a²"),
-            axis_of("rank16", high, log=True),
-            TONES.items(),
-            [dots(clouds), reference(wide, wide, color=SOFT, dash=(5, 4))],
-        ),
-        tuple(TONES.items()),
+        (fig.axis("exact a²", wide, log=True), fig.axis_of("rank16", high, log=True)),
+        TONES.items(),
+        [_clouds(gains, parts, log=True), fig.reference(wide, wide, color=SOFT, dash=(5, 4))],
         "On the diagonal a token's gain lies wholly in 16 directions of the head."
         + both(f" Correlation {symbol('rho_16')}: ", raw.rho_16, centered.rho_16)
         + both(f" Mean share {symbol('f_16')}: ", raw.f_16, centered.f_16),
-        BY_KEY["rank16"].hint,
+        of="rank16",
     )
 
 
 def _transport(report: AuditReport, sample: GeometrySample) -> Figure | None:
-    """Panel c: ‖δ_u‖ against ‖δ_z‖; rays are constant gains."""
+    """Panel c: ‖δ_u‖ against ‖δ_z‖; rays are the round gains that the tokens really reach."""
     if not sample.delta_z_raw:
         return None
     zs, us = (sample.delta_z_raw, sample.delta_z_centered), (sample.delta_u_raw, sample.delta_u_centered)
     right, top = _beyond(zs), _beyond(us)
+    gains = [u / z for z, u in zip(itertools.chain(*zs), itertools.chain(*us), strict=True) if z > 0]
     rays, labels = [], []
-    for gain in _reached_gains(zs, us):
+    for gain in (ray for ray in RAYS if gains and min(gains) * 0.7 <= ray <= max(gains) * 1.3):
         end, at = min(right, top / gain), min(0.96 * right, 0.95 * top / gain)
-        rays.append(reference((0.0, end), (0.0, gain * end), color=SOFT, dash=(5, 4)))
-        labels.append(note(at, gain * at, f"{gain:g}"))
-    caption = (
-        f"Slope is the gain A_p; rays mark constant gains. {symbol('diag_coef')} = {coefficient(report.diag_coef)}."
-    )
-    return Figure(
+        rays.append(fig.reference((0.0, end), (0.0, gain * end), color=SOFT, dash=(5, 4)))
+        labels.append(fig.note(at, gain * at, f"{gain:g}"))
+    x, y = f"source at the logits {symbol('logit_source')}", f"source at the hidden state {symbol('delta_u')}"
+    return fig.panel(
         "rays",
         "c · From logits to hidden state",
-        chart(
-            axis_of("logit_source", (0.0, right), title=f"source at the logits {symbol('logit_source')}"),
-            axis_of("delta_u", (0.0, top), title=f"source at the hidden state {symbol('delta_u')}"),
-            TONES.items(),
-            [*rays, dots(_clouds((zs[0], us[0]), (zs[1], us[1]))), *labels],
-        ),
-        tuple(TONES.items()),
-        caption + both(f" {symbol('a_p_99')}: ", report.heads.raw.a_p_99, report.heads.centered.a_p_99),
-        BY_KEY["delta_u"].hint,
+        (fig.axis(x, (0.0, right)), fig.axis(y, (0.0, top))),
+        TONES.items(),
+        [*rays, _clouds(zs, us), *labels],
+        f"Slope is the gain A_p; rays mark constant gains. {symbol('diag_coef')} = {coefficient(report.diag_coef)}."
+        + both(f" {symbol('a_p_99')}: ", report.heads.raw.a_p_99, report.heads.centered.a_p_99),
+        of="delta_u",
     )
 
 
-def _clouds(
-    raw: tuple[Sequence[float], ...], centered: tuple[Sequence[float], ...], *, log: bool = False
-) -> list[Spec]:
-    """The tokens in both coordinates."""
-    pairs = ((RAW, raw), (CENTERED, centered))
-    return [curve(name, xs, ys, log_x=log, log_y=log) for name, (xs, ys) in pairs if xs]
+def _clouds(xs: Sequence[fig.Values], ys: Sequence[fig.Values], *, log: bool = False) -> fig.Spec:
+    """The tokens, raw and centered."""
+    found = zip((RAW, CENTERED), xs, ys, strict=True)
+    return fig.dots([fig.curve(name, x, y, log_x=log, log_y=log) for name, x, y in found if x])
 
 
-def _beyond(samples: tuple[Sequence[float], ...]) -> float:
+def _beyond(samples: Iterable[Sequence[float]]) -> float:
     """A little above the largest value; 1 where a head of zeros has no source at all."""
     largest = max(itertools.chain(*samples), default=0.0)
     return min(largest, LARGEST) * 1.05 if largest > SMALLEST else 1.0
-
-
-def _reached_gains(zs: tuple[Sequence[float], ...], us: tuple[Sequence[float], ...]) -> list[float]:
-    """Round gains that the tokens really reach; none where every source is zero."""
-    gains = [u / z for z, u in zip(itertools.chain(*zs), itertools.chain(*us), strict=True) if z > 0]
-    return [ray for ray in RAYS if gains and min(gains) * 0.7 <= ray <= max(gains) * 1.3]
 
 
 def thin(report: AuditReport, share: float) -> AuditReport:
@@ -204,55 +168,45 @@ def tail_figures(report: AuditReport) -> list[Figure]:
 
 
 def _tail(report: AuditReport, quantity: Quantity, title: str, key: str) -> Figure | None:
-    found = _counted(report, quantity)
-    if not found:
+    found = {name: report.figures.histogram(quantity, name) for name in HEADS}
+    counted = {name: histogram for name, histogram in found.items() if histogram is not None and any(histogram.counts)}
+    if quantity == "shift":
+        # The centered residual is rounding, some 1e-7 of the raw shift: not a distribution to draw.
+        counted = dict(itertools.islice(counted.items(), 1))
+    if not counted:
         return None
-    edges = [histogram.edges for _, histogram in found]
+    counted = dict(zip(counted, share_bins(list(counted.values())), strict=True))
+    edges = [histogram.edges for histogram in counted.values()]
     shared = len(set(edges)) == 1
-    heights = [_heights(histogram, shared=shared) for _, histogram in found]
-    present = [height for column in heights for height in column if height > 0]
+    heights = {name: _heights(histogram, shared=shared) for name, histogram in counted.items()}
+    present = [height for column in heights.values() for height in column if height > 0]
     floor, top = max(min(present) * 0.7, SMALLEST), max(min(max(present) * 1.8, LARGEST), 10 * SMALLEST)
     wide, log = _tail_domain(edges)
-    values = {name: getattr(getattr(report.heads, name), key) for name, _ in found}
-    layers = [
-        layer
-        for (name, histogram), column in zip(found, heights, strict=True)
-        for layer in steps(HEADS[name], histogram.edges, column, floor)
-    ]
+    values = {name: getattr(getattr(report.heads, name), key) for name in counted}
+    layers = [part for name in counted for part in fig.steps(HEADS[name], counted[name].edges, heights[name], floor)]
     marked = {HEADS[name]: value for name, value in values.items() if value is not None and wide[0] <= value <= wide[1]}
-    layers += [rules(marked)] if marked else []
-    series = tuple((HEADS[name], TONES[HEADS[name]]) for name, _ in found)
-    y = axis("tokens" if shared else "tokens per unit", (floor, top), log=True)
     quantile = "p99.9" if key.endswith("999") else "p99"
-    caption = f"Dashed: {quantile}" + both(", ", values.get("raw"), values.get("centered"))
-    return Figure(
+    return fig.panel(
         f"tail-{quantity}",
         title,
-        chart(axis_of(quantity, wide, log=log), y, series, layers),
-        series,
-        caption,
-        BY_KEY[quantity].hint,
+        (
+            fig.axis_of(quantity, wide, log=log),
+            fig.axis("tokens" if shared else "tokens per unit", (floor, top), log=True),
+        ),
+        ((HEADS[name], TONES[HEADS[name]]) for name in counted),
+        [*layers, *([fig.rules(marked)] if marked else [])],
+        f"Dashed: {quantile}" + both(", ", values.get("raw"), values.get("centered")),
+        of=quantity,
         height=210,
     )
 
 
-def _counted(report: AuditReport, quantity: Quantity) -> list[tuple[Coordinate, DrawnHistogram]]:
-    """The histograms of a quantity on common bins."""
-    found = [(name, report.figures.histogram(quantity, name)) for name in HEADS]
-    counted = [(name, histogram) for name, histogram in found if histogram is not None and any(histogram.counts)]
-    if quantity == "shift":
-        # The centered residual is rounding, some 1e-7 of the raw shift: not a distribution to draw.
-        counted = counted[:1]
-    regrouped = share_bins([histogram for _, histogram in counted])
-    return [(name, histogram) for (name, _), histogram in zip(counted, regrouped, strict=True)]
-
-
-def _tail_domain(edges: list[tuple[float, ...]]) -> tuple[tuple[float, float], bool]:
+def _tail_domain(edges: list[tuple[float, ...]]) -> tuple[fig.Domain, bool]:
     """Bars of equal width belong on a linear axis, growing ones on a logarithmic one."""
     low, high = min(e[0] for e in edges), max(e[-1] for e in edges)
     if low > 0 and high > low and all(equal_width(e) is None for e in edges):
         return (max(low, SMALLEST), max(high, 10 * SMALLEST)), True
-    return linear_domain([low, high], margin=0.0), False
+    return fig.linear_domain([low, high], margin=0.0), False
 
 
 def _heights(histogram: DrawnHistogram, *, shared: bool) -> tuple[float, ...]:
@@ -308,35 +262,29 @@ def spectrum_figures(report: AuditReport) -> list[Figure]:
     spectrum = report.figures.spectrum
     if spectrum is None or not any(sigma > 0 for sigma in spectrum.raw):
         return []
-    found = [(name, values) for name, values in ((RAW, spectrum.raw), (CENTERED, spectrum.centered)) if values]
-    shares = [
-        (name, _shares(values, head.e_1))
-        for (name, values), head in zip(found, (report.heads.raw, report.heads.centered), strict=False)
-    ]
-    series = tuple((name, TONES[name]) for name, _ in found)
-    ranks = (0.9, max(len(values) for _, values in found) * 1.1)
-    sigmas = log_domain(*(values for _, values in found))
     raw, centered = report.heads.raw, report.heads.centered
+    sigmas = {name: values for name, values in ((RAW, spectrum.raw), (CENTERED, spectrum.centered)) if values}
+    shares = {name: _shares(sigmas[name], head.e_1) for name, head in zip(sigmas, (raw, centered), strict=False)}
+    ranks, high = (0.9, max(map(len, sigmas.values())) * 1.1), fig.log_domain(*sigmas.values())
     method = "fp64, from the Gram matrix" if spectrum.method == "exact" else spectrum.method
-    described = (
-        (
-            "sigma", "Singular values of the head", "index i", axis_of("sigma", sigmas, log=True), sigmas, found,
-            f"{symbol('sigma_1')}: {pair(raw.sigma_1, centered.sigma_1)}. Method: {method}.",
-        ),
-        (
-            "energy", "Energy in leading directions", "first i directions", axis_of("energy", (0.0, 1.0)), (0.0, 1.0),
-            shares, f"{symbol('e_16')} (line): {pair(raw.e_16, centered.e_16)}.",
-        ),
-    )  # fmt: skip
-    figures = []
-    for key, title, label, y, high, columns, caption in described:
-        rows = [
-            curve(name, range(1, len(values) + 1), values, log_y=key == "sigma") for name, values in columns if values
-        ]
-        layers = [reference((LOW_RANK, LOW_RANK), high), lines(rows, points=7)]
-        spec = chart(axis(label, ranks, log=True), y, series, layers)
-        figures.append(Figure(key, title, spec, series, caption, BY_KEY[key].hint, height=240))
-    return figures
+
+    def drawn(
+        key: str, title: str, label: str, columns: dict[str, tuple[float, ...]], domain: fig.Domain, caption: str
+    ) -> Figure:
+        log = key == "sigma"
+        rows = [fig.curve(name, range(1, len(ys) + 1), ys, log_y=log) for name, ys in columns.items() if ys]
+        axes = fig.axis(label, ranks, log=True), fig.axis_of(key, domain, log=log)
+        layers = [fig.reference((LOW_RANK, LOW_RANK), domain), fig.lines(rows, points=7)]
+        return fig.panel(
+            key, title, axes, ((name, TONES[name]) for name in sigmas), layers, caption, of=key, height=240
+        )
+
+    first = f"{symbol('sigma_1')}: {pair(raw.sigma_1, centered.sigma_1)}. Method: {method}."
+    gathered = f"{symbol('e_16')} (line): {pair(raw.e_16, centered.e_16)}."
+    return [
+        drawn("sigma", "Singular values of the head", "index i", sigmas, high, first),
+        drawn("energy", "Energy in leading directions", "first i directions", shares, (0.0, 1.0), gathered),
+    ]
 
 
 def _shares(sigma: Sequence[float], first_share: float | None) -> tuple[float, ...]:
@@ -349,8 +297,7 @@ def _shares(sigma: Sequence[float], first_share: float | None) -> tuple[float, .
 
 def compared_figures(named: Sequence[tuple[str, AuditReport]]) -> list[Figure]:
     """One panel per headline quantity; a line per audit, raw and centered joined."""
-    figures = (_dumbbells(named, key, title) for key, title in COMPARED.items())
-    return [figure for figure in figures if figure is not None]
+    return [figure for key, title in COMPARED.items() if (figure := _dumbbells(named, key, title)) is not None]
 
 
 def _dumbbells(named: Sequence[tuple[str, AuditReport]], key: str, title: str) -> Figure | None:
@@ -365,13 +312,9 @@ def _dumbbells(named: Sequence[tuple[str, AuditReport]], key: str, title: str) -
             joined.append({"x": drawn[RAW], "x2": drawn[CENTERED], "y": audit})
     if not spots:
         return None
-    series = tuple((name, TONES[name]) for name in heads.values())
-    x = axis_of(key, log_domain([spot["x"] for spot in spots], margin=0.12), log=True)
+    x = fig.axis_of(key, fig.log_domain([spot["x"] for spot in spots], margin=0.12), log=True)
     y = {"type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 130, "grid": True}}
-    bars: Spec = {
-        "data": {"values": joined},
-        "mark": {"type": "rule", "strokeWidth": 3, "clip": True, "tooltip": None},
-        "encoding": {"x2": {"field": "x2"}, "color": {"value": STRONG}},
-    }
-    spec = chart(x, y, series, [bars, dots(spots, size=110, opacity=1)])
-    return Figure(key, title, spec, series, hint=BY_KEY[key].hint, height=20 + 30 * len(named))
+    bars = fig.layer("rule", joined, {"x2": {"field": "x2"}, "color": {"value": STRONG}}, strokeWidth=3, tooltip=None)
+    series = ((name, TONES[name]) for name in heads.values())
+    layers = [bars, fig.dots(spots, size=110, opacity=1)]
+    return fig.panel(key, title, (x, y), series, layers, of=key, height=20 + 30 * len(named))

@@ -6,11 +6,11 @@ Text is prose: `code` stands between backticks, and symbols (P_Z^99.9, δ_u) are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from zloss.report.numbers import MISSING, number
+from zloss.report.numbers import number
 from zloss.results.quantities import Definition, define, symbol
 
 Tone = Literal[
@@ -91,6 +91,8 @@ class Cell:
 
 
 Row = tuple[Cell | str, ...]
+Columns = Sequence[tuple[Column | str, str | Callable[[Any], Cell | str]]]
+"""Columns, or their titles, each with the name of its number in a record or with what makes its cell."""
 
 
 @dataclass(frozen=True)
@@ -176,19 +178,25 @@ Block = Heading | Text | Terms | Table | Items | Card | Figure | Group
 Document = list[Block]
 
 
-def row(*cells: Cell | str) -> Row:
-    """A line of a table."""
-    return cells
-
-
 def cell(value: float | None, digits: int = 4) -> Cell:
     """A number as a cell."""
     return Cell(number(value, digits), value)
 
 
-def section(blocks: Iterable[Block], anchor: str, link: str = "") -> Group:
-    """A part of a page."""
-    return Group("section", tuple(blocks), anchor, link)
+def table(
+    records: Iterable[Any],
+    columns: Columns,
+    *,
+    digits: int = 4,
+    **options: Any,
+) -> Table:
+    """A line per record."""
+    titled = [(Column(column) if isinstance(column, str) else column, shown) for column, shown in columns]
+    rows = tuple(
+        tuple(cell(getattr(record, shown), digits) if isinstance(shown, str) else shown(record) for _, shown in titled)
+        for record in records
+    )
+    return Table(tuple(column for column, _ in titled), rows, **options)
 
 
 def walk(blocks: Iterable[Block]) -> Iterator[Block]:
@@ -214,26 +222,16 @@ def flat_lines(data: Mapping[str, Any], *, skip: tuple[str, ...] = (), prefix: s
         if key in skip:
             continue
         name = prefix if key == "extra" else f"{prefix}.{key}" if prefix else key
-        if isinstance(value, dict):
-            lines += flat_lines(value, prefix=name)
-        elif isinstance(value, (list, tuple)) and any(isinstance(item, dict) for item in value):
-            for i, item in enumerate(value):
-                lines += (
-                    flat_lines(item, prefix=f"{name}.{i}") if isinstance(item, dict) else [(f"{name}.{i}", show(item))]
-                )
-        else:
-            lines.append((name, show(value)))
+        if isinstance(value, (list, tuple)) and any(isinstance(item, dict) for item in value):
+            value = {str(i): item for i, item in enumerate(value)}
+        lines += flat_lines(value, prefix=name) if isinstance(value, dict) else [(name, show(value))]
     return lines
 
 
 def show(value: Any) -> str:
     """A value of unknown type as text."""
-    if value is None:
-        return MISSING
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, (int, float)):
-        return number(value, 6)
     if isinstance(value, (list, tuple)):
         return ", ".join(show(item) for item in value)
-    return str(value)
+    return number(value, 6) if value is None or isinstance(value, (int, float)) else str(value)

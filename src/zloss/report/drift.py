@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from zloss.decide.drift import SHIFT_KEYS, DriftLimits
+from zloss.report import figures as fig
 from zloss.report.document import (
     Cell,
     Column,
+    Columns,
     Document,
     Figure,
     Group,
     Heading,
     Plain,
-    Row,
     Table,
     Text,
     Tone,
     cell,
+    table,
     terms,
 )
-from zloss.report.figures import (
-    CENTERED,
-    RAW,
-    TONES,
-    Spec,
-    axis,
-    axis_of,
-    chart,
-    colour_of,
-    curve,
-    linear_domain,
-    lines,
-    rules,
-)
+from zloss.report.figures import CENTERED, RAW, TONES
 from zloss.report.numbers import MISSING, number
-from zloss.results.drift import Drift, Movement
-from zloss.results.quantities import BY_KEY, define, symbol
+from zloss.results.drift import Drift, DriftCheckpoint, Movement
+from zloss.results.quantities import BY_KEY, symbol
 from zloss.results.record import to_plain
 
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -108,16 +97,12 @@ def drift_document(drift: Drift) -> Document:
 
 def drift_summary(drift: Drift) -> Document:
     """What a terminal shows: the checkpoints, the finding, and what moved."""
-    moved = tuple(
-        (
-            Cell(_movement_name(movement), tone=STATES[movement.state][0]),
-            f"{number(movement.before)} → {number(movement.after)}",
-            f"first seen at step {movement.began}, {STATES[movement.state][1]}",
-        )
-        for movement in drift.movements
-        if movement.state in ("invisible", "with_ce")
+    moved = [one for one in drift.movements if one.state in ("invisible", "with_ce")]
+    columns: Columns = (
+        (Column("", "text"), lambda one: Cell(_movement_name(one), tone=STATES[one.state][0])),
+        (Column("", "text"), lambda one: f"{number(one.before)} → {number(one.after)}"),
+        (Column("", "prose"), lambda one: f"first seen at step {one.began}, {STATES[one.state][1]}"),
     )
-    untitled = (Column("", "text"), Column("", "text"), Column("", "prose"))
     predictions = number(drift.blocks * drift.block_size)
     return [
         Heading(Plain(f"{drift.model}: {len(drift.checkpoints)} checkpoints on {drift.corpus}"), 1),
@@ -125,54 +110,51 @@ def drift_summary(drift: Drift) -> Document:
         _checkpoints(drift, NARROW, digits=3),
         *(Text(note) for note in drift.notes),
         Text(drift.finding, "strong"),
-        *([Table(untitled, moved)] if moved else []),
+        *([table(moved, columns)] if moved else []),
     ]
 
 
 def _movements(drift: Drift) -> Table:
-    rows = tuple(
-        (
-            _movement_name(movement),
-            Cell(STATES[movement.state][1], STATES[movement.state][1], STATES[movement.state][0]),
-            cell(movement.before),
-            cell(movement.after),
-            cell(movement.noise),
-            cell(movement.began),
-            movement.reason,
-        )
-        for movement in drift.movements
+    columns: Columns = (
+        (Column("number", "text"), _movement_name),
+        (Column("verdict", "text"), lambda one: Cell(STATES[one.state][1], STATES[one.state][1], STATES[one.state][0])),
+        *((name, name) for name in ("before", "after", "noise")),
+        ("first seen at step", "began"),
+        (Column("what was seen", "prose"), lambda one: one.reason),
     )
-    columns = (
-        Column("number", "text"), Column("verdict", "text"), Column("before"), Column("after"), Column("noise"),
-        Column("first seen at step"), Column("what was seen", "prose"),
-    )  # fmt: skip
-    return Table(columns, rows, name="movements")
+    return table(drift.movements, columns, name="movements")
 
 
-def _checkpoints(drift: Drift, columns: tuple[tuple[str, str], ...], digits: int = 4) -> Table:
+def _checkpoints(drift: Drift, numbers: tuple[tuple[str, str], ...], digits: int = 4) -> Table:
     """A line per checkpoint; ΔCE is from the checkpoint before, and steps from the drift on stand out."""
-    rows: list[Row] = []
-    for i, checkpoint in enumerate(drift.checkpoints):
-        change = drift.ce_changes[i - 1].difference if i else None
-        drifted = drift.began is not None and checkpoint.step >= drift.began
-        rows.append(
+    later = zip(drift.checkpoints[1:], drift.ce_changes, strict=True)
+    changes = {one.step: change.difference for one, change in later}
+
+    def step(one: DriftCheckpoint) -> Cell:
+        return Cell(str(one.step), one.step, "fired" if drift.began is not None and one.step >= drift.began else "")
+
+    def change(one: DriftCheckpoint) -> Cell:
+        """A change of CE in nats, 0 where it is below 1e-4."""
+        if one.step not in changes:
+            return Cell("", None)
+        value = changes[one.step]
+        return Cell(MISSING if value is None else "0" if abs(value) < 1e-4 else f"{value:+.2g}", value)
+
+    columns: Columns = (
+        ("step", step),
+        (Column.of("ppl"), "ppl"),
+        ("ΔCE", change),
+        *(
             (
-                Cell(str(checkpoint.step), checkpoint.step, "fired" if drifted else ""),
-                cell(checkpoint.ppl, digits),
-                Cell(_signed(change) if i else "", change),
-                *(cell(getattr(getattr(checkpoint, coordinate), key), digits) for coordinate, key in columns),
-                Plain(checkpoint.name),
+                Column.of(key, "" if key in SHIFT_KEYS else f"{symbol(key)}\n{coordinate}"),
+                lambda one, coordinate=coordinate, key=key: cell(getattr(getattr(one, coordinate), key), digits),
             )
-        )
-    titles = (
-        Column.of(key) if key in SHIFT_KEYS else Column.of(key, f"{symbol(key)}\n{coordinate}")
-        for coordinate, key in columns
+            for coordinate, key in numbers
+        ),
+        (Column("checkpoint", "text", wide=True), lambda one: Plain(one.name)),
     )
     legend = tuple(BY_KEY[key] for key in dict.fromkeys(key for _, key in NARROW))
-    named = Column("checkpoint", "text", wide=True)
-    return Table(
-        (Column("step"), Column.of("ppl"), Column("ΔCE"), *titles, named), tuple(rows), legend=legend, name="numbers"
-    )
+    return table(drift.checkpoints, columns, digits=digits, legend=legend, name="numbers")
 
 
 def _movement_name(movement: Movement) -> str:
@@ -180,13 +162,6 @@ def _movement_name(movement: Movement) -> str:
     if movement.quantity in SHIFT_KEYS:
         return symbol(movement.quantity)
     return f"{symbol(movement.quantity)}, {movement.coordinate}"
-
-
-def _signed(value: float | None) -> str:
-    """A change of CE in nats, 0 where it is below 1e-4."""
-    if value is None:
-        return MISSING
-    return "0" if abs(value) < 1e-4 else f"{value:+.2g}"
 
 
 def drift_figures(drift: Drift) -> dict[str, list[Figure]]:
@@ -199,36 +174,32 @@ def drift_figures(drift: Drift) -> dict[str, list[Figure]]:
 
 def _curves(drift: Drift, key: str, title: str) -> Figure | None:
     """A number over the steps, raw and centered; a dashed line where its drift is first seen."""
-    found: dict[str, Spec] = {}
-    heads = {"PPL": None} if key == "ppl" else {RAW: "raw"} if key in SHIFT_KEYS else {RAW: "raw", CENTERED: "centered"}
+    heads = {"PPL": ""} if key == "ppl" else {RAW: "raw"} if key in SHIFT_KEYS else {RAW: "raw", CENTERED: "centered"}
+    found: dict[str, fig.Spec] = {}
     for name, coordinate in heads.items():
-        values = [getattr(one if coordinate is None else getattr(one, coordinate), key) for one in drift.checkpoints]
-        pairs = [(one.step, value) for one, value in zip(drift.checkpoints, values, strict=True) if value is not None]
-        if pairs:
-            found[name] = curve(name, [step for step, _ in pairs], [value for _, value in pairs])
+        values = {one.step: getattr(getattr(one, coordinate, one), key) for one in drift.checkpoints}
+        known = {step: value for step, value in values.items() if value is not None}
+        if known:
+            found[name] = fig.curve(name, list(known), list(known.values()))
     if not found:
         return None
     drawn = [value for row in found.values() for value in row["y"] if value is not None]
     share = drift.limits.get("ppl_tolerance", 0.0) if key == "ppl" and drawn else 0.0
     # PPL within its tolerance must look still: the axis spans at least the tolerance on both sides.
     still = [min(drawn) * (1 - share), max(drawn) * (1 + share)] if share else []
-    seen = {
-        RAW if movement.coordinate == "raw" else CENTERED: movement
-        for movement in drift.invisible
-        if movement.quantity == key and movement.began is not None
-    }
-    caption = " ".join(
-        f"{movement.coordinate.capitalize()}: {number(movement.before)} → {number(movement.after)} while CE stood still, "
-        f"first seen at step {movement.began}."
-        for movement in seen.values()
+    seen = [one for one in drift.invisible if one.quantity == key and one.began is not None]
+    marks = {RAW if one.coordinate == "raw" else CENTERED: float(one.began or 0) for one in seen}
+    steps = fig.axis("step", fig.linear_domain([float(one.step) for one in drift.checkpoints]))
+    return fig.panel(
+        key,
+        title,
+        (steps, fig.axis_of(key, fig.linear_domain(drawn, still, margin=0.08))),
+        ((name, TONES.get(name, fig.colour_of(0))) for name in found),
+        [*([fig.rules(marks)] if marks else []), fig.lines(list(found.values()), points=60)],
+        " ".join(
+            f"{one.coordinate.capitalize()}: {number(one.before)} → {number(one.after)} while CE stood still, first seen at "
+            f"step {one.began}."
+            for one in seen
+        ),
+        of=key,
     )
-    series = tuple((name, TONES.get(name, colour_of(0))) for name in found)
-    marks = [rules({name: float(movement.began or 0) for name, movement in seen.items()})] if seen else []
-    spec = chart(
-        axis("step", linear_domain([float(one.step) for one in drift.checkpoints])),
-        axis_of(key, linear_domain(drawn, still, margin=0.08)),
-        series,
-        [*marks, lines(list(found.values()), points=60)],
-    )
-    quantity = define(key)
-    return Figure(key, title, spec, series, caption, "" if quantity is None else quantity.hint)

@@ -1,6 +1,6 @@
 """Figures as Vega-Lite specifications: their parts, what a page adds to them, and their files.
 
-A result kind describes a figure once, as data (`chart`). On a page `interactive` adds tooltips, zoom and series that can be
+A result kind describes a figure once, as data (`panel`). On a page `interactive` adds tooltips, zoom and series that can be
 hidden; in a file vl-convert draws the panels side by side, without a browser and without a network.
 """
 
@@ -53,49 +53,78 @@ CONFIG: Spec = {
 }  # fmt: skip
 
 
-def chart(x: Spec, y: Spec, series: Iterable[tuple[str, str]], layers: Iterable[Spec]) -> Spec:
-    """A panel: two axes, the (name, colour) of its series, and layers in drawing order."""
-    names, colours = [name for name, _ in series], [colour for _, colour in series]
-    color = {"field": "series", "type": "nominal", "scale": {"domain": names, "range": colours}}
-    return {"encoding": {"x": {"field": "x", **x}, "y": {"field": "y", **y}, "color": color}, "layer": list(layers)}
+def panel(
+    name: str,
+    title: str,
+    axes: tuple[Spec, Spec],
+    series: Iterable[tuple[str, str]],
+    layers: Iterable[Spec],
+    caption: str = "",
+    *,
+    of: str = "",
+    **size: int,
+) -> Figure:
+    """A figure: its two axes, the (name, colour) of its series, and layers in drawing order; `of` is the drawn quantity."""
+    series = tuple(series)
+    scale = {"domain": [name for name, _ in series], "range": [colour for _, colour in series]}
+    x, y = ({"field": field, **axis} for field, axis in zip("xy", axes, strict=True))
+    color = {"field": "series", "type": "nominal", "scale": scale}
+    spec = {"encoding": {"x": x, "y": y, "color": color}, "layer": list(layers)}
+    return Figure(name, title, spec, series, caption, BY_KEY[of].hint if of else "", **size)
 
 
 def axis(title: str, domain: Domain, *, log: bool = False) -> Spec:
     """A numeric axis; on a logarithmic one the lines of the grid between powers of ten are faint."""
-    scale: Spec = {"domain": list(domain), "nice": False, **({"type": "log"} if log else {"zero": False})}
-    look: Spec = {"format": _tick_format(domain, log)}
+    smallest, largest = domain[0] if log else 1.0, max(map(abs, domain))
+    # Plain digits; powers of ten where these would be long.
+    look: Spec = {"format": ",~f" if 1e-3 <= largest < 1e6 and smallest >= 1e-5 else ".2~e"}
     if log:
         power = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-6"
         look["gridOpacity"] = {"condition": {"test": power, "value": 1}, "value": 0.3}
+    scale: Spec = {"domain": list(domain), "nice": False, **({"type": "log"} if log else {"zero": False})}
     return {"type": "quantitative", "title": plain_symbols(title), "scale": scale, "axis": look}
 
 
-def axis_of(key: str, domain: Domain, *, log: bool = False, title: str = "") -> Spec:
-    """The axis of a quantity: its symbol with the unit, or `title`."""
-    return axis(title or BY_KEY[key].axis, domain, log=log)
+def axis_of(key: str, domain: Domain, *, log: bool = False) -> Spec:
+    """The axis of a quantity: its symbol with the unit."""
+    return axis(BY_KEY[key].axis, domain, log=log)
 
 
 def curve(series: str, xs: Values, ys: Values, *, log_x: bool = False, log_y: bool = False, **more: Any) -> Spec:
-    """The values of one series as a row of data; what an axis cannot show is a gap."""
-    return {"series": series, "x": _shown(xs, log_x), "y": _shown(ys, log_y), **more}
+    """The values of one series as a row of data, with five digits; what an axis cannot show is a gap."""
+    shown = (
+        [
+            float(f"{value:.5g}")
+            if value is not None and abs(value) <= LARGEST and (not log or value > SMALLEST)
+            else None
+            for value in values
+        ]
+        for values, log in ((xs, log_x), (ys, log_y))
+    )
+    return {"series": series, **dict(zip("xy", shown, strict=True)), **more}
+
+
+def layer(mark: str, rows: Sequence[Spec], encoding: Spec | None = None, **look: Any) -> Spec:
+    """One layer; rows that hold whole columns of values are one row per value when they are drawn."""
+    made: Spec = {
+        "data": {"values": list(rows)}, "mark": {"type": mark, **look, "clip": True}, "encoding": encoding or {},
+    }  # fmt: skip
+    if columns := [name for name in ("x", "y") if any(isinstance(row.get(name), list) for row in rows)]:
+        made["transform"] = [{"flatten": columns}]
+    return made
 
 
 def dots(rows: Sequence[Spec], *, size: float = 9, opacity: float = 0.35) -> Spec:
     """A cloud of dots per row."""
-    return _layer({"type": "circle", "size": size, "opacity": opacity}, rows)
+    return layer("circle", rows, size=size, opacity=opacity)
 
 
 def lines(rows: Sequence[Spec], *, points: float = 0) -> Spec:
     """A line per row, broken at gaps, dashed where the row says `dash`; `points` is the size of dots on it."""
-    mark: Spec = {"type": "line", "strokeWidth": 1.4}
-    if points:
-        mark["point"] = {"size": points, "filled": True, "opacity": 1}
-    layer = _layer(mark, rows)
-    if any(row.get("dash") for row in rows):
-        layer["encoding"]["strokeDash"] = {
-            "field": "dash", "type": "nominal", "legend": None, "scale": {"domain": [False, True], "range": [[1, 0], [4, 4]]},
-        }  # fmt: skip
-    return layer
+    scale = {"domain": [False, True], "range": [[1, 0], [4, 4]]}
+    dashed = {"strokeDash": {"field": "dash", "type": "nominal", "legend": None, "scale": scale}}
+    look = {"point": {"size": points, "filled": True, "opacity": 1}} if points else {}
+    return layer("line", rows, dashed if any(row.get("dash") for row in rows) else None, strokeWidth=1.4, **look)
 
 
 def steps(series: str, edges: Sequence[float], heights: Sequence[float], floor: float) -> list[Spec]:
@@ -107,41 +136,34 @@ def steps(series: str, edges: Sequence[float], heights: Sequence[float], floor: 
         if height > floor
     ]
     outline = [{"series": series, "x": list(edges), "y": [*shown, shown[-1]]}]
-    filled = _layer({"type": "rect", "opacity": 0.16, "strokeWidth": 0}, bars)
-    filled["encoding"] |= {"x2": {"field": "x2"}, "y2": {"field": "y2"}}
-    line = _layer({"type": "line", "interpolate": "step-after", "strokeWidth": 1.4, "tooltip": None}, outline)
-    return [filled, line]
+    return [
+        layer("rect", bars, {"x2": {"field": "x2"}, "y2": {"field": "y2"}}, opacity=0.16, strokeWidth=0),
+        layer("line", outline, interpolate="step-after", strokeWidth=1.4, tooltip=None),
+    ]
 
 
 def rules(at: Mapping[str, float | None]) -> Spec:
     """An upright dashed line for each series, where its value exists."""
     rows = [{"series": name, "x": value} for name, value in at.items() if value is not None]
-    layer = _layer({"type": "rule", "strokeDash": [4, 4]}, rows)
-    layer["encoding"] |= {"y": {"value": "height"}, "y2": {"value": 0}}
-    return layer
+    return layer("rule", rows, {"y": {"value": "height"}, "y2": {"value": 0}}, strokeDash=[4, 4])
 
 
 def reference(xs: Sequence[float], ys: Sequence[float], *, color: str = STRONG, dash: tuple[int, int] = (2, 4)) -> Spec:
     """A line that is not data."""
     rows = [{"x": x, "y": y} for x, y in zip(xs, ys, strict=True)]
-    layer = _layer({"type": "line", "strokeWidth": 1, "strokeDash": list(dash), "tooltip": None}, rows)
-    layer["encoding"]["color"] = {"value": color}
-    return layer
+    return layer("line", rows, {"color": {"value": color}}, strokeWidth=1, strokeDash=list(dash), tooltip=None)
 
 
 def note(x: float, y: float, text: str, *, dy: float = 0) -> Spec:
     """A few letters at a place."""
-    layer = _layer({"type": "text", "text": text, "fontSize": 12, "dy": dy, "tooltip": None}, [{"x": x, "y": y}])
-    layer["encoding"]["color"] = {"value": INK}
-    return layer
+    return layer("text", [{"x": x, "y": y}], {"color": {"value": INK}}, text=text, fontSize=12, dy=dy, tooltip=None)
 
 
 def arrow(tail: float, head: float, y: float) -> list[Spec]:
     """A level arrow."""
-    tip = {"type": "point", "shape": f"triangle-{'left' if head < tail else 'right'}", "size": 60, "filled": True}
-    point = _layer({**tip, "opacity": 1, "tooltip": None}, [{"x": head, "y": y}])
-    point["encoding"]["color"] = {"value": INK}
-    return [reference((tail, head), (y, y), color=INK, dash=(1, 0)), point]
+    look = {"shape": f"triangle-{'left' if head < tail else 'right'}", "size": 60, "filled": True, "opacity": 1}
+    tip = layer("point", [{"x": head, "y": y}], {"color": {"value": INK}}, **look, tooltip=None)
+    return [reference((tail, head), (y, y), color=INK, dash=(1, 0)), tip]
 
 
 def linear_domain(*samples: Values, margin: float = 0.05) -> Domain:
@@ -173,51 +195,47 @@ def interactive(figure: Figure) -> Spec:
     The variable `hidden` holds the names of hidden series. Shift and the wheel zoom, so that the wheel alone scrolls the page;
     a double click resets the view.
     """
-    spec = {
+    axes = {name: figure.spec["encoding"][name] for name in ("x", "y")}
+    layers, zoomed = [], False
+    for drawn in figure.spec["layer"]:
+        if any("series" in row for row in drawn["data"]["values"]):
+            shown = {"filter": "indexof(hidden, datum.series) < 0"}
+            drawn = {**drawn, "transform": [*drawn.get("transform", ()), shown]}
+            if "tooltip" not in drawn["mark"]:
+                drawn |= _tooltip(drawn, {name: found.get("title") for name, found in axes.items()})
+            if not zoomed and "y" not in drawn["encoding"]:
+                numeric = [name for name, found in axes.items() if found["type"] == "quantitative"]
+                select = {"type": "interval", "encodings": numeric, "zoom": "wheel![event.shiftKey]"}
+                drawn["params"], zoomed = [{"name": "zoom", "select": select, "bind": "scales"}], True
+        layers.append(drawn)
+    return {
         "width": "container",
         "height": figure.height + AXIS_HEIGHT,
         "autosize": {"type": "fit", "contains": "padding"},
         **figure.spec,
+        "layer": layers,
+        "params": [{"name": "hidden", "value": []}],
+        "config": {**CONFIG, "legend": {"disable": True}, "background": None},
     }
-    titles = {name: channel.get("title") for name, channel in figure.spec["encoding"].items() if name in ("x", "y")}
-    layers, zoomed = [], False
-    for layer in figure.spec["layer"]:
-        if any("series" in row for row in layer["data"]["values"]):
-            layer = {
-                **layer,
-                "transform": [*layer.get("transform", ()), {"filter": "indexof(hidden, datum.series) < 0"}],
-            }
-            if "tooltip" not in layer["mark"]:
-                layer = _with_tooltip(layer, titles)
-            if not zoomed and "y" not in layer["encoding"]:
-                numeric = [name for name in titles if figure.spec["encoding"][name]["type"] == "quantitative"]
-                select = {"type": "interval", "encodings": numeric, "zoom": "wheel![event.shiftKey]"}
-                layer["params"], zoomed = [{"name": "zoom", "select": select, "bind": "scales"}], True
-        layers.append(layer)
-    config = {**CONFIG, "legend": {"disable": True}, "background": None}
-    return {**spec, "layer": layers, "params": [{"name": "hidden", "value": []}], "config": config}
 
 
-def _with_tooltip(layer: Spec, titles: Mapping[str, str]) -> Spec:
-    fields = [name for name in ("x", "x2", "y") if any(name in row for row in layer["data"]["values"])]
+def _tooltip(drawn: Spec, titles: Mapping[str, str | None]) -> Spec:
+    """What a layer with tooltips has instead: rows with a heading, the shown values, and a mark that can be pointed at."""
+    rows, mark = drawn["data"]["values"], drawn["mark"]
     shown = [
-        {
-            "field": name,
-            "type": "quantitative",
-            "format": ".4~g",
-            "title": "to" if name == "x2" else titles[name] or name,
-        }
-        for name in fields
-        if titles.get(name, "x2") is not None
+        {"field": name, "type": "quantitative", "format": ".4~g", "title": title or name}
+        for name, title in (("x", titles["x"]), ("x2", "to"), ("y", titles["y"]))
+        if title is not None and any(name in row for row in rows)
     ]
-    # The name of the series becomes the heading of a tooltip.
-    encoding = {**layer["encoding"], "tooltip": [{"field": "tip", "title": "title"}, *shown]}
-    rows = [{"tip": row["series"], **row} for row in layer["data"]["values"]]
-    mark = layer["mark"]
     if mark["type"] == "line" and "point" not in mark:
         # A line has no values of its own to point at: dots that are not seen have them.
         mark = {**mark, "point": {"size": 70, "opacity": 0, "filled": True}}
-    return {**layer, "data": {"values": rows}, "mark": mark, "encoding": encoding}
+    return {
+        "data": {"values": [{"tip": row["series"], **row} for row in rows]},
+        "mark": mark,
+        # The name of the series becomes the heading of a tooltip.
+        "encoding": {**drawn["encoding"], "tooltip": [{"field": "tip", "title": "title"}, *shown]},
+    }
 
 
 def write_figures(
@@ -295,25 +313,3 @@ def plain_symbols(text: str) -> str:
         return match[1] + lowered + (match[3] or "").translate(SUPERSCRIPTS)
 
     return SYMBOL.sub(one, text)
-
-
-def _layer(mark: Spec, rows: Sequence[Spec]) -> Spec:
-    """One layer; rows that hold whole columns of values are one row per value when they are drawn."""
-    layer: Spec = {"data": {"values": list(rows)}, "mark": {**mark, "clip": True}, "encoding": {}}
-    if columns := [name for name in ("x", "y") if any(isinstance(row.get(name), list) for row in rows)]:
-        layer["transform"] = [{"flatten": columns}]
-    return layer
-
-
-def _shown(values: Values, log: bool) -> list[float | None]:
-    """Five digits of every value that the axis can show."""
-    return [
-        float(f"{value:.5g}") if value is not None and abs(value) <= LARGEST and (not log or value > SMALLEST) else None
-        for value in values
-    ]
-
-
-def _tick_format(domain: Domain, log: bool) -> str:
-    """Plain digits; powers of ten where these would be long."""
-    smallest, largest = domain[0] if log else 1.0, max(abs(domain[0]), abs(domain[1]))
-    return ",~f" if 1e-3 <= largest < 1e6 and smallest >= 1e-5 else ".2~e"

@@ -19,7 +19,7 @@ from zloss.report.audit import (
 )
 from zloss.report.audit_figures import audit_figures, thin
 from zloss.report.comparison import comparison_document, comparison_page, comparison_summary
-from zloss.report.document import Block, Document, Figure, Heading, Plain, Text, section
+from zloss.report.document import Document, Figure, Group, Heading, Plain, Text
 from zloss.report.drift import drift_document, drift_figures, drift_summary
 from zloss.report.figures import FORMATS, write_figures
 from zloss.report.html import MAX_BYTES, to_page
@@ -35,7 +35,7 @@ from zloss.results.decision import DecisionMaps
 from zloss.results.drift import FILE as DRIFT_FILE
 from zloss.results.drift import Drift
 from zloss.results.files import KINDS, Result, write_record
-from zloss.results.folder import DECISIONS_FILE, PAGE_FILE, TOKENS_FILE, remove_leftovers
+from zloss.results.folder import DECISIONS_FILE, FIGURES, PAGE_FILE, TOKENS_FILE, remove_leftovers
 from zloss.results.implementation_audit import FILE as IMPLEMENTATION_FILE
 from zloss.results.io import write_text
 from zloss.results.recommendation import FILE as RECOMMENDATION_FILE
@@ -53,11 +53,6 @@ RECORD_FILES = {
 """Name of a result among `DecidedResults` → its file."""
 FIGURE_NAMES = ("gradient_geometry", "tails", "spectrum", "drift_source", "drift_transport")
 """Names of the figure files, without their formats."""
-
-
-def write_page(path: Path, results: DecidedResults) -> None:
-    """Render the page and put it at `path` atomically."""
-    write_text(path, render_page(results))
 
 
 def render_page(results: DecidedResults, *, static: bool = False) -> str:
@@ -79,7 +74,7 @@ ARGUMENTS["measured-router-scale"] = "measured_routers"
 
 def notebook_html(record: ResultRecord) -> str | None:
     """The page of one result as a frame for a notebook, without scripts; None for a record without a page."""
-    kind = next((kind for record_type, kind in KINDS.items() if isinstance(record, record_type)), None)
+    kind = KINDS.get(type(record))  # type: ignore[arg-type]
     if kind is None:
         return None
     if isinstance(record, AuditReport) and record.figures.geometry is not None:
@@ -110,62 +105,64 @@ def page_title(results: DecidedResults) -> str:
 
 def page_document(results: DecidedResults) -> Document:
     """Every result in a section of its own, its answer first, and the shared decision map where there is no audit."""
-    names, maps = audit_names(results.audits), results.maps
-    named = list(zip(names, results.audits, strict=True))
+    shared, title = results.shared, page_title(results)
+    named = list(zip(audit_names(results.audits), results.audits, strict=True))
     several = len(named) > 1
-    document: Document = []
-
-    def add(anchor: str, link: str, title: str, parts: Sequence[Document]) -> None:
-        if parts:
-            blocks = [block for part in parts for block in part]
-            document.append(section([*([Heading(title)] if title else []), *blocks], anchor, link))
-
-    add("recommendation", "Recommendation", "", [recommendation_document(found) for found in results.recommendations])
+    above: Document = [Text(f"{len(named)} audits side by side", "kicker"), Heading(Plain(title), 1)]
+    decided = [] if shared is None else [decision_document(shared.decisions, models=results.maps[0].models)]
+    routers = [*map(measured_document, results.measured_routers), *map(router_scale_document, results.router_scales)]
+    before = _section(
+        "recommendation", "Recommendation", "", [recommendation_document(found) for found in results.recommendations]
+    )
     if several:
-        above: Document = [Text(f"{len(named)} audits side by side", "kicker"), Heading(Plain(page_title(results)), 1)]
-        add("compare", "Side by side", "", [above, side_by_side_document(named)])
-    for i, ((name, report), one) in enumerate(zip(named, maps if named else (), strict=True)):
+        before += _section("compare", "Side by side", "", [above, side_by_side_document(named)])
+    for i, ((name, report), one) in enumerate(zip(named, results.maps if named else (), strict=True)):
         blocks = audit_document(report, name=name, key=f"a{i}", models=one.models, links=not several)
-        add(f"a{i}", name if several else "", "", [blocks])
-    if results.shared is not None:
-        document.append(Heading(page_title(results), 1))
-    add("loss-audits", "Loss", "Audit of the loss", [loss_audit_document(audit) for audit in results.loss_audits])
-    implementations = [implementation_audit_document(audit) for audit in results.implementation_audits]
-    add("implementation-audits", "Implementation", "Audit of the implementation", implementations)
-    add("comparisons", "Training", "Training runs compared", [comparison_document(one) for one in results.comparisons])
-    add("drift", "Drift", "", [drift_document(drift) for drift in results.drifts])
-    routers = [measured_document(scale) for scale in results.measured_routers]
-    routers += [router_scale_document(table) for table in results.router_scales]
-    add("routers", "Routers", "Router Z-loss", routers)
-    if results.shared is not None:
-        decisions = results.shared.decisions
-        add("decisions", "Decisions", "Decision map", [decision_document(decisions, models=maps[0].models)])
-    reproduced = [reproduction_document(record) for record in results.reproductions]
-    add("reproductions", "Reproductions", "", reproduced)
-    return document
+        before += _section(f"a{i}", name if several else "", "", [blocks])
+    sections: tuple[tuple[str, str, str, Sequence[Document]], ...] = (
+        ("loss-audits", "Loss", "Audit of the loss", [*map(loss_audit_document, results.loss_audits)]),
+        (
+            "implementation-audits", "Implementation", "Audit of the implementation",
+            [*map(implementation_audit_document, results.implementation_audits)],
+        ),
+        ("comparisons", "Training", "Training runs compared", [*map(comparison_document, results.comparisons)]),
+        ("drift", "Drift", "", [*map(drift_document, results.drifts)]),
+        ("routers", "Routers", "Router Z-loss", routers),
+        ("decisions", "Decisions", "Decision map", decided),
+        ("reproductions", "Reproductions", "", [*map(reproduction_document, results.reproductions)]),
+    )  # fmt: skip
+    after = [block for section in sections for block in _section(*section)]
+    return [*before, *([Heading(title, 1)] if shared is not None else []), *after]
+
+
+def _section(anchor: str, link: str, title: str, parts: Sequence[Document]) -> Document:
+    """The documents of one kind of result under its title; nothing where there are none."""
+    blocks = [*([Heading(title)] if title else []), *(block for part in parts for block in part)]
+    return [Group("section", tuple(blocks), anchor, link)] if parts else []
 
 
 def terminal_document(results: DecidedResults) -> Document:
     """Audits of losses and implementations and comparisons, each with its answer; one audit in full, several side by side,
     or the shared decision map; then recommendations, drifts, router scales and reproductions."""
     audits, maps = results.audits, results.maps
-    parts: list[Sequence[Block]] = [
-        *map(loss_audit_summary, results.loss_audits),
-        *(comparison_summary(comparison) for comparison in results.comparisons),
-        *map(implementation_audit_summary, results.implementation_audits),
-    ]
     if len(audits) == 1:
-        parts.append(audit_summary(audits[0], models=maps[0].models))
+        decided = [audit_summary(audits[0], models=maps[0].models)]
     elif audits:
         named = list(zip(audit_names(audits), audits, strict=True))
-        parts.append(side_by_side_document(named, models=[one.models for one in maps]))
+        decided = [side_by_side_document(named, models=[one.models for one in maps])]
     else:
-        parts += (decision_summary(one.decisions, models=one.models) for one in maps)
-    parts += map(recommendation_summary, results.recommendations)
-    parts += map(drift_summary, results.drifts)
-    parts += map(measured_document, results.measured_routers)
-    parts += (router_scale_document(table, cited=False) for table in results.router_scales)
-    parts += map(reproduction_summary, results.reproductions)
+        decided = [decision_summary(one.decisions, models=one.models) for one in maps]
+    parts = (
+        *map(loss_audit_summary, results.loss_audits),
+        *map(comparison_summary, results.comparisons),
+        *map(implementation_audit_summary, results.implementation_audits),
+        *decided,
+        *map(recommendation_summary, results.recommendations),
+        *map(drift_summary, results.drifts),
+        *map(measured_document, results.measured_routers),
+        *(router_scale_document(scales, cited=False) for scales in results.router_scales),
+        *map(reproduction_summary, results.reproductions),
+    )
     return [block for part in parts for block in part]
 
 
@@ -175,23 +172,28 @@ def write_result(folder: Path, results: DecidedResults, *, figures: bool = True)
     Each file appears whole or not at all, and nothing of an earlier result stays.
     """
     ((kind, record),) = ((kind, record) for kind in RECORD_FILES for record in getattr(results, kind))
-    paths, drawn = [folder / RECORD_FILES[kind], folder / PAGE_FILE], dict[str, list[Figure]]()
+    file, page, text = folder / RECORD_FILES[kind], folder / PAGE_FILE, folder / "comparison.md"
+    written = [file, page]
     if isinstance(record, Comparison):
-        write_text(folder / "comparison.md", to_markdown(comparison_page(record)))
-        paths.insert(1, folder / "comparison.md")
-    elif isinstance(record, (AuditReport, Drift)) and figures:
-        drawn = audit_figures(record) if isinstance(record, AuditReport) else drift_figures(record)
+        write_text(text, to_markdown(comparison_page(record)))
+        written.insert(1, text)
     # The record of a recommendation comes last: its presence says that the recommendation is finished.
     finished = isinstance(record, Recommendation)
     if not finished:
-        write_record(paths[0], record)
-    write_page(paths[-1], results)
-    written = [*paths, *write_figures(folder / "figures", drawn)]
+        write_record(file, record)
+    write_text(page, render_page(results))
+    written += write_figures(folder / FIGURES, _figures_of(record) if figures else {})
     # The token table of an audit is written by the pass over the text.
     clear_leftovers(folder, [*written, *([folder / TOKENS_FILE] if isinstance(record, AuditReport) else [])])
     if finished:
-        write_record(paths[0], record)
+        write_record(file, record)
     return written
+
+
+def _figures_of(record: Any) -> dict[str, list[Figure]]:
+    if isinstance(record, AuditReport):
+        return audit_figures(record)
+    return drift_figures(record) if isinstance(record, Drift) else {}
 
 
 def clear_leftovers(folder: Path, written: Sequence[Path]) -> None:
@@ -211,26 +213,20 @@ def write_joined(
 
     Reproductions alone have no decision map, and no decisions.json.
     """
-    page, decisions = folder / PAGE_FILE, folder / DECISIONS_FILE
-    write_page(page, results)
-    # The last two parts name a result; a whole path would show the folders of someone's machine.
-    names = tuple("/".join(result.path.absolute().parts[-2:]) for result in sources)
-    written = [page]
+    written = [folder / PAGE_FILE]
+    write_text(folder / PAGE_FILE, render_page(results))
     if results.maps:
-        write_record(decisions, DecisionMaps(names, results.maps))
-        written.append(decisions)
-    drawn = [
-        (name, audit_figures(audit)) for name, audit in zip(audit_names(results.audits), results.audits, strict=True)
-    ]
-    curves = [(drift.model, drift_figures(drift)) for drift in results.drifts]
-    for group in (drawn, curves) if figures else ():
-        for name, found in group:
-            place = folder / "figures" / _file_name(name) if len(group) > 1 else folder / "figures"
-            written += write_figures(place, found, formats=formats)
+        # The last two parts name a result; a whole path would show the folders of someone's machine.
+        names = tuple("/".join(result.path.absolute().parts[-2:]) for result in sources)
+        write_record(folder / DECISIONS_FILE, DecisionMaps(names, results.maps))
+        written.append(folder / DECISIONS_FILE)
+    audits = list(zip(audit_names(results.audits), results.audits, strict=True))
+    drifts = [(drift.model, drift) for drift in results.drifts]
+    for group in (audits, drifts) if figures else ():
+        for name, record in group:
+            plain = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "audit"
+            place = folder / FIGURES / plain if len(group) > 1 else folder / FIGURES
+            written += write_figures(place, _figures_of(record), formats=formats)
     if folder.absolute() not in {result.path.absolute().parent for result in sources}:
         clear_leftovers(folder, written)
     return written
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "audit"

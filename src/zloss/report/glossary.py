@@ -25,7 +25,7 @@ def entries(words: tuple[str, ...] = ()) -> list[Entry]:
         return [*LETTERS, *WORDS, *map(_entry, HEAD)]
     found: list[Entry] = []
     for word in words:
-        named = _exact(word) or _containing(word)
+        named = _named(word, exact=True) or _named(word, exact=False)
         if not named:
             raise InputError(
                 f"the glossary has no {word!r}: give a symbol (μ, A_p^99), a key (p_z_999) or part of one."
@@ -37,15 +37,15 @@ def entries(words: tuple[str, ...] = ()) -> list[Entry]:
     return found
 
 
-def _exact(word: str) -> list[Entry]:
-    plain = [entry for entry in (*LETTERS, *WORDS, *STAGE_NAMES) if word in entry[0].replace(" or ", ", ").split(", ")]
-    return plain + [_entry(quantity) for quantity in QUANTITIES if word in (quantity.key, quantity.symbol)]
+def _named(word: str, *, exact: bool) -> list[Entry]:
+    """The entries with this name, symbol or key, or with those that contain it in any case."""
 
+    def matches(*names: str) -> bool:
+        return word in names if exact else any(word.lower() in name.lower() for name in names)
 
-def _containing(word: str) -> list[Entry]:
-    part = word.lower()
-    plain = [entry for entry in (*LETTERS, *WORDS, *STAGE_NAMES) if part in entry[0].lower()]
-    return plain + [_entry(q) for q in QUANTITIES if part in q.key.lower() or part in q.symbol.lower()]
+    plain = (*LETTERS, *WORDS, *STAGE_NAMES)
+    found = [entry for entry in plain if matches(*(entry[0].replace(" or ", ", ").split(", ") if exact else entry[:1]))]
+    return found + [_entry(quantity) for quantity in QUANTITIES if matches(quantity.key, quantity.symbol)]
 
 
 def _entry(quantity: Definition) -> Entry:

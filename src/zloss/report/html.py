@@ -109,9 +109,9 @@ def _asset(name: str) -> str:
 
 def _generated_rules() -> str:
     """The rules of the style sheet that are made of numbers: a class per colour of a series, a class per width in per cent."""
-    colours = dict.fromkeys((*TONES.values(), *COLOURS))
     chips = "".join(
-        f".chip.{_colour_class(colour)}::before {{ background: {_on_page(colour)}; }}\n" for colour in colours
+        f".chip.{_colour_class(colour)}::before {{ background: {_on_page(colour)}; }}\n"
+        for colour in dict.fromkeys((*TONES.values(), *COLOURS))
     )
     return chips + "".join(f".value i.width-{share} {{ width: {share}%; }}\n" for share in range(101))
 
@@ -174,8 +174,13 @@ def _block(block: Block, figures: Figures) -> str:
             return f"<h{level}{_attribute('id', anchor)}>{prose(text)}</h{level}>"
         case Text():
             return _text(block)
+        case Terms(items, ""):
+            return f"<dl>{''.join(f'<dt>{prose(name)}</dt><dd>{prose(text)}</dd>' for name, text in items)}</dl>"
         case Terms(items, title):
-            return _pairs(items, title) if title else _definitions(items)
+            rows = "".join(
+                f'<tr><th scope="row">{prose(name)}</th><td>{prose(text)}</td></tr>\n' for name, text in items
+            )
+            return f'<div class="pairs"><h4>{prose(title)}</h4><table><tbody>{rows}</tbody></table></div>'
         case Table():
             return _table(block)
         case Items(items):
@@ -211,21 +216,12 @@ def _text(text: Text) -> str:
             )
 
 
-def _pairs(items: Sequence[tuple[str, str]], title: str) -> str:
-    rows = "".join(f'<tr><th scope="row">{prose(name)}</th><td>{prose(text)}</td></tr>\n' for name, text in items)
-    return f'<div class="pairs"><h4>{prose(title)}</h4><table><tbody>{rows}</tbody></table></div>'
-
-
-def _definitions(items: Sequence[tuple[str, str]]) -> str:
-    return f"<dl>{''.join(f'<dt>{prose(name)}</dt><dd>{prose(text)}</dd>' for name, text in items)}</dl>"
-
-
 def _table(table: Table) -> str:
     """A table under its title; a sortable one is sorted by its numbers, not by their text."""
     classes = " ".join(filter(None, ("sortable" if table.sortable else "", table.name)))
     titles = "".join(
         f"<th{_attribute('class', 'n' if column.kind == 'number' else '')}{_hint(column)}>"
-        f"{prose(_one_line(column.title))}</th>"
+        f"{prose(column.title if isinstance(column.title, Plain) else column.title.replace(chr(10), ' '))}</th>"
         for column in table.columns
     )
     head = f"<thead><tr>{titles}</tr></thead>" if any(column.title for column in table.columns) else ""
@@ -238,10 +234,6 @@ def _table(table: Table) -> str:
     return f'{title}<div class="scroll">{shown}</div>{note}'
 
 
-def _one_line(title: str) -> str:
-    return title if isinstance(title, Plain) else title.replace("\n", " ")
-
-
 def _hint(of: Column | Cell) -> str:
     return "" if of.quantity is None else _attribute("title", of.quantity.hint)
 
@@ -251,16 +243,13 @@ def _cells(table: Table, row: Sequence[Cell | str]) -> str:
     for place, (column, given) in enumerate(zip(table.columns, row, strict=True)):
         cell = Cell(given) if isinstance(given, str) else given
         kind = {"number": "n", "text": "t", "prose": "prose"}[column.kind]
-        tone = f"tone-{cell.tone}" if cell.tone and not cell.mark else ""
-        value = "" if not table.sortable or (column.kind != "number" and cell.value is None) else _sorted_by(cell)
-        classes = _attribute("class", " ".join(filter(None, (kind, tone))))
+        tone = f" tone-{cell.tone}" if cell.tone and not cell.mark else ""
+        value = ""
+        if table.sortable and (column.kind == "number" or cell.value is not None):
+            value = f' data-value="{"" if cell.value is None else escape(str(cell.value))}"'
         tag, scope = ("th", ' scope="row"') if place == 0 and not table.sortable else ("td", "")
-        out.append(f"<{tag}{scope}{classes}{value}{_hint(cell)}>{_cell(cell)}</{tag}>")
+        out.append(f'<{tag}{scope} class="{kind}{tone}"{value}{_hint(cell)}>{_cell(cell)}</{tag}>')
     return "".join(out)
-
-
-def _sorted_by(cell: Cell) -> str:
-    return f' data-value="{"" if cell.value is None else escape(str(cell.value))}"'
 
 
 def _cell(cell: Cell) -> str:
@@ -314,17 +303,15 @@ def _figure(figure: Figure, figures: Figures) -> str:
         picture = base64.b64encode(drawn([figure], titled=False).encode()).decode()
         shown = f'<div class="chart"><img alt="{label}" src="data:image/svg+xml;base64,{picture}"></div>'
     elif figures == "script":
-        data = f'<script type="application/json">{_island(figure)}</script>'
-        shown = f'<div class="chart" role="img" aria-label="{label}"></div>{data}'
+        data = json.dumps(interactive(figure), separators=(",", ":"), allow_nan=False)
+        for colour in ON_PAGE:
+            data = data.replace(f'"{colour}"', f'"{_on_page(colour)}"')
+        # Nothing in the data can end their element.
+        data = data.replace("<", "\\u003c").replace(">", "\\u003e")
+        shown = (
+            f'<div class="chart" role="img" aria-label="{label}"></div><script type="application/json">{data}</script>'
+        )
     return f'<figure data-name="{escape(figure.name)}">{title}{shown}{caption}</figure>'
-
-
-def _island(figure: Figure) -> str:
-    """The specification as data inside a page: nothing in it can end its element."""
-    text = json.dumps(interactive(figure), separators=(",", ":"), allow_nan=False)
-    for colour in ON_PAGE:
-        text = text.replace(f'"{colour}"', f'"{_on_page(colour)}"')
-    return text.replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _group(group: Group, figures: Figures) -> str:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from zloss.report.audit import VERDICTS
-from zloss.report.document import (
-    Cell,
-    Column,
-    Document,
-    Group,
-    Heading,
-    Item,
-    Items,
-    Plain,
-    Row,
-    Table,
-    Text,
-    cell,
-    terms,
-)
-from zloss.report.numbers import MISSING, number
+from zloss.report.audit import stage_item
+from zloss.report.document import Cell, Column, Document, Group, Heading, Items, Plain, Text, cell, table, terms
+from zloss.report.numbers import number
 from zloss.results.comparison import method_label
 from zloss.results.decision import Decision
 from zloss.results.implementation_audit import ImplementationAudit
@@ -43,85 +30,47 @@ def implementation_audit_document(audit: ImplementationAudit) -> Document:
             f"c {number(audit.target)}.{status}",
             "lead",
         ),
-        *_tables(audit, digits=3),
-        *(Text(note, "soft") for note in _notes(audit)),
+        *_sections(audit, digits=3),
         Group("columns", tuple(terms(title, plain[key]) for key, title in titles.items())),
     ]
 
 
 def implementation_audit_summary(audit: ImplementationAudit, decisions: Sequence[Decision] = ()) -> Document:
     """What a terminal shows: a table per section, notes, and the stages that the audit evaluates."""
-    stages = tuple(
-        Item(
-            decision.stage,
-            VERDICTS[decision.fired][1],
-            VERDICTS[decision.fired][0],
-            decision.reason,
-            ((f"→ {decision.action}", "strong"),) if decision.fired else (),
-        )
-        for decision in decisions
-    )
     shape = f"{number(audit.corpus.predictions)} tokens, V {number(audit.model.vocab)}, λ {audit.coef:g}, c {audit.target:.4g}"
     return [
         Heading(Plain(f"{audit.model.name} on {audit.corpus.name}"), 1),
         Text(shape, "soft"),
-        *_tables(audit, digits=2),
-        *(Text(note, "soft") for note in _notes(audit)),
-        *([Items(stages)] if stages else []),
+        *_sections(audit, digits=2),
+        *([Items(tuple(map(stage_item, decisions)))] if decisions else []),
     ]
 
 
-def _notes(audit: ImplementationAudit) -> tuple[str, ...]:
-    stars = any(line.interpreted for line in audit.implementations)
-    notes = tuple(note if note.endswith(".") else f"{note}." for note in audit.notes)
-    return ((INTERPRETED,) if stars else ()) + notes
-
-
-def _tables(audit: ImplementationAudit, *, digits: int) -> Document:
-    """The four sections; those of two digits have the short names of implementations, and fit 80 columns."""
-
-    def n(value: float | None) -> Cell:
-        return cell(value, digits)
-
-    def distance(cosine: float | None) -> Cell:
-        """1 − cosine, which rounding may make a little negative."""
-        return Cell(MISSING) if cosine is None else n(max(1 - cosine, 0.0))
-
-    stored: list[Row] = [
-        (
-            _scaled(line.storage, line.logit_scale), n(line.forward_rel_error), n(line.delta_src), n(line.delta_src_p99),
-            n(line.delta_src_max), distance(line.backward_cosine), n(line.nonfinite),
-        )
-        for line in audit.source
-    ]  # fmt: skip
-    applied: list[Row] = [
-        (
-            Plain(f"{line.title if digits > 2 else line.implementation}{' *' if line.interpreted else ''}"), line.storage,
-            n(line.rel_forward_error), n(line.delta_total), distance(line.total_cosine), n(line.delta_z),
-            n(line.kernel_delta_z),
-        )
-        for line in audit.implementations
-    ]  # fmt: skip
-    updates: list[Row] = [
-        (
-            _scaled(line.storage, line.logit_scale), PARTS[line.part], line.scope, n(line.grad_rel_error),
-            distance(line.grad_cosine), n(line.adam_dir_rel_error), distance(line.adam_dir_cosine),
-        )
-        for line in audit.updates
-    ]  # fmt: skip
+def _sections(audit: ImplementationAudit, *, digits: int) -> Document:
+    """The four sections and the notes; with two digits and the short names of implementations they fit 80 columns."""
     scales = [key.removeprefix("psi_") for line in audit.overflow for key in line.psi]
-    largest = max((int(scale) for scale in scales if scale.isdecimal()), default=65536)
-    overflow: list[Row] = [
+    psi = f"psi_{max((int(scale) for scale in scales if scale.isdecimal()), default=65536)}"
+    overflows = psi.replace("psi", "Ψ")
+
+    def distance(name: str) -> Callable[[Any], Cell]:
+        """1 − cosine, which rounding may make a little negative."""
+
+        def found(line: Any) -> Cell:
+            cosine = getattr(line, name)
+            return cell(None if cosine is None else max(1 - cosine, 0.0), digits)
+
+        return found
+
+    def implementation(line: Any) -> str:
+        return Plain(f"{line.title if digits > 2 else line.implementation}{' *' if line.interpreted else ''}")
+
+    sections: tuple[tuple[str, str, Sequence[Any], tuple[tuple[str, Any], ...], dict[str, str]], ...] = (
         (
-            Plain(method_label(line.method, line.coef)), n(line.batches), n(line.grad_norm_mean), n(line.grad_inf_mean),
-            n(line.kappa_min), n(line.psi.get(f"psi_{largest}")),
-        )
-        for line in audit.overflow
-    ]  # fmt: skip
-    sections = (
-        (
-            "source", "Stored logits: the Z source against fp64", stored,
-            ("logits", "forward", "Δ_src", "p99", "max", "1 − cos", "nonfinite"),
+            "source", "Stored logits: the Z source against fp64", audit.source,
+            (
+                ("logits", _scaled), ("forward", "forward_rel_error"), ("Δ_src", "delta_src"), ("p99", "delta_src_p99"),
+                ("max", "delta_src_max"), ("1 − cos", distance("backward_cosine")), ("nonfinite", "nonfinite"),
+            ),
             {
                 "forward": "relative error of the loss value",
                 "Δ_src, p99, max": "relative error of a token's Z source: mean, 99 % quantile and largest over tokens",
@@ -129,42 +78,53 @@ def _tables(audit: ImplementationAudit, *, digits: int) -> Document:
             },
         ),
         (
-            "implementations", "Implementations: the gradient they return, against fp64", applied,
-            ("loss", "dtype", "forward", "Δ_tot", "1 − cos", "Δ_Z", "own Δ_Z"),
+            "implementations", "Implementations: the gradient they return, against fp64", audit.implementations,
+            (
+                ("loss", implementation), ("dtype", lambda line: line.storage), ("forward", "rel_forward_error"),
+                ("Δ_tot", "delta_total"), ("1 − cos", distance("total_cosine")), ("Δ_Z", "delta_z"),
+                ("own Δ_Z", "kernel_delta_z"),
+            ),
             {
                 "Δ_tot, Δ_Z": "relative error of the gradient of CE+Z, and of its Z part",
                 "own Δ_Z": "Δ_Z against fp64 on the same stored logits: what the implementation itself adds",
             },
         ),
         (
-            "updates", "Update: gradient and first Adam direction", updates,
-            ("logits", "gradient", "of", "Δ_θ", "1 − cos", "Adam error", "1 − cos"),
+            "updates", "Update: gradient and first Adam direction", audit.updates,
+            (
+                ("logits", _scaled), ("gradient", lambda line: PARTS[line.part]), ("of", lambda line: line.scope),
+                ("Δ_θ", "grad_rel_error"), ("1 − cos", distance("grad_cosine")), ("Adam error", "adam_dir_rel_error"),
+                ("1 − cos", distance("adam_dir_cosine")),
+            ),
             {"Δ_θ, Adam error": "relative error of the parameter gradient, and of the first Adam direction"},
         ),
         (
-            "overflow", "fp16: full-model gradients before clipping", overflow,
-            ("method", "batches", "mean ‖g‖₂", "mean ‖g‖∞", "κ_min", f"Ψ_{largest}"),
+            "overflow", "fp16: full-model gradients before clipping", audit.overflow,
+            (
+                ("method", lambda line: Plain(method_label(line.method, line.coef))), ("batches", "batches"),
+                ("mean ‖g‖₂", "grad_norm_mean"), ("mean ‖g‖∞", "grad_inf_mean"), ("κ_min", "kappa_min"),
+                (overflows, lambda line: cell(line.psi.get(psi), digits)),
+            ),
             {
                 "κ_min": "smallest over batches of the largest safe static fp16 loss scale",
-                f"Ψ_{largest}": "share of batches whose gradient overflows fp16 at that loss scale",
+                overflows: "share of batches whose gradient overflows fp16 at that loss scale",
             },
         ),
     )  # fmt: skip
     document: Document = []
-    for key, title, rows, columns, meanings in sections:
+    for key, title, lines, columns, meanings in sections:
         document.append(Heading(title, 3))
-        if not rows:
+        if not lines:
             document.append(Text(f"Not measured: {audit.reasons.get(key, 'it was left out')}.", "soft"))
             continue
         legend = tuple(Definition(name, name, meaning) for name, meaning in meanings.items())
-        shown = tuple(Column(title, "text" if title in TEXTS else "number", _entry(title, legend)) for title in columns)
-        document.append(Table(shown, tuple(rows), legend=legend, name="numbers"))
-    return document
+        known = {name: entry for entry in legend for name in entry.symbol.split(", ")}
+        shown = [(Column(name, "text" if name in TEXTS else "number", known.get(name)), made) for name, made in columns]
+        document.append(table(lines, shown, digits=digits, legend=legend, name="numbers"))
+    notes = [note if note.endswith(".") else f"{note}." for note in audit.notes]
+    starred = [INTERPRETED] if any(line.interpreted for line in audit.implementations) else []
+    return [*document, *(Text(note, "soft") for note in starred + notes)]
 
 
-def _entry(title: str, legend: Sequence[Definition]) -> Definition | None:
-    return next((entry for entry in legend if title in entry.symbol.split(", ")), None)
-
-
-def _scaled(storage: str, scale: float) -> Plain:
-    return Plain(storage if scale == 1 else f"{storage} × {scale:g}")
+def _scaled(line: Any) -> str:
+    return Plain(line.storage if line.logit_scale == 1 else f"{line.storage} × {line.logit_scale:g}")

@@ -6,10 +6,24 @@ import math
 from importlib.util import find_spec
 
 from zloss.decide.stages import remedies_for
-from zloss.report.document import Cell, Column, Document, Figure, Group, Heading, Plain, Table, Text, Tone, terms
-from zloss.report.figures import axis, chart, colour_of, curve, linear_domain, lines
-from zloss.report.numbers import number
-from zloss.results.loss_audit import Finding, Identified, LossAudit
+from zloss.report.document import (
+    Cell,
+    Column,
+    Columns,
+    Document,
+    Group,
+    Heading,
+    Plain,
+    Table,
+    Text,
+    Tone,
+    cell,
+    table,
+    terms,
+)
+from zloss.report.figures import axis, colour_of, curve, linear_domain, lines, panel
+from zloss.report.numbers import MISSING, number
+from zloss.results.loss_audit import Finding, Identified, LossAudit, SourceError, TargetModelSource
 
 SEVERITIES: dict[str, tuple[Tone, str]] = {
     "error": ("error", "✗"),
@@ -19,6 +33,13 @@ SEVERITIES: dict[str, tuple[Tone, str]] = {
     "not_applicable": ("open", "·"),
 }
 """Severity of a finding, else its verdict → tone and mark, in the order of a table."""
+WEIGHTS = {
+    "class": "class weights",
+    "position": "weights by position",
+    "token": "token weights",
+    "groups": "means of groups",
+}
+"""How the weight on CE differs between tokens, in words."""
 SECTIONS = {
     "identified": "Identified",
     "source": "Source against fp64",
@@ -50,14 +71,20 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
     `whole` lists every question with its answer; `elsewhere` says where they are otherwise.
     """
     bottom, tone = bottom_line(audit)
-    others = other_answers(audit)
+    verdicts = [finding.verdict for finding in audit.findings]
+    counts = ((verdicts.count("pass"), "passed"), (verdicts.count("not_applicable"), "not applicable"))
+    others = ", ".join(f"{count} {word}" for count, word in counts if count)
     return [
         Heading(Plain(audit.provenance.get("loss", "loss")), 1),
         Text(headline(audit)),
         Text(source_line(audit), "soft"),
         *(Text(sentence, "soft") for sentence in target_model_lines(audit)),
         *([findings_table(audit, whole=whole)] if whole or audit.found else []),
-        *(_witnesses(audit) if whole else []),
+        *(
+            Text(f"# {finding.id}\n{finding.witness.code(linear=bool(audit.provenance.get('linear')))}", "code")
+            for finding in (audit.found if whole else ())
+            if finding.witness is not None
+        ),
         *([Text(f"{others}; {elsewhere}.", "soft")] if others and not whole else []),
         Text(bottom, "strong", tone),
         *([Text(remedy)] if (remedy := what_to_do(audit)) else []),
@@ -67,34 +94,27 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
 def findings_table(audit: LossAudit, *, whole: bool) -> Table:
     """One line per question: errors, warnings and notes first, then, if `whole`, passes and what was not asked."""
     order = list(SEVERITIES)
-    rows = tuple(
-        (
-            Cell(f"{SEVERITIES[severity(finding)][1]} {severity(finding).replace('_', ' ')}",
-                 order.index(severity(finding)), SEVERITIES[severity(finding)][0]),
-            Cell(finding.id, finding.id, "code"),
-            Cell(Plain(finding.sentence), note="" if finding.witness is None else finding.witness.line),
-            Cell("" if finding.figure is None else number(finding.figure), finding.figure),
-        )
-        for finding in sorted(audit.findings if whole else audit.found, key=lambda one: order.index(severity(one)))
-    )  # fmt: skip
-    columns = (
-        Column("verdict", "text"),
-        Column("check", "text"),
-        Column("what was seen", "prose"),
-        Column("figure", wide=True),
+
+    def verdict(finding: Finding) -> Cell:
+        found = severity(finding)
+        tone, mark = SEVERITIES[found]
+        return Cell(f"{mark} {found.replace('_', ' ')}", order.index(found), tone)
+
+    def seen(finding: Finding) -> Cell:
+        return Cell(Plain(finding.sentence), note="" if finding.witness is None else finding.witness.line)
+
+    def figure(finding: Finding) -> Cell:
+        return Cell("" if finding.figure is None else number(finding.figure), finding.figure)
+
+    columns: Columns = (
+        (Column("verdict", "text"), verdict),
+        (Column("check", "text"), lambda finding: Cell(finding.id, finding.id, "code")),
+        (Column("what was seen", "prose"), seen),
+        (Column("figure", wide=True), figure),
     )
+    findings = sorted(audit.findings if whole else audit.found, key=lambda one: order.index(severity(one)))
     note = "A finding is an error, a warning or a note; only errors fire the decision map."
-    return Table(columns, rows, note=note if whole else "", name="findings")
-
-
-def _witnesses(audit: LossAudit) -> Document:
-    """For every finding the Python lines that reproduce it."""
-    linear = bool(audit.provenance.get("linear"))
-    return [
-        Text(f"# {finding.id}\n{finding.witness.code(linear=linear)}", "code")
-        for finding in audit.found
-        if finding.witness is not None
-    ]
+    return table(findings, columns, note=note if whole else "", name="findings")
 
 
 def _curve(got: Identified) -> Document:
@@ -105,19 +125,14 @@ def _curve(got: Identified) -> Document:
     xs, ys = zip(*got.curve, strict=True)
     if find_spec("vl_convert") is None:  # a loss audit needs the base install only
         columns = (Column("log Z (nat)"), Column("coefficient of p"))
-        return [
-            Heading(title, 4),
-            Table(columns, tuple((Cell(number(x), x), Cell(number(y), y)) for x, y in got.curve)),
-        ]
-    series = (("measured", colour_of(0)),)
-    spec = chart(
+        return [Heading(title, 4), Table(columns, tuple((cell(x), cell(y)) for x, y in got.curve))]
+    axes = (
         axis("log Z (nat)", linear_domain(xs)),
         axis("coefficient of p, relative to the weight on CE", linear_domain(ys)),
-        series,
-        [lines([curve("measured", xs, ys)], points=30)],
     )
     caption = "What the loss applies is a function of log Z, but not a square: a square would give a straight line."
-    return [Figure("loss_curve", title, spec, series, caption)]
+    drawn = [lines([curve("measured", xs, ys)], points=30)]
+    return [panel("loss_curve", title, axes, (("measured", colour_of(0)),), drawn, caption)]
 
 
 def bottom_line(audit: LossAudit) -> tuple[str, Tone]:
@@ -131,13 +146,6 @@ def bottom_line(audit: LossAudit) -> tuple[str, Tone]:
     if not counted:
         return "No finding.", "pass"
     return "; ".join(counted.values()) + ".", "error" if "error" in counted else "warning"
-
-
-def other_answers(audit: LossAudit) -> str:
-    """How many questions passed and how many were not applicable; empty where every answer is a finding."""
-    verdicts = [finding.verdict for finding in audit.findings]
-    counts = ((verdicts.count("pass"), "passed"), (verdicts.count("not_applicable"), "not applicable"))
-    return ", ".join(f"{count} {word}" for count, word in counts if count)
 
 
 def what_to_do(audit: LossAudit) -> str:
@@ -164,44 +172,38 @@ def headline(audit: LossAudit) -> str:
     if got.coef is None:
         return f"{ce}; a Z whose numbers cannot be told: {got.penalty}."
     error = got.uncertainty
-    coef = f"λ = {got.coef:.6g}" + _plus_minus(error.coef)
-    target = "" if got.target is None else f", c = {_target(got.target, error.target)}" + _plus_minus(error.target)
-    rule = _rule(got)
+    target = ""
+    if got.target is not None:
+        # 0 where c differs from 0 by less than its uncertainty and by rounding alone.
+        zero = error.target is not None and abs(got.target) < min(error.target, 1e-6)
+        target = f", c = {'0' if zero else f'{got.target:.6g}'}{_plus_minus(error.target)}"
+        if got.target_rule == "log_v" and got.vocab:
+            constant = got.target - math.log(got.vocab)
+            target += " (log V)" if abs(constant) < 1e-3 else f" (log V {constant:+.4g})"
     extra = "".join(f", {key} = {value:.6g}" for key, value in got.extra.items())
     shared = " with the weights of CE" if got.z_weights == "shared" else ""
-    where = f"Z on {got.penalty} [{got.coordinate}]{shared}"
-    return f"{ce}; {where}: {coef}{target}{rule}{extra}, over {_tokens(got.z_denominator)}."
+    return (
+        f"{ce}; Z on {got.penalty} [{got.coordinate}]{shared}: λ = {got.coef:.6g}{_plus_minus(error.coef)}{target}{extra}, over "
+        f"{_tokens(got.z_denominator)}."
+    )
 
 
 def _cross_entropy(got: Identified) -> str:
     """Denominator, smoothing, token weights and moved targets of the CE part."""
     if got.ce_denominator == "unknown":
         return "CE with unknown weights"
-    ce = f"CE over {_tokens(got.ce_denominator)}"
-    weights = {"class": "class weights", "position": "weights by position", "token": "token weights"}
-    notes = [f"label smoothing {got.label_smoothing:.4g}"] if got.label_smoothing else []
-    notes += [weights[got.ce_weights]] if got.ce_weights is not None and got.ce_weights in weights else []
-    notes += ["means of groups"] if got.ce_weights == "groups" else []
-    notes += [f"targets {got.targets} by one"] if got.targets != "given" else []
-    return f"{ce} ({', '.join(notes)})" if notes else ce
+    notes = (
+        f"label smoothing {got.label_smoothing:.4g}" if got.label_smoothing else "",
+        WEIGHTS.get(got.ce_weights or "", ""),
+        f"targets {got.targets} by one" if got.targets != "given" else "",
+    )
+    said = ", ".join(filter(None, notes))
+    return f"CE over {_tokens(got.ce_denominator)}" + (f" ({said})" if said else "")
 
 
 def _tokens(denominator: str | None) -> str:
     """The denominators that count tokens, in words; the others by their name."""
     return {"valid": "valid tokens", "all": "all tokens"}.get(denominator or "", str(denominator))
-
-
-def _target(c: float, error: float | None) -> str:
-    """c, as 0 where it differs from 0 by less than its uncertainty and by rounding alone."""
-    return "0" if error is not None and abs(c) < min(error, 1e-6) else f"{c:.6g}"
-
-
-def _rule(got: Identified) -> str:
-    """c as log V, or log V plus a constant, where it follows the vocabulary."""
-    if got.target_rule != "log_v" or not got.vocab or got.target is None:
-        return ""
-    constant = got.target - math.log(got.vocab)
-    return " (log V)" if abs(constant) < 1e-3 else f" (log V {constant:+.4g})"
 
 
 def _plus_minus(error: float | None) -> str:
@@ -213,12 +215,7 @@ def source_line(audit: LossAudit) -> str:
     source = audit.source
     if source.delta_src is None:
         return f"Source against fp64: not measured ({source.reason})."
-    what = "Z source" if source.of == "z" else "total gradient"
-    return (
-        f"Against fp64 on {source.tokens} {source.dtype} tokens: "
-        f"forward {_number(source.forward_rel_error)}, {what} Δ_src {_number(source.delta_src)}, "
-        f"1 − cosine {_number(_one_minus(source.cosine))}."
-    )
+    return f"Against fp64 on {source.tokens} {source.dtype} tokens: {_errors(source)}."
 
 
 def target_model_lines(audit: LossAudit) -> list[str]:
@@ -228,27 +225,26 @@ def target_model_lines(audit: LossAudit) -> list[str]:
         return []
     if found.delta_src is None:
         return [f"On the logits of {found.model}: not measured ({found.reason})."]
-    what = "Z source" if found.of == "z" else "total gradient"
-    where = f"On {found.tokens} {found.dtype} tokens of {found.model} ({found.text}), at the {_place(found.at)}: "
+    place = "hidden states" if found.at == "hidden" else "logits"
     floor = "" if found.beyond_rounding else f" (rounding alone can cause {_number(found.rounding_floor)})"
     weight = "" if found.delta_weight is None else f", dW {_number(found.delta_weight)}"
-    assumed = [] if found.assumed is None else [f"The fp64 source there is that of {found.assumed}."]
     return [
-        f"{where}forward {_number(found.forward_rel_error)}, {what} Δ_src {_number(found.delta_src)}{floor}{weight}, "
-        f"1 − cosine {_number(_one_minus(found.cosine))}.",
+        f"On {found.tokens} {found.dtype} tokens of {found.model} ({found.text}), at the {place}: "
+        f"{_errors(found, floor + weight)}.",
         f"Relative error of a token's source: mean {_number(found.token_mean)}, p99 {_number(found.token_p99)}, "
         f"max {_number(found.token_max)}.",
-        *assumed,
+        *([] if found.assumed is None else [f"The fp64 source there is that of {found.assumed}."]),
     ]
 
 
-def _place(at: str) -> str:
-    return "hidden states" if at == "hidden" else "logits"
+def _errors(source: SourceError | TargetModelSource, more: str = "") -> str:
+    what = "Z source" if source.of == "z" else "total gradient"
+    distance = None if source.cosine is None else max(1.0 - source.cosine, 0.0)
+    return (
+        f"forward {_number(source.forward_rel_error)}, {what} Δ_src {_number(source.delta_src)}{more}, "
+        f"1 − cosine {_number(distance)}"
+    )
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
-def _one_minus(cosine: float | None) -> float | None:
-    return None if cosine is None else max(1.0 - cosine, 0.0)
+    return MISSING if value is None else f"{value:.3g}"

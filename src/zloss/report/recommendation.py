@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from zloss.decide.recommend import CENTERED_HEAD
 from zloss.decide.stages import SOURCE
-from zloss.report.audit import VERDICTS, decision_document
-from zloss.report.comparison import VERDICT_COLUMNS, verdict_cells
+from zloss.report.audit import decision_document, stage_item
+from zloss.report.comparison import verdict_table
 from zloss.report.document import (
     Cell,
     Column,
+    Columns,
     Document,
     Group,
     Heading,
-    Item,
     Items,
     Plain,
     Table,
     Text,
     Tone,
-    row,
+    table,
     terms,
 )
-from zloss.report.numbers import number, seconds
+from zloss.report.numbers import seconds
 from zloss.results.recommendation import Recommendation, RecommendPlan
 from zloss.results.record import to_plain
 
@@ -46,7 +46,7 @@ def recommendation_document(found: Recommendation) -> Document:
         *decision_document(found.stages),
         Heading("Confirmation", 2),
         Text(seeds_sentence(found), "lead"),
-        *([_confirmation(found)] if found.confirmation else []),
+        *([verdict_table(found.confirmation)] if found.confirmation else []),
         Heading("Arms", 2),
         Text(SELECTION, "lead"),
         _arms(found, whole=True),
@@ -56,9 +56,6 @@ def recommendation_document(found: Recommendation) -> Document:
 
 def recommendation_summary(found: Recommendation) -> Document:
     """What a terminal shows: the stages in short, and the lines to paste last."""
-    stages = tuple(
-        Item(stage.stage, VERDICTS[stage.fired][1], VERDICTS[stage.fired][0], stage.reason) for stage in found.stages
-    )
     selected: Document = []
     if found.arms:
         selected = [
@@ -66,14 +63,14 @@ def recommendation_summary(found: Recommendation) -> Document:
             _arms(found, whole=False),
             Text(seeds_sentence(found), "soft"),
         ]
-    confirmed: Document = [Heading("Confirmation", 3), _confirmation(found)] if found.confirmation else []
+    confirmed: Document = [Heading("Confirmation", 3), verdict_table(found.confirmation)] if found.confirmation else []
     budget = "" if found.budget_seconds is None else f" of {seconds(found.budget_seconds)}"
     return [
         Heading(found.action, 1),
         Text(found.confidence, "", LEVELS[found.level]),
         *_sentences(found),
         Heading("Stages", 3),
-        Items(stages),
+        Items(tuple(stage_item(stage, actions=False) for stage in found.stages)),
         *selected,
         *confirmed,
         *_paste(found),
@@ -83,11 +80,15 @@ def recommendation_summary(found: Recommendation) -> Document:
 
 def plan_summary(plan: RecommendPlan) -> Document:
     """The arms of a plan as settings, and how their runs come back."""
-    rows = tuple((Plain(arm.label), Plain(arm.code), ", ".join(arm.stages) or arm.note) for arm in plan.arms)
+    columns: Columns = (
+        (Column("arm", "text"), lambda arm: Plain(arm.label)),
+        (Column("objective", "prose"), lambda arm: Plain(arm.code)),
+        (Column("why", "prose"), lambda arm: ", ".join(arm.stages) or arm.note),
+    )
     settings = ", ".join(f"{key} {value}" for key, value in plan.settings.items())
     return [
         Heading(Plain(f"{plan.model} on {plan.text}: {len(plan.arms)} arms"), 1),
-        Table((Column("arm", "text"), Column("objective", "prose"), Column("why", "prose")), rows),
+        table(plan.arms, columns),
         Text(f"The same for every arm: {settings}."),
         Text(f"Seeds {', '.join(map(str, plan.seeds))}: the first selects, the others confirm."),
         Text("Record each run with zloss.record_run(DIR, …), then run: zloss recommend MODEL --runs DIR", "soft"),
@@ -100,20 +101,15 @@ def seeds_sentence(found: Recommendation) -> str:
         return "No run was made."
     seeds = ", ".join(map(str, found.confirmation_seeds)) or "none"
     word = "seeds" if len(found.confirmation_seeds) > 1 else "seed"
+    source = next((stage for stage in found.stages if stage.stage == SOURCE.name), None)
+    passed = any(arm.method == CENTERED_HEAD and arm.state == "passed" for arm in found.arms)
+    # A Centered head is measured for every model, and proposed for some.
+    unproposed = f" {CENTERED_HEAD} is proposed only where {SOURCE.name} fired."
     return (
         f"Seed {found.selection_seed} and half of the validation text selected; {word} {seeds} and the other half were for "
         "confirmation. Numbers of the selection are not evidence: it chose by them. The chosen arm is the best that passed, or "
-        f"the nearest where none did.{_unproposed_head(found)}"
+        f"the nearest where none did.{unproposed if passed and source is not None and not source.fired else ''}"
     )
-
-
-def _unproposed_head(found: Recommendation) -> str:
-    """Why a Centered head that passes is not the answer: it is measured for every model, and proposed for some."""
-    source = next((stage for stage in found.stages if stage.stage == SOURCE.name), None)
-    passed = any(arm.method == CENTERED_HEAD and arm.state == "passed" for arm in found.arms)
-    if not passed or source is None or source.fired:
-        return ""
-    return f" {CENTERED_HEAD} is proposed only where {SOURCE.name} fired."
 
 
 def _sentences(found: Recommendation) -> Document:
@@ -140,32 +136,24 @@ def _paste(found: Recommendation) -> Document:
     return document
 
 
-def _confirmation(found: Recommendation) -> Table:
-    """Every confirmed method with the parts of its verdict."""
-    rows = tuple(row(Plain(verdict.label), *verdict_cells(verdict)) for verdict in found.confirmation)
-    return Table((Column("method", "text"), *VERDICT_COLUMNS), rows, name="quality")
-
-
 def _arms(found: Recommendation, *, whole: bool) -> Table:
-    rows = tuple(
-        (
-            Cell(Plain(arm.label), arm.label),
-            arm.state,
-            Cell("" if arm.delta_ce is None else f"{arm.delta_ce:+.4f}", arm.delta_ce),
-            Cell(_ratio(arm.ratio), arm.ratio),
-            Cell(_ratio(arm.transported), arm.transported),
-            Cell(number(arm.steps) if arm.steps is not None else "", arm.steps),
-            *((arm.reason, ", ".join(arm.stages), arm.note) if whole else ()),
-        )
-        for arm in found.arms
+    more = (
+        (Column("what was seen", "prose"), lambda arm: arm.reason),
+        (Column("proposed by", "prose"), lambda arm: ", ".join(arm.stages)),
+        (Column("λ", "prose"), lambda arm: arm.note),
     )
-    more = (Column("what was seen", "prose"), Column("proposed by", "prose"), Column("λ", "prose"))
-    columns = (
-        Column("arm", "text"), Column("state", "text"), Column("ΔCE"), Column("lowered"), Column("p99 ‖δ_u‖"), Column("steps"),
+    columns: Columns = (
+        (Column("arm", "text"), lambda arm: Cell(Plain(arm.label), arm.label)),
+        (Column("state", "text"), lambda arm: arm.state),
+        ("ΔCE", lambda arm: _present(arm.delta_ce, "{:+.4f}")),
+        ("lowered", lambda arm: _present(arm.ratio, "× {:.3g}")),
+        ("p99 ‖δ_u‖", lambda arm: _present(arm.transported, "× {:.3g}")),
+        ("steps", lambda arm: _present(arm.steps, "{:,}")),
         *(more if whole else ()),
-    )  # fmt: skip
-    return Table(columns, rows, name="numbers")
+    )
+    return table(found.arms, columns, name="numbers")
 
 
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"× {value:.3g}"
+def _present(value: float | None, form: str) -> Cell:
+    """A number in its form; nothing where it does not exist."""
+    return Cell("" if value is None else form.format(value), value)

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zloss.report.document import Cell, Column, Document, Heading, Plain, Row, Table, Text, Tone, show
-from zloss.report.numbers import MISSING, factor, number
+from zloss.report.document import (
+    Cell,
+    Column,
+    Columns,
+    Document,
+    Heading,
+    Plain,
+    Row,
+    Table,
+    Text,
+    Tone,
+    cell,
+    show,
+    table,
+)
+from zloss.report.numbers import MISSING, factor
 from zloss.results.quantities import define, symbol
-from zloss.results.reproduction import NOT_JUDGED, PROFILES, ReproducedLine, ReproductionRecord, TextSource, Verdict
+from zloss.results.reproduction import (
+    NOT_JUDGED,
+    PROFILES,
+    ReproducedClaim,
+    ReproducedLine,
+    ReproductionRecord,
+    TextSource,
+    Verdict,
+)
 
 NOT_COMPARABLE = (
     "The numbers are not comparable with the paper's (see the deviations); its claims may still be tested on ours."
@@ -22,7 +44,6 @@ VERDICTS: dict[Verdict, tuple[str, Tone]] = {
     "cannot be tested here": ("cannot be tested here", "open"),
 }
 """Verdict on a claim → its plural and its tone."""
-CLAIMS = ("the paper's statement", "on our numbers", "evidence", "on the paper's own numbers")
 
 
 def reproduction_document(record: ReproductionRecord, figures: Sequence[Path] = ()) -> Document:
@@ -75,24 +96,23 @@ def reproduction_table(record: ReproductionRecord) -> Table:
     """Ours, then the paper's line that belongs to it and the ratio."""
     columns = record.columns
     names = tuple(dict.fromkeys(name for row in record.rows for name in row.key(columns)))
-    side = (Column("", "text"),) if columns else ()
+    blank = ("",) * len(names)
     rows: list[Row] = []
     for row in record.rows:
         key = row.key(columns)
-        ours = ("ours",) if columns else ()
-        rows.append(
-            (*(Plain(show(key[name])) if name in key else "" for name in names), *ours, *_cells(row.extra, columns))
-        )
-        if row.beside is None or not columns:
-            continue
-        blank = ("",) * len(names)
-        paper = Cell(_paper(row, columns), tone="paper")
-        rows.append((*blank, paper, *(Cell(text, tone="paper") for text in _printed(row, columns))))
-        ratios = (Cell(factor(row.ratio.get(column)), tone="soft") for column in columns)
-        rows.append((*blank, Cell("ours/paper", tone="soft"), *ratios))
-    titles = tuple(Column(_title(name), "text") for name in names)
-    shown = (*titles, *side, *map(Column.of, columns))
-    return Table(shown, tuple(rows), keys=len(shown) - len(columns), name="numbers", sortable=False)
+        keys = tuple(Plain(show(key[name])) if name in key else "" for name in names)
+        rows.append((*keys, *(("ours",) if columns else ()), *(_cell(row.extra.get(column)) for column in columns)))
+        if row.beside is not None and columns:
+            # The paper's line by what differs from ours.
+            theirs = row.beside
+            differing = [show(theirs[name]) for name in key if name in theirs and theirs[name] != key[name]]
+            paper = f"paper, {', '.join(differing)}" if differing else "paper"
+            rows.append((*blank, *(Cell(text, tone="paper") for text in (paper, *_printed(row, columns)))))
+            ratios = (factor(row.ratio.get(column)) for column in columns)
+            rows.append((*blank, *(Cell(text, tone="soft") for text in ("ours/paper", *ratios))))
+    titles = (symbol(name) if define(name) else name.replace("_", " ") for name in names)
+    shown = (*(Column(title, "text") for title in titles), *((Column("", "text"),) if columns else ()))
+    return Table((*shown, *map(Column.of, columns)), tuple(rows), keys=len(shown), name="numbers", sortable=False)
 
 
 def claims_tally(record: ReproductionRecord) -> str:
@@ -108,92 +128,65 @@ def deviations(record: ReproductionRecord) -> list[str]:
     models: dict[str, list[str]] = {}
     for row in record.rows:
         for sentence in row.deviations:
-            models.setdefault(sentence, []).append(_model(row))
-    every = {_model(row) for row in record.rows}
+            models.setdefault(sentence, []).append(str(row.extra.get("model", "")))
+    every = {str(row.extra.get("model", "")) for row in record.rows}
     return [
         sentence if set(found) == every else f"{', '.join(dict.fromkeys(found))}: {sentence}"
         for sentence, found in models.items()
     ]
 
 
-def missing_numbers(record: ReproductionRecord) -> list[str]:
-    """Why numbers of ours do not exist, one sentence per line and reason."""
-    found: dict[tuple[str, str], list[str]] = {}
+def _remarks(record: ReproductionRecord) -> Document:
+    """What deviates from the paper, why numbers of ours do not exist, and the notes."""
+    missing: dict[tuple[str, str], list[str]] = {}
     for row in record.rows:
         name = ", ".join(show(value) for value in row.key(record.columns).values())
         for column, why in row.reasons.items():
-            found.setdefault((name, why), []).append(symbol(column))
-    return [f"{name}: no {', '.join(columns)}: {why}" for (name, why), columns in found.items()]
-
-
-def _remarks(record: ReproductionRecord) -> Document:
-    document: Document = []
-    if record.columns and not record.comparable:
-        document.append(Text(NOT_COMPARABLE))
-        document += [Text(sentence, "item") for sentence in deviations(record)]
-    remarks = [*missing_numbers(record), *record.notes]
-    return [*document, *(Text(sentence, "item") for sentence in remarks)]
+            missing.setdefault((name, why), []).append(symbol(column))
+    absent = [f"{name}: no {', '.join(columns)}: {why}" for (name, why), columns in missing.items()]
+    differs = bool(record.columns) and not record.comparable
+    items = [*(deviations(record) if differs else []), *absent, *record.notes]
+    return [*([Text(NOT_COMPARABLE)] if differs else []), *(Text(sentence, "item") for sentence in items)]
 
 
 def _claims(record: ReproductionRecord) -> Document:
     """The counts, then every claim with its evidence where they are judged."""
     if not record.judged:
         return [Text(f"{claims_tally(record)}.")]
-    rows = tuple(
+
+    def on_paper(claim: ReproducedClaim) -> str:
+        return MISSING if claim.on_the_papers_numbers is None else claim.on_the_papers_numbers.verdict
+
+    columns: Columns = (
         (
-            claim.statement + (f" ({claim.reading})" if claim.reading else ""),
-            Cell(claim.verdict, claim.verdict, VERDICTS[claim.verdict][1]),
-            claim.evidence,
-            MISSING if claim.on_the_papers_numbers is None else claim.on_the_papers_numbers.verdict,
-        )
-        for claim in record.claims
+            Column("the paper's statement", "prose"),
+            lambda claim: claim.statement + (f" ({claim.reading})" if claim.reading else ""),
+        ),
+        (
+            Column("on our numbers", "text"),
+            lambda claim: Cell(claim.verdict, claim.verdict, VERDICTS[claim.verdict][1]),
+        ),
+        (Column("evidence", "prose"), lambda claim: claim.evidence),
+        (Column("on the paper's own numbers", "prose"), on_paper),
     )
-    kinds = ("prose", "text", "prose", "prose")
-    columns = tuple(Column(title, kind) for title, kind in zip(CLAIMS, kinds, strict=True))  # type: ignore[arg-type]
-    return [
-        Text(f"{claims_tally(record)}. In brackets: what of the check is ours."),
-        Table(columns, rows, name="claims"),
-    ]
+    said = f"{claims_tally(record)}. In brackets: what of the check is ours."
+    return [Text(said), table(record.claims, columns, name="claims")]
 
 
-def _cells(numbers: Mapping[str, Any], columns: tuple[str, ...]) -> tuple[Cell, ...]:
-    return tuple(Cell(_cell(value := numbers.get(column)), value if _numeric(value) else None) for column in columns)
+def _cell(value: Any) -> Cell:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return Cell(show(value))
+    return cell(value)
 
 
-def _numeric(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _cell(value: Any) -> str:
-    return MISSING if value is None else number(value) if _numeric(value) else show(value)
-
-
-def _printed(row: ReproducedLine, columns: tuple[str, ...]) -> tuple[str, ...]:
+def _printed(row: ReproducedLine, columns: tuple[str, ...]) -> list[str]:
     """The paper's numbers as it prints them, zeros at the end included, unless a power of ten is easier to read."""
-    values = row.beside or {}
-
-    def text(column: str) -> str:
-        value, printed = values.get(column), row.printed.get(column)
+    texts = []
+    for column in columns:
+        value, printed = (row.beside or {}).get(column), row.printed.get(column)
         plain = isinstance(value, (int, float)) and abs(value) >= SMALLEST_PLAIN
-        return printed if printed and plain else _cell(value)
-
-    return tuple(map(text, columns))
-
-
-def _model(row: ReproducedLine) -> str:
-    return str(row.extra.get("model", ""))
-
-
-def _paper(row: ReproducedLine, columns: tuple[str, ...]) -> str:
-    """The paper's line by what differs from ours."""
-    ours, theirs = row.key(columns), row.beside or {}
-    differing = [show(theirs[name]) for name in ours if name in theirs and theirs[name] != ours[name]]
-    return f"paper, {', '.join(differing)}" if differing else "paper"
-
-
-def _title(name: str) -> str:
-    found = define(name)
-    return name.replace("_", " ") if found is None else found.symbol
+        texts.append(printed if printed and plain else _cell(value).text)
+    return texts
 
 
 def _text(text: TextSource) -> str:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from zloss.report.document import Block, Cell, Column, Document, Group, Heading, Plain, Table, Terms, Text, cell
+from zloss.report.document import (
+    Block,
+    Cell,
+    Column,
+    Columns,
+    Document,
+    Group,
+    Heading,
+    Plain,
+    Table,
+    Terms,
+    Text,
+    table,
+)
 from zloss.report.numbers import MISSING, coefficient, number
 from zloss.results.quantities import BY_KEY, Definition, define, symbol
 from zloss.results.router import MeasuredScale, RouterFindings, RouterScaleTable, RouterTail
@@ -48,12 +61,13 @@ def findings_document(router: RouterFindings, *, layers: bool = False) -> Docume
         notes.insert(0, router.applied.sentence)
     document: Document = [*(Text(note, "soft") for note in notes), Group("columns", tuple(groups))]
     if layers and router.per_layer:
-        columns = (Column("router", "text"), Column("mean log Z_R"), Column.of("entropy"), Column.of("load_cv"))
-        rows = tuple(
-            (Plain(layer.name), cell(layer.log_z_mean), cell(layer.entropy), cell(layer.load_cv))
-            for layer in router.per_layer
+        columns: Columns = (
+            (Column("router", "text"), lambda layer: Plain(layer.name)),
+            ("mean log Z_R", "log_z_mean"),
+            (Column.of("entropy"), "entropy"),
+            (Column.of("load_cv"), "load_cv"),
         )
-        document.append(Table(columns, rows, name="numbers"))
+        document.append(table(router.per_layer, columns, name="numbers"))
     return document
 
 
@@ -72,37 +86,22 @@ def router_scale_document(scales: RouterScaleTable, *, matched: str | None = Non
     With `cited` the place where each convention was read.
     """
     bold = (scales.source, matched)
-    rows = tuple(
+    columns: Columns = (
         (
-            Cell(Plain(scale.convention), tone="strong" if scale.convention in bold else ""),
-            Cell(f"{scale.relative:.6g}{'' if scale.uniform else ' (mean)'}", scale.relative),
-            Cell(f"{scale.absolute:.4g}", scale.absolute),
-            Cell("none" if scale.equal_coef is None else f"{scale.equal_coef:.6g}", scale.equal_coef),
-            *([Cell(Plain(scale.cited), tone="soft")] if cited else []),
-        )
-        for scale in scales.conventions
-    )
-    columns = (
-        Column("convention", "text"), Column("s_rel"), Column("λα"), Column("equal λ_R"),
-        *([Column("read from", "prose")] if cited else []),
-    )  # fmt: skip
-    return [
-        Heading(f"Router Z-loss, λ_R = {scales.coef:g} under {scales.source}", 3),
-        Text(
-            f"L = {scales.layers} routers, k = {scales.top_k} experts per token, T = {scales.tokens} tokens per layer and batch.",
-            "lead",
+            Column("convention", "text"),
+            lambda one: Cell(Plain(one.convention), tone="strong" if one.convention in bold else ""),
         ),
-        Table(columns, rows, name="numbers"),
-        Terms(_scale_legend(scales)),
-    ]
-
-
-def _scale_legend(scales: RouterScaleTable) -> tuple[tuple[str, str], ...]:
-    """(column, what it holds)."""
-    relative, absolute = BY_KEY["s_rel"].meaning, BY_KEY["router_absolute"].meaning
+        ("s_rel", lambda one: Cell(f"{one.relative:.6g}{'' if one.uniform else ' (mean)'}", one.relative)),
+        ("λα", lambda one: Cell(f"{one.absolute:.4g}", one.absolute)),
+        ("equal λ_R", lambda one: Cell("none" if one.equal_coef is None else f"{one.equal_coef:.6g}", one.equal_coef)),
+        *([(Column("read from", "prose"), lambda one: Cell(Plain(one.cited), tone="soft"))] if cited else []),
+    )
     legend = [
-        ("s_rel", f"{relative}; 1 under {scales.conventions[0].convention}"),
-        ("λα", f"{absolute}, with T = {scales.tokens} tokens in each of L = {scales.layers} layers"),
+        ("s_rel", f"{BY_KEY['s_rel'].meaning}; 1 under {scales.conventions[0].convention}"),
+        (
+            "λα",
+            f"{BY_KEY['router_absolute'].meaning}, with T = {scales.tokens} tokens in each of L = {scales.layers} layers",
+        ),
         ("equal λ_R", f"the coefficient that applies what {scales.coef:g} applies under {scales.source}"),
         (
             "c_R",
@@ -112,7 +111,15 @@ def _scale_legend(scales: RouterScaleTable) -> tuple[tuple[str, str], ...]:
     ]
     if not all(scale.uniform for scale in scales.conventions):
         legend.append(("(mean)", "layers have different scales; this is the mean over routing decisions"))
-    return tuple(legend)
+    return [
+        Heading(f"Router Z-loss, λ_R = {scales.coef:g} under {scales.source}", 3),
+        Text(
+            f"L = {scales.layers} routers, k = {scales.top_k} experts per token, T = {scales.tokens} tokens per layer and batch.",
+            "lead",
+        ),
+        table(scales.conventions, columns, name="numbers"),
+        Terms(tuple(legend)),
+    ]
 
 
 def _scale_lines(scale: MeasuredScale) -> list[Line]:
@@ -134,17 +141,12 @@ def _scale_lines(scale: MeasuredScale) -> list[Line]:
 
 def _named(title: str, lines: list[Line]) -> Table:
     """Numbers under their names."""
-    rows = tuple(
-        (
-            Cell(name, quantity=Definition(name, name, meaning) if meaning else None),
-            text,
-            Cell(meaning, tone="soft"),
-        )
-        for name, text, meaning in lines
+    columns: Columns = (
+        (Column("", "text"), lambda line: Cell(line[0], quantity=Definition(line[0], *line[::2]) if line[2] else None)),
+        (Column("", "prose"), lambda line: line[1]),
+        (Column("", "prose"), lambda line: Cell(line[2], tone="soft")),
     )
-    return Table(
-        (Column("", "text"), Column("", "prose"), Column("", "prose")), rows, title, name="small", sortable=False
-    )
+    return table(lines, columns, title=title, name="small", sortable=False)
 
 
 def _line(key: str, text: str, unit: str = "") -> Line:

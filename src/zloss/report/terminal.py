@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Column as RichColumn
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
 
 from zloss.report.document import Block, Card, Cell, Column, Group, Heading, Item, Items, Table, Terms, Text
 from zloss.report.numbers import number
-from zloss.results.quantities import Definition
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text as RichText
 
 STYLES = {
     "strong": "bold", "soft": "dim", "raw": "", "centered": "", "code": "", "paper": "cyan",
@@ -35,38 +36,32 @@ LEAST_PROSE = 26
 
 def print_document(document: Iterable[Block], console: Console | None = None) -> None:
     """Print every block; figures are not for a terminal."""
-    from rich.console import Console
-
     console = console or Console(markup=False)
     for block in document:
-        _print(block, console)
-
-
-def _print(block: Block, console: Console) -> None:
-    match block:
-        case Heading(text):
-            _sentence(console, text, style="bold")
-        case Text(sentence, "code"):
-            for line in sentence.splitlines():
-                # Never broken over two lines: it is copied as it is.
-                console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
-        case Text(sentence, style, tone):
-            indent = "  " if style == "item" else ""
-            look = f"{TEXTS.get(style, '')} {STYLES.get(tone, '')}".strip()
-            _sentence(console, sentence, first=indent, rest=indent, style=look)
-        case Terms(items, title):
-            if title:
-                _sentence(console, title, style="bold")
-            for name, text in items:
-                _sentence(console, text, first=f"{name}: ", rest="    ")
-        case Table():
-            _print_table(block, console)
-        case Items(items):
-            _print_items(items, console)
-        case Card(quantity, raw, centered):
-            _sentence(console, f"{number(raw)} raw, {number(centered)} centered", first=f"{quantity.symbol}: ")
-        case Group(_, blocks):
-            print_document(blocks, console)
+        match block:
+            case Heading(text):
+                _sentence(console, text, style="bold")
+            case Text(sentence, "code"):
+                for line in sentence.splitlines():
+                    # Never broken over two lines: it is copied as it is.
+                    console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
+            case Text(sentence, style, tone):
+                indent = "  " if style == "item" else ""
+                look = f"{TEXTS.get(style, '')} {STYLES.get(tone, '')}".strip()
+                _sentence(console, sentence, first=indent, rest=indent, style=look)
+            case Terms(items, title):
+                if title:
+                    _sentence(console, title, style="bold")
+                for name, text in items:
+                    _sentence(console, text, first=f"{name}: ", rest="    ")
+            case Table():
+                _print_table(block, console)
+            case Items(items):
+                _print_items(items, console)
+            case Card(quantity, raw, centered):
+                _sentence(console, f"{number(raw)} raw, {number(centered)} centered", first=f"{quantity.symbol}: ")
+            case Group(_, blocks):
+                print_document(blocks, console)
 
 
 def _sentence(console: Console, text: str, *, first: str = "", rest: str = "", style: str = "") -> None:
@@ -85,9 +80,6 @@ def _sentence(console: Console, text: str, *, first: str = "", rest: str = "", s
 
 def _print_items(items: Sequence[Item], console: Console) -> None:
     """Verdict, name and sentence of each in columns, with what follows below the sentence."""
-    from rich.table import Table as RichTable
-    from rich.text import Text as RichText
-
     grid = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
@@ -109,30 +101,32 @@ def _print_table(table: Table, console: Console) -> None:
     if table.rows:
         kept = [i for i, column in enumerate(table.columns) if console.width >= WIDE or not column.wide]
         columns = [table.columns[i] for i in kept]
-        rows = [[_cell(row[i]) for i in kept] for row in table.rows]
+        rows = [[Cell(cell) if isinstance(cell := row[i], str) else cell for i in kept] for row in table.rows]
         _print_rows(columns, rows, min(table.keys, len(kept)), console)
     explained = any(column.wide for column in table.columns) and console.width >= WIDE
     for quantity in () if explained else table.legend:
-        _sentence(console, _meaning(quantity), first=f"{quantity.symbol}: ", rest="    ")
+        unit = f", in {quantity.unit}" if quantity.unit in ("nat", "nat²", "s") else ""
+        _sentence(console, f"{quantity.meaning}{unit}", first=f"{quantity.symbol}: ", rest="    ")
     if table.note:
         _sentence(console, table.note, style="dim")
 
 
 def _print_rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], keys: int, console: Console) -> None:
-    widths = [_whole_width(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
+    texts = [(column.title, *(_plain(row[i]) for row in rows)) for i, column in enumerate(columns)]
+    widths = [max(map(cell_len, (*title.split("\n"), *cells))) for title, *cells in texts]
+    words = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
     prose = [i for i, column in enumerate(columns) if column.kind == "prose"]
     if sum(widths) + PADDING * len(widths) <= console.width:
         _print_part(columns, rows, dict(enumerate(widths)), console)
     elif prose:
         rest = sum(widths[i] + PADDING for i in range(len(columns)) if i not in prose)
         shares = _shared(console.width - rest - PADDING * len(prose), [widths[i] for i in prose])
-        least = [max(min(LEAST_PROSE, widths[i]), _longest_word(columns[i], [row[i] for row in rows])) for i in prose]
+        least = [max(min(LEAST_PROSE, widths[i]), words[i]) for i in prose]
         if all(share >= needed for share, needed in zip(shares, least, strict=True)):
             _print_part(columns, rows, dict(enumerate(widths)) | dict(zip(prose, shares, strict=True)), console)
         else:
             _print_stacked(columns, rows, console)
     else:
-        words = [_longest_word(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
         room = console.width - sum(width + PADDING for width in widths[keys:])
         # The table stays whole where it is enough to fold its keys.
         whole = sum(word + PADDING for word in words[:keys]) <= room
@@ -174,11 +168,6 @@ def _print_part(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell]], widths: dict[int, int], console: Console
 ) -> None:
     """The chosen columns, each in its width."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Column as RichColumn
-    from rich.table import Table as RichTable
-    from rich.text import Text as RichText
-
     titled = any(columns[i].title for i in widths)
     shown = [
         RichColumn(
@@ -210,38 +199,16 @@ def _print_stacked(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], co
                 )
 
 
-def _cell(cell: Cell | str) -> Cell:
-    return Cell(cell) if isinstance(cell, str) else cell
-
-
 def _plain(cell: Cell) -> str:
-    text = f"{cell.note}{cell.text}" if cell.token else f"{cell.mark} {cell.text}".strip()
-    return f"{text} ({cell.note})" if cell.note and not cell.token else text
+    if cell.token:
+        return f"{cell.note}{cell.text}"
+    text = f"{cell.mark} {cell.text}".strip()
+    return f"{text} ({cell.note})" if cell.note else text
 
 
 def _rich(cell: Cell) -> RichText:
     # `Text`, not markup: a name may hold square brackets.
-    from rich.text import Text as RichText
-
-    style = STYLES.get(cell.tone, "")
-    if not cell.mark:
-        return RichText(_plain(cell), style=style)
-    return RichText.assemble((cell.mark, style), f" {_plain(cell).removeprefix(cell.mark).lstrip()}".rstrip())
-
-
-def _whole_width(column: Column, cells: Sequence[Cell]) -> int:
-    from rich.cells import cell_len
-
-    return max(map(cell_len, (*column.title.split("\n"), *map(_plain, cells))), default=0)
-
-
-def _longest_word(column: Column, cells: Sequence[Cell]) -> int:
-    from rich.cells import cell_len
-
-    words = [word for text in (column.title, *map(_plain, cells)) for word in text.split()]
-    return max(map(cell_len, words), default=1)
-
-
-def _meaning(quantity: Definition) -> str:
-    unit = f", in {quantity.unit}" if quantity.unit in ("nat", "nat²", "s") else ""
-    return f"{quantity.meaning}{unit}"
+    text = RichText(_plain(cell), style="" if cell.mark else STYLES.get(cell.tone, ""))
+    if cell.mark:
+        text.stylize(STYLES.get(cell.tone, ""), 0, len(cell.mark))
+    return text

@@ -14,7 +14,7 @@ from zloss.errors import InputError
 from zloss.results.decision import Decision, LambdaBudget
 from zloss.results.options import Coordinate, check_columns
 from zloss.results.provenance import AuditProvenance
-from zloss.results.record import COMPUTED_SHARE, COSINE, NOT_NEGATIVE, ResultRecord, to_plain
+from zloss.results.record import COMPUTED_SHARE, COSINE, NOT_NEGATIVE, ResultRecord
 from zloss.results.router import RouterFindings
 
 NO_INPUT_PATH = "the head is untied: no input path leads to its gradient"
@@ -439,18 +439,13 @@ class AuditReport(ResultRecord):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; a nonfinite number becomes None and every None gets a reason."""
-        reasons = dict(self.reasons)
-
-        def note(path: str, value: float) -> None:
-            reasons.setdefault(path, f"the value was {value}")
-
+        plain = super().to_dict()
+        reasons = plain["reasons"]
         if self.tied_paths is None and not self.model.tied:
             reasons.setdefault("tied_paths", NO_INPUT_PATH)
-        plain: dict[str, Any] = {"schema": self.SCHEMA, **to_plain(self, on_nonfinite=note)}
         for path in _null_numbers(plain):
             if self.reason(path) is None:
                 reasons.setdefault(path, NOT_MEASURED)
-        plain["reasons"] = reasons
         return plain
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, get_args
 
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
@@ -19,17 +19,6 @@ from zloss.results.record import ResultRecord
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale, RouterScaleTable
 
-Kind = Literal[
-    "audit",
-    "loss-audit",
-    "comparison",
-    "router-scale",
-    "measured-router-scale",
-    "reproduction",
-    "implementation-audit",
-    "drift",
-    "recommendation",
-]
 Reported = (
     AuditReport
     | LossAudit
@@ -42,21 +31,22 @@ Reported = (
     | Recommendation
 )
 """What `zloss report` joins."""
-KINDS: dict[type[Reported], Kind] = {
-    AuditReport: "audit",
-    LossAudit: "loss-audit",
-    Comparison: "comparison",
-    RouterScaleTable: "router-scale",
-    MeasuredScale: "measured-router-scale",
-    ReproductionRecord: "reproduction",
-    ImplementationAudit: "implementation-audit",
-    Drift: "drift",
-    Recommendation: "recommendation",
-}
-RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in KINDS}
-"""Schema → record."""
 Read = TypeVar("Read", bound=ResultRecord)
 Joined = TypeVar("Joined", bound=Reported)
+
+
+def kind_of(schema: str) -> str:
+    """The kind of result that a schema names.
+
+    >>> kind_of("zloss.loss-audit/1")
+    'loss-audit'
+    """
+    return schema.partition("/")[0].removeprefix("zloss.")
+
+
+RECORDS: dict[str, type[Reported]] = {record.SCHEMA: record for record in get_args(Reported)}
+"""Schema → record."""
+KINDS: dict[type[Reported], str] = {record: kind_of(schema) for schema, record in RECORDS.items()}
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class Result:
     record: Reported
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> str:
         """The kind of result, as its schema names it."""
         return KINDS[type(self.record)]
 
@@ -81,14 +71,10 @@ def split_results(
     results: Iterable[Result],
 ) -> tuple[tuple[AuditReport, ...], tuple[LossAudit, ...], tuple[Comparison, ...]]:
     """(audits, audits of losses, comparisons), each in the given order."""
-    records = [result.record for result in results]
-    if not records:
+    results = list(results)
+    if not results:
         raise InputError("no result was given: pass a folder that `zloss audit` has written.")
-    return (
-        tuple(record for record in records if isinstance(record, AuditReport)),
-        tuple(record for record in records if isinstance(record, LossAudit)),
-        tuple(record for record in records if isinstance(record, Comparison)),
-    )
+    return records_of(results, AuditReport), records_of(results, LossAudit), records_of(results, Comparison)
 
 
 def records_of(results: Iterable[Result], record_type: type[Joined]) -> tuple[Joined, ...]:
@@ -107,48 +93,36 @@ def write_record(path: Path, record: ResultRecord) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Parsed JSON of a file."""
     return read_json(path, advice="run the command that wrote it again")
-
-
-def _load(path: Path) -> list[Result]:
-    if path.is_dir():
-        found = [result for file in sorted(path.glob("*.json")) if (result := _result(file)) is not None]
-        if not found:
-            raise InputError(
-                f"{path} holds no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`, "
-                "or another JSON file that zloss has written."
-            )
-        return found
-    if not path.exists():
-        raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit` has written.")
-    result = _result(path)
-    if result is None:
-        data = _read(path)
-        schema = data.get("schema") if isinstance(data, dict) else None
-        known = ", ".join(RECORDS)
-        raise InputError(f"{path} is not a result of zloss: its schema is {schema!r}, known are {known}.")
-    return [result]
-
-
-def _result(file: Path) -> Result | None:
-    """The result in `file`; None for other JSON. A known kind in another version is an error."""
-    data = _read(file)
-    schema = data.get("schema") if isinstance(data, dict) else None
-    for known, record_type in RECORDS.items():
-        if schema == known:
-            return Result(file, _record(file, record_type, data))
-        if isinstance(schema, str) and _kind(schema) == _kind(known):
-            raise InputError(f"{file} has schema {schema!r}; this version reads {known}.")
-    return None
 
 
 def _record(path: Path, record_type: type[Read], data: Any) -> Read:
     try:
         return record_type.from_dict(data)
     except InputError as error:
-        raise InputError(f"{path} is not a readable {_kind(record_type.SCHEMA)}: {error}") from error
+        raise InputError(f"{path} is not a readable {kind_of(record_type.SCHEMA)}: {error}") from error
 
 
-def _kind(schema: str) -> str:
-    return schema.partition("/")[0].removeprefix("zloss.")
+def _load(path: Path) -> list[Result]:
+    """The results of a file or a folder; other JSON in a folder is passed over, a known kind in another version is not."""
+    if not path.exists():
+        raise InputError(f"there is no file or folder {path}: pass a folder that `zloss audit` has written.")
+    found = []
+    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+        data = _read(file)
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if isinstance(schema, str) and schema in RECORDS:
+            found.append(Result(file, _record(file, RECORDS[schema], data)))
+            continue
+        for known in RECORDS:
+            if isinstance(schema, str) and kind_of(schema) == kind_of(known):
+                raise InputError(f"{file} has schema {schema!r}; this version reads {known}.")
+        if file == path:
+            known = ", ".join(RECORDS)
+            raise InputError(f"{path} is not a result of zloss: its schema is {schema!r}, known are {known}.")
+    if not found:
+        raise InputError(
+            f"{path} holds no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`, "
+            "or another JSON file that zloss has written."
+        )
+    return found

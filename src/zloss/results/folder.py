@@ -21,12 +21,21 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from zloss.errors import InputError, OutputError, UnwritableFolderError, ZlossError
-from zloss.results.io import NO_LOCKS, SUFFIX, part_prefix, remove_abandoned, take_lock, why_not_written
+from zloss.results.io import (
+    NO_LOCKS,
+    SUFFIX,
+    part_prefix,
+    remove_abandoned,
+    share,
+    take_lock,
+    unwritable,
+    why_not_written,
+)
 
 
 def check_folder(folder: Path) -> None:
     """An error, before the work starts, where results could not be written to `folder`."""
-    try:
+    with unwritable(f"to {folder}"):
         existing = folder
         while not _exists(existing):
             existing = existing.parent
@@ -38,12 +47,6 @@ def check_folder(folder: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".zloss-") as probe:
             probe.write(b"0")
             probe.flush()
-    except OSError as error:
-        if isinstance(error, OutputError):
-            raise
-        raise UnwritableFolderError(
-            f"cannot write to {folder}: {error.strerror or error}. Choose another folder."
-        ) from error
 
 
 def _exists(path: Path) -> bool:
@@ -70,16 +73,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     file = folder / LOCK_FILE
-    try:
+    with unwritable(f"to {folder}"):
         lock = _locked(folder)
         file.write_text(f"{os.getpid()}\n")
         mine = file.stat()
-    except OSError as error:
-        if isinstance(error, OutputError):
-            raise
-        raise UnwritableFolderError(
-            f"cannot write to {folder}: {error.strerror or error}. Choose another folder."
-        ) from error
     try:
         yield
     finally:
@@ -139,6 +136,12 @@ NAMES = {
 """Kind, as a schema names it → what it is called in an error."""
 RECORD_FILES = ("report.json", "implementation_audit.json", "drift.json", "comparison.json", "recommendation.json")
 """Files of the records that have a page."""
+OWNED_BY = {
+    "loss-audit": ("provenance.loss", ""),
+    "recommendation": ("tested.model", "tested.text"),
+    "drift": ("model", "corpus"),
+}
+"""Kind → the keys of its subject and its text, where they are not those of an audit."""
 
 
 @dataclass(frozen=True)
@@ -224,18 +227,14 @@ def _owner(file: Path) -> Owner | None:
     kind = str(data.get("schema")).partition("/")[0].removeprefix("zloss.") if isinstance(data, dict) else ""
     if kind not in NAMES:
         return None
-    if kind == "loss-audit":
-        return Owner(kind, _text(data, "provenance", "loss"))
-    if kind == "recommendation":
-        return Owner(kind, _text(data, "tested", "model"), _text(data, "tested", "text"))
-    if kind == "drift":
-        return Owner(kind, _text(data, "model"), _text(data, "corpus"))
-    place = _text(data, "model", PLACE_KEY) or _text(data, "model", "extra", PLACE_KEY)
-    return Owner(kind, _text(data, "model", "name"), _text(data, "corpus", "name"), place)
+    subject, text = OWNED_BY.get(kind, ("model.name", "corpus.name"))
+    place = _text(data, f"model.{PLACE_KEY}") or _text(data, f"model.extra.{PLACE_KEY}")
+    return Owner(kind, _text(data, subject), _text(data, text), place)
 
 
-def _text(data: Any, *path: str) -> str:
-    for key in path:
+def _text(data: Any, path: str) -> str:
+    """The text at a dotted path; empty where there is none."""
+    for key in path.split("."):
         data = data.get(key) if isinstance(data, dict) else None
     return data if isinstance(data, str) else ""
 
@@ -247,19 +246,19 @@ def whole_folder(target: Path) -> Iterator[Path]:
     When the block raises, it is removed and `target` stays as it was; a failed write, also one of safetensors, tokenizers
     or torch, is an `OutputError`. Folders that killed processes left half filled are removed first.
     """
-    try:
+    with unwritable(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(target.parent)
-        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=part_prefix(target.name), suffix=SUFFIX))
+        scratch = _new_part(target)
         handle = os.open(scratch, os.O_RDONLY)
-    except OSError as error:
-        raise UnwritableFolderError(
-            f"cannot write {target}: {error.strerror or error}. Choose another folder."
-        ) from error
     try:
         take_lock(handle)
         yield scratch
-        _sync_and_share(scratch)
+        for path in (scratch, *scratch.rglob("*")):
+            share(path)
+            if path.is_file():
+                with path.open("rb") as content:
+                    os.fsync(content.fileno())
         _move(scratch, target)
     except ZlossError:
         raise
@@ -273,16 +272,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def _sync_and_share(folder: Path) -> None:
-    """Every file on the disk, with the permissions of any file of the user: mkdtemp and safetensors make theirs private."""
-    umask = os.umask(0)
-    os.umask(umask)
-    folder.chmod(0o777 & ~umask)
-    for path in folder.rglob("*"):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
-        if path.is_file():
-            with path.open("rb") as content:
-                os.fsync(content.fileno())
+def _new_part(target: Path) -> Path:
+    """An empty folder next to `target`."""
+    return Path(tempfile.mkdtemp(dir=target.parent, prefix=part_prefix(target.name), suffix=SUFFIX))
 
 
 def _move(scratch: Path, target: Path) -> None:
@@ -290,7 +282,7 @@ def _move(scratch: Path, target: Path) -> None:
     if not target.exists():
         scratch.rename(target)
         return
-    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=part_prefix(target.name), suffix=SUFFIX))
+    aside = _new_part(target)
     try:
         target.rename(aside / target.name)
         try:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from zloss.results.audit import CorpusInfo, ModelInfo
-from zloss.results.io import write_json
 from zloss.results.provenance import AuditProvenance
-from zloss.results.record import ResultRecord, to_plain
+from zloss.results.record import ResultRecord
 
 
 @dataclass(frozen=True)
@@ -142,6 +140,7 @@ class ImplementationAudit(ResultRecord):
     """Source, update and overflow audit of one model on one text."""
 
     SCHEMA: ClassVar[str] = "zloss.implementation-audit/1"
+    FILE: ClassVar[str] = FILE
 
     model: ModelInfo
     """The checkpoint."""
@@ -188,18 +187,3 @@ class ImplementationAudit(ResultRecord):
             for line in self.updates
             if line.logit_scale == 1 and line.grad_rel_error is not None
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; a nonfinite number becomes None with its reason."""
-        reasons = dict(self.reasons)
-
-        def note(path: str, value: float) -> None:
-            reasons.setdefault(path, f"the value was {value}")
-
-        plain = to_plain(self, on_nonfinite=note)
-        return {"schema": self.SCHEMA, **plain, "reasons": reasons}
-
-    def write(self, folder: Path) -> Path:
-        """Put the file into `folder`; it appears whole or not at all."""
-        write_json(folder / FILE, self.to_dict())
-        return folder / FILE

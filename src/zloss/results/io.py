@@ -23,7 +23,7 @@ from typing import Any
 
 from filelock import lock_descriptor
 
-from zloss.errors import InputError, UnwritableFolderError, first_line
+from zloss.errors import InputError, OutputError, UnwritableFolderError, first_line
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 """Errors of a file system without locks; EBADF is that of NFS for a folder, whose handle cannot write."""
@@ -53,18 +53,15 @@ def part_prefix(name: str) -> str:
 def remove_abandoned(folder: Path) -> None:
     """Remove the parts in `folder` whose processes are gone; what cannot be removed stays."""
     with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            match = _NAME.fullmatch(entry.name)
-            if match is not None and _is_abandoned(Path(entry.path), int(match[1])):
-                _remove(Path(entry.path))
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
+        for path in map(Path, os.scandir(folder)):
+            match = _NAME.fullmatch(path.name)
+            if match is None or not _is_abandoned(path, int(match[1])):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def _is_abandoned(path: Path, process: int) -> bool:
@@ -86,40 +83,54 @@ def _is_running(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # it belongs to another user
-        return True
+        pass
     return True
 
 
 _WRITE_FAILED = re.compile(r"os error \d+|No space left|File too large|PytorchStreamWriter|inline_container")
 
 
+@contextlib.contextmanager
+def unwritable(what: str) -> Iterator[None]:
+    """Turn an error of the system inside the block into one sentence that says what could not be written."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise UnwritableFolderError(
+            f"cannot write {what}: {error.strerror or error}. Choose another folder."
+        ) from error
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Put `content` at `path` atomically; an earlier file stays untouched unless the new one is complete."""
     temporary: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(path.parent)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=part_prefix(path.name), suffix=SUFFIX)
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            take_lock(handle)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            # mkstemp makes private files; a result has the permissions of any other file of the user.
-            umask = os.umask(0)
-            os.umask(umask)
-            temporary.chmod(0o666 & ~umask)
-            temporary.replace(path)
-    except BaseException as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
+        with unwritable(str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(path.parent)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=part_prefix(path.name), suffix=SUFFIX)
+            temporary = Path(name)
+            with os.fdopen(handle, "wb") as file:
+                take_lock(handle)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                share(temporary)
+                temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if temporary is not None:
                 temporary.unlink()
-        if isinstance(error, OSError):
-            raise UnwritableFolderError(
-                f"cannot write {path}: {error.strerror or error}. Choose another folder."
-            ) from error
         raise
+
+
+def share(path: Path) -> None:
+    """Give `path` the permissions of any other file or folder of the user: mkstemp and mkdtemp make private ones."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
 
 
 def why_not_written(error: BaseException) -> str | None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from zloss.results.io import write_json
-from zloss.results.record import ResultRecord, from_plain, to_plain, without_schema
-
-SCHEMA = "zloss.loss-audit/1"
+from zloss.results.record import ResultRecord
 
 Verdict = Literal["pass", "finding", "not_applicable"]
 Severity = Literal["error", "warning", "note"]
@@ -228,7 +224,8 @@ class TargetModelSource:
 class LossAudit(ResultRecord):
     """Everything `zloss.audit_loss` found out."""
 
-    SCHEMA: ClassVar[str] = SCHEMA
+    SCHEMA: ClassVar[str] = "zloss.loss-audit/1"
+    FILE: ClassVar[str] = "report.json"
 
     identified: Identified
     """What the loss applies."""
@@ -238,8 +235,6 @@ class LossAudit(ResultRecord):
     """How far the applied source is from fp64."""
     provenance: dict[str, Any]
     """The audited loss by name, the probes, versions, and seconds."""
-    schema: str = SCHEMA
-    """Kind and version of the file."""
     target_model: TargetModelSource | None = None
     """The source on a model's own logits; None where no model was given."""
 
@@ -255,18 +250,3 @@ class LossAudit(ResultRecord):
         A finding written before severities existed counts as an error.
         """
         return tuple(finding for finding in self.found if finding.severity in ("error", None))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; a number that is not finite becomes None."""
-        return {"schema": self.schema, **to_plain(self)}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> LossAudit:
-        """The audit of a parsed report.json."""
-        return from_plain(cls, without_schema(data, cls.SCHEMA))
-
-    def write(self, folder: str | Path) -> Path:
-        """Write `report.json` under `folder` and return its path."""
-        path = Path(folder) / "report.json"
-        write_json(path, self.to_dict())
-        return path

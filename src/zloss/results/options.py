@@ -103,6 +103,13 @@ class TextOptions(TextChoice):
         return {field.name: getattr(self, field.name) for field in fields(TextOptions)} | changes
 
 
+def refuse(*cases: tuple[object, str]) -> None:
+    """Raise the sentence of the first case that is true."""
+    for wrong, sentence in cases:
+        if wrong:
+            raise InputError(sentence)
+
+
 def check_counts(config: object, names: Iterable[str], *, least: int = 1) -> None:
     """Whole numbers of at least `least`."""
     for name in names:

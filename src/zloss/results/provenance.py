@@ -134,8 +134,7 @@ def write_run_provenance(folder: Path, provenance: RunProvenance) -> None:
 def read_run_provenance(folder: Path) -> RunProvenance:
     """provenance.json of a run's folder; a missing or ill-typed key is named."""
     file = folder / RUN_FILE
-    data = read_object(file, advice="run it again to have one")
     try:
-        return from_plain(RunProvenance, data)
+        return from_plain(RunProvenance, read_object(file, advice="run it again to have one"))
     except InputError as error:
         raise InputError(f"{file} is not readable: {error}") from error

@@ -1,29 +1,22 @@
 """The measured quantities by key: symbol, unit, one sentence of meaning, scaling, label in the paper.
 
-Pages, terminal tables, Markdown, figures and tooltips take their symbols from here. The module is long because it is one
-table; `tests/results/test_quantities.py` fails on a number of a written file that has no entry.
+Pages, terminal tables, Markdown, figures and tooltips take their symbols from here. The quantities are tables of text with a
+row each: key, symbol and meaning, then in any order what else there is to say: the unit, what it is reduced over, its label in
+the paper, and ↓ or ↑ where lower or higher is better. A first row `*` has what all rows of a table share unless they state
+their own. A row may continue on an indented line. `tests/results/test_quantities.py` fails on a number of a written file that
+has no entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from zloss.results.options import Coordinate
 
 Better = Literal["lower", "higher", ""]
-
-PER_TOKEN = "per token"
-MEAN_TOKENS = "mean over tokens"
-P99_TOKENS = "p99 over tokens"
-P999_TOKENS = "p99.9 over tokens"
-OF_THE_HEAD = "of the head's weights"
-DIAGNOSTIC_BATCH = "mean-reduced gradients of the diagnostic blocks"
-ENDPOINTS = "app:setup_details"
-"""Where the paper defines the endpoints over steps."""
-METRICS = "app:diagnostic_conventions"
-"""Where the paper defines its diagnostic metrics; they carry no equation label of their own."""
+UNITS = ("nat", "nat²", "s", "share", "tokens", "blocks", "batches", "steps", "rows", "features", "experts", "routes")
 
 
 @dataclass(frozen=True)
@@ -55,6 +48,27 @@ class Definition:
         """The text of a tooltip: meaning, scaling, label in the paper."""
         facts = [fact for fact in (self.over, f"paper {self.equation}" if self.equation else "") if fact]
         return f"{self.meaning} ({'; '.join(facts)})" if facts else self.meaning
+
+
+def _table(text: str) -> tuple[Definition, ...]:
+    """The definitions in a table of text."""
+    shared: dict[str, str] = {}
+    found = []
+    for line in re.sub(r"\n {8,}", " ", text).strip().split("\n"):
+        key, *facts = (part.strip() for part in line.split(" ; "))
+        if key == "*":
+            shared = dict(map(_fact, facts))
+        else:
+            symbol, meaning, *rest = facts
+            found.append(Definition(key, symbol, meaning, **{**shared, **dict(map(_fact, rest))}))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def _fact(text: str) -> tuple[str, str]:
+    """The field of `Definition` that an entry of a row belongs to, and its value."""
+    if text in ("↓", "↑"):
+        return "better", "lower" if text == "↓" else "higher"
+    return "unit" if text in UNITS else "equation" if re.match(r"(eq|tab|fig|app|prop):", text) else "over", text
 
 
 LETTERS = (
@@ -103,781 +117,332 @@ WORDS = (
 )
 
 
-GRADIENT = (
-    Definition(
-        "r_z",
-        "R_Z",
-        "norm of the Z gradient relative to the CE gradient, output head, at λ_diag",
-        "",
-        DIAGNOSTIC_BATCH,
-        METRICS,
-    ),
-    Definition("c_z", "C_Z", "cosine of the Z gradient with the CE gradient", "", DIAGNOSTIC_BATCH, METRICS),
-    Definition(
-        "r_aux",
-        "R_aux",
-        "norm of the method's auxiliary gradient relative to the CE gradient, output head",
-        "",
-        DIAGNOSTIC_BATCH,
-        METRICS,
-    ),
-    Definition(
-        "c_aux",
-        "C_aux",
-        "cosine of the method's auxiliary gradient with the CE gradient",
-        "",
-        DIAGNOSTIC_BATCH,
-        METRICS,
-    ),
-    Definition("gradient.coef", "λ_diag", "coefficient of the Z gradient", "", "", METRICS),
-    Definition("gradient.blocks", "blocks", "diagnostic blocks of the gradients", "blocks"),
-    Definition("ce_norm", "‖g_CE‖", "norm of the CE gradient of the output-head tensor", "", DIAGNOSTIC_BATCH, METRICS),
-    Definition("z_norm", "‖g_Z‖", "norm of the Z gradient of the output-head tensor", "", DIAGNOSTIC_BATCH, METRICS),
-    Definition("lambda_budget.r_z", "R_Z budget", "R_Z that the coefficient may reach"),
-    Definition("lambda_budget", "λ for R_Z", "coefficient at which R_Z meets its budget, R_Z being linear in λ"),
+HEAD = _table("""
+    mu_abs_99 ; p99 |μ| ; tail of the mean logit, the common shift CE cannot see (centered: fp32 residual) ; nat ;
+        p99 over tokens ; eq:centered_raw ; ↓
+    p_z_999 ; P_Z^99.9 ; p99.9 of |log Z − c|, the log-normalizer tail ; nat ; p99.9 over tokens ;
+        app:diagnostic_conventions ; ↓
+    diag_z ; Diag Z ; λ_diag times the mean squared violation ; nat² ; mean over tokens ; eq:zloss ; ↓
+    a_p_99 ; A_p^99 ; p99 output-to-hidden gain ‖Wᵀp‖/‖p‖ ; p99 over tokens ; eq:ap ; ↓
+    a_p_mean ; mean A_p ; mean output-to-hidden gain ; mean over tokens ; eq:ap ; ↓
+    delta_u_99 ; p99 ‖δ_u‖ ; tail of the source that reaches the hidden state, per token at λ_diag ;
+        p99 over tokens ; eq:hidden_injection ; ↓
+    delta_u_99_gain_aware ; p99 ‖δ_u‖, gain-aware ; the same tail weighted by 1/(1 + β·A_p^2) ; p99 over tokens ;
+        eq:gain_aware_source ; ↓
+    log_z_mean ; mean log Z ; mean log-normalizer ; nat ; mean over tokens ; eq:zloss
+    mu_rms ; rms μ ; root mean square of the common shift ; nat ; rms over tokens ; eq:z_expand ; ↓
+    row_max_999 ; p99.9 max z ; tail of the row maximum, where stored logits are coarsest ; nat ; p99.9 over tokens ;
+        eq:precision_link ; ↓
+    sigma_1 ; σ_1 ; spectral norm of the head ; of the head's weights ; eq:ap_svd
+    e_1 ; E_1 ; share of the head's energy in its first singular direction ; share ; of the head's weights ;
+        tab:spectral_audit
+    e_16 ; E_16 ; share of the head's energy in the first 16 singular directions ; share ; of the head's weights ;
+        tab:spectral_audit
+    f_16 ; F_16 ; mean share of a token's a² inside those directions ; share ; mean over tokens ; tab:spectral_audit
+    rho_16 ; ρ_16 ; correlation over tokens of that rank-16 part with a² ; Pearson over tokens ; tab:spectral_audit
+""")
+
+PRECISION = _table("""
+    * ; p99.9 over tokens ; eq:precision_link ; ↓
+    bf16_spacing ; bf16 spacing ; gap between neighbouring bf16 numbers at the p99.9 row maximum ; nat
+    fp16_spacing ; fp16 spacing ; gap between neighbouring fp16 numbers at the p99.9 row maximum ; nat
+""")
+
+TEXT = _table("""
+    ppl ; PPL ; perplexity, exp of the mean cross-entropy ; mean over tokens ; ↓
+    ce ; CE ; mean cross-entropy of the predicted tokens ; nat ; mean over tokens ; ↓
+    diag_coef ; λ_diag ; coefficient at which the diagnostic Z is evaluated ; app:diagnostic_conventions
+    gain_beta ; β ; weight of A_p^2 in the gain-aware tail ; eq:gain_aware
+    target ; c ; value of log Z at which the penalty is zero ; nat ; eq:zloss
+    predictions ; predictions ; predicted tokens that were scored, each exactly once ; tokens
+    blocks ; blocks ; blocks of consecutive tokens that were read ; blocks
+    block_size ; block size ; predictions of one block ; tokens
+    finished_blocks ; finished blocks ; blocks that were measured before the end ; blocks
+    vocab ; V ; rows of the output head ; rows
+    width ; D ; features of a hidden state ; features
+    valid_vocab ; valid vocabulary ; rows inside log Z, μ, w̄ and c ; rows
+    rows_beyond_tokenizer ; rows beyond the tokenizer ; rows of the head that no token of the tokenizer has ; rows
+    logit_scale ; logit scale ; factor s of z = s(Wu + b)
+    softcap ; softcap ; bound of the logits cap·tanh(z/cap) ; nat
+    nan ; NaN ; tokens with a NaN statistic, kept out of every tail ; tokens ; count ; ↓
+    inf ; Inf ; tokens with an infinite statistic, kept out of every tail ; tokens ; count ; ↓
+""")
+
+TOKENS = _table("""
+    log_z ; log Z ; log-normalizer of the token's logits ; nat ; per token ; eq:zloss
+    log_z_centered ; log Z̃ ; log-normalizer of the centered logits, log Z − μ ; nat ; per token ; eq:centered_head
+    row_max ; max z ; largest logit of the token ; nat ; per token ; eq:precision_link
+    log_s ; log S ; log-normalizer minus the row maximum ; nat ; per token
+    target_logit ; z_y ; logit of the target ; nat ; per token
+    target_log_prob ; log p_y ; log-probability of the target ; nat ; per token
+    valid ; valid ; whether the token is counted ; per token
+    top1 ; top-1 ; whether the target has the largest logit ; per token
+    nonfinite ; nonfinite ; whether log Z or the target's logit is NaN or infinite ; per token
+    mu ; μ ; mean logit, the common shift ; nat ; per token ; eq:centered_raw
+    mu_residual ; μ residual ; mean of the computed logits minus μ ; nat ; per token ; eq:centered_raw
+    p_norm ; ‖p‖ ; Euclidean norm of the softmax ; per token ; eq:source
+    gain ; gain A_p ; output-to-hidden gain ‖Wᵀp‖/‖p‖ ; per token ; eq:ap
+    gain_centered ; centered gain A_p ; the gain of the row-centered head ; per token ; eq:ap
+    tokens.ce ; CE ; −log p of the predicted token ; nat ; per token ; ↓
+    block ; block ; index of the block the token stands in
+    position ; position ; index of the prediction inside its block, from 0
+    violation ; |log Z − c| ; distance of the log-normalizer from its target ; nat ; per token ; eq:zloss
+    shift ; |μ| ; size of the common shift ; nat ; per token ; eq:centered_raw
+    shift_squared ; μ² ; square of the common shift ; nat² ; per token ; eq:centered_raw
+    violation_squared ; (log Z − c)² ; squared distance from the target ; nat² ; per token ; eq:zloss
+    delta_u_gain_aware ; ‖δ_u‖, gain-aware ; ‖δ_u‖ times 1/(1 + β·A_p²), at λ_diag ; per token ; eq:ap
+    validation_blocks.tokens ; tokens ; predictions of each validation block ; tokens
+    kept ; K ; values kept of every tail of the validation tokens ; tokens
+    a2 ; a² ; squared output-to-hidden gain ; per token ; eq:ap_svd
+    rank16 ; rank-16 part of a² ; part of a² inside the first 16 singular directions of the head ; per token ; eq:ap_svd
+    logit_source ; ‖δ_z‖ ; norm of the Z source at the logits, at λ_diag ; per token ; eq:source
+    delta_u ; ‖δ_u‖ ; norm of the Z source at the hidden state, at λ_diag ; per token ; eq:hidden_injection
+""")
+
+SPECTRUM = _table("""
+    * ; of the head's weights
+    sigma ; σ_i ; singular value number i of the head ; eq:ap_svd
+    energy ; share of energy ; share of ‖W‖² in the first i singular directions ; share ; tab:spectral_audit
+""")
+
+GRADIENT = _table("""
+    r_z ; R_Z ; norm of the Z gradient relative to the CE gradient, output head, at λ_diag ;
+        mean-reduced gradients of the diagnostic blocks ; app:diagnostic_conventions
+    c_z ; C_Z ; cosine of the Z gradient with the CE gradient ; mean-reduced gradients of the diagnostic blocks ;
+        app:diagnostic_conventions
+    r_aux ; R_aux ; norm of the method's auxiliary gradient relative to the CE gradient, output head ;
+        mean-reduced gradients of the diagnostic blocks ; app:diagnostic_conventions
+    c_aux ; C_aux ; cosine of the method's auxiliary gradient with the CE gradient ;
+        mean-reduced gradients of the diagnostic blocks ; app:diagnostic_conventions
+    gradient.coef ; λ_diag ; coefficient of the Z gradient ; app:diagnostic_conventions
+    gradient.blocks ; blocks ; diagnostic blocks of the gradients ; blocks
+    ce_norm ; ‖g_CE‖ ; norm of the CE gradient of the output-head tensor ;
+        mean-reduced gradients of the diagnostic blocks ; app:diagnostic_conventions
+    z_norm ; ‖g_Z‖ ; norm of the Z gradient of the output-head tensor ;
+        mean-reduced gradients of the diagnostic blocks ; app:diagnostic_conventions
+    lambda_budget.r_z ; R_Z budget ; R_Z that the coefficient may reach
+    lambda_budget ; λ for R_Z ; coefficient at which R_Z meets its budget, R_Z being linear in λ
+""")
+
+TIED_PATHS = _table("""
+    * ; mean-reduced gradients of the diagnostic blocks ; eq:tied_decomp
+    output_norm ; output ‖g‖ ; norm of the tied table's Z gradient through the output logits
+    input_norm ; input ‖g‖ ; norm of the tied table's Z gradient through the input embedding
+    cosine ; cosine ; cosine of the two paths into the tied table
+""")
+
+TAILS = tuple(
+    replace(
+        entry,
+        key=f"{entry.key}_{suffix}",
+        symbol=f"{name} {entry.symbol}",
+        meaning=f"{words} of {entry.meaning}",
+        over=f"{words} over steps",
+    )
+    for entry in _table("""
+    * ; ↓
+    grad_norm ; ‖g‖₂ ; the gradient norm before clipping ; app:setup_details
+    grad_inf ; ‖g‖∞ ; the largest gradient coordinate before clipping ; app:setup_details
+    grad_param_ratio ; ‖g‖₂/‖θ‖₂ ; the gradient norm before clipping relative to the parameters' ; app:setup_details
+    postclip_norm ; clipped ‖g‖₂ ; the gradient norm after clipping ; app:setup_details
+    postclip_inf ; clipped ‖g‖∞ ; the largest gradient coordinate after clipping ; app:setup_details
+    postclip_param_ratio ; clipped ‖g‖₂/‖θ‖₂ ; the clipped gradient norm relative to the parameters' ; app:setup_details
+    loss ; L ; the training loss ; nat ; app:setup_details
+    train_ce ; training CE ; the training cross-entropy ; nat
+""")
+    for suffix, name, words in (("p99", "p99", "p99"), ("p999", "p99.9", "p99.9"), ("max", "max", "maximum"))
 )
 
-TIED_PATHS = (
-    Definition(
-        "output_norm",
-        "output ‖g‖",
-        "norm of the tied table's Z gradient through the output logits",
-        "",
-        DIAGNOSTIC_BATCH,
-        "eq:tied_decomp",
-    ),
-    Definition(
-        "input_norm",
-        "input ‖g‖",
-        "norm of the tied table's Z gradient through the input embedding",
-        "",
-        DIAGNOSTIC_BATCH,
-        "eq:tied_decomp",
-    ),
-    Definition(
-        "cosine", "cosine", "cosine of the two paths into the tied table", "", DIAGNOSTIC_BATCH, "eq:tied_decomp"
-    ),
-)
+EVENTS = _table("""
+    clip_rate ; clip rate ; share of steps whose gradient norm exceeds the clipping threshold ; share ;
+        share of all steps ; app:setup_details ; ↓
+    phi_10 ; Φ_10 ; share of steps with ‖g‖₂ > 10 before clipping ; share ; share of all steps ; app:setup_details ; ↓
+    phi_50 ; Φ_50 ; share of steps with ‖g‖₂ > 50 before clipping ; share ; share of all steps ; app:setup_details ; ↓
+    phi_100 ; Φ_100 ; share of steps with ‖g‖₂ > 100 before clipping ; share ; share of all steps ; app:setup_details ; ↓
+    nonfinite_gradient ; nonfinite gradients ; share of steps with a NaN or infinite gradient ; share ;
+        share of all steps ; app:setup_details ; ↓
+    nonfinite_gradient_nan ; NaN gradients ; share of steps with a NaN in the gradient ; share ; share of all steps ;
+        app:setup_details ; ↓
+    nonfinite_gradient_inf ; infinite gradients ; share of steps with an infinity and no NaN in the gradient ;
+        share ; share of all steps ; app:setup_details ; ↓
+    nonfinite_microbatch ; nonfinite micro-batches ; share of micro-batches with a NaN or infinite loss ; share ;
+        share of all micro-batches ; app:setup_details ; ↓
+    nonfinite_microbatch_nan ; NaN micro-batches ; share of micro-batches with a NaN loss ; share ;
+        share of all micro-batches ; app:setup_details ; ↓
+    nonfinite_microbatch_inf ; infinite micro-batches ; share of micro-batches with an infinite loss ; share ;
+        share of all micro-batches ; app:setup_details ; ↓
+    spike_rate ; spike rate ; share of steps whose loss rises by more than the spike threshold ; share ;
+        share of all steps ; app:setup_details ; ↓
+    skipped_updates ; skipped updates ; steps without an update, their gradient being nonfinite ; steps
+""")
 
+ADAM_STATE = _table("""
+    adam_samples ; Adam samples ; steps at which the optimizer state was read ; steps
+    adam_v_max ; max ‖v‖∞ ; largest second moment of Adam ; maximum over sampled steps ; tab:adam_state_stress ; ↓
+    adam_v_p99 ; p99 ‖v‖∞ ; p99 of the largest second moment of Adam ; p99 over sampled steps ; tab:adam_state_stress ; ↓
+    adam_d_inf_p99 ; p99 ‖d‖∞ ; p99 of the largest coordinate of Adam's proxy direction ; p99 over sampled steps ;
+        tab:adam_state_stress ; ↓
+    adam_d_ratio_p99 ; p99 ‖d‖₂/‖θ‖₂ ; p99 of Adam's proxy direction relative to the parameters ;
+        p99 over sampled steps ; tab:adam_state_stress ; ↓
+    adam_corrected_d_inf_p99 ; p99 corrected ‖d‖∞ ;
+        p99 of the largest coordinate of Adam's bias-corrected direction ; p99 over sampled steps ; tab:adam_state_stress ; ↓
+    adam_corrected_d_ratio_p99 ; p99 corrected ‖d‖₂/‖θ‖₂ ;
+        p99 of Adam's bias-corrected direction relative to the parameters ; p99 over sampled steps ; tab:adam_state_stress ; ↓
+""")
 
-HEAD = (
-    Definition(
-        "mu_abs_99",
-        "p99 |μ|",
-        "tail of the mean logit, the common shift CE cannot see (centered: fp32 residual)",
-        "nat",
-        P99_TOKENS,
-        "eq:centered_raw",
-        "lower",
-    ),
-    Definition(
-        "p_z_999", "P_Z^99.9", "p99.9 of |log Z − c|, the log-normalizer tail", "nat", P999_TOKENS, METRICS, "lower"
-    ),
-    Definition("diag_z", "Diag Z", "λ_diag times the mean squared violation", "nat²", MEAN_TOKENS, "eq:zloss", "lower"),
-    Definition("a_p_99", "A_p^99", "p99 output-to-hidden gain ‖Wᵀp‖/‖p‖", "", P99_TOKENS, "eq:ap", "lower"),
-    Definition("a_p_mean", "mean A_p", "mean output-to-hidden gain", "", MEAN_TOKENS, "eq:ap", "lower"),
-    Definition(
-        "delta_u_99",
-        "p99 ‖δ_u‖",
-        "tail of the source that reaches the hidden state, per token at λ_diag",
-        "",
-        P99_TOKENS,
-        "eq:hidden_injection",
-        "lower",
-    ),
-    Definition(
-        "delta_u_99_gain_aware",
-        "p99 ‖δ_u‖, gain-aware",
-        "the same tail weighted by 1/(1 + β·A_p^2)",
-        "",
-        P99_TOKENS,
-        "eq:gain_aware_source",
-        "lower",
-    ),
-    Definition("log_z_mean", "mean log Z", "mean log-normalizer", "nat", MEAN_TOKENS, "eq:zloss"),
-    Definition(
-        "mu_rms", "rms μ", "root mean square of the common shift", "nat", "rms over tokens", "eq:z_expand", "lower"
-    ),
-    Definition(
-        "row_max_999",
-        "p99.9 max z",
-        "tail of the row maximum, where stored logits are coarsest",
-        "nat",
-        P999_TOKENS,
-        "eq:precision_link",
-        "lower",
-    ),
-    Definition("sigma_1", "σ_1", "spectral norm of the head", "", OF_THE_HEAD, "eq:ap_svd"),
-    Definition(
-        "e_1",
-        "E_1",
-        "share of the head's energy in its first singular direction",
-        "share",
-        OF_THE_HEAD,
-        "tab:spectral_audit",
-    ),
-    Definition(
-        "e_16",
-        "E_16",
-        "share of the head's energy in the first 16 singular directions",
-        "share",
-        OF_THE_HEAD,
-        "tab:spectral_audit",
-    ),
-    Definition(
-        "f_16", "F_16", "mean share of a token's a² inside those directions", "share", MEAN_TOKENS, "tab:spectral_audit"
-    ),
-    Definition(
-        "rho_16",
-        "ρ_16",
-        "correlation over tokens of that rank-16 part with a²",
-        "",
-        "Pearson over tokens",
-        "tab:spectral_audit",
-    ),
-)
+RUN = _table("""
+    coef ; λ ; coefficient of the method's penalty ; eq:zloss
+    seed ; seed ; seed of the run
+    steps ; steps ; optimizer steps ; steps
+    tokens_consumed ; tokens consumed ; predictions trained on, repeats counted ; tokens ; app:setup_details
+    tokens_available ; tokens available ; predictions of the training text ; tokens ; app:setup_details
+    reuse ; reuse ; tokens consumed over tokens available ; app:setup_details
+    valid_predictions ; validation predictions ; predicted tokens of the validation blocks ; tokens
+""")
 
-PRECISION = (
-    Definition(
-        "bf16_spacing",
-        "bf16 spacing",
-        "gap between neighbouring bf16 numbers at the p99.9 row maximum",
-        "nat",
-        P999_TOKENS,
-        "eq:precision_link",
-        "lower",
-    ),
-    Definition(
-        "fp16_spacing",
-        "fp16 spacing",
-        "gap between neighbouring fp16 numbers at the p99.9 row maximum",
-        "nat",
-        P999_TOKENS,
-        "eq:precision_link",
-        "lower",
-    ),
-)
+STEP = _table("""
+    step ; step ; number of the optimizer step, from 1
+    loss ; L ; training loss of the step, CE and auxiliary ; nat ; sum over its micro-batches
+    cross_entropy ; CE ; training cross-entropy of the step ; nat ; mean over the step's tokens ; ↓
+    valid_ce ; validation CE ; cross-entropy of the first validation blocks while the run trains ; nat ;
+        mean over their tokens ; ↓
+    auxiliary ; auxiliary ; auxiliary part of the training loss ; nat ; mean over the step's tokens
+    grad_norm ; ‖g‖₂ before clipping ; gradient norm of the step before clipping ; per step ; app:setup_details ; ↓
+    grad_inf ; ‖g‖∞ before clipping ; largest gradient coordinate of the step before clipping ; per step ;
+        app:setup_details ; ↓
+    param_norm ; ‖θ‖₂ ; norm of the parameters before the step ; per step ; app:setup_details
+    postclip_norm ; clipped ‖g‖₂ ; gradient norm of the step after clipping ; per step ; app:setup_details ; ↓
+    postclip_inf ; clipped ‖g‖∞ ; largest gradient coordinate of the step after clipping ; per step ; app:setup_details ; ↓
+    norm_share ; share of steps at or above ; share of finite steps with a gradient norm at or above the value ;
+        share ; all seeds together ; app:setup_details
+""")
 
-TEXT = (
-    Definition("ppl", "PPL", "perplexity, exp of the mean cross-entropy", "", MEAN_TOKENS, "", "lower"),
-    Definition("ce", "CE", "mean cross-entropy of the predicted tokens", "nat", MEAN_TOKENS, "", "lower"),
-    Definition("diag_coef", "λ_diag", "coefficient at which the diagnostic Z is evaluated", "", "", METRICS),
-    Definition("gain_beta", "β", "weight of A_p^2 in the gain-aware tail", "", "", "eq:gain_aware"),
-    Definition("target", "c", "value of log Z at which the penalty is zero", "nat", "", "eq:zloss"),
-    Definition("predictions", "predictions", "predicted tokens that were scored, each exactly once", "tokens"),
-    Definition("blocks", "blocks", "blocks of consecutive tokens that were read", "blocks"),
-    Definition("block_size", "block size", "predictions of one block", "tokens"),
-    Definition("finished_blocks", "finished blocks", "blocks that were measured before the end", "blocks"),
-    Definition("vocab", "V", "rows of the output head", "rows"),
-    Definition("width", "D", "features of a hidden state", "features"),
-    Definition("valid_vocab", "valid vocabulary", "rows inside log Z, μ, w̄ and c", "rows"),
-    Definition(
-        "rows_beyond_tokenizer",
-        "rows beyond the tokenizer",
-        "rows of the head that no token of the tokenizer has",
-        "rows",
-    ),
-    Definition("logit_scale", "logit scale", "factor s of z = s(Wu + b)"),
-    Definition("softcap", "softcap", "bound of the logits cap·tanh(z/cap)", "nat"),
-    Definition("nan", "NaN", "tokens with a NaN statistic, kept out of every tail", "tokens", "count", "", "lower"),
-    Definition(
-        "inf", "Inf", "tokens with an infinite statistic, kept out of every tail", "tokens", "count", "", "lower"
-    ),
-)
+ADAM_SAMPLE = _table("""
+    * ; per sampled step ; tab:adam_state_stress
+    adam.param_norm ; ‖θ‖₂ ; norm of the parameters after the step
+    v_inf ; ‖v‖∞ ; largest second moment of Adam after the step ; ↓
+    d_norm ; ‖d‖₂ ; norm of Adam's proxy direction
+    d_inf ; ‖d‖∞ ; largest coordinate of Adam's proxy direction ; ↓
+    corrected_d_norm ; corrected ‖d‖₂ ; norm of Adam's bias-corrected direction
+    corrected_d_inf ; corrected ‖d‖∞ ; largest coordinate of Adam's bias-corrected direction ; ↓
+""")
+
+ROUTER = _table("""
+    entropy ; entropy ; mean entropy of the router's softmax over experts ; nat ; mean over decisions ; tab:moe
+    load_cv ; load CV ; standard deviation over mean of the routes per expert ; mean over layers ; tab:moe ; ↓
+    s_rel ; s_rel ; scale of the router Z-loss relative to the token-layer mean, N_tl·α ; prop:router_effective_coefficient
+    router_absolute ; λα ; coefficient of one routing decision, λ_R·α ; prop:router_effective_coefficient
+    absolute ; λα ; coefficient of one routing decision, λ_R·α ; prop:router_effective_coefficient
+    alpha ; α ; reduction weight of one routing decision ; eq:router_loss
+    relative ; s_rel ; scale of the router Z-loss relative to the token-layer mean, N_tl·α ;
+        prop:router_effective_coefficient
+    router_correction_norm ; mean ‖δ_h‖ ; mean norm of the router Z-loss's source at the hidden state ;
+        mean over decisions ; tab:router
+    router_log_z_p99 ; p99 log Z_R ; p99 of the router's log-normalizer ; nat ; p99 over decisions ; eq:router_loss
+    router_log_z_p999 ; p99.9 log Z_R ; p99.9 of the router's log-normalizer ; nat ; p99.9 over decisions ; eq:router_loss
+    router_log_z_max ; max log Z_R ; largest log-normalizer of a routing decision ; nat ; maximum over decisions ;
+        eq:router_loss
+    load_balance ; load balancing ; the model's own load-balancing term before its coefficient, about k at balance
+    load_balance_term ; load-balancing loss ; the load-balancing term as added to the loss
+    router_z ; router Z ; the router Z-loss as added to the loss ; mean over decisions ; eq:router_loss
+    dropped_routes ; dropped routes ; share of active routes that the model did not take ; share ; ↓
+    over_capacity ; over capacity ; share of routes that the stated capacity factor would drop ; share ; ↓
+    router.top_k ; k ; experts that every token is sent to ; experts ; eq:router_loss
+    router.coef ; λ_R ; coefficient of the router Z-loss as stated ; eq:router_loss
+    applied_coef ; λ_R applied ; coefficient of the router Z-loss after matching ; prop:router_effective_coefficient
+    load_balance_coef ; load-balancing coefficient ; coefficient of the load-balancing term
+    entropy_per_layer ; entropy by layer ; mean router entropy of each layer ; nat ; mean over tokens ; tab:moe
+    load_cv_per_layer ; load CV by layer ; load CV of each layer ; per layer ; tab:moe ; ↓
+    router.load ; load ; active routes that each expert received ; routes ; per layer and expert
+    delta_h_norm_mean ; mean ‖δ_h‖ ; mean norm of the router Z-loss's source at the hidden state ;
+        mean over decisions ; tab:router
+    max_loss_difference ; max |ΔL| ; largest difference of the training loss from the baseline's over all steps ;
+        nat ; maximum over steps
+""")
+
+SOURCE = _table("""
+    forward_rel_error ; forward error ; relative error of the loss value against fp64 ; eq:backward_deltas ; ↓
+    rel_forward_error ; forward error ; relative error of the loss value against the reference ; eq:backward_deltas ; ↓
+    delta_src ; Δ_src ; relative error of the Z source at the logits ;
+        mean of per-token ratios; in the audit of a loss, norms over all tokens ; eq:backward_deltas ; ↓
+    delta_src_p99 ; Δ_src p99 ; p99 of the relative error of the Z source ; p99 over tokens ; eq:backward_deltas ; ↓
+    delta_src_max ; Δ_src max ; largest relative error of the Z source ; maximum over tokens ; eq:backward_deltas ; ↓
+    delta_total ; Δ_tot ; relative error of the total CE+Z source ; tab:triton_fused ; ↓
+    delta_z ; Δ_Z ; relative error of the Z part of the source ; tab:triton_fused ; ↓
+    kernel_delta_z ; kernel Δ_Z ; relative error of the Z source against fp64 on the stored logits ; tab:triton_fused ; ↓
+    delta_weight ; Δ_tot at W ; relative error of the head's total gradient ; tab:triton_fused ; ↓
+    split_residual ; split residual ; relative size of what the three terms of the source mismatch leave over ;
+        eq:source_mismatch ; ↓
+    bf16_inputs ; dW error, bf16 inputs ; relative error of dW on bf16 hidden states and weights ; eq:backward_deltas ; ↓
+    source.cosine ; cosine ; cosine of the applied source with the fp64 source ; eq:backward_deltas ; ↑
+    backward_cosine ; cosine ; cosine of the applied source with the reference source ; tab:source_audit ; ↑
+    z_cosine ; Z cosine ; cosine of the Z part of the source with the reference ; tab:triton_fused ; ↑
+    total_cosine ; total cosine ; cosine of the total CE+Z gradient with the reference ; tab:triton_fused ; ↑
+    source.logit_scale ; logit × ; factor on the logits before they are stored ; tab:source_audit
+    source.nonfinite ; nonfinite ; tokens whose error is not finite ; tokens ; count ; ↓
+    tokens ; tokens ; tokens that were audited ; tokens
+""")
+
+UPDATES = _table("""
+    * ; tab:update_audit
+    updates.logit_scale ; logit × ; factor on the logits before they are stored
+    grad_rel_error ; gradient error ; relative error of the parameter gradient ; ↓
+    grad_rel_error_min ; least error ; smallest relative error of a parameter gradient ; ↓
+    grad_rel_error_max ; largest error ; largest relative error of a parameter gradient ; ↓
+    grad_rel_error_max_bf16 ; largest, bf16 ; largest relative error of a parameter gradient in bf16 ; ↓
+    z_grad_rel_error ; Δ_θ of Z ; relative error of the Z part of the parameter gradient ; eq:backward_deltas ; ↓
+    adam_dir_rel_error ; Adam direction error ; relative error of the first Adam direction ; ↓
+    adam_dir_cosine ; Adam direction cosine ; cosine of the first Adam direction with the reference ; ↑
+    grad_cosine ; gradient cosine ; cosine of the parameter gradient with the reference ; ↑
+""")
+
+OVERFLOWS = _table("""
+    batches ; batches ; batches whose gradient was audited ; batches
+    overflow.nonfinite ; nonfinite ; batches whose gradient is not finite ; batches ; count ; ↓
+    grad_norm_mean ; mean ‖g‖₂ ; mean gradient norm of the audited batches ; mean over batches ; tab:overflow_audit ; ↓
+    grad_inf_mean ; mean ‖g‖∞ ; mean largest gradient coordinate of the audited batches ; mean over batches ;
+        tab:overflow_audit ; ↓
+    kappa_min ; κ_min ; smallest safe static fp16 loss scale of a batch ; minimum over batches ; eq:overflow_proxy ; ↑
+    psi_256 ; Ψ_256 ; share of batches whose gradient overflows fp16 at loss scale 256 ; share ; share of batches ;
+        eq:overflow_proxy ; ↓
+    psi_1024 ; Ψ_1024 ; share of batches whose gradient overflows fp16 at loss scale 1024 ; share ;
+        share of batches ; eq:overflow_proxy ; ↓
+    psi_4096 ; Ψ_4096 ; share of batches whose gradient overflows fp16 at loss scale 4096 ; share ;
+        share of batches ; eq:overflow_proxy ; ↓
+    psi_16384 ; Ψ_16384 ; share of batches whose gradient overflows fp16 at loss scale 16384 ; share ;
+        share of batches ; eq:overflow_proxy ; ↓
+    psi_65536 ; Ψ_65536 ; share of batches whose gradient overflows fp16 at loss scale 65536 ; share ;
+        share of batches ; eq:overflow_proxy ; ↓
+""")
+
+REPRODUCTION = _table("""
+    ppl_std ; PPL std ; spread of the perplexity ; sample standard deviation over seeds ; tab:finetune
+    ce_std ; CE std ; spread of the cross-entropy ; nat ; sample standard deviation over seeds ; tab:moe
+    entropy_std ; entropy std ; spread of the router entropy ; nat ; sample standard deviation over seeds ; tab:moe
+    delta_ppl ; ΔPPL ; perplexity minus that of the matched baseline ; mean over seeds ; ↓
+    delta_a_p_99 ; ΔA_p^99 ; gain tail minus that of the matched baseline ; mean over seeds ; eq:ap ; ↓
+    v_max_ratio_to_ce ; max v / CE ; largest second moment of Adam relative to that of CE ; tab:adam_state_stress ; ↓
+    d_inf_p99 ; p99 ‖d‖∞ ; p99 of the largest coordinate of Adam's proxy direction ; p99 over sampled steps ;
+        tab:adam_state_stress ; ↓
+    lambda_aux ; λ_aux ; coefficient of the method's penalty ; app:diagnostic_conventions
+    aux_ce_cosine ; C_Z ; cosine of the Z gradient with the CE gradient ; app:diagnostic_conventions
+    output_path_norm ; output path ; norm of the tied table's Z gradient through the output logits ; eq:tied_decomp
+    input_path_norm ; input path ; norm of the tied table's Z gradient through the input embedding ; eq:tied_decomp
+    input_output_cosine ; cos(in, out) ; cosine of the two paths into the tied table ; eq:tied_decomp
+    translation_error ; translation error ; largest relative error of the move by −w̄ over the sampled tokens ;
+        maximum over tokens ; fig:gradient_geometry ; ↓
+    identity_error ; identity error ; largest relative error of ‖δ_u‖ = A_p·‖δ_z‖ over the sampled tokens ;
+        maximum over tokens ; fig:gradient_geometry ; ↓
+""")
+
 
 HEADLINE = ("mu_abs_99", "p_z_999", "a_p_99", "delta_u_99", "diag_z")
 """The cards of the page, with R_Z after them."""
-
-
-DELTAS = "eq:backward_deltas"
-UPDATE = "tab:update_audit"
-FUSED = "tab:triton_fused"
-OVERFLOW = "eq:overflow_proxy"
-OF_RATIOS = "mean of per-token ratios; in the audit of a loss, norms over all tokens"
-
-
-def _error(key: str, symbol: str, meaning: str, over: str = "", equation: str = DELTAS) -> Definition:
-    return Definition(key, symbol, meaning, "", over, equation, "lower")
-
-
-def _cosine(key: str, symbol: str, meaning: str, equation: str) -> Definition:
-    return Definition(key, symbol, meaning, "", "", equation, "higher")
-
-
-SOURCE = (
-    _error("forward_rel_error", "forward error", "relative error of the loss value against fp64"),
-    _error("rel_forward_error", "forward error", "relative error of the loss value against the reference"),
-    _error("delta_src", "Δ_src", "relative error of the Z source at the logits", OF_RATIOS),
-    _error("delta_src_p99", "Δ_src p99", "p99 of the relative error of the Z source", "p99 over tokens"),
-    _error("delta_src_max", "Δ_src max", "largest relative error of the Z source", "maximum over tokens"),
-    _error("delta_total", "Δ_tot", "relative error of the total CE+Z source", "", FUSED),
-    _error("delta_z", "Δ_Z", "relative error of the Z part of the source", "", FUSED),
-    _error(
-        "kernel_delta_z", "kernel Δ_Z", "relative error of the Z source against fp64 on the stored logits", "", FUSED
-    ),
-    _error("delta_weight", "Δ_tot at W", "relative error of the head's total gradient", "", FUSED),
-    _error(
-        "split_residual",
-        "split residual",
-        "relative size of what the three terms of the source mismatch leave over",
-        "",
-        "eq:source_mismatch",
-    ),
-    _error("bf16_inputs", "dW error, bf16 inputs", "relative error of dW on bf16 hidden states and weights"),
-    _cosine("source.cosine", "cosine", "cosine of the applied source with the fp64 source", DELTAS),
-    _cosine("backward_cosine", "cosine", "cosine of the applied source with the reference source", "tab:source_audit"),
-    _cosine("z_cosine", "Z cosine", "cosine of the Z part of the source with the reference", FUSED),
-    _cosine("total_cosine", "total cosine", "cosine of the total CE+Z gradient with the reference", FUSED),
-    Definition(
-        "source.logit_scale", "logit ×", "factor on the logits before they are stored", "", "", "tab:source_audit"
-    ),
-    Definition("source.nonfinite", "nonfinite", "tokens whose error is not finite", "tokens", "count", "", "lower"),
-    Definition("tokens", "tokens", "tokens that were audited", "tokens"),
-)
-
-UPDATES = (
-    Definition("updates.logit_scale", "logit ×", "factor on the logits before they are stored", "", "", UPDATE),
-    _error("grad_rel_error", "gradient error", "relative error of the parameter gradient", "", UPDATE),
-    _error("grad_rel_error_min", "least error", "smallest relative error of a parameter gradient", "", UPDATE),
-    _error("grad_rel_error_max", "largest error", "largest relative error of a parameter gradient", "", UPDATE),
-    _error(
-        "grad_rel_error_max_bf16", "largest, bf16", "largest relative error of a parameter gradient in bf16", "", UPDATE
-    ),
-    _error("z_grad_rel_error", "Δ_θ of Z", "relative error of the Z part of the parameter gradient"),
-    _error("adam_dir_rel_error", "Adam direction error", "relative error of the first Adam direction", "", UPDATE),
-    _cosine(
-        "adam_dir_cosine", "Adam direction cosine", "cosine of the first Adam direction with the reference", UPDATE
-    ),
-    _cosine("grad_cosine", "gradient cosine", "cosine of the parameter gradient with the reference", UPDATE),
-)
-
-OVERFLOWS = (
-    Definition("batches", "batches", "batches whose gradient was audited", "batches"),
-    Definition(
-        "overflow.nonfinite", "nonfinite", "batches whose gradient is not finite", "batches", "count", "", "lower"
-    ),
-    Definition(
-        "grad_norm_mean",
-        "mean ‖g‖₂",
-        "mean gradient norm of the audited batches",
-        "",
-        "mean over batches",
-        "tab:overflow_audit",
-        "lower",
-    ),
-    Definition(
-        "grad_inf_mean",
-        "mean ‖g‖∞",
-        "mean largest gradient coordinate of the audited batches",
-        "",
-        "mean over batches",
-        "tab:overflow_audit",
-        "lower",
-    ),
-    Definition(
-        "kappa_min",
-        "κ_min",
-        "smallest safe static fp16 loss scale of a batch",
-        "",
-        "minimum over batches",
-        OVERFLOW,
-        "higher",
-    ),
-    *(
-        Definition(
-            f"psi_{scale}",
-            f"Ψ_{scale}",
-            f"share of batches whose gradient overflows fp16 at loss scale {scale}",
-            "share",
-            "share of batches",
-            OVERFLOW,
-            "lower",
-        )
-        for scale in (256, 1024, 4096, 16384, 65536)
-    ),
-)
-
-
-SEEDS = "sample standard deviation over seeds"
-
-REPRODUCTION = (
-    Definition("ppl_std", "PPL std", "spread of the perplexity", "", SEEDS, "tab:finetune"),
-    Definition("ce_std", "CE std", "spread of the cross-entropy", "nat", SEEDS, "tab:moe"),
-    Definition("entropy_std", "entropy std", "spread of the router entropy", "nat", SEEDS, "tab:moe"),
-    Definition(
-        "delta_ppl", "ΔPPL", "perplexity minus that of the matched baseline", "", "mean over seeds", "", "lower"
-    ),
-    Definition(
-        "delta_a_p_99",
-        "ΔA_p^99",
-        "gain tail minus that of the matched baseline",
-        "",
-        "mean over seeds",
-        "eq:ap",
-        "lower",
-    ),
-    Definition(
-        "v_max_ratio_to_ce",
-        "max v / CE",
-        "largest second moment of Adam relative to that of CE",
-        "",
-        "",
-        "tab:adam_state_stress",
-        "lower",
-    ),
-    Definition(
-        "d_inf_p99",
-        "p99 ‖d‖∞",
-        "p99 of the largest coordinate of Adam's proxy direction",
-        "",
-        "p99 over sampled steps",
-        "tab:adam_state_stress",
-        "lower",
-    ),
-    Definition("lambda_aux", "λ_aux", "coefficient of the method's penalty", "", "", METRICS),
-    Definition("aux_ce_cosine", "C_Z", "cosine of the Z gradient with the CE gradient", "", "", METRICS),
-    Definition(
-        "output_path_norm",
-        "output path",
-        "norm of the tied table's Z gradient through the output logits",
-        "",
-        "",
-        "eq:tied_decomp",
-    ),
-    Definition(
-        "input_path_norm",
-        "input path",
-        "norm of the tied table's Z gradient through the input embedding",
-        "",
-        "",
-        "eq:tied_decomp",
-    ),
-    Definition(
-        "input_output_cosine", "cos(in, out)", "cosine of the two paths into the tied table", "", "", "eq:tied_decomp"
-    ),
-    Definition(
-        "translation_error",
-        "translation error",
-        "largest relative error of the move by −w̄ over the sampled tokens",
-        "",
-        "maximum over tokens",
-        "fig:gradient_geometry",
-        "lower",
-    ),
-    Definition(
-        "identity_error",
-        "identity error",
-        "largest relative error of ‖δ_u‖ = A_p·‖δ_z‖ over the sampled tokens",
-        "",
-        "maximum over tokens",
-        "fig:gradient_geometry",
-        "lower",
-    ),
-)
-
-
-DECISIONS = "mean over decisions"
-SCALE = "prop:router_effective_coefficient"
-
-ROUTER = (
-    Definition("entropy", "entropy", "mean entropy of the router's softmax over experts", "nat", DECISIONS, "tab:moe"),
-    Definition(
-        "load_cv",
-        "load CV",
-        "standard deviation over mean of the routes per expert",
-        "",
-        "mean over layers",
-        "tab:moe",
-        "lower",
-    ),
-    Definition("s_rel", "s_rel", "scale of the router Z-loss relative to the token-layer mean, N_tl·α", "", "", SCALE),
-    Definition("router_absolute", "λα", "coefficient of one routing decision, λ_R·α", "", "", SCALE),
-    Definition("absolute", "λα", "coefficient of one routing decision, λ_R·α", "", "", SCALE),
-    Definition("alpha", "α", "reduction weight of one routing decision", "", "", "eq:router_loss"),
-    Definition(
-        "relative", "s_rel", "scale of the router Z-loss relative to the token-layer mean, N_tl·α", "", "", SCALE
-    ),
-    Definition(
-        "router_correction_norm",
-        "mean ‖δ_h‖",
-        "mean norm of the router Z-loss's source at the hidden state",
-        "",
-        DECISIONS,
-        "tab:router",
-    ),
-    Definition(
-        "router_log_z_p99",
-        "p99 log Z_R",
-        "p99 of the router's log-normalizer",
-        "nat",
-        "p99 over decisions",
-        "eq:router_loss",
-    ),
-    Definition(
-        "router_log_z_p999",
-        "p99.9 log Z_R",
-        "p99.9 of the router's log-normalizer",
-        "nat",
-        "p99.9 over decisions",
-        "eq:router_loss",
-    ),
-    Definition(
-        "router_log_z_max",
-        "max log Z_R",
-        "largest log-normalizer of a routing decision",
-        "nat",
-        "maximum over decisions",
-        "eq:router_loss",
-    ),
-    Definition(
-        "load_balance",
-        "load balancing",
-        "the model's own load-balancing term before its coefficient, about k at balance",
-    ),
-    Definition("load_balance_term", "load-balancing loss", "the load-balancing term as added to the loss"),
-    Definition("router_z", "router Z", "the router Z-loss as added to the loss", "", DECISIONS, "eq:router_loss"),
-    Definition(
-        "dropped_routes",
-        "dropped routes",
-        "share of active routes that the model did not take",
-        "share",
-        "",
-        "",
-        "lower",
-    ),
-    Definition(
-        "over_capacity",
-        "over capacity",
-        "share of routes that the stated capacity factor would drop",
-        "share",
-        "",
-        "",
-        "lower",
-    ),
-    Definition("router.top_k", "k", "experts that every token is sent to", "experts", "", "eq:router_loss"),
-    Definition("router.coef", "λ_R", "coefficient of the router Z-loss as stated", "", "", "eq:router_loss"),
-    Definition("applied_coef", "λ_R applied", "coefficient of the router Z-loss after matching", "", "", SCALE),
-    Definition("load_balance_coef", "load-balancing coefficient", "coefficient of the load-balancing term"),
-    Definition(
-        "entropy_per_layer",
-        "entropy by layer",
-        "mean router entropy of each layer",
-        "nat",
-        "mean over tokens",
-        "tab:moe",
-    ),
-    Definition("load_cv_per_layer", "load CV by layer", "load CV of each layer", "", "per layer", "tab:moe", "lower"),
-    Definition("router.load", "load", "active routes that each expert received", "routes", "per layer and expert"),
-    Definition(
-        "delta_h_norm_mean",
-        "mean ‖δ_h‖",
-        "mean norm of the router Z-loss's source at the hidden state",
-        "",
-        DECISIONS,
-        "tab:router",
-    ),
-    Definition(
-        "max_loss_difference",
-        "max |ΔL|",
-        "largest difference of the training loss from the baseline's over all steps",
-        "nat",
-        "maximum over steps",
-    ),
-)
-
-
-OF_STEPS = "share of all steps"
-SAMPLES = "p99 over sampled steps"
-ADAM = "tab:adam_state_stress"
-
-
-def _tails(key: str, symbol: str, meaning: str, unit: str = "", equation: str = ENDPOINTS) -> tuple[Definition, ...]:
-    """p99, p99.9 and maximum over steps of one quantity of a step."""
-    found = (("p99", "p99", "p99"), ("p999", "p99.9", "p99.9"), ("max", "max", "maximum"))
-    return tuple(
-        Definition(
-            f"{key}_{suffix}",
-            f"{name} {symbol}",
-            f"{words} of {meaning}",
-            unit,
-            f"{words} over steps",
-            equation,
-            "lower",
-        )
-        for suffix, name, words in found
-    )
-
-
-def _rate(key: str, symbol: str, meaning: str, over: str = OF_STEPS) -> Definition:
-    return Definition(key, symbol, meaning, "share", over, ENDPOINTS, "lower")
-
-
-TAILS = (
-    *_tails("grad_norm", "‖g‖₂", "the gradient norm before clipping"),
-    *_tails("grad_inf", "‖g‖∞", "the largest gradient coordinate before clipping"),
-    *_tails("grad_param_ratio", "‖g‖₂/‖θ‖₂", "the gradient norm before clipping relative to the parameters'"),
-    *_tails("postclip_norm", "clipped ‖g‖₂", "the gradient norm after clipping"),
-    *_tails("postclip_inf", "clipped ‖g‖∞", "the largest gradient coordinate after clipping"),
-    *_tails("postclip_param_ratio", "clipped ‖g‖₂/‖θ‖₂", "the clipped gradient norm relative to the parameters'"),
-    *_tails("loss", "L", "the training loss", "nat"),
-    *_tails("train_ce", "training CE", "the training cross-entropy", "nat", ""),
-)
-
-EVENTS = (
-    _rate("clip_rate", "clip rate", "share of steps whose gradient norm exceeds the clipping threshold"),
-    *(
-        _rate(f"phi_{threshold}", f"Φ_{threshold}", f"share of steps with ‖g‖₂ > {threshold} before clipping")
-        for threshold in (10, 50, 100)
-    ),
-    _rate("nonfinite_gradient", "nonfinite gradients", "share of steps with a NaN or infinite gradient"),
-    _rate("nonfinite_gradient_nan", "NaN gradients", "share of steps with a NaN in the gradient"),
-    _rate("nonfinite_gradient_inf", "infinite gradients", "share of steps with an infinity and no NaN in the gradient"),
-    _rate(
-        "nonfinite_microbatch",
-        "nonfinite micro-batches",
-        "share of micro-batches with a NaN or infinite loss",
-        "share of all micro-batches",
-    ),
-    _rate(
-        "nonfinite_microbatch_nan",
-        "NaN micro-batches",
-        "share of micro-batches with a NaN loss",
-        "share of all micro-batches",
-    ),
-    _rate(
-        "nonfinite_microbatch_inf",
-        "infinite micro-batches",
-        "share of micro-batches with an infinite loss",
-        "share of all micro-batches",
-    ),
-    _rate("spike_rate", "spike rate", "share of steps whose loss rises by more than the spike threshold"),
-    Definition(
-        "skipped_updates", "skipped updates", "steps without an update, their gradient being nonfinite", "steps"
-    ),
-)
-
-ADAM_STATE = (
-    Definition("adam_samples", "Adam samples", "steps at which the optimizer state was read", "steps"),
-    Definition(
-        "adam_v_max", "max ‖v‖∞", "largest second moment of Adam", "", "maximum over sampled steps", ADAM, "lower"
-    ),
-    Definition("adam_v_p99", "p99 ‖v‖∞", "p99 of the largest second moment of Adam", "", SAMPLES, ADAM, "lower"),
-    Definition(
-        "adam_d_inf_p99",
-        "p99 ‖d‖∞",
-        "p99 of the largest coordinate of Adam's proxy direction",
-        "",
-        SAMPLES,
-        ADAM,
-        "lower",
-    ),
-    Definition(
-        "adam_d_ratio_p99",
-        "p99 ‖d‖₂/‖θ‖₂",
-        "p99 of Adam's proxy direction relative to the parameters",
-        "",
-        SAMPLES,
-        ADAM,
-        "lower",
-    ),
-    Definition(
-        "adam_corrected_d_inf_p99",
-        "p99 corrected ‖d‖∞",
-        "p99 of the largest coordinate of Adam's bias-corrected direction",
-        "",
-        SAMPLES,
-        ADAM,
-        "lower",
-    ),
-    Definition(
-        "adam_corrected_d_ratio_p99",
-        "p99 corrected ‖d‖₂/‖θ‖₂",
-        "p99 of Adam's bias-corrected direction relative to the parameters",
-        "",
-        SAMPLES,
-        ADAM,
-        "lower",
-    ),
-)
-
-RUN = (
-    Definition("coef", "λ", "coefficient of the method's penalty", "", "", "eq:zloss"),
-    Definition("seed", "seed", "seed of the run"),
-    Definition("steps", "steps", "optimizer steps", "steps"),
-    Definition(
-        "tokens_consumed", "tokens consumed", "predictions trained on, repeats counted", "tokens", "", ENDPOINTS
-    ),
-    Definition("tokens_available", "tokens available", "predictions of the training text", "tokens", "", ENDPOINTS),
-    Definition("reuse", "reuse", "tokens consumed over tokens available", "", "", ENDPOINTS),
-    Definition("valid_predictions", "validation predictions", "predicted tokens of the validation blocks", "tokens"),
-)
-
-STEP = (
-    Definition("step", "step", "number of the optimizer step, from 1"),
-    Definition("loss", "L", "training loss of the step, CE and auxiliary", "nat", "sum over its micro-batches"),
-    Definition(
-        "cross_entropy", "CE", "training cross-entropy of the step", "nat", "mean over the step's tokens", "", "lower"
-    ),
-    Definition(
-        "valid_ce",
-        "validation CE",
-        "cross-entropy of the first validation blocks while the run trains",
-        "nat",
-        "mean over their tokens",
-        "",
-        "lower",
-    ),
-    Definition("auxiliary", "auxiliary", "auxiliary part of the training loss", "nat", "mean over the step's tokens"),
-    Definition(
-        "grad_norm",
-        "‖g‖₂ before clipping",
-        "gradient norm of the step before clipping",
-        "",
-        "per step",
-        ENDPOINTS,
-        "lower",
-    ),
-    Definition(
-        "grad_inf",
-        "‖g‖∞ before clipping",
-        "largest gradient coordinate of the step before clipping",
-        "",
-        "per step",
-        ENDPOINTS,
-        "lower",
-    ),
-    Definition("param_norm", "‖θ‖₂", "norm of the parameters before the step", "", "per step", ENDPOINTS),
-    Definition(
-        "postclip_norm", "clipped ‖g‖₂", "gradient norm of the step after clipping", "", "per step", ENDPOINTS, "lower"
-    ),
-    Definition(
-        "postclip_inf",
-        "clipped ‖g‖∞",
-        "largest gradient coordinate of the step after clipping",
-        "",
-        "per step",
-        ENDPOINTS,
-        "lower",
-    ),
-    Definition(
-        "norm_share",
-        "share of steps at or above",
-        "share of finite steps with a gradient norm at or above the value",
-        "share",
-        "all seeds together",
-        ENDPOINTS,
-    ),
-)
-
-ADAM_SAMPLE = (
-    Definition("adam.param_norm", "‖θ‖₂", "norm of the parameters after the step", "", "per sampled step", ADAM),
-    Definition("v_inf", "‖v‖∞", "largest second moment of Adam after the step", "", "per sampled step", ADAM, "lower"),
-    Definition("d_norm", "‖d‖₂", "norm of Adam's proxy direction", "", "per sampled step", ADAM),
-    Definition("d_inf", "‖d‖∞", "largest coordinate of Adam's proxy direction", "", "per sampled step", ADAM, "lower"),
-    Definition(
-        "corrected_d_norm", "corrected ‖d‖₂", "norm of Adam's bias-corrected direction", "", "per sampled step", ADAM
-    ),
-    Definition(
-        "corrected_d_inf",
-        "corrected ‖d‖∞",
-        "largest coordinate of Adam's bias-corrected direction",
-        "",
-        "per sampled step",
-        ADAM,
-        "lower",
-    ),
-)
-
-
-TOKENS = (
-    Definition("log_z", "log Z", "log-normalizer of the token's logits", "nat", PER_TOKEN, "eq:zloss"),
-    Definition(
-        "log_z_centered",
-        "log Z̃",
-        "log-normalizer of the centered logits, log Z − μ",
-        "nat",
-        PER_TOKEN,
-        "eq:centered_head",
-    ),
-    Definition("row_max", "max z", "largest logit of the token", "nat", PER_TOKEN, "eq:precision_link"),
-    Definition("log_s", "log S", "log-normalizer minus the row maximum", "nat", PER_TOKEN),
-    Definition("target_logit", "z_y", "logit of the target", "nat", PER_TOKEN),
-    Definition("target_log_prob", "log p_y", "log-probability of the target", "nat", PER_TOKEN),
-    Definition("valid", "valid", "whether the token is counted", "", PER_TOKEN),
-    Definition("top1", "top-1", "whether the target has the largest logit", "", PER_TOKEN),
-    Definition("nonfinite", "nonfinite", "whether log Z or the target's logit is NaN or infinite", "", PER_TOKEN),
-    Definition("mu", "μ", "mean logit, the common shift", "nat", PER_TOKEN, "eq:centered_raw"),
-    Definition("mu_residual", "μ residual", "mean of the computed logits minus μ", "nat", PER_TOKEN, "eq:centered_raw"),
-    Definition("p_norm", "‖p‖", "Euclidean norm of the softmax", "", PER_TOKEN, "eq:source"),
-    Definition("gain", "gain A_p", "output-to-hidden gain ‖Wᵀp‖/‖p‖", "", PER_TOKEN, "eq:ap"),
-    Definition("gain_centered", "centered gain A_p", "the gain of the row-centered head", "", PER_TOKEN, "eq:ap"),
-    Definition("tokens.ce", "CE", "−log p of the predicted token", "nat", PER_TOKEN, "", "lower"),
-    Definition("block", "block", "index of the block the token stands in"),
-    Definition("position", "position", "index of the prediction inside its block, from 0"),
-    # What the figures over tokens draw.
-    Definition(
-        "violation", "|log Z − c|", "distance of the log-normalizer from its target", "nat", PER_TOKEN, "eq:zloss"
-    ),
-    Definition("shift", "|μ|", "size of the common shift", "nat", PER_TOKEN, "eq:centered_raw"),
-    # What a run keeps of its validation tokens, block by block.
-    Definition("shift_squared", "μ²", "square of the common shift", "nat²", PER_TOKEN, "eq:centered_raw"),
-    Definition("violation_squared", "(log Z − c)²", "squared distance from the target", "nat²", PER_TOKEN, "eq:zloss"),
-    Definition(
-        "delta_u_gain_aware", "‖δ_u‖, gain-aware", "‖δ_u‖ times 1/(1 + β·A_p²), at λ_diag", "", PER_TOKEN, "eq:ap"
-    ),
-    Definition("validation_blocks.tokens", "tokens", "predictions of each validation block", "tokens"),
-    Definition("kept", "K", "values kept of every tail of the validation tokens", "tokens"),
-    Definition("a2", "a²", "squared output-to-hidden gain", "", PER_TOKEN, "eq:ap_svd"),
-    Definition(
-        "rank16",
-        "rank-16 part of a²",
-        "part of a² inside the first 16 singular directions of the head",
-        "",
-        PER_TOKEN,
-        "eq:ap_svd",
-    ),
-    Definition("logit_source", "‖δ_z‖", "norm of the Z source at the logits, at λ_diag", "", PER_TOKEN, "eq:source"),
-    Definition(
-        "delta_u", "‖δ_u‖", "norm of the Z source at the hidden state, at λ_diag", "", PER_TOKEN, "eq:hidden_injection"
-    ),
-)
-
-SPECTRUM = (
-    Definition("sigma", "σ_i", "singular value number i of the head", "", "of the head's weights", "eq:ap_svd"),
-    Definition(
-        "energy",
-        "share of energy",
-        "share of ‖W‖² in the first i singular directions",
-        "share",
-        "of the head's weights",
-        "tab:spectral_audit",
-    ),
-)
-
-
 QUANTITIES = (
-    *HEAD,
-    *PRECISION,
-    *TEXT,
-    *TOKENS,
-    *SPECTRUM,
-    *GRADIENT,
-    *TIED_PATHS,
-    *TAILS,
-    *EVENTS,
-    *ADAM_STATE,
-    *RUN,
-    *STEP,
-    *ADAM_SAMPLE,
-    *ROUTER,
-    *SOURCE,
-    *UPDATES,
-    *OVERFLOWS,
-    *REPRODUCTION,
-)
-
+    *HEAD, *PRECISION, *TEXT, *TOKENS, *SPECTRUM, *GRADIENT, *TIED_PATHS, *TAILS, *EVENTS, *ADAM_STATE, *RUN, *STEP,
+    *ADAM_SAMPLE, *ROUTER, *SOURCE, *UPDATES, *OVERFLOWS, *REPRODUCTION,
+)  # fmt: skip
 BY_KEY = {definition.key: definition for definition in QUANTITIES}
-
 _COORDINATES = ("raw", "centered", "whole_model")
 
 
@@ -896,11 +461,6 @@ def symbol(key: str) -> str:
     """How the quantity is written; a key without an entry stands for itself."""
     found = define(key)
     return key if found is None else found.symbol
-
-
-def titled(keys: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """(key, symbol) of every key: the columns of a table."""
-    return tuple((key, symbol(key)) for key in keys)
 
 
 # One quantity has several public spellings: the attribute of `TokenStats` (`gain`), the scalar that trackers show

@@ -7,11 +7,8 @@ Which quantity a column is, and its unit, is the paper's: columns have the keys 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from zloss.errors import InputError
-from zloss.results.io import read_object, write_json
 from zloss.results.provenance import ReproductionProvenance
 from zloss.results.record import ResultRecord
 
@@ -149,17 +146,3 @@ class ReproductionRecord(ResultRecord):
     def judged(self) -> bool:
         """Whether the claims were judged: the few tokens and steps of the smoke profile decide none."""
         return self.profile != "smoke"
-
-
-def write_reproduction_record(file: Path, record: ReproductionRecord) -> None:
-    """Write the JSON file of a reproduction; it appears whole or not at all."""
-    write_json(file, record.to_dict())
-
-
-def read_reproduction_record(file: Path) -> ReproductionRecord:
-    """The reproduction in `file`."""
-    data = read_object(file, advice="run `zloss reproduce` again")
-    try:
-        return ReproductionRecord.from_dict(data)
-    except InputError as error:
-        raise InputError(f"{file} is not a readable reproduction: {error}") from error

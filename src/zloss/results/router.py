@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from zloss.errors import InputError
-from zloss.results.io import result_file, write_json
 from zloss.results.record import ResultRecord
 
 
@@ -34,6 +32,7 @@ class RouterScaleTable(ResultRecord):
     """One coefficient under every known convention."""
 
     SCHEMA: ClassVar[str] = "zloss.router-scale/1"
+    FILE: ClassVar[str] = "router_scale.json"
 
     coef: float
     """λ_R as configured."""
@@ -63,12 +62,6 @@ class RouterScaleTable(ResultRecord):
     def scale(self, convention: str) -> ConventionScale:
         """That of one convention."""
         return next(scale for scale in self.conventions if scale.convention == convention)
-
-    def write(self, out: str | Path) -> Path:
-        """Write the file `out`, or `router_scale.json` in the folder `out`, and return its path."""
-        path = result_file(out, "router_scale.json")
-        write_json(path, self.to_dict())
-        return path
 
 
 Scoring = Literal["softmax", "sigmoid", "other", "unknown"]
@@ -112,6 +105,21 @@ EXPLAINED = 1e-3
 
 DROWNED = 0.1
 """Share of the gradient from which rounding leaves nothing to tell."""
+AGAIN = "Measure in fp32 or fp64, with a larger coefficient, or on another batch."
+SENTENCES: dict[str, str] = {
+    "nothing_applied": "Nothing is applied: the gradient is the same with the coefficient on and off.",
+    "squared_mean": "The penalty is the square of the mean log Z_R and not the mean of squares: every decision gets the same "
+    "source, whatever its own log Z_R, and no scale per decision can be stated.",
+    "not_squared": "The penalty is the mean of log Z_R and not of its square: its source is the same at every log Z_R, and it "
+    "has no target.",
+    "unexplained": "{residual:.1%} of the gradient is not that of a weighted (log Z_R − c)²: another penalty is applied, and no "
+    "scale can be stated.",
+    "undetermined": "This batch cannot tell which penalty is applied: the mean of (log Z_R − c)², the square of the mean log Z_R "
+    "and the mean log Z_R without a square are not told apart at a residual of {limit:.1g}. {again}",
+    "drowned": "It cannot be told which penalty is applied: rounding can make up {limit:.0%} of the gradient. {again}",
+    "explained": "A weighted (log Z_R − c)² explains the gradient but for {residual:.1g} of its norm{within}.",
+}
+"""Verdict → what a reader is told; "drowned" is "undetermined" for want of precision."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,7 @@ class MeasuredScale(ResultRecord):
     """
 
     SCHEMA: ClassVar[str] = "zloss.measured-router-scale/1"
+    FILE: ClassVar[str] = "measured_router_scale.json"
 
     coef: float
     """The nominal λ_R whose effect was measured."""
@@ -159,7 +168,17 @@ class MeasuredScale(ResultRecord):
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, and a second one where a scale is negative."""
-        return self._verdict_sentence + self._sign_warning
+        drowned = self.verdict == "undetermined" and self.limit > DROWNED
+        within = f", within the {self.limit:.1g} that rounding can leave" if self.limit > EXPLAINED else ""
+        said = SENTENCES["drowned" if drowned else self.verdict]
+        said = said.format(residual=self.residual, limit=self.limit, within=within, again=AGAIN)
+        layers = self.negative_layers
+        if not layers:
+            return said
+        named = f"the scale of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+        where = "the scale" if len(layers) == len(self.relative_per_layer) else named
+        what = "raises log Z_R" if self.verdict == "not_squared" else "drives log Z_R away from c"
+        return f"{said} Warning: {where} is negative, so that training {what} instead of the opposite."
 
     @property
     def negative_layers(self) -> tuple[int, ...]:
@@ -170,61 +189,9 @@ class MeasuredScale(ResultRecord):
         return tuple(layer for layer, value in enumerate(self.relative_per_layer) if value < -least)
 
     @property
-    def _sign_warning(self) -> str:
-        layers = self.negative_layers
-        if not layers:
-            return ""
-        where = "the scale" if len(layers) == len(self.relative_per_layer) else _of_layers(layers)
-        what = "raises log Z_R" if self.verdict == "not_squared" else "drives log Z_R away from c"
-        return f" Warning: {where} is negative, so that training {what} instead of the opposite."
-
-    @property
-    def _why_undetermined(self) -> str:
-        if self.limit > DROWNED:
-            return f"It cannot be told which penalty is applied: rounding can make up {self.limit:.0%} of the gradient."
-        return (
-            "This batch cannot tell which penalty is applied: the mean of (log Z_R − c)², the square of the mean log Z_R and the "
-            f"mean log Z_R without a square are not told apart at a residual of {self.limit:.1g}."
-        )
-
-    @property
-    def _verdict_sentence(self) -> str:
-        if self.verdict == "nothing_applied":
-            return "Nothing is applied: the gradient is the same with the coefficient on and off."
-        if self.verdict == "squared_mean":
-            return (
-                "The penalty is the square of the mean log Z_R and not the mean of squares: every decision gets the same source, "
-                "whatever its own log Z_R, and no scale per decision can be stated."
-            )
-        if self.verdict == "undetermined":
-            return f"{self._why_undetermined} Measure in fp32 or fp64, with a larger coefficient, or on another batch."
-        if self.verdict == "not_squared":
-            return (
-                "The penalty is the mean of log Z_R and not of its square: its source is the same at every log Z_R, and it "
-                "has no target."
-            )
-        if self.verdict == "unexplained":
-            return (
-                f"{self.residual:.1%} of the gradient is not that of a weighted (log Z_R − c)²: another penalty is applied, "
-                "and no scale can be stated."
-            )
-        within = f", within the {self.limit:.1g} that rounding can leave" if self.limit > EXPLAINED else ""
-        return f"A weighted (log Z_R − c)² explains the gradient but for {self.residual:.1g} of its norm{within}."
-
-    @property
     def absolute(self) -> float:
         """λ_R·α, mean over layers."""
         return sum(self.absolute_per_layer) / len(self.absolute_per_layer)
-
-    def write(self, out: str | Path) -> Path:
-        """Write the file `out`, or `measured_router_scale.json` in the folder `out`, and return its path."""
-        path = result_file(out, "measured_router_scale.json")
-        write_json(path, self.to_dict())
-        return path
-
-
-def _of_layers(layers: tuple[int, ...]) -> str:
-    return f"the scale of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
 
 
 @dataclass(frozen=True)

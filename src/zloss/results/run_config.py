@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from zloss.errors import InputError, UnknownNameError
-from zloss.results.io import read_json, write_json
+from zloss.results.io import write_json
 from zloss.results.options import (
     SMOLLM2,
     BlockCount,
@@ -29,9 +29,10 @@ from zloss.results.options import (
     check_counts,
     check_numbers,
     check_optional_counts,
+    refuse,
 )
 from zloss.results.provenance import without_folders
-from zloss.results.record import ResultRecord, from_plain, to_plain
+from zloss.results.record import ResultRecord, to_plain, written_with
 
 PAPER_CONVENTIONS = ("token_layer_mean", "active_route_mean", "active_route_sum")
 """Conventions whose reduction is trained as the paper writes it, route by route (`zloss.train.moe`)."""
@@ -76,27 +77,34 @@ class MoeRun:
     def __post_init__(self) -> None:
         check_counts(self, ("top_k", "experts", "layers", "width", "heads", "expert_width"))
         check_numbers(self, ("load_balance", "router_coef"))
-        if self.top_k > self.experts:
-            raise InputError(
-                f"`top_k` is expected to be at most {self.experts}, the number of experts, but got {self.top_k}."
-            )
-        if self.width % self.heads:
-            raise InputError(f"`width` is expected to be a multiple of `heads` = {self.heads}, but got {self.width}.")
-        if self.width // self.heads % 2:
-            raise InputError(
-                f"the width of an attention head is expected to be even (rotary embedding), but {self.width} / "
-                f"{self.heads} is {self.width // self.heads}."
-            )
-        if self.router not in variants():
-            raise UnknownNameError("router variant", self.router, variants())
-        if self.router == OFF and self.router_coef:
-            raise InputError(
-                f"the router variant `none` has no penalty: its coefficient is 0, not {self.router_coef!r}."
-            )
-        if self.router_target is not None and not math.isfinite(self.router_target):
-            raise InputError(f"`router_target` is expected to be a finite number, but got {self.router_target!r}.")
         if self.capacity_factor is not None:
             check_numbers(self, ("capacity_factor",), positive=True)
+        if self.router not in variants():
+            raise UnknownNameError("router variant", self.router, variants())
+        of_a_head = self.width / self.heads
+        refuse(
+            (
+                self.top_k > self.experts,
+                f"`top_k` is expected to be at most {self.experts}, the number of experts, but got {self.top_k}.",
+            ),
+            (
+                self.width % self.heads,
+                f"`width` is expected to be a multiple of `heads` = {self.heads}, but got {self.width}.",
+            ),
+            (
+                of_a_head % 2,
+                "the width of an attention head is expected to be even (rotary embedding), but "
+                f"{self.width} / {self.heads} is {of_a_head:g}.",
+            ),
+            (
+                self.router == OFF and self.router_coef,
+                f"the router variant `none` has no penalty: its coefficient is 0, not {self.router_coef!r}.",
+            ),
+            (
+                self.router_target is not None and not math.isfinite(self.router_target),
+                f"`router_target` is expected to be a finite number, but got {self.router_target!r}.",
+            ),
+        )
 
     @property
     def convention(self) -> str | None:
@@ -206,7 +214,9 @@ class TrainConfig(TextOptions):
     head: HeadKind = "fused"
     """fused: logits are never kept. paper: materialised logits in the autocast dtype, centered by their fp32 shift."""
 
-    optimizer_state: Annotated[str | None, Option(metavar="FILE")] = None
+    optimizer_state: Annotated[str | None, Option(metavar="FILE")] = field(
+        default=None, metadata=written_with("optimizer_state")
+    )
     """State of Adam to go on from (`optimizer.pt` of transformers, or a saved `state_dict`). Default: a fresh one."""
 
     adam_every: int = 50
@@ -220,7 +230,9 @@ class TrainConfig(TextOptions):
     gradient_blocks: int = 8
     """Validation blocks of the gradient section; 0 leaves it out."""
 
-    moe: Annotated[MoeRun | None, Option(switch="a mixture of experts")] = None
+    moe: Annotated[MoeRun | None, Option(switch="a mixture of experts")] = field(
+        default=None, metadata=written_with("moe")
+    )
     """Train a small mixture of experts from scratch (OLMoE: 4 blocks, width 256, 8 experts, tied) instead of `model`."""
 
     def __post_init__(self) -> None:
@@ -232,29 +244,42 @@ class TrainConfig(TextOptions):
         check_numbers(self, ("weight_decay", "coef", "head_shift", "gain_beta", "lr_floor", "spike"))
         check_numbers(self, ("lr", "clip", "eps", "diag_coef"), positive=True)
         check_choices(self, {"bos": BosPolicy, "precision": Precision, "head": HeadKind, "decay": Decay})
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(
-                    f"`{name}` is expected to be a number from 0 to below 1, but got {getattr(self, name)!r}."
-                )
-        if not all(math.isfinite(threshold) and threshold >= 0 for threshold in self.thresholds):
-            raise InputError(f"`thresholds` are expected to be finite numbers ≥ 0, but got {list(self.thresholds)!r}.")
-        if self.target is not None and not math.isfinite(self.target):
-            raise InputError(f"`target` is expected to be a finite number, but got {self.target!r}.")
         if self.train_tokenizer is not None:
             check_counts(self, ("train_tokenizer",))
-            if self.pretrained:
-                raise InputError("`train_tokenizer` is for a model from scratch: give `from_config` as well.")
-        if self.warmup >= self.steps:
-            raise InputError(
-                f"`warmup` is expected to be shorter than the run, but got {self.warmup} of {self.steps} steps."
-            )
-        if self.head_shift and not self.untie:
-            raise InputError("`head_shift` needs `untie`: a tied head shares its rows with the input embedding.")
-        if self.moe is not None and self.from_config is not None:
-            raise InputError("`moe` builds its own model: leave `from_config` out.")
-        if self.method in UNPENALIZED and self.coef:
-            raise InputError(f"{self.method} has no penalty, so its coefficient is 0, but got {self.coef!r}.")
+        refuse(
+            *(
+                (not 0 <= beta < 1, f"`{name}` is expected to be a number from 0 to below 1, but got {beta!r}.")
+                for name, beta in (("beta1", self.beta1), ("beta2", self.beta2))
+            ),
+            (
+                not all(math.isfinite(threshold) and threshold >= 0 for threshold in self.thresholds),
+                f"`thresholds` are expected to be finite numbers ≥ 0, but got {list(self.thresholds)!r}.",
+            ),
+            (
+                self.target is not None and not math.isfinite(self.target),
+                f"`target` is expected to be a finite number, but got {self.target!r}.",
+            ),
+            (
+                self.train_tokenizer is not None and self.pretrained,
+                "`train_tokenizer` is for a model from scratch: give `from_config` as well.",
+            ),
+            (
+                self.warmup >= self.steps,
+                f"`warmup` is expected to be shorter than the run, but got {self.warmup} of {self.steps} steps.",
+            ),
+            (
+                self.head_shift and not self.untie,
+                "`head_shift` needs `untie`: a tied head shares its rows with the input embedding.",
+            ),
+            (
+                self.moe is not None and self.from_config is not None,
+                "`moe` builds its own model: leave `from_config` out.",
+            ),
+            (
+                self.method in UNPENALIZED and self.coef,
+                f"{self.method} has no penalty, so its coefficient is 0, but got {self.coef!r}.",
+            ),
+        )
 
     @property
     def pretrained(self) -> bool:
@@ -289,9 +314,6 @@ class TrainConfig(TextOptions):
 
 
 CONFIG_FILE = "config.json"
-_AGAIN = "remove that run's folder and run it again"
-ABSENT_IF_NONE = ("moe", "optimizer_state")
-"""Keys that are left out of the file where they are None."""
 TEXT_KEYS = (
     *("texts", "corpus", "text_field", "blocks", "offset", "valid_texts", "valid_blocks", "valid_offset"),
     *("block_size", "bos"),
@@ -343,44 +365,12 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """The file as plain JSON values; a dense run has no key `moe`, a fresh Adam no `optimizer_state`."""
         settings: dict[str, Any] = to_plain(self.config)
-        for key in ABSENT_IF_NONE:
-            if settings[key] is None:
-                del settings[key]
         texts = {key: settings.pop(key) for key in TEXT_KEYS}
         written: dict[str, Any] = {}
         for key, value in settings.items():
             written |= {key: value, **texts} if key == "seed" else {key: value}
         rest = {"schema": self.SCHEMA, "data": to_plain(self.data), "initial_weights": self.initial_weights}
         return written | rest
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> RunConfig:
-        """The inverse of `to_dict`; a key that is missing, unknown or of another type is refused by its name."""
-        if data.get("schema") != cls.SCHEMA:
-            raise InputError(f"`schema` is expected to be {cls.SCHEMA!r}, but is {data.get('schema')!r}.")
-        rest = {key: value for key, value in data.items() if key not in ("schema", "data", "initial_weights")}
-        _check_keys(TrainConfig, rest, optional=ABSENT_IF_NONE)
-        if rest.get("moe") is not None:
-            _check_keys(MoeRun, rest["moe"], path="moe.")
-        if not isinstance(data.get("initial_weights"), str):
-            raise InputError(f"`initial_weights` is expected to be text, but is {data.get('initial_weights')!r}.")
-        return cls(
-            config=from_plain(TrainConfig, rest),
-            data=from_plain(RunData, data.get("data"), path="data"),
-            initial_weights=data["initial_weights"],
-        )
-
-
-def read_run_config(folder: Path) -> RunConfig:
-    """config.json of a run's folder."""
-    file = folder / CONFIG_FILE
-    data = read_json(file, advice=_AGAIN)
-    try:
-        if not isinstance(data, dict):
-            raise InputError(f"an object is expected, but it holds a {type(data).__name__}")
-        return RunConfig.from_dict(data)
-    except InputError as error:
-        raise InputError(f"{file} cannot be read ({str(error).rstrip('.')}): {_AGAIN}.") from error
 
 
 def write_run_config(folder: Path, record: RunConfig) -> None:
@@ -390,41 +380,19 @@ def write_run_config(folder: Path, record: RunConfig) -> None:
 
 def without_paths(config: TrainConfig) -> TrainConfig:
     """`config` with files and folders named by the last part of their path: a result tells nothing of a machine."""
-    moe = config.moe
-    if moe is not None:
-        moe = replace(moe, tokenizer=_last_part(moe.tokenizer))
-    return replace(
-        config,
-        model=without_folders(config.model),
-        from_config=_last_part(config.from_config),
-        texts=tuple(Path(text).name for text in config.texts),
-        valid_texts=tuple(Path(text).name for text in config.valid_texts),
-        optimizer_state=_checksum(config.optimizer_state),
-        moe=moe,
-    )
-
-
-def _last_part(name: str | None) -> str | None:
-    return None if name is None else without_folders(name)
-
-
-def _checksum(file: str | None) -> str | None:
-    """Name and checksum of a file; what is no file here stays as it is."""
-    if file is None or not Path(file).is_file():
-        return file
-    with Path(file).open("rb") as content:
-        return f"{Path(file).name} sha256:{hashlib.file_digest(content, 'sha256').hexdigest()[:16]}"
-
-
-def _check_keys(record_type: Any, data: Any, *, path: str = "", optional: tuple[str, ...] = ()) -> None:
-    """Refuse the first key that `record_type` does not have, or lacks."""
-    known = {found.name for found in fields(record_type)}
-    for key in data if isinstance(data, dict) else ():
-        if key not in known:
-            raise InputError(f"`{path}{key}` is not a key of {RunConfig.SCHEMA}.")
-    for key in known - set(optional):
-        if isinstance(data, dict) and key not in data:
-            raise InputError(f"`{path}{key}` is missing.")
+    changes: dict[str, Any] = {
+        "model": without_folders(config.model),
+        "from_config": config.from_config and without_folders(config.from_config),
+        "texts": tuple(Path(text).name for text in config.texts),
+        "valid_texts": tuple(Path(text).name for text in config.valid_texts),
+    }
+    if (state := config.optimizer_state) is not None and Path(state).is_file():
+        with Path(state).open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        changes["optimizer_state"] = f"{Path(state).name} sha256:{digest[:16]}"
+    if config.moe is not None and config.moe.tokenizer is not None:
+        changes["moe"] = replace(config.moe, tokenizer=without_folders(config.moe.tokenizer))
+    return replace(config, **changes)
 
 
 FREE_RECORDED = ("objective", "initial_weights")

@@ -8,27 +8,15 @@ Nothing in this file depends on time or machine: `provenance.json` next to it sa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from zloss.errors import InputError
 from zloss.results.audit import GradientNumbers, Heads, Nonfinite, PathNumbers
 from zloss.results.io import read_object, write_json
-from zloss.results.options import Coordinate
-from zloss.results.record import (
-    COSINE,
-    EXTRA,
-    NATS,
-    NOT_NEGATIVE,
-    ROUNDING,
-    SHARE,
-    from_plain,
-    to_plain,
-    within,
-    without_schema,
-    written_with,
-)
+from zloss.results.options import Coordinate, refuse
+from zloss.results.record import COSINE, NATS, NOT_NEGATIVE, ROUNDING, SHARE, ResultRecord, flat, within, written_with
 from zloss.results.steps import StepEndpoints
 
 VIOLATION = "violation"
@@ -189,7 +177,7 @@ class RunGradients:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunMetrics:
+class RunMetrics(ResultRecord):
     """One finished run.
 
     The file is flat: the keys of `routing`, `training` and `gradients` stand beside the others.
@@ -209,7 +197,7 @@ class RunMetrics:
     """Mean cross-entropy of the validation predictions, in nats per token."""
     coordinate: Coordinate
     """Coordinate that the method deploys; the next head numbers are in it."""
-    routing: RoutingMetrics | None = None
+    routing: RoutingMetrics | None = field(default=None, metadata=flat())
     """Routers on the validation blocks; None, with its keys left out of the file, for a dense run."""
     diag_coef: float = field(metadata=NOT_NEGATIVE)
     """λ_diag of `diag_z` and of the diagnostic gradients."""
@@ -221,9 +209,9 @@ class RunMetrics:
     """p99 of the gain A_p = ‖Wᵀp‖₂/‖p‖₂ in the deployed coordinate."""
     mu_abs_99: float | None = field(metadata=NOT_NEGATIVE)
     """p99 of |μ| in the deployed coordinate; centered: the measured fp32 residual."""
-    training: StepEndpoints
+    training: StepEndpoints = field(metadata=flat())
     """Endpoints of the optimizer steps."""
-    gradients: RunGradients
+    gradients: RunGradients = field(metadata=flat())
     """Gradients of the trained model."""
     tokens_consumed: int = field(metadata=NOT_NEGATIVE)
     """Token instances that the steps processed: steps times tokens per step."""
@@ -247,97 +235,61 @@ class RunMetrics:
     def check(self) -> None:
         """Refuse numbers that contradict each other, naming their keys."""
         blocks, bad = self.validation_blocks, self.valid_nonfinite.nan + self.valid_nonfinite.inf
-        # In logarithms, because exp can overflow.
-        if self.ppl is not None and (self.ce is None or not _close(math.log(self.ppl), self.ce, absolute=AGREEMENT)):
-            raise InputError(f"`ppl` is expected to be exp(`ce`) with `ce` = {self.ce!r}, but is {self.ppl!r}.")
+        refuse(
+            (
+                # In logarithms, because exp can overflow.
+                self.ppl is not None and not _close(math.log(self.ppl), self.ce, absolute=AGREEMENT),
+                f"`ppl` is expected to be exp(`ce`) with `ce` = {self.ce!r}, but is {self.ppl!r}.",
+            ),
+        )
         if blocks is not None:
-            if sum(blocks.tokens) != self.valid_predictions:
-                raise InputError(
-                    f"`valid_predictions` is expected to be {sum(blocks.tokens)}, the sum of `validation_blocks.tokens`, "
-                    f"but is {self.valid_predictions}."
-                )
             known = [ce * tokens for ce, tokens in zip(blocks.ce, blocks.tokens, strict=True) if ce is not None]
-            if not bad and known and len(known) == len(blocks.ce):
-                mean = math.fsum(known) / self.valid_predictions
-                if self.ce is None or not _close(self.ce, mean, absolute=AGREEMENT):
-                    raise InputError(
-                        f"`ce` is expected to be {mean!r}, the mean of `validation_blocks.ce` over tokens, but is {self.ce!r}."
-                    )
-        if bad > self.valid_predictions:
-            raise InputError(
-                f"`valid_nonfinite` is expected to count at most the {self.valid_predictions} tokens of `valid_predictions`, "
-                f"but counts {bad}."
+            whole = not bad and known and len(known) == len(blocks.ce)
+            mean = math.fsum(known) / sum(blocks.tokens) if whole else self.ce
+            refuse(
+                (
+                    sum(blocks.tokens) != self.valid_predictions,
+                    f"`valid_predictions` is expected to be {sum(blocks.tokens)}, the sum of `validation_blocks.tokens`, but is "
+                    f"{self.valid_predictions}.",
+                ),
+                (
+                    not _close(self.ce, mean, absolute=AGREEMENT),
+                    f"`ce` is expected to be {mean!r}, the mean of `validation_blocks.ce` over tokens, but is {self.ce!r}.",
+                ),
             )
-        for key in DEPLOYED:
-            flat, of_head = getattr(self, key), getattr(getattr(self.heads, self.coordinate), key)
-            if None not in (flat, of_head) and not _close(flat, of_head):
-                raise InputError(
-                    f"`{key}` is expected to be {of_head!r}, as `heads.{self.coordinate}.{key}` is, but is {flat!r}."
+        heads = getattr(self.heads, self.coordinate)
+        deployed = [(key, getattr(self, key), getattr(heads, key)) for key in DEPLOYED]
+        reuse = self.tokens_consumed / self.tokens_available if self.tokens_available else None
+        refuse(
+            (
+                bad > self.valid_predictions,
+                f"`valid_nonfinite` is expected to count at most the {self.valid_predictions} tokens of `valid_predictions`, but "
+                f"counts {bad}.",
+            ),
+            *(
+                (
+                    None not in (flat, of_head) and not _close(flat, of_head),
+                    f"`{key}` is expected to be {of_head!r}, as `heads.{self.coordinate}.{key}` is, but is {flat!r}.",
                 )
-        if self.tokens_available and self.reuse is not None:
-            reuse = self.tokens_consumed / self.tokens_available
-            if not _close(self.reuse, reuse):
-                raise InputError(
-                    f"`reuse` is expected to be {reuse!r}, `tokens_consumed` over `tokens_available`, but is {self.reuse!r}."
-                )
+                for key, flat, of_head in deployed
+            ),
+            (
+                None not in (self.reuse, reuse) and not _close(self.reuse, reuse),
+                f"`reuse` is expected to be {reuse!r}, `tokens_consumed` over `tokens_available`, but is {self.reuse!r}.",
+            ),
+        )
         self.training.check()
-
-    def finite(self) -> RunMetrics:
-        """This record as the file has it: a nonfinite number is None with its reason."""
-        return RunMetrics.from_dict(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values under the keys of metrics.json; a nonfinite number becomes None with its reason."""
-        reasons = dict(self.reasons)
-
-        def note(path: str, value: float) -> None:
-            reasons.setdefault(path, f"it is {value}")
-
-        plain: dict[str, Any] = to_plain(self._flat(), on_nonfinite=note)
-        return {"schema": self.SCHEMA, **plain, "reasons": reasons}
-
-    def _flat(self) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.name in PARTS:
-                flat |= {} if value is None else flat_keys(value)
-            elif entry.name == EXTRA:
-                flat |= value
-            elif entry.name != "reasons":  # written last, when it is complete
-                flat[entry.name] = value
-        return flat
-
-    @classmethod
-    def from_dict(cls, data: Any) -> RunMetrics:
-        """The record of a parsed metrics.json; a missing or ill-typed key is named."""
-        flat = without_schema(data, cls.SCHEMA)
-        routed = any(entry.name in flat for entry in fields(RoutingMetrics))
-        parts = {
-            "routing": from_plain(RoutingMetrics, flat) if routed else None,
-            "training": StepEndpoints.from_flat(flat),
-            "gradients": from_plain(RunGradients, flat),
-        }
-        taken = {key for part in parts.values() if part is not None for key in flat_keys(part)}
-        return from_plain(cls, {key: value for key, value in flat.items() if key not in taken} | parts)
 
 
 DEPLOYED = ("diag_z", "p_z_999", "a_p_99", "mu_abs_99")
 """Fields of `RunMetrics` that repeat the head's numbers in the deployed coordinate."""
-PARTS = ("routing", "training", "gradients")
-"""Fields of `RunMetrics` whose own keys stand in the file."""
 
 
-def _close(value: float, expected: float, *, absolute: float = 0.0) -> bool:
-    """Whether two numbers of one quantity agree up to rounding."""
+def _close(value: float | None, expected: float | None, *, absolute: float = 0.0) -> bool:
+    """Whether two numbers of one quantity agree up to rounding, or neither exists."""
+    if value is None or expected is None:
+        return value is expected
     return math.isclose(value, expected, rel_tol=AGREEMENT, abs_tol=absolute)
-
-
-def flat_keys(part: RoutingMetrics | StepEndpoints | RunGradients) -> dict[str, Any]:
-    """The values of a part under their keys in the file."""
-    if isinstance(part, StepEndpoints):
-        return dict(part.flat())
-    return {entry.name: getattr(part, entry.name) for entry in fields(part)}
 
 
 def write_metrics(folder: Path, metrics: RunMetrics) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from zloss.errors import InputError
 from zloss.results.io import parse_json
-from zloss.results.record import NATS, NOT_NEGATIVE, SHARE, Range, check_range, from_plain, range_of, within
+from zloss.results.record import NATS, NOT_NEGATIVE, SHARE, flat, from_plain, to_plain, within
 
 PHI = "phi_"
 """Beginning of the keys of the event rates Φ_τ; the threshold τ follows."""
@@ -65,7 +65,7 @@ class StepEndpoints:
     """Largest ‖g‖₂/‖θ‖₂ after clipping."""
     clip_rate: float | None = field(metadata=SHARE)
     """Fraction of all steps with ‖g‖₂ > clip or a nonfinite gradient; None without a clipping threshold."""
-    phi: dict[str, float | None] = field(default_factory=dict, metadata=SHARE)
+    phi: dict[str, float | None] = field(default_factory=dict, metadata={**SHARE, **flat(PHI)})
     """Φ_τ by its key (`phi_10` for τ = 10): fraction of all steps with ‖g‖₂ > τ before clipping or a nonfinite gradient.
 
     The thresholds are a setting of the run, so these keys are open; in the file they stand beside the others.
@@ -132,16 +132,8 @@ class StepEndpoints:
 
     def flat(self) -> dict[str, float | int | None]:
         """Every endpoint under its key in metrics.json, in the order of the file."""
-        flat: dict[str, float | int | None] = {}
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            flat |= value if entry.name == "phi" else {entry.name: value}
-        return flat
-
-    @classmethod
-    def from_flat(cls, data: dict[str, Any]) -> StepEndpoints:
-        """The inverse of `flat`; keys that are none of its own are left aside."""
-        return from_plain(cls, {**data, "phi": {key: value for key, value in data.items() if key.startswith(PHI)}})
+        found: dict[str, float | int | None] = to_plain(self)
+        return found
 
 
 GradientState = Literal["finite", "nan", "inf"]
@@ -209,7 +201,7 @@ class StepRecord:
 
     def to_json(self) -> str:
         """One line of strict JSON; a number that is not finite becomes null."""
-        return json.dumps(_null_nonfinite(asdict(self)), allow_nan=False)
+        return json.dumps(to_plain(self), allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> StepRecord:
@@ -218,59 +210,22 @@ class StepRecord:
             data = parse_json(line)
         except ValueError as error:
             raise InputError(f"it is not JSON ({error}).") from error
-        values = _checked(data, _STEP_KEYS, _STEP_RANGES, "")
-        adam = values["adam"]
-        values["adam"] = None if adam is None else AdamSample(**_checked(adam, _ADAM_KEYS, _ADAM_RANGES, "adam."))
-        values["telemetry"] = {
-            key: _value(number, "float | None", f"telemetry.{key}") for key, number in values["telemetry"].items()
-        }
-        bad, micro_batches = values["micro_nan"] + values["micro_inf"], values["micro_batches"]
-        if bad > micro_batches:
+        record = from_plain(cls, _null_is_nan(cls, data))
+        for entry in fields(cls):
+            if entry.name not in data:
+                raise InputError(f"`{entry.name}` is missing.")
+        if record.micro_nan + record.micro_inf > record.micro_batches:
             raise InputError(
-                f"`micro_nan` + `micro_inf` is expected to be at most `micro_batches`, which is {micro_batches}, but is {bad}."
+                f"`micro_nan` + `micro_inf` is expected to be at most `micro_batches`, which is {record.micro_batches}, but is "
+                f"{record.micro_nan + record.micro_inf}."
             )
-        return cls(**values)
+        return record
 
 
-# Files have thousands of lines, each read several times: the types are looked up once.
-_STEP_KEYS = {entry.name: str(entry.type) for entry in fields(StepRecord)}
-_ADAM_KEYS = {entry.name: str(entry.type) for entry in fields(AdamSample)}
-_STEP_RANGES = {entry.name: bounds for entry in fields(StepRecord) if (bounds := range_of(entry)) is not None}
-_ADAM_RANGES = {entry.name: bounds for entry in fields(AdamSample) if (bounds := range_of(entry)) is not None}
-_PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float, type(None)), "a number or null"),
-    "float | None": ((int, float, type(None)), "a number or null"),
-    "GradientState": ((str,), f"one of {list(get_args(GradientState))}"),
-    "bool": ((bool,), "true or false"),
-    "dict[str, float | None]": ((dict,), "an object"),
-    "AdamSample | None": ((dict, type(None)), "an object or null"),
-}
-"""Type of a field → types of its JSON value, and their name."""
-
-
-def _checked(data: Any, keys: dict[str, str], ranges: dict[str, Range], path: str) -> dict[str, Any]:
-    """The values of all `keys`; keys beyond them are left aside."""
+def _null_is_nan(record_type: Any, data: Any) -> Any:
+    """`data` with NaN for each null under a key that always has a number."""
     if not isinstance(data, dict):
-        raise InputError(f"`{path.rstrip('.') or 'the line'}` is expected to be an object, but is {str(data)[:80]!r}.")
-    for name in keys:
-        if name not in data:
-            raise InputError(f"`{path}{name}` is missing.")
-    values = {name: _value(data[name], kind, f"{path}{name}") for name, kind in keys.items()}
-    for name, bounds in ranges.items():
-        check_range(bounds, values[name], f"{path}{name}")
-    return values
-
-
-def _value(value: Any, kind: str, path: str) -> Any:
-    types, expected = _PLAIN_TYPES[kind]
-    fits = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
-    if not fits or (kind == "GradientState" and value not in get_args(GradientState)):
-        raise InputError(f"`{path}` is expected to be {expected}, but is {str(value)[:80]!r}.")
-    return math.nan if value is None and kind == "float" else value
-
-
-def _null_nonfinite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _null_nonfinite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return data
+    numbers = {entry.name for entry in fields(record_type) if entry.type == "float"}
+    read = {key: math.nan if value is None and key in numbers else value for key, value in data.items()}
+    return read | {"adam": _null_is_nan(AdamSample, read["adam"])} if read.get("adam") else read

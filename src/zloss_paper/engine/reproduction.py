@@ -19,6 +19,7 @@ import torch
 from zloss.errors import InputError
 from zloss.report.markdown import to_markdown
 from zloss.report.reproduction import reproduction_document
+from zloss.results.files import read_record, write_record
 from zloss.results.io import write_text
 from zloss.results.provenance import ReproductionProvenance, shared_keys
 from zloss.results.record import to_plain
@@ -29,8 +30,6 @@ from zloss.results.reproduction import (
     ReproducedClaim,
     ReproducedLine,
     ReproductionRecord,
-    read_reproduction_record,
-    write_reproduction_record,
 )
 from zloss_paper.engine.claims import FAILS, OPEN, Claim, Judgement
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
@@ -78,7 +77,7 @@ def rejudge(folder: Path, recipe: Recipe[Any]) -> Reproduction:
     file = folder / f"{recipe.stem}.json"
     if not file.is_file():
         raise InputError(f"{folder} has no {file.name}: nothing to judge again for {recipe.label}.")
-    record = read_reproduction_record(file)
+    record = read_record(file, ReproductionRecord)
     kept = RecipeResult(
         kept_table(recipe, record), record.notes, record.texts, record.details, _kept_figures(folder, recipe)
     )
@@ -109,7 +108,7 @@ def write_reproduction(folder: Path, result: Reproduction) -> list[Path]:
     """LABEL.json, LABEL.md and the figures of the recipe, if it has some."""
     record, page = folder / f"{result.recipe.stem}.json", folder / f"{result.recipe.stem}.md"
     figures = list(result.draw(folder / "figures")) if result.draw is not None else []
-    write_reproduction_record(record, result.record)
+    write_record(record, result.record)
     relative = [Path(os.path.relpath(figure, folder)) for figure in figures]
     write_text(page, to_markdown(reproduction_document(result.record, relative)))
     return [record, page, *figures]

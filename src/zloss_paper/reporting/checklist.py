@@ -18,7 +18,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from zloss.results.files import Kind as ResultKind
 from zloss.results.files import load_results
 from zloss.results.io import read_object
 from zloss_paper.engine.audited_models import AuditTableConfig, audit_table, paper_target
@@ -28,7 +27,7 @@ from zloss_paper.engine.table import Line, Table
 from zloss_paper.engine.workbench import Workbench
 
 LABEL = "text:reporting"
-Kind = ResultKind | Literal["metrics"]
+Kind = str
 """A kind of result, or the metrics.json of one run."""
 Scope = Literal["every model", "tied head", "router"]
 Status = Literal["covered", "not covered", "does not apply"]
