@@ -17,8 +17,7 @@ from zloss.models.routers import find_routers
 from zloss.results.router import CoefOrigin, MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.results.run_config import PAPER_CONVENTIONS
 from zloss.router.conventions import RouterConvention
-from zloss.router.decisions import LayerTensors
-from zloss.router.loss import RouterLoss, router_loss
+from zloss.router.loss import LayerTensors, RouterLoss, router_loss
 from zloss.router.measure import measure_router_scale
 from zloss.tensors import at_least_fp32
 
