@@ -30,17 +30,6 @@ def steps(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
 
 
-def test_a_method_that_the_model_refuses_is_named_before_the_first_run(
-    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(models["gemma2"], tmp_path / "runs", "--methods", "ce,standard,centered") == 2
-    error = capsys.readouterr().err.strip()
-    assert "centered cannot be trained on" in error
-    assert "softcap" in error
-    assert len(error.splitlines()) == 1
-    assert not list(tmp_path.rglob("steps.jsonl")), "nothing was trained"
-
-
 def test_other_settings_in_a_later_folder_are_named_before_the_first_run(
     models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,17 +56,3 @@ def test_validation_while_training_is_recorded_and_changes_nothing(
     plain = steps(tmp_path / "without" / "standard-0.0001-s1")
     assert [record["loss"] for record in plain] == [record["loss"] for record in steps(run)]
     assert json.loads((tmp_path / "without" / "standard-0.0001-s1" / "metrics.json").read_text()) == metrics
-
-
-def test_an_interruption_says_how_to_go_on(
-    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("zloss.train.grid.run_training_of", interrupted)
-    assert train(models["gpt2"], tmp_path / "some runs", "--methods", "ce") == 130
-    error = capsys.readouterr().err
-    assert "interrupted: finished runs" in error
-    assert f"zloss train {models['gpt2']} --steps 6" in error
-    assert f"--out '{tmp_path / 'some runs'}'" in error

@@ -67,21 +67,16 @@ class RouterConvention:
     @property
     def depends_on(self) -> tuple[str, ...]:
         """The quantities s_rel depends on."""
-        found = []
-        if self.factor != 0:
-            if self.token_count != "decisions" and self.layer_divisor == "none":
-                found.append("layers")
-            if self.layer_divisor == "model_layers":
-                found += ["layers", "model_layers"]
-            if self.layer_divisor == "stack_layers":
-                found.append("encoder_layers")
-            if self.top_k_power:
-                found.append("top_k")
-            if self.token_count == "valid_tokens":
-                found.append("valid_tokens")
-            if self.sums_micro_batches:
-                found.append("micro_batches")
-        return tuple(found)
+        depends = {
+            "layers": self.layer_divisor == "model_layers"
+            or (self.layer_divisor == "none" and self.token_count != "decisions"),
+            "model_layers": self.layer_divisor == "model_layers",
+            "encoder_layers": self.layer_divisor == "stack_layers",
+            "top_k": self.top_k_power != 0,
+            "valid_tokens": self.token_count == "valid_tokens",
+            "micro_batches": self.sums_micro_batches,
+        }
+        return tuple(name for name, does in depends.items() if does and self.factor != 0)
 
     @property
     def over_ranks(self) -> str:

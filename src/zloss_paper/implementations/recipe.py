@@ -174,7 +174,7 @@ def shared_kernel_audit(
     name: str,
     *,
     same_tokens: bool = False,
-    note: Callable[[str], object] = lambda sentence: None,
+    note: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[KernelLine, ...]:
     """The kernel audit of one implementation on the head's input of one model on one text.
 

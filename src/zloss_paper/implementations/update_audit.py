@@ -66,7 +66,8 @@ def run_fp16(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
     for scale in config.logit_scales:
         total = [found for found in audited if found.part == "total" and found.logit_scale == scale]
         fp16, bf16 = (
-            [found.grad_rel_error for found in total if found.storage == storage] for storage in ("fp16", "bf16")
+            [each.grad_rel_error for each in total if each.storage == storage and each.grad_rel_error is not None]
+            for storage in ("fp16", "bf16")
         )
         values = {
             "grad_rel_error_min": min(fp16),

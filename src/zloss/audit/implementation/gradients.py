@@ -120,7 +120,8 @@ def _gradients(
                 logits_TV = head.logits(hidden.flatten(0, 1)) * scale
             z_TV = logits_TV.detach()
             # A loss reads stored logits with fp32 statistics.
-            read = {REFERENCE: z_TV.double(), **{name: z_TV.to(storage_dtype(name)).float() for name in storages}}
+            read: dict[str, Tensor] = {REFERENCE: z_TV.double()}
+            read |= {name: z_TV.to(storage_dtype(name)).float() for name in storages}
             seeds = {}
             for name, read_TV in read.items():
                 sources = sources_of(read_TV, label_T, coef, target)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from zloss.errors import InputError, MissingDependencyError, UnknownNameError, first_line
 from zloss.head.loss import head_loss, logits_loss
+from zloss.head.options import ChosenBackend
 from zloss.measure.bf16_products import ISA_VARIABLE, SAFE_ISA, native_bf16_products_work
 from zloss.objectives import StandardZLoss
 
@@ -52,7 +53,7 @@ class Implementation:
     """The only c it supports; None: any."""
     kernel: bool = False
     """Whether it runs Triton kernels, which need a GPU or Triton's interpreter in a separate process."""
-    backend: str | None = None
+    backend: ChosenBackend | None = None
     """The backend of this package that it runs."""
     torch_function: str | None = None
     """Function of `torch.nn.functional` that it calls, if older versions of torch lack it."""
@@ -85,7 +86,7 @@ class Implementation:
         return None
 
 
-def _ours(name: str, title: str, function: Callable[..., Any], backend: str) -> Implementation:
+def _ours(name: str, title: str, function: Callable[..., Any], backend: ChosenBackend) -> Implementation:
     """`logits_loss` or `head_loss` on one backend."""
 
     def loss(*arguments: Any) -> Tensor:

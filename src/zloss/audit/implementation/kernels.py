@@ -112,6 +112,7 @@ def kernel_line(
     reference = fp64_head(head)
     errors: dict[str, list[VectorErrors]] = defaultdict(list)
     value = value_got = 0.0
+    inputs: tuple[Tensor, ...]
     for chunk in [slice(None)] if projects else token_chunks(len(label_T), head.vocab):
         label_C = label_T[chunk]
         if projects:
@@ -159,7 +160,7 @@ def kernel_line(
     if implementation.backend is None or implementation.kernel:
         return line
     objective, backend = StandardZLoss(coef, target), implementation.backend
-    applied_CV = head_source(*inputs, label_T, objective, part="z", reduction="sum", backend=backend)
+    applied_CV = head_source(inputs[0], inputs[1], label_T, objective, part="z", reduction="sum", backend=backend)
     source = vector_errors(applied_CV, truth.z_CV)
     return replace(line, delta_src=tail(source.delta), source_cosine=tail(source.cosine).mean)
 
