@@ -72,7 +72,7 @@ def audit_router(
     out: RouterLoss | None = None  # of the first batch
     lost = None
     experts = decisions = nonfinite = 0
-    load_LE: Tensor | float = 0.0
+    load_LE = torch.zeros(())
     parts: dict[str, list[Array]] = {"log_z": [], "entropy": [], "layer": [], "correction": []}
     for batch in batches:
         first = dict(batch) if first is None else first
@@ -96,7 +96,7 @@ def audit_router(
         )
         out = found if out is None else out
         decisions, nonfinite = decisions + found.decisions, nonfinite + found.nonfinite
-        load_LE = load_LE + found.load.double()
+        load_LE = load_LE + found.load.double().cpu()
         stats = found.stats
         per_decision = {"log_z": stats.log_z, "entropy": stats.entropy_N, "layer": stats.decisions.layer_N}
         for name, values_N in per_decision.items():
@@ -107,8 +107,8 @@ def audit_router(
         raise InputError("`batches` is empty: nothing to audit.")
     applied, not_measured = _applied_scale(model, first) if measure_own else (None, "not requested")
     scoring = {"sigmoid": SIGMOID_REASON, "other": OTHER_REASON, "unknown": UNKNOWN_REASON}.get(routers.scoring)
-    unknown = "no router weight [E, D] was found, so the correction norm is unknown"
-    unknown = unknown if out is not None and not parts["correction"] else ""
+    without_weight = out is not None and not parts["correction"]
+    no_norm = "no router weight [E, D] was found, so the correction norm is unknown" if without_weight else None
     columns = {name: np.concatenate(arrays) if arrays else np.empty(0) for name, arrays in parts.items()}
     findings = RouterFindings(
         scoring=routers.scoring,
@@ -131,11 +131,11 @@ def audit_router(
         correction_norm=mean(columns["correction"]),
         per_layer=(),
         applied=applied,
-        reasons=tuple(why for why in (scoring, reason, lost, not_measured, unknown) if why),
+        reasons=tuple(why for why in (scoring, reason, lost, not_measured, no_norm) if why),
         coef_origin=origin,
         coef_key=key,
     )
-    if out is None or not isinstance(load_LE, Tensor):
+    if out is None:
         return findings
     load_cv_L = load_LE.std(dim=1, correction=0) / load_LE.mean(dim=1)
     return replace(
