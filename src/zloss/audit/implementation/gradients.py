@@ -71,9 +71,9 @@ def update_audit(
                 last = advance if part == PARTS[-1] else lambda tokens: None
                 grads = _gradients(checkpoint, head, blocks, parameters, storages, scale, part, coef, target, last)
                 for storage in storages:
-                    # A parameter is one vector.
+                    # Row by row: one sum over all entries of a large parameter would lose digits.
                     errors = [
-                        [vector_errors(of(got).reshape(1, -1), of(want).reshape(1, -1)) for of in DIRECTIONS]
+                        [vector_errors(_rows(of(got)), _rows(of(want))) for of in DIRECTIONS]
                         for want, got in zip(grads[REFERENCE], grads[storage], strict=True)
                     ]
                     for scope in SCOPES:
@@ -94,6 +94,11 @@ def update_audit(
                         )
                 grads.clear()
     return tuple(lines[key] for key in product(logit_scales, storages, PARTS, SCOPES))
+
+
+def _rows(grad: Tensor) -> Tensor:
+    """[rows, entries] of a parameter's gradient; a vector is one row."""
+    return grad.reshape(len(grad) if grad.ndim > 1 else 1, -1)
 
 
 def _gradients(
