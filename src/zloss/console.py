@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
+from functools import partial
+from types import FrameType, SimpleNamespace
 from typing import Any, Protocol, TextIO
 
 
@@ -28,32 +29,19 @@ class Progress(Protocol):
     def step(self, name: str, total: int | None, unit: str = "tokens") -> AbstractContextManager[Step]: ...
 
 
-class _SilentStep:
-    def advance(self, amount: int) -> None:
-        pass
-
-
 class Silent:
     """Displays nothing."""
 
     @contextmanager
-    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[Step]:
-        yield _SilentStep()
-
-
-class _Bar:
-    def __init__(self, progress: object, task: object) -> None:
-        self._progress, self._task = progress, task
-
-    def advance(self, amount: int) -> None:
-        self._progress.advance(self._task, amount)  # type: ignore[attr-defined]
+    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[Any]:
+        yield SimpleNamespace(advance=lambda amount: None)
 
 
 class Terminal:
     """A rich progress bar per step, with rate and time left; it remains as a line when the step is done."""
 
     @contextmanager
-    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[Step]:
+    def step(self, name: str, total: int | None, unit: str = "tokens") -> Iterator[Any]:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -82,7 +70,7 @@ class Terminal:
             columns = (SpinnerColumn(), label, BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
         with Progress(*columns, console=console) as progress:
             task = progress.add_task(printable(name), total=total)
-            yield _Bar(progress, task)
+            yield SimpleNamespace(advance=partial(progress.advance, task))
             if total is None:
                 progress.update(task, total=1, completed=1)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.protocol.tiny_drift_run import save_run
 from zloss.cli.main import main
-from zloss.protocol import drift
 
 QUICK = ["--blocks", "16", "--block-size", "64", "--gradient-blocks", "0"]
 
@@ -33,40 +34,27 @@ def test_drift_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["report", str(out / "checkpoints" / "checkpoint-5"), "--quiet", "--out", str(tmp_path / "one")]) == 0
 
 
-def test_every_mistake_is_one_sentence_and_exit_code_two(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = save_run(tmp_path / "run", (0, 0), steps=(5, 20))
-    monkeypatch.setattr(drift, "run_audit_of", lambda *_, **__: pytest.fail("an audit began"))
-    (tmp_path / "file").write_text("in the way")
-    (tmp_path / "short.txt").write_text("too short")
-    mistakes = {
-        "missing folder": (["drift", str(tmp_path / "none")], "there is no folder"),
-        "one checkpoint": (["drift", str(run / "checkpoint-5")], "CHECKPOINT... is expected to name at least two"),
-        "no checkpoint": (["drift"], "CHECKPOINT... is expected to name folders"),
-        "no permission": (["drift", str(run), "--out", str(tmp_path / "file" / "x")], "not a writable folder"),
-        "short text": (["drift", str(run), "--text", str(tmp_path / "short.txt")], "blocks of 64"),
-        "few tokens": (["drift", str(run), "--block-size", "8"], "--blocks times --block-size"),
-        "revisions of a folder": (["drift", str(run), "--revisions", "step1,step2"], "--revisions belongs to"),
-    }
-    for name, (words, message) in mistakes.items():
-        out = [] if "--out" in words else ["--out", str(tmp_path / "out")]
-        quick = QUICK if "--block-size" not in words else QUICK[:2]
-        assert main([*words, *out, *quick]) == 2, name
-        error = capsys.readouterr().err
-        assert message in error, (name, error)
-        assert error.count("\n") == 1, (name, error)
-    assert not (tmp_path / "out").exists()
+@pytest.fixture(scope="module")
+def zero_head(neox: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head that starts at zero, as some recipes initialise it."""
+    from safetensors.torch import load_file, save_file
+
+    folder = Path(shutil.copytree(neox, tmp_path_factory.mktemp("zero") / "neox"))
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    heads = [name for name in tensors if name.startswith(("embed_out", "lm_head"))]
+    assert heads
+    save_file(tensors | {name: torch.zeros_like(tensors[name]) for name in heads}, weights, metadata={"format": "pt"})
+    return folder
 
 
-def test_an_interrupted_measurement_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = save_run(tmp_path / "run", (0, 0), steps=(5, 20))
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(drift, "run_audit_of", interrupted)
-    assert main(["drift", str(run), "--out", str(tmp_path / "out"), *QUICK]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+def test_a_zero_head_is_audited_compared_and_followed_over_steps(zero_head: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in ("1", "2"):
+        shutil.copytree(zero_head, run / f"checkpoint-{step}")
+    words = ["--blocks", "2", "--block-size", "32", "--gradient-blocks", "1", "--no-figures"]
+    for out in ("a", "b"):
+        assert main(["audit", str(zero_head), *words, "--out", str(tmp_path / out)]) == 0
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "both")]) == 0
+    words = ["--blocks", "8", "--block-size", "128", "--gradient-blocks", "0", "--no-figures"]
+    assert main(["drift", str(run), *words, "--out", str(tmp_path / "drift")]) == 0

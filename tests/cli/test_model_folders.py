@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cli.conftest import Refused
 from tests.tiny_models import save_model
-from zloss.cli.main import main
 
 LOSS = "def loss(logits, target):\n    import torch\n    return torch.nn.functional.cross_entropy(logits, target)\n"
 COMMANDS = ("audit", "audit-implementation", "audit-loss", "center", "drift", "recommend", "train")
@@ -36,12 +36,6 @@ def two_checkpoints(model: Path) -> Path:
     return model
 
 
-def refusal(capsys: pytest.CaptureFixture[str]) -> str:
-    error = capsys.readouterr().err.strip()
-    assert len(error.splitlines()) == 1, error
-    return error
-
-
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two checkpoints of a LoRA run as peft and the Trainer write them: no config.json, the weights of the adapter alone."""
@@ -59,27 +53,21 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_peft_adapter_was_called_not_a_hugging_face_model(
-    command: str, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, adapter: Path, tmp_path: Path, refused: Refused
 ) -> None:
-    assert main(words(command, adapter, tmp_path)) == 2
-    error = refusal(capsys)
-    assert "checkpoint-1 is a PEFT adapter (LORA), which is only a change to the model owner/base" in error
-    assert "merge_and_unload" in error
-    assert "or pass owner/base itself" in error
+    said = "checkpoint-1 is a PEFT adapter (LORA), which is only a change to the model owner/base"
+    refused(words(command, adapter, tmp_path), said, "merge_and_unload", "or pass owner/base itself")
     assert not (tmp_path / "out").exists()
 
 
-def test_an_adapter_with_a_config_next_to_it_and_one_next_to_whole_weights(
-    adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_adapter_with_a_config_next_to_it_and_one_next_to_whole_weights(tmp_path: Path, refused: Refused) -> None:
     """transformers loads the adapter or the weights of such a folder, depending on whether peft is installed."""
     folder = save_model("neox", tmp_path / "checkpoint-1")
     (folder / "adapter_config.json").write_text("damaged")
-    assert main(words("audit", tmp_path, tmp_path)) == 2
-    assert "holds both the weights of a model and a PEFT adapter" in refusal(capsys)
+    audit = words("audit", tmp_path, tmp_path)
+    refused(audit, "holds both the weights of a model and a PEFT adapter")
     (folder / "model.safetensors").unlink()
-    assert main(words("audit", tmp_path, tmp_path)) == 2
-    assert "is a PEFT adapter, which is only a change to another model: merge" in refusal(capsys)
+    refused(audit, "is a PEFT adapter, which is only a change to another model: merge")
 
 
 def test_an_adapter_on_the_hub_was_called_no_model(tmp_path: Path) -> None:
@@ -98,33 +86,24 @@ def test_an_adapter_on_the_hub_was_called_no_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_pickled_weights_were_refused_with_an_option_that_the_command_does_not_have(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, refused: Refused
 ) -> None:
     from safetensors.torch import load_file
 
     folder = save_model("neox", tmp_path / "run" / "checkpoint-1")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    capsys.readouterr()
-    assert main(words(command, two_checkpoints(folder.parent), tmp_path)) == 2
-    error = refusal(capsys)
-    assert "has no safetensors weights" in error
-    if command in WITH_ALLOW_PICKLE:
-        assert "--allow-pickle" in error
-    else:
-        assert "allow" not in error
-        assert "save it to a new folder with save_pretrained" in error
+    allowed = command in WITH_ALLOW_PICKLE
+    instead = "--allow-pickle" if allowed else "save it to a new folder with save_pretrained"
+    argv = words(command, two_checkpoints(folder.parent), tmp_path)
+    error = refused(argv, "has no safetensors weights", instead)
+    assert allowed or "allow" not in error
 
 
 @pytest.mark.parametrize("command", WITH_VALID_VOCAB)
 def test_more_valid_rows_than_the_head_has_are_one_sentence(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, neox: Path, tmp_path: Path, refused: Refused
 ) -> None:
-    folder = save_model("neox", tmp_path / "run" / "checkpoint-1")
-    capsys.readouterr()
-    call = words(command, two_checkpoints(folder.parent), tmp_path)
-    assert main([*call, "--valid-vocab", "513", "--block-size", "32", "--quiet"]) == 2
-    error = refusal(capsys)
-    assert "--valid-vocab is" in error
-    assert "513" in error
-    assert "512" in error
+    shutil.copytree(neox, tmp_path / "run" / "checkpoint-1")
+    argv = words(command, two_checkpoints(tmp_path / "run"), tmp_path)
+    refused([*argv, "--valid-vocab", "513", "--block-size", "32", "--quiet"], "--valid-vocab is", "513", "512")

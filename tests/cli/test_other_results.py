@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Refused
+from tests.decide.made_up_recommendation import made_up_recommendation
 from tests.tiny_models import save_model
 from zloss.cli.main import main
+from zloss.decide.answer import decide_results
+from zloss.report.files import write_result
 
 SMALL = ["--blocks", "2", "--block-size", "16", "--gradient-blocks", "0"]
 
@@ -25,20 +29,15 @@ def audit(model: Path, out: Path, *more: str) -> int:
     return main(["audit", str(model), *SMALL, "--out", str(out), "--quiet", *more])
 
 
-def test_another_model_s_audit_is_not_overwritten(
-    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_model_s_audit_is_not_overwritten(models: dict[str, Path], tmp_path: Path, refused: Refused) -> None:
     assert audit(models["first"], tmp_path) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for other in ("second", "twin"):
-        assert audit(models[other], tmp_path) == 2
-        error = capsys.readouterr().err
-        assert "holds an audit of first on pydoc" in error
-        assert "--force" in error
+        refused(["audit", models[other], *SMALL, "--out", tmp_path], "holds an audit of first on pydoc", "--force")
     text = tmp_path.parent / "other.txt"
     text.write_text("Some words of another text. " * 200)
-    assert audit(models["first"], tmp_path, "--text", str(text)) == 2
-    assert "this is an audit of first on other.txt" in capsys.readouterr().err
+    again = ["audit", models["first"], *SMALL, "--text", text, "--out", tmp_path]
+    refused(again, "this is an audit of first on other.txt")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -58,21 +57,13 @@ def test_the_same_model_and_text_may_be_audited_again(models: dict[str, Path], t
     assert not (tmp_path / "figures").exists(), "figures of the earlier audit beside the report of the new one"
 
 
-def test_a_recommendation_is_not_overwritten(
-    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tests.decide.made_up_recommendation import made_up_recommendation
-    from zloss.decide.answer import decide_results
-    from zloss.report.files import write_result
-
+def test_a_recommendation_is_not_overwritten(models: dict[str, Path], tmp_path: Path, refused: Refused) -> None:
     write_result(tmp_path, decide_results(recommendations=(made_up_recommendation(),)))
-    assert audit(models["first"], tmp_path) == 2
-    assert "holds a recommendation for tiny <model> on a text, and this is an audit of first" in capsys.readouterr().err
+    said = "holds a recommendation for tiny <model> on a text, and this is an audit of first"
+    refused(["audit", models["first"], *SMALL, "--out", tmp_path], said)
 
 
-def test_other_kinds_of_results_are_not_mixed(
-    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_kinds_of_results_are_not_mixed(models: dict[str, Path], tmp_path: Path, refused: Refused) -> None:
     held, elsewhere = tmp_path / "held", tmp_path / "elsewhere"
     assert audit(models["first"], held, "--no-figures") == 0
     assert audit(models["second"], elsewhere, "--no-figures") == 0
@@ -83,17 +74,12 @@ def test_other_kinds_of_results_are_not_mixed(
         shutil.copytree(models["first"], run / f"checkpoint-{step}")
     for words in (
         ["audit-loss", f"{loss}:loss"],
-        ["audit-implementation", str(models["first"]), "--blocks", "1", "--implementations", "none"],
-        ["drift", str(run), "--blocks", "8", "--block-size", "128"],
-        ["recommend", str(models["first"])],
-        ["report", str(elsewhere)],
+        ["audit-implementation", models["first"], "--blocks", "1", "--implementations", "none"],
+        ["drift", run, "--blocks", "8", "--block-size", "128"],
+        ["recommend", models["first"]],
+        ["report", elsewhere],
     ):
-        capsys.readouterr()
-        assert main([*words, "--out", str(held)]) == 2, words
-        assert "holds an audit of first on pydoc" in capsys.readouterr().err
-    assert main(["compare", str(held)]) == 2
-    error = capsys.readouterr().err
-    assert "holds an audit of first on pydoc, and this is a comparison of training runs" in error
-    assert "--force" in error
+        refused([*words, "--out", held], "holds an audit of first on pydoc")
+    refused(["compare", held], "holds an audit of first on pydoc, and this is a comparison of training runs", "--force")
     assert main(["report", str(elsewhere), "--out", str(held), "--force", "--quiet"]) == 0
     assert not (held / "report.json").exists()

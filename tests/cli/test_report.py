@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests import straight_audit
-from zloss.cli.main import BAD_INPUT, main
+from zloss.cli.main import main
 from zloss.decide import answer, decision_map
 from zloss.decide.decision_map import decide, with_decisions
 from zloss.decide.thresholds import Thresholds
@@ -72,27 +72,6 @@ def test_three_kinds_of_results_fill_all_eight_stages(results: Path, tmp_path: P
     assert record["results"] == ["a/report.json", "loss/report.json", "runs/comparison.json"]
 
 
-def test_joined_comparisons_keep_their_own_baselines(tmp_path: Path) -> None:
-    """A comparison of experts at 60.55 → 61.44 was printed as 397.5 → 398.4, on the baseline of the other one."""
-    for name, base, run in (("dense", 397.5, 390.0), ("experts", 60.55, 61.44)):
-        comparison = straight_audit.comparison({"ce": 0.0, "standard": 1e-3}, steps=1)
-        for method, ppl in zip(comparison["methods"], (base, run), strict=True):
-            method["metrics"]["ppl"]["mean"] = ppl
-        comparison["quality"]["methods"][0]["delta_ppl"] = run - base
-        write_json(tmp_path / f"{name}.json", comparison)
-    names = [str(tmp_path / f"{name}.json") for name in ("dense", "experts")]
-    assert main(["report", *names, "--out", str(tmp_path / "out"), "--quiet"]) == 0
-    (only,) = json.loads((tmp_path / "out" / "decisions.json").read_text())["maps"]
-    gate = only["decisions"][-1]
-    shown = [
-        (effect["before"], round(effect["after"], 2)) for effect in gate["measured"] if effect["quantity"] == "PPL"
-    ]
-    assert shown == [(397.5, 390.0), (60.55, 61.44)]
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "61.44" in page
-    assert "398.4" not in page
-
-
 def test_each_map_is_decided_once(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the page is rendered several times, with fewer tokens each, until it is small enough."""
     decided = []
@@ -111,7 +90,7 @@ def test_each_map_is_decided_once(results: Path, tmp_path: Path, monkeypatch: py
         assert len(decided) == max(1, len({"a", "b"} & set(names)))
 
 
-def test_thresholds_are_set_by_name(results: Path, tmp_path: Path) -> None:
+def test_thresholds_are_set_by_name(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path), "--quiet"]
     assert main(["report", str(results / "a"), "--shift-over-log-v", "1000", "--gain-99", "0", *out]) == 0
     stages = json.loads((tmp_path / "decisions.json").read_text())["maps"][0]["decisions"]
@@ -119,14 +98,10 @@ def test_thresholds_are_set_by_name(results: Path, tmp_path: Path) -> None:
         "Source coordinate": False,
         "Architectural transport": True,
     }
-
-
-def test_every_threshold_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit):
         main(["report", "--help"])
-    assert stop.value.code == 0
-    out = capsys.readouterr().out
-    assert all(f"--{field.name.replace('_', '-')}" in out for field in fields(Thresholds))
+    shown = capsys.readouterr().out
+    assert all(f"--{field.name.replace('_', '-')}" in shown for field in fields(Thresholds))
 
 
 def test_figures_are_written_on_request(results: Path, tmp_path: Path) -> None:
@@ -134,29 +109,6 @@ def test_figures_are_written_on_request(results: Path, tmp_path: Path) -> None:
     assert main(["report", *names, "--out", str(tmp_path), "--figures", "--formats", "svg", "--quiet"]) == 0
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.svg"))
     assert found == [f"figures/model-{m}/{f}.svg" for m in "ab" for f in ("gradient_geometry", "spectrum", "tails")]
-
-
-@pytest.mark.parametrize("arguments", [["nowhere"], [], ["a", "--gain-99", "-1"]])
-def test_bad_input_is_one_sentence_and_exit_code_two(
-    results: Path, arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(results)
-    try:
-        code = main(["report", *arguments])
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    assert code == BAD_INPUT
-    assert "Traceback" not in capsys.readouterr().err
-
-
-def test_a_folder_that_cannot_be_written_leaves_exit_code_two(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert main(["report", str(results / "a"), "--out", str(tmp_path / "file" / "out")]) == BAD_INPUT
-    error = capsys.readouterr().err
-    assert "cannot write" in error
-    assert error.count("\n") == 1
 
 
 def test_a_partial_report_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

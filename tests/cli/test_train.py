@@ -1,4 +1,4 @@
-"""`zloss train` and the files it leaves."""
+"""`zloss train`: the files it leaves, and a series of runs that is checked before the first one and shown while it trains."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from tests.train.tiny_run import SCRATCH, some_text
 from zloss.cli.main import main
@@ -51,50 +53,55 @@ def test_a_stress_setting_and_tensorboard(tmp_path: Path, text: str) -> None:
     assert list((tmp_path / "runs" / "standard-0.003-s1").rglob("events.out.tfevents*"))
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--methods", "standrd"], "Did you mean 'standard'"),
-        (["--methods", "ce,ce"], "without repetitions"),
-        (["--steps", "5", "--warmup", "5"], "shorter than the run"),
-        (["--text", "missing.txt"], "cannot read the text"),
-        (["--from-config", "missing.json"], "no config 'missing.json'"),
-        (["--trackers", "nothing-known"], "unknown tracker"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    tmp_path: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", *SCRATCH, *words, "--out", str(tmp_path / "runs")]) == 2
-    error = capsys.readouterr().err.strip()
-    assert sentence in error
-    assert len(error.splitlines()) == 1
-
-
 def test_bf16_runs_or_says_why_not(tmp_path: Path, text: str) -> None:
     """In a process without the variable that the tests set: where bf16 products would die, the command protects itself."""
     environment = {key: value for key, value in os.environ.items() if key != "ONEDNN_MAX_CPU_ISA"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
-    words = [
-        "train",
-        *SCRATCH,
-        "--precision",
-        "bf16",
-        "--head",
-        "paper",
-        "--methods",
-        "ce",
-        "--steps",
-        "2",
-        "--text",
-        text,
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "zloss.cli.main", *words, "--out", str(tmp_path / "runs")],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    options = f"--precision bf16 --head paper --methods ce --steps 2 --text {text} --out {tmp_path / 'runs'}".split()
+    command = [sys.executable, "-m", "zloss.cli.main", "train", *SCRATCH, *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 2), done.stderr
     if done.returncode == 2:
         assert "--precision fp32" in done.stderr
     else:
         assert (tmp_path / "runs" / "ce-0-s1" / "metrics.json").is_file()
+
+
+SMALL = ["--steps", "6", "--warmup", "1", "--micro-batch", "1", "--block-size", "16", "--valid-blocks", "6"]
+SMALL += ["--gradient-blocks", "0", "--trackers", "none", "--checkpoint-every", "0"]
+
+
+def train(model: Path, out: Path, *more: str) -> int:
+    return main(["train", str(model), *SMALL, "--out", str(out), *more])
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+
+
+def test_other_settings_in_a_later_folder_are_named_before_the_first_run(
+    gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(gpt2, tmp_path, "--methods", "standard", "--lr", "1e-3") == 0
+    assert train(gpt2, tmp_path, "--methods", "ce,standard") == 2
+    assert "standard-0.0001-s1 holds a run with other settings (lr differ)" in capsys.readouterr().err
+    assert not (tmp_path / "ce-0-s1").exists()
+
+
+def test_validation_while_training_is_recorded_and_changes_nothing(
+    gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(gpt2, tmp_path / "with", "--methods", "standard", "--validate-every", "2") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "done" in line]
+    run = tmp_path / "with" / "standard-0.0001-s1"
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert f"PPL {metrics['ppl']:.4g}" in line
+    assert f"P_Z^99.9 {metrics['p_z_999']:.4g}" in line
+    assert cell_len(line) <= 80
+    seen = {record["step"]: record["telemetry"].get("valid_ce") for record in steps(run)}
+    assert [step for step, value in seen.items() if value is not None] == [2, 4, 6]
+    assert seen[6] == pytest.approx(metrics["ce"], rel=1e-5), "all six validation blocks, after the last step"
+    assert train(gpt2, tmp_path / "without", "--methods", "standard", "--validate-every", "0") == 0
+    plain = steps(tmp_path / "without" / "standard-0.0001-s1")
+    assert [record["loss"] for record in plain] == [record["loss"] for record in steps(run)]
+    assert json.loads((tmp_path / "without" / "standard-0.0001-s1" / "metrics.json").read_text()) == metrics

@@ -119,32 +119,3 @@ def test_only_the_router_variant_may_differ(runs: Path, tmp_path: Path, capsys: 
         error = capsys.readouterr().err
         assert f"moe.{field}" in error
         assert "Only the router variant, method, its coefficient" in error
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--router", "active_route_som"], "Did you mean 'active_route_sum'"),
-        (["--router", "none,none"], "without repetitions"),
-        (["--top-k", "5"], "at most 4"),
-        (["--moe-heads", "3"], "multiple of --moe-heads"),
-        (["--from-config", "tiny"], "leave --from-config out"),
-        (["--tokenizer", "no/such/folder"], "cannot be loaded"),
-        (["--capacity-factor", "-1"], "--capacity-factor"),
-        (["some-model"], "leave 'some-model' out"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    tmp_path: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", *TINY, *words, "--out", str(tmp_path / "runs")]) == 2
-    error = capsys.readouterr().err.strip()
-    assert sentence in error
-    assert len(error.splitlines()) == 1
-    assert not list(tmp_path.glob("runs/*"))
-
-
-def test_router_options_need_moe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for flag, value in (("--router", "active_route_sum"), ("--capacity-factor", "1.5"), ("--top-k", "2")):
-        assert main(["train", flag, value, "--out", str(tmp_path / "runs")]) == 2
-        assert f"{flag} is for a mixture of experts: give --moe" in capsys.readouterr().err

@@ -4,8 +4,8 @@ of the paper (tab:router)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from zloss.models.routers import find_routers
 from zloss.results.router import CoefOrigin, MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.results.run_config import PAPER_CONVENTIONS
 from zloss.router.conventions import RouterConvention
-from zloss.router.decisions import LayerTensors
-from zloss.router.loss import RouterLoss, router_loss
+from zloss.router.loss import LayerTensors, RouterLoss, router_loss
 from zloss.router.measure import measure_router_scale
 from zloss.tensors import at_least_fp32
 
@@ -68,9 +67,13 @@ def audit_router(
     """
     routers = find_routers(model)
     k = routers.require_top_k(top_k)
-    stated = _stated_coefficient(model, coef)
-    tally = _Tally()
-    experts, first, lost = 0, None, None
+    coef, origin, key, reason = _stated_coefficient(model, coef)
+    first: dict[str, Tensor] | None = None
+    out: RouterLoss | None = None  # of the first batch
+    lost = None
+    experts = decisions = nonfinite = 0
+    load_LE = torch.zeros(())
+    parts: dict[str, list[Array]] = {"log_z": [], "entropy": [], "layer": [], "correction": []}
     for batch in batches:
         first = dict(batch) if first is None else first
         with torch.no_grad(), routers.capture() as layers:
@@ -81,81 +84,101 @@ def audit_router(
             break
         weights = [router.weight(experts) for router in routers.modules]
         known = [weight for weight in weights if weight is not None]
-        tally.add(
-            router_loss(
-                layers,
-                coef=stated.coef,
-                convention=convention,
-                top_k=k,
-                target=target,
-                mask=routers.masks(batch, [layer.shape[0] for layer in layers]),
-                weight=known if len(known) == len(weights) else None,
-                context=routers.context,
-            )
+        found = router_loss(
+            layers,
+            coef=coef,
+            convention=convention,
+            top_k=k,
+            target=target,
+            mask=routers.masks(batch, [layer.shape[0] for layer in layers]),
+            weight=known if len(known) == len(weights) else None,
+            context=routers.context,
         )
+        out = found if out is None else out
+        decisions, nonfinite = decisions + found.decisions, nonfinite + found.nonfinite
+        load_LE = load_LE + found.load.double().cpu()
+        stats = found.stats
+        per_decision = {"log_z": stats.log_z, "entropy": stats.entropy_N, "layer": stats.decisions.layer_N}
+        for name, values_N in per_decision.items():
+            parts[name].append(values_N[stats.valid].cpu().numpy())
+        if found.correction_norm is not None:
+            parts["correction"].append(found.correction_norm.reshape(1).cpu().numpy())
     if first is None:
         raise InputError("`batches` is empty: nothing to audit.")
     applied, not_measured = _applied_scale(model, first) if measure_own else (None, "not requested")
     scoring = {"sigmoid": SIGMOID_REASON, "other": OTHER_REASON, "unknown": UNKNOWN_REASON}.get(routers.scoring)
-    reasons = [reason for reason in (scoring, stated.reason, lost, not_measured) if reason]
-    out = tally.first
-    if out is not None and not len(tally.column("correction")):
-        reasons.append("no router weight [E, D] was found, so the correction norm is unknown")
-    load_cv_L = tally.load_cv_per_layer
-    name = convention if isinstance(convention, str) else convention.name
-    return RouterFindings(
+    without_weight = out is not None and not parts["correction"]
+    no_norm = "no router weight [E, D] was found, so the correction norm is unknown" if without_weight else None
+    columns = {name: np.concatenate(arrays) if arrays else np.empty(0) for name, arrays in parts.items()}
+    findings = RouterFindings(
         scoring=routers.scoring,
         softmax_normalizer=None if routers.scoring == "unknown" else not routers.without_softmax,
         layers=len(routers.modules),
         model_layers=routers.model_layers,
         experts=experts,
         top_k=k,
-        decisions=tally.decisions,
-        nonfinite=tally.nonfinite,
-        coef=stated.coef,
-        convention=name if out is None else out.convention.name,
-        target=None if out is None else out.target,
-        absolute=None if out is None else out.absolute,
-        relative=None if out is None else out.relative,
-        log_z=None if out is None else _tail(tally.column("log_z")),
-        violation=None if out is None else _tail(np.abs(tally.column("log_z") - out.target)),
-        entropy=mean(tally.column("entropy")),
-        load_cv=None if load_cv_L is None else float(load_cv_L.nanmean()),
-        correction_norm=mean(tally.column("correction")),
-        per_layer=() if load_cv_L is None else tally.per_layer([router.name for router in routers.modules], load_cv_L),
+        decisions=decisions,
+        nonfinite=nonfinite,
+        coef=coef,
+        convention=convention if isinstance(convention, str) else convention.name,
+        target=None,
+        absolute=None,
+        relative=None,
+        log_z=None,
+        violation=None,
+        entropy=mean(columns["entropy"]),
+        load_cv=None,
+        correction_norm=mean(columns["correction"]),
+        per_layer=(),
         applied=applied,
-        reasons=tuple(reasons),
-        coef_origin=stated.origin,
-        coef_key=stated.key,
+        reasons=tuple(why for why in (scoring, reason, lost, not_measured, no_norm) if why),
+        coef_origin=origin,
+        coef_key=key,
+    )
+    if out is None:
+        return findings
+    load_cv_L = load_LE.std(dim=1, correction=0) / load_LE.mean(dim=1)
+    return replace(
+        findings,
+        convention=out.convention.name,
+        target=out.target,
+        absolute=out.absolute,
+        relative=out.relative,
+        log_z=_tail(columns["log_z"]),
+        violation=_tail(np.abs(columns["log_z"] - out.target)),
+        load_cv=float(load_cv_L.nanmean()),
+        per_layer=_layers([router.name for router in routers.modules], columns, load_cv_L.tolist()),
     )
 
 
-class _StatedCoefficient(NamedTuple):
-    """λ_R and where it was stated."""
+def _layers(names: Sequence[str], columns: Mapping[str, Array], load_cvs: Sequence[float]) -> tuple[RouterLayer, ...]:
+    """The layers with at least one finite decision."""
+    found = []
+    for place, (name, cv) in enumerate(zip(names, load_cvs, strict=True)):
+        inside = columns["layer"] == place
+        log_z, entropy = mean(columns["log_z"][inside]), mean(columns["entropy"][inside])
+        if log_z is not None and entropy is not None:
+            found.append(RouterLayer(name, log_z, entropy, cv))
+    return tuple(found)
 
-    coef: float
-    origin: CoefOrigin
-    key: str | None = None
-    reason: str | None = None
+
+def _tail(values: Array) -> RouterTail:
+    return RouterTail(mean(values), *(quantile(values, q) for q in (0.5, 0.99, 0.999)))
 
 
-def _stated_coefficient(model: nn.Module, given: float | None) -> _StatedCoefficient:
+def _stated_coefficient(model: nn.Module, given: float | None) -> tuple[float, CoefOrigin, str | None, str | None]:
+    """(λ_R, where it was stated, its key in the configuration, why that one does not count)."""
     if given is not None:
-        return _StatedCoefficient(given, "given")
-    config = getattr(model, "config", None)
+        return given, "given", None, None
     for key in COEF_KEYS:
-        value = getattr(config, key, None)
+        value = getattr(getattr(model, "config", None), key, None)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
         if value > 0:
-            return _StatedCoefficient(float(value), "configuration", key)
-        return _StatedCoefficient(
-            HYPOTHETICAL_COEF,
-            "hypothetical",
-            None,
-            f"the configuration switches the router Z-loss off ({key} = {value:g})",
-        )
-    return _StatedCoefficient(HYPOTHETICAL_COEF, "hypothetical")
+            return float(value), "configuration", key, None
+        off = f"the configuration switches the router Z-loss off ({key} = {value:g})"
+        return HYPOTHETICAL_COEF, "hypothetical", None, off
+    return HYPOTHETICAL_COEF, "hypothetical", None, None
 
 
 def _applied_scale(model: nn.Module, batch: dict[str, Tensor]) -> tuple[MeasuredScale | None, str | None]:
@@ -167,52 +190,6 @@ def _applied_scale(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Measured
     # A coefficient of 0 in the configuration still has a scale: measure it at 1.
     coef: float = getattr(model, "router_z_loss_coef") or 1.0  # noqa: B009
     return measure_model_router_scale(model, batch, coef=coef), None
-
-
-class _Tally:
-    """What was measured of the batches: numbers of every decision, and sums."""
-
-    def __init__(self) -> None:
-        self.load: Tensor | None = None
-        self.first: RouterLoss | None = None
-        self.nonfinite = self.decisions = 0
-        self._parts: dict[str, list[Array]] = {"log_z": [], "entropy": [], "layer": [], "correction": []}
-
-    def add(self, out: RouterLoss) -> None:
-        stats = out.stats
-        self.first = out if self.first is None else self.first
-        self.nonfinite += out.nonfinite
-        self.decisions += out.decisions
-        found = {"log_z": stats.log_z, "entropy": stats.entropy_N, "layer": stats.decisions.layer_N}
-        for name, values in found.items():
-            self._parts[name].append(values[stats.valid].cpu().numpy())
-        load = stats.load.double()
-        self.load = load if self.load is None else self.load + load
-        if out.correction_norm is not None:
-            self._parts["correction"].append(out.correction_norm.reshape(1).cpu().numpy())
-
-    def column(self, name: str) -> Array:
-        """`log_z`, `entropy` and `layer` of every counted decision, or `correction` of every batch, empty if not known."""
-        return np.concatenate(self._parts[name]) if self._parts[name] else np.empty(0)
-
-    @property
-    def load_cv_per_layer(self) -> Tensor | None:
-        """Coefficient of variation of the expert load pooled over batches, [L]; None before the first batch."""
-        return None if self.load is None else self.load.std(dim=1, correction=0) / self.load.mean(dim=1)
-
-    def per_layer(self, names: Sequence[str], load_cv_L: Tensor) -> tuple[RouterLayer, ...]:
-        """The layers with at least one finite decision."""
-        layer_N, log_z_N, entropy_N = (self.column(name) for name in ("layer", "log_z", "entropy"))
-        found = []
-        for place, (name, cv) in enumerate(zip(names, load_cv_L.tolist(), strict=True)):
-            log_z, entropy = mean(log_z_N[layer_N == place]), mean(entropy_N[layer_N == place])
-            if log_z is not None and entropy is not None:
-                found.append(RouterLayer(name, log_z, entropy, cv))
-        return tuple(found)
-
-
-def _tail(values: Array) -> RouterTail:
-    return RouterTail(mean(values), *(quantile(values, q) for q in (0.5, 0.99, 0.999)))
 
 
 def measure_model_router_scale(

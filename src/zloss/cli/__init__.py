@@ -1,1 +1,1 @@
-"""The command line: one file per subcommand, no mathematics."""
+"""The command line: dispatch, options, and the subcommands by subject; no mathematics."""

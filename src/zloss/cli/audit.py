@@ -1,4 +1,5 @@
-"""`zloss audit`: what Z-loss would do to this checkpoint."""
+"""`zloss audit`, `zloss audit-implementation` and `zloss router-scale`: what Z-loss would do to a checkpoint, what precision and
+kernels do to it, and what a router coefficient means."""
 
 from __future__ import annotations
 
@@ -7,14 +8,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.implementation.config import ImplementationAuditConfig
 from zloss.decide.answer import AuditedInput, next_command
 from zloss.decide.thresholds import Thresholds
 from zloss.results.provenance import recorded_command
+
+if TYPE_CHECKING:
+    from zloss.results.folder import Owner
 
 
 @dataclass(frozen=True)
@@ -48,17 +53,12 @@ class Audit:
         from zloss.report.document import Text
         from zloss.report.files import write_result
         from zloss.report.terminal import print_document
-        from zloss.results.folder import Owner, check_folder, locked_folder, place_of, refuse_other, text_name
+        from zloss.results.folder import check_folder, locked_folder, refuse_other
 
         folder = Path(self.out)
-        text = text_name(self.config.texts, self.config.corpus)
         with open_job() as job, ExitStack() as held:
             job.from_first(check_folder, folder)
-            job.from_first(
-                lambda: refuse_other(
-                    folder, Owner("audit", self.config.model, text, place_of(self.config.model)), force=self.force
-                )
-            )
+            job.from_first(refuse_other, folder, _owner("audit", self.config), force=self.force)
             job.from_first(lambda: held.enter_context(locked_folder(folder)))
             found = run_audit_of(
                 job,
@@ -75,20 +75,139 @@ class Audit:
         if not self.quiet:
             print_document(audit_summary(report))
             print("\n".join(str(path) for path in written[:2]))
-            command = next_command(report, self._audited_input(argv))
+            config = self.config
+            audited = AuditedInput(
+                config.model, config.texts, config.corpus, config.valid_vocab, config.dtype, argv=tuple(argv)
+            )
+            command = next_command(report, audited)
             print_document([Text(f"Next: {command.why}."), Text(command.line, "code", "strong")])
         if report.status == "partial":
             print("interrupted: the report covers what was finished; `--resume` continues from there.", file=sys.stderr)
             return 130
         return 0
 
-    def _audited_input(self, argv: Sequence[str]) -> AuditedInput:
-        config = self.config
-        return AuditedInput(
-            model=config.model,
-            texts=config.texts,
-            corpus=config.corpus,
-            valid_vocab=config.valid_vocab,
-            dtype=config.dtype,
-            argv=tuple(argv),
-        )
+
+@dataclass(frozen=True)
+class AuditImplementation:
+    """Follow the Z source of a model from stored logits to the optimizer, on its own hidden states and logits: the error of
+    logits stored in 16 bits and of every installed loss against fp64, the error that reaches parameter gradients and the
+    first Adam direction, and how much static fp16 loss scale full-model gradients leave.
+
+    Example: zloss audit-implementation smollm2 --text valid.txt --precision bf16 --out implementation
+    """
+
+    config: Annotated[ImplementationAuditConfig, tyro.conf.arg(name="")] = field(
+        default_factory=ImplementationAuditConfig
+    )
+    out: str = "zloss-implementation"
+    """Folder for implementation_audit.json and report.html."""
+    force: bool = False
+    """Replace the result of something else that the folder holds."""
+    quiet: bool = False
+    """No progress and no table."""
+    thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
+
+    def run(self, argv: Sequence[str]) -> int:
+        from zloss.console import choose_notes, choose_progress
+        from zloss.measure.bf16_products import limit_before_torch
+
+        if self.config.precision in ("bf16", "both") or self.config.autocast == "bf16":
+            limit_before_torch(choose_notes(self.quiet))
+
+        from zloss.audit.implementation.run import run_implementation_audit
+        from zloss.decide.answer import decide_results
+        from zloss.decide.stages import IMPLEMENTATION, OPTIMIZER
+        from zloss.report.files import write_result
+        from zloss.report.implementation_audit import implementation_audit_summary
+        from zloss.report.terminal import print_document
+        from zloss.results.folder import check_folder, locked_folder, refuse_other
+
+        folder = Path(self.out)
+        check_folder(folder)
+        refuse_other(folder, _owner("implementation-audit", self.config), force=self.force)
+        with locked_folder(folder):
+            audit = run_implementation_audit(
+                self.config, progress=choose_progress(self.quiet), command=recorded_command(argv)
+            )
+            results = decide_results(implementation_audits=(audit,), thresholds=self.thresholds)
+            written = write_result(folder, results)
+        if not self.quiet:
+            (decided,) = results.maps
+            stages = (IMPLEMENTATION.name, OPTIMIZER.name)
+            decisions = [found for found in decided.decisions if found.stage in stages]
+            print_document(implementation_audit_summary(audit, decisions))
+            print("\n".join(str(path) for path in written))
+        if audit.status == "partial":
+            print("interrupted: the record holds the sections that were finished.", file=sys.stderr)
+            return 130
+        return 0
+
+
+@dataclass(frozen=True)
+class RouterScale:
+    """Scale of a router Z-loss coefficient under every known convention, and the coefficient that matches it elsewhere.
+
+    Example: zloss router-scale --coef 1e-3 --from megatron --to olmoe --layers 16 --top-k 8
+    """
+
+    coef: float = 1e-3
+    """λ_R as written in the configuration of `--from`."""
+    from_: Annotated[str, tyro.conf.arg(name="from")] = "token_layer_mean"
+    """The convention in which --coef is meant: token_layer_mean, megatron, olmoe, ..."""
+    to: str | None = None
+    """The convention to convert to; without it the table alone is printed."""
+    layers: int = 16
+    """Number of MoE layers L (both stacks of an encoder-decoder). The default, like that of k, is OLMoE-7B's."""
+    top_k: int = 8
+    """Experts per token k."""
+    tokens: int = 4096
+    """Tokens per layer and batch, for the absolute coefficient λα."""
+    model_layers: int | None = None
+    """Transformer blocks of the model, dense ones included; default: --layers."""
+    encoder_layers: int | None = None
+    """MoE layers of the encoder, for encoder-decoder models."""
+    valid_tokens: int | None = None
+    """Tokens with a label, of --tokens; default: all."""
+    micro_batches: int = 1
+    """Micro-batches per step."""
+    out: str = ""
+    """File NAME.json, or folder for router_scale.json, to write the result to; `zloss report` reads it."""
+    verbose: bool = False
+    """Also print where each convention was read."""
+
+    def run(self, argv: Sequence[str]) -> int:
+        from zloss.report.router import router_scale_document
+        from zloss.report.terminal import print_document
+        from zloss.router.conventions import find_convention, match_coefficient, router_scale_table
+
+        context: dict[str, Any] = {
+            "layers": self.layers,
+            "top_k": self.top_k,
+            "tokens": self.tokens,
+            "model_layers": self.model_layers,
+            "encoder_layers": self.encoder_layers,
+            "valid_tokens": self.valid_tokens,
+            "micro_batches": self.micro_batches,
+        }
+        source = find_convention(self.from_).name
+        chosen = None if self.to is None else find_convention(self.to).name
+        scales = router_scale_table(self.coef, source, **context)
+        # Before printing, so that a closed pipe does not lose the file.
+        written = scales.write(self.out) if self.out else None
+        print_document(router_scale_document(scales, matched=chosen, cited=self.verbose))
+        if not self.verbose:
+            print("--verbose prints where each convention was read.")
+        if chosen is not None:
+            # Not read from the table: a convention that applies nothing has no entry there, and this error says why.
+            matched = match_coefficient(self.coef, source, chosen, **context)
+            print(f"{self.coef:g} under {source} = {matched:.6g} under {chosen}")
+        if written is not None:
+            print(written)
+        return 0
+
+
+def _owner(kind: str, config: AuditConfig | ImplementationAuditConfig) -> Owner:
+    """Whose result a folder is going to hold."""
+    from zloss.results.folder import Owner, place_of, text_name
+
+    return Owner(kind, config.model, text_name(config.texts, config.corpus), place_of(config.model))

@@ -10,9 +10,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple
 
 from zloss.console import guarded_output, printable
 from zloss.errors import (
@@ -27,17 +25,12 @@ from zloss.errors import (
 DONE, FAILED_CHECK, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 
 
-class Command(Protocol):
-    """A subcommand: a frozen dataclass whose fields are its options."""
+class Entry(NamedTuple):
+    """Where a subcommand lives; its module is imported only when it runs.
 
-    def run(self, argv: Sequence[str]) -> int:
-        """Do the work and return the exit code; `argv`, with the name of the subcommand, is for the record."""
-        ...
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where a subcommand lives; its module is imported only when it runs."""
+    It is a frozen dataclass whose fields are its options. `run(argv)` does the work and returns the exit code; `argv`, with the
+    name of the subcommand, is for the record.
+    """
 
     module: str
     type_name: str
@@ -48,19 +41,19 @@ COMMANDS = {
     "audit": Entry("audit", "Audit", "What Z-loss would do to a checkpoint: the main job."),
     "audit-loss": Entry("audit_loss", "AuditLoss", "What a loss really injects: λ, c, coordinate, denominators."),
     "audit-implementation": Entry(
-        "audit_implementation",
+        "audit",
         "AuditImplementation",
         "What 16-bit logits, kernels and fp16 do to CE + Z on a model.",
     ),
-    "router-scale": Entry("router_scale", "RouterScale", "What a router coefficient means under every convention."),
+    "router-scale": Entry("audit", "RouterScale", "What a router coefficient means under every convention."),
     "train": Entry("train", "Train", "The same training under several methods, everything else equal."),
-    "compare": Entry("compare", "Compare", "Matched runs side by side: paired differences, accepted or rejected."),
+    "compare": Entry("train", "Compare", "Matched runs side by side: paired differences, accepted or rejected."),
     "recommend": Entry("recommend", "Recommend", "Which Z-loss, if any, for one model: audit, matched runs, answer."),
-    "center": Entry("center", "Center", "The row-centered head as a checkpoint that anyone can load."),
-    "drift": Entry("drift", "Drift", "Checkpoints of one run: what moved while cross-entropy did not."),
+    "center": Entry("checkpoints", "Center", "The row-centered head as a checkpoint that anyone can load."),
+    "drift": Entry("checkpoints", "Drift", "Checkpoints of one run: what moved while cross-entropy did not."),
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
     "reproduce": Entry("reproduce", "Reproduce", "A table of the paper: ours beside its own, its claims judged."),
-    "glossary": Entry("glossary", "Glossary", "What a symbol or a key means."),
+    "glossary": Entry("report", "Glossary", "What a symbol or a key means."),
 }
 ON_RANKS = ("audit", "train", "recommend")
 """Commands that divide their work over the processes of a launcher."""
@@ -90,10 +83,20 @@ def _main(argv: list[str]) -> int:
         return DONE
     name = argv[0]
     try:
-        _reject_several_processes(name)
+        if launched() and name not in ON_RANKS:
+            # It would do all of its work in every process, in one folder.
+            raise ZlossError(
+                f"runs on one process, but a launcher started {os.environ['WORLD_SIZE']}: run it without torchrun. "
+                f"On several processes: {', '.join(ON_RANKS)}."
+            )
         return _run(argv)
     except ZlossError as error:
-        return BAD_INPUT if _first_rank_prints(error) else _print_error(name, str(error))
+        if launched():
+            from zloss.jobs import StoppedError
+
+            if isinstance(error, StoppedError) or isinstance(error.__cause__, StoppedError):
+                return BAD_INPUT  # the first rank prints the error of all of them
+        return _print_error(name, str(error))
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0" or not launched():
             print(f"zloss {name}: interrupted", file=sys.stderr)
@@ -139,10 +142,11 @@ def _run(argv: list[str]) -> int:
     entry = COMMANDS[name]
     command_type: Any = getattr(importlib.import_module(f"zloss.cli.{entry.module}"), entry.type_name)
     try:
-        command = cast(Command, parse(command_type, options, prog=f"zloss {name}"))
+        command = parse(command_type, options, prog=f"zloss {name}")
         if getattr(command, "quiet", False):
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # the hub client reads it when it is imported
-        return command.run(argv)
+        code: int = command.run(argv)
+        return code
     except ZlossError as error:
         flags = flags_of(command_type)
         how = f" Set it with {flags['out']}." if isinstance(error, UnwritableFolderError) and "out" in flags else ""
@@ -162,24 +166,6 @@ def launched() -> bool:
     """Whether this process is one of several that a launcher started."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     return "RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1
-
-
-def _first_rank_prints(error: ZlossError) -> bool:
-    """Whether the first rank prints the error of all of them."""
-    if not launched():
-        return False
-    from zloss.jobs import StoppedError
-
-    return isinstance(error, StoppedError) or isinstance(error.__cause__, StoppedError)
-
-
-def _reject_several_processes(name: str) -> None:
-    """A command that does not divide its work would do all of it in every process, in one folder."""
-    if launched() and name not in ON_RANKS:
-        raise ZlossError(
-            f"runs on one process, but a launcher started {os.environ['WORLD_SIZE']}: run it without torchrun. "
-            f"On several processes: {', '.join(ON_RANKS)}."
-        )
 
 
 if __name__ == "__main__":

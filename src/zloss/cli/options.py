@@ -12,7 +12,7 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
@@ -28,7 +28,6 @@ from zloss.errors import InputError, ZlossError
 from zloss.results.options import NotAnOption, Option
 
 Command = TypeVar("Command")
-Item = TypeVar("Item", str, int, float)
 
 POSITIONAL = get_args(tyro.conf.Positional[str])[1]
 SWITCHED = "_switched"
@@ -67,9 +66,13 @@ def parse(command_type: type[Command], argv: list[str], *, prog: str) -> Command
 
 def option_hints(config_type: Any, *, without: Collection[str] = ()) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Field → (plain type, metadata) of every field that the command line sets, in order."""
-    hints = get_type_hints(config_type, include_extras=True)
-    split = {field.name: _split(hints[field.name]) for field in dataclasses.fields(config_type)}
-    return {name: found for name, found in split.items() if name not in without and NotAnOption not in found[1]}
+    plain, full = get_type_hints(config_type), get_type_hints(config_type, include_extras=True)
+    metadata = {field.name: getattr(full[field.name], "__metadata__", ()) for field in dataclasses.fields(config_type)}
+    return {
+        name: (plain[name], notes)
+        for name, notes in metadata.items()
+        if name not in without and NotAnOption not in notes
+    }
 
 
 def plain_options(command_type: Any) -> frozenset[str]:
@@ -113,61 +116,44 @@ def _flag(name: str, option: Option, metadata: tuple[Any, ...]) -> str:
     return "--" + (option.flag or (names[0] if names else name)).replace("_", "-")
 
 
-def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    if get_origin(hint) is Annotated:
-        plain, *metadata = get_args(hint)
-        return plain, tuple(metadata)
-    return hint, ()
-
-
 # Values that tyro does not read by itself.
 
 
-def comma_list(item: type[Item], metavar: str | None = None) -> PrimitiveConstructorSpec[tuple[Item, ...] | None]:
-    """`a,b,c` as a tuple of `item`; the default may be None."""
-
-    def parse(argv: list[str]) -> tuple[Item, ...]:
-        return tuple(item(part.strip()) for part in argv[0].split(",") if part.strip())
-
-    def is_list(value: Any) -> bool:
-        return isinstance(value, tuple) and all(isinstance(part, item) for part in value)
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar or {str: "A,B,...", int: "N,N,...", float: "X,X,..."}[item],
-        instance_from_str=parse,
-        is_instance=lambda value: value is None or is_list(value),
-        str_from_instance=lambda value: [",".join(str(part) for part in value or ())],
-    )
-
-
-def zero_is_none(metavar: str) -> PrimitiveConstructorSpec[int | None]:
-    """A whole number; 0 is None."""
+def _spec(metavar: str, read: Callable[[str], Any], show: Callable[[Any], str] = str) -> PrimitiveConstructorSpec[Any]:
+    """One argument, and back."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=lambda argv: int(argv[0]) or None,
-        is_instance=lambda value: value is None or isinstance(value, int),
-        str_from_instance=lambda value: [str(value or 0)],
+        instance_from_str=lambda argv: read(argv[0]),
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [show(value)],
     )
 
 
-def number_or_word(metavar: str) -> PrimitiveConstructorSpec[float | str | None]:
+def comma_list(item: type, metavar: str | None = None) -> PrimitiveConstructorSpec[Any]:
+    """`a,b,c` as a tuple of `item`; the default may be None."""
+    return _spec(
+        metavar or {str: "A,B,...", int: "N,N,...", float: "X,X,..."}[item],
+        lambda text: tuple(item(part.strip()) for part in text.split(",") if part.strip()),
+        lambda value: ",".join(map(str, value or ())),
+    )
+
+
+def zero_is_none(metavar: str) -> PrimitiveConstructorSpec[Any]:
+    """A whole number; 0 is None."""
+    return _spec(metavar, lambda text: int(text) or None, lambda value: str(value or 0))
+
+
+def number_or_word(metavar: str) -> PrimitiveConstructorSpec[Any]:
     """A number if it reads as one, else the string itself; `None` is None."""
 
-    def parse(argv: list[str]) -> float | str | None:
+    def read(text: str) -> float | str | None:
         try:
-            return None if argv[0] == "None" else float(argv[0])
+            return None if text == "None" else float(text)
         except ValueError:
-            return argv[0]
+            return text
 
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=parse,
-        is_instance=lambda value: value is None or isinstance(value, (int, float, str)),
-        str_from_instance=lambda value: [str(value)],
-    )
+    return _spec(metavar, read)
 
 
 # A dataclass as tyro takes it.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from zloss.results.provenance import without_folders
 
 if TYPE_CHECKING:
     from zloss_paper.engine.recipe import Recipe
+    from zloss_paper.engine.reproduction import Reproduction
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,34 @@ class Reproduce:
                 f"no table was named: `zloss reproduce {labels()[0]}` runs one, `zloss reproduce all` every one, and "
                 "`zloss reproduce --list` shows their names."
             )
-        recipes = [find_recipe(label) for label in (labels() if self.labels == ("all",) else self.labels)]
+        folder, everything = Path(self.out), self.labels == ("all",)
+        recipes = [find_recipe(label) for label in (labels() if everything else self.labels)]
+        if self.rejudge and everything:
+            recipes = [recipe for recipe in recipes if (folder / f"{recipe.stem}.json").is_file()]
 
-        if self.rejudge:
-            return self._rejudge(recipes)
-
-        from zloss.console import choose_progress
         from zloss.report.reproduction import reproduction_summary
         from zloss.report.terminal import print_document
+        from zloss_paper.engine.reproduction import rejudge, write_reproduction
+
+        produce = partial(rejudge, folder) if self.rejudge else self._runner(folder)
+        failed = False
+        for recipe in recipes:
+            result = produce(recipe)
+            failed = failed or result.failed
+            written = write_reproduction(folder, result)
+            if not self.quiet:
+                print_document(reproduction_summary(result.record))
+                print("\n".join(str(path) for path in written))
+        return 1 if failed else 0
+
+    def _runner(self, folder: Path) -> Callable[[Recipe[Any]], Reproduction]:
+        """A function that runs a recipe; all recipes share one workbench."""
+        from zloss.console import choose_progress
         from zloss.results.folder import check_folder
         from zloss_paper.engine.recipe import Overrides
-        from zloss_paper.engine.reproduction import reproduce, write_reproduction
+        from zloss_paper.engine.reproduction import reproduce
         from zloss_paper.engine.workbench import Workbench
 
-        folder = Path(self.out)
         check_folder(folder)
         overrides = Overrides(
             models=tuple(self.model),
@@ -85,34 +101,12 @@ class Reproduce:
             reports=tuple(self.report),
         )
         bench = Workbench(folder, progress=choose_progress(self.quiet))
-        failed = False
-        for recipe in recipes:
+
+        def run(recipe: Recipe[Any]) -> Reproduction:
             bench.command = self.command(recipe.label)
-            result = reproduce(recipe, self.profile, overrides, bench)
-            failed = failed or result.failed
-            written = write_reproduction(folder, result)
-            if not self.quiet:
-                print_document(reproduction_summary(result.record))
-                print("\n".join(str(path) for path in written))
-        return 1 if failed else 0
+            return reproduce(recipe, self.profile, overrides, bench)
 
-    def _rejudge(self, recipes: list[Recipe[Any]]) -> int:
-        """Apply today's claims to the results in the folder; `all`: to those that exist."""
-        from zloss.report.reproduction import reproduction_summary
-        from zloss.report.terminal import print_document
-        from zloss_paper.engine.reproduction import rejudge, write_reproduction
-
-        folder = Path(self.out)
-        if self.labels == ("all",):
-            recipes = [recipe for recipe in recipes if (folder / f"{recipe.stem}.json").is_file()]
-        failed = False
-        for recipe in recipes:
-            result = rejudge(folder, recipe)
-            failed = failed or result.failed
-            write_reproduction(folder, result)
-            if not self.quiet:
-                print_document(reproduction_summary(result.record))
-        return 1 if failed else 0
+        return run
 
     def command(self, label: str) -> str:
         """The command line for one label, without the folders of this machine."""

@@ -67,21 +67,16 @@ class RouterConvention:
     @property
     def depends_on(self) -> tuple[str, ...]:
         """The quantities s_rel depends on."""
-        found = []
-        if self.factor != 0:
-            if self.token_count != "decisions" and self.layer_divisor == "none":
-                found.append("layers")
-            if self.layer_divisor == "model_layers":
-                found += ["layers", "model_layers"]
-            if self.layer_divisor == "stack_layers":
-                found.append("encoder_layers")
-            if self.top_k_power:
-                found.append("top_k")
-            if self.token_count == "valid_tokens":
-                found.append("valid_tokens")
-            if self.sums_micro_batches:
-                found.append("micro_batches")
-        return tuple(found)
+        depends = {
+            "layers": self.layer_divisor == "model_layers"
+            or (self.layer_divisor == "none" and self.token_count != "decisions"),
+            "model_layers": self.layer_divisor == "model_layers",
+            "encoder_layers": self.layer_divisor == "stack_layers",
+            "top_k": self.top_k_power != 0,
+            "valid_tokens": self.token_count == "valid_tokens",
+            "micro_batches": self.sums_micro_batches,
+        }
+        return tuple(name for name, does in depends.items() if does and self.factor != 0)
 
     @property
     def over_ranks(self) -> str:
@@ -103,24 +98,25 @@ class RouterConvention:
         return tuple(base / divisor for divisor in self._layer_divisors(layers, context))
 
     def _layer_divisors(self, layers: int, context: RouterContext) -> Sequence[int]:
-        encoder, depth = context.encoder_layers, context.model_layers
-        if encoder is not None and encoder >= layers:
+        # Without a stated depth every block has a router; without an encoder there is one stack.
+        depth, encoder = context.model_layers or layers, context.encoder_layers or layers
+        if context.encoder_layers is not None and encoder >= layers:
             raise InputError(
                 f"`encoder_layers` is expected to be less than the number of MoE layers, {layers}, but got "
                 f"{encoder}: `layers` counts the routers of both stacks."
             )
-        if self.layer_divisor == "none":
-            return (1,) * layers
-        if self.layer_divisor == "model_layers" and depth is not None:
-            if depth < layers:
-                raise InputError(
-                    f"`model_layers` is expected to be at least the number of MoE layers, {layers}, but got {depth}: "
-                    "it counts every transformer block, dense ones included."
-                )
-            return (depth,) * layers
-        if self.layer_divisor == "stack_layers" and encoder is not None:
-            return (encoder,) * encoder + (layers - encoder,) * (layers - encoder)
-        return (layers,) * layers
+        if self.layer_divisor == "model_layers" and depth < layers:
+            raise InputError(
+                f"`model_layers` is expected to be at least the number of MoE layers, {layers}, but got {depth}: "
+                "it counts every transformer block, dense ones included."
+            )
+        decoder = layers - encoder
+        return {
+            "none": (1,) * layers,
+            "moe_layers": (layers,) * layers,
+            "model_layers": (depth,) * layers,
+            "stack_layers": (encoder,) * encoder + (decoder,) * decoder,
+        }[self.layer_divisor]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,10 @@
 
 The source 2(log Z − c)·p is that of the output head, with E experts instead of V tokens; the convention only sets α.
 
-Axes: L layers, T tokens of a layer, E experts, N decisions (all layers, one after the other).
+From top to bottom: the loss and its record; α of every layer; the routing decisions of a forward pass, checked; their
+statistics (log-normalizer, entropy, expert load), which are means over counted decisions.
+
+Axes: L layers, T tokens of a layer, E experts, K active routes, N decisions (all layers, one after the other).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,11 +24,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zloss.distributed import Gradients, as_groups, gradient_divisor
-from zloss.errors import DoubleBackwardError, InputError, ShapeError
+from zloss.errors import DeviceError, DoubleBackwardError, DtypeError, InputError, ShapeError
 from zloss.objectives import StandardZLoss, check_target, is_on, resolve_target
 from zloss.router.conventions import RouterContext, RouterConvention, check_count, exact_coefficient, find_convention
-from zloss.router.decisions import LayerTensors, RouterStats, read_router_logits, router_statistics, tensor_sequence
-from zloss.tensors import as_denominator, at_least_fp32, check_differentiable, check_holds_values
+from zloss.statistics import TokenStats
+from zloss.tensors import as_denominator, at_least_fp32, check_differentiable, check_holds_values, check_tensor
+
+LayerTensors = Tensor | Sequence[Tensor]
+"""One [T, E] tensor per layer, an [L, T, E] tensor, or [T, E] for a single layer."""
 
 
 def router_loss(
@@ -63,7 +70,11 @@ def router_loss(
     found, exact = find_convention(convention), exact_coefficient(coef)
     check_target("target", target)
     decisions = read_router_logits(router_logits, mask, two_stacks=context.encoder_layers is not None)
-    _check_top_k(top_k, decisions.experts)
+    check_count("top_k", top_k)
+    if top_k > decisions.experts:
+        raise InputError(
+            f"`top_k` is expected to be at most the number of experts, E = {decisions.experts}, but got {top_k}."
+        )
     if capacity is not None:
         check_count("capacity", capacity)
     c = resolve_target(target, decisions.experts)
@@ -79,11 +90,18 @@ def router_loss(
         lambda_alpha_L = absolute_L.to(value_N)
         applied_L = lambda_alpha_L if divisor == 1 else (absolute_L * divisor).to(value_N)
         per_layer = decisions.sum_per_layer(value_N) * applied_L
-        applied_N = decisions.spread(applied_L)
-        absolute_N = decisions.spread(lambda_alpha_L)
-        correction_L = None if weight is None else _correction_norm(stats, absolute_N * along_p_N, weight)
+        correction_L = dropped_L = None
+        if weight is not None:
+            correction_L = _correction_norm(stats, lambda_alpha_L[decisions.layer_N] * along_p_N, weight)
+        if capacity is not None:  # whichever of the routes beyond it are dropped
+            dropped_L = (stats.load - capacity).clamp_min(0).sum(dim=1) / stats.load.sum(dim=1)
+    loss = per_layer.sum()
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in decisions.tensors):
+        check_differentiable(**{f"router_logits[{i}]": tensor for i, tensor in enumerate(decisions.tensors)})
+        attach: Callable[..., Tensor] = _Source.apply
+        loss = attach(loss, along_p_N, applied_L[decisions.layer_N], stats.p_NE, *decisions.tensors)
     return RouterLoss(
-        loss=_attach(per_layer.sum(), along_p_N, applied_N, stats),
+        loss=loss,
         per_layer=per_layer,
         alpha_per_layer=alpha_L,
         absolute_per_layer=absolute_L,
@@ -94,7 +112,7 @@ def router_loss(
         convention=found,
         stats=stats,
         correction_norm_per_layer=correction_L,
-        dropped_per_layer=None if capacity is None else stats.dropped_per_layer(capacity),
+        dropped_per_layer=dropped_L,
     )
 
 
@@ -143,7 +161,7 @@ class RouterLoss:
     @property
     def entropy(self) -> Tensor:
         """Mean router entropy over counted decisions, in nats."""
-        return self.stats.entropy
+        return torch.where(self.stats.valid, self.stats.entropy_N, 0).sum() / self.stats.valid.sum()
 
     @property
     def load(self) -> Tensor:
@@ -152,8 +170,8 @@ class RouterLoss:
 
     @property
     def load_cv(self) -> Tensor:
-        """Coefficient of variation of the expert load, mean over layers."""
-        return self.stats.load_cv
+        """Mean over layers of std_e(load) / mean_e(load); taken per layer, so imbalances of two layers cannot cancel."""
+        return (self.load.std(dim=1, correction=0) / self.load.mean(dim=1)).nanmean()
 
     @property
     def decisions(self) -> int:
@@ -163,7 +181,7 @@ class RouterLoss:
     @property
     def nonfinite(self) -> int:
         """Counted decisions whose log Z is NaN or infinite."""
-        return int(self.stats.nonfinite)
+        return int((~torch.isfinite(self.stats.log_z) & self.stats.valid).sum())
 
     @property
     def correction_norm(self) -> Tensor | None:
@@ -191,11 +209,33 @@ class RouterLoss:
         return float((values_L * count_L).sum() / count_L.sum())
 
 
-def _check_top_k(top_k: int, experts: int) -> None:
-    """1 ≤ k ≤ E."""
-    check_count("top_k", top_k)
-    if top_k > experts:
-        raise InputError(f"`top_k` is expected to be at most the number of experts, E = {experts}, but got {top_k}.")
+class _Source(torch.autograd.Function):
+    """A scalar whose gradient at the router logits is applied · along_p · p, formed only in the backward pass.
+
+    `applied_N` is λα of every decision, times the divisor of the gradients over ranks.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, along_p_N: Tensor, applied_N: Tensor, p_NE: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(along_p_N, applied_N, p_NE)
+        ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise DoubleBackwardError(
+                "router_loss has first derivatives only, but backward was called with create_graph=True."
+            )
+        along_p_N, applied_N, p_NE = ctx.saved_tensors
+        # The factor λα last, as in the value; `where`, because a masked decision may have NaN probabilities and 0·NaN is NaN.
+        source_NE = along_p_N.unsqueeze(1) * p_NE * applied_N.unsqueeze(1)
+        source_NE = grad * torch.where((along_p_N == 0).unsqueeze(1), 0, source_NE)
+        parts = source_NE.split_with_sizes([math.prod(shape[:-1]) for shape, _ in ctx.like])
+        grads = (part.view(shape).to(dtype) for part, (shape, dtype) in zip(parts, ctx.like, strict=True))
+        return (None, None, None, None, *grads)
 
 
 def _counted_decisions(
@@ -254,7 +294,7 @@ def _over(numerator: Tensor, denominator: Tensor) -> Tensor:
 def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors) -> Tensor:
     """Mean over decisions of ‖λα·2(log Z − c)·W_Rᵀp‖₂, [L]."""
     decisions = stats.decisions
-    weights = tensor_sequence("weight", weight, dims=2)
+    weights = _tensor_sequence("weight", weight, dims=2)
     shapes = [list(w.shape) for w in weights]
     if len(weights) != decisions.layers or any(w.ndim != 2 or w.shape[0] != decisions.experts for w in weights):
         raise ShapeError(
@@ -270,40 +310,175 @@ def _correction_norm(stats: RouterStats, along_p_N: Tensor, weight: LayerTensors
     return stats.mean_per_layer(along_p_N.abs() * torch.cat(norms))
 
 
-def _attach(value: Tensor, along_p_N: Tensor, applied_N: Tensor, stats: RouterStats) -> Tensor:
-    """The value, with its gradient at the caller's logits."""
-    tensors = stats.decisions.tensors
-    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-        return value
-    check_differentiable(**{f"router_logits[{i}]": tensor for i, tensor in enumerate(tensors)})
-    attach: Callable[..., Tensor] = _Source.apply
-    return attach(value, along_p_N, applied_N, stats.p_NE, *tensors)
+@dataclass(frozen=True)
+class RouterDecisions:
+    """Every routing decision of a forward pass."""
+
+    tensors: tuple[Tensor, ...]
+    """The caller's tensors, which receive the gradient."""
+    tokens: tuple[int, ...]
+    """T of every layer, masked tokens included."""
+    logits_NE: Tensor
+    """Detached, fp32 (fp64 for fp64), layer after layer."""
+    valid_N: Tensor
+    """True for decisions that are counted."""
+    layer_N: Tensor
+    """The layer of every decision."""
+
+    @property
+    def layers(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def experts(self) -> int:
+        return self.logits_NE.shape[1]
+
+    def sum_per_layer(self, values_N: Tensor) -> Tensor:
+        """Σ over the decisions of each layer, [L]."""
+        if len(set(self.tokens)) == 1:
+            return values_N.view(self.layers, self.tokens[0]).sum(dim=1)
+        return torch.stack([part.sum() for part in values_N.split_with_sizes(list(self.tokens))])
 
 
-class _Source(torch.autograd.Function):
-    """A scalar whose gradient at the router logits is applied · along_p · p, formed only in the backward pass.
-
-    `applied_N` is λα of every decision, times the divisor of the gradients over ranks.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, along_p_N: Tensor, applied_N: Tensor, p_NE: Tensor, *tensors: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(along_p_N, applied_N, p_NE)
-        ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise DoubleBackwardError(
-                "router_loss has first derivatives only, but backward was called with create_graph=True."
+def read_router_logits(router_logits: LayerTensors, mask: LayerTensors | None, *, two_stacks: bool) -> RouterDecisions:
+    """Check the layers against each other and the mask against the layers."""
+    layers = _tensor_sequence("router_logits", router_logits, dims=2)
+    if not layers:
+        raise InputError("`router_logits` holds no layer: the model returned no router logits.")
+    for index, layer in enumerate(layers):
+        if layer.ndim != 2:
+            raise ShapeError(
+                f"`router_logits` is expected to be [T, E], [L, T, E] or a sequence of [T, E], but layer {index} is "
+                f"{list(layer.shape)}: flatten batch and sequence with `.flatten(0, -2)`."
             )
-        along_p_N, applied_N, p_NE = ctx.saved_tensors
-        # The factor λα last, as in the value; `where`, because a masked decision may have NaN probabilities and 0·NaN is NaN.
-        source_NE = along_p_N.unsqueeze(1) * p_NE * applied_N.unsqueeze(1)
-        source_NE = grad * torch.where((along_p_N == 0).unsqueeze(1), 0, source_NE)
-        parts = source_NE.split_with_sizes([math.prod(shape[:-1]) for shape, _ in ctx.like])
-        grads = (part.view(shape).to(dtype) for part, (shape, dtype) in zip(parts, ctx.like, strict=True))
-        return (None, None, None, None, *grads)
+        check_holds_values(router_logits=layer)
+        (tokens, experts), (first_tokens, first_experts) = layer.shape, layers[0].shape
+        if experts == 0:
+            raise ShapeError(f"layer {index} of `router_logits` has no experts: shape {list(layer.shape)}.")
+        if experts != first_experts:
+            raise ShapeError(
+                f"every layer of `router_logits` is expected to have E = {first_experts} experts as layer 0 has, but layer "
+                f"{index} has shape {list(layer.shape)}."
+            )
+        if tokens != first_tokens and not two_stacks:
+            raise ShapeError(
+                f"every layer of `router_logits` is expected to have T = {first_tokens} tokens as layer 0 has, but layer "
+                f"{index} has {tokens}. For an encoder-decoder pass `context=RouterContext(encoder_layers=...)`."
+            )
+        if layer.device != layers[0].device:
+            raise DeviceError(
+                f"layers of `router_logits` are expected on one device, but layer 0 is on {layers[0].device} and layer "
+                f"{index} on {layer.device}: move them with `.to(...)`."
+            )
+        if not layer.is_floating_point():
+            raise DtypeError(f"`router_logits` are expected to be floating point, but layer {index} is {layer.dtype}.")
+    counts = tuple(layer.shape[0] for layer in layers)
+    with torch.no_grad():
+        logits_NE = torch.cat([at_least_fp32(layer.detach()) for layer in layers])
+        sizes = torch.tensor(counts, device=logits_NE.device)
+        layer_N = torch.repeat_interleave(sizes, output_size=sum(counts))
+        valid_N = _mask(mask, counts, logits_NE.device)
+    tensors = (router_logits,) if isinstance(router_logits, Tensor) else layers
+    return RouterDecisions(tensors, counts, logits_NE, valid_N, layer_N)
+
+
+def _tensor_sequence(name: str, value: object, *, dims: int) -> tuple[Tensor, ...]:
+    """One tensor per layer: a tensor of `dims` axes alone, the first axis of one with one more, or a sequence."""
+    if isinstance(value, Tensor):
+        check_tensor(name, value)
+        return (value,) if value.ndim <= dims else value.unbind(0)
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise DtypeError(
+            f"`{name}` is expected to be a tensor or one tensor per layer, but got {type(value).__name__}."
+        )
+    tensors = tuple(value)
+    for index, tensor in enumerate(tensors):
+        check_tensor(f"{name}[{index}]", tensor)
+    return tensors
+
+
+def _mask(mask: LayerTensors | None, tokens: tuple[int, ...], device: torch.device) -> Tensor:
+    total = sum(tokens)
+    if mask is None:
+        return torch.ones(total, dtype=torch.bool, device=device)
+    if isinstance(mask, Tensor) and mask.ndim == 1:
+        check_tensor("mask", mask)
+        parts = (mask,) * len(tokens)
+    else:
+        parts = _tensor_sequence("mask", mask, dims=1)
+    shapes = [tuple(part.shape) for part in parts]
+    if shapes != [(count,) for count in tokens]:
+        raise ShapeError(
+            f"`mask` is expected to be [T], [L, T] or one [T] per layer with L = {len(tokens)} and T = "
+            f"{sorted(set(tokens))}, but got {[list(shape) for shape in shapes]}."
+        )
+    for part in parts:
+        check_holds_values(mask=part)
+    return torch.cat([part.to(device=device, dtype=torch.bool) for part in parts])
+
+
+@dataclass(frozen=True)
+class RouterStats:
+    """Statistics of the decisions of one forward pass. All tensors are detached; means over zero decisions are NaN."""
+
+    decisions: RouterDecisions
+    tokens: TokenStats
+    """log Z and its parts per decision, as for the tokens of a head."""
+    p_NE: Tensor
+    """softmax over the experts."""
+    entropy_N: Tensor
+    """H = −Σ_e p_e log p_e in nats."""
+    load: Tensor
+    """[L, E]: active routes of each expert from counted tokens (k per token)."""
+
+    @property
+    def log_z(self) -> Tensor:
+        """log Z_R of every decision, [N], masked ones included."""
+        return self.tokens.log_z
+
+    @property
+    def valid(self) -> Tensor:
+        """[N], True for counted decisions."""
+        return self.tokens.valid
+
+    @cached_property
+    def decisions_per_layer(self) -> Tensor:
+        """N_l, fp64."""
+        return self.decisions.sum_per_layer(self.valid.double())
+
+    @property
+    def entropy_per_layer(self) -> Tensor:
+        """Mean entropy of each layer's counted decisions, [L]."""
+        return self.mean_per_layer(self.entropy_N)
+
+    def mean_per_layer(self, values_N: Tensor) -> Tensor:
+        """Mean over each layer's counted decisions, [L]."""
+        total_L = self.decisions.sum_per_layer(torch.where(self.valid, values_N, 0))
+        return total_L / self.decisions_per_layer.to(total_L)
+
+
+@torch.no_grad()
+def router_statistics(decisions: RouterDecisions, top_k: int) -> RouterStats:
+    """One pass over the logits; everything the loss, its gradient and the record need."""
+    logits_NE = decisions.logits_NE
+    row_max = logits_NE.amax(dim=1)
+    shifted_NE = logits_NE - row_max.unsqueeze(1)
+    p_NE = shifted_NE.exp()
+    s_N = p_NE.sum(dim=1)
+    log_s = s_N.log()
+    p_NE /= s_N.unsqueeze(1)
+    # H = log S − Σ p (z − m); an expert at −inf has p = 0 and adds nothing, but 0·(−inf) would be NaN.
+    entropy_N = log_s - torch.where(p_NE == 0, 0, p_NE * shifted_NE).sum(dim=1)
+    tokens = TokenStats(
+        row_max=row_max,
+        log_s=log_s,
+        target_logit=torch.zeros_like(row_max),
+        valid=decisions.valid_N,
+        vocab=decisions.experts,
+    )
+    experts = decisions.experts
+    chosen_NK = logits_NE.topk(top_k, dim=1, sorted=False).indices + experts * decisions.layer_N.unsqueeze(1)
+    counted_NK = decisions.valid_N.to(logits_NE.dtype).unsqueeze(1).expand_as(chosen_NK)
+    load = logits_NE.new_zeros(decisions.layers * experts)
+    load.scatter_add_(0, chosen_NK.reshape(-1), counted_NK.reshape(-1))
+    return RouterStats(decisions, tokens, p_NE, entropy_N, load.view(decisions.layers, experts))

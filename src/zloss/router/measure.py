@@ -29,16 +29,13 @@ from torch import Tensor
 
 from zloss.errors import CoefficientError, MissingInputError
 from zloss.results.router import DROWNED, EXPLAINED, MeasuredScale, ScaleVerdict
-from zloss.router.decisions import LayerTensors, read_router_logits
+from zloss.router.loss import LayerTensors, read_router_logits
 from zloss.tensors import at_least_fp32
 
 FAR = 30.0
 """A fitted |c| beyond this means that a slope was fitted as a square: log Z_R and log E are smaller."""
 CURVED = 20.0
 """One batch determines scale and c together if squares add this multiple of rounding to slopes."""
-
-Gradient = list[Tensor]
-"""One fp64 tensor per parameter."""
 
 _Result = TypeVar("_Result")
 
@@ -72,8 +69,9 @@ def measure_router_scale(
         raise MissingInputError("`parameters` is empty: pass the router weights of all layers.")
     take_draw = partial(_draw, on, off, router_logits, parameters, mask, seed)
     first = take_draw()
-    if norm(first.measured) == 0:
-        return _nothing_applied(coef - coef_off, first)
+    applied = coef - coef_off
+    if first.measured.norm() == 0:
+        return _measured_scale(applied, first, Fitted(None, torch.zeros(len(first.groups)), 0.0), "nothing_applied")
     known = None if target == "fit" else float(target)
     draws = [first]
     fits, limit = _fits(draws, known)
@@ -81,21 +79,15 @@ def measure_router_scale(
     if len(fits) > 1 or (fits and flat):
         for factor in _factors(first.logit_std):
             with _scaled(parameters, factor):
-                draws.append(take_draw(first.centers))
-        # A draw that equals the first did not see the scaled weights.
-        draws = [first, *(draw for draw in draws[1:] if _differs(draw, first))]
+                draw = take_draw(first.centers)
+            # A draw that equals the first did not see the scaled weights.
+            if 0 < float(draw.measured.norm()) < math.inf and not torch.equal(draw.measured, first.measured):
+                draws.append(draw)
         fits, limit = _fits(draws, known)
-    verdict: ScaleVerdict
     if len(fits) == 1 and limit <= DROWNED:
         ((verdict, fitted),) = fits.items()
-    else:
-        verdict, fitted = "undetermined" if fits else "unexplained", fit_squares(draws, known)
-    return _measured_scale(coef - coef_off, first, fitted, verdict, limit)
-
-
-def _differs(draw: Draw, first: Draw) -> bool:
-    size = norm(draw.measured)
-    return math.isfinite(size) and size > 0 and norm(minus(draw.measured, first.measured)) > 0
+        return _measured_scale(applied, first, fitted, verdict, limit)
+    return _measured_scale(applied, first, fit_squares(draws, known), "undetermined" if fits else "unexplained", limit)
 
 
 def _fits(draws: Sequence[Draw], target: float | None) -> tuple[dict[ScaleVerdict, Fitted], float]:
@@ -151,37 +143,40 @@ class _Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Draw:
-    """The gradient measured at one setting of the router weights, and the gradients that may explain it."""
+    """The gradient measured at one setting of the router weights, and the gradients that may explain it.
 
-    measured: Gradient
-    slopes: Sequence[Gradient]
+    A gradient is one fp64 vector over all parameters, [P]. G groups: the counted ones of all layers, then the masked ones.
+    """
+
+    measured: Tensor
+    slopes_GP: Tensor
     """∇mean(log Z) of every group."""
-    bends: Sequence[Gradient]
+    bends_GP: Tensor
     """∇mean(log Z − m)² of every group, m as in `centers`: nearly orthogonal to the slope if m is near z̄."""
-    centers: Sequence[float]
+    centers: Tensor
     """m of every group, the same in all draws."""
-    means: Sequence[float]
+    means: Tensor
     """z̄ of every group."""
     groups: Sequence[_Group]
-    """The counted groups of all layers, then the masked ones."""
     layers: int
     logit_std: float
     """Standard deviation of all router logits."""
     noise: float
     """Share of the norm of `measured` that rounding can account for."""
 
-    def squares(self, c: float) -> list[Gradient]:
+    def squares(self, c_G: Tensor) -> Tensor:
         """∇mean(log Z − c)² of every group."""
-        parts = zip(self.bends, self.slopes, self.centers, strict=True)
-        return [_plus(bend, 2 * (m - c), slope) for bend, slope, m in parts]
+        return self.bends_GP + 2 * (self.centers - c_G).unsqueeze(1) * self.slopes_GP
 
-    def squared_means(self, c: float, *, over_all: bool) -> list[Gradient]:
-        """∇(z̄ − c)² of every group, with the z̄ of the group or of all groups."""
-        means = self.means
-        if over_all:
-            sizes = [group.size for group in self.groups]
-            means = [sum(z * n for z, n in zip(means, sizes, strict=True)) / sum(sizes)] * len(means)
-        return [[2 * (mean - c) * x for x in slope] for mean, slope in zip(means, self.slopes, strict=True)]
+    def squared_means(self, c_G: Tensor) -> Tensor:
+        """∇(z̄ − c)² of every group, with its own z̄."""
+        return 2 * (self.means - c_G).unsqueeze(1) * self.slopes_GP
+
+    def squared_overall_means(self, c_G: Tensor) -> Tensor:
+        """∇(z̄ − c)² of every group, with the z̄ of all groups."""
+        sizes = self.means.new_tensor([group.size for group in self.groups])
+        overall = (self.means * sizes).sum() / sizes.sum()
+        return 2 * (overall - c_G).unsqueeze(1) * self.slopes_GP
 
 
 def _draw(
@@ -191,11 +186,11 @@ def _draw(
     parameters: Sequence[Tensor],
     mask: LayerTensors | None,
     seed: int,
-    centers: Sequence[float] | None = None,
+    centers: Tensor | None = None,
 ) -> Draw:
     """The measured gradient and those that may explain it, at the current values of the parameters."""
     with_z, without = (gradient(_seeded(run, seed), parameters) for run in (on, off))
-    measured = minus(with_z, without)
+    measured = with_z - without
     logits = [layer if layer.ndim == 2 else layer.flatten(0, -2) for layer in _seeded(router_logits, seed)]
     decisions = read_router_logits(logits, mask, two_stacks=True)
     masks = decisions.valid_N.split_with_sizes(list(decisions.tokens))
@@ -203,23 +198,22 @@ def _draw(
     keeps += [(layer, ~keep, False) for layer, keep in enumerate(masks) if not bool(keep.all())]
     log_z = [torch.logsumexp(at_least_fp32(layer), dim=1) for layer in logits]
     parts = [log_z[layer][keep] for layer, keep, _ in keeps]
-    means = [float(part.detach().double().mean()) for part in parts]
-    around = means if centers is None else centers
-    size = norm(measured)
+    means = measured.new_tensor([float(part.detach().double().mean()) for part in parts])
+    centers = means if centers is None else centers
+    bends = [((part - m) ** 2).mean() for part, m in zip(parts, centers.tolist(), strict=True)]
+    size = float(measured.norm())
     eps = max(*map(_logit_eps, logits), *(torch.finfo(p.dtype).eps for p in parameters))
     return Draw(
         measured=measured,
-        slopes=[gradient(part.mean(), parameters, retain=True) for part in parts],
-        bends=[
-            gradient(((part - m) ** 2).mean(), parameters, retain=True) for part, m in zip(parts, around, strict=True)
-        ],
-        centers=around,
+        slopes_GP=torch.stack([gradient(part.mean(), parameters, retain=True) for part in parts]),
+        bends_GP=torch.stack([gradient(bend, parameters, retain=True) for bend in bends]),
+        centers=centers,
         means=means,
         groups=[_Group(layer, part.numel(), counted) for (layer, _, counted), part in zip(keeps, parts, strict=True)],
         layers=decisions.layers,
         logit_std=float(torch.cat([layer.detach().double().flatten() for layer in logits]).std()),
         # Both gradients are rounded before the subtraction, and so are the gradients that explain the difference.
-        noise=eps * (norm(with_z) + norm(without) + size) / size if size else 0.0,
+        noise=eps * (float(with_z.norm()) + float(without.norm()) + size) / size if size else 0.0,
     )
 
 
@@ -237,141 +231,95 @@ def _seeded(run: Callable[[], _Result], seed: int) -> _Result:
         return run()
 
 
-def _nothing_applied(coef: float, draw: Draw) -> MeasuredScale:
-    zeros = (0.0,) * draw.layers
-    masked = any(not group.counted for group in draw.groups)
-    return MeasuredScale(coef, None, zeros, 0.0, 0.0, zeros, 0.0 if masked else None, 0.0, "nothing_applied")
+def gradient(value: Tensor, parameters: Sequence[Tensor], *, retain: bool = False) -> Tensor:
+    """∇value, with zeros for parameters it does not reach."""
+    found = torch.autograd.grad(value, list(parameters), retain_graph=retain, allow_unused=True)
+    parts = (torch.zeros_like(p) if g is None else g.detach() for g, p in zip(found, parameters, strict=True))
+    return torch.cat([part.double().flatten().to(parameters[0].device) for part in parts])
 
 
-def _measured_scale(coef: float, draw: Draw, fitted: Fitted, verdict: ScaleVerdict, limit: float) -> MeasuredScale:
-    absolute, sizes = [0.0] * draw.layers, [0] * draw.layers
-    masked = []
-    for group, weight in zip(draw.groups, fitted.weights, strict=True):
-        per_decision = weight / group.size
-        if group.counted:
-            absolute[group.layer], sizes[group.layer] = per_decision, group.size
-        else:
-            masked.append((group.size, per_decision))
-    total = sum(sizes)
-    mean = sum(value * size for value, size in zip(absolute, sizes, strict=True)) / total if total else 0.0
-    ratio = None
-    if masked and mean:
-        ratio = sum(value * size for size, value in masked) / sum(size for size, _ in masked) / mean
-    return MeasuredScale(
-        coef=coef,
-        target=None if verdict in ("not_squared", "undetermined") else fitted.c,
-        absolute_per_layer=tuple(absolute),
-        relative=total * mean / coef,
-        relative_all=sum(group.size for group in draw.groups) * mean / coef,
-        relative_per_layer=tuple(total * value / coef for value in absolute),
-        padding_ratio=ratio,
-        residual=fitted.left,
-        verdict=verdict,
-        limit=limit,
-    )
-
-
-@dataclass(frozen=True)
-class Fitted:
+class Fitted(NamedTuple):
     """One penalty fitted to all draws."""
 
     c: float | None
-    weights: Sequence[float]
+    weights_G: Tensor
     left: float
     """Unexplained share of the measured norm."""
 
 
 def fit_constant(draws: Sequence[Draw]) -> Fitted:
     """Σ a·mean(log Z): the source is the same at every log Z."""
-    return Fitted(None, *_explain(draws, [draw.slopes for draw in draws]))
+    return Fitted(None, *_explain(draws, [draw.slopes_GP for draw in draws]))
 
 
 def fit_squares(draws: Sequence[Draw], target: float | None) -> Fitted:
     """Σ a·mean(log Z − c)²; c is fitted if `target` is None."""
-    c = target
-    if c is None:
-        weights, left = _explain(draws, [[*draw.bends, *draw.slopes] for draw in draws])
-        groups = len(draws[0].slopes)
-        # b = 2a(m − c), with one c for all groups, which count by what they apply.
-        c = _common_target(weights[:groups], weights[groups:], draws[0].centers)
-        if c is None:
-            return Fitted(None, weights[groups:], left)
-    return Fitted(c, *_explain(draws, [draw.squares(c) for draw in draws]))
+    return _fit(draws, target, Draw.squares, draws[0].centers)
 
 
 def fit_squared_means(draws: Sequence[Draw], target: float | None) -> Fitted:
     """Σ a·(z̄ − c)² with the mean of each group or of all of them, whichever explains more."""
-    return min((_fit_squared_means(draws, target, over_all) for over_all in (False, True)), key=lambda fit: fit.left)
+    start = torch.zeros_like(draws[0].centers)
+    columns = (Draw.squared_means, Draw.squared_overall_means)
+    return min((_fit(draws, target, each, start) for each in columns), key=lambda fit: fit.left)
 
 
-def _fit_squared_means(draws: Sequence[Draw], target: float | None, over_all: bool) -> Fitted:
-    c = target
+def _fit(draws: Sequence[Draw], c: float | None, columns: Callable[[Draw, Tensor], Tensor], start_G: Tensor) -> Fitted:
+    """The weights of `columns` at c. An unknown c comes from a fit of the columns at `start_G` together with the slopes."""
     if c is None:
-        columns = [[*draw.squared_means(0.0, over_all=over_all), *draw.slopes] for draw in draws]
-        weights, left = _explain(draws, columns)
-        groups = len(draws[0].slopes)
-        c = _common_target(weights[:groups], weights[groups:], [0.0] * groups)
-        if c is None:
-            return Fitted(None, weights[groups:], left)
-    return Fitted(c, *_explain(draws, [draw.squared_means(c, over_all=over_all) for draw in draws]))
+        weights, left = _explain(draws, [torch.cat([columns(draw, start_G), draw.slopes_GP]) for draw in draws])
+        squares_G, slopes_G = weights.chunk(2)
+        if squares_G.sum() == 0:
+            return Fitted(None, slopes_G, left)
+        # a·(log Z − m)² + b·log Z with b = 2a(m − c), and one c for all groups, which count by what they apply.
+        c = float((squares_G * start_G - slopes_G / 2).sum() / squares_G.sum())
+    return Fitted(c, *_explain(draws, [columns(draw, torch.full_like(start_G, c)) for draw in draws]))
 
 
-def _common_target(squares: Sequence[float], slopes: Sequence[float], centers: Sequence[float]) -> float | None:
-    """c of a·(log Z − m)² + b·log Z in every group; None if there is no square."""
-    total = sum(squares)
-    if total == 0:
-        return None
-    return sum(a * m - b / 2 for a, b, m in zip(squares, slopes, centers, strict=True)) / total
-
-
-def _explain(draws: Sequence[Draw], columns: Sequence[Sequence[Gradient]]) -> tuple[list[float], float]:
-    """Least squares over all draws, each with the same influence."""
-    norms = [norm(draw.measured) for draw in draws]
-    measured = [x / n for draw, n in zip(draws, norms, strict=True) for x in draw.measured]
-    joined = [
-        [x / n for column, n in zip(column_of_draws, norms, strict=True) for x in column]
-        for column_of_draws in zip(*columns, strict=True)
-    ]
-    if not all(math.isfinite(norm(column)) for column in (measured, *joined)):
-        return [math.nan] * len(joined), math.inf
-    return least_squares(measured, joined)
-
-
-def _plus(a: Gradient, factor: float, b: Gradient) -> Gradient:
-    return [x + factor * y for x, y in zip(a, b, strict=True)]
-
-
-def gradient(value: Tensor, parameters: Sequence[Tensor], *, retain: bool = False) -> Gradient:
-    """∇value, with zeros for parameters it does not reach."""
-    found = torch.autograd.grad(value, list(parameters), retain_graph=retain, allow_unused=True)
-    return [
-        torch.zeros_like(p, dtype=torch.float64) if g is None else g.detach().double()
-        for g, p in zip(found, parameters, strict=True)
-    ]
-
-
-def minus(a: Gradient, b: Gradient) -> Gradient:
-    return [x - y for x, y in zip(a, b, strict=True)]
-
-
-def dot(a: Gradient, b: Gradient) -> float:
-    return sum(float((x * y).sum()) for x, y in zip(a, b, strict=True))
-
-
-def norm(a: Gradient) -> float:
-    return float(dot(a, a) ** 0.5)
-
-
-def least_squares(measured: Gradient, columns: Sequence[Gradient]) -> tuple[list[float], float]:
-    """Weights that explain `measured` by the columns, and the unexplained share of its norm."""
-    scale = [norm(column) or 1.0 for column in columns]
-    unit = list(zip(columns, scale, strict=True))
-    gram = torch.tensor([[dot(a, b) / (s * t) for b, t in unit] for a, s in unit], dtype=torch.float64)
-    right = torch.tensor([[dot(a, measured) / s] for a, s in unit], dtype=torch.float64)
+def _explain(draws: Sequence[Draw], columns: Sequence[Tensor]) -> tuple[Tensor, float]:
+    """Weights of the columns by least squares over all draws, each with the same influence; and the unexplained share."""
+    norms = [draw.measured.norm() for draw in draws]
+    measured = torch.cat([draw.measured / n for draw, n in zip(draws, norms, strict=True)])
+    joined = torch.cat([each / n for each, n in zip(columns, norms, strict=True)], dim=1)
+    if not (measured.isfinite().all() and joined.isfinite().all()):
+        return joined.new_full((len(joined),), math.nan), math.inf
+    scale = joined.norm(dim=1)
+    scale = torch.where(scale == 0, 1.0, scale)
+    gram = joined @ joined.T / (scale.unsqueeze(1) * scale)
+    right = (joined @ measured / scale).unsqueeze(1)
     # Columns of unit norm and the minimum-norm solution: a layer whose gradient is 0 gets weight 0.
-    solved = torch.linalg.lstsq(gram, right, driver="gelsd").solution.squeeze(1)
-    weights = [float(x) / s for x, s in zip(solved, scale, strict=True)]
-    rest = measured
-    for weight, column in zip(weights, columns, strict=True):
-        rest = [x - weight * y for x, y in zip(rest, column, strict=True)]
-    return weights, norm(rest) / norm(measured)
+    solved = torch.linalg.lstsq(gram.cpu(), right.cpu(), driver="gelsd").solution.squeeze(1).to(scale.device)
+    weights = solved / scale
+    return weights, float((measured - weights @ joined).norm() / measured.norm())
+
+
+def _measured_scale(
+    coef: float, draw: Draw, fitted: Fitted, verdict: ScaleVerdict, limit: float = EXPLAINED
+) -> MeasuredScale:
+    weighted = list(zip(draw.groups, fitted.weights_G.tolist(), strict=True))
+    absolute = [0.0] * draw.layers
+    for group, weight in weighted:
+        if group.counted:
+            absolute[group.layer] = weight / group.size
+
+    def size_and_mean(counted: bool) -> tuple[int, float]:
+        """The decisions of a kind, and their mean weight."""
+        size = sum(group.size for group in draw.groups if group.counted == counted)
+        return size, sum(weight for group, weight in weighted if group.counted == counted) / max(size, 1)
+
+    (counted, mean), (masked, masked_mean) = size_and_mean(True), size_and_mean(False)
+    ratio = None
+    if masked and (mean or verdict == "nothing_applied"):
+        ratio = masked_mean / mean if mean else 0.0
+    return MeasuredScale(
+        coef=coef,
+        target=None if verdict in ("not_squared", "undetermined") else fitted.c,
+        absolute_per_layer=tuple(absolute),
+        relative=counted * mean / coef,
+        relative_all=(counted + masked) * mean / coef,
+        relative_per_layer=tuple(counted * value / coef for value in absolute),
+        padding_ratio=ratio,
+        residual=fitted.left,
+        verdict=verdict,
+        limit=limit,
+    )

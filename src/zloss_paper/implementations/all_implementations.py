@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation
-from zloss.audit.implementation.kernels import KernelLine, LinearLine, linear_line
+from zloss.audit.implementation.implementations import IMPLEMENTATIONS, find_implementation
 from zloss.errors import ZlossError
-from zloss_paper.engine.audited_models import AuditedModel, paper_target
+from zloss_paper.engine.audited_models import paper_target
 from zloss_paper.engine.inputs import WIKITEXT
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
 from zloss_paper.engine.table import Line, Table, cells_from
@@ -27,21 +26,20 @@ from zloss_paper.implementations.recipe import (
     ImplementationConfig,
     audit_kernel,
     audited_models,
-    head_tokens,
     line_keys,
     tokens_per_block,
 )
 
 LABEL = "audit:implementations"
-LOGITS = {
+COLUMNS = {
     "rel_forward_error": "forward",
     "delta_total": "delta_total",
     "delta_z": "delta_z",
     "kernel_delta_z": "kernel_delta_z",
+    "delta_weight": "delta_weight",
+    "delta_src": "delta_src.mean",
 }
-"""Columns of losses that take logits, and where their audit has them."""
-LINEAR = {**LOGITS, "delta_weight": "delta_weight", "delta_src": "delta_src.mean"}
-"""The same of losses that project."""
+"""The columns, and where an audit of a loss has them."""
 TARGETS = (paper_target("GPT-2", WIKITEXT, 8),)
 EMPTY = (
     "losses that take logits have no gradient at W, and Δ_Z is their source; of projecting losses Δ_src is read where they "
@@ -77,54 +75,18 @@ def run(config: ImplementationsConfig, bench: Workbench) -> RecipeResult:
                 notes[f"{implementation.title}: not installed"] = None
                 continue
             try:
-                if implementation.takes == "logits":
-                    audited = audit_kernel(bench, model.audit, config, name=implementation.name, same_tokens=True)
-                    lines += [_line(model, implementation, found.storage, found, LOGITS) for found in audited]
-                else:
-                    linear = _linear_audit(config, bench, model, implementation, notes)
-                    lines += [_line(model, implementation, found.inputs, found, LINEAR) for found in linear]
+                audited = audit_kernel(
+                    bench, model.audit, config, name=implementation.name, same_tokens=True, note=notes.setdefault
+                )
             except ZlossError as error:
                 notes[f"{implementation.title} on {model.model}: {error}"] = None
+                continue
+            for found in audited:
+                key, _ = line_keys(
+                    model, {"implementation": implementation.title, "dtype": found.storage}, corpus=False
+                )
+                lines.append(Line(key, cells_from(found, COLUMNS), {}, model.deviations))
     return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts)
 
 
-def _line(
-    model: AuditedModel,
-    implementation: Implementation,
-    dtype: str,
-    found: KernelLine | LinearLine,
-    columns: dict[str, str],
-) -> Line:
-    key, _ = line_keys(model, {"implementation": implementation.title, "dtype": dtype}, corpus=False)
-    return Line(key, cells_from(found, columns), {}, model.deviations)
-
-
-def _linear_audit(
-    config: ImplementationConfig,
-    bench: Workbench,
-    model: AuditedModel,
-    implementation: Implementation,
-    notes: dict[str, None],
-) -> list[LinearLine]:
-    tokens = head_tokens(bench, model.audit).thinned(config.tokens_per_block)
-    found = []
-    with bench.progress.step(implementation.title, len(config.storages), "dtypes") as step:
-        for dtype in config.storages:
-            found.append(
-                linear_line(
-                    implementation,
-                    tokens.head,
-                    tokens.hidden_TD,
-                    tokens.label_T,
-                    inputs=dtype,
-                    logit_scale=1,
-                    coef=config.coef,
-                    target=tokens.target,
-                    note=lambda sentence: notes.setdefault(sentence),
-                )
-            )
-            step.advance(1)
-    return found
-
-
-RECIPES = (Recipe(LABEL, "What implementations of CE + Z inject", tuple(LINEAR), configure, run),)
+RECIPES = (Recipe(LABEL, "What implementations of CE + Z inject", tuple(COLUMNS), configure, run),)

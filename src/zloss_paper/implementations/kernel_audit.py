@@ -22,7 +22,7 @@ import torch
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.implementation.implementations import find_implementation, interpreted
 from zloss.audit.implementation.kernels import KernelLine, gradient_difference
-from zloss.audit.implementation.source import ReferenceHead, Storage, storage_dtype
+from zloss.audit.implementation.source import Storage, fp64_head, storage_dtype
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.claims import Claim, all_lines, among, between, line_test, rises, times_smaller
 from zloss_paper.engine.inputs import FINEWEB, WIKITEXT
@@ -135,13 +135,13 @@ PyTorchDifference = tuple[Storage, int, float]
 def pytorch_audit(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> list[PyTorchDifference]:
     """The difference of PyTorch's two formulas at every storage and multiplier."""
     tokens = head_tokens(bench, audit)
-    head = ReferenceHead.of(tokens.head)
+    head = fp64_head(tokens.head)
     builtin, manual = find_implementation("torch-ce"), find_implementation("log-softmax")
     found: dict[tuple[Storage, int], list[float]] = {}
     parts = (torch.split(part, tokens.block_size) for part in (tokens.hidden_TD, tokens.label_T))
     with bench.progress.step("PyTorch backward", len(tokens.label_T)) as step:
         for hidden_TD, label_T in zip(*parts, strict=True):
-            z_TV = head.logits(hidden_TD)
+            z_TV = head.logits(hidden_TD.double())
             for storage in config.storages:
                 for scale in config.logit_scales:
                     stored_TV = (z_TV * scale).to(storage_dtype(storage))

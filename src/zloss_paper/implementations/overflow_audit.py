@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from zloss.audit.implementation.overflow import OverflowLine, overflow_audit
+from zloss.audit.implementation.gradients import overflow_audit
 from zloss.models.output_head import check_head, find_head
 from zloss.objectives import GainAwareZLoss, Objective, make_objective
 from zloss.optimizer.endpoints import STATIC_SCALES
 from zloss.report.numbers import number
+from zloss.results.implementation_audit import Fp16Headroom
 from zloss.results.options import HeadKind
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
 from zloss_paper.engine.claims import Check, Claim, Compare, Missing, Tested, all_lines, among, cell, judged, ratio
@@ -81,6 +82,7 @@ def run(config: OverflowConfig, bench: Workbench) -> RecipeResult:
                 head,
                 blocks,
                 config.objectives(),
+                coef=config.coef,
                 scales=config.scales,
                 kind=config.head,
                 advance=step.advance,
@@ -93,18 +95,17 @@ def run(config: OverflowConfig, bench: Workbench) -> RecipeResult:
     return RecipeResult(Table(tuple(lines)), tuple(notes), config.models.texts, {"overflow_rows": details})
 
 
-def overflow_line(model: AuditedModel, found: OverflowLine) -> Line:
+def overflow_line(model: AuditedModel, found: Fp16Headroom) -> Line:
     """One method as a line of the table."""
     key, beside = line_keys(model, {"method": found.method}, corpus=True)
     beside = {"model": model.beside, **beside}
-    margin = found.margin
-    if margin is None:
+    if found.kappa_min is None:
         return Line(key, {}, dict.fromkeys(COLUMNS, found.reason), model.deviations, beside)
     values = {
         "grad_norm_mean": found.grad_norm_mean,
         "grad_inf_mean": found.grad_inf_mean,
-        "kappa_min": margin.kappa_min,
-        **{f"psi_{scale}": fraction for scale, fraction in margin.psi.items()},
+        "kappa_min": found.kappa_min,
+        **found.psi,
     }
     reasons = {} if found.grad_norm_mean is not None else dict.fromkeys(COLUMNS[:2], "no batch has a finite gradient")
     return Line(key, cells_of(values), reasons, model.deviations, beside)

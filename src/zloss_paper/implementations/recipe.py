@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from zloss.audit.checkpoint.config import AuditConfig
+from zloss.audit.implementation.gradients import update_audit
 from zloss.audit.implementation.implementations import find_implementation, interpreted
 from zloss.audit.implementation.kernels import KernelLine, kernel_line
-from zloss.audit.implementation.source import ReferenceHead, SourceLine, Storage, source_audit
-from zloss.audit.implementation.update import UpdateLine, update_audit
+from zloss.audit.implementation.source import SourceLine, Storage, source_audit
 from zloss.models.output_head import OutputHead, check_head, find_head
+from zloss.results.implementation_audit import UpdateErrors
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, Target, audit_table
 from zloss_paper.engine.claims import Claim
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
@@ -157,7 +158,7 @@ def audit_sources(bench: Workbench, audit: AuditConfig, config: ImplementationCo
     tokens = head_tokens(bench, audit)
     with bench.progress.step("stored logits", len(tokens.label_T)) as step:
         return source_audit(
-            ReferenceHead.of(tokens.head),
+            tokens.head,
             tokens.hidden_TD,
             block_size=tokens.block_size,
             storages=config.storages,
@@ -169,22 +170,27 @@ def audit_sources(bench: Workbench, audit: AuditConfig, config: ImplementationCo
 
 
 def audit_kernel(
-    bench: Workbench, audit: AuditConfig, config: ImplementationConfig, *, name: str, same_tokens: bool = False
+    bench: Workbench,
+    audit: AuditConfig,
+    config: ImplementationConfig,
+    *,
+    name: str,
+    same_tokens: bool = False,
+    note: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[KernelLine, ...]:
-    """The kernel audit of one implementation on the logits of one model on one text.
+    """The kernel audit of one implementation on the head's input of one model on one text.
 
     Triton's interpreter audits `config.tokens_per_block` tokens of each block; with `same_tokens` every implementation does.
     """
     implementation = find_implementation(name)
     thin = config.tokens_per_block if same_tokens or interpreted(implementation) else None
     tokens = head_tokens(bench, audit).thinned(thin)
-    head = ReferenceHead.of(tokens.head)
     combinations = [(storage, scale) for storage in config.storages for scale in config.logit_scales]
     with bench.progress.step(implementation.title, len(tokens.label_T) * len(combinations)) as step:
         return tuple(
             kernel_line(
                 implementation,
-                head,
+                tokens.head,
                 tokens.hidden_TD,
                 tokens.label_T,
                 storage=storage,
@@ -192,12 +198,13 @@ def audit_kernel(
                 coef=config.coef,
                 target=tokens.target,
                 advance=step.advance,
+                note=note,
             )
             for storage, scale in combinations
         )
 
 
-def audit_updates(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[UpdateLine, ...]:
+def audit_updates(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[UpdateErrors, ...]:
     """The update audit of one model on one text, both storages in one pass over the model."""
     checkpoint = bench.checkpoint(audit)
     head, blocks = find_head(checkpoint), text_blocks(audit, checkpoint)

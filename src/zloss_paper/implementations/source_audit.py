@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from zloss.audit.implementation.implementations import find_implementation
-from zloss.audit.implementation.kernels import linear_line
+from zloss.audit.implementation.kernels import kernel_line
 from zloss.audit.implementation.source import SourceLine
 from zloss.errors import CoordinateError
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
@@ -85,12 +85,12 @@ def _own_inputs(config: ImplementationConfig, bench: Workbench, model: AuditedMo
     thin = tokens.thinned(OWN_TOKENS)
     lines = []
     for scale in config.logit_scales:
-        found = linear_line(
+        found = kernel_line(
             find_implementation("chunked-linear"),
             tokens.head,
             thin.hidden_TD,
             thin.label_T,
-            inputs="bf16",
+            storage="bf16",
             logit_scale=scale,
             coef=config.coef,
             target=tokens.target,

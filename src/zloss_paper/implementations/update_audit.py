@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from zloss.audit.implementation.update import UpdateLine
+from zloss.results.implementation_audit import UpdateErrors
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
 from zloss_paper.engine.claims import Claim, Tested, all_lines, between, cell, line_test, rises
 from zloss_paper.engine.inputs import FINEWEB, WIKITEXT
@@ -39,7 +39,7 @@ update_recipe = partial(
 """The recipe of a label, with what both share."""
 
 
-def bf16_lines(model: AuditedModel, audited: Sequence[UpdateLine]) -> list[Line]:
+def bf16_lines(model: AuditedModel, audited: Sequence[UpdateErrors]) -> list[Line]:
     """Head and whole model by multiplier: the total gradient, with Δ_θ of Z alone next to it."""
     bf16 = [found for found in audited if found.storage == "bf16"]
     alone = {(found.scope, found.logit_scale): found.grad_rel_error for found in bf16 if found.part == "z"}
@@ -51,7 +51,7 @@ def bf16_lines(model: AuditedModel, audited: Sequence[UpdateLine]) -> list[Line]
         values = {
             "grad_rel_error": found.grad_rel_error,
             "grad_cosine": found.grad_cosine,
-            "adam_dir_rel_error": found.adam_rel_error,
+            "adam_dir_rel_error": found.adam_dir_rel_error,
             "z_grad_rel_error": alone[found.scope, found.logit_scale],
         }
         key, beside = line_keys(model, own, corpus=True)
@@ -67,7 +67,8 @@ def run_fp16(config: ImplementationConfig, bench: Workbench) -> RecipeResult:
     for scale in config.logit_scales:
         total = [found for found in audited if found.part == "total" and found.logit_scale == scale]
         fp16, bf16 = (
-            [found.grad_rel_error for found in total if found.storage == storage] for storage in ("fp16", "bf16")
+            [each.grad_rel_error for each in total if each.storage == storage and each.grad_rel_error is not None]
+            for storage in ("fp16", "bf16")
         )
         values = {
             "grad_rel_error_min": min(fp16),

@@ -23,7 +23,7 @@ from zloss.audit.checkpoint import token_files
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
 from zloss.audit.checkpoint.token_files import ParquetColumns, TokenParts, write_parquet
-from zloss.errors import MissingDependencyError, UnwritableFolderError
+from zloss.errors import InputError, MissingDependencyError, UnwritableFolderError
 from zloss.measure import tokens
 from zloss.measure.tokens import FLOATS, INTEGERS, VectorSample
 from zloss.results.audit import AuditReport
@@ -99,7 +99,9 @@ def test_the_numbers_of_the_report_are_numpys_over_the_columns(whole: tuple[Audi
     assert report.heads.raw.a_p_99 == pytest.approx(float(np.quantile(found["gain"], 0.99)), rel=1e-6)
 
 
-def test_the_extreme_tokens_of_the_report_are_rows_of_the_table(whole: tuple[AuditReport, Path]) -> None:
+def test_the_extreme_tokens_are_rows_of_the_table_and_the_metadata_is_what_columns_depend_on(
+    config: AuditConfig, whole: tuple[AuditReport, Path]
+) -> None:
     report, folder = whole
     found = columns_in(folder)
     for extreme in report.extreme_tokens[0].tokens:
@@ -108,14 +110,11 @@ def test_the_extreme_tokens_of_the_report_are_rows_of_the_table(whole: tuple[Aud
         for name in ("log_z", "log_z_centered", "mu", "gain", "gain_centered", "ce"):
             assert getattr(extreme, name) == found[name][row]
     assert np.array_equal(found["target"][:-1], found["token"][1:])  # blocks are one stream
-
-
-def test_metadata_holds_what_the_columns_depend_on(whole: tuple[AuditReport, Path]) -> None:
-    report, folder = whole
     facts = parquet.read_schema(folder / "tokens.parquet").metadata
     assert facts[b"schema"] == b"zloss.tokens/1"
-    assert float(facts[b"target"]) == report.target
-    assert float(facts[b"diag_coef"]) == report.diag_coef
+    assert (float(facts[b"target"]), float(facts[b"diag_coef"])) == (report.target, report.diag_coef)
+    again = run_audit(config)  # in memory, without a table
+    assert again == dataclasses.replace(report, timings=again.timings, provenance=again.provenance)
 
 
 def test_a_head_without_mu_has_null_columns(text: Path, tmp_path: Path) -> None:
@@ -127,12 +126,6 @@ def test_a_head_without_mu_has_null_columns(text: Path, tmp_path: Path) -> None:
     assert table["mu"].null_count == table["gain_centered"].null_count == table.num_rows == BLOCKS * SIZE
     assert table["gain"].null_count == 0
     assert report == dataclasses.replace(run_audit(config), timings=report.timings, provenance=report.provenance)
-
-
-def test_an_audit_in_memory_gives_the_same_report(config: AuditConfig, whole: tuple[AuditReport, Path]) -> None:
-    report, _ = whole
-    again = run_audit(config)
-    assert again == dataclasses.replace(report, timings=again.timings, provenance=again.provenance)
 
 
 def part(start: int, stop: int, size: int = 1000) -> dict[str, Any]:
@@ -197,32 +190,33 @@ def test_a_column_of_a_long_table_is_read_alone(tmp_path: Path) -> None:
 def test_parts_come_back_in_order_and_with_their_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZLOSS_SAVE_EVERY", "0")
 
-    def sample(*spans: tuple[int, int]) -> VectorSample:
-        vectors = VectorSample(3, seed=0, limit=40)
-        for start, stop in spans:
-            index = np.arange(start * 10, stop * 10)
-            vectors.add(index, index >= 0, np.repeat(index[:, None], 3, axis=1).astype(np.float32))
+    def take(vectors: VectorSample, start: int, stop: int) -> VectorSample:
+        index = np.arange(start * 10, stop * 10)
+        vectors.add(index, index >= 0, np.repeat(index[:, None], 3, axis=1).astype(np.float32))
         return vectors
 
-    first = TokenParts(tmp_path, "pass", lambda: "model", vectors=sample())
-    assert first.vectors is not None
-    for start, stop in ((0, 4), (4, 8), (8, 9)):
-        index = np.arange(start * 10, stop * 10)
-        first.vectors.add(index, index >= 0, np.repeat(index[:, None], 3, axis=1).astype(np.float32))
-        first.add(start, stop, part(start, stop, 10))
-    again = TokenParts(tmp_path, "pass", lambda: "model", vectors=sample())
-    assert again.vectors is not None
-    assert again.resume(0) == 9
-    assert np.array_equal(
-        np.concatenate([again[place]["block"] for place in range(len(again))]), part(0, 9, 10)["block"]
+    first, again = (
+        TokenParts(tmp_path, "pass", lambda: "model", vectors=VectorSample(3, seed=0, limit=40)) for _ in range(2)
     )
-    assert np.array_equal(again.vectors.index_S, sample((0, 9)).index_S)
-    assert np.array_equal(again.vectors.vectors_SD, sample((0, 9)).vectors_SD)
+    assert first.vectors is not None
+    assert again.vectors is not None
+    for start, stop in ((0, 4), (4, 8), (8, 9)):
+        take(first.vectors, start, stop)
+        first.add(start, stop, part(start, stop, 10))
+    assert again.resume(0) == 9
+    blocks = np.concatenate([again[place]["block"] for place in range(len(again))])
+    assert np.array_equal(blocks, part(0, 9, 10)["block"])
+    want = take(VectorSample(3, seed=0, limit=40), 0, 9)
+    assert np.array_equal(again.vectors.index_S, want.index_S)
+    assert np.array_equal(again.vectors.vectors_SD, want.vectors_SD)
     # Behind a part that is missing nothing counts.
     (tmp_path / "audit-parts" / "part-000000004-000000008.npz").unlink()
     assert TokenParts(tmp_path, "pass", lambda: "model").resume(0) == 4
     again.clear()
     assert not (tmp_path / "audit-parts").exists()
+    monkeypatch.setenv("ZLOSS_SAVE_EVERY", "soon")
+    with pytest.raises(InputError, match="ZLOSS_SAVE_EVERY is expected to be a number of seconds, but is 'soon'"):
+        TokenParts(tmp_path, "pass", lambda: "model")
 
 
 def test_a_part_is_written_after_enough_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,16 +229,24 @@ def test_a_part_is_written_after_enough_tokens(tmp_path: Path, monkeypatch: pyte
     assert len(parts) == 5  # a part and four batches that are not written yet
 
 
-def test_an_interrupted_audit_leaves_the_table_of_what_it_has(
+def test_an_interrupted_audit_has_the_report_and_table_of_what_it_finished_and_resumes(
     config: AuditConfig, whole: tuple[AuditReport, Path], tmp_path: Path
 ) -> None:
     partial = run_audit(config, folder=tmp_path, progress=InterruptAfter(9))
+    assert (partial.status, partial.finished_blocks) == ("partial", 12)  # a batch is counted whole or not at all
+    assert partial.gradient is None
+    reasons = partial.to_dict()["reasons"]
+    assert "interrupted" in reasons["gradient"]
+    assert "interrupted" in reasons["router"]
     found, everything = columns_in(tmp_path), columns_in(whole[1])
     assert len(found["ce"]) == partial.corpus.predictions == 12 * SIZE
     assert all(np.array_equal(found[name], everything[name][: 12 * SIZE]) for name in found)
     assert list((tmp_path / "audit-parts").glob("part-*.npz"))
-    run_audit(config, folder=tmp_path, resume=True)
+    resumed = run_audit(config, folder=tmp_path, resume=True)
     assert same_table(tmp_path, whole[1])
+    # The gradients too: the forward passes that the first part made are made again.
+    assert resumed == dataclasses.replace(whole[0], timings=resumed.timings, provenance=resumed.provenance)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens.parquet"]
 
 
 def test_an_audit_that_begins_anew_forgets_earlier_parts(

@@ -20,14 +20,14 @@ from zloss.audit.implementation.implementations import (
     find_implementation,
 )
 from zloss.audit.implementation.kernels import (
+    KernelLine,
     gradient_difference,
     kernel_line,
     linear_inputs,
-    linear_line,
+    sources_of,
     total_and_z,
-    truth_of,
 )
-from zloss.audit.implementation.source import ReferenceHead
+from zloss.audit.implementation.source import fp64_head
 from zloss.errors import CoordinateError, InputError, UnknownNameError
 from zloss.models.output_head import OutputHead
 
@@ -39,14 +39,12 @@ LABEL = torch.randint(V, (T,), generator=torch.Generator().manual_seed(2))
 C = math.log(V)
 
 
-def row(implementation: Implementation, storage: Any = "fp32", scale: float = 1) -> Any:
+LOGITS = fp64_head(HEAD).logits(HIDDEN.double())
+
+
+def row(implementation: Implementation, storage: Any = "fp32", scale: float = 1, head: OutputHead = HEAD) -> KernelLine:
     options: dict[str, Any] = {"storage": storage, "logit_scale": scale, "coef": COEF, "target": C}
-    return kernel_line(implementation, ReferenceHead.of(HEAD), HIDDEN, LABEL, **options)
-
-
-def linear(implementation: Implementation, inputs: Any = "fp32", head: OutputHead = HEAD) -> Any:
-    options: dict[str, Any] = {"inputs": inputs, "logit_scale": 1, "coef": COEF, "target": C}
-    return linear_line(implementation, head, HIDDEN, LABEL, **options)
+    return kernel_line(implementation, head, HIDDEN, LABEL, **options)
 
 
 def test_the_truth_is_the_gradient_of_the_definition() -> None:
@@ -54,11 +52,11 @@ def test_the_truth_is_the_gradient_of_the_definition() -> None:
     leaf = z.clone().requires_grad_()
     penalty = COEF * ((torch.logsumexp(leaf, -1) - C) ** 2).sum()
     (F.cross_entropy(leaf, LABEL, reduction="sum") + penalty).backward()
-    truth = truth_of(z, LABEL, COEF, C)
+    truth = sources_of(z, LABEL, COEF, C)
     assert leaf.grad is not None
     torch.testing.assert_close(truth.total_CV, leaf.grad, rtol=1e-12, atol=1e-14)
     assert truth.value == pytest.approx(float(penalty.detach()), rel=1e-12)
-    assert not torch.allclose(truth_of(z, LABEL, -COEF, C).total_CV, leaf.grad)
+    assert not torch.allclose(sources_of(z, LABEL, -COEF, C).total_CV, leaf.grad)
 
 
 @pytest.mark.parametrize("name", ["dense", "chunked", "torch-ce", "log-softmax"])
@@ -79,7 +77,7 @@ def test_storage_is_told_from_the_kernel(storage: str) -> None:
 
 
 def wrong(name: str, loss: Any) -> Implementation:
-    return Implementation(name, name, "logits", lambda: loss)
+    return Implementation(name, name, "logits", loss)
 
 
 def test_wrong_losses_are_seen() -> None:
@@ -93,7 +91,7 @@ def test_wrong_losses_are_seen() -> None:
         return F.cross_entropy(logits, label, reduction="sum") + z
 
     def twice(logits: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
-        return IMPLEMENTATIONS["torch-ce"].load()(logits, label, 2 * coef, target)
+        return IMPLEMENTATIONS["torch-ce"].loss(logits, label, 2 * coef, target)
 
     silent = row(wrong("silent", without_gradient))
     assert silent.forward < 1e-6
@@ -103,8 +101,8 @@ def test_wrong_losses_are_seen() -> None:
 
 
 def test_z_is_isolated_even_where_it_is_far_below_the_ce_gradient() -> None:
-    z = ReferenceHead.of(HEAD).logits(HIDDEN)
-    truth = truth_of(z, LABEL, 1e-9, C)
+    z = LOGITS
+    truth = sources_of(z, LABEL, 1e-9, C)
     total, z_alone = total_and_z(find_implementation("chunked"), (z.float(),), LABEL, 1e-9, C, truth.violation)
     assert z_alone is not None
     relative = (z_alone.grads[0] - truth.z_CV).norm() / truth.z_CV.norm()
@@ -116,7 +114,7 @@ def test_z_is_isolated_even_where_it_is_far_below_the_ce_gradient() -> None:
 
 
 def test_two_formulas_differ_by_the_rounding_of_the_storage_only() -> None:
-    z = ReferenceHead.of(HEAD).logits(HIDDEN)
+    z = LOGITS
     one, other = find_implementation("torch-ce"), find_implementation("log-softmax")
     difference = {
         dtype: gradient_difference(one, other, z.to(dtype), LABEL, coef=COEF, target=C)
@@ -129,9 +127,9 @@ def test_two_formulas_differ_by_the_rounding_of_the_storage_only() -> None:
 
 @pytest.mark.parametrize("name", ["dense-linear", "chunked-linear"])
 def test_our_projection_keeps_the_source_of_bf16_inputs(name: str) -> None:
-    found = linear(find_implementation(name), "bf16")
+    found = row(find_implementation(name), "bf16")
     assert found.delta_src.maximum < 1e-5
-    naive = linear(find_implementation("torch-projection"), "bf16")
+    naive = row(find_implementation("torch-projection"), "bf16")
     # The head gradient of both is rounded to bf16 at the end; the one that stores bf16 logits is worse before that.
     assert found.delta_z < 4e-3 < naive.delta_z
     assert naive.delta_src is None
@@ -141,7 +139,7 @@ def test_our_projection_keeps_the_source_of_bf16_inputs(name: str) -> None:
 def test_fp32_projections_are_right(name: str) -> None:
     if not find_implementation(name).installed:
         pytest.skip("this torch has no linear cross-entropy")
-    found = linear(find_implementation(name))
+    found = row(find_implementation(name))
     assert found.delta_total < 1e-5
     assert found.delta_weight < 1e-5
     assert (found.delta_z is None) == (name == "torch-linear")
@@ -152,12 +150,12 @@ def test_a_bias_becomes_a_column_and_a_scale_goes_into_the_weight() -> None:
     head = dataclasses.replace(HEAD, bias_V=bias, logit_scale=0.5)
     hidden, weight = linear_inputs(head, HIDDEN, torch.float32, 4.0)
     torch.testing.assert_close(hidden @ weight.T, 4 * head.logits(HIDDEN), rtol=1e-5, atol=1e-5)
-    assert linear(find_implementation("chunked-linear"), head=head).delta_z < 1e-5
+    assert row(find_implementation("chunked-linear"), head=head).delta_z < 1e-5
 
 
 def test_a_capped_head_is_refused_by_projecting_losses() -> None:
     with pytest.raises(CoordinateError, match="audit those that take logits"):
-        linear(find_implementation("chunked-linear"), head=dataclasses.replace(HEAD, softcap=3.0))
+        row(find_implementation("chunked-linear"), head=dataclasses.replace(HEAD, softcap=3.0))
 
 
 def test_the_inputs_are_left_alone() -> None:
@@ -167,7 +165,7 @@ def test_the_inputs_are_left_alone() -> None:
 
     mine = torch.randn(T, V)
     before = mine.clone()
-    call(wrong("overwrites", overwrites), (mine,), LABEL, [0.0], C)
+    call(overwrites, (mine,), LABEL, [0.0], C)
     assert torch.equal(mine, before)
 
 

@@ -11,8 +11,8 @@ import torch
 
 from tests.paper.claim_tables import smoke as smoke_recipe
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS
-from zloss.audit.implementation.overflow import OverflowLine
 from zloss.models.output_head import OutputHead
+from zloss.results.implementation_audit import Fp16Headroom
 from zloss_paper.engine.recipe import Overrides
 from zloss_paper.engine.registry import find_recipe
 from zloss_paper.engine.reproduction import Reproduction
@@ -91,8 +91,8 @@ def test_overflow_lines(gpt2_folder: Path, bench: Workbench) -> None:
     beside = [method for method, line in by.items() if result.beside(line) is not None]
     assert beside == ["CE baseline", "Standard Z-loss", "Centered Z-loss"]
     audited = [detail["row"] for detail in result.record.to_dict()["details"]["overflow_rows"]]
-    assert [len(one["margin"]["kappa_max"]) for one in audited] == [2] * 6
-    assert set(audited[0]["margin"]["psi"]) == {"256", "1024", "4096", "16384", "65536"}
+    assert [one["batches"] for one in audited] == [2] * 6
+    assert set(audited[0]["psi"]) == {f"psi_{scale}" for scale in (256, 1024, 4096, 16384, 65536)}
 
 
 def test_the_overflow_setting_is_the_papers() -> None:
@@ -111,7 +111,7 @@ def test_the_overflow_setting_is_the_papers() -> None:
 
 def test_a_method_without_a_gradient_prints_its_reason() -> None:
     (model, *_) = configure("smoke", Overrides()).models.rows
-    line = overflow_line(model, OverflowLine("Centered Z-loss", 0, None, None, None, "softcap"))
+    line = overflow_line(model, Fp16Headroom("Centered Z-loss", 0.0, 0, None, None, None, reason="softcap"))
     assert not line.cells
     assert set(line.reasons.values()) == {"softcap"}
 

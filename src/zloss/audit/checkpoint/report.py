@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +28,7 @@ from zloss.measure.tokens import (
     quantity,
 )
 from zloss.models.checkpoint import Checkpoint, is_offloaded
+from zloss.models.output_head import OutputHead
 from zloss.models.routers import find_routers
 from zloss.results.audit import (
     MAX_SINGULAR_VALUES,
@@ -108,15 +110,12 @@ def audit_report(
     }
     info, paths = (None, {}) if gradient is None else gradient
     return AuditReport(
-        model=_model_info(config, checkpoint, measurement, agreement),
-        corpus=CorpusInfo(
-            name=corpus.name,
-            blocks=blocks.count,
-            block_size=blocks.size,
-            predictions=len(columns["ce"]),
-            bos=blocks.bos_id is not None,
-            extra={"offset": blocks.offset, **corpus.provenance},
+        model=replace(
+            model_info(config.model, checkpoint, measurement.head, dtype=config.dtype, logit_agreement=agreement),
+            valid_vocab=measurement.vocab,
+            rows_beyond_tokenizer=max(0, measurement.head.vocab - len(checkpoint.tokenizer)),
         ),
+        corpus=replace(corpus_info(corpus, blocks, offset=blocks.offset), predictions=len(columns["ce"])),
         ppl=perplexity(columns),
         mu_abs_99=heads.raw.mu_abs_99,
         heads=heads,
@@ -151,26 +150,35 @@ def audit_report(
     )
 
 
-def _model_info(config: AuditConfig, checkpoint: Checkpoint, measurement: Measurement, agreement: float) -> ModelInfo:
-    head, model = measurement.head, checkpoint.model
+def model_info(model: str, checkpoint: Checkpoint, head: OutputHead, **extra: Any) -> ModelInfo:
+    """The checkpoint and its head; `extra` are further facts."""
     return ModelInfo(
-        name=without_folders(config.model),
+        name=without_folders(model),
         vocab=head.vocab,
         width=head.width,
         tied=head.tied,
         bias=head.bias_V is not None,
         logit_scale=head.logit_scale,
         softcap=head.softcap,
-        valid_vocab=measurement.vocab,
-        rows_beyond_tokenizer=max(0, head.vocab - len(checkpoint.tokenizer)),
         extra={
             "source": checkpoint.source,
-            "class": type(model).__name__,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "dtype": config.dtype,
-            PLACE_KEY: place_of(config.model),
-            "logit_agreement": agreement,
+            "class": type(checkpoint.model).__name__,
+            "parameters": sum(parameter.numel() for parameter in checkpoint.model.parameters()),
+            PLACE_KEY: place_of(model),
+            **extra,
         },
+    )
+
+
+def corpus_info(corpus: Corpus, blocks: Blocks, **extra: Any) -> CorpusInfo:
+    """The text, as if all of it had been scored; `extra` are further facts."""
+    return CorpusInfo(
+        name=corpus.name,
+        blocks=blocks.count,
+        block_size=blocks.size,
+        predictions=blocks.predictions,
+        bos=blocks.bos_id is not None,
+        extra={**extra, **corpus.provenance},
     )
 
 

@@ -5,7 +5,7 @@ Each is one function of tensors and λ, sum-reduced so that a 1/N cannot push 16
     logits:  loss(logits [T, V], label [T], coef, target)
     linear:  loss(hidden [T, D], weight [V, D], label [T], coef, target)
 
-Packages are imported when an implementation is loaded. Triton decides on import whether kernels are compiled or
+Packages are imported when an implementation is called. Triton decides on import whether kernels are compiled or
 interpreted, so without a GPU they run in a child process that lives as long as this one; tensors are passed as files.
 """
 
@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from zloss.errors import InputError, MissingDependencyError, UnknownNameError, first_line
 from zloss.head.loss import head_loss, logits_loss
+from zloss.head.options import ChosenBackend
 from zloss.measure.bf16_products import ISA_VARIABLE, SAFE_ISA, native_bf16_products_work
 from zloss.objectives import StandardZLoss
 
@@ -44,7 +45,7 @@ class Implementation:
     name: str
     title: str
     takes: Takes
-    load: Callable[[], Loss]
+    loss: Loss
     package: str | None = None
     """Package that provides it; None: this package or torch."""
     has_z: bool = True
@@ -52,40 +53,40 @@ class Implementation:
     """The only c it supports; None: any."""
     kernel: bool = False
     """Whether it runs Triton kernels, which need a GPU or Triton's interpreter in a separate process."""
-    backend: str | None = None
+    backend: ChosenBackend | None = None
     """The backend of this package that it runs."""
     torch_function: str | None = None
     """Function of `torch.nn.functional` that it calls, if older versions of torch lack it."""
 
     @property
     def installed(self) -> bool:
-        """Whether it can be loaded on this machine."""
-        return not self._missing_packages() and self._torch_has_it()
+        """Whether it can run on this machine."""
+        return self._missing() is None
 
     def require(self) -> None:
         """Raise an error that says what is missing."""
-        for package in self._missing_packages():
-            if package in EXTRAS:
-                raise MissingDependencyError(package, f"Auditing {self.title}", EXTRAS[package])
-            raise InputError(
-                f"auditing {self.title} needs the package {package!r}, which is not installed and which no extra of zloss "
-                f"installs: install it, or leave {self.name!r} out."
-            )
-        if not self._torch_has_it():
-            raise InputError(
+        missing = self._missing()
+        if missing is not None:
+            raise missing
+
+    def _missing(self) -> InputError | MissingDependencyError | None:
+        for package in (self.package, "triton" if self.kernel else None):
+            if package is not None and importlib.util.find_spec(package) is None:
+                if package in EXTRAS:
+                    return MissingDependencyError(package, f"Auditing {self.title}", EXTRAS[package])
+                return InputError(
+                    f"auditing {self.title} needs the package {package!r}, which is not installed and which no extra of zloss "
+                    f"installs: install it, or leave {self.name!r} out."
+                )
+        if self.torch_function is not None and not hasattr(F, self.torch_function):
+            return InputError(
                 f"auditing {self.title} needs a torch with torch.nn.functional.{self.torch_function}, but torch "
                 f"{torch.__version__} has none: use a newer one, or leave {self.name!r} out."
             )
-
-    def _missing_packages(self) -> list[str]:
-        needed = [*([self.package] if self.package else []), *(["triton"] if self.kernel else [])]
-        return [name for name in needed if importlib.util.find_spec(name) is None]
-
-    def _torch_has_it(self) -> bool:
-        return self.torch_function is None or hasattr(F, self.torch_function)
+        return None
 
 
-def _ours(function: Callable[..., Any], backend: str) -> Callable[[], Loss]:
+def _ours(name: str, title: str, function: Callable[..., Any], backend: ChosenBackend) -> Implementation:
     """`logits_loss` or `head_loss` on one backend."""
 
     def loss(*arguments: Any) -> Tensor:
@@ -94,7 +95,8 @@ def _ours(function: Callable[..., Any], backend: str) -> Callable[[], Loss]:
         out: Tensor = function(*inputs, objective, reduction="sum", statistics="light", backend=backend).loss
         return out
 
-    return lambda: loss
+    takes: Takes = "logits" if function is logits_loss else "linear"
+    return Implementation(name, title, takes, loss, kernel=backend == "triton", backend=backend)
 
 
 def _manual_z(logits: Tensor, coef: float, target: float) -> Tensor:
@@ -116,11 +118,8 @@ def _torch_projection(hidden: Tensor, weight: Tensor, label: Tensor, coef: float
 
 
 def _torch_linear(hidden: Tensor, weight: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
-    linear: Any = F.linear_cross_entropy
-    options: Any = torch.nn.LinearCrossEntropyOptions
-    out: Tensor = linear(
-        hidden, weight, label, reduction="sum", options=options(batch_chunk_size=256, chunking_method=None)
-    )
+    options: Any = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=256, chunking_method=None)
+    out: Tensor = F.linear_cross_entropy(hidden, weight, label, reduction="sum", options=options)
     return out
 
 
@@ -129,85 +128,51 @@ def _of_package(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _liger() -> Loss:
-    liger_cross_entropy = _of_package("liger_kernel.transformers.functional", "liger_cross_entropy")
-
-    def loss(logits: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
-        # It writes the gradient over its input; the copy keeps the caller's logits.
-        out: Tensor = liger_cross_entropy(logits.clone(), label, reduction="sum", lse_square_scale=coef)
-        return out
-
-    return loss
+def _liger(logits: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
+    cross_entropy = _of_package("liger_kernel.transformers.functional", "liger_cross_entropy")
+    # It writes the gradient over its input; the copy keeps the caller's logits.
+    out: Tensor = cross_entropy(logits.clone(), label, reduction="sum", lse_square_scale=coef)
+    return out
 
 
-def _liger_linear() -> Loss:
+def _liger_linear(hidden: Tensor, weight: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
     fused = _of_package("liger_kernel.transformers.functional", "liger_fused_linear_cross_entropy")
-
-    def loss(hidden: Tensor, weight: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
-        out: Tensor = fused(hidden, weight, label, reduction="sum", lse_square_scale=coef)
-        return out
-
-    return loss
+    out: Tensor = fused(hidden, weight, label, reduction="sum", lse_square_scale=coef)
+    return out
 
 
-def _cut() -> Loss:
+def _cut(hidden: Tensor, weight: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
+    impl = "cce" if hidden.device.type == "cuda" else "torch_compile"
     linear_cross_entropy = _of_package("cut_cross_entropy", "linear_cross_entropy")
-
-    def loss(hidden: Tensor, weight: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
-        impl = "cce" if hidden.device.type == "cuda" else "torch_compile"
-        out: Tensor = linear_cross_entropy(hidden, weight, label, reduction="sum", impl=impl)
-        return out
-
-    return loss
+    out: Tensor = linear_cross_entropy(hidden, weight, label, reduction="sum", impl=impl)
+    return out
 
 
-def _flash() -> Loss:
+def _flash(logits: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
     cross_entropy_loss = _of_package("flash_attn.ops.triton.cross_entropy", "cross_entropy_loss")
-
-    def loss(logits: Tensor, label: Tensor, coef: float, target: float) -> Tensor:
-        losses, _ = cross_entropy_loss(logits, label, lse_square_scale=coef)
-        out: Tensor = losses.sum()
-        return out
-
-    return loss
+    out: Tensor = cross_entropy_loss(logits, label, lse_square_scale=coef)[0].sum()
+    return out
 
 
 IMPLEMENTATIONS = {
     implementation.name: implementation
     for implementation in (
-        Implementation("dense", "zloss, dense", "logits", _ours(logits_loss, "dense"), backend="dense"),
-        Implementation("chunked", "zloss, chunked", "logits", _ours(logits_loss, "chunked"), backend="chunked"),
-        Implementation(
-            "triton", "zloss, Triton", "logits", _ours(logits_loss, "triton"), kernel=True, backend="triton"
-        ),
-        Implementation("torch-ce", "F.cross_entropy + manual Z", "logits", lambda: _torch_ce),
-        Implementation("log-softmax", "fp32 log_softmax CE + manual Z", "logits", lambda: _log_softmax),
+        _ours("dense", "zloss, dense", logits_loss, "dense"),
+        _ours("chunked", "zloss, chunked", logits_loss, "chunked"),
+        _ours("triton", "zloss, Triton", logits_loss, "triton"),
+        Implementation("torch-ce", "F.cross_entropy + manual Z", "logits", _torch_ce),
+        Implementation("log-softmax", "fp32 log_softmax CE + manual Z", "logits", _log_softmax),
         Implementation("liger", "Liger cross-entropy", "logits", _liger, "liger_kernel", True, 0.0, True),
         Implementation("flash-attn", "flash-attn cross-entropy", "logits", _flash, "flash_attn", True, 0.0, True),
-        Implementation(
-            "dense-linear", "zloss, dense, from hidden states", "linear", _ours(head_loss, "dense"), backend="dense"
-        ),
-        Implementation(
-            "chunked-linear",
-            "zloss, chunked, from hidden states",
-            "linear",
-            _ours(head_loss, "chunked"),
-            backend="chunked",
-        ),
-        Implementation(
-            "triton-linear",
-            "zloss, Triton, from hidden states",
-            "linear",
-            _ours(head_loss, "triton"),
-            kernel=True,
-            backend="triton",
-        ),
-        Implementation("torch-projection", "F.linear, F.cross_entropy + manual Z", "linear", lambda: _torch_projection),
+        _ours("dense-linear", "zloss, dense, from hidden states", head_loss, "dense"),
+        _ours("chunked-linear", "zloss, chunked, from hidden states", head_loss, "chunked"),
+        _ours("triton-linear", "zloss, Triton, from hidden states", head_loss, "triton"),
+        Implementation("torch-projection", "F.linear, F.cross_entropy + manual Z", "linear", _torch_projection),
         Implementation(
             "torch-linear",
             "F.linear_cross_entropy",
             "linear",
-            lambda: _torch_linear,
+            _torch_linear,
             has_z=False,
             torch_function="linear_cross_entropy",
         ),
@@ -227,8 +192,7 @@ def find_implementation(name: str) -> Implementation:
     return IMPLEMENTATIONS[name]
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """One call: the scalar loss, and its gradients at the inputs in the dtype the implementation returns."""
 
     value: float
@@ -244,22 +208,17 @@ def evaluate(
     """
     implementation.require()
     if not implementation.kernel or os.environ.get("TRITON_INTERPRET") == "1":
-        return call(implementation, inputs, label_T, coefs, target)
+        return call(implementation.loss, inputs, label_T, coefs, target)
     if torch.cuda.is_available():
-        moved = [tensor.cuda() for tensor in inputs]
-        evaluations = call(implementation, moved, label_T.cuda(), coefs, target)
-        return [
-            Evaluation(evaluation.value, tuple(grad.to(inputs[0].device) for grad in evaluation.grads))
-            for evaluation in evaluations
-        ]
+        found = call(implementation.loss, [tensor.cuda() for tensor in inputs], label_T.cuda(), coefs, target)
+        return [Evaluation(value, tuple(grad.to(inputs[0].device) for grad in grads)) for value, grads in found]
     return _in_child(implementation, inputs, label_T, coefs, target)
 
 
 def call(
-    implementation: Implementation, inputs: Sequence[Tensor], label_T: Tensor, coefs: Sequence[float], target: float
+    loss_of: Loss, inputs: Sequence[Tensor], label_T: Tensor, coefs: Sequence[float], target: float
 ) -> list[Evaluation]:
     """One evaluation per λ in this process; the inputs are not modified."""
-    loss_of = implementation.load()
     evaluations = []
     for coef in coefs:
         leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
@@ -275,76 +234,53 @@ def interpreted(implementation: Implementation) -> bool:
     return implementation.kernel and not torch.cuda.is_available()
 
 
+_children: list[subprocess.Popen[str]] = []
+"""The process with Triton's interpreter, once there is one. It runs one job at a time and ends with this process."""
+
+
 def _in_child(
     implementation: Implementation, inputs: Sequence[Tensor], label_T: Tensor, coefs: Sequence[float], target: float
 ) -> list[Evaluation]:
+    if not _children or _children[0].poll() is not None:
+        isa = {} if native_bf16_products_work() else {ISA_VARIABLE: SAFE_ISA}
+        _children[:] = [
+            subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                env={**os.environ, "TRITON_INTERPRET": "1", **isa},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        ]
+    child = _children[0]
+    assert child.stdin is not None
+    assert child.stdout is not None
     with tempfile.TemporaryDirectory(prefix="zloss-interpreted-") as folder:
-        job, answer = Path(folder, "job.pt"), Path(folder, "answer.pt")
-        record = {"name": implementation.name, "inputs": list(inputs), "label": label_T, "coefs": list(coefs)}
-        torch.save({**record, "target": target, "threads": torch.get_num_threads()}, job)
-        failure = _interpreter().run(job, answer)
-        if failure:
-            raise InputError(f"{implementation.title} cannot run on Triton's interpreter: {failure}.")
-        answers: list[dict[str, Any]] = torch.load(answer, weights_only=True)
-    return [Evaluation(item["value"], tuple(item["grads"])) for item in answers]
-
-
-class _Interpreter:
-    """A child process with TRITON_INTERPRET=1 that runs one job at a time and ends with this process."""
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        if not native_bf16_products_work():
-            environment |= {ISA_VARIABLE: SAFE_ISA}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def run(self, job: Path, answer: Path) -> str:
-        """An empty string once the answer is written, otherwise what went wrong."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        arguments = (implementation.name, list(inputs), label_T, list(coefs), target)
+        torch.save((arguments, torch.get_num_threads()), Path(folder, "job.pt"))
         try:
-            self._process.stdin.write(f"{job}\t{answer}\n")
-            self._process.stdin.flush()
-            reply = self._process.stdout.readline()
+            child.stdin.write(f"{folder}\n")
+            child.stdin.flush()
+            reply = child.stdout.readline()
         except BrokenPipeError:
             reply = ""
-        if not reply:
-            return f"its process ended with code {self._process.wait()}"
-        return reply.strip().removeprefix("done").strip()
+        if reply != "done\n":
+            failure = reply.strip() if reply else f"its process ended with code {child.wait()}"
+            raise InputError(f"{implementation.title} cannot run on Triton's interpreter: {failure}.")
+        answers = torch.load(Path(folder, "answer.pt"), weights_only=True)
+    return [Evaluation(value, tuple(grads)) for value, grads in answers]
 
 
-_children: list[_Interpreter] = []
-"""The child process, once there is one."""
-
-
-def _interpreter() -> _Interpreter:
-    """The running child process, or a new one."""
-    if not _children or not _children[0].alive:
-        _children[:] = [_Interpreter()]
-    return _children[0]
-
-
-def _serve(jobs: TextIO, replies: TextIO) -> None:
+def _serve(folders: TextIO, replies: TextIO) -> None:
     """What the child process does: one line in, one line out, until the parent closes its end."""
-    for line in jobs:
-        job, answer = line.rstrip("\n").split("\t")
+    for line in folders:
+        folder = line.rstrip("\n")
         try:
-            record: dict[str, Any] = torch.load(job, weights_only=True)
-            torch.set_num_threads(record["threads"])
-            implementation = find_implementation(record["name"])
-            evaluations = call(implementation, record["inputs"], record["label"], record["coefs"], record["target"])
-            torch.save([{"value": found.value, "grads": list(found.grads)} for found in evaluations], answer)
+            (name, *arguments), threads = torch.load(Path(folder, "job.pt"), weights_only=True)
+            torch.set_num_threads(threads)
+            found = call(find_implementation(name).loss, *arguments)
+            torch.save([(value, list(grads)) for value, grads in found], Path(folder, "answer.pt"))
             reply = "done"
         except Exception as error:
             reply = first_line(error)

@@ -1,6 +1,6 @@
 """Kernel audit: the total gradient and the Z source that an implementation of CE + Z actually applies, against fp64.
 
-There are two references, because storage and kernel err independently:
+Losses that take logits have two references, because storage and kernel err independently:
 
 - fp64 of the logits before storage: the gradient that training intends (the paper's Δ_tot and Δ_Z);
 - fp64 of the stored logits: the best result the kernel could return for its input.
@@ -18,30 +18,79 @@ Axes: C tokens of a chunk, T tokens, V vocabulary, D width.
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from zloss.audit.implementation.implementations import Evaluation, Implementation, evaluate
-from zloss.audit.implementation.source import ReferenceHead, Storage, Tail, TailTally, storage_dtype, token_chunks
+from zloss.audit.implementation.source import (
+    TINY,
+    Storage,
+    Tail,
+    VectorErrors,
+    fp64_head,
+    joined_errors,
+    storage_dtype,
+    tail,
+    token_chunks,
+    vector_errors,
+)
 from zloss.errors import CoordinateError
 from zloss.head.source import head_source
 from zloss.measure.bf16_products import working_bf16_products
 from zloss.models.output_head import OutputHead
 from zloss.objectives import StandardZLoss
 
-TINY = torch.finfo(torch.float64).tiny
 AMPLIFIED = 256.0
 """Largest 2Λ|log Z − c| / 2 of the gradient at Λ: far above the CE part, far below the fp16 maximum."""
 
 
+@dataclass(frozen=True)
+class KernelLine:
+    """One implementation at one dtype and logit multiplier. What it has no Z or no head for is None.
+
+    The gradient is that at the logits, or at the hidden states for an implementation that projects them.
+    """
+
+    implementation: str
+    storage: str
+    """Dtype of the logits, or of hidden states and head."""
+    logit_scale: float
+    tokens: int
+    coef: float
+    target: float
+    forward: float | None
+    """|Ẑ − Z|/Z of the sum over all tokens."""
+    delta_total: float
+    """Δ_tot of the gradient of all tokens: ‖ĝ − g‖_F / ‖g‖_F."""
+    delta_z: float | None
+    """Δ_Z, likewise of the Z source."""
+    z_cosine: float | None
+    """Mean over tokens of the cosine between applied and true Z part."""
+    token_total: Tail
+    """Δ_tot token by token: confident tokens have almost no CE gradient, so its tail is long in any precision."""
+    token_z: Tail | None
+    kernel_delta_total: float
+    """Against fp64 of the inputs as they were given: the kernel's share of the error."""
+    kernel_delta_z: float | None
+    total_cosine: float
+    """Cosine of the gradient of all tokens."""
+    delta_weight: float | None = None
+    """Relative error of the gradient at the head, Frobenius norms."""
+    delta_src: Tail | None = None
+    """Per token, of the logit source that a projecting backend of ours applies; None for other losses."""
+    source_cosine: float | None = None
+    """Mean over tokens of the cosine of that source."""
+
+
 def kernel_line(
     implementation: Implementation,
-    head: ReferenceHead,
+    head: OutputHead,
     hidden_TD: Tensor,
     label_T: Tensor,
     *,
@@ -50,159 +99,70 @@ def kernel_line(
     coef: float,
     target: float,
     advance: Callable[[int], None] = lambda tokens: None,
+    note: Callable[[str], None] = lambda sentence: None,
 ) -> KernelLine:
-    """Audit an implementation with `takes == "logits"`; c is `fixed_target` where it has one."""
+    """Audit an implementation on the head's input; c is `fixed_target` where it has one.
+
+    One that takes logits gets them chunk by chunk, and `advance` receives the tokens of each. One that projects gets all
+    tokens at once; `note` receives a sentence if its 16-bit products take a slow path.
+    """
     target = target if implementation.fixed_target is None else implementation.fixed_target
     coef = coef if implementation.has_z else 0.0
-    before_storage, of_stored = _GradientTally(), _GradientTally()
+    projects, dtype = implementation.takes == "linear", storage_dtype(storage)
+    reference = fp64_head(head)
+    errors: dict[str, list[VectorErrors]] = defaultdict(list)
     value = value_got = 0.0
-    for chunk in token_chunks(hidden_TD.shape[0], head.vocab):
-        z_CV = head.logits(hidden_TD[chunk], logit_scale)
-        stored_CV, label_C = z_CV.to(storage_dtype(storage)), label_T[chunk]
-        truth = truth_of(z_CV, label_C, coef, target)
-        total, z = total_and_z(implementation, (stored_CV,), label_C, coef, target, truth.violation)
-        before_storage.update(total, z, truth.total_CV, truth.z_CV)
-        stored = truth_of(stored_CV, label_C, coef, target)
-        of_stored.update(total, z, stored.total_CV, stored.z_CV)
+    inputs: tuple[Tensor, ...]
+    for chunk in [slice(None)] if projects else token_chunks(len(label_T), head.vocab):
+        label_C = label_T[chunk]
+        if projects:
+            inputs = linear_inputs(head, hidden_TD, dtype, logit_scale)
+            weight = inputs[1].double()
+            z_CV = inputs[0].double() @ weight.T
+            truth = given = sources_of(z_CV, label_C, coef, target)
+        else:
+            z_CV = reference.logits(hidden_TD[chunk].detach().double()) * logit_scale
+            inputs = (z_CV.to(dtype),)
+            truth, given = (sources_of(logits.double(), label_C, coef, target) for logits in (z_CV, *inputs))
+        with working_bf16_products(note) if projects else nullcontext():
+            total, z = total_and_z(implementation, inputs, label_C, coef, target, truth.violation)
+        for prefix, want in (("", truth), ("kernel_", given)):
+            for name, got, source_CV in (("total", total, want.total_CV), ("z", z, want.z_CV)):
+                if got is not None:
+                    wanted = source_CV @ weight if projects else source_CV
+                    errors[prefix + name].append(vector_errors(got.grads[0], wanted))
         if z is not None:
             value, value_got = value + truth.value, value_got + z.value
         advance(len(label_C))
-    has_z = implementation.has_z
-    return KernelLine(
+    joined = {name: joined_errors(parts) for name, parts in errors.items()}
+    whole = {name: found.whole for name, found in joined.items()}
+    line = KernelLine(
         implementation=implementation.name,
         storage=storage,
         logit_scale=logit_scale,
         tokens=hidden_TD.shape[0],
         coef=coef,
         target=target,
-        forward=abs(value_got - value) / max(value, TINY) if has_z else None,
-        delta_total=before_storage.total.whole,
-        delta_z=before_storage.z.whole if has_z else None,
-        z_cosine=before_storage.z.cosine.tail().mean if has_z else None,
-        token_total=before_storage.total.delta.tail(),
-        token_z=before_storage.z.delta.tail() if has_z else None,
-        kernel_delta_total=of_stored.total.whole,
-        kernel_delta_z=of_stored.z.whole if has_z else None,
-        total_cosine=before_storage.total.whole_cosine,
+        forward=abs(value_got - value) / max(value, TINY) if implementation.has_z else None,
+        delta_total=whole["total"],
+        delta_z=whole.get("z"),
+        z_cosine=tail(joined["z"].cosine).mean if implementation.has_z else None,
+        token_total=tail(joined["total"].delta),
+        token_z=tail(joined["z"].delta) if implementation.has_z else None,
+        kernel_delta_total=whole["kernel_total"],
+        kernel_delta_z=whole.get("kernel_z"),
+        total_cosine=joined["total"].whole_cosine,
     )
-
-
-@dataclass(frozen=True)
-class KernelLine:
-    """One implementation at one storage and logit multiplier."""
-
-    implementation: str
-    storage: str
-    logit_scale: float
-    tokens: int
-    coef: float
-    target: float
-    forward: float | None
-    """|Ẑ − Z|/Z of the sum over all tokens; None without a Z."""
-    delta_total: float
-    """Δ_tot of the whole [T, V] gradient against the logits before storage: ‖ĝ − g‖_F / ‖g‖_F."""
-    delta_z: float | None
-    """Δ_Z, likewise of the Z source."""
-    z_cosine: float | None
-    """Mean over tokens of the cosine between applied and true Z source."""
-    token_total: Tail
-    """Δ_tot token by token: confident tokens have almost no CE gradient, so its tail is long in any precision."""
-    token_z: Tail | None
-    kernel_delta_total: float
-    """Against fp64 of the stored logits: the kernel's share of the error."""
-    kernel_delta_z: float | None
-    total_cosine: float
-    """Cosine of the whole [T, V] gradient with that of the logits before storage."""
-
-    @property
-    def delta_weight(self) -> None:
-        """A loss that takes logits has no gradient at the head."""
-
-
-class _GradientTally:
-    """Errors of the total gradient and of its Z part, chunk by chunk."""
-
-    def __init__(self) -> None:
-        self.total, self.z = VectorTally(), VectorTally()
-
-    def update(self, total: Evaluation, z: Evaluation | None, want_total_CX: Tensor, want_z_CX: Tensor) -> None:
-        self.total.update(total.grads[0], want_total_CX)
-        if z is not None:
-            self.z.update(z.grads[0], want_z_CX)
-
-
-def linear_line(
-    implementation: Implementation,
-    head: OutputHead,
-    hidden_TD: Tensor,
-    label_T: Tensor,
-    *,
-    inputs: Storage,
-    logit_scale: float,
-    coef: float,
-    target: float,
-    note: Callable[[str], None] = lambda sentence: None,
-) -> LinearLine:
-    """Audit an implementation with `takes == "linear"` on one batch; c is `fixed_target` where it has one."""
-    target = target if implementation.fixed_target is None else implementation.fixed_target
-    coef = coef if implementation.has_z else 0.0
-    hidden, weight = linear_inputs(head, hidden_TD, storage_dtype(inputs), logit_scale)
-    truth = truth_of(hidden.double() @ weight.double().T, label_T, coef, target)
-    with working_bf16_products(note):
-        total, z = total_and_z(implementation, (hidden, weight), label_T, coef, target, truth.violation)
-    tally = _GradientTally()
-    tally.update(total, z, truth.total_CV @ weight.double(), truth.z_CV @ weight.double())
-    want_VD = truth.total_CV.T @ hidden.double()
-    weight_error = (total.grads[1].double() - want_VD).norm() / want_VD.norm().clamp_min(TINY)
-    source = _applied_source(implementation, hidden, weight, label_T, truth, coef, target)
-    return LinearLine(
-        implementation=implementation.name,
-        inputs=inputs,
-        logit_scale=logit_scale,
-        tokens=hidden.shape[0],
-        coef=coef,
-        target=target,
-        forward=None if z is None else abs(z.value - truth.value) / max(truth.value, TINY),
-        delta_total=tally.total.whole,
-        delta_z=None if z is None else tally.z.whole,
-        delta_weight=float(weight_error),
-        delta_src=None if source is None else source.delta.tail(),
-        source_cosine=None if source is None else source.cosine.tail().mean,
-        total_cosine=tally.total.whole_cosine,
-        z_cosine=None if z is None else tally.z.cosine.tail().mean,
-    )
-
-
-@dataclass(frozen=True)
-class LinearLine:
-    """One implementation that projects hidden states, at one input dtype and logit multiplier."""
-
-    implementation: str
-    inputs: str
-    logit_scale: float
-    tokens: int
-    coef: float
-    target: float
-    forward: float | None
-    """|Ẑ − Z|/Z of the sum over all tokens; None without a Z."""
-    delta_total: float
-    """Relative error of the gradient at all hidden states, Frobenius norms."""
-    delta_z: float | None
-    delta_weight: float
-    """Relative error of the gradient at the head, Frobenius norms."""
-    delta_src: Tail | None
-    """Per token, of the logit source that the backend applies; None for backends that are not ours."""
-    source_cosine: float | None = None
-    """Mean over tokens of the cosine of that source."""
-    total_cosine: float | None = None
-    """Cosine of the gradient at all hidden states."""
-    z_cosine: float | None = None
-    """Mean over tokens of the cosine of its Z part at the hidden states."""
-
-    @property
-    def kernel_delta_z(self) -> float | None:
-        """Δ_Z: the reference is fp64 of the rounded inputs in any case."""
-        return self.delta_z
+    if not projects:
+        return line
+    at_head = vector_errors(total.grads[1].flatten(), (truth.total_CV.T @ inputs[0].double()).flatten())
+    line = replace(line, delta_weight=float(at_head.delta))
+    if implementation.backend is None or implementation.kernel:
+        return line
+    objective, backend = StandardZLoss(coef, target), implementation.backend
+    applied_CV = head_source(inputs[0], inputs[1], label_T, objective, part="z", reduction="sum", backend=backend)
+    source = vector_errors(applied_CV, truth.z_CV)
+    return replace(line, delta_src=tail(source.delta), source_cosine=tail(source.cosine).mean)
 
 
 def linear_inputs(head: OutputHead, hidden_TD: Tensor, dtype: torch.dtype, logit_scale: float) -> tuple[Tensor, Tensor]:
@@ -217,23 +177,6 @@ def linear_inputs(head: OutputHead, hidden_TD: Tensor, dtype: torch.dtype, logit
         hidden_TD = torch.cat([hidden_TD, hidden_TD.new_ones((hidden_TD.shape[0], 1))], dim=1)
         weight_VD = torch.cat([weight_VD, head.bias_V.detach().unsqueeze(1)], dim=1)
     return hidden_TD.detach().to(dtype), (weight_VD * (head.logit_scale * logit_scale)).to(dtype)
-
-
-def _applied_source(
-    implementation: Implementation,
-    hidden: Tensor,
-    weight: Tensor,
-    label_T: Tensor,
-    truth: Truth,
-    coef: float,
-    target: float,
-) -> VectorTally | None:
-    if implementation.backend is None or implementation.kernel:
-        return None
-    options: dict[str, Any] = {"part": "z", "reduction": "sum", "backend": implementation.backend}
-    tally = VectorTally()
-    tally.update(head_source(hidden, weight, label_T, StandardZLoss(coef, target), **options), truth.z_CV)
-    return tally
 
 
 def total_and_z(
@@ -264,26 +207,12 @@ def gradient_difference(
     target: float,
 ) -> float:
     """‖g_one − g_other‖_F / ‖g_other‖_F of the total logit gradients of two implementations on the same stored logits."""
-    (a,), (b,) = (evaluate(implementation, (stored_TV,), label_T, [coef], target) for implementation in (one, other))
-    difference = (a.grads[0].double() - b.grads[0].double()).norm()
-    return float(difference / b.grads[0].double().norm().clamp_min(TINY))
+    got, want = (evaluate(each, (stored_TV,), label_T, [coef], target)[0].grads[0].flatten() for each in (one, other))
+    return float(vector_errors(got, want).delta)
 
 
-def truth_of(logits_CV: Tensor, label_C: Tensor, coef: float, target: float) -> Truth:
-    """Both sources of these logits, in fp64."""
-    z_CV = logits_CV.double()
-    log_z_C = torch.logsumexp(z_CV, dim=-1)
-    p_CV = torch.exp(z_CV - log_z_C.unsqueeze(1))
-    violation_C = log_z_C - target
-    source_CV = p_CV * (2 * coef * violation_C).unsqueeze(1)
-    total_CV = p_CV.add_(source_CV)
-    total_CV.scatter_add_(1, label_C.unsqueeze(1), total_CV.new_full((len(label_C), 1), -1.0))
-    return Truth(total_CV, source_CV, float(coef * violation_C.square().sum()), float(violation_C.abs().max()))
-
-
-@dataclass(frozen=True)
-class Truth:
-    """fp64 sources of C tokens, per token (sum-reduced)."""
+class Sources(NamedTuple):
+    """The logit sources of C tokens, sum-reduced."""
 
     total_CV: Tensor
     """p − y + 2λ(log Z − c)p."""
@@ -295,31 +224,13 @@ class Truth:
     """Largest |log Z − c|."""
 
 
-class VectorTally:
-    """Relative error and cosine of one vector per token, chunk by chunk."""
-
-    def __init__(self) -> None:
-        self.delta, self.cosine = TailTally(), TailTally()
-        self.error2 = self.want2 = self.got2 = self.dot = 0.0
-
-    @property
-    def whole(self) -> float:
-        """Relative error of the vectors of all tokens as one, Frobenius norms."""
-        return math.sqrt(self.error2 / max(self.want2, TINY))
-
-    @property
-    def whole_cosine(self) -> float:
-        """Cosine of the vectors of all tokens as one."""
-        return self.dot / max(math.sqrt(self.want2 * self.got2), TINY)
-
-    def update(self, got_CX: Tensor, want_CX: Tensor) -> None:
-        got_CX, want_CX = got_CX.double(), want_CX.double()
-        norm_C, norm_got_C = want_CX.norm(dim=-1), got_CX.norm(dim=-1)
-        error_C = (got_CX - want_CX).norm(dim=-1)
-        self.error2 += float(error_C.square().sum())
-        self.want2 += float(norm_C.square().sum())
-        self.got2 += float(norm_got_C.square().sum())
-        dot_C = (got_CX * want_CX).sum(dim=-1)
-        self.dot += float(dot_C.sum())
-        self.delta.update(error_C / norm_C.clamp_min(TINY))
-        self.cosine.update(dot_C / (norm_C * norm_got_C).clamp_min(TINY))
+@torch.no_grad()
+def sources_of(z_CV: Tensor, label_C: Tensor, coef: float, target: float) -> Sources:
+    """Both sources by their definition, in the dtype of the logits: fp64 for the truth."""
+    log_z_C = torch.logsumexp(z_CV, dim=-1)
+    p_CV = torch.exp(z_CV - log_z_C.unsqueeze(1))
+    violation_C = log_z_C - target
+    source_CV = p_CV * (2 * coef * violation_C).unsqueeze(1)
+    total_CV = p_CV.add_(source_CV)
+    total_CV.scatter_add_(1, label_C.unsqueeze(1), total_CV.new_full((len(label_C), 1), -1.0))
+    return Sources(total_CV, source_CV, float(coef * violation_C.square().sum()), float(violation_C.abs().max()))

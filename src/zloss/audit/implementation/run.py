@@ -9,25 +9,24 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zloss.audit.checkpoint.report import corpus_info, model_info
 from zloss.audit.implementation.config import NO_IMPLEMENTATION, ImplementationAuditConfig
+from zloss.audit.implementation.gradients import overflow_audit, update_audit
 from zloss.audit.implementation.implementations import IMPLEMENTATIONS, Implementation, find_implementation, interpreted
-from zloss.audit.implementation.kernels import KernelLine, LinearLine, kernel_line, linear_line
-from zloss.audit.implementation.overflow import overflow_audit
-from zloss.audit.implementation.source import ReferenceHead, source_audit
-from zloss.audit.implementation.update import update_audit
+from zloss.audit.implementation.kernels import kernel_line
+from zloss.audit.implementation.source import source_audit
 from zloss.console import Clock, Progress, Silent
 from zloss.errors import InputError, ZlossError
 from zloss.measure.measurement import model_blocks
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
 from zloss.objectives import make_objective
-from zloss.results.audit import CorpusInfo, ModelInfo
-from zloss.results.folder import PLACE_KEY, place_of
 from zloss.results.implementation_audit import (
     AppliedLoss,
     Fp16Headroom,
@@ -35,7 +34,7 @@ from zloss.results.implementation_audit import (
     StoredLogits,
     UpdateErrors,
 )
-from zloss.results.provenance import AuditProvenance, shared_keys, without_folders
+from zloss.results.provenance import AuditProvenance, shared_keys
 from zloss.text import Blocks, open_corpus
 
 INTERRUPTED = "the audit was interrupted before it was complete"
@@ -78,21 +77,19 @@ def run_implementation_audit(
         check_head(checkpoint, head, blocks.inputs(0, 1)[0])
 
     target = math.log(head.vocab)
-    hidden_TD = torch.empty(0)
     scaled: dict[str, Any] = {
         "storages": config.storages,
         "logit_scales": config.logit_scales,
         "coef": config.coef,
         "target": target,
     }
+    hidden_TD = torch.empty(0)
 
     def source() -> tuple[StoredLogits, ...]:
         nonlocal hidden_TD
         hidden_TD = _head_inputs(checkpoint, head, blocks, progress)
         with progress.step("stored logits", len(hidden_TD)) as step:
-            lines = source_audit(
-                ReferenceHead.of(head), hidden_TD, block_size=blocks.size, **scaled, advance=step.advance
-            )
+            lines = source_audit(head, hidden_TD, block_size=blocks.size, **scaled, advance=step.advance)
         return tuple(line.result() for line in lines)
 
     def applied() -> tuple[AppliedLoss, ...]:
@@ -101,53 +98,46 @@ def run_implementation_audit(
     def updates() -> tuple[UpdateErrors, ...]:
         first = blocks.first(config.update_blocks)
         with progress.step("updates", first.predictions * len(config.logit_scales)) as step:
-            lines = update_audit(checkpoint, head, first, **scaled, advance=step.advance)
-        return tuple(line.result() for line in lines)
+            return update_audit(checkpoint, head, first, **scaled, advance=step.advance)
 
     def overflow() -> tuple[Fp16Headroom, ...]:
         first = blocks.first(config.overflow_blocks)
         autocast = torch.bfloat16 if config.autocast == "bf16" else None
         with progress.step("fp16 margin", first.predictions) as step:
-            lines = overflow_audit(
-                checkpoint, head, first, objectives, autocast=autocast, advance=step.advance, note=note
+            return overflow_audit(
+                checkpoint,
+                head,
+                first,
+                objectives,
+                coef=config.coef,
+                autocast=autocast,
+                advance=step.advance,
+                note=note,
             )
-        return tuple(line.result(config.coef if objectives[line.method].active else 0.0) for line in lines)
 
-    sections: dict[str, Callable[[], tuple[Any, ...]]] = {
-        "source": source,
-        "implementations": applied,
-        "updates": updates,
-        "overflow": overflow,
+    left_out = {
+        "source": "",
+        "implementations": "" if implementations else "no implementation was asked for",
+        "updates": "" if config.update_blocks else "left out (update_blocks = 0)",
+        "overflow": "" if config.overflow_blocks else "left out (overflow_blocks = 0)",
     }
+    found: dict[str, Any] = {}
     reasons = {}
-    if not implementations:
-        reasons["implementations"] = "no implementation was asked for"
-    if not config.update_blocks:
-        reasons["updates"] = "left out (update_blocks = 0)"
-    if not config.overflow_blocks:
-        reasons["overflow"] = "left out (overflow_blocks = 0)"
-    found: dict[str, Any] = dict.fromkeys(sections, ())
     interrupted = False
-    for name, measure in sections.items():
-        if interrupted:
-            reasons[name] = INTERRUPTED
-        elif name not in reasons:
-            try:
+    for (name, why), measure in zip(left_out.items(), (source, applied, updates, overflow), strict=True):
+        found[name] = ()
+        try:
+            if not interrupted and not why:
                 with clock(name):
                     found[name] = measure()
-            except KeyboardInterrupt:
-                interrupted, reasons[name] = True, INTERRUPTED
+        except KeyboardInterrupt:
+            interrupted = True
+        if interrupted or why:
+            reasons[name] = INTERRUPTED if interrupted else why
 
     return ImplementationAudit(
-        model=_model_info(config, checkpoint, head),
-        corpus=CorpusInfo(
-            name=corpus.name,
-            blocks=blocks.count,
-            block_size=blocks.size,
-            predictions=blocks.predictions,
-            bos=blocks.bos_id is not None,
-            extra=dict(corpus.provenance),
-        ),
+        model=model_info(config.model, checkpoint, head),
+        corpus=corpus_info(corpus, blocks),
         coef=config.coef,
         target=target,
         **found,
@@ -226,57 +216,41 @@ def _applied_losses(
     inside = torch.linspace(0, blocks.size - 1, min(config.implementation_tokens, blocks.size)).long()
     chosen_T = (torch.arange(0, len(hidden_TD), blocks.size).unsqueeze(1) + inside).flatten().to(hidden_TD.device)
     hidden_TD, label_T = hidden_TD[chosen_T], blocks.targets(0, blocks.count).flatten()[chosen_T]
-    reference = ReferenceHead.of(head)
-    shared: dict[str, Any] = {"logit_scale": 1, "coef": config.coef, "target": target}
     losses: list[AppliedLoss] = []
     with progress.step("implementations", len(implementations) * len(config.storages), "lines") as step:
-        for implementation in implementations:
-            for storage in config.storages:
-                line: KernelLine | LinearLine
-                try:
-                    if implementation.takes == "logits":
-                        line = kernel_line(implementation, reference, hidden_TD, label_T, storage=storage, **shared)
-                    else:
-                        line = linear_line(
-                            implementation, head, hidden_TD, label_T, inputs=storage, **shared, note=note
-                        )
-                    losses.append(
-                        AppliedLoss(
-                            implementation=implementation.name,
-                            title=implementation.title,
-                            takes=implementation.takes,
-                            storage=storage,
-                            tokens=line.tokens,
-                            interpreted=interpreted(implementation),
-                            target=line.target,
-                            rel_forward_error=line.forward,
-                            delta_total=line.delta_total,
-                            total_cosine=line.total_cosine,
-                            delta_z=line.delta_z,
-                            z_cosine=line.z_cosine,
-                            kernel_delta_z=line.kernel_delta_z,
-                            delta_weight=line.delta_weight,
-                        )
+        for implementation, storage in product(implementations, config.storages):
+            try:
+                line = kernel_line(
+                    implementation,
+                    head,
+                    hidden_TD,
+                    label_T,
+                    storage=storage,
+                    logit_scale=1,
+                    coef=config.coef,
+                    target=target,
+                    note=note,
+                )
+            except ZlossError as error:
+                note(f"{implementation.title}, {storage}: {error}")
+            else:
+                losses.append(
+                    AppliedLoss(
+                        implementation=implementation.name,
+                        title=implementation.title,
+                        takes=implementation.takes,
+                        storage=storage,
+                        tokens=line.tokens,
+                        interpreted=interpreted(implementation),
+                        target=line.target,
+                        rel_forward_error=line.forward,
+                        delta_total=line.delta_total,
+                        total_cosine=line.total_cosine,
+                        delta_z=line.delta_z,
+                        z_cosine=line.z_cosine,
+                        kernel_delta_z=line.kernel_delta_z,
+                        delta_weight=line.delta_weight,
                     )
-                except ZlossError as error:
-                    note(f"{implementation.title}, {storage}: {error}")
-                step.advance(1)
+                )
+            step.advance(1)
     return tuple(losses)
-
-
-def _model_info(config: ImplementationAuditConfig, checkpoint: Checkpoint, head: OutputHead) -> ModelInfo:
-    return ModelInfo(
-        name=without_folders(config.model),
-        vocab=head.vocab,
-        width=head.width,
-        tied=head.tied,
-        bias=head.bias_V is not None,
-        logit_scale=head.logit_scale,
-        softcap=head.softcap,
-        extra={
-            "source": checkpoint.source,
-            "class": type(checkpoint.model).__name__,
-            PLACE_KEY: place_of(config.model),
-            "parameters": sum(parameter.numel() for parameter in checkpoint.model.parameters()),
-        },
-    )

@@ -11,8 +11,9 @@ The truth is fp64. λ cancels in every ratio. Axes: C tokens of a chunk, T token
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -34,11 +35,11 @@ CHUNK_VALUES = 1 << 22
 Statistics = Literal["fp32", "storage"]
 """Where log Ẑ and p̂ live: accumulated and kept in fp32, or rounded to the storage dtype themselves."""
 TINY = torch.finfo(torch.float64).tiny
-TERMS = ("epsilon_z", "epsilon_p", "product")
 
 
+@torch.no_grad()
 def source_audit(
-    head: ReferenceHead,
+    head: OutputHead,
     hidden_TD: Tensor,
     *,
     block_size: int,
@@ -53,18 +54,21 @@ def source_audit(
 
     `advance` receives the number of tokens of each finished chunk.
     """
-    tallies = {(storage, scale): _SourceTally() for storage in storages for scale in logit_scales}
-    for block_BD in torch.split(hidden_TD, block_size):
-        for chunk in token_chunks(block_BD.shape[0], head.vocab):
-            z_CV = head.logits(block_BD[chunk])
-            for (storage, scale), tally in tallies.items():
+    reference = fp64_head(head)
+    chunks: dict[tuple[Storage, float], list[SourceErrors]] = {
+        (storage, scale): [] for storage in storages for scale in logit_scales
+    }
+    blocks: list[int] = []
+    for block, block_BD in enumerate(torch.split(hidden_TD, block_size)):
+        for chunk in token_chunks(len(block_BD), head.vocab):
+            z_CV = reference.logits(block_BD[chunk].double())
+            for (storage, scale), found in chunks.items():
                 scaled_CV = z_CV * scale
                 stored_CV = scaled_CV.to(storage_dtype(storage))
-                tally.update(source_errors(scaled_CV, stored_CV, coef, target, statistics=statistics))
-            advance(chunk.stop - chunk.start)
-        for tally in tallies.values():
-            tally.end_block()
-    return tuple(tally.line(storage, scale, statistics, target) for (storage, scale), tally in tallies.items())
+                found.append(source_errors(scaled_CV, stored_CV, coef, target, statistics=statistics))
+            blocks.append(block)
+            advance(len(z_CV))
+    return tuple(_source_line(*key, found, blocks, statistics, target) for key, found in chunks.items())
 
 
 @dataclass(frozen=True)
@@ -106,52 +110,54 @@ class SourceLine:
         )
 
 
-class _SourceTally:
-    """Accumulates the errors of one line, chunk by chunk."""
+def _source_line(
+    storage: str,
+    logit_scale: float,
+    chunks: Sequence[SourceErrors],
+    blocks: Sequence[int],
+    statistics: Statistics,
+    target: float,
+) -> SourceLine:
+    """One line from the errors of all chunks; `blocks` has the block of every chunk."""
+    value_B, value_got_B = np.zeros(blocks[-1] + 1), np.zeros(blocks[-1] + 1)
+    for block, chunk in zip(blocks, chunks, strict=True):
+        value_B[block] += float(chunk.value_C.sum())
+        value_got_B[block] += float(chunk.value_got_C.sum())
+    value, value_got, residual = (
+        torch.cat([getattr(chunk, name) for chunk in chunks]) for name in ("value_C", "value_got_C", "residual_C")
+    )
+    source = joined_errors([chunk.source for chunk in chunks])
+    terms = {name: torch.cat([chunk.terms[name] for chunk in chunks]) for name in chunks[0].terms}
+    return SourceLine(
+        storage=storage,
+        logit_scale=logit_scale,
+        statistics=statistics,
+        tokens=len(value),
+        target=target,
+        forward_scalar=mean(finite(abs(value_got_B - value_B) / np.maximum(value_B, TINY))),
+        forward=tail((value_got - value).abs() / value.clamp_min(TINY)),
+        delta_src=tail(source.delta),
+        delta_src_all=source.whole,
+        cosine=tail(source.cosine).mean,
+        terms={name: tail(norm / source.want.clamp_min(TINY)).mean for name, norm in terms.items()},
+        residual=math.sqrt(residual.square().sum() / source.want.square().sum().clamp_min(TINY)),
+    )
 
-    def __init__(self) -> None:
-        self.scalar, self.forward, self.delta, self.cosine = TailTally(), TailTally(), TailTally(), TailTally()
-        self.terms = {name: TailTally() for name in TERMS}
-        self.tokens = 0
-        self.value = self.value_got = 0.0  # of the current block
-        self.error2 = self.norm2 = self.residual2 = 0.0
 
-    def update(self, errors: SourceErrors) -> None:
-        norm_C = errors.norm_C.clamp_min(TINY)
-        self.forward.update(errors.forward_C)
-        self.delta.update(errors.delta_C)
-        self.cosine.update(errors.cosine_C)
-        for name, tally in self.terms.items():
-            tally.update(errors.terms[name] / norm_C)
-        self.tokens += len(norm_C)
-        self.residual2 += float(errors.residual_C.square().sum())
-        self.value += float(errors.value_C.sum())
-        self.value_got += float(errors.value_got_C.sum())
-        self.error2 += float(errors.error_C.square().sum())
-        self.norm2 += float(errors.norm_C.square().sum())
+@dataclass(frozen=True)
+class SourceErrors:
+    """Per token of a chunk, fp64."""
 
-    def end_block(self) -> None:
-        """Record the scalar of the block that ends here."""
-        self.scalar.update(
-            torch.tensor([abs(self.value_got - self.value) / max(self.value, TINY)], dtype=torch.float64)
-        )
-        self.value = self.value_got = 0.0
-
-    def line(self, storage: str, logit_scale: float, statistics: Statistics, target: float) -> SourceLine:
-        return SourceLine(
-            storage=storage,
-            logit_scale=logit_scale,
-            statistics=statistics,
-            tokens=self.tokens,
-            target=target,
-            forward_scalar=self.scalar.tail().mean,
-            forward=self.forward.tail(),
-            delta_src=self.delta.tail(),
-            delta_src_all=(self.error2 / max(self.norm2, TINY)) ** 0.5,
-            cosine=self.cosine.tail().mean,
-            terms={name: tally.tail().mean for name, tally in self.terms.items()},
-            residual=(self.residual2 / max(self.norm2, TINY)) ** 0.5,
-        )
+    value_C: Tensor
+    """L, the true penalty."""
+    value_got_C: Tensor
+    """L̂, the penalty of the stored logits."""
+    source: VectorErrors
+    """δ̂ against δ."""
+    terms: dict[str, Tensor]
+    """Norms of the three terms of the identity, in the order ε_Z, ε_p, product."""
+    residual_C: Tensor
+    """‖(δ̂ − δ) − sum of the three terms‖₂: the remainder of the identity."""
 
 
 @torch.no_grad()
@@ -173,8 +179,8 @@ def source_errors(
     epsilon_z_C = log_z_got_C.double() - log_z_C
     epsilon_p_CV = p_got_CV.double().sub_(p_CV)
     source_CV = p_CV * (2 * coef * violation_C).unsqueeze(1)
+    source = vector_errors(source_got_CV, source_CV)
     left_CV = source_got_CV - source_CV
-    error_C = left_CV.norm(dim=-1)
     terms = {}
     for name, factor_C, shape_CV in (
         ("epsilon_z", epsilon_z_C, p_CV),
@@ -184,91 +190,61 @@ def source_errors(
         term_CV = shape_CV * (2 * coef * factor_C).unsqueeze(1)
         terms[name] = term_CV.norm(dim=-1)
         left_CV -= term_CV
-    return SourceErrors(
-        value_C=coef * violation_C**2,
-        value_got_C=value_got_C,
-        norm_C=source_CV.norm(dim=-1),
-        error_C=error_C,
-        dot_C=(source_got_CV * source_CV).sum(dim=-1),
-        norm_got_C=source_got_CV.norm(dim=-1),
-        terms=terms,
-        residual_C=left_CV.norm(dim=-1),
+    return SourceErrors(coef * violation_C**2, value_got_C, source, terms, left_CV.norm(dim=-1))
+
+
+# What the source audit shares with the audits of kernels and gradients.
+
+
+@dataclass(frozen=True)
+class VectorErrors:
+    """n measured vectors against n true ones, fp64 [n]. "Whole": all of them as one vector, Frobenius norms."""
+
+    error: Tensor
+    """‖got − want‖₂."""
+    want: Tensor
+    """‖want‖₂."""
+    got: Tensor
+    """‖got‖₂."""
+    dot: Tensor
+    """⟨got, want⟩."""
+
+    @property
+    def delta(self) -> Tensor:
+        """Relative error of every vector."""
+        return self.error / self.want.clamp_min(TINY)
+
+    @property
+    def cosine(self) -> Tensor:
+        return self.dot / (self.want * self.got).clamp_min(TINY)
+
+    @property
+    def whole(self) -> float:
+        """Relative error of the whole."""
+        return math.sqrt(self.error.square().sum() / self.want.square().sum().clamp_min(TINY))
+
+    @property
+    def whole_cosine(self) -> float:
+        norms = (self.want.square().sum() * self.got.square().sum()).sqrt()
+        return float(self.dot.sum() / norms.clamp_min(TINY))
+
+
+def vector_errors(got_NX: Tensor, want_NX: Tensor) -> VectorErrors:
+    """Row by row."""
+    got_NX, want_NX = got_NX.double(), want_NX.double()
+    return VectorErrors(
+        error=(got_NX - want_NX).norm(dim=-1),
+        want=want_NX.norm(dim=-1),
+        got=got_NX.norm(dim=-1),
+        dot=(got_NX * want_NX).sum(dim=-1),
     )
 
 
-@dataclass(frozen=True)
-class SourceErrors:
-    """Per token of a chunk, fp64."""
-
-    value_C: Tensor
-    """L, the true penalty."""
-    value_got_C: Tensor
-    """L̂, the penalty of the stored logits."""
-    norm_C: Tensor
-    """‖δ‖₂."""
-    error_C: Tensor
-    """‖δ̂ − δ‖₂."""
-    dot_C: Tensor
-    """⟨δ̂, δ⟩."""
-    norm_got_C: Tensor
-    """‖δ̂‖₂."""
-    terms: dict[str, Tensor]
-    """Norms of the three terms of the identity, in the order ε_Z, ε_p, product."""
-    residual_C: Tensor
-    """‖(δ̂ − δ) − sum of the three terms‖₂: the remainder of the identity."""
-
-    @property
-    def forward_C(self) -> Tensor:
-        return (self.value_got_C - self.value_C).abs() / self.value_C.clamp_min(TINY)
-
-    @property
-    def delta_C(self) -> Tensor:
-        return self.error_C / self.norm_C.clamp_min(TINY)
-
-    @property
-    def cosine_C(self) -> Tensor:
-        return self.dot_C / (self.norm_C * self.norm_got_C).clamp_min(TINY)
-
-
-@dataclass(frozen=True)
-class ReferenceHead:
-    """The head in fp64, from its parameters as they are: the reference before any storage."""
-
-    weight_VD: Tensor
-    bias_V: Tensor | None
-    logit_scale: float
-    softcap: float | None
-
-    @classmethod
-    def of(cls, head: OutputHead) -> ReferenceHead:
-        bias_V = None if head.bias_V is None else head.bias_V.detach().double()
-        return cls(head.weight_VD.detach().double(), bias_V, head.logit_scale, head.softcap)
-
-    @property
-    def vocab(self) -> int:
-        return self.weight_VD.shape[0]
-
-    @torch.no_grad()
-    def logits(self, hidden_CD: Tensor, multiplier: float = 1.0) -> Tensor:
-        """The model's final logits times `multiplier` (the paper's "logit ×"), fp64."""
-        z_CV = torch.nn.functional.linear(hidden_CD.detach().double(), self.weight_VD, self.bias_V) * self.logit_scale
-        if self.softcap is not None:
-            z_CV = self.softcap * torch.tanh(z_CV / self.softcap)
-        return z_CV.mul_(multiplier)
-
-
-def storage_dtype(name: str) -> torch.dtype:
-    """The dtype of a name such as "bf16"."""
-    if name not in STORAGE:
-        raise UnknownNameError("storage", name, STORAGE)
-    return STORAGE[name]
-
-
-def token_chunks(tokens: int, vocab: int) -> Iterator[slice]:
-    """Slices of the token axis with at most `CHUNK_VALUES` logits each."""
-    step = max(1, CHUNK_VALUES // vocab)
-    for start in range(0, tokens, step):
-        yield slice(start, min(start + step, tokens))
+def joined_errors(parts: Sequence[VectorErrors]) -> VectorErrors:
+    """The vectors of all parts."""
+    return VectorErrors(
+        *(torch.cat([getattr(part, name) for part in parts]) for name in ("error", "want", "got", "dot"))
+    )
 
 
 @dataclass(frozen=True)
@@ -282,22 +258,29 @@ class Tail:
     nonfinite: int = 0
 
 
-class TailTally:
-    """Collects a per-token quantity, chunk by chunk."""
+def tail(values_T: Tensor) -> Tail:
+    """The statistics of a per-token quantity."""
+    values: Array = values_T.cpu().numpy()
+    known = finite(values)
+    largest = float(known.max()) if known.size else None
+    return Tail(mean(known), quantile(known, 0.5), quantile(known, 0.99), largest, values.size - known.size)
 
-    def __init__(self) -> None:
-        self._parts: list[Array] = []
 
-    def update(self, values_T: Tensor) -> None:
-        self._parts.append(values_T.cpu().numpy())
+def fp64_head(head: OutputHead) -> OutputHead:
+    """The head with its parameters in fp64; its logits of fp64 hidden states are the reference before any storage."""
+    bias_V = None if head.bias_V is None else head.bias_V.detach().double()
+    return replace(head, weight_VD=head.weight_VD.detach().double(), bias_V=bias_V)
 
-    def tail(self) -> Tail:
-        values = np.concatenate([np.empty(0), *self._parts])
-        known = finite(values)
-        return Tail(
-            mean=mean(known),
-            median=quantile(known, 0.5),
-            p99=quantile(known, 0.99),
-            maximum=float(known.max()) if known.size else None,
-            nonfinite=values.size - known.size,
-        )
+
+def storage_dtype(name: str) -> torch.dtype:
+    """The dtype of a name such as "bf16"."""
+    if name not in STORAGE:
+        raise UnknownNameError("storage", name, STORAGE)
+    return STORAGE[name]
+
+
+def token_chunks(tokens: int, vocab: int) -> Iterator[slice]:
+    """Slices of the token axis with at most `CHUNK_VALUES` logits each."""
+    step = max(1, CHUNK_VALUES // vocab)
+    for start in range(0, tokens, step):
+        yield slice(start, start + step)

@@ -1,0 +1,216 @@
+"""Every mistake is one sentence and exit code 2, before anything long begins and without touching earlier results;
+an interruption is exit code 130 and says how to resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Refused
+from tests.protocol.tiny_drift_run import save_run
+from tests.straight_audit import tiny_report
+from tests.tiny_models import save_model
+from tests.train.tiny_run import SCRATCH
+from zloss.cli.main import main
+from zloss.protocol import drift, recommend, recommend_runs
+from zloss.protocol.recommend_runs import RunCost
+from zloss.results.io import write_json
+
+MOE = (
+    "--moe --top-k 2 --experts 4 --moe-layers 2 --moe-width 32 --expert-width 16 --train-tokenizer 300 --block-size 24"
+)
+QUICK = {
+    "audit": "--blocks 6 --block-size 32 --gradient-blocks 2",
+    "audit-implementation": "--blocks 2 --block-size 24",
+    "drift": "--blocks 16 --block-size 64 --gradient-blocks 0",
+    "recommend": "--block-size 64 --valid-blocks 32 --audit-blocks 4 --blocks 100 --micro-batch 1",
+}
+"""Options of a command, unless a mistake sets one of them."""
+MISTAKES = [
+    ("audit nobody/nothing", "no model"),
+    ("audit {gpt2} --text {place}/none.txt", "cannot read the text"),
+    ("audit {gpt2} --text {place}/latin.txt", "not UTF-8"),
+    ("audit {gpt2} --text {place}/short.txt", "blocks of 32"),
+    ("audit {place}/broken", "cannot be loaded"),
+    ("audit {place}/broken.gguf", "GGUF"),
+    ("audit {gpt2} --out {place}/file/x", "not a writable folder"),
+    ("audit {gpt2} --diag-coef -1", "--diag-coef is expected"),
+    ("audit {gpt2} --valid-vocab 99999", "--valid-vocab"),
+    ("audit {gpt2} --text {place}/short.txt --corpus pydoc", "--text and --corpus exclude each other"),
+    ("audit {gpt2} --out {place}/rubbish --resume", "cannot be read"),
+    ("audit --batch-blocks 0", "zloss audit: --batch-blocks is expected to be a whole number ≥ 1, but got 0."),
+    ("audit --gain-beta -0.1", "--gain-beta is expected to be a finite number ≥ 0"),
+    ("audit-implementation nowhere", "no model 'nowhere'"),
+    ("audit-implementation {gpt2} --implementations lige", "Did you mean 'liger'?"),
+    ("audit-implementation {gpt2} --methods ce,standrad", "Did you mean 'standard'?"),
+    ("audit-implementation {gpt2} --device mps", "--device is expected"),
+    ("audit-implementation {gpt2} --logit-scales 0", "--logit-scales are expected"),
+    ("audit-implementation {gpt2} --blocks 0", "--blocks is expected"),
+    ("audit-implementation {gpt2} --blocks 100000", "use fewer blocks"),
+    ("audit-implementation {gpt2} --out /dev/null/x", "Set it with --out"),
+    ("drift {place}/none", "there is no folder"),
+    ("drift {run}/checkpoint-5", "CHECKPOINT... is expected to name at least two"),
+    ("drift", "CHECKPOINT... is expected to name folders"),
+    ("drift {run} --out {place}/file/x", "not a writable folder"),
+    ("drift {run} --text {place}/short.txt", "blocks of 64"),
+    ("drift {run} --block-size 8", "--blocks times --block-size"),
+    ("drift {run} --revisions step1,step2", "--revisions belongs to"),
+    ("recommend {neox} --budget 2m", "--budget is 2 min, but CE and one arm on two seeds, 4 runs of 100 steps"),
+    ("recommend {neox} --budget soon", "--budget is expected to be a time"),
+    ("recommend {neox} --text {place}/short.txt", "blocks of 64"),
+    ("recommend {neox} --text {place}/none.txt", "none.txt"),
+    ("recommend {neox} --out {place}/file/x", "not a writable folder"),
+    ("recommend {neox} --steps 20", "--steps is expected to be at least 100"),
+    ("recommend {neox} --seeds 1", "--seeds is expected to be at least two"),
+    ("recommend {neox} --optimizer-state {place}/none.pt", "there is no file"),
+    ("recommend {neox} --optimizer-state {place}/file", "cannot be read"),
+    ("recommend {neox} --runs {place}/none", "there is no folder"),
+    ("recommend {neox} --router-convention mine", "unknown"),
+    ("report", "no result was given"),
+    ("report {place}/none", "none"),
+    ("report {audit} --out {place}/file/out", "cannot write"),
+    ("report {audit} --gain-99 -1", "--gain-99"),
+    ("router-scale --from megatrn", "Did you mean 'megatron'"),
+    ("router-scale --to olmoee", "Did you mean 'olmoe'"),
+    ("router-scale --top-k 0", "--top-k"),
+    (
+        "router-scale --tokens 100 --valid-tokens 200",
+        "--valid-tokens is expected to be at most --tokens, 100, but got 200",
+    ),
+    ("train {scratch} --methods standrd", "Did you mean 'standard'"),
+    ("train {scratch} --methods ce,ce", "without repetitions"),
+    ("train {scratch} --steps 5 --warmup 5", "shorter than the run"),
+    ("train {scratch} --text missing.txt", "cannot read the text"),
+    ("train {scratch} --from-config missing.json", "no config 'missing.json'"),
+    ("train {scratch} --trackers nothing-known", "unknown tracker"),
+    ("train --head-shift 3", "zloss train: --head-shift needs --untie"),
+    ("train --train-tokenizer 300", "--train-tokenizer is for a model from scratch: give --from-"),
+    ("train {gemma2} --methods ce,standard,centered --block-size 16", "centered cannot be trained on"),
+    ("train {moe} --router active_route_som", "Did you mean 'active_route_sum'"),
+    ("train {moe} --router none,none", "without repetitions"),
+    ("train {moe} --top-k 5", "at most 4"),
+    ("train {moe} --moe-heads 3", "--moe-width is expected to be a multiple of --moe-heads"),
+    ("train {moe} --from-config tiny", "leave --from-config out"),
+    ("train {moe} --tokenizer no/such/folder", "cannot be loaded"),
+    ("train {moe} --capacity-factor -1", "--capacity-factor"),
+    ("train some-model {moe}", "leave 'some-model' out"),
+    ("train --router active_route_sum", "--router is for a mixture of experts: give --moe"),
+    ("train --capacity-factor 1.5", "--capacity-factor is for a mixture of experts: give --moe"),
+    ("train --top-k 2", "--top-k is for a mixture of experts: give --moe"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(gpt2: Path, neox: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What stands between braces in a mistake."""
+    place = tmp_path_factory.mktemp("mistakes")
+    (place / "latin.txt").write_bytes("Käse ".encode("latin1") * 5000)
+    (place / "short.txt").write_text("too short")
+    (place / "file").write_text("in the way")
+    (place / "broken.gguf").write_bytes(b"GGUF" + b"\x00" * 40)
+    (save_model("gpt2", place / "broken") / "model.safetensors").write_bytes(b"\x00" * 64)
+    (place / "rubbish" / "audit-parts").mkdir(parents=True)
+    (place / "rubbish" / "audit-parts" / "part-000000000-000000004.npz").write_bytes(b"rubbish")
+    models = {"gpt2": str(gpt2), "neox": str(neox), "gemma2": str(save_model("gemma2", place / "gemma2"))}
+    run = str(save_run(place / "run", (0, 0), steps=(5, 20)))
+    write_json(place / "audit" / "report.json", tiny_report())
+    return {
+        "place": str(place),
+        "run": run,
+        "scratch": " ".join(SCRATCH),
+        "moe": MOE,
+        "audit": f"{place}/audit",
+        **models,
+    }
+
+
+def argv(words: str, places: dict[str, str], out: Path) -> list[str]:
+    given = words.format(**places).split()
+    quick = QUICK.get(given[0], "").split()
+    for flag, value in zip(quick[::2], quick[1::2], strict=True):
+        given += [] if flag in given else [flag, value]
+    return given if "--out" in given else [*given, "--out", str(out)]
+
+
+@pytest.mark.parametrize(("words", "sentence"), MISTAKES, ids=[words for words, _ in MISTAKES])
+def test_a_mistake_is_one_sentence_and_exit_code_two(
+    words: str,
+    sentence: str,
+    places: dict[str, str],
+    tmp_path: Path,
+    refused: Refused,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module, name in ((drift, "run_audit_of"), (recommend, "run_audit_of"), (recommend, "run_training_of")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("something long began"))
+    slow = RunCost(step=2.0, checkpoint=0.0, valid_block=0.1, rest=1.0)
+    monkeypatch.setattr(recommend, "probe_cost", lambda *_, **__: slow)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "report.json").write_text("an earlier report")
+    refused(argv(words, places, kept), sentence)
+    assert [path.name for path in kept.iterdir()] == ["report.json"]
+    assert (kept / "report.json").read_text() == "an earlier report"
+
+
+@pytest.mark.parametrize(
+    "words", ["train --steps many", "train --stress none", "train --steps", "train --no-such-option"]
+)
+def test_words_that_the_options_cannot_read_are_exit_code_two(words: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words.split())
+    assert stop.value.code == 2
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
+    places: dict[str, str], tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recommend_runs, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(recommend, "prepare_start", lambda *_: pytest.fail("the model was loaded"))
+    refused(argv("recommend {neox}", places, tmp_path / "out"), "training neox needs at least")
+
+
+@pytest.mark.parametrize(
+    ("words", "function", "sentences"),
+    [
+        ("drift {run}", "zloss.protocol.drift.run_audit_of", ["the same command goes on"]),
+        ("recommend {neox} --plan", "zloss.protocol.recommend.run_audit_of", ["the same command goes on"]),
+        (
+            "train {gpt2} --steps 6 --block-size 16 --valid-blocks 6 --trackers none --methods ce",
+            "zloss.train.grid.run_training_of",
+            ["interrupted: finished runs", "zloss train {gpt2} --steps 6", "--out '{out}'"],
+        ),
+    ],
+)
+def test_an_interruption_says_how_to_resume(
+    words: str,
+    function: str,
+    sentences: list[str],
+    places: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(function, interrupted)
+    out = tmp_path / "some runs"
+    assert main(argv(words, places, out)) == 130
+    error = capsys.readouterr().err
+    assert all(sentence.format(**places, out=out) in error for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "audit {gpt2} --no-figures",
+        "audit-implementation {gpt2} --update-blocks 0 --overflow-blocks 0 --implementations none --blocks 1",
+    ],
+)
+def test_quiet_is_quiet(words: str, places: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*argv(words, places, tmp_path), "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
