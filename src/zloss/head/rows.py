@@ -1,7 +1,7 @@
 """What happens to a chunk of logits between the matrix products: softcap, row sums, E = exp(z − m), statistics, sources.
 
-A row is the row of one token in the [T, V] matrix of logits. `TorchRows` does the V-wide work in plain PyTorch, in place,
-with a fused pass in C (`rows.c`) where it applies; `TritonRows` (`triton.py`) does it in kernels.
+A row is the row of one token in the [T, V] matrix of logits. `TorchRows` does the V-wide work in plain PyTorch, in place;
+`TritonRows` (`triton.py`) does it in kernels.
 
 Axes: C tokens of a chunk, V vocabulary, D width, B buffers.
 """
@@ -9,12 +9,11 @@ Axes: C tokens of a chunk, V vocabulary, D width, B buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from zloss.head.native import load_rows
 from zloss.head.products import ProductPlan, applied_exp, fp32_plan, product_exp
 from zloss.objectives import Coefficients
 from zloss.statistics import StatisticsPlan, TokenStats
@@ -129,46 +128,9 @@ class TorchRows:
 
 def exp_rows_(z_CV: Tensor, *, norm: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Overwrite z with E = exp(z − m); returns (m, S, ‖E‖), the one pair (m, S) that forward and backward share."""
-    if (fused := fused_exp_rows_(z_CV)) is not None:
-        row_max_C, sum_C, norm_C = fused
-        return row_max_C, sum_C, norm_C if norm else None
     row_max_C = z_CV.amax(dim=1)
     z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
     return row_max_C, z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None
-
-
-_WORTH_IT = 2**14
-"""Elements below which the call of the C row pass costs more than it saves. Below it the pass is not compiled either."""
-
-RowPassName = Literal["c", "torch"]
-
-_fused = False
-"""Set by the first fused pass of this process."""
-
-
-def fused_exp_rows_(z_CV: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """`exp_rows_` in one pass in C over fp32 logits on the CPU; None where it does not apply, or there is no library."""
-    global _fused
-    # A subclass, such as a FakeTensor, may say that it is on the CPU and have no memory there.
-    if type(z_CV) is not Tensor or z_CV.device.type != "cpu" or z_CV.dtype != torch.float32:
-        return None
-    if z_CV.numel() < _WORTH_IT or z_CV.stride(1) != 1:
-        return None
-    library = load_rows()
-    if isinstance(library, str):
-        return None
-    # On the device of the logits: torch's default device may be another, whose addresses C cannot write to.
-    sums = torch.empty((3, z_CV.shape[0]), dtype=torch.float32, device=z_CV.device)
-    pointers = (row.data_ptr() for row in sums)
-    library.zloss_exp_rows(z_CV.data_ptr(), z_CV.shape[0], z_CV.shape[1], z_CV.stride(0), *pointers)
-    _fused = True
-    return sums[0], sums[1], sums[2]
-
-
-def row_pass_name() -> RowPassName:
-    """`row_pass` of a provenance: "c" if the C row pass did any work in this process, else "torch". The last digits of sums
-    depend on it."""
-    return "c" if _fused else "torch"
 
 
 def has_exp(sums: RowSums) -> Tensor:
