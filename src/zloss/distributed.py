@@ -124,7 +124,7 @@ def check_target_range(name: str, index: Tensor, ignore_index: int, vocab: int |
     """Reject a counted target that is not a row of the vocabulary, whose size may be unknown. Reads values."""
     if not index.numel():
         return
-    low, high = int(index.min()), int(index.max())
+    low, high = (int(bound) for bound in torch.aminmax(index))
     if low >= 0 and (vocab is None or high < vocab):
         return
     expected = "class indices start at 0" if vocab is None else f"the vocabulary has {vocab} rows (0 to {vocab - 1})"

@@ -42,7 +42,7 @@ def dense_logits_loss(problem: LogitsProblem) -> LossParts:
 
 def _without_ignored(logits_TV: Tensor, targets: Targets) -> Tensor:
     """Zeros for the rows of ignored tokens: a NaN there would reach the gradient as 0·NaN."""
-    return torch.where(targets.valid_T.unsqueeze(1), logits_TV, logits_TV.new_zeros(()))
+    return torch.where(targets.valid_T.unsqueeze(1), logits_TV, 0)
 
 
 def dense_source(problem: HeadProblem, *, auxiliary_only: bool) -> Tensor:
@@ -149,7 +149,7 @@ def _dense_stats(
     return TokenStats(
         row_max=row_max_T,
         log_s=torch.logsumexp(logits_TV - row_max_T.unsqueeze(1), dim=1),
-        target_logit=torch.where(targets.valid_T, picked_T, picked_T.new_zeros(())),
+        target_logit=torch.where(targets.valid_T, picked_T, 0),
         valid=targets.valid_T,
         vocab=logits_TV.shape[1],
         mu=mean_T,

@@ -226,11 +226,11 @@ def chunk_stats(
     if plan.gain:
         assert projected_CD is not None
         assert sums.norm_C is not None
-        gain_C = abs(logit_scale) * projected_CD.norm(dim=1) / sums.norm_C
+        gain_C = abs(logit_scale) * torch.linalg.vector_norm(projected_CD, dim=1) / sums.norm_C
         if plan.gain_centered:
             assert mean_row_D is not None
             centered_CD = torch.addcmul(projected_CD, sums.sum_C.unsqueeze(1), mean_row_D, value=-1)
-            gain_centered_C = abs(logit_scale) * centered_CD.norm(dim=1) / sums.norm_C
+            gain_centered_C = abs(logit_scale) * torch.linalg.vector_norm(centered_CD, dim=1) / sums.norm_C
     if plan.mu_residual:
         assert sums.mean_logit_C is not None
         assert mu_C is not None
@@ -238,7 +238,7 @@ def chunk_stats(
     return TokenStats(
         row_max=sums.row_max_C,
         log_s=log_s_C,
-        target_logit=torch.where(valid_C, sums.target_logit_C, sums.target_logit_C.new_zeros(())),
+        target_logit=torch.where(valid_C, sums.target_logit_C, 0),
         valid=valid_C,
         vocab=vocab,
         mu=mu_C if plan.mu else None,
