@@ -124,12 +124,6 @@ class HeadProblem(LossProblem):
         """Whether a rank keeps the E W of its local rows, so that dh is summed over ranks and not E W: without the gain."""
         return not (self.shard.whole or self.plan.gain)
 
-    def largest_hidden(self) -> Tensor:
-        """max |u| over all tokens."""
-        local_TD = self.hidden_TD.detach().abs()
-        largest = local_TD.amax() if local_TD.numel() else local_TD.new_zeros(())
-        return largest if self.tokens is None else self.shard.max_(largest)
-
     def scaled_bias(self) -> Tensor | None:
         """s·b of the rows inside log Z in compute precision, rounded first where autocast would; detached."""
         if self.bias_V is None:

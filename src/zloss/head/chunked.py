@@ -417,71 +417,57 @@ def _sum_over_ranks(
 
 def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_T: Tensor) -> ChunkedRun:
     """One pass: values, statistics, and the gradient of Σ_t weight_t·(CE_t + aux_t) in the dtype of the logits."""
-    run = ChunkedRun(problem)
-    work = TorchRows(problem.options.softcap, keep_slope=wanted[0])
-    vocab, scale = problem.vocab, problem.options.logit_scale
-    grad_TV = torch.zeros_like(problem.logits_TV) if wanted[0] else None
-    with torch.autocast(problem.logits_TV.device.type, enabled=False):
-        for chunk in _logits_chunks(problem, work):
+    options, targets, shard, plan = problem.options, problem.targets, problem.shard, problem.plan
+    run, work = ChunkedRun(problem), TorchRows(options.softcap, keep_slope=wanted[0])
+    logits_TV, vocab, scale = problem.logits_TV.detach(), problem.vocab, options.logit_scale
+    grad_TV = torch.zeros_like(logits_TV) if wanted[0] else None
+    token_bytes = shard.widest * problem.dtype.itemsize * work.buffers
+    bounds = options.chunk_bounds(logits_TV.shape[0], token_bytes, problem.products.device_type)
+    longest = max((stop - start for start, stop in bounds), default=0)
+    buffers_BCV = logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
+    with torch.autocast(logits_TV.device.type, enabled=False):
+        head = mean_row_D = projected_CD = None
+        if problem.weight_VD is not None and plan.gain:
+            head = HeadProducts(problem.weight_VD[:vocab], problem.dtype, None, problem.products)
+            mean_row_D = shard.mean(head.mean()) if plan.gain_centered else None
+        for start, stop in bounds:
+            tokens = slice(start, stop)
+            valid_C = targets.valid_T[tokens]
+            index_C, has_target_C = shard.local_targets(targets.index_T[tokens])
+            # Rows are copied to a buffer, which is reused: the caller's logits are never overwritten.
+            z_CV = buffers_BCV[0, : stop - start].copy_(logits_TV[tokens, :vocab])
+            if scale != 1:
+                z_CV.mul_(scale)
+            sums_wanted = {"norm": plan.p_norm, "mean": plan.mu or options.uses_mean, "drop": plan.entropy}
+            rows = row_pass(work, buffers_BCV[:, : stop - start], None, index_C, **sums_wanted)
+            sums, share = join_rows(shard, rows.sums, has_target_C, drop=plan.entropy)
+            if head is not None:
+                projected_CD = head.back_project(product_exp(rows.e_CV, problem.products))
+                if not shard.whole:
+                    projected_CD = shard.sum_(share.scaled(projected_CD))
+            mean_C = sums.mean_logit_C
+            stats = chunk_stats(
+                plan,
+                sums,
+                valid_C,
+                shard.total,
+                mu_C=mean_C,
+                projected_CD=projected_CD,
+                mean_row_D=mean_row_D,
+                logit_scale=scale,
+            )
+            check_mean(mean_C, valid_C, options)
+            # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
+            loss = token_loss(replace(stats, mu=mean_C), options.objective, options.label_smoothing)
+            chunk = Chunk(tokens, index_C, rows, sums, share, stats, loss)
             run.keep(chunk)
             if grad_TV is not None:
-                weighted = chunk.weighted(chunk.loss.coefficients, weight_T)
-                grad_CV = chunk_source(work, problem.shard, chunk, weighted, through_softcap=True)
-                grad_TV[chunk.tokens, :vocab] = grad_CV if scale == 1 else grad_CV.mul_(scale)
+                weighted = chunk.weighted(loss.coefficients, weight_T)
+                grad_CV = chunk_source(work, shard, chunk, weighted, through_softcap=True)
+                grad_TV[tokens, :vocab] = grad_CV if scale == 1 else grad_CV.mul_(scale)
     run.join()
     run.gradients = (grad_TV,)
     return run
-
-
-def _logits_chunks(problem: LogitsProblem, work: RowWork) -> Iterator[Chunk]:
-    """Statistics and coefficients chunk by chunk. Rows are copied to a buffer, which is reused."""
-    options, targets, shard = problem.options, problem.targets, problem.shard
-    plan, vocab = problem.plan, problem.vocab
-    head = None
-    if problem.weight_VD is not None and plan.gain:
-        head = HeadProducts(problem.weight_VD[:vocab], problem.dtype, None, problem.products)
-    mean_row_D = shard.mean(head.mean()) if head is not None and plan.gain_centered else None
-    token_bytes = shard.widest * problem.dtype.itemsize * work.buffers
-    bounds = options.chunk_bounds(problem.logits_TV.shape[0], token_bytes, problem.products.device_type)
-    longest = max((stop - start for start, stop in bounds), default=0)
-    buffers_BCV = problem.logits_TV.new_empty((work.buffers, longest, vocab), dtype=problem.dtype)
-    for start, stop in bounds:
-        tokens = slice(start, stop)
-        valid_C = targets.valid_T[tokens]
-        index_C, has_target_C = shard.local_targets(targets.index_T[tokens])
-        z_CV = buffers_BCV[0, : stop - start].copy_(problem.logits_TV.detach()[tokens, :vocab])
-        if options.logit_scale != 1:
-            z_CV.mul_(options.logit_scale)
-        rows = row_pass(
-            work,
-            buffers_BCV[:, : stop - start],
-            None,
-            index_C,
-            norm=plan.p_norm,
-            mean=plan.mu or options.uses_mean,
-            drop=plan.entropy,
-        )
-        sums, share = join_rows(shard, rows.sums, has_target_C, drop=plan.entropy)
-        projected_CD = None
-        if head is not None:
-            projected_CD = head.back_project(product_exp(rows.e_CV, problem.products))
-            if not shard.whole:
-                projected_CD = shard.sum_(share.scaled(projected_CD))
-        mean_C = sums.mean_logit_C
-        stats = chunk_stats(
-            plan,
-            sums,
-            valid_C,
-            shard.total,
-            mu_C=mean_C,
-            projected_CD=projected_CD,
-            mean_row_D=mean_row_D,
-            logit_scale=options.logit_scale,
-        )
-        check_mean(mean_C, valid_C, options)
-        # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
-        loss = token_loss(replace(stats, mu=mean_C), options.objective, options.label_smoothing)
-        yield Chunk(tokens, index_C, rows, sums, share, stats, loss)
 
 
 def chunk_source(

@@ -321,9 +321,12 @@ class HeadGradients:
         """Powers of two by which s∘h and s are multiplied in fp16, one for all chunks: fp16 has a narrow range and s∘h is
         small, because w is 1/tokens and S up to V."""
         if self._plan.narrow and weight_T.numel():
-            largest_h = problem.largest_hidden().float() * abs(problem.options.logit_scale)
-            largest_w = weight_T.detach().abs().amax()
-            self._unit = _power_of_two(largest_w * largest_h, _FACTOR_EXPONENT)
+            local_TD, largest_w = problem.hidden_TD.detach().abs(), weight_T.detach().abs().amax()
+            largest_h = local_TD.amax() if local_TD.numel() else local_TD.new_zeros(())
+            if problem.tokens is not None:  # this rank has some of the tokens, and the unit is that of all
+                problem.shard.max_(largest_h)
+            scaled_h = largest_h.float() * abs(problem.options.logit_scale)
+            self._unit = _power_of_two(largest_w * scaled_h, _FACTOR_EXPONENT)
             self._bias_unit = _power_of_two(largest_w, _FACTOR_EXPONENT)
         dtype, device, shape_VD = problem.dtype, problem.hidden_TD.device, problem.weight_VD.shape
         self._hidden_TD = torch.empty(problem.hidden_TD.shape, dtype=dtype, device=device) if hidden else None
