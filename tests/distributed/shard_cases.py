@@ -318,27 +318,19 @@ def refusals() -> dict[str, str]:
     hidden, weight, _, target = inputs(torch.float32)
     rank = dist.get_rank()
     mesh = all_ranks()
+    ce, own, world = zloss.CrossEntropy(), how.weight(weight), how.keyword
+    by_column, by_row, everywhere = (
+        distribute_tensor(weight, mesh, [place], src_data_rank=None) for place in (Shard(1), Shard(0), Replicate())
+    )
+    leaf = hidden.clone().requires_grad_(rank == 0)
     calls: dict[str, Callable[[], object]] = {
-        "targets": lambda: zloss.head_loss(
-            hidden, how.weight(weight), target.roll(rank), zloss.CrossEntropy(), **how.keyword
-        ),
-        "options": lambda: zloss.head_loss(
-            hidden, how.weight(weight), target, zloss.StandardZLoss(0.1 + rank), **how.keyword
-        ),
-        "gradients": lambda: zloss.head_loss(
-            hidden.clone().requires_grad_(rank == 0), how.weight(weight), target, zloss.CrossEntropy(), **how.keyword
-        ),
-        "dense": lambda: zloss.head_loss(
-            hidden, how.weight(weight), target, zloss.CrossEntropy(), backend="dense", **how.keyword
-        ),
-        "columns": lambda: zloss.head_loss(
-            hidden, distribute_tensor(weight, mesh, [Shard(1)], src_data_rank=None), target, zloss.CrossEntropy()
-        ),
-        "both": lambda: zloss.head_loss(
-            hidden, distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None), target, zloss.CrossEntropy(),
-            **how.keyword,
-        ),
-    }  # fmt: skip
+        "targets": lambda: zloss.head_loss(hidden, own, target.roll(rank), ce, **world),
+        "options": lambda: zloss.head_loss(hidden, own, target, zloss.StandardZLoss(0.1 + rank), **world),
+        "gradients": lambda: zloss.head_loss(leaf, own, target, ce, **world),
+        "dense": lambda: zloss.head_loss(hidden, own, target, ce, backend="dense", **world),
+        "columns": lambda: zloss.head_loss(hidden, by_column, target, ce),
+        "both": lambda: zloss.head_loss(hidden, by_row, target, ce, **world),
+    }
     found = {}
     for name, call in calls.items():
         try:
@@ -346,10 +338,7 @@ def refusals() -> dict[str, str]:
             found[name] = "no error"
         except zloss.errors.InputError as error:
             found[name] = str(error)
-    whole = zloss.head_loss(
-        hidden, distribute_tensor(weight, mesh, [Replicate()], src_data_rank=None), target, zloss.CrossEntropy()
-    )
-    found["replicated"] = str(float(whole.loss))
+    found["replicated"] = str(float(zloss.head_loss(hidden, everywhere, target, ce).loss))
     return found
 
 
