@@ -241,27 +241,40 @@ def _check_gradient_buffer(buffer: Tensor, weight: Tensor, dtype: torch.dtype, o
     """
     check_tensors(weight=weight, weight_grad_buffer=buffer)
     check_same_device(weight_grad_buffer=buffer, weight=weight)
-    if buffer.dtype != torch.float32 or dtype == torch.float64:
-        raise DtypeError(
-            "`weight_grad_buffer` is expected to be fp32, and `hidden`, `weight` and `bias` fp32, bf16 or fp16, "
-            f"but got {buffer.dtype} for a `weight` of {weight.dtype} and a loss computed in {dtype}."
-        )
-    if buffer.shape != weight.shape:
-        raise ShapeError(
-            f"`weight_grad_buffer` is expected to have the shape of `weight`, {list(weight.shape)}, "
-            f"but got {list(buffer.shape)}."
-        )
-    if buffer.requires_grad:
-        raise InputError("`weight_grad_buffer` must not require a gradient: pass `buffer.detach()`.")
-    if options.backend == "dense":
-        raise InputError("`weight_grad_buffer` needs a chunked backend: use backend='auto', 'chunked' or 'triton'.")
-    if torch.is_grad_enabled() and not weight.requires_grad:
-        raise InputError("`weight_grad_buffer` was given for a `weight` that does not require a gradient.")
-    if options.reduction != "none" and torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
-        raise InputError(
-            "`weight_grad_buffer` cannot be combined with activation checkpointing of the loss: the recomputation would add dW a "
-            "second time. Call the loss outside the checkpointed part, or use reduction='none'."
-        )
+    training = torch.is_grad_enabled()
+    refusals: list[tuple[bool, type[InputError], str]] = [
+        (
+            buffer.dtype != torch.float32 or dtype == torch.float64,
+            DtypeError,
+            "is expected to be fp32, and `hidden`, `weight` and `bias` fp32, bf16 or fp16, "
+            f"but got {buffer.dtype} for a `weight` of {weight.dtype} and a loss computed in {dtype}.",
+        ),
+        (
+            buffer.shape != weight.shape,
+            ShapeError,
+            f"is expected to have the shape of `weight`, {list(weight.shape)}, but got {list(buffer.shape)}.",
+        ),
+        (buffer.requires_grad, InputError, "must not require a gradient: pass `buffer.detach()`."),
+        (
+            options.backend == "dense",
+            InputError,
+            "needs a chunked backend: use backend='auto', 'chunked' or 'triton'.",
+        ),
+        (
+            training and not weight.requires_grad,
+            InputError,
+            "was given for a `weight` that does not require a gradient.",
+        ),
+        (
+            training and options.reduction != "none" and torch._C._current_graph_task_id() != -1,
+            InputError,
+            "cannot be combined with activation checkpointing of the loss: the recomputation would add dW a second time. "
+            "Call the loss outside the checkpointed part, or use reduction='none'.",
+        ),
+    ]
+    for refused, error, reason in refusals:
+        if refused:
+            raise error(f"`weight_grad_buffer` {reason}")
 
 
 def _first_minus_inf(bias: Tensor) -> int | None:

@@ -263,38 +263,28 @@ def outside_compile(function: Callable[P, R], unless: Callable[P, bool] | None =
     return call
 
 
-def _head_is_traceable(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    options: HeadOptions,
-    normalizer: float | Tensor | None,
-    token_weight: Tensor | None,
-    weight_grad_buffer: Tensor | None,
-    group: ProcessGroup | None,
-) -> bool:
-    """The Triton backend is built from custom ops, which a compiler may trace. Three cases cannot be traced: per-token
-    losses, which compute the chunks again in backward, a buffer for dW, which is written in forward, and ranks, which
-    compare their arguments."""
-    if group is not None or weight_grad_buffer is not None or options.reduction == "none":
-        return False
-    return _is_traceable(options, hidden, weight, bias)
-
-
-def _is_traceable(options: HeadOptions, *tensors: Tensor | None) -> bool:
-    """The first tensor says on which device."""
-    device = next(tensor.device for tensor in tensors if tensor is not None)
+def _is_traceable(options: HeadOptions, device: torch.device, *tensors: Tensor | None) -> bool:
+    """Whether a compiler may trace a loss of these tensors: the Triton backend is built from custom ops."""
     in_triton = options.backend == "triton" or (
         options.backend == "auto" and prefers_triton(device, compute_dtype(*tensors))
     )
     return in_triton and not any(is_dtensor(tensor) for tensor in tensors)
 
 
-_head_loss = outside_compile(_compute_head_loss, unless=_head_is_traceable)
+# Three cases cannot be traced: per-token losses of hidden states, which compute the chunks again in backward, a buffer for
+# dW, which is written in forward, and ranks, which compare their arguments.
+_head_loss = outside_compile(
+    _compute_head_loss,
+    unless=lambda hidden, weight, target, bias, options, normalizer, token_weight, weight_grad_buffer, group: (
+        group is None
+        and weight_grad_buffer is None
+        and options.reduction != "none"
+        and _is_traceable(options, hidden.device, hidden, weight, bias)
+    ),
+)
 _logits_loss = outside_compile(
     _compute_logits_loss,
     unless=lambda logits, target, weight, options, normalizer, token_weight, group: (
-        group is None and _is_traceable(options, logits, weight)
+        group is None and _is_traceable(options, logits.device, logits, weight)
     ),
 )

@@ -127,27 +127,22 @@ def join_rows(
     below_C = torch.where(torch.isfinite(sums.row_max_C), sums.row_max_C - row_max_C, -torch.inf)
     factor_C = below_C.exp()
 
-    def share(value_C: Tensor, counted_C: Tensor) -> Tensor:
-        return torch.where(counted_C, value_C, 0)
-
-    terms = [torch.where(has_target_C, sums.target_logit_C, 0.0), share(sums.sum_C * factor_C, present_C)]
+    terms = {
+        "target_logit_C": torch.where(has_target_C, sums.target_logit_C, 0),
+        "sum_C": torch.where(present_C, sums.sum_C * factor_C, 0),
+    }
     if sums.norm_C is not None:
-        terms.append(share((sums.norm_C * factor_C).square(), present_C))
-    if drop:
-        assert sums.drop_C is not None
-        terms.append(share(factor_C * (sums.drop_C - sums.sum_C * below_C), factor_C > 0))
+        terms["norm_C"] = torch.where(present_C, (sums.norm_C * factor_C).square(), 0)
+    if drop and sums.drop_C is not None:
+        terms["drop_C"] = torch.where(factor_C > 0, factor_C * (sums.drop_C - sums.sum_C * below_C), 0)
     if sums.mean_logit_C is not None:
-        terms.append(sums.mean_logit_C * shard.rows if shard.rows else torch.zeros_like(sums.mean_logit_C))
-    summed = iter(shard.sum_(torch.stack(terms)).unbind())
-    joined = RowSums(
-        row_max_C,
-        target_logit_C=next(summed),
-        sum_C=next(summed),
-        norm_C=None if sums.norm_C is None else next(summed).sqrt(),
-        drop_C=next(summed) if drop else None,
-        mean_logit_C=None if sums.mean_logit_C is None else next(summed) / shard.total,
-    )
-    return joined, RankShare(factor_C, has_target_C)
+        terms["mean_logit_C"] = sums.mean_logit_C * shard.rows
+    summed = dict(zip(terms, shard.sum_(torch.stack(list(terms.values()))).unbind(), strict=True))
+    if "norm_C" in summed:
+        summed["norm_C"] = summed["norm_C"].sqrt()
+    if "mean_logit_C" in summed:
+        summed["mean_logit_C"] = summed["mean_logit_C"] / shard.total
+    return RowSums(row_max_C, **summed), RankShare(factor_C, has_target_C)
 
 
 def agree_on_shards(
