@@ -383,8 +383,10 @@ class HeadGradients:
             else:
                 out_TD[token_chunk.local_rows] = grad_CD[token_chunk.local_in_chunk]
             return
-        # A sum over ranks, in parallel with the products of this chunk's dW and of the next chunk.
-        grad_CD = self._hidden_gradient(chunk, local if shard.adds_shared_terms else replace(local, g=None))
+        # A sum over ranks, in parallel with the products of this chunk's dW and of the next chunk. The first rank adds the
+        # term along w̄, which every rank knows.
+        first_rank = shard.group is not None and shard.group.rank() == 0
+        grad_CD = self._hidden_gradient(chunk, local if first_rank else replace(local, g=None))
         if token_chunk is None:
             place_CD = out_TD[chunk.tokens]
             place_CD.copy_(grad_CD)

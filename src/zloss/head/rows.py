@@ -98,7 +98,10 @@ class TorchRows:
             softcap_(z_CV, buffers_BCV[-1], self._softcap)
         target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
         mean_logit_C = z_CV.mean(dim=1) if mean else None
-        row_max_C, sum_C, norm_C = exp_rows_(z_CV, norm=norm)
+        # One pair (m, S), which forward and backward share.
+        row_max_C = z_CV.amax(dim=1)
+        z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
+        sum_C, norm_C = z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None
         # log E = z − m unless E underflowed to 0, where E·(z − m) is negligible.
         drop_C = -torch.xlogy(z_CV, z_CV).sum(dim=1) if drop else None
         sums = RowSums(row_max_C, sum_C, target_logit_C, norm_C, drop_C, mean_logit_C)
@@ -107,7 +110,11 @@ class TorchRows:
             slope_CV = buffers_BCV[-1]
             e_CV = torch.mul(slope_CV, z_CV, out=buffers_BCV[1])
             kept_CV = slope_CV if self._keep_slope else None
-        clear_undefined_rows_(e_CV, sums)
+        # E is 0 in rows that have none, so that a coefficient of 0 gives a gradient of 0 and not 0·NaN. A token that counts
+        # still has a loss and gradients of NaN, through S.
+        undefined_C = ~has_exp(sums)
+        if not may_read(undefined_C) or bool(undefined_C.any()):
+            e_CV.masked_fill_(undefined_C.unsqueeze(1), 0)
         max_index_C = z_CV.argmax(dim=1) if self.plan.narrow else None
         return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, max_index_C)
 
@@ -126,29 +133,12 @@ class TorchRows:
         return source_CV.masked_fill_(~valid_C.unsqueeze(1), 0)
 
 
-def exp_rows_(z_CV: Tensor, *, norm: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Overwrite z with E = exp(z − m); returns (m, S, ‖E‖), the one pair (m, S) that forward and backward share."""
-    row_max_C = z_CV.amax(dim=1)
-    z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
-    return row_max_C, z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None
-
-
 def has_exp(sums: RowSums) -> Tensor:
     """Which rows have an E = exp(z − m): not those with only -inf logits, nor with a logit of inf or NaN; bool [C].
 
     S is at least 1 for any other row, because E is 1 at the largest logit.
     """
     return torch.isfinite(sums.sum_C) & (sums.sum_C > 0)
-
-
-def clear_undefined_rows_(e_CV: Tensor, sums: RowSums) -> None:
-    """Set E to 0 in rows that have none, so that a coefficient of 0 gives a gradient of 0 and not 0·NaN.
-
-    A token that counts still has a loss and gradients of NaN, through S.
-    """
-    undefined_C = ~has_exp(sums)
-    if not may_read(undefined_C) or bool(undefined_C.any()):
-        e_CV.masked_fill_(undefined_C.unsqueeze(1), 0)
 
 
 def row_pass(

@@ -49,11 +49,6 @@ class VocabularyShard:
     def whole(self) -> bool:
         return self.group is None
 
-    @property
-    def adds_shared_terms(self) -> bool:
-        """Whether this rank adds the terms that every rank knows to a sum over ranks: the first one does."""
-        return self.group is None or self.group.rank() == 0
-
     def local_targets(self, index_C: Tensor) -> tuple[Tensor, Tensor | None]:
         """Targets as local rows (0 for those of other ranks), and which are local; None if all are."""
         if self.whole:
