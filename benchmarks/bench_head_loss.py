@@ -23,14 +23,11 @@ from interleaved import Timing, measure, measure_quietly, to_stderr
 from memory import peak_extra_mb
 
 import zloss
-from zloss.head import rows
-from zloss.head.native import load_rows
 from zloss.head.options import chunk_bounds
 
 T, D, V = 1024, 768, 50257
 GEMMS = "three GEMMs, chunk 256, reused buffers"
 COEF = 1e-4
-WITH_HELPER, WITHOUT_HELPER = "zloss centered, default chunk", "zloss centered, without the C helper"
 
 OBJECTIVES = {
     "cross-entropy": zloss.CrossEntropy(),
@@ -58,19 +55,6 @@ class Problem:
         def run() -> None:
             self.clear()
             zloss.head_loss(self.hidden, self.weight, self.target, objective, **options).loss.backward()  # type: ignore[arg-type]
-
-        return run
-
-    def ours_in_tensor_operations(self, objective: zloss.Objective) -> Callable[[], None]:
-        """The same loss without the compiled row pass, which in a process of its own ZLOSS_NATIVE=0 switches off."""
-        ours = self.ours(objective)
-
-        def run() -> None:
-            fused, rows.fused_exp_rows_ = rows.fused_exp_rows_, lambda z_CV: None
-            try:
-                ours()
-            finally:
-                rows.fused_exp_rows_ = fused
 
         return run
 
@@ -117,8 +101,6 @@ def contenders(problem: Problem) -> dict[str, Callable[[], object]]:
         rows[f"zloss centered, all statistics, chunk {chunk}"] = problem.ours(OBJECTIVES["centered"], chunk_size=chunk)
     for name, objective in OBJECTIVES.items():
         rows[f"zloss {name}, default chunk"] = problem.ours(objective)
-    if not isinstance(load_rows(), str):
-        rows[WITHOUT_HELPER] = problem.ours_in_tensor_operations(OBJECTIVES["centered"])
     rows["zloss centered, light statistics"] = problem.ours(OBJECTIVES["centered"], statistics="light")
     for chunk in (256, 512):
         rows[f"torch linear_cross_entropy, chunk {chunk}"] = problem.eager(torch_linear_ce(chunk))
@@ -162,15 +144,6 @@ def print_bars(timings: dict[str, Timing]) -> bool:
             ratio("slowest objective / plain CE", slowest, best("zloss cross-entropy"), 1.05),
         ]
     )
-
-
-def print_helper(timings: dict[str, Timing]) -> None:
-    """What the compiled row pass saves: the reason to keep it, or not."""
-    if WITHOUT_HELPER in timings:
-        ratio = timings[WITHOUT_HELPER].best / timings[WITH_HELPER].best
-        print(f"\nwithout the C helper / with it: {ratio:.3f}")
-    else:
-        print(f"\nno C helper here: {load_rows()}")
 
 
 def print_growth() -> None:
@@ -226,7 +199,6 @@ def main() -> int:
     )
     print_table(timings)
     met = print_bars(timings)
-    print_helper(timings)
     if not arguments.quick:
         print_growth()
     return 0 if met else 1

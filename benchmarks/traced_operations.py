@@ -147,7 +147,6 @@ def head_problem(
         products=plan_products(
             products, device_type="cuda", hidden=dtype, weight=dtype, torch_version=TORCH, hip=False
         ),
-        grad_enabled=True,
         options=options,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -58,6 +60,24 @@ def test_objectives_are_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objectives, "_FACTORIES", dict(objectives._FACTORIES))
     zloss.register_objective("palm", lambda coef: zloss.StandardZLoss(coef, target=0.0))
     assert zloss.make_objective("palm", 1e-4) == zloss.StandardZLoss(1e-4, target=0.0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "arguments"),
+    [
+        (zloss.StandardZLoss, (-1e-4,)),
+        (zloss.StandardZLoss, ("1e-4",)),
+        (zloss.StandardZLoss, (1e-4, float("inf"))),
+        (zloss.StandardZLoss, (1e-4, "x")),
+        (zloss.CenteredZLoss, (float("nan"),)),
+        (zloss.FactorizedZLoss, (1e-4, float("inf"))),
+        (zloss.GainAwareZLoss, (1e-4, -1)),
+        (zloss.GainAwareZLoss, (1e-4, None)),
+    ],
+)
+def test_numbers_out_of_their_domain_are_refused(objective: Any, arguments: tuple[object, ...]) -> None:
+    with pytest.raises(errors.CoefficientError, match="expected"):
+        objective(*arguments)
 
 
 @pytest.mark.parametrize("target", [None, "0", float("nan")])

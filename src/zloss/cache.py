@@ -1,4 +1,4 @@
-"""The folder of what is costly to make again: converted GGUF files and the compiled row pass."""
+"""The folder of what is costly to make again: converted GGUF files."""
 
 from __future__ import annotations
 

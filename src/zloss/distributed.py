@@ -51,7 +51,8 @@ def global_normalizer(
     """
     world = default_group()
     split_over = ([] if world is None else [world]) if groups is None else as_groups(groups)
-    count = _count(tokens, ignore_index)
+    parts = [tokens] if isinstance(tokens, Tensor | int | float) else tokens
+    count = float(sum(_valid_tokens(part, ignore_index) for part in parts))
     total = torch.tensor(count, dtype=torch.float64, device=device or _device(tokens))
     for group in split_over:
         dist.all_reduce(total, dist.ReduceOp.SUM, group=group)
@@ -76,17 +77,13 @@ def gradient_divisor(gradients: Gradients | int, groups: list[dist.ProcessGroup]
     return math.prod(group.size() for group in groups) if gradients == "averaged" else 1
 
 
-def _count(tokens: Tensor | Iterable[Tensor] | int | float, ignore_index: int) -> float:
-    if isinstance(tokens, int | float):
-        return _checked_count(tokens)
-    parts = [tokens] if isinstance(tokens, Tensor) else tokens
-    return float(sum(_valid_tokens(part, ignore_index) for part in parts))
-
-
-def _valid_tokens(part: Tensor, ignore_index: int) -> float:
-    """Valid targets of one micro-batch; a 0-d tensor already is their count."""
-    if part.dim() == 0:
-        return _checked_count(part.item())
+def _valid_tokens(part: Tensor | int | float, ignore_index: int) -> float:
+    """Valid targets of one micro-batch; a number or a 0-d tensor already is their count."""
+    if not isinstance(part, Tensor) or part.dim() == 0:
+        count = float(part)
+        if not 0 <= count < float("inf"):
+            raise InputError(f"`tokens` is expected to be a count ≥ 0, but got {count:g}.")
+        return count
     if part.is_floating_point():
         raise DtypeError(
             f"`tokens` is expected to hold targets (integers) or one count, but got {part.dtype} {list(part.shape)}: pass the "
@@ -95,12 +92,6 @@ def _valid_tokens(part: Tensor, ignore_index: int) -> float:
     valid = counted_targets("tokens", part, ignore_index)
     check_target_range("tokens", part[valid], ignore_index)
     return int(valid.sum())
-
-
-def _checked_count(count: float) -> float:
-    if not 0 <= count < float("inf"):
-        raise InputError(f"`tokens` is expected to be a count ≥ 0, but got {count!r}.")
-    return float(count)
 
 
 def _device(tokens: object) -> torch.device:
@@ -124,7 +115,7 @@ def check_target_range(name: str, index: Tensor, ignore_index: int, vocab: int |
     """Reject a counted target that is not a row of the vocabulary, whose size may be unknown. Reads values."""
     if not index.numel():
         return
-    low, high = int(index.min()), int(index.max())
+    low, high = (int(bound) for bound in torch.aminmax(index))
     if low >= 0 and (vocab is None or high < vocab):
         return
     expected = "class indices start at 0" if vocab is None else f"the vocabulary has {vocab} rows (0 to {vocab - 1})"

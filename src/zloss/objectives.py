@@ -53,7 +53,7 @@ class Coefficients:
 
         def counted(value: Tensor) -> Tensor:
             # `where` and not a product: what an ignored token computed may be infinite.
-            return torch.where(valid, value, value.new_zeros(()))
+            return torch.where(valid, value, 0)
 
         return Coefficients(
             a=counted(weight * self.a / exp_sum),
@@ -155,8 +155,23 @@ class CenteredHead(CrossEntropy):
     coordinate: ClassVar[Coordinate] = "centered"
 
 
+class _OneCoefficient(Objective):
+    """A penalty with one λ and one c."""
+
+    coef: float | None
+    target: float | None
+
+    def __post_init__(self) -> None:
+        check_coefficient("coef", self.coef)
+        check_target("target", self.target)
+
+    @property
+    def active(self) -> bool:
+        return is_on(self.coef)
+
+
 @dataclass(frozen=True)
-class StandardZLoss(Objective):
+class StandardZLoss(_OneCoefficient):
     """λ(log Z − c)²; source 2λ(log Z − c)·p (paper eq:zloss, eq:source).
 
     `target=None` is c = log V, as in the paper; most codebases use 0.
@@ -169,14 +184,6 @@ class StandardZLoss(Objective):
     target: float | None = None
     name: ClassVar[str] = "standard"
 
-    def __post_init__(self) -> None:
-        check_coefficient("coef", self.coef)
-        check_target("target", self.target)
-
-    @property
-    def active(self) -> bool:
-        return is_on(self.coef)
-
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
         c = resolve_target(self.target, logits_TV.shape[-1])
         return off_is_zero(self.coef) * (torch.logsumexp(logits_TV, dim=-1) - c) ** 2
@@ -188,7 +195,7 @@ class StandardZLoss(Objective):
 
 
 @dataclass(frozen=True)
-class CenteredZLoss(Objective):
+class CenteredZLoss(_OneCoefficient):
     """λ(log Z̃ − c)² with log Z̃ = log Z − μ; source s·(p − 1/V) with s = 2λ(log Z̃ − c).
 
     The source sums to zero over the vocabulary, and a common shift of the logits does not change it (paper
@@ -204,14 +211,6 @@ class CenteredZLoss(Objective):
     name: ClassVar[str] = "centered"
     coordinate: ClassVar[Coordinate] = "centered"
     needs_mu: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_coefficient("coef", self.coef)
-        check_target("target", self.target)
-
-    @property
-    def active(self) -> bool:
-        return is_on(self.coef)
 
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
         c = resolve_target(self.target, logits_TV.shape[-1])
@@ -272,7 +271,7 @@ class FactorizedZLoss(Objective):
 
 
 @dataclass(frozen=True)
-class GainAwareZLoss(Objective):
+class GainAwareZLoss(_OneCoefficient):
     """λ(log Z − c)² / (1 + β·sg(A_p²)); the stop-gradient is part of the objective (paper eq:gain_aware).
 
     Source: 2λ(log Z − c)/(1 + βA_p²)·p. It attenuates the source where A_p is large; it does not lower A_p.
@@ -289,14 +288,9 @@ class GainAwareZLoss(Objective):
     needs_gain: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_coefficient("coef", self.coef)
-        check_target("target", self.target)
+        super().__post_init__()
         if not (is_number(self.beta) and math.isfinite(self.beta) and self.beta >= 0):
             raise CoefficientError(f"`beta` is expected to be a finite number ≥ 0, but got {self.beta!r}.")
-
-    @property
-    def active(self) -> bool:
-        return is_on(self.coef)
 
     def penalty(self, logits_TV: Tensor, gain_T: Tensor | None) -> Tensor:
         c = resolve_target(self.target, logits_TV.shape[-1])

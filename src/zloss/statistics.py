@@ -96,6 +96,8 @@ class TokenStats:
 
     def reshape(self, shape: torch.Size) -> TokenStats:
         """The same statistics with the token axis laid out as `shape`."""
+        if shape == self.valid.shape:
+            return self
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         return replace(self, **{name: tensor.reshape(shape) for name, tensor in tensors.items()})
 

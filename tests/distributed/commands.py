@@ -50,12 +50,5 @@ def commands(root: Path) -> dict[str, list[str]]:
         "audit": audit_words(root, out="audit"),
         "placed audit": audit_words(root, "--device-map", "auto", "--quiet", out="placed"),
         "killed audit": audit_words(root, "--resume", "--quiet", out="killed-audit"),
-        "no text": [
-            "audit",
-            str(root / "in" / "gpt2"),
-            "--text",
-            str(root / "nowhere.txt"),
-            "--out",
-            str(root / "none"),
-        ],
+        "no text": ["audit", *map(str, (root / "in" / "gpt2", "--text", root / "nowhere.txt", "--out", root / "none"))],
     }

@@ -17,32 +17,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import zloss
 from tests.distributed.leave import leave
-from tests.distributed.recipe_cases import head_recipes, pipeline_recipe, token_recipes, worst
+from tests.distributed.recipe_cases import (
+    TOKENS,
+    VOCAB,
+    WIDTH,
+    Model,
+    head_recipes,
+    parameters,
+    pipeline_recipe,
+    token_recipes,
+    worst,
+)
 from zloss.audit.checkpoint.token_files import TokenParts, gather_vectors, gathered_parts
 from zloss.jobs import Job
 from zloss.measure.tokens import VectorSample, concatenated
 
-VOCAB, WIDTH, TOKENS, STEPS, MICRO = 61, 8, 12, 5, 2
-OBJECTIVE = zloss.CenteredZLoss(0.1)
-
-
-class Model(nn.Module):
-    """An embedding, a layer and a head; the loss is inside, as wrappers want it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.embed, self.layer = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
-
-    def forward(self, tokens: Tensor, target: Tensor, normalizer: Tensor) -> Tensor:
-        hidden = torch.tanh(self.layer(self.embed(tokens)))
-        return zloss.head_loss(hidden, self.head.weight, target, OBJECTIVE, normalizer=normalizer).loss
+STEPS, MICRO = 5, 2
 
 
 def micro_batch(step: int, rank: int, micro: int) -> tuple[Tensor, Tensor]:
@@ -72,10 +66,6 @@ def train(
         optimizer.zero_grad()
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
-
-
 def wrapped(how: str) -> tuple[Any, nn.Module]:
     model = Model()
     if how == "ddp":
@@ -93,8 +83,7 @@ def difference(how: str, kind: str, normalizer: Callable[[list[Tensor]], Tensor]
     train(alone, make(alone.parameters()), everyone, lambda targets: zloss.global_normalizer(targets, groups=[]))
     model, inner = wrapped(how)
     train(model, make(inner.parameters()), [dist.get_rank()], normalizer)
-    pairs = zip(alone.parameters(), inner.parameters(), strict=True)
-    return max(float((whole(got) - want.detach()).abs().max() / want.detach().abs().max()) for want, got in pairs)
+    return parameters(inner, alone)
 
 
 LAYERS, EXPERTS, TOP_K = 3, 5, 2
@@ -196,19 +185,15 @@ def without_a_batch(how: str) -> float:
             # One token whose target is ignored: the loss and all gradients are 0, and the rank takes part in every collective.
             own = [(torch.zeros(1, dtype=torch.long), torch.full((1,), -100))]
         count = zloss.global_normalizer([target for _, target in own] if own else 0)
-        if how == "empty batch":
+        # `Join` takes part in the collectives for a rank without a batch; the average is still over all ranks.
+        joined = Join([wrapped_model], throw_on_early_termination=False) if how == "join" else nullcontext()
+        with joined:
             for tokens, target in own:
                 wrapped_model(tokens, target, count).backward()
-        else:
-            # `Join` stands in for the collectives of a rank without a batch; the average is still over all ranks.
-            with Join([wrapped_model], throw_on_early_termination=False):
-                for tokens, target in own:
-                    wrapped_model(tokens, target, count).backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    pairs = zip(alone.parameters(), model.parameters(), strict=True)
-    return max(float((got - want).detach().abs().max() / want.detach().abs().max()) for want, got in pairs)
+    return parameters(model, alone)
 
 
 def main() -> None:

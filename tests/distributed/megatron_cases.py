@@ -69,15 +69,10 @@ def wanted(dtype: torch.dtype, tied: bool, step: int) -> list[Tensor]:
 
 def run(overlap: bool, dtype: torch.dtype, tied: bool, reduction: Any, losses: int) -> None:
     """The reduced gradients of every step are the wanted ones."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.transformer import TransformerConfig
-
     module = Model(dtype, tied)
     if tied:
         module.head.weight.zero_out_wgrad = True  # type: ignore[assignment]  # as Megatron's LanguageModule
-    config = TransformerConfig(num_layers=1, hidden_size=WIDTH, num_attention_heads=1)
-    options = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=overlap)
-    model: Any = DistributedDataParallel(config, options, module)
+    model = wrapped(module, grad_reduce_in_fp32=True, overlap_grad_reduce=overlap)
     weight = module.head.weight
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     for step in range(STEPS):
@@ -87,16 +82,9 @@ def run(overlap: bool, dtype: torch.dtype, tied: bool, reduction: Any, losses: i
         for micro, (tokens, target) in enumerate(parts):
             with model.no_sync() if micro < MICRO - 1 else nullcontext():
                 hidden = model(tokens)
+                options = {"reduction": reduction, "normalizer": count if reduction == "mean" else None}
                 found = [
-                    zloss.head_loss(
-                        h,
-                        weight,
-                        y,
-                        OBJECTIVE,
-                        reduction=reduction,
-                        normalizer=count if reduction == "mean" else None,
-                        weight_grad_buffer=weight.main_grad,
-                    ).loss
+                    zloss.head_loss(h, weight, y, OBJECTIVE, weight_grad_buffer=weight.main_grad, **options).loss
                     for h, y in zip(hidden.chunk(losses), target.chunk(losses), strict=True)
                 ]
                 loss = torch.stack([part.sum() for part in found]).sum()
@@ -111,15 +99,19 @@ def run(overlap: bool, dtype: torch.dtype, tied: bool, reduction: Any, losses: i
 
 def run_tied_without_a_word() -> None:
     """A tied embedding without `zero_out_wgrad`."""
+    module = Model(torch.float32, tied=True)
+    tokens, target = batch(0, 0, 0)
+    hidden, weight = wrapped(module)(tokens), module.head.weight
+    zloss.head_loss(hidden, weight, target, OBJECTIVE, weight_grad_buffer=weight.main_grad).loss.backward()
+
+
+def wrapped(module: Model, **options: bool) -> Any:
+    """Under the data parallelism of Megatron."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer import TransformerConfig
 
-    module = Model(torch.float32, tied=True)
     config = TransformerConfig(num_layers=1, hidden_size=WIDTH, num_attention_heads=1)
-    model: Any = DistributedDataParallel(config, DistributedDataParallelConfig(), module)
-    tokens, target = batch(0, 0, 0)
-    weight = module.head.weight
-    zloss.head_loss(model(tokens), weight, target, OBJECTIVE, weight_grad_buffer=weight.main_grad).loss.backward()
+    return DistributedDataParallel(config, DistributedDataParallelConfig(**options), module)
 
 
 def error_of(work: Callable[[], None]) -> str:

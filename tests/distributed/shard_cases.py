@@ -179,168 +179,91 @@ def cases() -> Iterator[tuple[str, dict[str, float]]]:
     yield from special_cases()
 
 
-def masked_rank_unread(
-    how: Sharded, hidden: Tensor, weight: Tensor, masked: Tensor, target: Tensor
-) -> tuple[str, dict[str, float]]:
-    """A rank whose biases are all -inf, on a device whose values cannot be read."""
-    options: dict[str, Any] = {"statistics": "light", "backend": "chunked"}
-    got = [hidden.clone().requires_grad_(), how.weight(weight).requires_grad_(), how.weight(masked).requires_grad_()]
-    want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_(), masked.clone().requires_grad_()]
-    with patch("zloss.head.arguments.may_read", lambda tensor: False):
-        own = zloss.head_loss(*got[:2], target, zloss.StandardZLoss(0.3), bias=got[2], **options, **how.keyword)
-    whole = zloss.head_loss(*want[:2], target, zloss.StandardZLoss(0.3), bias=want[2], **options)
-    own.loss.backward()
-    whole.loss.backward()
-    found = {"loss": difference(own.loss, whole.loss), "dh": difference(got[0].grad, want[0].grad)}
-    for name, mine, all_rows in zip(("dW", "db"), got[1:], want[1:], strict=True):
-        found[name] = difference(mine.grad, plain(all_rows.grad)[how.rows])
-    return f"{str(hidden.dtype).removeprefix('torch.')}|every row of a rank is -inf, unread", found
+def compared(
+    target: Tensor, got: list[Tensor], want: list[Tensor], how: Sharded, name: str = "centered", **options: Any
+) -> tuple[dict[str, float], list[Tensor]]:
+    """loss, gain and gradients of (hidden, weight[, bias]) on ranks against one process; and the leaves of the ranks."""
+    outs, leaves = [], []
+    for tensors, keyword in ((got, how.keyword), (want, {})):
+        leaf = [tensor.clone().requires_grad_() for tensor in tensors]
+        bias = leaf[2] if len(leaf) > 2 else None
+        outs.append(zloss.head_loss(*leaf[:2], target, OBJECTIVES[name], bias=bias, **options, **keyword))
+        outs[-1].loss.sum().backward()
+        leaves.append(leaf)
+    own, whole = outs
+    found = {"loss": difference(own.loss, whole.loss)}
+    if own.stats.gain is not None or whole.stats.gain is not None:
+        valid = whole.stats.valid
+        found["gain"] = difference(own.stats.gain[valid], whole.stats.gain[valid])
+    for mine, other, key in zip(*leaves, ("dh", "dW", "db"), strict=False):
+        if isinstance(mine.grad, DTensor):
+            assert mine.grad.placements == mine.placements
+            found[key] = difference(mine.grad.full_tensor(), other.grad)
+        else:
+            found[key] = difference(mine.grad, other.grad if key == "dh" else plain(other.grad)[how.rows])
+    return found, leaves[0]
 
 
 def special_cases() -> Iterator[tuple[str, dict[str, float]]]:
     """A rank whose rows are all masked, hidden states sharded over tokens, 16-bit heads, a given buffer for dW."""
-    how = layouts()["group"]
+    how, spread, mesh = layouts()["group"], layouts()["dtensor"], all_ranks()
     hidden, weight, bias, target = inputs(torch.float64)
-    masked = bias.clone()
-    masked[SIZES[dist.get_world_size()][0] :] = -torch.inf
-    target = target.clamp(max=SIZES[dist.get_world_size()][0] - 1)
+    first = SIZES[dist.get_world_size()][0]
+    masked = torch.where(torch.arange(VOCAB) < first, bias, -torch.inf)
     for dtype in (torch.float32, torch.float64):
-        yield masked_rank_unread(how, hidden.to(dtype), weight.to(dtype), masked.to(dtype), target)
-    got = [hidden.clone().requires_grad_(), how.weight(weight).requires_grad_()]
-    want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
-    own = zloss.head_loss(*got, target, zloss.StandardZLoss(0.3), bias=how.weight(masked), **how.keyword)
-    whole = zloss.head_loss(*want, target, zloss.StandardZLoss(0.3), bias=masked)
-    own.loss.backward()
-    whole.loss.backward()
-    yield (
-        "float64|every row of a rank is -inf",
-        {
-            "loss": difference(own.loss, whole.loss),
-            "dh": difference(got[0].grad, want[0].grad),
-            "dW": difference(got[1].grad, plain(want[1].grad)[how.rows]),
-            "gain": difference(own.stats.gain, whole.stats.gain),
-        },
-    )
+        want = [value.to(dtype) for value in (hidden, weight, masked)]
+        case = (target.clamp(max=first - 1), [want[0], *(how.weight(value) for value in want[1:])], want, how)
+        title = f"{str(dtype).removeprefix('torch.')}|every row of a rank is -inf"
+        yield title, compared(*case, "standard")[0]
+        with patch("zloss.head.arguments.may_read", lambda tensor: False):  # as on a device whose values cannot be read
+            yield f"{title}, unread", compared(*case, "standard", statistics="light", backend="chunked")[0]
 
-    hidden, weight, bias, target = inputs(torch.float64)
-    mesh = all_ranks()
-    spread = distribute_tensor(hidden, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
-    head = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
-    want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
-    zloss.head_loss(spread, head, target, OBJECTIVES["centered"]).loss.backward()
-    zloss.head_loss(*want, target, OBJECTIVES["centered"]).loss.backward()
-    assert isinstance(spread.grad, DTensor)
-    assert isinstance(head.grad, DTensor)
-    placements = spread.grad.placements == (Shard(0),) and head.grad.placements == (Shard(0),)
-    yield (
-        "float64|hidden states sharded over tokens",
-        {
-            "dh": difference(spread.grad.full_tensor(), want[0].grad),
-            "dW": difference(head.grad.full_tensor(), want[1].grad),
-            "placements": 0.0 if placements else float("inf"),
-        },
-    )
+    tokens = distribute_tensor(hidden, mesh, [Shard(0)], src_data_rank=None)
+    found, _ = compared(target, [tokens, spread.weight(weight)], [hidden, weight], spread)
+    yield "float64|hidden states sharded over tokens", found
+    yield from token_sharded_cases()
 
-    yield from token_sharded_cases(mesh)
-    for output in ("head weight", "logits"):
-        hidden, weight, _, target = inputs(torch.float64)
-        module = torch.nn.Linear(WIDTH, VOCAB, bias=False, dtype=torch.float64)
-        module.weight.data.copy_(weight)
-        plan = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
-        parallelize_module(module, mesh, plan, src_data_rank=None)
-        got = [hidden.clone().requires_grad_(), module.weight]
-        want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
-        if output == "logits":
-            own = zloss.logits_loss(module(got[0]), target, OBJECTIVES["centered"])
-        else:
-            own = zloss.head_loss(got[0], module.weight, target, OBJECTIVES["centered"])
-        own.loss.backward()
-        whole = zloss.head_loss(*want, target, OBJECTIVES["centered"])
-        whole.loss.backward()
-        assert isinstance(module.weight.grad, DTensor)
-        yield (
-            f"float64|ColwiseParallel, {output}",
-            {
-                "loss": difference(own.loss, whole.loss),
-                "dh": difference(got[0].grad, want[0].grad),
-                "dW": difference(module.weight.grad.full_tensor(), want[1].grad),
-            },
-        )
+    module = torch.nn.Linear(WIDTH, VOCAB, bias=False, dtype=torch.float64)
+    module.weight.data.copy_(weight)
+    plan = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    parallelize_module(module, mesh, plan, src_data_rank=None)
+    found, leaves = compared(target, [hidden, module.weight.detach()], [hidden, weight], spread)
+    yield "float64|ColwiseParallel, head weight", found
+    zloss.logits_loss(module(hidden), target, OBJECTIVES["centered"]).loss.backward()
+    yield "float64|ColwiseParallel, logits", {"dW": difference(module.weight.grad, leaves[1].grad)}
 
     for products in ("operand", "fp32"):
-        small, table, _, target = inputs(torch.float32)
-        narrow = [value.bfloat16() for value in (small, table)]
-        want = [narrow[0].clone().requires_grad_(), narrow[1].clone().requires_grad_()]
-        got = [narrow[0].clone().requires_grad_(), how.weight(narrow[1]).requires_grad_()]
-        whole = zloss.head_loss(*want, target, OBJECTIVES["centered"], products=products)  # type: ignore[arg-type]
-        own = zloss.head_loss(*got, target, OBJECTIVES["centered"], products=products, **how.keyword)  # type: ignore[arg-type]
-        whole.loss.backward()
-        own.loss.backward()
-        yield (
-            f"bfloat16|{products}",
-            {
-                "loss": difference(own.loss, whole.loss),
-                "dh": difference(got[0].grad, want[0].grad),
-                "dW": difference(got[1].grad, plain(want[1].grad)[how.rows]),
-            },
-        )
+        want = [value.bfloat16() for value in inputs(torch.float32)[:2]]
+        found, _ = compared(target, [want[0], how.weight(want[1])], want, how, products=products)
+        yield f"bfloat16|{products}", found
 
-    hidden, weight, _, target = inputs(torch.float32)
-    buffer = torch.ones(how.weight(weight).shape)
-    got = [hidden.clone().requires_grad_(), how.weight(weight).requires_grad_()]
-    want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
-    zloss.head_loss(*got, target, OBJECTIVES["centered"], weight_grad_buffer=buffer, **how.keyword).loss.backward()
-    zloss.head_loss(*want, target, OBJECTIVES["centered"]).loss.backward()
-    yield "float32|given buffer", {"dW": difference(buffer - 1, plain(want[1].grad)[how.rows], 1.0)}
+    hidden, weight = hidden.float(), weight.float()
+    buffer, own = torch.ones(how.weight(weight).shape), how.weight(weight).requires_grad_()
+    zloss.head_loss(hidden, own, target, OBJECTIVES["centered"], weight_grad_buffer=buffer, **how.keyword)
+    _, leaves = compared(target, [hidden, how.weight(weight)], [hidden, weight], how)
+    yield "float32|given buffer", {"dW": difference(buffer - 1, leaves[1].grad, 1.0)}
 
 
-def token_sharded_cases(mesh: Any) -> Iterator[tuple[str, dict[str, float]]]:
+def token_sharded_cases() -> Iterator[tuple[str, dict[str, float]]]:
     """Hidden states [B, N, D] sharded over N, which no number of ranks divides, in several chunks."""
     torch.manual_seed(3)
     hidden, target = torch.randn(2, 19, WIDTH, dtype=torch.float64), torch.randint(0, VALID, (2, 19))
     target[0, 3:9] = -100
     hidden[0, 4] = torch.nan  # at an ignored token
-    _, weight, _, _ = inputs(torch.float64)
+    how, weight = layouts()["dtensor"], inputs(torch.float64)[1]
+    tokens = distribute_tensor(hidden, all_ranks(), [Shard(1)], src_data_rank=None)
+    options: dict[str, Any] = {"chunk_size": 7, "logit_scale": 0.7}
     for statistics, reduction in (("light", "mean"), ("full", "mean"), ("light", "none")):
-        options: dict[str, Any] = {
-            "statistics": statistics,
-            "reduction": reduction,
-            "chunk_size": 7,
-            "logit_scale": 0.7,
-        }
-        spread = distribute_tensor(hidden, mesh, [Shard(1)], src_data_rank=None).requires_grad_()
-        head = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
-        want = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
-        objective = OBJECTIVES["centered"]
+        options |= {"statistics": statistics, "reduction": reduction}
+        leaves = [value.clone().requires_grad_() for value in (tokens, how.weight(weight))]
         with Collectives() as counted:
-            own = zloss.head_loss(spread, head, target, objective, **options)
-            own.loss.sum().backward()
-        whole = zloss.head_loss(*want, target, objective, **options)
-        whole.loss.sum().backward()
-        assert isinstance(spread.grad, DTensor)
-        assert spread.grad.placements == (Shard(1),)
-        names = [name for name, _ in counted.seen]
-        scattered = any("reduce_scatter" in name for name in names) == (statistics == "light")
-        largest = max(size for _, size in counted.seen)
-        yield (
-            f"float64|own tokens, {statistics}, {reduction}",
-            {
-                "loss": difference(own.loss, whole.loss),
-                "log_z": difference(own.stats.log_z[own.stats.valid], whole.stats.log_z[whole.stats.valid]),
-                "dh": difference(spread.grad.full_tensor(), want[0].grad),
-                "dW": difference(plain(head.grad), plain(want[1].grad)[_chunk_rows()]),
-                "scattered": 0.0 if scattered else float("inf"),
-                # Nothing as large as the hidden states of all tokens moves at once.
-                "moved": 0.0 if largest < hidden.numel() else float("inf"),
-            },
-        )
-
-
-def _chunk_rows() -> slice:
-    """Own rows in torch's layout."""
-    world, rank = dist.get_world_size(), dist.get_rank()
-    step = -(-VOCAB // world)
-    return slice(min(rank * step, VOCAB), min((rank + 1) * step, VOCAB))
+            zloss.head_loss(*leaves, target, OBJECTIVES["centered"], **options).loss.sum().backward()
+        scattered = any("reduce_scatter" in name for name, _ in counted.seen) == (statistics == "light")
+        # Nothing as large as the hidden states of all tokens moves at once.
+        small = max(size for _, size in counted.seen) < hidden.numel()
+        found, _ = compared(target, [tokens, how.weight(weight)], [hidden, weight], how, **options)
+        moved = {"scattered": 0.0 if scattered else float("inf"), "moved": 0.0 if small else float("inf")}
+        yield f"float64|own tokens, {statistics}, {reduction}", found | moved
 
 
 class Collectives(TorchDispatchMode):
@@ -395,27 +318,19 @@ def refusals() -> dict[str, str]:
     hidden, weight, _, target = inputs(torch.float32)
     rank = dist.get_rank()
     mesh = all_ranks()
+    ce, own, world = zloss.CrossEntropy(), how.weight(weight), how.keyword
+    by_column, by_row, everywhere = (
+        distribute_tensor(weight, mesh, [place], src_data_rank=None) for place in (Shard(1), Shard(0), Replicate())
+    )
+    leaf = hidden.clone().requires_grad_(rank == 0)
     calls: dict[str, Callable[[], object]] = {
-        "targets": lambda: zloss.head_loss(
-            hidden, how.weight(weight), target.roll(rank), zloss.CrossEntropy(), **how.keyword
-        ),
-        "options": lambda: zloss.head_loss(
-            hidden, how.weight(weight), target, zloss.StandardZLoss(0.1 + rank), **how.keyword
-        ),
-        "gradients": lambda: zloss.head_loss(
-            hidden.clone().requires_grad_(rank == 0), how.weight(weight), target, zloss.CrossEntropy(), **how.keyword
-        ),
-        "dense": lambda: zloss.head_loss(
-            hidden, how.weight(weight), target, zloss.CrossEntropy(), backend="dense", **how.keyword
-        ),
-        "columns": lambda: zloss.head_loss(
-            hidden, distribute_tensor(weight, mesh, [Shard(1)], src_data_rank=None), target, zloss.CrossEntropy()
-        ),
-        "both": lambda: zloss.head_loss(
-            hidden, distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None), target, zloss.CrossEntropy(),
-            **how.keyword,
-        ),
-    }  # fmt: skip
+        "targets": lambda: zloss.head_loss(hidden, own, target.roll(rank), ce, **world),
+        "options": lambda: zloss.head_loss(hidden, own, target, zloss.StandardZLoss(0.1 + rank), **world),
+        "gradients": lambda: zloss.head_loss(leaf, own, target, ce, **world),
+        "dense": lambda: zloss.head_loss(hidden, own, target, ce, backend="dense", **world),
+        "columns": lambda: zloss.head_loss(hidden, by_column, target, ce),
+        "both": lambda: zloss.head_loss(hidden, by_row, target, ce, **world),
+    }
     found = {}
     for name, call in calls.items():
         try:
@@ -423,10 +338,7 @@ def refusals() -> dict[str, str]:
             found[name] = "no error"
         except zloss.errors.InputError as error:
             found[name] = str(error)
-    whole = zloss.head_loss(
-        hidden, distribute_tensor(weight, mesh, [Replicate()], src_data_rank=None), target, zloss.CrossEntropy()
-    )
-    found["replicated"] = str(float(whole.loss))
+    found["replicated"] = str(float(zloss.head_loss(hidden, everywhere, target, ce).loss))
     return found
 
 

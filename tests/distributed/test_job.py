@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from tests.forked import forked_ranks
 from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError, OutputError
-from zloss.jobs import LostRankError, StoppedError, open_job
+from zloss.jobs import Job, LostRankError, StoppedError, open_job
 from zloss.results.steps import StepRecord
 from zloss.train.folder import StepLog
 from zloss.train.run import run_training_of
@@ -28,51 +30,78 @@ def test_a_timeout_that_cannot_be_used_is_named(value: str, monkeypatch: pytest.
         pass
 
 
-def test_after_a_step_all_ranks_do_the_same(tmp_path: Path) -> None:
-    """An error of the first rank between two steps was a TypeError on the others."""
+STOPPED = "StoppedError: another rank has reported an error."
+
+
+def heard(calls: Callable[[Job], list[Callable[[], object]]]) -> list[list[object]]:
+    """What each call returned or raised, on each of two ranks."""
 
     def answers() -> None:
-        told = []
+        told: list[object] = []
         with open_job() as job:
-
-            def failing(on: int) -> str | None:
-                if job.rank == on:
-                    raise OutputError(f"the disk of rank {on} is full.")
-                return None
-
-            def interrupted(on: int) -> None:
-                if job.rank == on:
-                    raise KeyboardInterrupt
-
-            for work, release in (
-                (lambda: f"reason of rank {job.rank}", lambda: None),
-                (lambda: None, lambda: None),
-                (lambda: f"reason of rank {job.rank}", lambda: interrupted(1)),
-                (lambda: failing(0), lambda: None),
-                (lambda: failing(1), lambda: interrupted(0)),
-            ):
+            for call in calls(job):
                 try:
-                    told.append(job.between_steps(work, release))
+                    told.append(call())
                 except (Exception, KeyboardInterrupt) as error:
                     told.append(f"{type(error).__name__}: {error}")
             every = job.all_gather(told)
         if job.first:
             print(json.dumps(every))
 
-    first, second = json.loads(forked_ranks(2, answers))
-    assert first == [
-        "reason of rank 0",
-        None,
-        "KeyboardInterrupt: ",
+    found: list[list[object]] = json.loads(forked_ranks(2, answers))
+    return found
+
+
+def raising(job: Job, error: BaseException, on: int) -> str:
+    if job.rank == on:
+        raise error
+    return f"rank {job.rank}"
+
+
+def test_after_a_step_all_ranks_do_the_same() -> None:
+    """An error of the first rank between two steps was a TypeError on the others."""
+
+    def calls(job: Job) -> list[Callable[[], object]]:
+        full = OutputError(f"the disk of rank {job.rank} is full.")
+        interrupt = KeyboardInterrupt()
+        pairs: list[tuple[Callable[[], str | None], Callable[[], object]]] = [
+            (lambda: f"reason of rank {job.rank}", lambda: None),
+            (lambda: None, lambda: None),
+            (lambda: f"reason of rank {job.rank}", lambda: raising(job, interrupt, 1)),
+            (lambda: raising(job, full, 0) and None, lambda: None),
+            (lambda: raising(job, full, 1) and None, lambda: raising(job, interrupt, 0)),
+        ]
+        return [partial(job.between_steps, work, release) for work, release in pairs]
+
+    first, second = heard(calls)
+    assert first[:3] == second[:3] == ["reason of rank 0", None, "KeyboardInterrupt: "]
+    assert first[3:] == [
         "OutputError: the disk of rank 0 is full.",
         "ZlossError: rank 1 of 2: the disk of rank 1 is full.",
     ]
-    assert second == [
-        "reason of rank 0",
-        None,
-        "KeyboardInterrupt: ",
-        *["StoppedError: another rank has reported an error."] * 2,
+    assert second[3:] == [STOPPED] * 2
+
+
+def test_what_fails_on_one_rank_ends_all_of_them() -> None:
+    """A bug or an OSError of one rank, which is not one of our errors, left the others waiting."""
+    first, second = heard(
+        lambda job: [
+            lambda: job.from_first(raising, job, OSError("disk full"), on=1),
+            lambda: job.from_first(raising, job, OSError("disk full"), on=0),
+            lambda: job.together(raising, job, OSError("disk full"), on=1),
+            lambda: job.together(raising, job, OutputError("disk full."), on=1),
+            lambda: job.from_first(raising, job, KeyboardInterrupt(), on=0),
+            lambda: job.together(raising, job, KeyboardInterrupt(), on=1),
+        ]
+    )
+    assert first == [
+        "rank 0",  # the others do not call it
+        "OSError: disk full",
+        "ZlossError: rank 1 of 2: disk full",
+        "ZlossError: rank 1 of 2: disk full.",
+        *["KeyboardInterrupt: "] * 2,
     ]
+    assert second == ["rank 0", STOPPED, "OSError: disk full", STOPPED, *["KeyboardInterrupt: "] * 2]
 
 
 def test_a_full_disk_of_the_first_rank_ends_the_run_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,43 +170,3 @@ def test_another_error_in_a_job_stays_as_it_is() -> None:
         print(type(caught.value).__name__)
 
     assert forked_ranks(2, fail).strip() == "RuntimeError"
-
-
-def test_what_fails_on_one_rank_ends_all_of_them() -> None:
-    """A bug or an OSError of one rank, which is not one of our errors, left the others waiting."""
-
-    def answers() -> None:
-        heard = []
-        with open_job() as job:
-
-            def raising(error: BaseException, on: int) -> str:
-                if job.rank == on:
-                    raise error
-                return f"rank {job.rank}"
-
-            for call in (
-                lambda: job.from_first(raising, OSError("disk full"), on=1),
-                lambda: job.from_first(raising, OSError("disk full"), on=0),
-                lambda: job.together(raising, OSError("disk full"), on=1),
-                lambda: job.together(raising, OutputError("disk full."), on=1),
-                lambda: job.from_first(raising, KeyboardInterrupt(), on=0),
-                lambda: job.together(raising, KeyboardInterrupt(), on=1),
-            ):
-                try:
-                    heard.append(call())
-                except (Exception, KeyboardInterrupt) as error:
-                    heard.append(f"{type(error).__name__}: {error}")
-            every = job.all_gather(heard)
-        if job.first:
-            print(json.dumps(every))
-
-    stopped = "StoppedError: another rank has reported an error."
-    first, second = json.loads(forked_ranks(2, answers))
-    assert first == [
-        "rank 0",  # the others do not call it
-        "OSError: disk full",
-        "ZlossError: rank 1 of 2: disk full",
-        "ZlossError: rank 1 of 2: disk full.",
-        *["KeyboardInterrupt: "] * 2,
-    ]
-    assert second == ["rank 0", stopped, "OSError: disk full", stopped, *["KeyboardInterrupt: "] * 2]

@@ -73,21 +73,6 @@ def test_the_wrapper_deploys_centered_logits_without_touching_the_weights() -> N
     assert wrapper.weight is linear.weight
 
 
-def test_tied_heads_are_refused_with_advice() -> None:
-    model = nn.ModuleDict({"embed": nn.Embedding(29, 8), "head": nn.Linear(8, 29, bias=False)})
-    zloss.center_head_(model["head"], model=model)  # untied: allowed
-    model["head"].weight = model["embed"].weight
-    before = model["embed"].weight.detach().clone()
-    for act in (
-        lambda: zloss.center_head_(model["head"], model=model),
-        lambda: zloss.shift_head_(model["head"], torch.ones(8), model=model),
-        lambda: zloss.center_head_(model["head"], model=model["embed"].weight),
-    ):
-        with pytest.raises(errors.TiedHeadError, match="CenteredHeadWrapper"):
-            act()
-    assert torch.equal(model["embed"].weight, before)
-
-
 def test_bad_input() -> None:
     with pytest.raises(errors.ShapeError, match=r"\[D\]"):
         zloss.shift_head_(head(), torch.ones(29))
@@ -108,19 +93,17 @@ def test_a_tied_head_is_recognised_by_its_embedding_whatever_kind_of_module_that
     linear.weight = embedding.weight
     before = linear.weight.detach().clone()
     view = Table(nn.Parameter(linear.weight.data))  # another parameter in the same memory
-    for model in (embedding, embedding.weight, Table(linear.weight), nn.ModuleList([linear, view])):
+    whole = nn.ModuleDict({"embed": embedding, "head": linear})
+    for model in (embedding, embedding.weight, Table(linear.weight), nn.ModuleList([linear, view]), whole):
         with pytest.raises(errors.TiedHeadError, match="CenteredHeadWrapper"):
             zloss.center_head_(linear, model=model)
         with pytest.raises(errors.TiedHeadError, match="untie first"):
             zloss.shift_head_(linear, torch.ones(8), model=model)
     assert torch.equal(linear.weight, before)
-
-
-def test_a_head_that_a_model_holds_alone_is_untied() -> None:
-    linear = nn.Linear(8, 29, bias=False)
-    for model in (linear, nn.ModuleList([nn.Embedding(29, 8), linear, linear]), zloss.CenteredHeadWrapper(linear)):
-        zloss.center_head_(linear, model=model)
-    assert linear.weight.mean(dim=0).abs().max() < 1e-7
+    untied = nn.Linear(8, 29, bias=False)  # a model may hold a head several times
+    for model in (untied, nn.ModuleList([embedding, untied, untied]), zloss.CenteredHeadWrapper(untied)):
+        zloss.center_head_(untied, model=model)
+    assert untied.weight.mean(dim=0).abs().max() < 1e-7
 
 
 def test_without_a_model_other_references_to_the_weight_do_not_matter() -> None:

@@ -7,10 +7,10 @@ import torch
 
 import zloss
 from tests.laws.definitions import make_case, relative_error
-from zloss.head import gradient
+from zloss.head import source
 from zloss.head.arguments import prepare_head
-from zloss.head.gradient import Coefficients, head_gradient_rows
 from zloss.head.options import HeadOptions
+from zloss.head.source import Coefficients, head_gradient_rows
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -18,7 +18,7 @@ from zloss.head.options import HeadOptions
 def test_cross_entropy_at_weight_and_bias(
     autocast: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradient, "_BLOCK_BYTES", 4 * 37 * 20)  # three blocks of rows
+    monkeypatch.setattr(source, "_BLOCK_BYTES", 4 * 37 * 20)  # three blocks of rows
     case = make_case(zloss.CrossEntropy(), with_bias=True)
     assert case.bias is not None
     leaves = [tensor.float().requires_grad_() for tensor in (case.hidden, case.weight, case.bias)]

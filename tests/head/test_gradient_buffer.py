@@ -78,6 +78,8 @@ def test_what_would_be_silently_wrong_is_refused() -> None:
             again.backward()
     with pytest.raises(errors.DtypeError, match="weight_grad_buffer"):
         loss(torch.zeros(17, 6, dtype=torch.bfloat16))
+    with pytest.raises(errors.DtypeError, match="computed in torch"):  # it failed inside a product
+        zloss.head_loss(hidden.double(), weight, target, OBJECTIVE, weight_grad_buffer=torch.zeros(17, 6))
     with pytest.raises(errors.ShapeError, match="weight_grad_buffer"):
         loss(torch.zeros(6, 17))
     with pytest.raises(errors.InputError, match="require a gradient"):

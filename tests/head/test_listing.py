@@ -6,7 +6,6 @@ import inspect
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import zloss
 from tests.laws.definitions import relative_error
@@ -37,21 +36,3 @@ def test_unknown_reductions_are_our_error_and_a_value_error() -> None:
     with pytest.raises(ValueError, match="unknown reduction") as caught:
         zloss.z_loss_source(torch.zeros(2, 3), 1.0, 0.0, "average")  # type: ignore[arg-type]
     assert isinstance(caught.value, errors.ReductionError)
-
-
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_centered_logits_subtract_the_head_mean(with_bias: bool) -> None:
-    hidden, weight = torch.randn(4, 7, 8).double(), torch.randn(19, 8).double() + 1
-    bias = torch.randn(19).double() if with_bias else None
-    raw = F.linear(hidden, weight, bias)
-    centered = zloss.centered_logits_from_raw(raw, hidden, weight, bias)
-    assert centered.dtype == torch.float64
-    assert relative_error(centered, raw - raw.mean(-1, keepdim=True)) < 1e-14
-
-
-def test_low_precision_logits_keep_their_realized_softmax() -> None:
-    hidden, weight = torch.randn(7, 8).bfloat16(), (torch.randn(19, 8) + 1).bfloat16()
-    raw = F.linear(hidden, weight)
-    centered = zloss.centered_logits_from_raw(raw, hidden, weight)
-    assert centered.dtype == torch.float32
-    assert relative_error(centered.softmax(-1), raw.float().softmax(-1)) < 1e-6

@@ -64,21 +64,27 @@ def test_equals_head_loss_with_an_identity_head(objective: zloss.Objective, redu
     assert not leaf.grad[..., 19:].any()
 
 
-def test_softcap_has_its_derivative() -> None:
+@pytest.mark.parametrize("backend", ["dense", "chunked"])
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_softcap_has_its_derivative(backend: str, reduction: str, smoothing: float) -> None:
+    """With label smoothing the source along 1/V goes through the slope of every logit."""
     logits, weight, target = problem()
-    for backend in ("dense", "chunked"):
-        for objective in (zloss.StandardZLoss(0.7), zloss.GainAwareZLoss(0.7)):
-            leaf, twin = (logits.clone().requires_grad_() for _ in range(2))
-            capped = 4 * torch.tanh(twin / 4)
-            p = torch.softmax(capped, -1)
-            gain = ((p * (1 - (capped / 4) ** 2)) @ weight).norm(dim=-1) / p.norm(dim=-1)
-            ce = torch.nn.functional.cross_entropy(capped.flatten(0, 1), target.flatten(), reduction="none")
-            per_token = torch.where(target != -100, ce.view(3, 7) + objective.penalty(capped, gain), 0.0)
-            zloss.logits_loss(
-                leaf, target, objective, weight=weight, softcap=4.0, reduction="sum", backend=backend
-            ).loss.backward()
-            per_token.sum().backward()
-            assert relative_error(leaf.grad, twin.grad) < 1e-12
+    for objective in (zloss.StandardZLoss(0.7), zloss.GainAwareZLoss(0.7)):
+        leaf, twin = (logits.clone().requires_grad_() for _ in range(2))
+        capped = 4 * torch.tanh(1.5 * twin / 4)
+        p = torch.softmax(capped, -1)
+        gain = 1.5 * ((p * (1 - (capped / 4) ** 2)) @ weight).norm(dim=-1) / p.norm(dim=-1)
+        ce = torch.nn.functional.cross_entropy(
+            capped.flatten(0, 1), target.flatten(), reduction="none", label_smoothing=smoothing
+        )
+        per_token = torch.where(target != -100, ce.view(3, 7) + objective.penalty(capped, gain), 0.0)
+        options = {"softcap": 4.0, "logit_scale": 1.5, "label_smoothing": smoothing, "chunk_size": 4}
+        out = zloss.logits_loss(leaf, target, objective, weight=weight, reduction=reduction, backend=backend, **options)
+        assert out.stats.mu is None
+        out.loss.sum().backward()
+        per_token.sum().backward()
+        assert relative_error(leaf.grad, twin.grad) < 1e-12
 
 
 def test_the_callers_logits_are_left_alone() -> None:

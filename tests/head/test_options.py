@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
+from typing import Any
 
 import pytest
 import torch
@@ -45,13 +46,15 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_option_is_named_when_the_record_is_made(name: str) -> None:
-    good = {"objective": zloss.CrossEntropy()}
-    with pytest.raises(errors.InputError, match=name):
-        HeadOptions(**(good | {name: WRONG[name]}))
-    with pytest.raises(errors.InputError, match=name):
-        zloss.HeadLoss(**(good | {name: WRONG[name]}))
+WRONG_KIND = {"logit_scale": None, "chunk_size": 1.5, "softcap": "5"}
+
+
+@pytest.mark.parametrize(("name", "value"), [*WRONG.items(), *WRONG_KIND.items()])
+def test_a_wrong_option_is_named_when_the_record_is_made(name: str, value: object) -> None:
+    options: dict[str, Any] = {"objective": zloss.CrossEntropy()} | {name: value}
+    for make in (HeadOptions, zloss.HeadLoss):
+        with pytest.raises(errors.InputError, match=name):
+            make(**options)
 
 
 def test_the_record_is_frozen_and_the_module_shows_it() -> None:

@@ -85,7 +85,6 @@ def issued(plan: ProductPlan, dtype: torch.dtype, rounding: torch.dtype | None =
         nonfinite_mask_T=None,
         plan=plan_statistics("full", needs_mu=False, needs_gain=True, has_mu=True, has_head=True, has_hidden=True),
         products=plan,
-        grad_enabled=True,
         options=options,
     )
     with torch.no_grad(), issued_products() as seen:

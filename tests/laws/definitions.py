@@ -13,6 +13,16 @@ from torch import Tensor
 
 import zloss
 
+OBJECTIVES: dict[str, zloss.Objective] = {
+    "ce": zloss.CrossEntropy(),
+    "centered-head": zloss.CenteredHead(),
+    "standard": zloss.StandardZLoss(0.7),
+    "standard c=0": zloss.StandardZLoss(0.7, target=0.0),
+    "centered": zloss.CenteredZLoss(0.7),
+    "factorized": zloss.FactorizedZLoss(0.5, 0.9, shift_target=0.4, relative_target=2.0),
+    "gain-aware": zloss.GainAwareZLoss(0.7, beta=0.3),
+}
+
 
 @dataclass
 class Case:
@@ -162,6 +172,13 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     got, want = got.detach().double(), want.detach().double()
     difference, scale = (got - want).norm(), want.norm()
     return float(difference / scale) if scale > 0 else float(difference)
+
+
+def assert_close(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: float) -> None:
+    for name, truth in want.items():
+        if name in got:
+            assert got[name].shape == truth.shape, name
+            assert relative_error(got[name], truth) <= tolerance, f"{name}: {relative_error(got[name], truth):.2e}"
 
 
 def make_case(

@@ -12,26 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zloss
-from tests.laws.definitions import Case, make_case, measured, reference, relative_error
+from tests.laws.definitions import OBJECTIVES, Case, assert_close, make_case, measured, reference, relative_error
 
-OBJECTIVES = {
-    "ce": zloss.CrossEntropy(),
-    "centered-head": zloss.CenteredHead(),
-    "standard": zloss.StandardZLoss(0.7),
-    "standard c=0": zloss.StandardZLoss(0.7, target=0.0),
-    "centered": zloss.CenteredZLoss(0.7),
-    "factorized": zloss.FactorizedZLoss(0.5, 0.9, shift_target=0.4, relative_target=2.0),
-    "gain-aware": zloss.GainAwareZLoss(0.7, beta=0.3),
-}
 BACKENDS = ("dense", "chunked")
 FP64, FP32 = 1e-12, 2e-6
-
-
-def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], tolerance: float) -> None:
-    for name, truth in want.items():
-        if name in got:
-            assert got[name].shape == truth.shape, name
-            assert relative_error(got[name], truth) <= tolerance, f"{name}: {relative_error(got[name], truth):.2e}"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

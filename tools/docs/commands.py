@@ -21,9 +21,8 @@ EXIT_CODES = (
     (CLOSED_PIPE, "The reader of the output has ended, as with `head -1` behind a pipe."),
 )  # fmt: skip
 VARIABLES = (
-    ("ZLOSS_CACHE", "Folder of the C helper and of converted GGUF models; else `zloss` in `XDG_CACHE_HOME` or `~/.cache`."),
+    ("ZLOSS_CACHE", "Folder of converted GGUF models; else `zloss` in `XDG_CACHE_HOME` or `~/.cache`."),
     ("XDG_CACHE_HOME", "See `ZLOSS_CACHE`."),
-    ("ZLOSS_NATIVE", "`0` does the row pass in tensor operations and never builds the C helper."),
     ("CC", "The C compiler of the helper, with its flags. Default: `cc`."),
     ("ZLOSS_CHUNK_BYTES", "Bytes of V-wide buffers that a chunk of tokens may take in `head_loss`. Read once, at import."),
     ("ZLOSS_SAVE_EVERY", "Seconds between two saves of an audit that `--resume` can go on from."),

@@ -9,7 +9,7 @@ Axes: T tokens, V vocabulary rows inside log Z, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -18,13 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from zloss.distributed import check_target_range, counted_targets
-from zloss.errors import (
-    CoordinateError,
-    InputError,
-    MissingInputError,
-    ShapeError,
-)
-from zloss.head.gradient_buffer import check_gradient_buffer
+from zloss.errors import CoordinateError, DtypeError, InputError, MissingInputError, ShapeError
 from zloss.head.options import HeadOptions, Reduction, check_vocab
 from zloss.head.products import ProductPlan, fp32_plan, plan_products
 from zloss.head.sharded import (
@@ -70,7 +64,7 @@ class Targets:
 
     def weighted(self, value_T: Tensor) -> Tensor:
         """w_t·value_t, 0 at ignored tokens whatever they hold."""
-        return torch.where(self.valid_T, self.weight_T * value_T, self.weight_T.new_zeros(()))
+        return torch.where(self.valid_T, self.weight_T * value_T, 0)
 
     def reduced(self, value_T: Tensor) -> Tensor:
         """Σ_t w_t·value_t for "mean" and "sum", w_t·value_t for "none"."""
@@ -91,8 +85,6 @@ class LossProblem:
     """In which everything is computed: fp64 for fp64 inputs, else fp32."""
     plan: StatisticsPlan
     products: ProductPlan
-    grad_enabled: bool
-    """Grad mode of the caller; inside an autograd.Function it reads as off."""
     options: HeadOptions
     weight_grad_buffer: Tensor | None = None
     """Accumulates dW, which is then not returned."""
@@ -106,13 +98,9 @@ class LossProblem:
     def operands(self) -> tuple[Tensor | None, ...]:
         return tuple(getattr(self, name) for name in self.operand_names)
 
-    def with_operands(self, operands: Sequence[Tensor | None]) -> Self:
+    def with_operands(self, operands: Iterable[Tensor | None]) -> Self:
         changes: dict[str, Any] = dict(zip(self.operand_names, operands, strict=True))
         return replace(self, **changes)
-
-    def without_operands(self) -> Self:
-        """The rest, which an autograd graph may keep: the operands are kept by autograd itself."""
-        return self.with_operands([self.targets.weight_T.new_empty(0)] * len(self.operand_names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +123,6 @@ class HeadProblem(LossProblem):
     def partial_projection(self) -> bool:
         """Whether a rank keeps the E W of its local rows, so that dh is summed over ranks and not E W: without the gain."""
         return not (self.shard.whole or self.plan.gain)
-
-    def largest_hidden(self) -> Tensor:
-        """max |u| over all tokens."""
-        local_TD = self.hidden_TD.detach().abs()
-        largest = local_TD.amax() if local_TD.numel() else local_TD.new_zeros(())
-        return largest if self.tokens is None else self.shard.max_(largest)
 
     def scaled_bias(self) -> Tensor | None:
         """s·b of the rows inside log Z in compute precision, rounded first where autocast would; detached."""
@@ -174,9 +156,9 @@ def prepare_head(
         hidden, weight, bias, target, token_weight, group, gather_tokens=gather_tokens
     )
     _check_shapes(hidden, weight, target, bias, token_weight)
-    if weight_grad_buffer is not None:
-        check_gradient_buffer(weight_grad_buffer, weight, options)
     dtype = compute_dtype(hidden, weight, bias)
+    if weight_grad_buffer is not None:
+        _check_gradient_buffer(weight_grad_buffer, weight, dtype, options)
     leading = tuple(hidden.shape[:-1]) if tokens is None else tokens.leading
     first_masked = None if bias is None else _first_minus_inf(bias)
     if group is None:
@@ -197,7 +179,7 @@ def prepare_head(
     nonfinite_mask_T = _nonfinite_mask(flat_TD, targets.valid_T, tokens)
     if nonfinite_mask_T is not None:
         local_T = nonfinite_mask_T if tokens is None else nonfinite_mask_T[tokens.local]
-        flat_TD = torch.where(local_T.unsqueeze(1), flat_TD.new_zeros(()), flat_TD)
+        flat_TD = torch.where(local_T.unsqueeze(1), 0, flat_TD)
     rounding = autocast_dtype(hidden.device.type, dtype)
     return HeadProblem(
         hidden_TD=flat_TD,
@@ -218,7 +200,6 @@ def prepare_head(
         )
         if dtype == torch.float32
         else fp32_plan(dtype, hidden.device.type),
-        grad_enabled=torch.is_grad_enabled(),
         options=options,
         weight_grad_buffer=weight_grad_buffer,
         tokens=tokens,
@@ -228,7 +209,6 @@ def prepare_head(
 def _check_shapes(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, token_weight: Tensor | None
 ) -> None:
-    check_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias, "token_weight": token_weight})
     check_float("hidden", hidden)
     check_float("weight", weight)
     if hidden.dim() < 1:
@@ -249,6 +229,52 @@ def _check_shapes(
     if width == 0:
         raise ShapeError("the width is zero: `hidden` is [..., 0], so there is nothing to project.")
     check_same_device(hidden=hidden, weight=weight, target=target, bias=bias, token_weight=token_weight)
+
+
+def _check_gradient_buffer(buffer: Tensor, weight: Tensor, dtype: torch.dtype, options: HeadOptions) -> None:
+    """Refuse a buffer that could not take dW, or would take it twice.
+
+    For "mean" and "sum" the gradients are formed in the forward pass, so dW is in the buffer as soon as the loss returns,
+    and `weight.grad` stays as it was. The upstream gradient must be 1: factors of the loss (a loss scale, 1/micro-batches)
+    go into `normalizer` or `token_weight`. For "none" dW is added in the backward pass, with the upstream gradient of every
+    token.
+    """
+    check_tensors(weight=weight, weight_grad_buffer=buffer)
+    check_same_device(weight_grad_buffer=buffer, weight=weight)
+    training = torch.is_grad_enabled()
+    refusals: list[tuple[bool, type[InputError], str]] = [
+        (
+            buffer.dtype != torch.float32 or dtype == torch.float64,
+            DtypeError,
+            "is expected to be fp32, and `hidden`, `weight` and `bias` fp32, bf16 or fp16, "
+            f"but got {buffer.dtype} for a `weight` of {weight.dtype} and a loss computed in {dtype}.",
+        ),
+        (
+            buffer.shape != weight.shape,
+            ShapeError,
+            f"is expected to have the shape of `weight`, {list(weight.shape)}, but got {list(buffer.shape)}.",
+        ),
+        (buffer.requires_grad, InputError, "must not require a gradient: pass `buffer.detach()`."),
+        (
+            options.backend == "dense",
+            InputError,
+            "needs a chunked backend: use backend='auto', 'chunked' or 'triton'.",
+        ),
+        (
+            training and not weight.requires_grad,
+            InputError,
+            "was given for a `weight` that does not require a gradient.",
+        ),
+        (
+            training and options.reduction != "none" and torch._C._current_graph_task_id() != -1,
+            InputError,
+            "cannot be combined with activation checkpointing of the loss: the recomputation would add dW a second time. "
+            "Call the loss outside the checkpointed part, or use reduction='none'.",
+        ),
+    ]
+    for refused, error, reason in refusals:
+        if refused:
+            raise error(f"`weight_grad_buffer` {reason}")
 
 
 def _first_minus_inf(bias: Tensor) -> int | None:
@@ -306,7 +332,6 @@ def prepare_logits(
     """
     check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
     logits, weight, group = local_logits(logits, weight, group)
-    check_tensors(logits=logits, target=target, optional={"weight": weight, "token_weight": token_weight})
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ShapeError(
             f"`logits` is expected to be a float tensor [..., V], but got {logits.dtype} {list(logits.shape)}."
@@ -344,7 +369,6 @@ def prepare_logits(
         dtype=dtype,
         plan=_plan(options, has_mu=options.softcap is None, has_head=weight is not None, has_hidden=False),
         products=products,
-        grad_enabled=torch.is_grad_enabled(),
         options=options,
     )
 
@@ -376,14 +400,14 @@ def prepare_targets(
             f"but got {list(token_weight.shape)}."
         )
     flat_T = target.reshape(-1).long()
-    index_T = torch.where(valid_T, flat_T, flat_T.new_zeros(()))
+    index_T = torch.where(valid_T, flat_T, 0)
     if may_read(index_T):
         check_target_range("target", index_T, options.ignore_index, vocab)
 
     weight_T = valid_T.to(dtype)
     if token_weight is not None:
         # `where`, not a product: an ignored token's weight may be anything, even NaN.
-        weight_T = torch.where(valid_T, token_weight.reshape(-1).detach().to(dtype), weight_T.new_zeros(()))
+        weight_T = torch.where(valid_T, token_weight.reshape(-1).detach().to(dtype), 0)
     one = weight_T.new_ones(())
     if options.reduction != "mean":
         if normalizer is not None:
@@ -397,7 +421,7 @@ def prepare_targets(
     else:
         denominator, name = weight_T.sum(), "valid_tokens" if token_weight is None else "token_weight"
     empty = denominator == 0
-    weight_T = torch.where(empty, weight_T.new_zeros(()), weight_T / torch.where(empty, one, denominator))
+    weight_T = torch.where(empty, 0, weight_T / torch.where(empty, one, denominator))
     return Targets(index_T, valid_T, weight_T, options.reduction, denominator, name, target.shape)
 
 
@@ -414,8 +438,11 @@ def check_rows(stats: TokenStats) -> None:
     """Reject a valid token whose logits are all -inf: it has no distribution."""
     if not may_read(stats.row_max):
         return
+    empty = torch.isneginf(stats.row_max)
+    if not bool(empty.any()):
+        return
     # A row of NaN has no maximum either, but it is a diverged model, whose loss is NaN, and not a masking mistake.
-    empty = torch.isneginf(stats.row_max) & stats.valid & ~torch.isnan(stats.target_logit)
+    empty = empty & stats.valid & ~torch.isnan(stats.target_logit)
     if bool(empty.any()):
         count, first = int(empty.sum()), int(empty.nonzero()[0, 0])
         which = f"token {first} has" if count == 1 else f"{count} tokens (the first is {first}) have"

@@ -66,31 +66,24 @@ def _check_linear(linear: object, what: str) -> None:
 
 
 def _refuse_tied(linear: nn.Linear, model: nn.Module | Tensor | None, what: str) -> None:
-    """Writing into a tied table would also move every input embedding."""
+    """Writing into a tied table would also move every input embedding. A head is tied if the table, or a module other than
+    the head itself, holds the memory of its weight."""
     _check_linear(linear, what)
     if model is not None and not isinstance(model, nn.Module | Tensor):
         raise InputError(
             f"`model` is expected to be the nn.Module that holds the head, its input embedding or its table, but got "
             f"{type(model).__name__}."
         )
-    if model is not None and _shares_weight(linear, model):
+    if model is None:
+        return
+    others = (module for module in model.modules() if module is not linear) if isinstance(model, nn.Module) else ()
+    tables = [model] if isinstance(model, Tensor) else [p for other in others for p in other.parameters(recurse=False)]
+    if any(table.data_ptr() == linear.weight.data_ptr() for table in tables):
         raise TiedHeadError(
             f"{what} would also change the input embedding, because the head is tied to it. "
             "Deploy with CenteredHeadWrapper(linear) instead, or untie first: "
             "linear.weight = nn.Parameter(linear.weight.detach().clone())."
         )
-
-
-def _shares_weight(linear: nn.Linear, model: nn.Module | Tensor) -> bool:
-    """Whether the table, or a module other than the head itself, holds the memory of the head's weight."""
-    if isinstance(model, Tensor):
-        return model.data_ptr() == linear.weight.data_ptr()
-    return any(
-        parameter.data_ptr() == linear.weight.data_ptr()
-        for module in model.modules()
-        if module is not linear
-        for parameter in module.parameters(recurse=False)
-    )
 
 
 class CenteredHeadWrapper(nn.Module):

@@ -8,8 +8,11 @@ A call goes through four steps: the options check themselves (`options.py`), the
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Unpack
+from typing import ParamSpec, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +21,6 @@ from torch.distributed import ProcessGroup
 from zloss.distributed import is_dtensor
 from zloss.head.arguments import (
     DenominatorName,
-    HeadProblem,
-    LogitsProblem,
-    LossParts,
     Targets,
     check_rows,
     prepare_head,
@@ -28,12 +28,14 @@ from zloss.head.arguments import (
     refuse_smoothed_softcap,
 )
 from zloss.head.chunked import chunked_head_loss, chunked_logits_loss
-from zloss.head.compiling import outside_compile_unless
-from zloss.head.options import HeadKeywords, HeadOptions, resolve_backend, runs_in_triton, shows_options
+from zloss.head.options import HeadKeywords, HeadOptions, prefers_triton, resolve_backend, shows_options
 from zloss.head.reference import dense_head_loss, dense_logits_loss
 from zloss.objectives import Objective
 from zloss.statistics import TokenStats
 from zloss.tensors import compute_dtype
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -159,28 +161,7 @@ def logits_loss(
     return _logits_loss(logits, target, weight, HeadOptions(objective, **options), normalizer, token_weight, group)
 
 
-def _head_is_traceable(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    options: HeadOptions,
-    normalizer: float | Tensor | None,
-    token_weight: Tensor | None,
-    weight_grad_buffer: Tensor | None,
-    group: ProcessGroup | None,
-) -> bool:
-    """Whether a compiler may trace the loss: the Triton backend is built from custom ops. Three cases cannot be traced: per-token
-    losses, which compute the chunks again in backward, a buffer for dW, which is written in forward, and ranks, which
-    compare their arguments."""
-    if group is not None or is_dtensor(weight) or is_dtensor(hidden):
-        return False
-    in_triton = runs_in_triton(options.backend, hidden.device, compute_dtype(hidden, weight, bias))
-    return options.reduction != "none" and weight_grad_buffer is None and in_triton
-
-
-@outside_compile_unless(_head_is_traceable)
-def _head_loss(
+def _compute_head_loss(
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -203,30 +184,23 @@ def _head_loss(
         group=group,
     )
     backend = resolve_backend(options.backend, hidden.device, problem.dtype)
-    if backend != "dense":
+    if backend == "dense":
+        parts = dense_head_loss(problem)
+    else:
         refuse_smoothed_softcap(options)
-    loss, cross_entropy, auxiliary, stats = _HEAD_BACKENDS[backend](problem)
+        if backend == "triton":
+            from zloss.head.triton import triton_head_loss
+
+            parts = triton_head_loss(problem)
+        else:
+            parts = chunked_head_loss(problem)
+    loss, cross_entropy, auxiliary, stats = parts
     if problem.nonfinite_mask_T is not None:
         stats = replace(stats, row_max=stats.row_max.masked_fill(problem.nonfinite_mask_T, torch.nan))
     return _output(problem.targets, loss, cross_entropy, auxiliary, stats)
 
 
-def _logits_are_traceable(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    options: HeadOptions,
-    normalizer: float | Tensor | None,
-    token_weight: Tensor | None,
-    group: ProcessGroup | None,
-) -> bool:
-    if group is not None or is_dtensor(logits):
-        return False
-    return runs_in_triton(options.backend, logits.device, compute_dtype(logits, weight))
-
-
-@outside_compile_unless(_logits_are_traceable)
-def _logits_loss(
+def _compute_logits_loss(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
@@ -241,7 +215,15 @@ def _logits_loss(
     # The row ops of Triton form the gradient of whole rows; a rank's columns go through the chunks on any device.
     whole = problem.shard.whole
     backend = resolve_backend(options.backend, logits.device, problem.dtype) if whole else "chunked"
-    return _output(problem.targets, *_LOGITS_BACKENDS[backend](problem))
+    if backend == "dense":
+        parts = dense_logits_loss(problem)
+    elif backend == "triton":
+        from zloss.head.triton import triton_logits_loss
+
+        parts = triton_logits_loss(problem)
+    else:
+        parts = chunked_logits_loss(problem)
+    return _output(problem.targets, *parts)
 
 
 def _output(
@@ -256,17 +238,53 @@ def _output(
     )
 
 
-def _triton_head_loss(problem: HeadProblem) -> LossParts:
-    from zloss.head.triton import triton_head_loss
-
-    return triton_head_loss(problem)
+# --- under torch.compile --------------------------------------------------------------------------------------------------
 
 
-def _triton_logits_loss(problem: LogitsProblem) -> LossParts:
-    from zloss.head.triton import triton_logits_loss
+def outside_compile(function: Callable[P, R], unless: Callable[P, bool] | None = None) -> Callable[P, R]:
+    """Keep a function out of torch.compile's trace: compiled code around it breaks its graph there and continues after it.
 
-    return triton_logits_loss(problem)
+    Checks that read values and buffers that are written in place cannot be traced. `unless` accepts the arguments of calls
+    that can be, and that join the compiled graph. `torch.compiler.disable` imports torch._dynamo when it decorates, which
+    takes seconds, so it is called only once torch._dynamo has been imported by the code that compiles.
+    """
+    untraced: list[Callable[P, R]] = []
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if unless is not None and torch.compiler.is_compiling() and unless(*args, **kwargs):
+            return function(*args, **kwargs)
+        if not untraced:
+            untraced.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+        return untraced[0](*args, **kwargs)
+
+    return call
 
 
-_HEAD_BACKENDS = {"dense": dense_head_loss, "chunked": chunked_head_loss, "triton": _triton_head_loss}
-_LOGITS_BACKENDS = {"dense": dense_logits_loss, "chunked": chunked_logits_loss, "triton": _triton_logits_loss}
+def _is_traceable(options: HeadOptions, device: torch.device, *tensors: Tensor | None) -> bool:
+    """Whether a compiler may trace a loss of these tensors: the Triton backend is built from custom ops."""
+    in_triton = options.backend == "triton" or (
+        options.backend == "auto" and prefers_triton(device, compute_dtype(*tensors))
+    )
+    return in_triton and not any(is_dtensor(tensor) for tensor in tensors)
+
+
+# Three cases cannot be traced: per-token losses of hidden states, which compute the chunks again in backward, a buffer for
+# dW, which is written in forward, and ranks, which compare their arguments.
+_head_loss = outside_compile(
+    _compute_head_loss,
+    unless=lambda hidden, weight, target, bias, options, normalizer, token_weight, weight_grad_buffer, group: (
+        group is None
+        and weight_grad_buffer is None
+        and options.reduction != "none"
+        and _is_traceable(options, hidden.device, hidden, weight, bias)
+    ),
+)
+_logits_loss = outside_compile(
+    _compute_logits_loss,
+    unless=lambda logits, target, weight, options, normalizer, token_weight, group: (
+        group is None and _is_traceable(options, logits.device, logits, weight)
+    ),
+)

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 import torch
 
@@ -91,48 +91,23 @@ class HeadOptions:
     """Bytes of the V-wide buffers of a chunk; None: ZLOSS_CHUNK_BYTES, else 128 MB on a CPU and 1.25 GiB on a GPU."""
 
     def __post_init__(self) -> None:
-        self._check_types()
+        if not isinstance(self.objective, Objective):
+            raise InputError(
+                f"`objective` is expected to be an Objective such as zloss.CenteredZLoss(1e-4), but got {self.objective!r}."
+            )
+        for name, number in _NUMBERS.items():
+            number.check(name, getattr(self, name))
         check_reduction(self.reduction)
-        _check_name("statistics", self.statistics, get_args(Statistics))
-        _check_name("backend", self.backend, get_args(Backend))
-        _check_name("products", self.products, get_args(Products))
-        if not 0 <= self.label_smoothing <= 1:
-            raise InputError(f"`label_smoothing` is expected to lie in [0, 1], but got {self.label_smoothing!r}.")
-        # Written as comparisons, which a compiler can turn into guards where the number is symbolic to it.
-        if not -math.inf < self.logit_scale < math.inf or self.logit_scale == 0:
-            raise InputError(
-                f"`logit_scale` is expected to be a finite number other than 0, but got {self.logit_scale!r}."
-            )
-        if self.softcap is not None and not 0 < self.softcap < math.inf:
-            raise InputError(f"`softcap` is expected to be None or a finite number > 0, but got {self.softcap!r}.")
-        if self.chunk_size is not None and self.chunk_size < 1:
-            raise InputError(f"`chunk_size` is expected to be a number of tokens ≥ 1, but got {self.chunk_size!r}.")
-        if self.memory_budget is not None and self.memory_budget < 1:
-            raise InputError(
-                f"`memory_budget` is expected to be a number of bytes ≥ 1, but got {self.memory_budget!r}."
-            )
+        for name, known in _NAMES.items():
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in known:
+                raise UnknownNameError(name, value, known)
         # Label smoothing alone may pass: the dense backend and losses of logits have the mean of softcapped logits.
         if self.softcap is not None and self._objective_uses_mean:
             self.refuse_missing_mean(
                 "`softcap` is not shift-invariant: centering would change the model. "
                 "Use StandardZLoss or GainAwareZLoss with softcap."
             )
-
-    def _check_types(self) -> None:
-        if not isinstance(self.objective, Objective):
-            raise InputError(
-                f"`objective` is expected to be an Objective such as zloss.CenteredZLoss(1e-4), but got {self.objective!r}."
-            )
-        whole_numbers = ("chunk_size", "memory_budget", "ignore_index", "valid_vocab")
-        for name in ("label_smoothing", "logit_scale", "softcap", *whole_numbers):
-            value = getattr(self, name)
-            optional = name in ("softcap", "chunk_size", "memory_budget", "valid_vocab")
-            whole = name in whole_numbers
-            if not (value is None and optional) and not (is_number(value) and (isinstance(value, int) or not whole)):
-                kind = "a whole number" if whole else "a number"
-                raise InputError(
-                    f"`{name}` is expected to be {kind}{' or None' if optional else ''}, but got {value!r}."
-                )
 
     def chunk_bounds(self, tokens: int, token_bytes: int, device_type: str) -> list[tuple[int, int]]:
         """Token ranges of the chunks; `token_bytes` is the size of the V-wide buffers of one token."""
@@ -160,6 +135,39 @@ class HeadOptions:
         return self.objective.active and self.objective.needs_gain
 
 
+class _Number(NamedTuple):
+    """What an option that is a number may be."""
+
+    whole: bool
+    optional: bool
+    allowed: Callable[[float], bool] = lambda value: True
+    expected: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        if value is None and self.optional:
+            return
+        if not is_number(value) or (self.whole and not isinstance(value, int)):
+            kind = f"{'a whole number' if self.whole else 'a number'}{' or None' if self.optional else ''}"
+            raise InputError(f"`{name}` is expected to be {kind}, but got {value!r}.")
+        if not self.allowed(value):
+            raise InputError(f"`{name}` is expected to {self.expected}, but got {value!r}.")
+
+
+# Written as comparisons, which a compiler can turn into guards where the number is symbolic to it.
+_NUMBERS = {
+    "label_smoothing": _Number(False, False, lambda value: 0 <= value <= 1, "lie in [0, 1]"),
+    "logit_scale": _Number(
+        False, False, lambda value: -math.inf < value < math.inf and value != 0, "be a finite number other than 0"
+    ),
+    "softcap": _Number(False, True, lambda value: 0 < value < math.inf, "be None or a finite number > 0"),
+    "chunk_size": _Number(True, True, lambda value: value >= 1, "be a number of tokens ≥ 1"),
+    "memory_budget": _Number(True, True, lambda value: value >= 1, "be a number of bytes ≥ 1"),
+    "ignore_index": _Number(True, False),
+    "valid_vocab": _Number(True, True),
+}
+_NAMES = {"statistics": get_args(Statistics), "backend": get_args(Backend), "products": get_args(Products)}
+
+
 def shows_options(keywords: type[SourceKeywords]) -> Callable[[F], F]:
     """Show these keywords, with the defaults of `HeadOptions`, in a signature that has `**options`: for `help` and the docs."""
     options = [
@@ -180,11 +188,6 @@ def shows_options(keywords: type[SourceKeywords]) -> Callable[[F], F]:
 def check_reduction(reduction: str) -> None:
     if not isinstance(reduction, str) or reduction not in get_args(Reduction):
         raise ReductionError(reduction)
-
-
-def _check_name(option: str, value: object, known: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise UnknownNameError(option, value, known)
 
 
 def check_vocab(valid_vocab: int | None, rows: int) -> int:
@@ -221,11 +224,6 @@ def resolve_backend(backend: Backend, device: torch.device, dtype: torch.dtype) 
     return backend
 
 
-def runs_in_triton(backend: Backend, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a loss with this backend runs in Triton. Nothing is checked: the tensors may still be invalid."""
-    return backend == "triton" or (backend == "auto" and prefers_triton(device, dtype))
-
-
 def prefers_triton(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether backend="auto" uses Triton: a supported GPU, Triton installed, and fp32 statistics."""
     if device.type != "cuda" or dtype == torch.float64 or not TRITON_INSTALLED:
@@ -242,18 +240,15 @@ def require_triton(device: torch.device, dtype: torch.dtype) -> None:
             "backend='triton' computes in fp32 from fp32, bf16 or fp16 tensors, but got fp64: "
             "use backend='chunked' or 'dense', which stay in fp64."
         )
-    if device.type != "cuda" and (device.type != "cpu" or not _interpreted()):
+    if device.type == "cuda":
+        return
+    from zloss.head.triton_kernels import INTERPRETED  # Triton decides it when the kernels are defined
+
+    if device.type != "cpu" or not INTERPRETED:
         raise DeviceError(
             f"backend='triton' needs tensors on a GPU, but got {device}: use backend='chunked' there. To run the kernels "
             "interpreted on the CPU, as tests do, set TRITON_INTERPRET=1 before the first loss with backend='triton'."
         )
-
-
-def _interpreted() -> bool:
-    """Whether the kernels run on the interpreter; Triton decides it when they are defined."""
-    from zloss.head.triton_kernels import INTERPRETED
-
-    return INTERPRETED
 
 
 # Large chunks need fewer passes over dW, small ones less memory. On the CPU the V-wide buffers stay near 128 MB: 512 tokens
@@ -289,7 +284,11 @@ def chunk_bounds(
     """Token ranges of nearly equal length; `token_bytes` is the size of the V-wide buffers of one token."""
     if tokens == 0:
         return []
-    budget = memory_budget if memory_budget is not None else _default_budget()
+    budget = memory_budget
+    if budget is None and _IN_ENVIRONMENT:
+        if not _IN_ENVIRONMENT.isdecimal() or int(_IN_ENVIRONMENT) == 0:
+            raise InputError(f"{BUDGET_VARIABLE} is expected to be a number of bytes ≥ 1, but got {_IN_ENVIRONMENT!r}.")
+        budget = int(_IN_ENVIRONMENT)
     if chunk_size is not None:
         size = chunk_size
     elif device_type == "cuda":
@@ -303,11 +302,3 @@ def chunk_bounds(
     if chunk_size is None and device_type == "cuda":
         step = -(-step // TILE) * TILE
     return [(start, min(start + step, tokens)) for start in range(0, tokens, step)]
-
-
-def _default_budget() -> int | None:
-    if not _IN_ENVIRONMENT:
-        return None
-    if not _IN_ENVIRONMENT.isdecimal() or int(_IN_ENVIRONMENT) == 0:
-        raise InputError(f"{BUDGET_VARIABLE} is expected to be a number of bytes ≥ 1, but got {_IN_ENVIRONMENT!r}.")
-    return int(_IN_ENVIRONMENT)

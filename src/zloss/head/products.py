@@ -1,4 +1,4 @@
-"""The matrix products of a head loss, in which dtype they run, and the sums of dW and db over chunks.
+"""The matrix products of a head loss, in which dtype they run, and the gradients dh, dW and db that they add up to.
 
 A head loss has three products with a V-wide factor: the logits h Wᵀ, E W with E = exp(z − m), and Eᵀ(s∘h) with
 s = w·a/S. `products` says in which dtype their factors are:
@@ -16,13 +16,13 @@ copy of W, scaled by a power of two, in which every entry above 2⁻²⁹ of the
 Results and sums are fp32 under every option, and the logits are never stored in 16 bits. Operands that are not both of
 one 16-bit dtype (after autocast) have fp32 products under every option. The dense backend ignores the option.
 
-Axes: C tokens of a chunk, V vocabulary, D width; M, N rows and columns of a result, K the axis that is summed.
+Axes: T tokens, C tokens of a chunk, V vocabulary, D width; M, N rows and columns of a result, K the axis that is summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -95,33 +95,24 @@ def plan_products(
     >>> plan_products("auto", device_type="cuda", hidden=bf16, weight=bf16, torch_version=(2, 13), hip=False).kind
     'operand'
     """
-    version = _installed_version() if torch_version is None else torch_version
-    on_rocm = torch.version.hip is not None if hip is None else hip
     compute = torch.float64 if torch.float64 in (hidden, weight) else torch.float32
     dtypes = {hidden, weight} if rounding is None else {rounding}
     shared = dtypes.pop() if len(dtypes) == 1 else compute
-    operand = shared if shared in (torch.bfloat16, torch.float16) else None
-    takes_16_bit = (
-        device_type == "cuda" and operand is not None and version >= (_OUT_DTYPE_ON_ROCM if on_rocm else _OUT_DTYPE)
-    )
-    kind: Kind
-    if operand is None:
-        kind = "fp32"
-    elif option == "auto":
-        kind = "operand" if takes_16_bit else "fp32"
-    else:
-        kind = option
-    return ProductPlan(kind, device_type, compute, operand, takes_16_bit, takes_16_bit and version >= _FP32_ACCUMULATOR)
+    if compute == torch.float64 or shared not in (torch.bfloat16, torch.float16):
+        return fp32_plan(compute, device_type)
+    version = torch_version or _INSTALLED
+    on_rocm = torch.version.hip is not None if hip is None else hip
+    takes_16_bit = device_type == "cuda" and version >= (_OUT_DTYPE_ON_ROCM if on_rocm else _OUT_DTYPE)
+    kind: Kind = ("operand" if takes_16_bit else "fp32") if option == "auto" else option
+    return ProductPlan(kind, device_type, compute, shared, takes_16_bit, takes_16_bit and version >= _FP32_ACCUMULATOR)
+
+
+_INSTALLED: Version = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
 
 
 def fp32_plan(compute: torch.dtype = torch.float32, device_type: str = "cpu") -> ProductPlan:
     """Every product in compute precision, from factors that are converted to it."""
     return ProductPlan("fp32", device_type, compute, None, takes_16_bit=False, fp32_accumulator=False)
-
-
-def _installed_version() -> Version:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def product_exp(e_CV: Tensor, plan: ProductPlan, out_CV: Tensor | None = None) -> Tensor:
@@ -137,7 +128,7 @@ def applied_exp(e_CV: Tensor, plan: ProductPlan) -> Tensor:
     return product_exp(e_CV, plan).to(e_CV.dtype) / plan.exp_scale if plan.narrow else e_CV
 
 
-def power_of_two(largest: Tensor, exponent: int) -> Tensor:
+def _power_of_two(largest: Tensor, exponent: int) -> Tensor:
     """The power of two that scales `largest` to 2^exponent at most; 1 for 0 and for what is not finite."""
     usable = torch.isfinite(largest) & (largest > 0)
     steps = (exponent - torch.frexp(largest).exponent).clamp(-100, 100)
@@ -160,16 +151,22 @@ class HeadProducts:
     def __init__(
         self, weight_VD: Tensor, dtype: torch.dtype, rounding: torch.dtype | None, plan: ProductPlan | None = None
     ) -> None:
-        self._weight_VD = weight_VD.detach()
-        self._dtype = dtype
+        self._weight_VD, self._dtype = weight_VD.detach(), dtype
+        self._plan = plan = fp32_plan(dtype) if plan is None else plan
         self._rounding = None if rounding == weight_VD.dtype else rounding
-        self._whole = weight_VD.dtype == dtype and self._rounding is None
-        self._plan = fp32_plan(dtype) if plan is None else plan
-        # Plain attributes: torch.compile does not enter the lock of a cached_property.
-        self._rounded_VD: Tensor | None = None
-        self._factor_VD: Tensor | None = None
-        self._unit: Tensor | None = None
         self.vocab, self.width = weight_VD.shape
+        self._whole = weight_VD.dtype == dtype and self._rounding is None
+        self._rounded_VD = self._weight_VD
+        if plan.takes_16_bit and self._rounding is not None:
+            # One rounded copy of a master weight in fp32, as autocast keeps it too.
+            self._rounded_VD = self._weight_VD.to(self._rounding)
+        self._unit: Tensor | None = None
+        """The power of two that scales the largest |W| to 2¹⁵ where E W takes an fp16 copy of a bf16 head."""
+        if plan.narrow and plan.operand != plan.factor and self.vocab:
+            largest = torch.linalg.vector_norm(self._weight_VD, torch.inf, dtype=dtype)
+            self._unit = _power_of_two(largest, _COPY_EXPONENT)
+        self._copy_VD: Tensor | None = None
+        """That copy, once it was needed. A plain attribute: torch.compile does not enter the lock of a cached_property."""
 
     @classmethod
     def of(cls, problem: HeadProblem) -> HeadProducts:
@@ -178,25 +175,26 @@ class HeadProducts:
     def logits_(self, hidden_CD: Tensor, out_CV: Tensor) -> None:
         """out = h Wᵀ, for h in compute precision, or in 16 bits where the device takes that."""
         if hidden_CD.dtype != self._dtype:
-            _multiply(hidden_CD, self._rounded().t(), out_CV)
+            _multiply(hidden_CD, self._rounded_VD.t(), out_CV)
             return
-        for block, weight in self._blocks():
-            _multiply(hidden_CD, weight.t(), out_CV[:, block])
+        for block in self._blocks():
+            _multiply(hidden_CD, self._wide(self._weight_VD[block]).t(), out_CV[:, block])
 
     def back_project(self, e_CV: Tensor) -> Tensor:
         """E W in compute precision, which is S·Wᵀp for E = S·p: the product that both the gain and dh need.
 
         `e_CV` is E times the plan's scale.
         """
-        plan = self._plan
+        plan, unit = self._plan, self._unit
         out_CD = e_CV.new_zeros(e_CV.shape[0], self.width, dtype=self._dtype)
         if plan.narrow and plan.takes_16_bit:
             _accumulate(out_CD, e_CV, self._factor(), plan, first=True)
         else:
-            for block, weight in self._blocks():
-                wide_CV = e_CV[:, block].to(self._dtype)
-                _accumulate(out_CD, wide_CV, self._as_factor(weight), plan, first=block.start == 0)
-        unit = self._copy_unit()
+            for block in self._blocks():
+                weight_VD = self._wide(self._weight_VD[block])
+                if unit is not None:  # the entries of `_factor`
+                    weight_VD = (weight_VD * unit).to(plan.factor).to(self._dtype)
+                _accumulate(out_CD, e_CV[:, block].to(self._dtype), weight_VD, plan, first=block.start == 0)
         if unit is not None:
             out_CD.div_(unit)
         return out_CD if plan.exp_scale == 1 else out_CD.mul_(1 / plan.exp_scale)
@@ -209,70 +207,41 @@ class HeadProducts:
             _accumulate(total_VX, e_CV.t(), factor_CX, plan, first=first, alpha=alpha)
             return
         wide_CX = factor_CX.to(self._dtype)
-        for block in self._ranges():
+        for block in self._blocks():
             _accumulate(total_VX[block], e_CV[:, block].to(self._dtype).t(), wide_CX, plan, first=first, alpha=alpha)
 
     def select(self, index_C: Tensor) -> Tensor:
         """W[y] in compute precision."""
-        return self._convert(self._weight_VD.index_select(0, index_C))
+        return self._wide(self._weight_VD.index_select(0, index_C))
 
     def mean(self) -> Tensor:
         """w̄, the mean row."""
         if self._whole:
             return self._weight_VD.mean(dim=0)
         if self._plan.takes_16_bit:
-            return self._rounded().sum(dim=0, dtype=self._dtype) / self.vocab
+            return self._rounded_VD.sum(dim=0, dtype=self._dtype) / self.vocab
         total_D = self._weight_VD.new_zeros(self.width, dtype=self._dtype)
-        for _, weight in self._blocks():
-            total_D += weight.sum(dim=0)
+        for block in self._blocks():
+            total_D += self._wide(self._weight_VD[block]).sum(dim=0)
         return total_D / self.vocab
 
-    def _ranges(self) -> Iterator[slice]:
+    def _blocks(self) -> Iterator[slice]:
         step = max(1, self.vocab) if self._whole else max(1, _BLOCK_BYTES // max(1, self.width * self._dtype.itemsize))
         for start in range(0, self.vocab, step):
             yield slice(start, min(start + step, self.vocab))
 
-    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """W in compute precision, block by block."""
-        for block in self._ranges():
-            yield block, self._convert(self._weight_VD[block])
-
-    def _convert(self, weight_VD: Tensor) -> Tensor:
+    def _wide(self, weight_VD: Tensor) -> Tensor:
+        """Rows of W in compute precision, rounded first where autocast would."""
         return (weight_VD if self._rounding is None else weight_VD.to(self._rounding)).to(self._dtype)
-
-    def _rounded(self) -> Tensor:
-        """The head in 16 bits; for a master weight in fp32 one rounded copy, as autocast keeps it too."""
-        if self._rounding is None:
-            return self._weight_VD
-        if self._rounded_VD is None:
-            self._rounded_VD = self._weight_VD.to(self._rounding)
-        return self._rounded_VD
-
-    def _copy_unit(self) -> Tensor | None:
-        """The power of two that scales the largest |W| to 2¹⁵ where E W takes an fp16 copy of a bf16 head; else None."""
-        plan = self._plan
-        if not plan.narrow or plan.operand == plan.factor or not self.vocab:
-            return None
-        if self._unit is None:
-            largest = torch.linalg.vector_norm(self._weight_VD, torch.inf, dtype=self._dtype)
-            self._unit = power_of_two(largest, _COPY_EXPONENT)
-        return self._unit
 
     def _factor(self) -> Tensor:
         """The head as the product E W takes it on a GPU: in 16 bits, as it is or as a scaled copy."""
-        unit = self._copy_unit()
-        if unit is None:
-            return self._rounded()
-        if self._factor_VD is None:
-            rounded_VD = self._rounded()
-            self._factor_VD = torch.empty_like(rounded_VD, dtype=self._plan.factor)
-            torch.mul(rounded_VD, unit, out=self._factor_VD)
-        return self._factor_VD
-
-    def _as_factor(self, weight_VD: Tensor) -> Tensor:
-        """A block of W in compute precision with the entries of `_factor`."""
-        unit = self._copy_unit()
-        return weight_VD if unit is None else (weight_VD * unit).to(self._plan.factor).to(self._dtype)
+        if self._unit is None:
+            return self._rounded_VD
+        if self._copy_VD is None:
+            self._copy_VD = torch.empty_like(self._rounded_VD, dtype=self._plan.factor)
+            torch.mul(self._rounded_VD, self._unit, out=self._copy_VD)
+        return self._copy_VD
 
 
 # A product of 16-bit factors has an fp32 result and fp32 sums. Where the device cannot do that (`takes_16_bit` is off) the
@@ -320,9 +289,7 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor, beta: float, alpha:
         total.addmm_(left.to(total.dtype), right.to(total.dtype), beta=beta, alpha=alpha)
 
 
-@add_product_.register_fake
-def _(total: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> None:
-    return None
+add_product_.register_fake(lambda *_: None)
 
 
 _FACTOR_EXPONENT = 4
@@ -334,83 +301,175 @@ _BIAS_COLUMNS = 8
 """Columns of that product: tensor cores take multiples of 8."""
 
 
-def factor_units(problem: HeadProblem, weight_T: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Powers of two by which s∘h and s are multiplied in fp16, one for all chunks; None where they are not narrow.
+class HeadGradients:
+    """The wanted ones of dh, dW and db of Σ_t weight_t·ℓ_t, summed over chunks in compute precision.
 
-    fp16 has a narrow range and s∘h is small: w is 1/tokens, S up to V.
-    """
-    if not problem.products.narrow or not weight_T.numel():
-        return None, None
-    width = problem.largest_hidden().float() * abs(problem.options.logit_scale)
-    largest = weight_T.detach().abs().amax()
-    return power_of_two(largest * width, _FACTOR_EXPONENT), power_of_two(largest, _FACTOR_EXPONENT)
+        dh_t = a_t E_t W − b_t W[y_t] − g_t w̄
+        dW   = Σ_t (a_t E_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t g_t u_t)ᵀ,    db likewise with 1 for u_t
 
-
-class WeightGradient:
-    """dW = Σ_t (a_t E_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t g_t u_t)ᵀ, summed over chunks in compute precision.
-
-    (a, b, g) are weighted, a = w·a/S. In 16 bits the product takes x = round(a∘h). That loses much of what distinguishes a
-    from 1: a Z-loss of λ = 1e-4 changes a by 2e-3, which is four times the largest rounding error of fp16. So on the rows
-    of the target and of the largest logit, where E is of the size of 1, the residue E·(a∘h − x) is added back in compute
-    precision. On all other rows E is small and the roundings of many tokens average out.
+    (a, b, g) are weighted, a = w·a/S; u carries the logit scale. In 16 bits the product for dW takes x = round(a∘h). That
+    loses much of what distinguishes a from 1: a Z-loss of λ = 1e-4 changes a by 2e-3, which is four times the largest
+    rounding error of fp16. So on the rows of the target and of the largest logit, where E is of the size of 1, the residue
+    E·(a∘h − x) is added back in compute precision. On all other rows E is small and the roundings of many tokens average out.
     """
 
-    def __init__(self, problem: HeadProblem, head: HeadProducts, unit: Tensor | None) -> None:
-        self._problem, self._head, self._plan, self._unit = problem, head, problem.products, unit
-        self._buffer = problem.weight_grad_buffer
-        self._empty = self._buffer is None
+    def __init__(self, problem: HeadProblem, head: HeadProducts, wanted: tuple[bool, ...], weight_T: Tensor) -> None:
+        self._problem, self._head, self._plan, self._weight_T = problem, head, problem.products, weight_T
+        hidden, weight, bias = wanted
+        self._unit: Tensor | None = None
+        self._bias_unit: Tensor | None = None
+        """Powers of two by which s∘h and s are multiplied in fp16, one for all chunks: fp16 has a narrow range and s∘h is
+        small, because w is 1/tokens and S up to V."""
+        if self._plan.narrow and weight_T.numel():
+            local_TD, largest_w = problem.hidden_TD.detach().abs(), weight_T.detach().abs().amax()
+            largest_h = local_TD.amax() if local_TD.numel() else local_TD.new_zeros(())
+            if problem.tokens is not None:  # this rank has some of the tokens, and the unit is that of all
+                problem.shard.max_(largest_h)
+            scaled_h = largest_h.float() * abs(problem.options.logit_scale)
+            self._unit = _power_of_two(largest_w * scaled_h, _FACTOR_EXPONENT)
+            self._bias_unit = _power_of_two(largest_w, _FACTOR_EXPONENT)
+        dtype, device, shape_VD = problem.dtype, problem.hidden_TD.device, problem.weight_VD.shape
+        self._hidden_TD = torch.empty(problem.hidden_TD.shape, dtype=dtype, device=device) if hidden else None
+        self._bias_V = torch.zeros(shape_VD[0], dtype=dtype, device=device) if bias else None
+        self._weight_VD: Tensor | None = None
+        self._empty = problem.weight_grad_buffer is None
         """Whether nothing was added to dW yet; memory of our own starts uninitialised."""
-        if self._buffer is None:
-            device = problem.hidden_TD.device
-            self._weight_VD = torch.empty(problem.weight_VD.shape, dtype=problem.dtype, device=device)
-        else:
-            self._weight_VD = self._buffer
-            if unit is not None:
-                self._weight_VD[: problem.vocab].mul_(unit)
-        self._uniform_D = torch.zeros(problem.weight_VD.shape[1], dtype=problem.dtype, device=problem.hidden_TD.device)
-        self._has_uniform = False
+        if weight:
+            self._weight_VD = problem.weight_grad_buffer
+            if self._weight_VD is None:
+                self._weight_VD = torch.empty(shape_VD, dtype=dtype, device=device)
+            elif self._unit is not None:
+                self._weight_VD[: problem.vocab].mul_(self._unit)
+        self._uniform_D: Tensor | None = None
+        """Σ_t g_t u_t."""
+        self._uniform: Tensor | None = None
+        """Σ_t g_t."""
+        self._pending: list[Callable[[], object]] = []
+        """What waits for the sums of dh over ranks that are under way."""
 
-    def add(self, chunk: HeadChunk, local: Coefficients) -> None:
-        """Add a chunk, with the coefficients of the local rows."""
-        if self._problem.vocab:
-            self._add_product(chunk, local)
-        self._empty = False
-        if local.g is not None:
-            self._uniform_D += local.g @ chunk.hidden_CD
-            self._has_uniform = True
-
-    def _add_product(self, chunk: HeadChunk, local: Coefficients) -> None:
-        """Eᵀ(a∘h) − onehotᵀ(b∘h). The weights of the tokens multiply h and not E, which is V wide."""
+    def add(self, chunk: HeadChunk) -> None:
+        """Add the gradients of a chunk; its E W is consumed."""
+        whole = chunk.weighted(chunk.loss.coefficients, self._weight_T)
+        assert whole.b is not None
+        if chunk.target_slope_C is not None:
+            b_C = torch.where(chunk.stats.valid, whole.b * chunk.target_slope_C, 0)
+            whole = replace(whole, b=b_C)
+        local = chunk.share.local(whole)
         assert local.b is not None
+        if self._hidden_TD is not None:
+            self._add_hidden(chunk, whole, local, self._hidden_TD)
+        if self._weight_VD is not None:
+            if self._problem.vocab:
+                self._add_weight(chunk, local.a, local.b, self._weight_VD[: self._problem.vocab])
+            self._empty = False
+            if local.g is not None:
+                uniform_D = local.g @ chunk.hidden_CD
+                self._uniform_D = uniform_D if self._uniform_D is None else self._uniform_D + uniform_D
+        if self._bias_V is not None:
+            if self._problem.vocab:
+                self._add_bias(chunk, local.a, self._bias_V[: self._problem.vocab])
+                self._bias_V.index_add_(0, chunk.index_C, local.b, alpha=-1)
+            if local.g is not None:
+                uniform = local.g.sum()
+                self._uniform = uniform if self._uniform is None else self._uniform + uniform
+
+    def _add_hidden(self, chunk: HeadChunk, whole: Coefficients, local: Coefficients, out_TD: Tensor) -> None:
+        """Write dh of a chunk to its tokens, from the coefficients of the whole vocabulary or those of the local rows."""
+        shard, token_chunk = self._problem.shard, chunk.token_chunk
+        if not self._problem.partial_projection:
+            grad_CD = self._hidden_gradient(chunk, whole)
+            if token_chunk is None:
+                out_TD[chunk.tokens] = grad_CD
+            else:
+                out_TD[token_chunk.local_rows] = grad_CD[token_chunk.local_in_chunk]
+            return
+        # A sum over ranks, in parallel with the products of this chunk's dW and of the next chunk. The first rank adds the
+        # term along w̄, which every rank knows.
+        first_rank = shard.group is not None and shard.group.rank() == 0
+        grad_CD = self._hidden_gradient(chunk, local if first_rank else replace(local, g=None))
+        if token_chunk is None:
+            place_CD = out_TD[chunk.tokens]
+            place_CD.copy_(grad_CD)
+            self._pending.append(shard.start_sum_(place_CD).wait)
+            return
+        while self._pending:  # each of these sums has a buffer: one at a time
+            self._pending.pop()()
+        self._pending.append(token_chunk.start_scatter(grad_CD, out_TD))
+
+    def _hidden_gradient(self, chunk: HeadChunk, coefficients: Coefficients) -> Tensor:
+        """a·E W − b·W[y] − g·w̄."""
+        assert chunk.projected_CD is not None
+        assert coefficients.b is not None
+        grad_CD = chunk.projected_CD.mul_(coefficients.a.unsqueeze(1))
+        target_rows_CD = chunk.target_rows_CD
+        if target_rows_CD is None and self._problem.vocab:
+            target_rows_CD = self._head.select(chunk.index_C)
+        if target_rows_CD is not None:
+            grad_CD.addcmul_(target_rows_CD, coefficients.b.unsqueeze(1), value=-1)
+        if coefficients.g is not None:
+            assert chunk.mean_row_D is not None  # a source along 1/V needs μ, and with μ there is w̄
+            grad_CD.addr_(coefficients.g, chunk.mean_row_D, alpha=-1)
+        return grad_CD
+
+    def _add_weight(self, chunk: HeadChunk, a_C: Tensor, b_C: Tensor, total_VD: Tensor) -> None:
+        """Eᵀ(a∘h) − onehotᵀ(b∘h). The weights of the tokens multiply h and not E, which is V wide."""
         e_CV, max_index_C, index_C = chunk.rows.e_CV, chunk.rows.max_index_C, chunk.index_C
-        inside_VD = self._weight_VD[: self._problem.vocab]
         hidden_CD = chunk.hidden_CD if self._unit is None else chunk.hidden_CD * self._unit
-        weighted_CD = hidden_CD * local.a.unsqueeze(1)
-        picked_CD = hidden_CD * local.b.unsqueeze(1)
+        weighted_CD = hidden_CD * a_C.unsqueeze(1)
+        picked_CD = hidden_CD * b_C.unsqueeze(1)
         if not self._plan.narrow:
-            self._head.add_outer_(inside_VD, e_CV, weighted_CD, first=self._empty)
+            self._head.add_outer_(total_VD, e_CV, weighted_CD, first=self._empty)
         else:
             assert max_index_C is not None
             factor_CD = weighted_CD.to(self._plan.factor)
-            self._head.add_outer_(inside_VD, e_CV, factor_CD, first=self._empty)
+            self._head.add_outer_(total_VD, e_CV, factor_CD, first=self._empty)
             residue_CD = weighted_CD.sub_(factor_CD)
             picked_CD.addcmul_(residue_CD, _entries(e_CV, index_C, self._plan.exp_scale), value=-1)
             elsewhere_C1 = (max_index_C != index_C).unsqueeze(1)
             residue_CD.mul_(_entries(e_CV, max_index_C, self._plan.exp_scale) * elsewhere_C1)
-            inside_VD.index_add_(0, max_index_C, residue_CD)
-        inside_VD.index_add_(0, index_C, picked_CD, alpha=-1)
+            total_VD.index_add_(0, max_index_C, residue_CD)
+        total_VD.index_add_(0, index_C, picked_CD, alpha=-1)
 
-    def finish(self) -> Tensor | None:
-        """dW after the last chunk, less its part along 1/V; None where it is in the caller's buffer.
+    def _add_bias(self, chunk: HeadChunk, a_C: Tensor, total_V: Tensor) -> None:
+        """Eᵀa; in 16 bits a is divided into parts, each a column of the factor."""
+        e_CV = chunk.rows.e_CV
+        if not self._plan.narrow:
+            total_V.addmv_(e_CV.t(), a_C)
+            return
+        unit = a_C.new_ones(()) if self._bias_unit is None else self._bias_unit
+        factor_CX = torch.zeros((a_C.shape[0], _BIAS_COLUMNS), dtype=self._plan.factor, device=a_C.device)
+        rest_C = a_C * unit
+        for column in range(_BIAS_PARTS):
+            factor_CX[:, column] = rest_C
+            rest_C = rest_C - factor_CX[:, column]
+        total_VX = torch.empty((total_V.shape[0], _BIAS_COLUMNS), dtype=total_V.dtype, device=total_V.device)
+        self._head.add_outer_(total_VX, e_CV, factor_CX, first=True)
+        total_V.add_(total_VX.sum(dim=1) / unit)
 
-        Where a last pass is needed anyway, a bf16 dW is rounded in it: it would be rounded next.
-        """
+    def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """(dh, dW, db) after the last chunk; no dW if it went to the caller's buffer."""
+        for wait in self._pending:
+            wait()
+        scale, shard = self._problem.options.logit_scale, self._problem.shard
+        if self._bias_V is not None:
+            if self._uniform is not None:
+                self._bias_V[: shard.rows].sub_(self._uniform / shard.total)
+            self._bias_V.mul_(scale)
+        if self._hidden_TD is not None and scale != 1:
+            self._hidden_TD.mul_(scale)
+        return self._hidden_TD, self._finished_weight(), self._bias_V
+
+    def _finished_weight(self) -> Tensor | None:
+        """dW less its part along 1/V. Where that takes a last pass, a bf16 dW is rounded in it: it would be rounded next."""
+        if self._weight_VD is None:
+            return None
         if self._empty:
             self._weight_VD.zero_()
-        vocab, unit, out_VD = self._problem.vocab, self._unit, self._weight_VD
-        uniform_D = self._uniform_D / self._problem.shard.total if self._has_uniform else None
+        problem, unit, out_VD = self._problem, self._unit, self._weight_VD
+        buffer, vocab = problem.weight_grad_buffer, problem.vocab
+        uniform_D = None if self._uniform_D is None else self._uniform_D / problem.shard.total
         last_pass = uniform_D is not None or unit is not None
-        if last_pass and self._buffer is None and self._problem.weight_VD.dtype == torch.bfloat16:
+        if last_pass and buffer is None and problem.weight_VD.dtype == torch.bfloat16:
             out_VD = torch.empty_like(self._weight_VD, dtype=torch.bfloat16)
         inside_VD, out_inside_VD = self._weight_VD[:vocab], out_VD[:vocab]
         if unit is not None and uniform_D is not None:
@@ -419,7 +478,7 @@ class WeightGradient:
             torch.div(inside_VD, unit, out=out_inside_VD)
         elif uniform_D is not None:
             torch.sub(inside_VD, uniform_D, out=out_inside_VD)
-        if self._buffer is not None:
+        if buffer is not None:
             return None
         out_VD[vocab:].zero_()
         return out_VD
@@ -428,44 +487,3 @@ class WeightGradient:
 def _entries(e_CV: Tensor, index_C: Tensor, exp_scale: float) -> Tensor:
     """E[t, index_t] as the product took it, [C, 1] in fp32."""
     return e_CV.gather(1, index_C.unsqueeze(1)).float() / exp_scale
-
-
-class BiasGradient:
-    """db = s·(Σ_t (a_t E_t − b_t onehot(y_t)) − (1/V) Σ_t g_t), summed over chunks; s is the logit scale."""
-
-    def __init__(self, problem: HeadProblem, head: HeadProducts, unit: Tensor | None) -> None:
-        self._problem, self._head, self._plan, self._unit = problem, head, problem.products, unit
-        rows, device = problem.weight_VD.shape[0], problem.hidden_TD.device
-        self._bias_V = torch.zeros(rows, dtype=problem.dtype, device=device)
-        self._uniform = torch.zeros((), dtype=problem.dtype, device=device)
-        self._has_uniform = False
-
-    def add(self, chunk: HeadChunk, local: Coefficients) -> None:
-        """Add a chunk, with the coefficients of the local rows."""
-        assert local.b is not None
-        if self._problem.vocab:
-            self._add_product(chunk.rows.e_CV, local.a)
-            self._bias_V.index_add_(0, chunk.index_C, local.b, alpha=-1)
-        if local.g is not None:
-            self._uniform += local.g.sum()
-            self._has_uniform = True
-
-    def _add_product(self, e_CV: Tensor, a_C: Tensor) -> None:
-        inside_V = self._bias_V[: self._problem.vocab]
-        if not self._plan.narrow:
-            inside_V.addmv_(e_CV.t(), a_C)
-            return
-        unit = a_C.new_ones(()) if self._unit is None else self._unit
-        factor_CX = torch.zeros((a_C.shape[0], _BIAS_COLUMNS), dtype=self._plan.factor, device=a_C.device)
-        rest_C = a_C * unit
-        for column in range(_BIAS_PARTS):
-            factor_CX[:, column] = rest_C
-            rest_C = rest_C - factor_CX[:, column]
-        total_VX = torch.empty((inside_V.shape[0], _BIAS_COLUMNS), dtype=inside_V.dtype, device=inside_V.device)
-        self._head.add_outer_(total_VX, e_CV, factor_CX, first=True)
-        inside_V.add_(total_VX.sum(dim=1) / unit)
-
-    def finish(self) -> Tensor:
-        if self._has_uniform:
-            self._bias_V[: self._problem.vocab].sub_(self._uniform / self._problem.shard.total)
-        return self._bias_V.mul_(self._problem.options.logit_scale)

@@ -42,7 +42,7 @@ def dense_logits_loss(problem: LogitsProblem) -> LossParts:
 
 def _without_ignored(logits_TV: Tensor, targets: Targets) -> Tensor:
     """Zeros for the rows of ignored tokens: a NaN there would reach the gradient as 0·NaN."""
-    return torch.where(targets.valid_T.unsqueeze(1), logits_TV, logits_TV.new_zeros(()))
+    return torch.where(targets.valid_T.unsqueeze(1), logits_TV, 0)
 
 
 def dense_source(problem: HeadProblem, *, auxiliary_only: bool) -> Tensor:
@@ -73,7 +73,9 @@ def _dense_loss(logits_TV: Tensor, targets: Targets, options: HeadOptions, stats
 
 def dense_head_logits(problem: HeadProblem) -> tuple[Tensor, TokenStats]:
     """z = s(Wu + b), softcapped, [T, V] with gradient; and its statistics."""
-    hidden_TD, weight_VD, bias_V = _head_operands(problem)
+    hidden_TD = _operand(problem.hidden_TD, problem)
+    weight_VD = _operand(problem.weight_VD[: problem.vocab], problem)
+    bias_V = None if problem.bias_V is None else _operand(problem.bias_V[: problem.vocab], problem)
     logits_TV = _final_logits(F.linear(hidden_TD, weight_VD, bias_V), problem.options)
     with torch.no_grad():
         shift_T = None
@@ -84,21 +86,11 @@ def dense_head_logits(problem: HeadProblem) -> tuple[Tensor, TokenStats]:
     return logits_TV, stats
 
 
-def _head_operands(problem: HeadProblem) -> tuple[Tensor, Tensor, Tensor | None]:
-    """u [T, D], W [V, D] and b [V] in compute precision, padding rows left out."""
-    bias_V = None if problem.bias_V is None else problem.bias_V[: problem.vocab]
-    return (
-        _operand(problem.hidden_TD, problem.dtype, problem.rounding),
-        _operand(problem.weight_VD[: problem.vocab], problem.dtype, problem.rounding),
-        None if bias_V is None else _operand(bias_V, problem.dtype, problem.rounding),
-    )
-
-
-def _operand(x: Tensor, dtype: torch.dtype, rounding: torch.dtype | None) -> Tensor:
+def _operand(x: Tensor, problem: HeadProblem) -> Tensor:
     """A factor of the projection as F.linear would see it, in compute precision."""
-    if rounding is None or x.dtype == rounding:
-        return x.to(dtype)
-    rounded: Tensor = _Round.apply(x, rounding, dtype)  # type: ignore[no-untyped-call]
+    if problem.rounding is None or x.dtype == problem.rounding:
+        return x.to(problem.dtype)
+    rounded: Tensor = _Round.apply(x, problem.rounding, problem.dtype)  # type: ignore[no-untyped-call]
     return rounded
 
 
@@ -149,7 +141,7 @@ def _dense_stats(
     return TokenStats(
         row_max=row_max_T,
         log_s=torch.logsumexp(logits_TV - row_max_T.unsqueeze(1), dim=1),
-        target_logit=torch.where(targets.valid_T, picked_T, picked_T.new_zeros(())),
+        target_logit=torch.where(targets.valid_T, picked_T, 0),
         valid=targets.valid_T,
         vocab=logits_TV.shape[1],
         mu=mean_T,

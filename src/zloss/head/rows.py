@@ -1,7 +1,7 @@
 """What happens to a chunk of logits between the matrix products: softcap, row sums, E = exp(z − m), statistics, sources.
 
-A row is the row of one token in the [T, V] matrix of logits. `TorchRows` does the V-wide work in plain PyTorch, in place,
-with a fused pass in C (`rows.c`) where it applies; `TritonRows` (`triton.py`) does it in kernels.
+A row is the row of one token in the [T, V] matrix of logits. `TorchRows` does the V-wide work in plain PyTorch, in place;
+`TritonRows` (`triton.py`) does it in kernels.
 
 Axes: C tokens of a chunk, V vocabulary, D width, B buffers.
 """
@@ -9,12 +9,11 @@ Axes: C tokens of a chunk, V vocabulary, D width, B buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from zloss.head.native import load_rows
 from zloss.head.products import ProductPlan, applied_exp, fp32_plan, product_exp
 from zloss.objectives import Coefficients
 from zloss.statistics import StatisticsPlan, TokenStats
@@ -99,7 +98,10 @@ class TorchRows:
             softcap_(z_CV, buffers_BCV[-1], self._softcap)
         target_logit_C = z_CV.gather(1, index_C.unsqueeze(1)).squeeze(1)
         mean_logit_C = z_CV.mean(dim=1) if mean else None
-        row_max_C, sum_C, norm_C = exp_rows_(z_CV, norm=norm)
+        # One pair (m, S), which forward and backward share.
+        row_max_C = z_CV.amax(dim=1)
+        z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
+        sum_C, norm_C = z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None
         # log E = z − m unless E underflowed to 0, where E·(z − m) is negligible.
         drop_C = -torch.xlogy(z_CV, z_CV).sum(dim=1) if drop else None
         sums = RowSums(row_max_C, sum_C, target_logit_C, norm_C, drop_C, mean_logit_C)
@@ -108,7 +110,11 @@ class TorchRows:
             slope_CV = buffers_BCV[-1]
             e_CV = torch.mul(slope_CV, z_CV, out=buffers_BCV[1])
             kept_CV = slope_CV if self._keep_slope else None
-        clear_undefined_rows_(e_CV, sums)
+        # E is 0 in rows that have none, so that a coefficient of 0 gives a gradient of 0 and not 0·NaN. A token that counts
+        # still has a loss and gradients of NaN, through S.
+        undefined_C = ~has_exp(sums)
+        if not may_read(undefined_C) or bool(undefined_C.any()):
+            e_CV.masked_fill_(undefined_C.unsqueeze(1), 0)
         max_index_C = z_CV.argmax(dim=1) if self.plan.narrow else None
         return RowPass(sums, product_exp(e_CV, self.plan, narrow_CV), z_CV, kept_CV, max_index_C)
 
@@ -127,66 +133,12 @@ class TorchRows:
         return source_CV.masked_fill_(~valid_C.unsqueeze(1), 0)
 
 
-def exp_rows_(z_CV: Tensor, *, norm: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Overwrite z with E = exp(z − m); returns (m, S, ‖E‖), the one pair (m, S) that forward and backward share."""
-    if (fused := fused_exp_rows_(z_CV)) is not None:
-        row_max_C, sum_C, norm_C = fused
-        return row_max_C, sum_C, norm_C if norm else None
-    row_max_C = z_CV.amax(dim=1)
-    z_CV.sub_(row_max_C.unsqueeze(1)).exp_()
-    return row_max_C, z_CV.sum(dim=1), torch.linalg.vector_norm(z_CV, dim=1) if norm else None
-
-
-_WORTH_IT = 2**14
-"""Elements below which the call of the C row pass costs more than it saves. Below it the pass is not compiled either."""
-
-RowPassName = Literal["c", "torch"]
-
-_fused = False
-"""Set by the first fused pass of this process."""
-
-
-def fused_exp_rows_(z_CV: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """`exp_rows_` in one pass in C over fp32 logits on the CPU; None where it does not apply, or there is no library."""
-    global _fused
-    # A subclass, such as a FakeTensor, may say that it is on the CPU and have no memory there.
-    if type(z_CV) is not Tensor or z_CV.device.type != "cpu" or z_CV.dtype != torch.float32:
-        return None
-    if z_CV.numel() < _WORTH_IT or z_CV.stride(1) != 1:
-        return None
-    library = load_rows()
-    if isinstance(library, str):
-        return None
-    # On the device of the logits: torch's default device may be another, whose addresses C cannot write to.
-    sums = torch.empty((3, z_CV.shape[0]), dtype=torch.float32, device=z_CV.device)
-    pointers = (row.data_ptr() for row in sums)
-    library.zloss_exp_rows(z_CV.data_ptr(), z_CV.shape[0], z_CV.shape[1], z_CV.stride(0), *pointers)
-    _fused = True
-    return sums[0], sums[1], sums[2]
-
-
-def row_pass_name() -> RowPassName:
-    """`row_pass` of a provenance: "c" if the C row pass did any work in this process, else "torch". The last digits of sums
-    depend on it."""
-    return "c" if _fused else "torch"
-
-
 def has_exp(sums: RowSums) -> Tensor:
     """Which rows have an E = exp(z − m): not those with only -inf logits, nor with a logit of inf or NaN; bool [C].
 
     S is at least 1 for any other row, because E is 1 at the largest logit.
     """
     return torch.isfinite(sums.sum_C) & (sums.sum_C > 0)
-
-
-def clear_undefined_rows_(e_CV: Tensor, sums: RowSums) -> None:
-    """Set E to 0 in rows that have none, so that a coefficient of 0 gives a gradient of 0 and not 0·NaN.
-
-    A token that counts still has a loss and gradients of NaN, through S.
-    """
-    undefined_C = ~has_exp(sums)
-    if not may_read(undefined_C) or bool(undefined_C.any()):
-        e_CV.masked_fill_(undefined_C.unsqueeze(1), 0)
 
 
 def row_pass(
@@ -264,11 +216,11 @@ def chunk_stats(
     if plan.gain:
         assert projected_CD is not None
         assert sums.norm_C is not None
-        gain_C = abs(logit_scale) * projected_CD.norm(dim=1) / sums.norm_C
+        gain_C = abs(logit_scale) * torch.linalg.vector_norm(projected_CD, dim=1) / sums.norm_C
         if plan.gain_centered:
             assert mean_row_D is not None
             centered_CD = torch.addcmul(projected_CD, sums.sum_C.unsqueeze(1), mean_row_D, value=-1)
-            gain_centered_C = abs(logit_scale) * centered_CD.norm(dim=1) / sums.norm_C
+            gain_centered_C = abs(logit_scale) * torch.linalg.vector_norm(centered_CD, dim=1) / sums.norm_C
     if plan.mu_residual:
         assert sums.mean_logit_C is not None
         assert mu_C is not None
@@ -276,7 +228,7 @@ def chunk_stats(
     return TokenStats(
         row_max=sums.row_max_C,
         log_s=log_s_C,
-        target_logit=torch.where(valid_C, sums.target_logit_C, sums.target_logit_C.new_zeros(())),
+        target_logit=torch.where(valid_C, sums.target_logit_C, 0),
         valid=valid_C,
         vocab=vocab,
         mu=mu_C if plan.mu else None,

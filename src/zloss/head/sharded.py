@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,11 +48,6 @@ class VocabularyShard:
     @property
     def whole(self) -> bool:
         return self.group is None
-
-    @property
-    def adds_shared_terms(self) -> bool:
-        """Whether this rank adds the terms that every rank knows to a sum over ranks: the first one does."""
-        return self.group is None or self.group.rank() == 0
 
     def local_targets(self, index_C: Tensor) -> tuple[Tensor, Tensor | None]:
         """Targets as local rows (0 for those of other ranks), and which are local; None if all are."""
@@ -101,22 +95,19 @@ class RankShare:
     has_target_C: Tensor | None = None
     """Whether the target is a local row; None if all are."""
 
-    def local_b(self, b_C: Tensor) -> Tensor:
-        """A coefficient of onehot(y), 0 if the target is another rank's."""
-        return b_C if self.has_target_C is None else torch.where(self.has_target_C, b_C, b_C.new_zeros(()))
-
     def local(self, whole: Coefficients) -> Coefficients:
         """The coefficients of exp(z − m) and onehot(y) as those of the local E and of local targets; g stays."""
-        if self.factor_C is None:
+        if self.factor_C is None or self.has_target_C is None:
             return whole
-        return replace(whole, a=whole.a * self.factor_C, b=None if whole.b is None else self.local_b(whole.b))
+        b_C = None if whole.b is None else torch.where(self.has_target_C, whole.b, 0)
+        return replace(whole, a=whole.a * self.factor_C, b=b_C)
 
     def scaled(self, local_CD: Tensor) -> Tensor:
         """The local E W in the scale of the whole: exp(z − m) W. A rank without E adds nothing."""
         if self.factor_C is None:
             return local_CD
         factor_C1 = self.factor_C.unsqueeze(1)
-        return torch.where(factor_C1 > 0, local_CD * factor_C1, local_CD.new_zeros(()))
+        return torch.where(factor_C1 > 0, local_CD * factor_C1, 0)
 
 
 def join_rows(
@@ -131,27 +122,22 @@ def join_rows(
     below_C = torch.where(torch.isfinite(sums.row_max_C), sums.row_max_C - row_max_C, -torch.inf)
     factor_C = below_C.exp()
 
-    def share(value_C: Tensor, counted_C: Tensor) -> Tensor:
-        return torch.where(counted_C, value_C, value_C.new_zeros(()))
-
-    terms = [torch.where(has_target_C, sums.target_logit_C, 0.0), share(sums.sum_C * factor_C, present_C)]
+    terms = {
+        "target_logit_C": torch.where(has_target_C, sums.target_logit_C, 0),
+        "sum_C": torch.where(present_C, sums.sum_C * factor_C, 0),
+    }
     if sums.norm_C is not None:
-        terms.append(share((sums.norm_C * factor_C).square(), present_C))
-    if drop:
-        assert sums.drop_C is not None
-        terms.append(share(factor_C * (sums.drop_C - sums.sum_C * below_C), factor_C > 0))
+        terms["norm_C"] = torch.where(present_C, (sums.norm_C * factor_C).square(), 0)
+    if drop and sums.drop_C is not None:
+        terms["drop_C"] = torch.where(factor_C > 0, factor_C * (sums.drop_C - sums.sum_C * below_C), 0)
     if sums.mean_logit_C is not None:
-        terms.append(sums.mean_logit_C * shard.rows if shard.rows else torch.zeros_like(sums.mean_logit_C))
-    summed = iter(shard.sum_(torch.stack(terms)).unbind())
-    joined = RowSums(
-        row_max_C,
-        target_logit_C=next(summed),
-        sum_C=next(summed),
-        norm_C=None if sums.norm_C is None else next(summed).sqrt(),
-        drop_C=next(summed) if drop else None,
-        mean_logit_C=None if sums.mean_logit_C is None else next(summed) / shard.total,
-    )
-    return joined, RankShare(factor_C, has_target_C)
+        terms["mean_logit_C"] = sums.mean_logit_C * shard.rows
+    summed = dict(zip(terms, shard.sum_(torch.stack(list(terms.values()))).unbind(), strict=True))
+    if "norm_C" in summed:
+        summed["norm_C"] = summed["norm_C"].sqrt()
+    if "mean_logit_C" in summed:
+        summed["mean_logit_C"] = summed["mean_logit_C"] / shard.total
+    return RowSums(row_max_C, **summed), RankShare(factor_C, has_target_C)
 
 
 def agree_on_shards(
@@ -204,7 +190,7 @@ def agree_on_shards(
 
 @dataclass(frozen=True, eq=False)
 class TokenShard:
-    """The tokens of this rank among those of a group, in the chunk layout of torch along one dimension of `leading`.
+    """The tokens of this rank among those of a group.
 
     A chunk has the next few tokens of every rank, so that all ranks give and take equally much. Its hidden states are
     all-gathered, its gradients are summed over ranks and scattered to the ranks whose tokens they are: no rank holds the
@@ -213,17 +199,9 @@ class TokenShard:
 
     leading: tuple[int, ...]
     """Shape of the tokens of all ranks, without the width."""
-    dim: int
+    places: tuple[Tensor, ...]
+    """Positions of each rank's tokens in the flat [T], in their order on that rank."""
     group: ProcessGroup
-    device: torch.device
-
-    @cached_property
-    def places(self) -> tuple[Tensor, ...]:
-        """Positions of each rank's tokens in the flat [T], in their order on that rank."""
-        flat = torch.arange(torch.Size(self.leading).numel(), device=self.device).view(self.leading)
-        places = flat.chunk(self.group.size(), dim=self.dim)
-        missing = self.group.size() - len(places)
-        return (*(place.reshape(-1) for place in places), *(flat.new_empty(0) for _ in range(missing)))
 
     @property
     def local(self) -> Tensor:
@@ -235,7 +213,7 @@ class TokenShard:
         most = max(len(place) for place in self.places)
         everyone, work = _start_gather(local_flags.to(torch.int32).unsqueeze(1), most, self.group)
         work.wait()
-        found = torch.zeros(torch.Size(self.leading).numel(), dtype=local_flags.dtype, device=self.device)
+        found = local_flags.new_zeros(torch.Size(self.leading).numel())
         for place, values in zip(self.places, everyone.view(self.group.size(), most), strict=True):
             found[place] = values[: len(place)].to(local_flags.dtype)
         return found
@@ -247,67 +225,49 @@ class TokenShard:
         return [TokenChunk(self, start, min(step, most - start)) for start in range(0, most, step)]
 
 
-@dataclass(frozen=True, eq=False)
 class TokenChunk:
     """The tokens start … start + step − 1 of every rank that has so many, in rank order."""
 
-    shard: TokenShard
-    start: int
-    step: int
-
-    @cached_property
-    def counts(self) -> list[int]:
-        """Tokens of every rank in this chunk."""
-        return [min(max(len(place) - self.start, 0), self.step) for place in self.shard.places]
-
-    @cached_property
-    def tokens_C(self) -> Tensor:
+    def __init__(self, shard: TokenShard, start: int, step: int) -> None:
+        pieces = [place[start : start + step] for place in shard.places]
+        counts, rank = [len(piece) for piece in pieces], shard.group.rank()
+        before = sum(counts[:rank])
+        self._group, self._step = shard.group, step
+        self.tokens_C = torch.cat(pieces)
         """Positions in the flat [T]."""
-        return torch.cat([place[self.start : self.start + self.step] for place in self.shard.places])
-
-    @property
-    def local_rows(self) -> slice:
+        self.local_rows = slice(start, start + counts[rank])
         """The local tokens of the chunk among all local tokens."""
-        return slice(self.start, self.start + self.counts[self.shard.group.rank()])
-
-    @property
-    def local_in_chunk(self) -> slice:
+        self.local_in_chunk = slice(before, before + counts[rank])
         """The local tokens of the chunk among those of the chunk."""
-        rank = self.shard.group.rank()
-        before = sum(self.counts[:rank])
-        return slice(before, before + self.counts[rank])
-
-    @cached_property
-    def _padded_rows(self) -> Tensor:
-        """Where the tokens of the chunk are among ranks·step rows."""
-        device = self.shard.device
-        rows = [torch.arange(count, device=device) + rank * self.step for rank, count in enumerate(self.counts)]
-        return torch.cat(rows)
+        self._padded_rows: Tensor | None = None
+        """Where the tokens of the chunk are among ranks·step rows; None if they fill them."""
+        if min(counts) < step:
+            rows = [torch.arange(count, device=piece.device) for count, piece in zip(counts, pieces, strict=True)]
+            self._padded_rows = torch.cat([row + other * step for other, row in enumerate(rows)])
 
     def start_gather(self, local_TD: Tensor) -> Callable[[], Tensor]:
         """Start gathering the rows of the chunk from every rank; the returned function waits for them, [C, D] in rank order."""
-        everyone, work = _start_gather(local_TD[self.local_rows], self.step, self.shard.group)
+        everyone, work = _start_gather(local_TD[self.local_rows], self._step, self._group)
 
         def wait() -> Tensor:
             work.wait()
-            return everyone if len(everyone) == len(self.tokens_C) else everyone[self._padded_rows]
+            return everyone if self._padded_rows is None else everyone[self._padded_rows]
 
         return wait
 
     def start_scatter(self, term_CD: Tensor, out_TD: Tensor) -> Callable[[], None]:
         """Start the sum over ranks of [C, D]; after the returned function its local rows are in `out_TD`."""
-        group = self.shard.group
         padded = term_CD
-        if len(term_CD) < group.size() * self.step:
-            padded = term_CD.new_zeros(group.size() * self.step, term_CD.shape[1])
+        if self._padded_rows is not None:
+            padded = term_CD.new_zeros(self._group.size() * self._step, term_CD.shape[1])
             padded[self._padded_rows] = term_CD
-        local = term_CD.new_empty(self.step, term_CD.shape[1])
         padded = padded.contiguous()
-        work = dist.reduce_scatter_tensor(local, padded, group=group, async_op=True)
+        local = term_CD.new_empty(self._step, term_CD.shape[1])
+        work = dist.reduce_scatter_tensor(local, padded, group=self._group, async_op=True)
 
         def wait(summed: Tensor = padded) -> None:  # what is being summed must live until the sum is complete
             work.wait()
-            out_TD[self.local_rows] = local[: self.counts[group.rank()]]
+            out_TD[self.local_rows] = local[: self.local_rows.stop - self.local_rows.start]
 
         return wait
 
@@ -322,29 +282,25 @@ def _start_gather(local: Tensor, rows: int, group: ProcessGroup) -> tuple[Tensor
     return everyone, dist.all_gather_into_tensor(everyone, mine.contiguous(), group=group, async_op=True)
 
 
-class Span(NamedTuple):
-    """The tokens of one chunk: a range of those of this process, or some of every rank."""
-
-    tokens: slice | Tensor
-    length: int
-    token_chunk: TokenChunk | None = None
+Span = tuple[slice | Tensor, int, TokenChunk | None]
+"""The tokens of one chunk: their positions, how many they are, and which rank has which if every rank holds some."""
 
 
 def token_spans(tokens: TokenShard | None, bounds: list[tuple[int, int]]) -> list[Span]:
     """Chunks of these ranges, or, where every rank holds some of the tokens, chunks of about the same length."""
     if tokens is None or not bounds:
-        return [Span(slice(start, stop), stop - start) for start, stop in bounds]
-    longest = max(stop - start for start, stop in bounds)
-    return [Span(chunk.tokens_C, len(chunk.tokens_C), chunk) for chunk in tokens.chunks(longest)]
+        return [(slice(start, stop), stop - start, None) for start, stop in bounds]
+    chunks = tokens.chunks(max(stop - start for start, stop in bounds))
+    return [(chunk.tokens_C, len(chunk.tokens_C), chunk) for chunk in chunks]
 
 
 def with_hidden(spans: list[Span], local_TD: Tensor) -> Iterator[tuple[Span, Tensor]]:
     """Every span with its hidden states [C, D]. Those of other ranks are fetched during the work on the span before."""
-    chunks = [span.token_chunk for span in spans if span.token_chunk is not None]
+    chunks = [chunk for _, _, chunk in spans if chunk is not None]
     following = chunks[0].start_gather(local_TD) if chunks else None
     for place, span in enumerate(spans):
         if following is None:
-            yield span, local_TD[span.tokens]
+            yield span, local_TD[span[0]]
             continue
         current = following
         if place + 1 < len(chunks):
@@ -371,7 +327,7 @@ def local_head(
     Hidden states stay local where they are sharded over the tokens along the same group, unless `gather_tokens`; otherwise
     they are whole on every rank.
     """
-    weight, group = _local_and_group("weight", weight, 0, group)
+    weight, group = _local_shard("weight", weight, 0, group)
     if bias is not None:
         bias, bias_group = _local_shard("bias", bias, 0)
         if bias_group is not None and group is None:
@@ -387,7 +343,7 @@ def local_logits(
     logits: Tensor, weight: Tensor | None, group: ProcessGroup | None
 ) -> tuple[Tensor, Tensor | None, ProcessGroup | None]:
     """The columns of this rank where the logits are a DTensor with Shard(-1), with the same rows of the head."""
-    logits, group = _local_and_group("logits", logits, -1, group)
+    logits, group = _local_shard("logits", logits, -1, group)
     if weight is not None:
         weight, weight_group = _local_shard("weight", weight, 0)
         if weight_group is not None and group is None:
@@ -395,34 +351,28 @@ def local_logits(
     return logits, weight, group
 
 
-def _local_and_group(
-    name: str, tensor: Tensor, dim: int, group: ProcessGroup | None
+def _local_shard(
+    name: str, tensor: Tensor, dim: int, group: ProcessGroup | None = None
 ) -> tuple[Tensor, ProcessGroup | None]:
-    """A plain tensor with the group its vocabulary is divided over: that of a DTensor, or the explicit one."""
-    local, mesh_group = _local_shard(name, tensor, dim)
-    if mesh_group is not None and group is not None:
-        raise InputError(
-            f"`{name}` is a sharded DTensor, whose mesh names its group, but `group` was given too: pass one of them."
-        )
-    return local, mesh_group if mesh_group is not None else group
-
-
-def _local_shard(name: str, tensor: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:
     """The rows of this rank of a DTensor that is sharded along `dim`, and the group they are divided over.
 
-    Plain tensors come back unchanged. A replicated DTensor is a plain tensor on every rank.
+    Plain tensors come back unchanged, with the explicit `group`. A replicated DTensor is a plain tensor on every rank.
     """
     if not is_dtensor(tensor):
-        return tensor, None
+        return tensor, group
     sharded = [axis for axis, place in enumerate(tensor.placements) if not place.is_replicate()]
     if not sharded:
-        return tensor.to_local(), None
+        return tensor.to_local(), group
     axis = sharded[0]
     place: Any = tensor.placements[axis]
     if len(sharded) > 1 or not place.is_shard() or place.dim % tensor.dim() != dim % tensor.dim():
         raise InputError(
             f"`{name}` is expected to be sharded over one axis of its mesh, with Shard({dim}) there and Replicate() "
             f"elsewhere, but its placements are {tuple(tensor.placements)}: call `{name}.redistribute(...)` first."
+        )
+    if group is not None:
+        raise InputError(
+            f"`{name}` is a sharded DTensor, whose mesh names its group, but `group` was given too: pass one of them."
         )
     return tensor.to_local(), tensor.device_mesh.get_group(axis)
 
@@ -442,7 +392,13 @@ def _local_tokens(hidden: Tensor, group: ProcessGroup) -> tuple[Tensor, TokenSha
     if dist.get_process_group_ranks(mesh_group) != dist.get_process_group_ranks(group):
         return None
     local = hidden.to_local(grad_placements=hidden.placements)
-    return local, TokenShard(tuple(hidden.shape[:-1]), place.dim % hidden.dim(), group, local.device)
+    # The chunk layout of torch, in which ranks at the end may hold nothing.
+    leading = tuple(hidden.shape[:-1])
+    flat = torch.arange(torch.Size(leading).numel(), device=local.device)
+    pieces = flat.view(leading).chunk(group.size(), dim=place.dim % hidden.dim())
+    places = [piece.reshape(-1) for piece in pieces]
+    places += [flat[:0]] * (group.size() - len(places))
+    return local, TokenShard(leading, tuple(places), group)
 
 
 def _replicated(name: str, tensor: Tensor) -> Tensor:

@@ -1,15 +1,19 @@
-"""The logit source of an objective: as a backend applies it, as the paper's listing writes it, and in other frameworks.
+"""The logit source of an objective: as a backend applies it, at the head's rows, in the paper's listing, in other frameworks.
 
-`head_source` is for audits and tests. The listing (paper lst:centered_source) has the paper's signatures; one stated
-deviation: fp64 inputs stay fp64, where the listing rounds everything to fp32. `explain` says what an objective is called
-elsewhere.
+`head_source` and `head_gradient_rows` are for audits and tests; a loss does not go through them. The listing (paper
+lst:centered_source) has the paper's signatures; one stated deviation: fp64 inputs stay fp64, where the listing rounds
+everything to fp32. `explain` says what an objective is called elsewhere.
+
+Axes: T tokens, V vocabulary, R rows of a block, D width.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Unpack, get_args
+from functools import partial
+from typing import Literal, NamedTuple, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,19 +23,12 @@ from torch.distributed import ProcessGroup
 from zloss.errors import CoefficientError, InputError, ShapeError, UnknownNameError
 from zloss.head.arguments import HeadProblem, check_rows, prepare_head, refuse_smoothed_softcap
 from zloss.head.chunked import chunk_source, head_chunks
-from zloss.head.compiling import outside_compile
-from zloss.head.options import (
-    ChosenBackend,
-    HeadOptions,
-    Reduction,
-    SourceKeywords,
-    check_reduction,
-    resolve_backend,
-    shows_options,
-)
+from zloss.head.loss import outside_compile
+from zloss.head.options import HeadOptions, Reduction, SourceKeywords, check_reduction, resolve_backend, shows_options
+from zloss.head.products import HeadProducts
 from zloss.head.reference import dense_source
-from zloss.head.rows import RowWork, TorchRows
-from zloss.objectives import Objective, StandardZLoss
+from zloss.head.rows import RowWork, TorchRows, softcap_
+from zloss.objectives import Coefficients, Objective, StandardZLoss
 from zloss.tensors import (
     at_least_fp32,
     check_differentiable,
@@ -91,15 +88,11 @@ def head_source(
     with torch.autocast(hidden.device.type, enabled=False):
         if chosen == "dense":
             return dense_source(problem, auxiliary_only=part == "z")
-        return _chunked_source(problem, part, _row_work(problem, chosen))
+        if chosen == "triton":
+            from zloss.head.triton import TritonRows
 
-
-def _row_work(problem: HeadProblem, chosen: ChosenBackend) -> RowWork:
-    if chosen == "triton":
-        from zloss.head.triton import TritonRows
-
-        return TritonRows(problem.options.softcap, plan=problem.products, keep_logits=True)
-    return TorchRows(problem.options.softcap, plan=problem.products)
+            return _chunked_source(problem, part, TritonRows(checked.softcap, plan=problem.products, keep_logits=True))
+        return _chunked_source(problem, part, TorchRows(checked.softcap, plan=problem.products))
 
 
 @torch.no_grad()
@@ -111,6 +104,87 @@ def _chunked_source(problem: HeadProblem, part: Part, work: RowWork) -> Tensor:
         weighted = chunk.weighted(coefficients, problem.targets.weight_T)
         out_TV[chunk.tokens] = chunk_source(work, problem.shard, chunk, weighted, through_softcap=False)
     return out_TV
+
+
+_BLOCK_BYTES = 2**25
+"""Size of the [T, R] block of probabilities."""
+
+
+class HeadGradientRows(NamedTuple):
+    """The gradient of one loss at a block of rows."""
+
+    weight_RD: Tensor
+    bias_R: Tensor | None
+    """None for a head without bias."""
+
+
+@torch.no_grad()
+def head_gradient_rows(
+    problem: HeadProblem, log_z_T: Tensor, losses: Mapping[str, Coefficients]
+) -> Iterator[tuple[slice, dict[str, HeadGradientRows]]]:
+    """(rows, gradient of each loss at those rows), over all rows inside log Z. Coefficients include the reduction weight.
+
+    With δ = a·p − b·onehot(y) − g/V, dW = s·Σ_t δ_t u_tᵀ and db = s·Σ_t δ_t. For tokens whose log Z is known, the rows of a
+    block need only those rows of W, so inner products of whole head gradients are formed without holding one.
+    """
+    scale, softcap, index_T = problem.options.logit_scale, problem.options.softcap, problem.targets.index_T
+    rounded_TD = problem.hidden_TD.detach()
+    rounded_TD = rounded_TD if problem.rounding is None else rounded_TD.to(problem.rounding)
+    hidden_TD = rounded_TD.to(problem.dtype) * scale
+    scale_T1 = hidden_TD.new_full((hidden_TD.shape[0], 1), scale)
+    bias_V = problem.scaled_bias()
+    step = max(1, _BLOCK_BYTES // (max(1, hidden_TD.shape[0]) * problem.dtype.itemsize))
+    for start in range(0, problem.vocab, step):
+        rows = slice(start, min(start + step, problem.vocab))
+        # Operands are already rounded to the autocast dtype; from there on nothing may be rounded again.
+        with torch.autocast(hidden_TD.device.type, enabled=False):
+            p_TR = hidden_TD.new_empty((hidden_TD.shape[0], rows.stop - rows.start))
+            HeadProducts(problem.weight_VD[rows], problem.dtype, problem.rounding).logits_(hidden_TD, p_TR)
+            if bias_V is not None:
+                p_TR += bias_V[rows]
+            slope_TR = None
+            if softcap is not None:
+                slope_TR = torch.empty_like(p_TR)
+                softcap_(p_TR, slope_TR, softcap)
+            p_TR.sub_(log_z_T.unsqueeze(1)).exp_()
+            if slope_TR is not None:
+                p_TR.mul_(slope_TR)
+            here_T = (index_T >= rows.start) & (index_T < rows.stop)
+            local = index_T[here_T] - rows.start
+            slope = None if slope_TR is None else slope_TR[here_T, local]
+            at_rows = partial(_gradient_at_rows, p_TR, here_T, local, slope, problem.vocab)
+            gradients = {
+                name: HeadGradientRows(
+                    at_rows(coefficients, hidden_TD),
+                    None if bias_V is None else at_rows(coefficients, scale_T1).squeeze(1),
+                )
+                for name, coefficients in losses.items()
+            }
+        yield rows, gradients
+
+
+def _gradient_at_rows(
+    p_TR: Tensor,
+    here_T: Tensor,
+    local: Tensor,
+    slope: Tensor | None,
+    vocab: int,
+    coefficients: Coefficients,
+    input_TD: Tensor,
+) -> Tensor:
+    """Σ_t δ_t input_tᵀ at a block of rows, [R, D]: the input of the weight is s·u, that of the bias is s.
+
+    `p_TR` is p, times the slope of the softcap if there is one; `local` and `slope` are the targets among the rows and the
+    slope there, for the tokens `here_T`.
+    """
+    grad_RD = p_TR.T @ (input_TD * coefficients.a.unsqueeze(1))
+    if coefficients.b is not None:
+        weight = coefficients.b[here_T]
+        weight = weight if slope is None else weight * slope
+        grad_RD.index_add_(0, local, input_TD[here_T] * weight.unsqueeze(1), alpha=-1)
+    if coefficients.g is not None:
+        grad_RD.sub_((coefficients.g @ input_TD) / vocab)
+    return grad_RD
 
 
 def centered_logits_from_raw(raw_logits: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,6 +1,7 @@
 """The losses through Triton: chunked matrix products around the row kernels, or the row ops on logits you already have.
 
-Nothing here is imported before a Triton loss runs (`options.py` finds out whether it can).
+Nothing here is imported before a Triton loss runs (`options.py` finds out whether it can). First the losses and the row work
+of their chunks, then the kernels as custom ops, so that torch.compile traces around them.
 
 Axes: T tokens, C tokens of a chunk, V vocabulary, D width.
 """
@@ -8,25 +9,25 @@ Axes: T tokens, C tokens of a chunk, V vocabulary, D width.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
+import triton
 from torch import Tensor
 
 from zloss.head.arguments import HeadProblem, LogitsProblem, LossParts, check_mean
-from zloss.head.chunked import chunked_head_loss, run_head_chunks, stored_gradient, wanted_gradients
-from zloss.head.products import HeadProducts, ProductPlan, applied_exp, fp32_plan
-from zloss.head.rows import RowPass, RowSums, chunk_stats, has_exp
-from zloss.head.triton_ops import (
-    exp_rows_,
-    narrow_exp_,
-    row_loss,
-    row_projection,
-    row_source,
-    row_statistics,
-    with_gradients,
+from zloss.head.chunked import (
+    chunked_head_loss,
+    refuse_double_backward,
+    run_head_chunks,
+    stored_gradient,
+    wanted_gradients,
 )
+from zloss.head.options import Products, chunk_bounds
+from zloss.head.products import HeadProducts, ProductPlan, applied_exp, fp32_plan, plan_products
+from zloss.head.rows import RowPass, RowSums, chunk_stats, empty_narrow, has_exp
+from zloss.head.triton_kernels import INTERPRETED, row_exp_kernel, row_source_kernel, row_statistics_kernel
 from zloss.objectives import Coefficients, token_loss
-from zloss.statistics import TokenStats
 
 
 def triton_head_loss(problem: HeadProblem) -> LossParts:
@@ -40,8 +41,8 @@ def triton_head_loss(problem: HeadProblem) -> LossParts:
     if problem.options.reduction == "none" or problem.weight_grad_buffer is not None or not problem.shard.whole:
         return chunked_head_loss(problem, work)
     operands = problem.operands
+    wanted = wanted_gradients(operands, grad_enabled=torch.is_grad_enabled())
     with torch.no_grad():
-        wanted = wanted_gradients(operands, grad_enabled=problem.grad_enabled)
         run = run_head_chunks(problem, wanted, problem.targets.weight_T, work)
         value = run.value()
     grads = [stored_gradient(grad, like) for grad, like in zip(run.gradients, operands, strict=True)]
@@ -50,70 +51,53 @@ def triton_head_loss(problem: HeadProblem) -> LossParts:
 
 def triton_logits_loss(problem: LogitsProblem) -> LossParts:
     """The loss of all rows at once, with gradient to the logits: one pass for the statistics, one for the gradient."""
-    with torch.autocast(problem.logits_TV.device.type, enabled=False):
-        return _logits_loss(problem)
-
-
-def _logits_loss(problem: LogitsProblem) -> LossParts:
-    options, targets, vocab = problem.options, problem.targets, problem.vocab
+    options, targets, vocab, plan = problem.options, problem.targets, problem.vocab, problem.plan
     valid_T, scale = targets.valid_T, options.logit_scale
-    row_max_T, sum_T, square_T, total_T, target_logit_T, drop_T = row_statistics(
-        problem.logits_TV.detach(), targets.index_T, vocab, scale, options.softcap
-    ).unbind()
-    mean_T = total_T / vocab
-    sums = RowSums(row_max_T, sum_T, target_logit_T, square_T.sqrt(), drop_T, mean_T)
-    stats = _logits_statistics(problem, sums)
-    check_mean(mean_T, valid_T, options)
-    # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
-    loss = token_loss(replace(stats, mu=mean_T), options.objective, options.label_smoothing)
-
-    ce_T, aux_T = targets.weighted(loss.cross_entropy), targets.weighted(loss.auxiliary)
-    weighted = loss.coefficients.weighted(scale * targets.weight_T, valid_T, sum_T)
-    zero_T = torch.zeros_like(sum_T)
-    loss_T = row_loss(
-        problem.logits_TV,
-        ce_T + aux_T,
-        row_max_T,
-        torch.where(valid_T, targets.index_T, -1),
-        weighted.a,
-        zero_T if weighted.b is None else weighted.b,
-        zero_T if weighted.g is None else weighted.g / vocab,
-        vocab,
-        scale,
-        options.softcap,
-    )
-    if options.reduction == "none":
-        return loss_T, ce_T, aux_T, stats
-    return loss_T.sum(), ce_T.sum(), aux_T.sum(), stats
-
-
-def _logits_statistics(problem: LogitsProblem, sums: RowSums) -> TokenStats:
-    options, vocab, plan = problem.options, problem.vocab, problem.plan
-    projected_TD = mean_row_D = None
-    if problem.weight_VD is not None and plan.gain:
-        weight_VD = problem.weight_VD.detach()[:vocab]
-        projected_TD = row_projection(
-            problem.logits_TV.detach(),
-            sums.row_max_C,
-            weight_VD,
-            options.logit_scale,
-            options.softcap,
-            options.chunk_size,
-            options.products,
-            options.memory_budget,
+    with torch.autocast(problem.logits_TV.device.type, enabled=False):
+        logits_TV = problem.logits_TV.detach()
+        row_max_T, sum_T, square_T, total_T, target_logit_T, drop_T = row_statistics(
+            logits_TV, targets.index_T, vocab, scale, options.softcap
+        ).unbind()
+        mean_T = total_T / vocab
+        projected_TD = mean_row_D = None
+        if problem.weight_VD is not None and plan.gain:
+            weight_VD = problem.weight_VD.detach()[:vocab]
+            shape = scale, options.softcap, options.chunk_size, options.products, options.memory_budget
+            projected_TD = row_projection(logits_TV, row_max_T, weight_VD, *shape)
+            if plan.gain_centered:
+                mean_row_D = HeadProducts(weight_VD, problem.dtype, None).mean()
+        stats = chunk_stats(
+            plan,
+            RowSums(row_max_T, sum_T, target_logit_T, square_T.sqrt(), drop_T, mean_T),
+            valid_T,
+            vocab,
+            mu_C=mean_T,
+            projected_CD=projected_TD,
+            mean_row_D=mean_row_D,
+            logit_scale=scale,
         )
-        if plan.gain_centered:
-            mean_row_D = HeadProducts(weight_VD, problem.dtype, None).mean()
-    return chunk_stats(
-        plan,
-        sums,
-        problem.targets.valid_T,
-        vocab,
-        mu_C=sums.mean_logit_C,
-        projected_CD=projected_TD,
-        mean_row_D=mean_row_D,
-        logit_scale=options.logit_scale,
-    )
+        check_mean(mean_T, valid_T, options)
+        # Under softcap the mean is not a coordinate and stays out of the record, but label smoothing uses it.
+        loss = token_loss(replace(stats, mu=mean_T), options.objective, options.label_smoothing)
+
+        ce_T, aux_T = targets.weighted(loss.cross_entropy), targets.weighted(loss.auxiliary)
+        weighted = loss.coefficients.weighted(scale * targets.weight_T, valid_T, sum_T)
+        zero_T = torch.zeros_like(sum_T)
+        loss_T = row_loss(
+            problem.logits_TV,
+            ce_T + aux_T,
+            row_max_T,
+            torch.where(valid_T, targets.index_T, -1),
+            weighted.a,
+            zero_T if weighted.b is None else weighted.b,
+            zero_T if weighted.g is None else weighted.g / vocab,
+            vocab,
+            scale,
+            options.softcap,
+        )
+        if options.reduction == "none":
+            return loss_T, ce_T, aux_T, stats
+        return loss_T.sum(), ce_T.sum(), aux_T.sum(), stats
 
 
 class TritonRows:
@@ -156,38 +140,311 @@ class TritonRows:
         zero_C = torch.zeros_like(a_C)
         b_C = zero_C if coefficients.b is None else coefficients.b
         g_C = zero_C if coefficients.g is None else coefficients.g / rows.buffer_CV.shape[1]
+        index_C = torch.where(valid_C, index_C, -1)
         if not self.plan.narrow:
-            return self._source(rows, index_C, valid_C, a_C, b_C, g_C, through_softcap)
+            return self._source(rows, index_C, (a_C, b_C, g_C), slope=through_softcap)
         # E rounded as the products take it, then the rest, which is not rounded.
         assert not through_softcap, "the source before the softcap is formed in fp32 only"
-        always_C = torch.ones_like(valid_C)
-        e_CV = self._source(rows, index_C, always_C, torch.ones_like(zero_C), zero_C, zero_C, slope=False)
-        rest_CV = self._source(rows, index_C, valid_C, zero_C, b_C, g_C, slope=False)
+        e_CV = self._source(rows, index_C.clamp_min(0), (torch.ones_like(zero_C), zero_C, zero_C), slope=False)
+        rest_CV = self._source(rows, index_C, (zero_C, b_C, g_C), slope=False)
         applied_CV = applied_exp(e_CV, self.plan) * a_C.unsqueeze(1)
         return torch.where(valid_C.unsqueeze(1), rest_CV + applied_CV, 0.0)
 
-    def _source(
-        self,
-        rows: RowPass,
-        index_C: Tensor,
-        valid_C: Tensor,
-        a_C: Tensor,
-        b_C: Tensor,
-        g_C: Tensor,
-        slope: bool,
-    ) -> Tensor:
+    def _source(self, rows: RowPass, index_C: Tensor, coefficients: tuple[Tensor, ...], *, slope: bool) -> Tensor:
         z_CV = rows.buffer_CV
-        source_CV: Tensor = row_source(
-            z_CV,
-            rows.sums.row_max_C,
-            torch.where(valid_C, index_C, -1),
-            a_C,
-            b_C,
-            g_C,
-            z_CV.shape[1],
-            1.0,
-            self._softcap,
-            slope,
-            torch.float32,
-        )
+        shape = z_CV.shape[1], 1.0, self._softcap, slope, torch.float32
+        source_CV: Tensor = row_source(z_CV, rows.sums.row_max_C, index_C, *coefficients, *shape)
         return source_CV
+
+
+# --- the kernels as custom ops --------------------------------------------------------------------------------------------
+#
+# All take logits [T, V] of fp32, bf16 or fp16 with any row stride; `vocab` columns are inside log Z, z = scale·logits,
+# softcapped if requested. Coefficients are fp32 [T]; `index` is int64 [T], negative at rows that count nothing.
+
+STATISTICS = 6
+"""Rows of what `row_statistics` returns: m, S, Σ exp(z − m)², Σ z, z_y, Σ exp(z − m)·(m − z)."""
+
+STATISTICS_BLOCK = 65536 if INTERPRETED else 4096
+"""Columns that the statistics kernel reads per step: 4096 fit the registers of every GPU, more begin to spill. On the
+interpreter every step has a fixed cost, so there the block is wide."""
+
+SOURCE_BLOCK = 65536 if INTERPRETED else 1024
+"""Columns per program of the source kernel; every column is independent of the others."""
+
+
+def block_shape(columns: int, widest: int) -> tuple[int, int]:
+    """(columns per block, warps)."""
+    block = min(triton.next_power_of_2(columns), widest)
+    return block, 8 if block > 2048 else 4
+
+
+def by_rows(logits: Tensor) -> Tensor:
+    """The kernels read the columns of a row as neighbours in memory; the rows may have any stride."""
+    return logits if logits.stride(1) == 1 else logits.contiguous()
+
+
+@torch.library.custom_op("zloss::row_sums", mutates_args=())
+def row_statistics(logits: Tensor, index: Tensor, vocab: int, scale: float, softcap: float | None) -> Tensor:
+    """m, S, Σ exp(z − m)², Σ z, z_y and Σ exp(z − m)·(m − z) of every row, [6, T] in fp32; z_y is 0 at a negative index and NaN
+    at one beyond the vocabulary.
+    """
+    logits = by_rows(logits)
+    tokens = logits.shape[0]
+    out = logits.new_empty((STATISTICS, tokens), dtype=torch.float32)
+    block, warps = block_shape(vocab, STATISTICS_BLOCK)
+    if tokens:
+        with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+            row_statistics_kernel[(tokens,)](
+                logits,
+                index.contiguous(),
+                out,
+                logits.stride(0),
+                tokens,
+                vocab,
+                scale,
+                1.0 if softcap is None else softcap,
+                SOFTCAP=softcap is not None,
+                BLOCK=block,
+                num_warps=warps,
+                enable_fp_fusion=True,
+            )
+    return out
+
+
+row_statistics.register_fake(lambda logits, *_: logits.new_empty((STATISTICS, logits.shape[0]), dtype=torch.float32))
+
+
+def launch_source(
+    logits: Tensor,
+    out: Tensor,
+    row_max: Tensor,
+    index: Tensor,
+    coefficients: tuple[Tensor, Tensor, Tensor],
+    vocab: int,
+    scale: float,
+    softcap: float | None,
+    slope: bool,
+) -> None:
+    """Write coefficients·(exp(z − m), onehot(y), 1) to `out`, as `row_source` says; `out` may be `logits` itself."""
+    tokens, columns = out.shape
+    block, warps = block_shape(columns, SOURCE_BLOCK)
+    if tokens == 0:
+        return
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        row_source_kernel[(tokens, triton.cdiv(columns, block))](
+            logits,
+            out,
+            index.contiguous(),
+            row_max.contiguous(),
+            *(coefficient.contiguous() for coefficient in coefficients),
+            logits.stride(0),
+            out.stride(0),
+            vocab,
+            columns,
+            scale,
+            1.0 if softcap is None else softcap,
+            SOFTCAP=softcap is not None,
+            SLOPE=slope,
+            BLOCK=block,
+            num_warps=warps,
+            enable_fp_fusion=True,
+        )
+
+
+@torch.library.custom_op("zloss::row_source", mutates_args=())
+def row_source(
+    logits: Tensor,
+    row_max: Tensor,
+    index: Tensor,
+    along_p: Tensor,
+    along_target: Tensor,
+    along_uniform: Tensor,
+    vocab: int,
+    scale: float,
+    softcap: float | None,
+    slope: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """along_p·exp(z − m) − along_target·onehot(y) − along_uniform as [T, V] in `dtype`; 0 at padding and ignored rows.
+
+    `slope` multiplies by the derivative of the softcap. The logits are left alone.
+    """
+    logits = by_rows(logits)
+    # A GPU rounds to the nearest 16-bit number; the interpreter truncates, so there torch does the rounding.
+    out = torch.empty(logits.shape, dtype=torch.float32 if INTERPRETED else dtype, device=logits.device)
+    coefficients = (along_p, along_target, along_uniform)
+    launch_source(logits, out, row_max, index, coefficients, vocab, scale, softcap, slope)
+    return out.to(dtype)
+
+
+row_source.register_fake(
+    lambda logits, *arguments: torch.empty(logits.shape, dtype=arguments[-1], device=logits.device)
+)
+
+
+@torch.library.custom_op("zloss::exp_rows_", mutates_args=("logits",))
+def exp_rows_(logits: Tensor, row_max: Tensor, softcap: float | None) -> None:
+    """Overwrite an owned fp32 buffer of logits with exp(z − m), times the slope of the softcap; with 0 where m is not finite."""
+    ones, zeros = torch.ones_like(row_max), torch.zeros_like(row_max)
+    index = torch.where(torch.isfinite(row_max), 0, -1)  # a row with a negative index is zero
+    launch_source(logits, logits, row_max, index, (ones, zeros, zeros), logits.shape[1], 1.0, softcap, True)
+
+
+exp_rows_.register_fake(lambda *_: None)
+
+
+@torch.library.custom_op("zloss::narrow_exp_", mutates_args=("out",))
+def narrow_exp_(
+    logits: Tensor, out: Tensor, row_max: Tensor, exp_scale: float, scale: float, softcap: float | None
+) -> Tensor:
+    """Write exp_scale·exp(z − m), times the slope of the softcap, rounded to the 16-bit `out` [T, V]; 0 where m is not
+    finite. Returns the first column with z = m, int64 [T]."""
+    logits = by_rows(logits)
+    tokens, vocab = out.shape
+    # A GPU rounds to the nearest 16-bit number; the interpreter truncates, so there torch does the rounding.
+    written = torch.empty((tokens, vocab), dtype=torch.float32, device=out.device) if INTERPRETED else out
+    max_index = torch.full((tokens,), vocab - 1, dtype=torch.int32, device=logits.device)
+    block, warps = block_shape(vocab, SOURCE_BLOCK)
+    if tokens:
+        with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+            row_exp_kernel[(tokens, triton.cdiv(vocab, block))](
+                logits,
+                written,
+                max_index,
+                row_max.contiguous(),
+                logits.stride(0),
+                written.stride(0),
+                vocab,
+                scale,
+                1.0 if softcap is None else softcap,
+                exp_scale,
+                SOFTCAP=softcap is not None,
+                BLOCK=block,
+                num_warps=warps,
+                enable_fp_fusion=True,
+            )
+    if INTERPRETED:
+        out.copy_(written)
+    return max_index.long()
+
+
+narrow_exp_.register_fake(lambda logits, *_: torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device))
+
+
+@torch.library.custom_op("zloss::row_projection", mutates_args=())
+def row_projection(
+    logits: Tensor,
+    row_max: Tensor,
+    weight: Tensor,
+    scale: float,
+    softcap: float | None,
+    chunk_size: int | None,
+    products: str,
+    memory_budget: int | None,
+) -> Tensor:
+    """(exp(z − m)·slope) W, which is S·WᵀCp of every row, [T, D] in fp32: chunks of rows, so no second [T, V] exists."""
+    vocab = weight.shape[0]
+    plan = plan_products(
+        cast(Products, products), device_type=logits.device.type, hidden=weight.dtype, weight=weight.dtype
+    )
+    head = HeadProducts(weight, torch.float32, None, plan)
+    out = logits.new_empty((logits.shape[0], weight.shape[1]), dtype=torch.float32)
+    logits = by_rows(logits)
+    bounds = chunk_bounds(
+        logits.shape[0],
+        vocab * (2 if plan.narrow else 4),
+        chunk_size,
+        device_type=plan.device_type,
+        memory_budget=memory_budget,
+    )
+    for start, stop in bounds:
+        chunk = slice(start, stop)
+        narrow_CV = empty_narrow(plan, stop - start, vocab, logits)
+        if narrow_CV is not None:
+            narrow_exp_(logits[chunk], narrow_CV, row_max[chunk], plan.exp_scale, scale, softcap)
+            out[chunk] = head.back_project(narrow_CV)
+            continue
+        ones, zeros = torch.ones_like(row_max[chunk]), torch.zeros_like(row_max[chunk])
+        index = torch.zeros_like(ones, dtype=torch.int64)
+        e_CV = torch.empty((stop - start, vocab), dtype=torch.float32, device=logits.device)
+        launch_source(logits[chunk], e_CV, row_max[chunk], index, (ones, zeros, zeros), vocab, scale, softcap, True)
+        out[chunk] = head.back_project(e_CV)
+    return out
+
+
+row_projection.register_fake(
+    lambda logits, row_max, weight, *_: logits.new_empty((logits.shape[0], weight.shape[1]), dtype=torch.float32)
+)
+
+
+@torch.library.custom_op("zloss::row_loss", mutates_args=())
+def row_loss(
+    logits: Tensor,
+    value: Tensor,
+    row_max: Tensor,
+    index: Tensor,
+    along_p: Tensor,
+    along_target: Tensor,
+    along_uniform: Tensor,
+    vocab: int,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """`value` [T] with the gradient that the coefficients state: its backward is `row_source` times the upstream.
+
+    The gradient is formed in the backward pass. So the logits are the only V-wide tensor that is kept for it, and the
+    upstream gradient, one number or one per token, is applied before anything is rounded to the dtype of the logits.
+    """
+    return value.clone()
+
+
+row_loss.register_fake(lambda logits, value, *_: torch.empty_like(value))
+
+
+def _keep_for_source(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    logits, _, *rows, vocab, scale, softcap = inputs
+    ctx.save_for_backward(logits, *rows)
+    ctx.shape_of_z = vocab, scale, softcap
+
+
+def _source_of_loss(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    refuse_double_backward()
+    logits, row_max, index, *coefficients = ctx.saved_tensors
+    vocab, scale, softcap = ctx.shape_of_z
+    p, target, uniform = (upstream * coefficient for coefficient in coefficients)
+    grad = row_source(logits, row_max, index, p, target, uniform, vocab, scale, softcap, True, logits.dtype)
+    return grad, *(None,) * 9
+
+
+row_loss.register_autograd(_source_of_loss, setup_context=_keep_for_source)
+
+
+@torch.library.custom_op("zloss::with_gradients", mutates_args=())
+def with_gradients(
+    value: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+    grad_bias: Tensor | None,
+) -> Tensor:
+    """`value`, a scalar, as a function of hidden, weight and bias whose gradients are known already."""
+    return value.clone()
+
+
+with_gradients.register_fake(lambda value, *_: torch.empty_like(value))
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[4:])
+
+
+def _scaled_gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    refuse_double_backward()
+    grads = (None if grad is None else grad * upstream for grad in ctx.saved_tensors)
+    return None, *grads, None, None, None
+
+
+with_gradients.register_autograd(_scaled_gradients, setup_context=_keep_gradients)

@@ -30,8 +30,8 @@ from torch import Tensor, autograd, nn
 from zloss.console import Progress, Silent
 from zloss.errors import CheckpointError
 from zloss.head.arguments import HeadProblem
-from zloss.head.gradient import head_gradient_rows
 from zloss.head.products import HeadProducts
+from zloss.head.source import head_gradient_rows
 from zloss.measure.measurement import Measurement
 from zloss.measure.tokens import shaped_chunks
 from zloss.models.checkpoint import Checkpoint

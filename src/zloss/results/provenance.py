@@ -90,10 +90,8 @@ class RunProvenance(Provenance):
     threads: int
     """Threads of PyTorch."""
     row_pass: Literal["c", "torch"] | None = None
-    """What took exp and sums over rows of logits: the compiled helper or PyTorch, which differ in the last digits.
-
-    None in files of earlier versions.
-    """
+    """What computed exp and sums over rows of logits: PyTorch, or "c" in files of earlier versions that had a compiled
+    helper. The last digits differ. None in files of versions before that."""
 
 
 @dataclass(frozen=True, kw_only=True)

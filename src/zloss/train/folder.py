@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zloss.errors import InputError, OutputError, UnwritableFolderError, first_line
-from zloss.head.rows import row_pass_name
 from zloss.jobs import Job
 from zloss.models.checkpoint import sampled_fingerprint, weight_fingerprint
 from zloss.objectives import Objective
@@ -304,5 +303,5 @@ def run_provenance(command: str, began: float, records: Sequence[StepRecord]) ->
         accelerate=installed_version("accelerate"),
         train_seconds=sum(record.seconds or 0.0 for record in records),
         threads=torch.get_num_threads(),
-        row_pass=row_pass_name(),
+        row_pass="torch",
     )

@@ -357,16 +357,3 @@ def test_a_second_ctrl_c_inside_a_batch_leaves_the_last_saved_state(
     resumed = run_audit(config, folder=tmp_path, resume=True)
     assert resumed.corpus.predictions == BLOCKS * SIZE
     assert resumed.heads == whole.heads
-
-
-def test_the_row_pass_is_in_the_provenance(
-    folders: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from zloss.head import rows
-
-    monkeypatch.setattr(rows, "_fused", False)
-    with monkeypatch.context() as patch:
-        patch.setattr(rows, "load_rows", lambda: "left out for this test")
-        assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "torch"
-    if not isinstance(rows.load_rows(), str):
-        assert audit(folders["gpt2"], text, gradient_blocks=0).provenance.extra["row_pass"] == "c"

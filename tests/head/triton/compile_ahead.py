@@ -19,8 +19,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from zloss.head.triton import SOURCE_BLOCK, STATISTICS_BLOCK, block_shape
 from zloss.head.triton_kernels import row_exp_kernel, row_source_kernel, row_statistics_kernel
-from zloss.head.triton_ops import SOURCE_BLOCK, STATISTICS_BLOCK, block_shape
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

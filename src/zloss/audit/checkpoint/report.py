@@ -13,7 +13,6 @@ from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.router import audit_router
 from zloss.console import Clock
 from zloss.errors import ZlossError
-from zloss.head.rows import row_pass_name
 from zloss.measure.measurement import Measurement
 from zloss.measure.tokens import (
     EXTREMES,
@@ -124,7 +123,7 @@ def audit_report(
         provenance=AuditProvenance(
             **shared_keys(command, started, clock.total),
             seed=config.seed,
-            extra={"threads": torch.get_num_threads(), "row_pass": row_pass_name()},
+            extra={"threads": torch.get_num_threads(), "row_pass": "torch"},
         ),
         diag_coef=config.diag_coef,
         gain_beta=config.gain_beta,

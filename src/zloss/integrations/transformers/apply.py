@@ -24,8 +24,7 @@ from zloss.errors import (
     UnsupportedModelError,
     require_version,
 )
-from zloss.head.compiling import outside_compile
-from zloss.head.loss import HeadLossOutput
+from zloss.head.loss import HeadLossOutput, outside_compile
 from zloss.head.options import Backend, HeadOptions
 from zloss.integrations.moe import HookHandle, RouterLossHandle, RouterZLoss, named_arguments
 from zloss.integrations.transformers.lazy_logits import LazyLogits, NoLogits, TrainingCall, output_head

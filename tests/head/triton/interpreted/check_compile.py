@@ -10,7 +10,7 @@ import torch._dynamo
 from torch import Tensor
 
 import zloss
-from zloss.head import triton_ops as ops
+from zloss.head import triton as ops
 from zloss.head.products import add_product_
 
 TOKENS, VOCAB, WIDTH = 6, 60, 8

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.head.triton.interpreted.row_definitions import errors, make_rows
+from zloss.head import triton as ops
 from zloss.head import triton_kernels as kernels
-from zloss.head import triton_ops as ops
 
 FP32 = 1e-6
 

@@ -9,7 +9,7 @@ import torch
 
 import zloss
 from tests.laws.definitions import Case, make_case, measured, reference, relative_error
-from zloss.head import triton_ops as ops
+from zloss.head import triton as ops
 
 BF16 = torch.bfloat16
 OPTIONS = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.laws.definitions import relative_error
-from zloss.head import triton_ops as ops
+from zloss.head import triton as ops
 
 
 @dataclass(frozen=True)
