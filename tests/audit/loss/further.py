@@ -19,10 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.audit.loss.zoo import IGNORE, LAMBDA, count_of, lse, valid_of
 from zloss.results.loss_audit import LossAudit
 
-LAMBDA = 1e-3
-IGNORE = -100
 PROBE_VOCAB = 96
 
 
@@ -106,24 +105,12 @@ def some(*ids: str) -> frozenset[str]:
 # Building blocks.
 
 
-def valid_of(y: Tensor) -> Tensor:
-    return y != IGNORE
-
-
-def count_of(y: Tensor) -> Tensor:
-    return valid_of(y).sum().clamp(min=1)
-
-
 def ce_sum(z: Tensor, y: Tensor, **options: Any) -> Tensor:
     return F.cross_entropy(z, y, ignore_index=IGNORE, reduction="sum", **options)
 
 
 def ce_mean(z: Tensor, y: Tensor) -> Tensor:
     return ce_sum(z, y) / count_of(y)
-
-
-def lse(z: Tensor) -> Tensor:
-    return torch.logsumexp(z, -1)
 
 
 def mean_valid(rows: Tensor, y: Tensor) -> Tensor:
@@ -1370,10 +1357,10 @@ def gradient_error(case: Case) -> float | None:
         for loss, mask in ((case.loss, ignore), (formula, IGNORE)):
             leaf = z.clone().requires_grad_()
             labels = torch.where(y == IGNORE, mask, y)
-            if case.options.get("linear") and loss is case.loss:
-                value = _as_linear(loss, leaf, labels)
-            else:
-                value = loss(leaf, labels)
+            # Hidden states are the identity, so that the weight is the transposed logits.
+            linear = case.options.get("linear") and loss is case.loss
+            head = (torch.eye(len(y), dtype=z.dtype, requires_grad=True), leaf.T) if linear else (leaf,)
+            value = loss(*head, labels)
             if isinstance(value, tuple | dict) and "returned_values" in case.must:
                 parts = list(value.values()) if isinstance(value, dict) else list(value)
                 total = torch.stack(parts).sum()
@@ -1383,11 +1370,6 @@ def gradient_error(case: Case) -> float | None:
             grads.append(grad)
         worst = max(worst, float((grads[0] - grads[1]).norm() / grads[0].norm()))
     return worst
-
-
-def _as_linear(loss: Callable[..., Any], logits: Tensor, y: Tensor) -> Any:
-    """Hidden states are the identity, so that the weight is the transposed logits."""
-    return loss(torch.eye(len(y), dtype=logits.dtype, requires_grad=True), logits.T, y)
 
 
 def judge(audit: LossAudit, case: Case) -> tuple[str, list[str]]:

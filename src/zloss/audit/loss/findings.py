@@ -435,25 +435,24 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
     if "mixed" not in at:
         return
     probe, outcome = at["mixed"]
-    r = probe
     # A tied maximum has no derivative for losses that use it; 2 · 0.05 both ways cannot bridge the 0.25 of the grid.
-    smooth = ((r.inside_TV == r.max_T.unsqueeze(-1)).sum(-1) == 1).unsqueeze(-1)
+    smooth = ((probe.inside_TV == probe.max_T.unsqueeze(-1)).sum(-1) == 1).unsqueeze(-1)
     local = [("its own gradient", probe, outcome, outcome.grad_TV)]
     masked = probe.masked(torch.arange(len(probe.target_T)) % 3 > 0)
     if ident.masks_accepted and (answer := e.attempt(masked)) is not None:
         # Value and gradient may have denominators of their own.
         local.append(("its own gradient, with tokens ignored", masked, answer, answer.grad_TV))
-    random = torch.randn(r.logits_TV.shape, generator=seeded(e.draw.seed + 2), dtype=torch.float64)
+    random = torch.randn(probe.logits_TV.shape, generator=seeded(e.draw.seed + 2), dtype=torch.float64)
     local.append(("a random direction", probe, outcome, random))
     for words, on, answer, way in local:
         if largest := float((smooth * way).abs().max()):
             yield words, on, answer, smooth * way / largest, 0.05
     for name, (probe, outcome) in at.items():
-        r, step = probe, (32.0 if name == "wide" else 4.0) if quadratic and name != "confident" else 0.05
-        shift = r.widen(torch.ones_like(r.inside_TV))
+        step = (32.0 if name == "wide" else 4.0) if quadratic and name != "confident" else 0.05
+        shift = probe.widen(torch.ones_like(probe.inside_TV))
         yield "a common shift of the logits", probe, outcome, shift, step
         if name in ("saturated", "wide"):
-            yield "the largest logit", probe, outcome, r.argmax_TV(split=False), step / 2
+            yield "the largest logit", probe, outcome, probe.argmax_TV(split=False), step / 2
 
 
 def _slope(e: Evidence, words: str, probe: Probe, outcome: Outcome, direction: Tensor, step: float) -> Slope | None:
@@ -901,14 +900,13 @@ def filtered_source(e: Evidence) -> Finding:
     gone, kept, z, above = [], [], [], {"|p − y|": [], "p": []}  # type: ignore[var-annotated]
     worst: Probe | None = None
     for probe, grad_TV in e.draw.parts(*e.draw.outcomes):
-        r = probe
-        z_TV = model.z_source(r).abs()
-        sigma_T = ident.eps * probe.noise_T * (model.ce_weight(r) + z_TV.amax(-1))
-        gone.append((grad_TV == 0) & (model.source(r).abs() > 30 * sigma_T.unsqueeze(-1)))
+        z_TV = model.z_source(probe).abs()
+        sigma_T = ident.eps * probe.noise_T * (model.ce_weight(probe) + z_TV.amax(-1))
+        gone.append((grad_TV == 0) & (model.source(probe).abs() > 30 * sigma_T.unsqueeze(-1)))
         kept.append(grad_TV != 0)
         z.append(z_TV)
-        above["|p − y|"].append((r.p_TV - r.onehot_TV).abs())
-        above["p"].append(r.p_TV)
+        above["|p − y|"].append((probe.p_TV - probe.onehot_TV).abs())
+        above["p"].append(probe.p_TV)
         worst = worst or (probe if bool(gone[-1].any()) else None)
     if worst is None:
         return passed("No entry of the Z source is missing.")

@@ -244,6 +244,8 @@ def _identify(box: BlackBox, space: Space, seed: int, dtype: torch.dtype) -> Ide
     if (changing := unrepeatable(box, first.probes[name], first.outcomes[name], dtype, seeds, limit)) is not None:
         return replace(unexplained(bare, changing[0]), kept_state=changing[0])
     how, rows, chosen = _explain(box, bare, seed)
+    if chosen is not None and bare.coarse:
+        chosen = _refined(chosen, first, eps)
     ident = replace(bare, how=how, rows=rows, fit=chosen)
     if chosen is None:
         return _other_form(ident, box)
@@ -302,6 +304,23 @@ def _rounded(box: BlackBox, ident: Identification, seed: int) -> Fit | None:
         z_TV = source_T.unsqueeze(-1) * lead.shape(probe)
         left.append((box(probe, ident.dtype).grad_TV - ce_TV - z_TV).flatten())
     return rough if float(torch.cosine_similarity(left[0], left[1], dim=0)) < 0.5 else None
+
+
+def _refined(chosen: Fit, first: Draw, eps: float) -> Fit:
+    """λ and c of a 16-bit loss from saturated tokens on their target, where CE is silent: there only s itself is rounded."""
+    parts = first.parts("confident")
+    if chosen.quantities not in ((RAW,), (CENTERED,)) or chosen.shared or not parts:
+        return chosen
+    ((probe, grad_TV),) = parts
+    use, top_TV = probe.saturated_T, probe.argmax_TV(split=False)
+    s_T = (grad_TV * top_TV).sum(-1) / (chosen.quantities[0].shape(probe) * top_TV).sum(-1)
+    v, s, sigma = chosen.quantities[0].value(probe)[use], s_T[use], eps * s_T[use].abs() + 1e-300
+    slope, level = _line(v, s, sigma)
+    if float(((s - slope * v - level) / sigma).abs().max()) > 3:
+        return chosen
+    columns = torch.stack([v, torch.ones_like(v)], dim=-1) / sigma.unsqueeze(-1)
+    errors = torch.linalg.inv(columns.T @ columns).diagonal().clamp(min=0).sqrt().tolist()
+    return replace(chosen, slope=(slope,), offset=(-level,), slope_error=(errors[0],), offset_error=(errors[1],))
 
 
 def _warps(rows: Rows) -> list[Warp]:
@@ -959,9 +978,8 @@ def left_over(ident: Identification, parts: list[tuple[Probe, Tensor]]) -> float
     unit = ident.eps if ident.model.warp.identity else max(ident.eps, 1e-7)
     worst = 0.0
     for probe, grad_TV in parts:
-        r, model = probe, ident.model
-        ce_TV, z_TV = model.ce_source(r), model.z_source(r)
-        rounding_T = ROUNDING * unit * probe.noise_T * (model.ce_weight(r) + z_TV.norm(dim=-1))
+        ce_TV, z_TV = ident.model.ce_source(probe), ident.model.z_source(probe)
+        rounding_T = ROUNDING * unit * probe.noise_T * (ident.model.ce_weight(probe) + z_TV.norm(dim=-1))
         for rows in (probe.saturated_T, ~probe.saturated_T):
             left = float((grad_TV - ce_TV - z_TV)[rows].norm())
             whole = float((z_TV if ident.identified.has_z else ce_TV)[rows].norm())
@@ -1004,9 +1022,9 @@ def _on_fresh_mask(box: BlackBox, ident: Identification, seed: int) -> Identific
 
 def factors(ident: Identification, probe: Probe, grad_TV: Tensor) -> tuple[float, float]:
     """The factors on CE and on Z that make the model fit this batch; 1 for a part that is not there."""
-    r, keep_T = probe, probe.valid_T
+    model, keep_T = ident.model, probe.valid_T
     inverse = (1 / probe.noise_T[keep_T]).unsqueeze(-1)
-    columns = [(part[keep_T] * inverse).flatten() for part in (ident.model.ce_source(r), ident.model.z_source(r))]
+    columns = [(part[keep_T] * inverse).flatten() for part in (model.ce_source(probe), model.z_source(probe))]
     loud = [i for i, column in enumerate(columns) if float(column.norm()) > 0]
     stacked = torch.stack([columns[i] / columns[i].norm() for i in loud], dim=-1)
     x = torch.linalg.lstsq(stacked, (grad_TV[keep_T] * inverse).flatten().unsqueeze(-1)).solution.flatten()

@@ -168,10 +168,10 @@ def _compare(
 
 
 def _at_logits(box: BlackBox, off: BlackBox | None, model: Model, probe: Probe, dtype: torch.dtype) -> Compared:
-    outcome, r = box(probe, dtype), probe
+    outcome = box(probe, dtype)
     without = None if off is None else off(probe, dtype).grad_TV
-    wanted = (model.value(r), model.source(r), model.z_source(r))
-    return _compare((outcome.value, outcome.grad_TV), without, wanted, _rounding(r, dtype))
+    wanted = (model.value(probe), model.source(probe), model.z_source(probe))
+    return _compare((outcome.value, outcome.grad_TV), without, wanted, _rounding(probe, dtype))
 
 
 def _rounding(r: Probe, dtype: torch.dtype) -> Tensor:

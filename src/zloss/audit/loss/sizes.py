@@ -127,16 +127,16 @@ def _inside_shapes(ident: Identification, probe: Probe, grad_TV: Tensor) -> Answ
 
 def _compare(ident: Identification, probe: Probe, grad_TV: Tensor) -> Answer:
     """The gradient against the model: equal, equal up to factors that are known to vary, or different in words."""
-    r, model, got = probe, ident.model, ident.identified
-    ce_TV, z_TV, keep = model.ce_source(r), model.z_source(r), r.valid_T
+    model, got = ident.model, ident.identified
+    ce_TV, z_TV, keep = model.ce_source(probe), model.z_source(probe), probe.valid_T
 
     def errors(wanted_TV: Tensor) -> Tensor:
         """Per token ‖gradient − wanted‖ beyond rounding over ‖Z source‖."""
         # A softmax of V classes sums V rounded terms; a warp is known no better than it was searched.
-        spread = max(1.0, math.sqrt(r.lanes / 96))
+        spread = max(1.0, math.sqrt(probe.lanes / 96))
         unit = ident.eps if model.warp.identity else max(ident.eps, 1e-7)
-        size_T = (ce_TV + z_TV).norm(dim=-1).clamp(min=model.ce_weight(r))
-        beyond_T = (grad_TV - wanted_TV).norm(dim=-1) - ROUNDING * unit * (1.0 + r.max_T.abs()) * spread * size_T
+        size_T = (ce_TV + z_TV).norm(dim=-1).clamp(min=model.ce_weight(probe))
+        beyond_T = (grad_TV - wanted_TV).norm(dim=-1) - ROUNDING * unit * (1.0 + probe.max_T.abs()) * spread * size_T
         scale_T = (z_TV if got.has_z else ce_TV).norm(dim=-1)
         # Where log Z happens to lie at c the Z source vanishes, and any error would be large next to it.
         error_T: Tensor = beyond_T.clamp(min=0) / scale_T.clamp(min=max(1e-2 * float(scale_T.median()), 1e-300))
@@ -144,25 +144,24 @@ def _compare(ident: Identification, probe: Probe, grad_TV: Tensor) -> Answer:
 
     error_T = errors(ce_TV + z_TV)
     figure = float(error_T.max())
-    if r.lanes > ident.space.lanes and model.warp.identity and (where := _tail(ident, probe, grad_TV)):
+    if probe.lanes > ident.space.lanes and model.warp.identity and (where := _tail(ident, probe, grad_TV)):
         return "differs", where, figure
-    counted = figure <= LIMIT
-    if counted and (len(keep) < 256 or not model.warp.identity):
+    countable = len(keep) >= 256 and model.warp.identity
+    if figure <= LIMIT and not countable:
         return "same", "", figure
     ce, z = factors(ident, probe, grad_TV)
     if float(errors(ce * ce_TV + z * z_TV).max()) <= LIMIT:
-        slack = max(COUNT_LIMIT, 1e3 * ident.eps) + 2 * (got.uncertainty.coef_relative or 0.0) if counted else LIMIT
+        slack = max(COUNT_LIMIT, 1e3 * ident.eps) + 2 * (got.uncertainty.coef_relative or 0.0) if countable else LIMIT
         parts = []
         for part, name, factor in (("CE", got.ce_denominator, ce), ("Z", got.z_denominator, z)):
-            if name in (None, "other") or abs(factor - 1) <= slack:
-                continue
-            count = model.count(name, r)
-            parts.append(
-                f"{count:,.0f} tokens are counted as {count / factor:,.1f} in the denominator of {part}"
-                if counted and count > 1
-                else f"the weight on {part} is {factor:.4g} times what it is on small batches and a small vocabulary"
-            )
-        return ("differs", "; ".join(parts), figure) if parts else ("same", "", figure if counted else None)
+            count = model.count(name or "sum", probe)
+            if name not in (None, "other") and abs(factor - 1) > LIMIT:
+                parts.append(
+                    f"the weight on {part} is {factor:.4g} times what it is on small batches and a small vocabulary"
+                )
+            elif name not in (None, "other") and count > 1 and abs(factor - 1) > slack:
+                parts.append(f"{count:,.0f} tokens are counted as {count / factor:,.1f} in the denominator of {part}")
+        return ("differs", "; ".join(parts), figure) if parts else ("same", "", figure if figure <= LIMIT else None)
     # Each row whole, with a positive weight of its own: means of groups.
     wanted = ce_TV + z_TV
     w_T = (grad_TV * wanted).sum(-1) / (wanted * wanted).sum(-1).clamp(min=1e-300)
@@ -190,12 +189,12 @@ def _tail(ident: Identification, probe: Probe, grad_TV: Tensor) -> str:
     Where every column is counted once, the gradient next to onehot(y) and smoothing is one number times p; a miscounted
     tail has another one.
     """
-    r, model = probe, ident.model
-    row = int((r.p_TV.amax(-1) + (~r.valid_T).double()).argmin())
-    p_V = r.p_TV[row]
+    model = ident.model
+    row = int((probe.p_TV.amax(-1) + (~probe.valid_T).double()).argmin())
+    p_V = probe.p_TV[row]
     # Take the part of CE that is not along p off: −(1 − ε) onehot(y) − ε/V.
-    flat_V = model.ce_source(r)[row] - math.copysign(model.ce_weight(r), model.ce_scale) * p_V
-    use = ((r.onehot_TV[row] == 0) & (p_V > 1e-9)).nonzero().flatten()
+    flat_V = model.ce_source(probe)[row] - math.copysign(model.ce_weight(probe), model.ce_scale) * p_V
+    use = ((probe.onehot_TV[row] == 0) & (p_V > 1e-9)).nonzero().flatten()
     if len(use) < 100 or any(penalty.quantity.name != "raw" for penalty in model.penalties):
         return ""
     x = ((grad_TV[row] - flat_V) / p_V.clamp(min=1e-300))[use]
