@@ -19,10 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.audit.loss.zoo import IGNORE, LAMBDA, count_of, lse, valid_of
 from zloss.results.loss_audit import LossAudit
 
-LAMBDA = 1e-3
-IGNORE = -100
 PROBE_VOCAB = 96
 
 
@@ -79,8 +78,18 @@ def right(
     return Case(loss, why, True, coef, target, coordinate, *by, **rest)
 
 
-def odd(loss: Callable[..., Any], why: str, *must: str, has_z: bool | None = True, **rest: Any) -> Case:
-    """A wrong or unusual loss: the findings have to be there."""
+def odd(
+    loss: Callable[..., Any],
+    why: str,
+    *must: str,
+    has_z: bool | None = True,
+    by: tuple[str | None, str | None] | None = None,
+    **rest: Any,
+) -> Case:
+    """A wrong or unusual loss: the findings have to be there. With `by` its Z is λ(log Z)² unless `rest` says otherwise."""
+    if by is not None:
+        z: dict[str, Any] = {"coef": LAMBDA, "target": 0.0, "coordinate": "raw"}
+        rest = {**z, "ce_denominator": by[0], "z_denominator": by[1], **rest}
     return Case(loss, why, has_z, must=frozenset(must), **rest)
 
 
@@ -96,24 +105,12 @@ def some(*ids: str) -> frozenset[str]:
 # Building blocks.
 
 
-def valid_of(y: Tensor) -> Tensor:
-    return y != IGNORE
-
-
-def count_of(y: Tensor) -> Tensor:
-    return valid_of(y).sum().clamp(min=1)
-
-
 def ce_sum(z: Tensor, y: Tensor, **options: Any) -> Tensor:
     return F.cross_entropy(z, y, ignore_index=IGNORE, reduction="sum", **options)
 
 
 def ce_mean(z: Tensor, y: Tensor) -> Tensor:
     return ce_sum(z, y) / count_of(y)
-
-
-def lse(z: Tensor) -> Tensor:
-    return torch.logsumexp(z, -1)
 
 
 def mean_valid(rows: Tensor, y: Tensor) -> Tensor:
@@ -921,11 +918,7 @@ FURTHER: dict[str, Case] = {
         "denominator_mismatch",
         "returned_values",
         "all_ignored_nonfinite",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="all",
+        by=("valid", "all"),
         may=REPORTS,
     ),
     "wrong axis": open_answer(
@@ -946,10 +939,7 @@ FURTHER: dict[str, Case] = {
         "(λ log Z)² trains λ² = 1e-6",
         "differs_from_expected",
         coef=LAMBDA**2,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="valid",
+        by=("valid", "valid"),
         options=BELIEVED,
     ),
     "divided twice": odd(
@@ -965,10 +955,7 @@ FURTHER: dict[str, Case] = {
         "the uniform part has no mask",
         "ignored_tokens_leak",
         or_open=True,
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
-        z_denominator="valid",
+        by=(None, "valid"),
         may=some("unexplained_source", "denominator_mismatch"),
         must_not=some("size_dependent"),
         never_says="Z by a count that is none of the known ones",
@@ -993,11 +980,7 @@ FURTHER: dict[str, Case] = {
         epsilon_in_the_logarithm,
         "right to 1e-6",
         or_open=True,
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="valid",
+        by=("valid", "valid"),
         may=some("unexplained_source"),
         tolerance=1e-3,
         must_not=some("max_shifted", "size_dependent", "denominator_mismatch"),
@@ -1005,9 +988,7 @@ FURTHER: dict[str, Case] = {
     "count in bf16": odd(
         counts_in_bf16,
         "beyond 256 tokens the common divisor is rounded, by at most 0.4 %: too little to demand a finding",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
+        by=(None, None),
         may=some("size_dependent", "low_precision_source"),
     ),
     "Z of the mean logits": open_answer(
@@ -1052,11 +1033,7 @@ FURTHER: dict[str, Case] = {
         masks_the_logits,
         "ignored rows count in the divisor of Z",
         "denominator_mismatch",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="all",
+        by=("valid", "all"),
         may=some("forward_backward_mismatch", "zero_gradient_z"),
         must_not=some("ignored_tokens_leak"),
     ),
@@ -1080,10 +1057,7 @@ FURTHER: dict[str, Case] = {
         accumulation_divides_ce_only,
         "λ is 8 times as strong against CE; `ce_scale` says so",
         coef=1e-4,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="valid",
+        by=("valid", "valid"),
         more={"ce_scale": 0.125},
     ),
     "Z per sequence": odd(
@@ -1091,10 +1065,7 @@ FURTHER: dict[str, Case] = {
         "the Z sum is over 2, CE over tokens",
         "denominator_mismatch",
         coef=5e-5,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="sum",
+        by=("valid", "sum"),
     ),
     "Megatron without the maximum": odd(
         shifted_by_hand,
@@ -1111,29 +1082,19 @@ FURTHER: dict[str, Case] = {
         "the gradient trains λ/2",
         "forward_backward_mismatch",
         coef=LAMBDA / 2,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="valid",
+        by=("valid", "valid"),
     ),
     "backward over all tokens": odd(
         backward_by_hand("all tokens"),
         "the value is a mean over valid tokens, the gradient one over all",
         "forward_backward_mismatch",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="all",
-        z_denominator="all",
+        by=("all", "all"),
     ),
     "backward without the mask": odd(
         backward_by_hand("no mask"),
         "ignored rows get the Z source",
         "ignored_tokens_leak",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
+        by=("valid", None),
         may=some("forward_backward_mismatch", "denominator_mismatch", "all_ignored_nonfinite"),
         formula=lambda z, y: ce_mean(z, y) + LAMBDA * (lse(z) ** 2).sum() / count_of(y),
     ),
@@ -1150,11 +1111,7 @@ FURTHER: dict[str, Case] = {
         "the value is CE alone; the Z gradient ignores what comes from above",
         "forward_backward_mismatch",
         "upstream_ignored",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="valid",
+        by=("valid", "valid"),
     ),
     "every fourth column": open_answer(
         every_fourth_column, "log Z of a part of the vocabulary", "filtered_source", "size_dependent"
@@ -1165,14 +1122,10 @@ FURTHER: dict[str, Case] = {
         "fp32 operands are rounded to bf16, fp64 ones are not",
         "low_precision_source",
         or_open=True,
-        coef=LAMBDA,
-        coordinate="raw",
+        by=("valid", "valid"),
         options={"linear": True},
         may=some("unexplained_source"),
         tolerance=1e-2,
-        target=0.0,
-        ce_denominator="valid",
-        z_denominator="valid",
     ),
     "squares in bf16": odd(
         squares_in_bf16,
@@ -1212,11 +1165,8 @@ FURTHER: dict[str, Case] = {
         decimal_log_of_v,
         "c changes with V, and not as log V",
         "unexplained_source",
-        coef=LAMBDA,
         target=math.log10(PROBE_VOCAB),
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="valid",
+        by=("valid", "valid"),
         must_not=some("size_dependent"),
     ),
     "c = log of the batch": odd(
@@ -1229,9 +1179,7 @@ FURTHER: dict[str, Case] = {
     "sequence CE, token Z": odd(
         sequence_ce_token_z,
         "with uneven masks the two weigh tokens differently",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
+        by=(None, None),
         may=some("denominator_mismatch"),
         more={"ce_weights": "groups", "z_weights": "uniform"},
         must_not=some("unexplained_source", "size_dependent"),
@@ -1241,22 +1189,14 @@ FURTHER: dict[str, Case] = {
         logs_z_over_all,
         "the logged mean has ignored tokens in it",
         "reported_z_value",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="valid",
+        by=("valid", "valid"),
         may=REPORTS | MULTIPLIES,
     ),
     "parts in a mapping": odd(
         parts_in_a_dict,
         "Z trains only if the caller adds it",
         "returned_values",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="valid",
+        by=("valid", "valid"),
         may=REPORTS,
     ),
     "detached focal factor": odd(
@@ -1264,9 +1204,7 @@ FURTHER: dict[str, Case] = {
         "the factor has no gradient; it weighs CE and Z alike",
         "forward_backward_mismatch",
         or_open=True,
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
+        by=(None, None),
         may=some("unexplained_source"),
         must_not=some("size_dependent"),
         formula=focal_formula,
@@ -1294,11 +1232,7 @@ FURTHER: dict[str, Case] = {
     "only with gradients": odd(
         only_with_gradients,
         "what is trained is right; the value without gradients is CE",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="valid",
+        by=("valid", "valid"),
         may=some("forward_backward_mismatch"),
     ),
     "relative to log V": odd(
@@ -1306,10 +1240,7 @@ FURTHER: dict[str, Case] = {
         "λ is 0.02/(log V)²",
         one_of=some("size_dependent", "unexplained_source"),
         coef=0.02 / LOG_V**2,
-        target=0.0,
-        coordinate="raw",
-        ce_denominator="valid",
-        z_denominator="valid",
+        by=("valid", "valid"),
         never_says="miscounted",
     ),
     "hardest tokens": odd(
@@ -1330,9 +1261,7 @@ FURTHER: dict[str, Case] = {
     "[B, S, V] per sequence": odd(
         three_axes_per_sequence,
         "takes three axes only; right, with one weight per sequence",
-        coef=LAMBDA,
-        target=0.0,
-        coordinate="raw",
+        by=(None, None),
         must_not=some("unexplained_source", "denominator_mismatch", "size_dependent"),
     ),
     "fixed noise": open_answer(
@@ -1428,10 +1357,10 @@ def gradient_error(case: Case) -> float | None:
         for loss, mask in ((case.loss, ignore), (formula, IGNORE)):
             leaf = z.clone().requires_grad_()
             labels = torch.where(y == IGNORE, mask, y)
-            if case.options.get("linear") and loss is case.loss:
-                value = _as_linear(loss, leaf, labels)
-            else:
-                value = loss(leaf, labels)
+            # Hidden states are the identity, so that the weight is the transposed logits.
+            linear = case.options.get("linear") and loss is case.loss
+            head = (torch.eye(len(y), dtype=z.dtype, requires_grad=True), leaf.T) if linear else (leaf,)
+            value = loss(*head, labels)
             if isinstance(value, tuple | dict) and "returned_values" in case.must:
                 parts = list(value.values()) if isinstance(value, dict) else list(value)
                 total = torch.stack(parts).sum()
@@ -1441,11 +1370,6 @@ def gradient_error(case: Case) -> float | None:
             grads.append(grad)
         worst = max(worst, float((grads[0] - grads[1]).norm() / grads[0].norm()))
     return worst
-
-
-def _as_linear(loss: Callable[..., Any], logits: Tensor, y: Tensor) -> Any:
-    """Hidden states are the identity, so that the weight is the transposed logits."""
-    return loss(torch.eye(len(y), dtype=logits.dtype, requires_grad=True), logits.T, y)
 
 
 def judge(audit: LossAudit, case: Case) -> tuple[str, list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tests.quick_interpreter import make_interpreter_quick
-from zloss.audit.loss import probes, run, sizes
+from zloss.audit.loss import probes, sizes
 from zloss.audit.loss.run import audit_loss
 
 
@@ -28,7 +28,7 @@ def ours(logits: Tensor, target: Tensor) -> Any:
 
 def make_small() -> None:
     """Fewer tokens, and sizes that do not depend on time: an interpreted kernel takes 10 ms per token."""
-    run._space = lambda valid_vocab, ignore_index: probes.Space(probes.VOCAB, probes.VOCAB, tokens=24)
+    probes.TOKENS = 24
     sizes.TOKENS, sizes.VOCABS, sizes.BUDGET = (130,), (5000, 70001), math.inf
 
 

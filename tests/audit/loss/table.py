@@ -1,4 +1,4 @@
-"""Every loss of the zoo, of the traps and of the further set: is the audit right, honestly open, "other", or wrong?
+"""Every loss of the zoo, the traps, the further and the unseen set: is the audit right, honestly open, "other", or wrong?
 
     python -m tests.audit.loss.table              the table, and the time per audit; exit code 1 where one is wrong
     python -m tests.audit.loss.table --wrong      only what is open or wrong, with the reasons
@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from tests.audit.loss.faulty import TRAPS, UNLISTED
-from tests.audit.loss.further import FURTHER, Case, judge
-from tests.audit.loss.test_traps import ALSO_TRUE
+from tests.audit.loss.faulty import ALSO_TRUE, TRAPS, UNLISTED
+from tests.audit.loss.further import FURTHER, judge
+from tests.audit.loss.unseen import UNSEEN
 from tests.audit.loss.zoo import ZOO, Answer
 from tests.audit.loss.zoo_check import wrong_with
 from zloss.audit.loss.calls import LossCallError
@@ -65,12 +65,9 @@ def cases() -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any], Call
     for name, (loss, options, must) in {**TRAPS, **UNLISTED}.items():
         may = ALSO_TRUE.get(name, set())
         yield "trap", name, loss, options, lambda audit, must=must, may=may: of_trap(audit, must, may)
-    for name, case in FURTHER.items():
-        yield "further", name, case.loss, case.options, lambda audit, case=case: _further(audit, case)
-
-
-def _further(audit: LossAudit, case: Case) -> Verdict:
-    return judge(audit, case)
+    for group, losses in (("further", FURTHER), ("unseen", UNSEEN)):
+        for name, case in losses.items():
+            yield group, name, case.loss, case.options, lambda audit, case=case: judge(audit, case)
 
 
 def main(arguments: list[str]) -> int:

@@ -9,10 +9,10 @@ import torch
 
 from tests.audit.loss.finding_pairs import PAIRS
 from zloss.audit.loss import findings
-from zloss.audit.loss.findings import FINDINGS, Answer, Evidence
+from zloss.audit.loss.findings import FINDINGS, Evidence
 from zloss.audit.loss.probes import Space, draw
 from zloss.audit.loss.run import audit_loss
-from zloss.results.loss_audit import LossAudit, Witness
+from zloss.results.loss_audit import Finding, LossAudit, Witness
 
 
 def test_every_finding_has_a_pair() -> None:
@@ -30,7 +30,7 @@ def test_a_loss_has_the_finding_and_it_goes_away_with_its_measurement(id: str, m
         assert (one.witness is None) == (one.severity == "note"), one
         if one.witness is not None:
             assert differs(one.witness), one
-    blind = replace(FINDINGS[id], measure=lambda evidence: Answer("pass", "Nothing was measured."))
+    blind = replace(FINDINGS[id], measure=lambda evidence: Finding(id, "pass", "Nothing was measured."))
     monkeypatch.setitem(findings.FINDINGS, id, blind)
     assert id not in {one.id for one in audit_loss(pair.has, **pair.options).found}
 
@@ -86,9 +86,10 @@ def test_an_accusation_needs_the_second_draw(monkeypatch: pytest.MonkeyPatch) ->
     """A finding that only the first draw shows is not reported, and `unexplained_source` has its numbers."""
     plain = FINDINGS["overflow"]
 
-    def once(evidence: Evidence) -> Answer:
+    def once(evidence: Evidence) -> Finding:
         seen = evidence.draw is evidence.ident.first
-        return Answer("finding", "Seen.", 1.0, evidence.witness("x", 1.0)) if seen else plain.measure(evidence)
+        told = Finding("overflow", "finding", "Seen.", 1.0, witness=evidence.witness("x", 1.0))
+        return told if seen else plain.measure(evidence)
 
     monkeypatch.setitem(findings.FINDINGS, "overflow", replace(plain, measure=once))
     audit = audit_loss(lambda z, y: torch.nn.functional.cross_entropy(z, y, reduction="sum"))

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from tests.audit.loss.faulty import cross_entropy, mean_valid
 from zloss.audit.loss.calls import BlackBox
-from zloss.audit.loss.findings import TOLERANCE, Evidence, _slopes
+from zloss.audit.loss.findings import TOLERANCE, Evidence, slopes
 from zloss.audit.loss.identify import computes_in, identify
 from zloss.audit.loss.probes import VOCAB, Space, draw
 from zloss.audit.loss.run import audit_loss
-from zloss.results.loss_audit import LossAudit, SourceError
+from zloss.results.loss_audit import LossAudit
 
 COEF = 1e-3
 
@@ -124,9 +124,9 @@ def test_rounding_of_the_gradient_counts_where_the_scalar_is_near_zero() -> None
     first = identify(BlackBox(plain, "loss", False, torch.device("cpu"), 0), space, 0)
     level = first.first.outcomes["mixed"].value
     box = BlackBox(lambda z, y: plain(z, y) - level, "loss", False, torch.device("cpu"), 0)
-    source, ident = SourceError(None, None, None), identify(box, space, 0)
-    evidence = Evidence(box, None, None, {}, ident, source, 0.0, ident.first, ident.weights)
-    assert max(slope.mismatch for slope in _slopes(evidence)) < TOLERANCE
+    ident = identify(box, space, 0)
+    evidence = Evidence(box, None, None, {}, ident, ident.first)
+    assert max(slope.mismatch for slope in slopes(evidence)) < TOLERANCE
 
 
 def test_a_z_of_bf16_logits_has_one_error_and_not_a_wrong_coefficient() -> None:

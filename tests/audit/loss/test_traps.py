@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -35,40 +34,9 @@ CONTRACT = (
     "padding_in_log_z",
 )
 
-CASES = {**faulty.TRAPS, **faulty.UNLISTED}
-
-ALSO_TRUE = {
-    # The gradient of a detached or filtered part is not the derivative of the value; a penalty that is no known one is
-    # unexplained too; whatever draws random numbers or keeps state disturbs other questions.
-    "1 detached max never restored": {"forward_backward_mismatch"},
-    "6 silent reported Z": {"reported_z_dtype"},
-    "8 filtered": {"forward_backward_mismatch"},
-    "9 softcap derivative missing": {"unexplained_source"},
-    "11 logged is not trained": {"reported_z_dtype"},
-    "12 probabilities": {"unexplained_source"},
-    "detached Z": {"forward_backward_mismatch"},
-    "bf16 arithmetic": {"reported_z_dtype"},
-    "bf16 arithmetic in Z": {"forward_backward_mismatch"},
-    "noise": {"unexplained_source"},
-    "dropout": {"unexplained_source"},
-    "state": {"forward_backward_mismatch", "unexplained_source", "upstream_ignored"},
-    "clamped Z gradient": {"upstream_ignored"},
-    "centered by a detached mean": {"forward_backward_mismatch"},
-}
-
 
 def found(loss: Any, **options: Any) -> set[str]:
     return {finding.id for finding in audit_loss(loss, **options).found}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_faulty_loss_is_named_by_its_id_and_blamed_for_nothing_else(name: str) -> None:
-    loss, options, ids = CASES[name]
-    audit = audit_loss(loss, **options)
-    named = {finding.id for finding in audit.found}
-    assert ids <= named, f"missed {ids - named}: {audit.identified}"
-    assert named <= ids | ALSO_TRUE.get(name, set())
-    json.dumps(audit.to_dict(), allow_nan=False)
 
 
 def test_the_right_loss_of_the_same_family_has_no_finding() -> None:

@@ -879,8 +879,16 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "temperature": (temperature, {}, exact(extra={"logit_scale": 1 / 0.7})),
     "Z of capped logits": (z_of_capped, {}, cannot_tell()),
     "Z of scaled logits": (z_of_scaled, {}, cannot_tell()),
-    "every other token": (every_other, {}, found("unexplained_source", words="every 2nd token")),
-    "last token only": (last_only, {}, found("unexplained_source", "ignored_tokens_leak", words="the last token")),
+    "every other token": (
+        every_other,
+        {},
+        found("unexplained_source", words="32 of 64 tokens only (row 0, 2, 4, 6, …)"),
+    ),
+    "last token only": (
+        last_only,
+        {},
+        found("unexplained_source", "ignored_tokens_leak", words="1 of 64 tokens only (row 63)"),
+    ),
     "random tokens": (random_half, {}, found("unexplained_source", words="of 64 tokens")),
     "tokens by target": (wrong_predictions_only, {}, found("unexplained_source", words="some tokens only")),
     "entropy bonus": (entropy_bonus, {}, cannot_tell()),
@@ -978,7 +986,11 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "fp32, scale and softcap": (fp32(capped_and_scaled(0.5, 30.0)), {}, exact(target=None)),
     "fp32, t5x smoothing": (fp32(t5x), {}, exact(label_smoothing=0.1, target=None)),
     "fp32, means of chunks": (fp32(chunk_means(16)), {}, exact(ce_weights="groups", z_weights="shared")),
-    "fp32, every other token": (fp32(every_other), {}, found("unexplained_source", words="every 2nd token")),
+    "fp32, every other token": (
+        fp32(every_other),
+        {},
+        found("unexplained_source", words="32 of 64 tokens only (row 0, 2, 4, 6, …)"),
+    ),
     "fp32, tail of 4096 missing": (fp32(tail_missing_in_z(4096)), {}, found("size_dependent", words="from 4,096 on")),
     "fp32, λ = 1e-6, c = log V": (
         fp32(lambda z, y: ce(z, y) + zl(z, y, 1e-6, math.log(z.shape[-1]))),

@@ -1,9 +1,6 @@
 """Calling a foreign loss: inputs in, scalar, logit gradient and side effects out; and how it wants to be called.
 
-Axes: T tokens, V vocabulary, D width. With `linear` row t of hidden is s_t on one column and 0 elsewhere, and that column of
-weight is logits_t/s_t. s_t is a power of two, so hidden @ weightᵀ is the wanted logits without rounding, and the column of dW
-over s_t is the logit gradient itself. s_t differs between tokens, so that a norm on hidden shows, and D is neither T nor V,
-nor does it follow T, so that a transposed weight or a factor of √D does.
+Axes: T tokens, V vocabulary, D width. Linear losses are called on heads that hold the wanted logits (`probes.sparse_head`).
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import math
 import os
 import random
 import signal
@@ -23,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Literal
@@ -31,15 +30,13 @@ import torch
 from torch import Tensor
 
 from zloss.audit.loss import probes
-from zloss.audit.loss.probes import Probe, Space, hidden_scales
+from zloss.audit.loss.probes import Probe, Space
 from zloss.errors import InputError, UnknownNameError
 
 LossFunction = Callable[..., Any]
 
 TIME_LIMIT = 300.0
 """Seconds that one call of an audited loss may take by default."""
-WIDTH, LARGE_WIDTH = 80, 1200
-"""D of small batches and of large ones."""
 LOSS_NAMES = ("loss", "total_loss", "total")
 Z_NAMES = ("z_loss", "auxiliary", "zloss", "z", "aux_loss")
 
@@ -131,45 +128,42 @@ class BlackBox:
         """
         tokens = len(probe.target_T)
         logits_TV, target_T = self._moved(probe.logits_TV, probe.target_T)
-        leaves, arguments = self._arguments(logits_TV, dtype)
-        target = self._target(target_T)
-        before = [argument.detach().clone() for argument in arguments]
-        loss, items = self._call(arguments, target, seed)
-        if loss.numel() != (target.numel() if per_token else 1):
-            kind = f"a tensor of shape {list(target.shape)}" if per_token else "a scalar"
+        leaves = self._leaves(logits_TV, dtype)
+        arguments, loss, items = self._forward(leaves, target_T, seed)
+        if loss.numel() != (len(target_T) if per_token else 1):
+            kind = f"a tensor of shape {list(arguments[-1].shape)}" if per_token else "a scalar"
             hint = "" if per_token else " A loss with reduction='none' belongs in `per_token=`."
             raise LossCallError(
-                f"{self.name} returned a tensor of shape {list(loss.shape)} for {target.numel()} targets, "
+                f"{self.name} returned a tensor of shape {list(loss.shape)} for {len(target_T)} targets, "
                 f"but {kind} is expected.{hint}"
             )
         root = loss if through is None else items[through]
         if root.requires_grad:
             factor = upstream.to(root).view_as(root) if isinstance(upstream, Tensor) else upstream
-            scaled = (root * factor).sum()
-            self._guarded(scaled.backward, arguments, target)
-        pairs = zip(self._names(), [*before, self._target(target_T)], [*arguments, target], strict=True)
-        changed = tuple(
-            name for name, was, now in pairs if not torch.equal(was.nan_to_num(), now.detach().nan_to_num())
-        )
-        grad_TV, grad_hidden = self._gradients(leaves, logits_TV.shape)
+            self._guarded((root * factor).sum().backward, arguments)
+        before = [*(leaf.detach() for leaf in leaves), self._target(target_T)]
+        grad_TV, hidden_TT = _gradients(leaves, 0.0)[0], None
+        if self.linear:
+            grad_TV, hidden_TT = probes.logit_gradients(_gradients(leaves, 0.0))
         return Outcome(
             value=float(loss.detach().double().sum()),
             dtype=loss.dtype,
             grad_TV=grad_TV[:tokens],
-            grad_hidden_TD=None if grad_hidden is None else grad_hidden[:tokens, :tokens],
+            grad_hidden_TD=None if hidden_TT is None else hidden_TT[:tokens, :tokens],
             has_gradient=root.requires_grad,
             reported=tuple(_reported(name, value) for name, value in items.items()),
-            overwritten=changed,
+            overwritten=tuple(
+                name
+                for name, was, now in zip(self._names, before, arguments, strict=True)
+                if not torch.equal(was.nan_to_num(), now.detach().nan_to_num())
+            ),
             beyond=float(grad_TV[tokens:].norm()),
         )
 
-    def value(
-        self, logits_TV: Tensor, target_T: Tensor, dtype: torch.dtype = torch.float64, seed: int | None = None
-    ) -> float:
+    def value(self, logits_TV: Tensor, target_T: Tensor, dtype: torch.dtype = torch.float64) -> float:
         """The scalar alone, as a training step would see it (inputs still require gradients)."""
         logits_TV, target_T = self._moved(logits_TV, target_T)
-        _, arguments = self._arguments(logits_TV, dtype)
-        return float(self._call(arguments, self._target(target_T), seed)[0].detach().double().sum())
+        return float(self._forward(self._leaves(logits_TV, dtype), target_T, None)[1].detach().double().sum())
 
     def on_head(
         self, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, dtype: torch.dtype
@@ -178,26 +172,37 @@ class BlackBox:
         tokens = len(target_T)
         hidden_TD, target_T = self._moved(hidden_TD, target_T)
         leaves = [x.detach().to(self.device, dtype).requires_grad_() for x in (hidden_TD, weight_VD)]
-        arguments, target = [leaf.clone() for leaf in leaves], self._target(target_T)
-        loss, _ = self._call(arguments, target, None)
+        arguments, loss, _ = self._forward(leaves, target_T, None)
         if loss.numel() != 1:
             raise LossCallError(f"{self.name} returned a tensor of shape {list(loss.shape)}, but a scalar is expected.")
         if loss.requires_grad:
-            self._guarded(lambda: loss.sum().backward(), arguments, target)  # type: ignore[no-untyped-call]
-        grads = [torch.full_like(leaf, torch.nan) if leaf.grad is None else leaf.grad for leaf in leaves]
-        hidden, weight = (grad.detach().to("cpu", torch.float64) for grad in grads)
+            self._guarded(loss.sum().backward, arguments)
+        hidden, weight = _gradients(leaves, math.nan)
         return float(loss.detach().double().sum()), hidden[:tokens], weight
 
-    def _call(self, arguments: list[Tensor], target: Tensor, seed: int | None) -> tuple[Tensor, dict[str, Any]]:
+    def _forward(
+        self, leaves: list[Tensor], target_T: Tensor, seed: int | None
+    ) -> tuple[list[Tensor], Tensor, dict[str, Any]]:
+        """The arguments of one call, the loss it returned, and what came next to the loss."""
         self.calls += 1
-        vocab = arguments[1].shape[0] if self.linear else arguments[0].shape[-1]
+        # Non-leaf copies, as logits are in a model: a loss that works in place can, and the leaf keeps the truth.
+        arguments = [*(leaf.clone() for leaf in leaves), self._target(target_T)]
+        vocab = leaves[1].shape[0] if self.linear else leaves[0].shape[-1]
+        inputs = [
+            x.unsqueeze(0) if self.batched and name != "weight" else x
+            for name, x in zip(self._names, arguments, strict=True)
+        ]
+        if self.transposed:
+            inputs[1] = inputs[1].T
 
         def call() -> tuple[Tensor, dict[str, Any]]:
+            with _random_state(self.seed if seed is None else seed), torch.enable_grad():
+                returned = self.function(*inputs)
             # Reading is foreign code too: `.loss` may be a property. A loss that shifts may return logits one row shorter.
-            return _read_output(self._forward(arguments, target, seed), self.name, target.numel() * vocab // 2)
+            return _read_output(returned, self.name, len(target_T) * vocab // 2)
 
-        loss, items = self._guarded(call, arguments, target)
-        return (loss if self.added is None else loss + items[self.added]), items
+        loss, items = self._guarded(call, arguments)
+        return arguments, (loss if self.added is None else loss + items[self.added]), items
 
     def _moved(self, logits_TV: Tensor, target_T: Tensor) -> tuple[Tensor, Tensor]:
         """Place targets where the loss looks for them. A shifting loss gets one more row, which it gives no target."""
@@ -211,43 +216,16 @@ class BlackBox:
         """Our −1 for ignored tokens becomes the caller's index."""
         return torch.where(target_T < 0, torch.full_like(target_T, self.ignore_index), target_T).to(self.device)
 
+    @property
     def _names(self) -> tuple[str, ...]:
         return ("hidden", "weight", "target") if self.linear else ("logits", "target")
 
-    def _arguments(self, logits_TV: Tensor, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-        logits = logits_TV.to(self.device, dtype)
-        if self.linear:
-            tokens, vocab = logits.shape
-            width, scale_T = probe_width(tokens, vocab), hidden_scales(tokens).to(self.device, dtype)
-            columns = _columns(tokens, width)
-            hidden = torch.zeros(tokens, width, dtype=dtype, device=self.device)
-            hidden[torch.arange(tokens), columns] = scale_T
-            weight = torch.zeros(vocab, width, dtype=dtype, device=self.device)
-            weight[:, columns] = (logits / scale_T.unsqueeze(-1)).T
-            leaves = [hidden.requires_grad_(), weight.requires_grad_()]
-        else:
-            leaves = [logits.clone().requires_grad_()]
-        # Non-leaf copies, as logits are in a model: a loss that works in place can, and the leaf keeps the truth.
-        return leaves, [leaf.clone() for leaf in leaves]
+    def _leaves(self, logits_TV: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        logits_TV = logits_TV.detach().to(self.device, dtype)
+        inputs = probes.sparse_head(logits_TV) if self.linear else (logits_TV.clone(),)
+        return [x.requires_grad_() for x in inputs]
 
-    def _forward(self, arguments: list[Tensor], target: Tensor, seed: int | None) -> Any:
-        inputs = [*arguments, target]
-        if self.batched:
-            inputs = [x if self.linear and i == 1 else x.unsqueeze(0) for i, x in enumerate(inputs)]
-        if self.transposed:
-            inputs[1] = inputs[1].T
-        with _random_state(self.seed if seed is None else seed), torch.enable_grad():
-            return self.function(*inputs)
-
-    def _gradients(self, leaves: list[Tensor], shape: torch.Size) -> tuple[Tensor, Tensor | None]:
-        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-        fp64 = [grad.detach().to("cpu", torch.float64) for grad in grads]
-        if self.linear:
-            scale_T, columns = hidden_scales(shape[0]), _columns(shape[0], fp64[0].shape[-1])
-            return fp64[1][:, columns].T / scale_T.unsqueeze(-1), fp64[0][:, columns] * scale_T
-        return fp64[0], None
-
-    def _guarded(self, action: Callable[[], Any], arguments: list[Tensor], target: Tensor) -> Any:
+    def _guarded(self, action: Callable[[], Any], arguments: list[Tensor]) -> Any:
         """Run foreign code; whatever it raises becomes one sentence with the call and its shapes."""
         try:
             with warnings.catch_warnings():
@@ -262,7 +240,7 @@ class BlackBox:
             batch = [1] if self.batched else []
             shapes = [
                 f"{name} {batch * (name != 'weight') + list(x.shape)}"
-                for name, x in zip(self._names(), [*arguments, target], strict=True)
+                for name, x in zip(self._names, arguments, strict=True)
             ]
             dtype = str(arguments[0].dtype).removeprefix("torch.")
             raise LossCallError(
@@ -271,23 +249,16 @@ class BlackBox:
             ) from error
 
 
-def probe_width(tokens: int, vocab: int) -> int:
-    """D of a probe head: at least T, never T or V itself, and the same for all small batches and for all large ones."""
-    width = WIDTH if tokens < WIDTH else LARGE_WIDTH * -(-(tokens + 1) // LARGE_WIDTH)
-    while width in (tokens, vocab):
-        width += 16
-    return width
+def _gradients(leaves: list[Tensor], missing: float) -> list[Tensor]:
+    """The gradients of the leaves in fp64 on the CPU; one that has none is filled with `missing`."""
+    grads = [torch.full_like(leaf, missing) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return [grad.detach().to("cpu", torch.float64) for grad in grads]
 
 
 def loss_name(function: Callable[..., Any]) -> str:
     """What an audit calls a loss that was given no name."""
     name = getattr(function, "__qualname__", None) or type(function).__name__
     return f"the loss {name!r}"
-
-
-def _columns(tokens: int, width: int) -> Tensor:
-    """The column of hidden that each token has to itself, in no order."""
-    return torch.randperm(width, generator=probes.seeded(width))[:tokens]
 
 
 # How the loss wants to be called.
@@ -314,17 +285,13 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
     spaces = [space]
     if logits is not None and logits.dim() >= 2 and not space.padded:
         spaces.append(_of_vocabulary(space, logits.shape[-1]))
-    refusal: LossCallError | None = None
-    for device in devices:
-        box.device = device
-        for tried in spaces:
-            error = _refusal(box, tried)
-            if error is None:
-                return tried
-            refusal = refusal or error
-    assert refusal is not None
+    refusals: list[LossCallError] = []
+    for box.device, tried in product(devices, spaces):
+        if (error := _refusal(box, tried)) is None:
+            return tried
+        refusals.append(error)
     box.device = devices[0]
-    if isinstance(refusal.__cause__, SIZE_ERRORS):
+    if isinstance(refusals[0].__cause__, SIZE_ERRORS):
         others = [replace(space, tokens=tokens) for tokens in COMMON_TOKENS]
         others += [] if space.padded else [_of_vocabulary(space, vocab) for vocab in COMMON_VOCABS]
         for tried in others:
@@ -334,7 +301,7 @@ def find_call(box: BlackBox, space: Space, logits: Tensor | None) -> Space:
             larger = replace(tried, tokens=4 * tried.tokens)
             small = tried.tokens != space.tokens and larger.tokens * larger.width <= 2**21
             return larger if small and _refusal(box, larger) is None else tried
-    raise refusal
+    raise refusals[0]
 
 
 def _of_vocabulary(space: Space, vocab: int) -> Space:
@@ -345,17 +312,15 @@ def _refusal(box: BlackBox, space: Space) -> LossCallError | None:
     """None where the loss runs, with or without a batch axis, with weight [V, D] or [D, V], in fp32 or fp64; else its refusal."""
     logits = torch.randn(1, space.width, generator=probes.seeded(0), dtype=torch.float64).expand(space.tokens, -1)
     target = probes.allowed(torch.arange(space.tokens) % space.lanes, space.lanes, space.avoid)
-    probe = Probe("layout", probes.Reference(logits, target, space.lanes), torch.zeros(space.tokens, dtype=torch.bool))
+    probe = Probe(logits, target, space.lanes)
     refusal: LossCallError | None = None
-    for transposed in (False, True) if box.linear else (False,):
-        for batched in (False, True):
-            for dtype in (torch.float32, torch.float64):
-                box.batched, box.transposed = batched, transposed
-                try:
-                    box(probe, dtype)
-                    return None
-                except LossCallError as error:
-                    refusal = refusal or error
+    ways = product((False, True) if box.linear else (False,), (False, True), (torch.float32, torch.float64))
+    for box.transposed, box.batched, dtype in ways:
+        try:
+            box(probe, dtype)
+            return None
+        except LossCallError as error:
+            refusal = refusal or error
     return refusal
 
 

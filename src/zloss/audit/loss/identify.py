@@ -1,23 +1,23 @@
 """Identification: from the gradients of a few probe batches to λ, c, coordinate and denominators, with uncertainty.
 
 The amounts of every token (`source.decompose`) are fitted by a penalty; batches of other sizes and masks show the denominators,
-a second vocabulary how c follows V. Then everything has to hold on fresh batches (`_confirm`), or it is not reported.
+a second vocabulary how c follows V. Then everything has to hold on fresh batches (`_confirm`), or it is not reported. The module
+is long because all of it is one argument: what is fitted, what it is called, and what could still refute it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from zloss.audit.loss import probes
-from zloss.audit.loss.calls import BlackBox, LossCallError, Outcome, probe_width
-from zloss.audit.loss.probes import Probe, Reference, Space, draw, seeded
+from zloss.audit.loss.calls import BlackBox, LossCallError, Outcome
+from zloss.audit.loss.probes import Probe, Space, draw, seeded
 from zloss.audit.loss.source import (
     CENTERED,
     COARSE,
@@ -57,8 +57,6 @@ SHARE = 1e-2
 """What may be left of the Z source (of the CE where there is no Z) on fresh batches, beyond rounding."""
 SECOND_VOCAB = 1000
 DENSE_TOKENS, DENSE_WIDTH = 40, 72
-POWERS = {"1/√D": -0.5, "1/D": -1.0, "√D": 0.5}
-"""Rules by which a factor on the logits follows the width, and their exponents."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +86,12 @@ class SpecialClass:
 
     @property
     def words(self) -> str:
-        weights = [] if abs(self.ce - 1) < 1e-3 else [_times(self.ce, "cross-entropy")]
-        if self.z is not None and abs(self.z - 1) >= 1e-2:
-            weights.append(_times(self.z, "Z"))
+        weights = [
+            f"no {part}" if abs(factor) < 1e-3 else f"{factor:.4g} times the {part} of the others"
+            for part, factor, least in (("cross-entropy", self.ce, 1e-3), ("Z", self.z, 1e-2))
+            if factor is not None and abs(factor - 1) >= least
+        ]
         return f"class {self.index} has {' and '.join(weights)}"
-
-
-def _times(factor: float, part: str) -> str:
-    return f"no {part}" if abs(factor) < 1e-3 else f"{factor:.4g} times the {part} of the others"
 
 
 @dataclass(frozen=True)
@@ -137,8 +133,6 @@ class Identification:
     second: Draw | None = None
     kept_state: str | None = None
     """In one sentence, what the loss keeps between calls, where that was seen."""
-    scale_power: float = 0.0
-    """k of a linear loss whose logit scale follows D^k; the model holds it for the width of the probes."""
     targets_unused: bool = False
     """Whether the loss is a function of the logits alone."""
 
@@ -159,6 +153,12 @@ class Identification:
         return self.trusted and self.how != "filtered" and not self.coarse and not self.damped
 
     @property
+    def masks_predicted(self) -> bool:
+        """Whether the model predicts batches with ignored tokens: a count without a name is not known there."""
+        names = {self.model.ce_denominator, self.model.z_denominator or "none"}
+        return self.trusted and self.masks_accepted and names <= NAMED and self.identified.ce_weights != "groups"
+
+    @property
     def coarse(self) -> bool:
         return self.eps > COARSE
 
@@ -166,35 +166,17 @@ class Identification:
     def damped(self) -> bool:
         return self.fit is not None and self.fit.damping is not None
 
-    def model_at(self, width: int) -> Model:
-        """The model of a linear loss at another width D of its head."""
-        if self.scale_power == 0.0:
-            return self.model
-        factor = (width / probe_width(self.space.tokens, self.space.width)) ** self.scale_power
-        return replace(self.model, warp=replace(self.model.warp, scale=self.model.warp.scale * factor))
-
 
 def unexplained(
-    ident: Identification, reason: str, *, targets: str = "given", has_z: bool | None = None, seen: str = "unknown"
+    ident: Identification, reason: str, *, has_z: bool | None = None, seen: str = "unknown"
 ) -> Identification:
     """The same where numbers cannot be given, for `reason`; `has_z` and `seen` where the kind of penalty is known."""
+    got = ident.identified
     record = Identified(
-        has_z=has_z,
-        coef=None,
-        target=None,
-        coordinate="other" if has_z else None,
-        ce_denominator="unknown",
-        z_denominator="unknown" if has_z else None,
-        uncertainty=Uncertainty(),
-        penalty=seen,
-        vocab=ident.space.lanes,
-        ce_scale=None,
-        label_smoothing=None,
-        ce_weights=None,
-        computes_in=ident.identified.computes_in,
-        targets=targets,
-        reason=reason,
-    )
+        has_z, None, None, "other" if has_z else None, "unknown", "unknown" if has_z else None, Uncertainty(),
+        penalty=seen, vocab=ident.space.lanes, ce_scale=None, label_smoothing=None, ce_weights=None,
+        computes_in=got.computes_in, targets=got.targets, reason=reason,
+    )  # fmt: skip
     return replace(ident, identified=record, how="unexplained", model=Model(probe_vocab=ident.space.lanes))
 
 
@@ -205,28 +187,22 @@ def take_draw(box: BlackBox, space: Space, seed: int, dtype: torch.dtype, names:
     return Draw(seed, made, {name: outcome for name, outcome in outcomes.items() if outcome.finite})
 
 
-def identify(box: BlackBox, space: Space, seed: int, advance: Callable[[], None] = lambda: None) -> Identification:
+def identify(box: BlackBox, space: Space, seed: int) -> Identification:
     """Probe one loss, name what it applies, and confirm that on a second draw.
 
     `box` is left as the loss wants to be called: `targets` and `added` are set on it.
     """
     space, special = _special_classes(box, space)
     dtype = accepted_dtype(box, space, seed)
-    advance()
     ident = _identify(box, space, seed, dtype)
-    advance()
-    if not ident.known and ident.kept_state is None and (moved := _moved_targets(box, ident)) is not None:
+    if not ident.known and ident.kept_state is None and (moved := _moved_targets(ident)) is not None:
         box.targets = moved
         again = _identify(box, space, seed, dtype)
-        if again.known:
-            ident = again
-        else:
-            box.targets = "given"
+        ident, box.targets = (again, moved) if again.known else (ident, "given")
     if ident.known and ident.how == "none":
         ident = _with_added(box, space, seed, ident)
     if ident.known and ident.identified.ce_denominator == "none":
         ident = replace(ident, targets_unused=_targets_unused(box, ident))
-    advance()
     return _confirm(box, _with_special(ident, special), seed)
 
 
@@ -259,12 +235,15 @@ def _identify(box: BlackBox, space: Space, seed: int, dtype: torch.dtype) -> Ide
     if "mixed" not in first.outcomes:
         raise LossCallError(f"{box.name} gave a non-finite loss or gradient on a batch on which it was finite before.")
     parts = first.parts(*APART)
-    empty = Identified(None, None, None, None, "unknown", None, Uncertainty(), computes_in=precision)
+    empty = Identified(
+        None, None, None, None, "unknown", None, Uncertainty(), computes_in=precision, targets=box.targets
+    )
     bare = Identification(space, dtype, eps, first, "unexplained", decompose(parts, eps), None, empty)
-    if (changing := _unrepeatable(box, first, dtype, eps, seed)) is not None:
-        return replace(unexplained(bare, changing, targets=box.targets), kept_state=changing)
-    gain = torch.cat([probe.reference.gain_squared_T for probe, _ in parts]) if box.linear else None
-    how, rows, chosen = _explain(box, bare.rows, gain, space, seed, dtype)
+    name = "wide" if "wide" in first.outcomes else "mixed"
+    seeds, limit = (None, seed + 12345), max(1e-6, 8 * eps)
+    if (changing := unrepeatable(box, first.probes[name], first.outcomes[name], dtype, seeds, limit)) is not None:
+        return replace(unexplained(bare, changing[0]), kept_state=changing[0])
+    how, rows, chosen = _explain(box, bare, seed)
     if chosen is not None and bare.coarse:
         chosen = _refined(chosen, first, eps)
     ident = replace(bare, how=how, rows=rows, fit=chosen)
@@ -272,20 +251,19 @@ def _identify(box: BlackBox, space: Space, seed: int, dtype: torch.dtype) -> Ide
         return _other_form(ident, box)
     ident = _with_denominators(box, ident, seed)
     rule, ident = _second_vocabulary(box, ident, seed)
-    return replace(ident, identified=_describe(ident, precision, rule, box.targets))
+    return replace(ident, identified=_describe(ident, rule))
 
 
 # What explains the amounts.
 
 
-def _explain(
-    box: BlackBox, rows: Rows, gain: Tensor | None, space: Space, seed: int, dtype: torch.dtype
-) -> tuple[How, Rows, Fit | None]:
+def _explain(box: BlackBox, ident: Identification, seed: int) -> tuple[How, Rows, Fit | None]:
     """Three shapes, then a fourth, then entries that are missing, then 16-bit noise, then scaled or capped logits."""
+    rows = ident.rows
     if rows.exact:
         if (bare := nothing_but_ce(rows)) is not None:
             return "none", rows, bare
-        if (chosen := best_fit(rows, gain)) is not None:
+        if (chosen := best_fit(rows, linear=box.linear)) is not None:
             return "explained", rows, chosen
     fourths = [decompose(rows.parts, rows.eps, fourth=fourth) for fourth in FOURTH]
     fits = [(found, again) for again in fourths if again.exact and (found := best_fit(again)) is not None]
@@ -294,45 +272,38 @@ def _explain(
         return "explained", again, chosen
     kept = decompose(rows.parts, rows.eps, nonzero_only=True)
     most = float(kept.solved_T.double().mean()) > 0.7
-    if (
-        not rows.exact
-        and kept.exact
-        and most
-        and nothing_but_ce(kept) is None
-        and (chosen := best_fit(kept)) is not None
-    ):
+    whole = rows.exact or not kept.exact or not most or nothing_but_ce(kept) is not None
+    if not whole and (chosen := best_fit(kept)) is not None:
         return "filtered", kept, chosen
-    if (rough := _rounded(box, rows, space, seed, dtype)) is not None:
+    if (rough := _rounded(box, ident, seed)) is not None:
         return "rounded", rows, rough
     if not rows.exact:
         for warp in _warps(rows):
             # The search is no finer than this, whatever the arithmetic of the loss.
             warped = decompose(rows.parts, max(rows.eps, 1e-8), warp=warp)
-            chosen = None if not warped.exact else nothing_but_ce(warped) or best_fit(warped)
-            if chosen is not None and (not chosen.quantities or chosen.quantities[0] in (RAW, CENTERED)):
-                return ("explained" if chosen.quantities else "none"), warped, chosen
+            found = None if not warped.exact else nothing_but_ce(warped) or best_fit(warped)
+            if found is not None and (not found.quantities or found.quantities[0] in (RAW, CENTERED)):
+                return ("explained" if found.quantities else "none"), warped, found
     return "unexplained", rows, None
 
 
-def _rounded(box: BlackBox, rows: Rows, space: Space, seed: int, dtype: torch.dtype) -> Fit | None:
+def _rounded(box: BlackBox, ident: Identification, seed: int) -> Fit | None:
     """The nearest right penalty if it leaves little, and what it leaves is noise.
 
     A wrong formula leaves nearly the same residual after a small common shift; rounding leaves an unrelated one.
     """
-    rough, b_T = nearest(rows), rows.b_T[rows.solved_T]
+    rough = min((fit(ident.rows, (q,)) for q in (RAW, CENTERED)), key=lambda one: one.worst)
+    b_T = ident.rows.b_T[ident.rows.solved_T]
     if rough.worst > ROUGHLY or bool(((b_T - b_T.median()).abs() > 2e-2 * b_T.median().abs()).any()):
         return None
     left = []
     for shift in (0.0, 0.37):
-        probe = draw("continuous", space, seed).shifted(shift)
-        outcome = box(probe, dtype)
-        if not outcome.finite:
-            return None
-        r, lead = probe.reference, rough.quantities[0]
-        source_T = rough.slope[0] * lead.value(r) - rough.offset[0]
-        ce_TV = rough.mean_weight * (r.p_TV - r.onehot_TV)
-        left.append(outcome.grad_TV - ce_TV - source_T.unsqueeze(-1) * lead.shape(r))
-    return rough if _cosine(*left) < 0.5 else None
+        probe, lead = draw("continuous", ident.space, seed).shifted(shift), rough.quantities[0]
+        source_T = rough.slope[0] * lead.value(probe) - rough.offset[0]
+        ce_TV = rough.mean_weight * (probe.p_TV - probe.onehot_TV)
+        z_TV = source_T.unsqueeze(-1) * lead.shape(probe)
+        left.append((box(probe, ident.dtype).grad_TV - ce_TV - z_TV).flatten())
+    return rough if float(torch.cosine_similarity(left[0], left[1], dim=0)) < 0.5 else None
 
 
 def _refined(chosen: Fit, first: Draw, eps: float) -> Fit:
@@ -341,10 +312,9 @@ def _refined(chosen: Fit, first: Draw, eps: float) -> Fit:
     if chosen.quantities not in ((RAW,), (CENTERED,)) or chosen.shared or not parts:
         return chosen
     ((probe, grad_TV),) = parts
-    r, use = probe.reference, probe.saturated_T
-    along = (chosen.quantities[0].shape(r) * r.argmax_TV(split=False)).sum(-1)
-    s_T = (grad_TV * r.argmax_TV(split=False)).sum(-1) / along
-    v, s, sigma = chosen.quantities[0].value(r)[use], s_T[use], eps * s_T[use].abs() + 1e-300
+    use, top_TV = probe.saturated_T, probe.argmax_TV(split=False)
+    s_T = (grad_TV * top_TV).sum(-1) / (chosen.quantities[0].shape(probe) * top_TV).sum(-1)
+    v, s, sigma = chosen.quantities[0].value(probe)[use], s_T[use], eps * s_T[use].abs() + 1e-300
     slope, level = _line(v, s, sigma)
     if float(((s - slope * v - level) / sigma).abs().max()) > 3:
         return chosen
@@ -353,22 +323,15 @@ def _refined(chosen: Fit, first: Draw, eps: float) -> Fit:
     return replace(chosen, slope=(slope,), offset=(-level,), slope_error=(errors[0],), offset_error=(errors[1],))
 
 
-def nearest(rows: Rows) -> Fit:
-    """The right penalty that leaves less, whether or not that is little enough."""
-    return min((fit(rows, (q,)) for q in (RAW, CENTERED)), key=lambda one: one.worst)
-
-
 def _warps(rows: Rows) -> list[Warp]:
     """The best scale, softcap, and both together, from ordinary rows: Gauss–Newton in the logarithms, from a grid."""
     probe, grad_TV = rows.parts[0]
     some = (~probe.saturated_T).nonzero().flatten()[:20]
-    ordinary = [(probe.take(some), grad_TV[some])]
-    p, q = ordinary[0][0].reference, ordinary[0][1]
+    p, q = probe.take(some), grad_TV[some]
 
     def left(at: Tensor) -> Tensor:
         """What the three shapes leave of every row, relative to it."""
-        scale, cap = (math.exp(x) for x in at.tolist())
-        warp = Warp(scale, None if cap > 1e4 else cap)
+        warp = _warp(at)
         r = warp.reference(p)
         basis = torch.stack([warp.transport(p, x) for x in (r.p_TV, r.onehot_TV, r.uniform_TV)], dim=-1)
         size = basis.norm(dim=1, keepdim=True).clamp(min=1e-300)
@@ -386,18 +349,23 @@ def _warps(rows: Rows) -> list[Warp]:
     ):
         start = min((torch.tensor(at, dtype=torch.float64) for at in grid), key=lambda at: float(left(at).norm()))
         at = _gauss_newton(left, start, free)
-        scale, cap = (math.exp(x) for x in at.tolist())
-        found.append((float(left(at).norm()), Warp(scale if 0 in free else 1.0, cap if 1 in free else None)))
+        found.append((float(left(at).norm()), _warp(at)))
         if found[-1][0] < 1e-5:
             break
     return [warp for misfit, warp in sorted(found, key=lambda one: one[0]) if misfit < 1e-3]
+
+
+def _warp(at: Tensor) -> Warp:
+    """The warp of (log scale, log cap)."""
+    scale, cap = at.exp().tolist()
+    return Warp(scale, None if cap > 1e4 else cap)
 
 
 def _gauss_newton(left: Callable[[Tensor], Tensor], at: Tensor, free: tuple[int, ...]) -> Tensor:
     """The minimum of ‖left‖ over the free coordinates, with numeric derivatives and halved steps."""
     for _ in range(60):
         now = left(at)
-        steps = [torch.zeros_like(at).index_fill(0, torch.tensor(i), 1e-6) for i in free]
+        steps = 1e-6 * torch.eye(len(at), dtype=at.dtype)[list(free)]
         slopes = torch.stack([(left(at + step) - left(at - step)) / 2e-6 for step in steps], dim=-1)
         move = torch.zeros_like(at)
         move[list(free)] = torch.linalg.lstsq(slopes, -now.unsqueeze(-1)).solution.flatten()
@@ -419,54 +387,42 @@ def _other_form(ident: Identification, box: BlackBox) -> Identification:
             ident,
             "The gradient of a token is not made of p, onehot(y) and 1/V alone, as those of cross-entropy and of penalties "
             f"on log Z are: the loss changes its {changed} in a way the audit does not know, or adds another term.",
-            targets=box.targets,
         )
     view = source_view(rows)
     if view is None:
-        return unexplained(
-            ident,
-            "The gradient of each token is along p, onehot(y) and 1/V, but no known objective gives these amounts.",
-            targets=box.targets,
-        )
+        why = "The gradient of each token is along p, onehot(y) and 1/V, but no known objective gives these amounts."
+        return unexplained(ident, why)
     quantity, s_T, slack_T = view
-    words, v_T = quantity.words.split(" (")[0], quantity.value(rows.reference)
-    mean, use = float(rows.b_T[rows.solved_T].mean()), rows.solved_T
+    words, v_T, use = quantity.words.split(" (")[0], quantity.value(rows.reference), rows.solved_T
+    row_T = torch.cat([torch.arange(len(probe.target_T)) for probe, _ in rows.parts])
     for zeta_T in _token_weights(rows):
         s, v, slack = (s_T / zeta_T)[use], v_T[use], (slack_T / zeta_T.abs())[use]
         if _is_function(v, s, slack):
-            seen = f"a function of {words} that is not a square"
             told = unexplained(
                 ident,
                 f"The gradient holds a penalty on {words} whose source is not proportional to {words} − c: "
                 "`curve` has it as it was measured.",
-                targets=box.targets,
                 has_z=True,
-                seen=seen,
+                seen=f"a function of {words} that is not a square",
             )
-            order, weight = v.argsort(), mean or 1.0
-            points = tuple({round(float(v[i]), 9): float(s[i]) / weight for i in order.tolist()}.items())
+            weight = float(rows.b_T[use].mean()) or 1.0
+            points = tuple({round(float(v[i]), 9): float(s[i]) / weight for i in v.argsort().tolist()}.items())
             return replace(told, how="other", identified=replace(told.identified, curve=points))
-        seen, silent = _line_per_batch(v, s, slack, rows.batch_T[use], words)
+        seen, silent = _squared_in_part(v, s, slack, rows.batch_T[use], row_T[use], words)
         if silent:
             return unexplained(
                 ident,
                 "Some batches have a Z source and others none (calm logits against large ones): a part of the loss is "
                 "switched or clipped by the size of the logits or of the loss, or by the batch.",
-                targets=box.targets,
             )
-        if seen or (seen := _some_tokens(v, s, slack, rows.batch_T[use], words)):
-            return unexplained(ident, f"The gradient holds {seen}.", targets=box.targets, has_z=True, seen=seen)
+        if seen:
+            return unexplained(ident, f"The gradient holds {seen}.", has_z=True, seen=seen)
     along = "p − 1/V" if quantity is CENTERED else "p"
-    what = "is not a function of log Z alone"
-    probe = probes.apart(ident.first.probes["mixed"], ident.space.avoid, seeded(7))
-    other = source_view(decompose([(probe, box(probe, ident.dtype).grad_TV)], ident.eps))
-    if other is not None:
-        here, again = rows.batch_T == 0, decompose([(probe, box(probe, ident.dtype).grad_TV)], ident.eps).b_T
-        slack = other[2] + slack_T[here] + 1e-3 * s_T[here].abs()
-        ratio = rows.b_T[here] / torch.where(again == 0, torch.ones_like(again), again)
-        if all(bool(((s - s_T[here]).abs() > slack).any()) for s in (other[1], other[1] * ratio)):
-            what = "depends on the target, as no penalty on log Z does"
-    return unexplained(ident, f"The gradient holds a source along {along} that {what}.", targets=box.targets)
+    return unexplained(
+        ident,
+        f"The gradient holds a source along {along} that is not a function of log Z alone: it depends on the target, or on "
+        "other tokens.",
+    )
 
 
 def _token_weights(rows: Rows) -> list[Tensor]:
@@ -489,47 +445,33 @@ def source_view(rows: Rows) -> tuple[Quantity, Tensor, Tensor] | None:
     return None
 
 
-def _some_tokens(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, words: str) -> str:
-    """In words, on which tokens a squared penalty acts, where it acts on some only."""
+def _squared_in_part(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, row: Tensor, words: str) -> tuple[str, bool]:
+    """In words, a squared penalty that differs between batches or tokens, "" if s is none; and whether a batch has none at all.
+
+    Within every batch s is linear in v; or it is on those tokens where it is not 0.
+    """
+
+    def linear(some: Tensor) -> bool:
+        slope, level = _line(v[some], s[some], slack[some])
+        return bool(((s - slope * v - level).abs() <= slack + 1e-5 * s.abs())[some].all())
+
+    batches = [batch == i for i in sorted(set(batch.tolist()))]
     on = s.abs() > slack
-    if int(on.sum()) < 2 or bool(on.all()):
-        return ""
-    line = _line(v[on], s[on], slack[on])
-    expected = (line[0] * v + line[1]).abs()
-    if bool(((s - line[0] * v - line[1]).abs() > slack + 1e-5 * s.abs())[on].any()) or bool(
-        (expected[~on] <= slack[~on]).all()
-    ):
-        return ""
-    batches = [(on[batch == i], expected[batch == i] <= slack[batch == i]) for i in sorted(set(batch.tolist()))]
-    if len({len(one) for one, _ in batches}) > 1:
-        return f"a squared penalty on {words} on some tokens only"
-    anywhere = torch.stack([one for one, _ in batches]).any(0)
-    if not all(bool(((one == anywhere) | silent).all()) for one, silent in batches):
-        return f"a squared penalty on {words} on some tokens only, chosen by target or logits"
-    places, tokens = anywhere.nonzero().flatten().tolist(), len(anywhere)
-    steps = {b - a for a, b in pairwise(places)}
-    if places == [tokens - 1]:
-        where = "the last token"
-    elif len(places) > 2 and len(steps) == 1 and (step := min(steps)) > 1:
-        where = f"every {step}{'nd' if step == 2 else 'rd' if step == 3 else 'th'} token"
-    else:
-        where = f"{len(places)} of {tokens} tokens"
-    return f"a squared penalty on {words} on {where} only"
-
-
-def _line_per_batch(v: Tensor, s: Tensor, slack: Tensor, batch: Tensor, words: str) -> tuple[str, bool]:
-    """In words, that s is linear in v within every batch, each with a line of its own; and whether some batch has none."""
-    silent = False
-    for i in sorted(set(batch.tolist())):
-        here = batch == i
-        silent = silent or bool((s.abs() <= slack)[here].all())
-        line = _line(v[here], s[here], slack[here])
-        if bool(((s - line[0] * v - line[1]).abs() > slack + 1e-5 * s.abs())[here].any()):
-            return "", False
-    return (
-        f"a source that is linear in {words} within a batch, with a slope or level that changes from batch to batch",
-        silent,
-    )
+    if all(linear(here) for here in batches):
+        seen = (
+            f"a source that is linear in {words} within a batch, with a slope or level that changes from batch to batch"
+        )
+        return seen, any(not bool(on[here].any()) for here in batches)
+    slope, level = _line(v[on], s[on], slack[on]) if int(on.sum()) > 1 else (0.0, 0.0)
+    # Where the line itself passes through 0 a token says nothing.
+    missing = ((slope * v + level).abs() > slack) & ~on
+    if not linear(on) or not bool(missing.any()):
+        return "", False
+    if bool(torch.isin(row[missing], row[on]).any()):
+        return f"a squared penalty on {words} on some tokens only, chosen by target or logits", False
+    places, tokens = sorted(set(row[on].tolist())), int(row.max()) + 1
+    told = ", ".join(str(place) for place in places[:4]) + (", …" if len(places) > 4 else "")
+    return f"a squared penalty on {words} on {len(places)} of {tokens} tokens only (row {told})", False
 
 
 def _line(v: Tensor, s: Tensor, slack: Tensor) -> tuple[float, float]:
@@ -564,11 +506,8 @@ def weigh_batches(box: BlackBox, ident: Identification, seed: int) -> tuple[tupl
     pool, tokens = pool.take(ident.rows.solved_T.nonzero().flatten()), ident.space.tokens
     seen: list[Weights] = []
     masks_accepted = True
-    for count, valid in dict.fromkeys(
-        (tokens // part, max(round(share * (tokens // part)), 1)) for part, share in BATCHES
-    ):
-        if count < 1:
-            continue
+    sizes = [(tokens // part, max(round(share * (tokens // part)), 1)) for part, share in BATCHES if tokens >= part]
+    for count, valid in dict.fromkeys(sizes):
         batch = pool.take(torch.randperm(len(pool.target_T), generator=generator)[:count])
         keep = torch.zeros(len(batch.target_T), dtype=torch.bool)
         keep[torch.randperm(len(keep), generator=generator)[:valid]] = True
@@ -585,42 +524,35 @@ def weigh_batches(box: BlackBox, ident: Identification, seed: int) -> tuple[tupl
 
 def weigh(ident: Identification, batch: Probe, keep: Tensor, grad_TV: Tensor) -> Weights:
     """The weights of one batch of which the tokens of `keep` are valid."""
-    chosen, at = ident.fit, keep.nonzero().flatten()
+    chosen, at, whole = ident.fit, keep.nonzero().flatten(), ident.rows
     assert chosen is not None
-    rows = decompose(
-        [(batch.take(at), grad_TV[at])],
-        ident.rows.eps,
-        warp=ident.rows.warp,
-        fourth=ident.rows.fourth,
-        nonzero_only=ident.how == "filtered",
-    )
+    filtered = ident.how == "filtered"
+    parts = [(batch.take(at), grad_TV[at])]
+    rows = decompose(parts, whole.eps, warp=whole.warp, fourth=whole.fourth, nonzero_only=filtered)
     use, b_T = rows.solved_T, rows.b_T
     mean = float(b_T[use].mean()) if bool(use.any()) else 0.0
     spread = not rows.uniform
     leaks = float(grad_TV[~keep].norm()) > 1e-6 * float(grad_TV.norm())
     ce = mean * (1 + chosen.smoothing)
-    silent = (b_T.abs() < 1e-3 * abs(mean)) & use & (abs(mean) > NO_CE)
+    silent = bool(((b_T.abs() < 1e-3 * abs(mean)) & use & (abs(mean) > NO_CE)).any())
     if not chosen.quantities:
-        return Weights(len(keep), len(at), ce, 0.0, 0.0, spread, True, leaks and bool(silent.any()))
-    gain_T = batch.reference.gain_squared_T[at] if chosen.damping is not None else None
+        return Weights(len(keep), len(at), ce, 0.0, 0.0, spread, True, leaks and silent)
+    gain_T = batch.gain_squared_T[at] if chosen.damping is not None else None
     unit = unit_amounts(chosen, rows.reference, gain_T)
-    seen = torch.stack([rows.k_T, rows.g_T - chosen.smoothing * b_T, rows.m_T])
-    sigma = torch.stack([rows.sigma_T, rows.sigma_g_T, rows.sigma_T])
+    seen, sigma = rows.amounts(chosen.smoothing), rows.sigmas
     ways = []
-    for shared in (False, True):
+    for shared in (False, True) if spread else (False,):
         column = unit * (b_T / mean) if shared and mean else unit
         size = float((column / sigma)[:, use].square().sum())
         z = float((column * seen / sigma**2)[:, use].sum()) / max(size, 1e-300)
-        ways.append((float(((seen - z * column) / sigma)[:, use].norm()), z, shared, size))
-    first = ways[0] if not spread or ways[0][0] <= ways[1][0] else ways[1]
-    left, z, shared, size = first
+        ways.append((float(((seen - z * column) / sigma)[:, use].norm()), shared, z, size))
+    left, shared, z, size = min(ways)
     missing = (unit.norm(dim=0) > 20 * rows.tolerance_T) & (seen.norm(dim=0) <= rows.tolerance_T) & use
-    misplaced = leaks and (bool(silent.any()) or bool(missing.any()))
     slack = left / max(math.sqrt(3 * int(use.sum())), 1.0) / max(math.sqrt(size), 1e-300) / max(abs(z), 1e-300)
-    return Weights(len(keep), len(at), ce, z, slack, spread, shared, misplaced)
+    return Weights(len(keep), len(at), ce, z, slack, spread, shared, leaks and (silent or bool(missing.any())))
 
 
-def unit_amounts(chosen: Fit, r: Reference, gain_T: Tensor | None) -> Tensor:
+def unit_amounts(chosen: Fit, r: Probe, gain_T: Tensor | None) -> Tensor:
     """(k, g, m) [3, T] of the penalties at λ = w = 1 of the first one, the others in proportion."""
     total = torch.zeros(3, len(r.target_T), dtype=torch.float64)
     for quantity, slope, offset in zip(chosen.quantities, chosen.slope, chosen.offset, strict=True):
@@ -633,11 +565,8 @@ def unit_amounts(chosen: Fit, r: Reference, gain_T: Tensor | None) -> Tensor:
 
 def _with_denominators(box: BlackBox, ident: Identification, seed: int) -> Identification:
     """Name the counts that make the weights constant, and build the model from them."""
-    chosen = ident.fit
-    assert chosen is not None
     everything, accepted = weigh_batches(box, ident, seed)
-    whole = [w for w in everything if w.valid == w.tokens]
-    seen = list(everything)
+    whole, seen = [w for w in everything if w.valid == w.tokens], list(everything)
     if any(w.misplaced for w in seen) and whole:
         # A mask that falls on other tokens says nothing about counts: only the sizes do.
         seen, accepted = whole, False
@@ -647,18 +576,17 @@ def _with_denominators(box: BlackBox, ident: Identification, seed: int) -> Ident
         ce_name = _name_count([(w.valid, w.tokens, w.ce) for w in seen], accepted, tolerance)
         if all(abs(w.ce) < NO_CE for w in seen):
             ce_name = "none"
-        if chosen.quantities:
+        if ident.fit is not None and ident.fit.quantities:
             slack = max(tolerance, *(8 * w.slack for w in seen))
             z_name = _name_count([(w.valid, w.tokens, w.z) for w in seen], accepted, slack)
-    model = _model(ident, ce_name, z_name)
-    return replace(ident, weights=everything, masks_accepted=accepted, model=model)
+    return replace(ident, weights=everything, masks_accepted=accepted, model=_model(ident, ce_name, z_name))
 
 
 def _name_count(seen: list[tuple[int, int, float]], accepted: bool, tolerance: float) -> str:
     """The count whose product with the weight stays constant."""
     best, smallest = "other", math.inf
     for name, count in COUNTS.items():
-        if name in ("all", "all+1", "sqrt_all") and not accepted:
+        if "all" in name and not accepted:
             continue
         products = torch.tensor([weight * count(valid, tokens) for valid, tokens, weight in seen], dtype=torch.float64)
         middle = float(products.median())
@@ -675,7 +603,7 @@ def _name_count(seen: list[tuple[int, int, float]], accepted: bool, tolerance: f
 def _model(ident: Identification, ce_name: str, z_name: str | None) -> Model:
     chosen, tokens = ident.fit, ident.space.tokens
     assert chosen is not None
-    ce_count = token_count(ce_name, tokens, tokens)
+    ce_count, z_count = (token_count(name or "sum", tokens, tokens) for name in (ce_name, z_name))
     ce_scale = 0.0 if ce_name == "none" else chosen.mean_weight * (1 + chosen.smoothing) * ce_count
     smoothing = chosen.smoothing / (1 + chosen.smoothing)
     # Centered: a weight below 1 on onehot(y) is label smoothing, and its 1/V part must not be read as c.
@@ -683,7 +611,6 @@ def _model(ident: Identification, ce_name: str, z_name: str | None) -> Model:
     if CENTERED in chosen.quantities and not smoothing and ce_name != "sum" and 0.5 < ce_scale < 1 - 1e-3:
         smoothing = hidden = 1 - ce_scale
         ce_scale = 1.0
-    z_count = token_count(z_name or "sum", tokens, tokens)
     penalties = []
     for quantity, slope, offset in zip(chosen.quantities, chosen.slope, chosen.offset, strict=True):
         offset = offset + (hidden / ce_count if quantity is CENTERED else 0.0)
@@ -703,21 +630,18 @@ def _second_vocabulary(box: BlackBox, ident: Identification, seed: int) -> tuple
     if skip or not ident.rows.uniform:
         return None, ident
     try:
-        second = take_draw(box, space.with_vocab(SECOND_VOCAB), seed, ident.dtype, APART)
+        parts = take_draw(box, space.with_vocab(SECOND_VOCAB), seed, ident.dtype, APART).parts(*APART)
     except LossCallError:
         return None, ident
-    parts = second.parts(*APART)
     if not parts:
         return None, ident
     rows = decompose(parts, ident.rows.eps, warp=ident.rows.warp, fourth=ident.rows.fourth)
-    gain = torch.cat([probe.reference.gain_squared_T for probe, _ in parts]) if chosen.damping is not None else None
-    again = fit(rows, chosen.quantities, smoothing=chosen.smoothing != 0.0, gain_squared_T=gain)
+    again = chosen.again(rows)
     if chosen.smoothing:
-        epsilon = [one.smoothing / (1 + one.smoothing) for one in (again, chosen)]
+        here, there = (one.smoothing / (1 + one.smoothing) for one in (chosen, again))
         t5x = (SECOND_VOCAB / (SECOND_VOCAB - 1)) / (space.lanes / (space.lanes - 1))
-        ratio = epsilon[0] / epsilon[1]
-        model = replace(model, smoothing_over_others=abs(ratio / t5x - 1) < 1e-6 < abs(ratio - 1))
-    ident = replace(ident, model=model)
+        model = replace(model, smoothing_over_others=abs(there / here / t5x - 1) < 1e-6 < abs(there / here - 1))
+        ident = replace(ident, model=model)
     if not chosen.quantities or chosen.quantities[0].fixed or not again.slope[0] or not again.good:
         return None, ident
     moved = again.offset[0] / again.slope[0] - chosen.offset[0] / chosen.slope[0]
@@ -732,35 +656,26 @@ def _second_vocabulary(box: BlackBox, ident: Identification, seed: int) -> tuple
 # The record.
 
 
-def _describe(ident: Identification, precision: str, rule: str | None, targets: str) -> Identified:
+def _describe(ident: Identification, rule: str | None) -> Identified:
     chosen, model = ident.fit, ident.model
     assert chosen is not None
     smoothing = model.smoothing if abs(model.smoothing) > 1e-6 else 0.0
     if model.smoothing_over_others:
         smoothing *= (ident.space.lanes - 1) / ident.space.lanes
-    whole = [w for w in ident.weights if w.valid == w.tokens]
+    whole, spread = [w for w in ident.weights if w.valid == w.tokens], [w for w in ident.weights if w.spread]
     ce_weights = "uniform" if ident.rows.uniform or ident.how == "rounded" else _pattern(ident.rows)
-    if (
-        ce_weights == "uniform"
-        and not any(w.spread for w in whole)
-        and any(w.spread and not w.misplaced for w in ident.weights)
-    ):
+    if ce_weights == "uniform" and not any(w.spread for w in whole) and any(not w.misplaced for w in spread):
         # A mask alone makes the weights of tokens differ, as a mean of means of groups does.
         ce_weights = "groups"
-    record = Identified(
+    record = replace(
+        ident.identified,
         has_z=bool(chosen.quantities),
-        coef=None,
-        target=None,
-        coordinate=None,
         ce_denominator=model.ce_denominator,
-        z_denominator=None,
         uncertainty=Uncertainty(unexplained=chosen.worst),
         vocab=ident.space.lanes,
         ce_scale=model.ce_scale,
         label_smoothing=smoothing,
         ce_weights=ce_weights,
-        computes_in=precision,
-        targets=targets,
         extra=model.warp.named(),
     )
     if not chosen.quantities:
@@ -768,42 +683,30 @@ def _describe(ident: Identification, precision: str, rule: str | None, targets: 
     lead, slope, eps = model.penalties[0], chosen.slope[0], ident.eps
     relative = COVERAGE * chosen.slope_error[0] / abs(slope) + 8 * eps
     # c = β/α; the rounding floor is that of fused kernels, which round 1 + 2λ(log Z − c) as a whole.
-    spread = math.hypot(chosen.offset_error[0], chosen.offset[0] / slope * chosen.slope_error[0]) / abs(slope)
-    about = COVERAGE * spread + 8 * eps * max(1.0, abs(lead.target))
-    single = len(chosen.quantities) == 1 and chosen.damping is None
-    words, extra = _words(chosen, model)
-    shared = chosen.shared or (ce_weights == "groups" and all(w.shared for w in ident.weights if w.spread))
-    fixed = lead.quantity.fixed
+    error = math.hypot(chosen.offset_error[0], chosen.offset[0] / slope * chosen.slope_error[0]) / abs(slope)
+    about = COVERAGE * error + 8 * eps * max(1.0, abs(lead.target))
+    words, coordinate, extra = lead.quantity.words, lead.quantity.coordinate, {}
+    if chosen.damping is not None:
+        words, coordinate, extra = "log Z, damped by 1 + βA_p² (gain-aware)", "other", {"beta": chosen.damping}
+    elif len(model.penalties) == 2:
+        factorized = chosen.quantities == SUMS[0]
+        words = "log Z and log Z − μ (row-centered), two penalties"
+        words = "log Z − μ and μ, penalised apart (factorized)" if factorized else words
+        name, second, coordinate = "shift" if factorized else "centered", model.penalties[1], "other"
+        extra = {f"{name}_coef": second.coef, f"{name}_target": second.target}
+    shared, fixed = chosen.shared or (ce_weights == "groups" and all(w.shared for w in spread)), lead.quantity.fixed
     return replace(
         record,
         coef=lead.coef,
         target=None if fixed else lead.target,
-        coordinate=lead.quantity.coordinate if single else "other",
+        coordinate=coordinate,
         z_denominator=model.z_denominator,
         uncertainty=Uncertainty(abs(lead.coef) * relative, relative, None if fixed else about, chosen.worst),
         penalty=words,
         target_rule=rule,
         z_weights="shared" if shared else "uniform",
-        extra={**extra, **model.warp.named()},
+        extra={**extra, **record.extra},
     )
-
-
-def _words(chosen: Fit, model: Model) -> tuple[str, dict[str, float]]:
-    """The penalised quantity in words, and further coefficients."""
-    if chosen.damping is not None:
-        return "log Z, damped by 1 + βA_p² (gain-aware)", {"beta": chosen.damping}
-    if len(chosen.quantities) == 1:
-        return chosen.quantities[0].words, {}
-    second = model.penalties[1]
-    if chosen.quantities == SUMS[0]:
-        return "log Z − μ and μ, penalised apart (factorized)", {
-            "shift_coef": second.coef,
-            "shift_target": second.target,
-        }
-    return "log Z and log Z − μ (row-centered), two penalties", {
-        "centered_coef": second.coef,
-        "centered_target": second.target,
-    }
 
 
 def _pattern(rows: Rows) -> str:
@@ -839,59 +742,46 @@ def _special_classes(box: BlackBox, space: Space) -> tuple[Space, tuple[SpecialC
     then follows the class and nothing else.
     """
     given = frozenset({box.ignore_index}) if box.ignore_index >= 0 else frozenset()
-    avoid, special = given, tuple[SpecialClass, ...]()
-    if space.lanes <= MOST_CLASSES:
-        silent, special = _classes_apart(box, space)
-        special = tuple(one for one in special if one.index not in given)
-        if not any(index < space.lanes for index in given) and len(silent) == 1:
-            avoid = given | silent
-    return replace(space, avoid=avoid | {one.index for one in special}), special
+    ways = [_classes_apart(box, space, backwards) for backwards in (False, True)] if space.lanes <= MOST_CLASSES else []
+    if not ways or None in ways:
+        return replace(space, avoid=given), ()
+    first, second = (way or {} for way in ways)
+    # None is a class without a gradient.
+    silent = {k for k, one in first.items() if one is None and k in second and second[k] is None}
+    special = tuple(one for k, one in sorted(first.items()) if one is not None and second.get(k) and k not in given)
+    special = special if len(special) <= min(MOST_SPECIAL, space.lanes // 8) else ()
+    found = silent if len(silent) == 1 and not any(index < space.lanes for index in given) else frozenset()
+    return replace(space, avoid=given | found | {one.index for one in special}), special
 
 
-def _classes_apart(box: BlackBox, space: Space) -> tuple[frozenset[int], tuple[SpecialClass, ...]]:
-    """(classes whose rows have no gradient, other classes whose weights are not those of most), in both orders."""
+def _classes_apart(box: BlackBox, space: Space, backwards: bool) -> dict[int, SpecialClass | None] | None:
+    """The classes that differ from most, None for one whose rows have no gradient; None altogether where none can be tried."""
     row = torch.randn(1, space.lanes, generator=seeded(1), dtype=torch.float64).round()
     row = torch.nn.functional.pad(row, (0, space.width - space.lanes), value=probes.PADDING)
-    ways: list[tuple[set[int], dict[int, SpecialClass]]] = []
-    for order in (torch.arange(space.lanes), torch.arange(space.lanes).flip(0)):
-        quiet: set[int] = set()
-        other: dict[int, SpecialClass] = {}
-        for start in range(0, space.lanes, space.tokens):
-            target = order.repeat(2 + space.tokens // space.lanes)[start : start + space.tokens]
-            logits, flat = row.expand(len(target), -1), torch.zeros(len(target), dtype=torch.bool)
-            probe = Probe("classes", Reference(logits, target, space.lanes), flat)
-            try:
-                outcome = box(probe, torch.float32)
-            except LossCallError:
-                return frozenset(), ()
-            loud_T = outcome.grad_TV.norm(dim=-1) > 0
-            if not outcome.finite or not bool(loud_T.any()):
-                return frozenset(), ()
-            quiet |= set(target[~loud_T].tolist())
-            other |= _weights_apart(probe, outcome.grad_TV, loud_T)
-        ways.append((quiet, other))
-    both = tuple(ways[0][1][k] for k in sorted(ways[0][1].keys() & ways[1][1].keys()))
-    few = len(both) <= min(MOST_SPECIAL, space.lanes // 8)
-    return frozenset(ways[0][0] & ways[1][0]), both if few else ()
-
-
-def _weights_apart(probe: Probe, grad_TV: Tensor, use_T: Tensor) -> dict[int, SpecialClass]:
-    """The classes of one batch whose CE weight or Z source is not the median; none where rows are not p, onehot(y) and 1/V."""
-    rows = decompose([(probe, grad_TV)], UNIT["float32"])
-    if not rows.exact:
-        return {}
-    w_T, s_T, slack_T = rows.b_T + rows.g_T, rows.k_T, 4 * rows.tolerance_T
-    w, s, slack = (float(x[use_T].median()) for x in (w_T, s_T, slack_T))
-    if abs(w) <= slack:
-        return {}
-    differs_T = ((w_T - w).abs() > slack_T + 1e-3 * abs(w)) | ((s_T - s).abs() > slack_T + slack + 1e-2 * abs(s))
-    target_T = probe.target_T
-    return {
-        int(target_T[t]): SpecialClass(
-            int(target_T[t]), float(w_T[t]) / w, float(s_T[t]) / s if abs(s) > 20 * slack else None
-        )
-        for t in (differs_T & use_T).nonzero().flatten().tolist()
-    }
+    order = torch.arange(space.lanes)
+    order = (order.flip(0) if backwards else order).repeat(2 + space.tokens // space.lanes)
+    apart: dict[int, SpecialClass | None] = {}
+    for start in range(0, space.lanes, space.tokens):
+        target_T = order[start : start + space.tokens]
+        probe = Probe(row.expand(len(target_T), -1), target_T, space.lanes)
+        try:
+            outcome = box(probe, torch.float32)
+        except LossCallError:
+            return None
+        loud_T = outcome.grad_TV.norm(dim=-1) > 0
+        if not outcome.finite or not bool(loud_T.any()):
+            return None
+        apart |= {int(index): None for index in target_T[~loud_T]}
+        rows = decompose([(probe, outcome.grad_TV)], UNIT["float32"])
+        w_T, s_T, slack_T = rows.b_T + rows.g_T, rows.k_T, 4 * rows.tolerance_T
+        w, s, slack = (float(x[loud_T].median()) for x in (w_T, s_T, slack_T))
+        if not rows.exact or abs(w) <= slack:
+            continue
+        differs_T = ((w_T - w).abs() > slack_T + 1e-3 * abs(w)) | ((s_T - s).abs() > slack_T + slack + 1e-2 * abs(s))
+        for t in (differs_T & loud_T).nonzero().flatten().tolist():
+            z = float(s_T[t]) / s if abs(s) > 20 * slack else None
+            apart[int(target_T[t])] = SpecialClass(int(target_T[t]), float(w_T[t]) / w, z)
+    return apart
 
 
 def _with_special(ident: Identification, special: tuple[SpecialClass, ...]) -> Identification:
@@ -904,22 +794,18 @@ def _with_special(ident: Identification, special: tuple[SpecialClass, ...]) -> I
     return replace(ident, special=special, identified=replace(got, ce_weights=weights, z_weights=shared))
 
 
-def _moved_targets(box: BlackBox, ident: Identification) -> Literal["shifted", "rolled"] | None:
+def _moved_targets(ident: Identification) -> Literal["shifted", "rolled"] | None:
     """Whether row t is trained on target t + 1. "shifted": the last row on none; "rolled": on target 0."""
-    (probe, grad_TV), *_ = ident.first.parts("mixed")
+    ((probe, grad_TV),) = ident.first.parts("mixed")
     own = decompose([(probe, grad_TV)], ident.eps)
-    rows = decompose([(probe.with_targets(probe.target_T.roll(-1)), grad_TV)], ident.eps)
-    last = len(rows.b_T) - 1
-    inner = rows.solved_T.clone()
-    inner[last] = False
-    if box.targets != "given" or not bool(inner.any()) or not bool(rows.inside_T[inner].all()):
-        return None
-    if not bool((rows.b_T[inner] > 10 * rows.tolerance_T[inner]).all()):
+    rows = decompose([(replace(probe, target_T=probe.target_T.roll(-1)), grad_TV)], ident.eps)
+    inner, b_T = rows.solved_T & (torch.arange(len(rows.b_T)) < len(rows.b_T) - 1), rows.b_T
+    if not bool(inner.any()) or not bool((rows.inside_T & (b_T > 10 * rows.tolerance_T))[inner].all()):
         return None
     # Ties of all classes aside, a row that is inside the three shapes of its own target says nothing.
-    if bool(own.inside_T[inner].all()) and float(own.b_T[inner].abs().max()) > float(rows.b_T[inner].abs().max()) / 2:
+    if bool(own.inside_T[inner].all()) and float(own.b_T[inner].abs().max()) > float(b_T[inner].abs().max()) / 2:
         return None
-    trained = bool(rows.inside_T[last]) and float(rows.b_T[last]) > 0.1 * float(rows.b_T[inner].median())
+    trained = bool(rows.inside_T[-1]) and float(b_T[-1]) > 0.1 * float(b_T[inner].median())
     return "rolled" if trained else "shifted"
 
 
@@ -945,14 +831,11 @@ def _targets_unused(box: BlackBox, ident: Identification) -> bool:
     """Whether other targets, and ignored ones, leave value and gradient as they were: a function of the logits alone."""
     probe, first = ident.first.probes["mixed"], ident.first.outcomes["mixed"]
     keep = torch.arange(len(probe.target_T)) % 3 == 0
-    for other in (probes.likely(probe, ident.space.avoid), probe.masked(keep)):
-        try:
-            outcome = box(other, ident.dtype)
-        except LossCallError:
-            return False
-        if outcome.value != first.value or not torch.equal(outcome.grad_TV, first.grad_TV):
-            return False
-    return True
+    try:
+        others = [box(other, ident.dtype) for other in (probes.likely(probe, ident.space.avoid), probe.masked(keep))]
+    except LossCallError:
+        return False
+    return all(one.value == first.value and torch.equal(one.grad_TV, first.grad_TV) for one in others)
 
 
 # Precision and repeatability.
@@ -981,7 +864,7 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
         return "float32"
     direction = torch.randn(probe.logits_TV.shape, generator=seeded(1), dtype=torch.float64)
     step = STEP * direction * (1 + probe.logits_TV.abs())
-    g1, g2, g3 = (box(probe.with_logits(probe.logits_TV + k * step)).grad_TV for k in (1, 2, 3))
+    g1, g2, g3 = (box(replace(probe, logits_TV=probe.logits_TV + k * step)).grad_TV for k in (1, 2, 3))
     # The third difference of a smooth gradient is O(step²) of the first: what fp64 rounding leaves is about 1e-9. A part in
     # fp32 that makes up the share σ of the slope leaves about σ u₃₂/STEP, be it the CE or a small penalty.
     moved = float((g3 - base).norm())
@@ -989,28 +872,31 @@ def computes_in(box: BlackBox, probe: Probe, dtype: torch.dtype) -> str:
     return "float64" if rough < SMOOTH else "float32"
 
 
-def _unrepeatable(box: BlackBox, first: Draw, dtype: torch.dtype, eps: float, seed: int) -> str | None:
-    """A sentence where the same inputs give another answer, at once or under another random seed."""
-    name = "wide" if "wide" in first.outcomes else "mixed"
-    probe, limit = first.probes[name], max(1e-6, 8 * eps)
-    for words, option in (("again", None), ("under another random seed", seed + 12345)):
+def unrepeatable(
+    box: BlackBox, probe: Probe, first: Outcome, dtype: torch.dtype, seeds: Sequence[int | None], limit: float
+) -> tuple[str, float | None] | None:
+    """A sentence and the change where the same inputs give another answer than at `first`, at once or under a random seed."""
+
+    def change(seed: int | None) -> float:
+        now = box(probe, dtype, seed=seed)
+        grad = float((now.grad_TV - first.grad_TV).norm()) / max(float(first.grad_TV.norm()), 1e-300)
+        return max(grad, abs(now.value - first.value) / max(abs(first.value), 1e-12))
+
+    for seed in seeds:
         try:
-            change = difference(first.outcomes[name], box(probe, dtype, seed=option))
-        except LossCallError:
-            return f"The same call fails when it is made {words}."
-        if change <= limit:
-            continue
-        # Only chance brings the first answer back under the first seed.
-        if option is not None and difference(first.outcomes[name], box(probe, dtype)) <= limit:
-            return f"The same inputs give another gradient {words} (relative change {change:.3g}): the loss draws random numbers."
-        return f"The same inputs give another gradient when called again (relative change {change:.3g}): the loss keeps state."
+            changed = change(seed)
+            if changed <= limit:
+                continue
+            # Only chance brings the first answer back under the first seed, and the other one under the other.
+            random = (
+                seed is not None and change(None) <= limit and abs(change(seed) - changed) <= limit * max(1.0, changed)
+            )
+        except LossCallError as error:
+            return f"A call that worked at first fails when it is made again ({box.calls} calls): {error}", None
+        why = "the loss draws random numbers" if random else "the loss keeps state"
+        when = "under another random seed" if random else "when called again"
+        return f"The same inputs give another answer {when} (relative change {changed:.3g}): {why}.", changed
     return None
-
-
-def difference(a: Outcome, b: Outcome) -> float:
-    """Relative change of gradient or value between two calls."""
-    grad = float((a.grad_TV - b.grad_TV).norm()) / max(float(a.grad_TV.norm()), 1e-300)
-    return max(grad, abs(a.value - b.value) / max(abs(a.value), 1e-12))
 
 
 # Fresh batches.
@@ -1021,29 +907,17 @@ def _confirm(box: BlackBox, ident: Identification, seed: int) -> Identification:
     try:
         second = take_draw(box, ident.space, seed + OFFSET, ident.dtype)
     except LossCallError as error:
-        return unexplained(ident, f"The same call on a second draw of the probes fails: {error}", targets=box.targets)
+        return unexplained(ident, f"The same call on a second draw of the probes fails: {error}")
     ident = replace(ident, second=second)
     if lost := sorted(ident.first.outcomes.keys() - second.outcomes.keys()):
         once = f"Loss or gradient is finite on one draw of the probes, and not on a second ({lost[0]})."
-        return unexplained(ident, once, targets=box.targets) if ident.known else ident
-    if ident.how == "other":
-        return ident if _same_curve(ident) else unexplained(
-            ident, "A second draw of the probes shows another source at the same log Z.", targets=box.targets
-        )  # fmt: skip
+        return unexplained(ident, once) if ident.known else ident
+    if ident.how == "other" and not _same_curve(ident):
+        return unexplained(ident, "A second draw of the probes shows another source at the same log Z.")
     if not ident.known:
         return ident
-    reason: str | None = None
-    if box.linear and ident.plain:
-        ident, reason = _on_dense_head(box, ident, seed)
-    if reason is None:
-        ident, reason = _on_confident_tokens(ident)
-    if reason is None:
-        reason = _contradicted(ident)
-    if reason is None and ident.trusted and not ident.coarse and ident.how in ("none", "explained"):
-        reason = _other_on_calm_logits(box, ident, seed)
-    if reason is None and ident.trusted and not ident.coarse and ident.how in ("none", "explained"):
-        ident, reason = _on_fresh_mask(box, ident, seed)
-    return ident if reason is None else unexplained(ident, reason, targets=box.targets)
+    refuted = _on_dense_head(box, ident, seed) or _contradicted(ident) or _on_fresh_mask(box, ident, seed)
+    return refuted or ident
 
 
 def _same_curve(ident: Identification) -> bool:
@@ -1058,26 +932,45 @@ def _same_curve(ident: Identification) -> bool:
     return any(_is_function(v_T, s_T / zeta_T, slack_T / zeta_T.abs()) for zeta_T in _token_weights(rows))
 
 
-def _on_confident_tokens(ident: Identification) -> tuple[Identification, str | None]:
-    """Tokens whose target is the most likely class: the same source, unless entries are missing or it depends on the target."""
-    if not ident.trusted or "confident" not in ident.first.outcomes or ident.how == "filtered":
-        return ident, None
-    ((probe, grad_TV),) = ident.first.parts("confident")
-    if left_over(ident, [(probe, grad_TV)]) <= SHARE:
-        return ident, None
-    wanted_TV, model = ident.model.source(probe.reference), ident.model
-    sigma_T = (
-        ident.eps
-        * probe.noise_T
-        * (abs(model.ce_scale) / model.count(model.ce_denominator, probe.reference) + wanted_TV.norm(dim=-1))
+def _on_dense_head(box: BlackBox, ident: Identification, seed: int) -> Identification | None:
+    """Refuted where a dense hidden of another width shows that something else than hidden @ weightᵀ enters."""
+    if not box.linear or not ident.plain:
+        return None
+    wide = DENSE_WIDTH + 16 * (ident.space.width == DENSE_WIDTH)
+    hidden, weight, target = probes.dense_head(DENSE_TOKENS, wide, ident.space, seed + OFFSET)
+    try:
+        _, _, grad_weight = box.on_head(hidden, weight, target, ident.dtype)
+    except LossCallError as error:
+        return unexplained(ident, f"A dense hidden state of {wide} columns fails: {error}")
+    wanted = ident.model.source(Probe(hidden @ weight.T, target, ident.space.lanes)).T @ hidden
+    deviation = float((grad_weight - wanted).norm() / wanted.norm().clamp(min=1e-300))
+    if deviation <= max(1e-5, 1e3 * ident.eps):
+        return None
+    return unexplained(
+        ident,
+        f"On dense hidden states (T = {DENSE_TOKENS}, D = {wide}) the gradient at the weight is off by {deviation:.2g} from what "
+        "one-hot hidden states show: the loss changes hidden or weight before their product, or its scale follows the width.",
     )
-    off = (grad_TV - wanted_TV).abs() > (ROUNDING * sigma_T).unsqueeze(-1)
-    if ident.identified.has_z and not bool((off & (grad_TV != 0)).any()):
-        return replace(ident, how="filtered"), None
-    return ident, (
-        "On tokens whose target is the most likely class the gradient is another one: it depends on the target as neither "
-        "cross-entropy nor a penalty on log Z does."
-    )
+
+
+def _contradicted(ident: Identification) -> Identification | None:
+    """Refuted where the second draw differs from what the first one showed."""
+    assert ident.second is not None
+    assert ident.fit is not None
+    parts, has_z, rough = ident.second.parts(*APART), ident.identified.has_z, ident.how == "rounded"
+    if ident.trusted and ident.how != "filtered":
+        share = left_over(ident, ident.second.parts(*ident.second.outcomes))
+    else:
+        # Token weights, missing entries and noise cannot be predicted: the same penalty has to fit again.
+        first, filtered = ident.rows, ident.how == "filtered"
+        parts += [] if filtered or rough else [*ident.first.parts("confident"), *ident.second.parts("confident")]
+        rows = decompose(parts, first.eps, warp=first.warp, fourth=first.fourth, nonzero_only=filtered)
+        share = ident.fit.again(rows).worst if rows.exact or rough else 1.0
+    if share <= (ROUGHLY if rough else SHARE):
+        return None
+    by, of = (f"a penalty on {ident.identified.penalty}", "its source") if has_z else ("cross-entropy", "the gradient")
+    why = f"One draw of the probes is explained by {by}, but on a second draw {share:.2g} of {of} is left over."
+    return unexplained(ident, why)
 
 
 def left_over(ident: Identification, parts: list[tuple[Probe, Tensor]]) -> float:
@@ -1085,158 +978,55 @@ def left_over(ident: Identification, parts: list[tuple[Probe, Tensor]]) -> float
     unit = ident.eps if ident.model.warp.identity else max(ident.eps, 1e-7)
     worst = 0.0
     for probe, grad_TV in parts:
-        r, model = probe.reference, ident.model
-        ce_TV, z_TV = model.ce_source(r), model.z_source(r)
-        scale_T = abs(model.ce_scale) / model.count(model.ce_denominator, r) + z_TV.norm(dim=-1)
-        rounding_T = ROUNDING * unit * probe.noise_T * scale_T
+        ce_TV, z_TV = ident.model.ce_source(probe), ident.model.z_source(probe)
+        rounding_T = ROUNDING * unit * probe.noise_T * (ident.model.ce_weight(probe) + z_TV.norm(dim=-1))
         for rows in (probe.saturated_T, ~probe.saturated_T):
-            left = float((grad_TV - ce_TV - z_TV)[rows].norm()) if bool(rows.any()) else 0.0
+            left = float((grad_TV - ce_TV - z_TV)[rows].norm())
             whole = float((z_TV if ident.identified.has_z else ce_TV)[rows].norm())
             if left > float(rounding_T[rows].norm()) and whole > 0:
                 worst = max(worst, left / whole)
     return worst
 
 
-def _contradicted(ident: Identification) -> str | None:
-    """In one sentence with its figure, how the second draw differs from what the first one showed."""
-    assert ident.second is not None
-    assert ident.fit is not None
-    parts, chosen = ident.second.parts(*APART), ident.fit
-    if ident.how == "rounded":
-        worst = nearest(decompose(parts, ident.eps)).worst
-        share = worst if worst > ROUGHLY else 0.0
-    elif ident.how == "filtered":
-        rows = decompose(parts, ident.eps, nonzero_only=True)
-        again = best_fit(rows)
-        share = 0.0 if rows.exact and again is not None and again.quantities == chosen.quantities else 1.0
-    elif ident.trusted:
-        share = left_over(ident, ident.second.parts(*ident.second.outcomes))
-    else:
-        share = _left_of_amounts(ident, [*parts, *ident.second.parts("confident"), *ident.first.parts("confident")])
-    if share <= SHARE:
+def _on_fresh_mask(box: BlackBox, ident: Identification, seed: int) -> Identification | None:
+    """Refuted by a masked batch of a size that was never seen, or by the same size without a mask right after it."""
+    if not ident.masks_predicted or ident.coarse or ident.how == "filtered" or ident.second is None:
         return None
-    has_z = ident.identified.has_z
-    by, of = (f"a penalty on {ident.identified.penalty}", "its source") if has_z else ("cross-entropy", "the gradient")
-    return f"One draw of the probes is explained by {by}, but on a second draw {share:.2g} of {of} is left over."
-
-
-def _left_of_amounts(ident: Identification, parts: list[tuple[Probe, Tensor]]) -> float:
-    """The same where token weights are not known beforehand: of the amounts next to each token's own CE."""
-    chosen = ident.fit
-    assert chosen is not None
-    rows = decompose(parts, ident.rows.eps, warp=ident.rows.warp, fourth=ident.rows.fourth)
-    if not rows.exact or chosen.damping is not None:
-        return 0.0 if rows.exact else 1.0
-    wanted = torch.zeros(3, len(rows.b_T), dtype=torch.float64)
-    if chosen.quantities:
-        wanted = unit_amounts(chosen, rows.reference, None) * (chosen.slope[0] / chosen.quantities[0].factor)
-        wanted = wanted * (rows.b_T / chosen.mean_weight) if chosen.shared else wanted
-    seen = torch.stack([rows.k_T, rows.g_T - chosen.smoothing * rows.b_T, rows.m_T])
-    slack = torch.stack([rows.tolerance_T, rows.tolerance_T * rows.sigma_g_T / rows.sigma_T, rows.tolerance_T])
-    beyond = ((seen - wanted).abs() - 4 * slack).clamp(min=0)[:, rows.solved_T]
-    whole = max(float(wanted[:, rows.solved_T].norm()), float(rows.b_T[rows.solved_T].norm()) * 1e-6, 1e-300)
-    return float(beyond.norm()) / whole
-
-
-def _other_on_calm_logits(box: BlackBox, ident: Identification, seed: int) -> str | None:
-    """A sentence where batches of calm logits, whose losses are small, follow another objective than the one identified.
-
-    Low precision deviates there too, but not in the same way after a small common shift.
-    """
-    for kind in ("continuous", "calm"):
-        base, left = draw(kind, ident.space, seed), []
-        for shift in (0.0, 0.37):
-            probe = base.shifted(shift)
-            outcome = box(probe, ident.dtype)
-            if not outcome.finite:
-                return None
-            left.append(outcome.grad_TV - ident.model.source(probe.reference))
-        z, ce = (float(x.norm()) for x in (ident.model.z_source(base.reference), ident.model.ce_source(base.reference)))
-        rounding = ROUNDING * ident.eps * float(base.noise_T.max()) * (ce + z)
-        if min(float(x.norm()) for x in left) > max(rounding, 1e-2 * z, 1e-5 * ce) and _cosine(*left) > 0.5:
-            return (
-                "On calm logits the loss applies another gradient than on large ones: a part of it is switched or clipped by "
-                "the size of the loss or by the batch."
-            )
-    return None
-
-
-def _on_dense_head(box: BlackBox, ident: Identification, seed: int) -> tuple[Identification, str | None]:
-    """A dense hidden and another width: is it hidden @ weightᵀ that enters, and does a factor follow the width?"""
-    wide = DENSE_WIDTH + 16 * (ident.space.width == DENSE_WIDTH)
-    hidden, weight, target = probes.dense_head(DENSE_TOKENS, wide, ident.space, seed + OFFSET)
-    try:
-        _, _, grad_weight = box.on_head(hidden, weight, target, ident.dtype)
-    except LossCallError as error:
-        return ident, f"A dense hidden state of {wide} columns fails: {error}"
-    r = Reference(hidden @ weight.T, target, ident.space.lanes)
-    deviation = 0.0
-    for power in (0.0, *POWERS.values()):
-        wanted = replace(ident, scale_power=power).model_at(wide).source(r).T @ hidden
-        error_now = float((grad_weight - wanted).norm() / wanted.norm().clamp(min=1e-300))
-        if error_now <= max(1e-5, 1e3 * ident.eps):
-            return replace(ident, scale_power=power), None
-        deviation = deviation or error_now
-    return ident, (
-        f"On dense hidden states (T = {DENSE_TOKENS}, D = {wide}) the gradient at the weight is off by {deviation:.2g} from what "
-        "one-hot hidden states show: the loss changes hidden or weight before their product."
-    )
-
-
-def _on_fresh_mask(box: BlackBox, ident: Identification, seed: int) -> tuple[Identification, str | None]:
-    """A masked batch of a size that was never seen, then the same size without a mask.
-
-    A loss that keeps a count divides the second batch by the count of the first.
-    """
-    names = {ident.model.ce_denominator, ident.model.z_denominator or "none"}
-    if not ident.masks_accepted or not names <= NAMED or ident.identified.ce_weights == "groups":
-        return ident, None
-    assert ident.second is not None
     tokens, generator = 3 * ident.space.tokens // 4, seeded(seed + OFFSET)
     pool = probes.joined([probe for probe, _ in ident.second.parts("mixed", "saturated", "crowded")])
     probe = pool.take(torch.randperm(len(pool.target_T), generator=generator)[:tokens])
     keep = torch.rand(tokens, generator=generator) < 0.4
     keep[:2] = True
-    seen: list[tuple[float, float]] = []
-    for one in (probe.masked(keep), probe):
-        try:
-            outcome = box(one, ident.dtype)
-        except LossCallError:
-            return ident, None
-        if not outcome.finite:
-            return ident, None
-        seen.append(factors(ident, one, outcome.grad_TV))
-    off = [max(abs(f - 1) for f in pair) > SHARE for pair in seen]
-    if not any(off):
-        return ident, None
-    valid, name = int(keep.sum()), ident.model.ce_denominator
-    name = name if name != "none" else ident.model.z_denominator or "sum"
-    shown = [
-        token_count(name, n, tokens) / (pair[0] or math.inf) for n, pair in zip((valid, tokens), seen, strict=True)
-    ]
-    if off[1] and math.isclose(shown[0], shown[1], rel_tol=1e-3):
+    try:
+        outcomes = [box(one, ident.dtype) for one in (probe.masked(keep), probe)]
+    except LossCallError:
+        return None
+    if not all(outcome.finite for outcome in outcomes):
+        return None
+    masked, whole = (factors(ident, p, o.grad_TV) for p, o in zip((probe.masked(keep), probe), outcomes, strict=True))
+    told = f"{int(keep.sum())} of {tokens} tokens valid"
+    if max(abs(factor - 1) for factor in whole) > SHARE:
         kept = (
-            f"A first batch of {tokens} tokens with {valid} valid ones is divided by {shown[0]:.4g}, and so is the next batch "
-            f"of this shape, with {tokens} valid: the loss keeps a count for each shape."
+            f"After a batch with {told}, CE and Z of the next batch of this shape, with all of them valid, are weighted "
+            f"{whole[0]:.4g} and {whole[1]:.4g} times as expected: the loss keeps a count or a mask for each shape."
         )
-        return replace(ident, kept_state=kept), kept
-    return ident, (
-        f"The denominators of the first batches ({name!r} for CE) do not hold on a second draw: with {valid} of {tokens} "
-        f"tokens valid the weights are {seen[0][0]:.4g} (CE) and {seen[0][1]:.4g} (Z) times the expected ones."
-    )
+        return replace(unexplained(ident, kept), kept_state=kept)
+    if max(abs(factor - 1) for factor in masked) > SHARE:
+        return unexplained(
+            ident,
+            f"The denominators of the first batches do not hold on a second draw: with {told} the weights are "
+            f"{masked[0]:.4g} (CE) and {masked[1]:.4g} (Z) times the expected ones.",
+        )
+    return None
 
 
 def factors(ident: Identification, probe: Probe, grad_TV: Tensor) -> tuple[float, float]:
     """The factors on CE and on Z that make the model fit this batch; 1 for a part that is not there."""
-    r, keep_T = probe.reference, probe.reference.valid_T
+    model, keep_T = ident.model, probe.valid_T
     inverse = (1 / probe.noise_T[keep_T]).unsqueeze(-1)
-    columns = [(part[keep_T] * inverse).flatten() for part in (ident.model.ce_source(r), ident.model.z_source(r))]
+    columns = [(part[keep_T] * inverse).flatten() for part in (model.ce_source(probe), model.z_source(probe))]
     loud = [i for i, column in enumerate(columns) if float(column.norm()) > 0]
     stacked = torch.stack([columns[i] / columns[i].norm() for i in loud], dim=-1)
     x = torch.linalg.lstsq(stacked, (grad_TV[keep_T] * inverse).flatten().unsqueeze(-1)).solution.flatten()
     found = {i: float(x[k] / columns[i].norm()) for k, i in enumerate(loud)}
     return found.get(0, 1.0), found.get(1, 1.0)
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    return float((a * b).sum()) / max(float(a.norm()) * float(b.norm()), 1e-300)

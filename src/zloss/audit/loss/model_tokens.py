@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from torch import Tensor
 from zloss.audit.loss import probes
 from zloss.audit.loss.calls import BlackBox, LossCallError
 from zloss.audit.loss.identify import Identification
-from zloss.audit.loss.probes import SLICE, Probe, Reference, draw, times_weight
-from zloss.audit.loss.source import UNIT
+from zloss.audit.loss.probes import SLICE, Probe, draw, times_weight
+from zloss.audit.loss.source import UNIT, Model
 from zloss.console import Progress, Silent
 from zloss.errors import InputError, ShapeError
 from zloss.results.loss_audit import SourceError, TargetModelSource
@@ -73,16 +73,14 @@ def audited_probe(
     lanes = flat.shape[-1] if not space.padded else min(space.lanes, flat.shape[-1])
     if bool((labels >= lanes).any()) or bool((labels < -1).any()):
         raise InputError(f"`target` holds class indices outside [0, {lanes}) that are not ignore_index={ignore_index}.")
-    reference = Reference(flat.cpu().double(), labels, lanes)
-    return Probe("audited", reference, torch.zeros(len(labels), dtype=torch.bool)), flat.dtype
+    return Probe(flat.cpu().double(), labels, lanes, name="audited"), flat.dtype
 
 
 def measure_source(
     box: BlackBox, off: BlackBox | None, ident: Identification, probe: Probe, dtype: torch.dtype
 ) -> tuple[SourceError, float]:
     """Δ_src, cosine and relative forward error, and the rounding floor of Δ_src. Norms are over all audited tokens."""
-    name = str(dtype).removeprefix("torch.")
-    bare = SourceError(None, None, None, tokens=len(probe.target_T), dtype=name)
+    bare = SourceError(None, None, None, tokens=len(probe.target_T), dtype=str(dtype).removeprefix("torch."))
     if not ident.trusted:
         why = "the gradient is not explained by a known penalty with equal token weights: no reference to compare with"
         if ident.how == "rounded":
@@ -92,25 +90,15 @@ def measure_source(
         why = f"the targets include a class that is weighted differently ({ident.special[0].words})"
         return replace(bare, reason=why), 0.0
     try:
-        outcome = box(probe, dtype)
-        without = None if off is None else off(probe, dtype).grad_TV
+        compared = _at_logits(box, off, ident.model, probe, dtype)
     except LossCallError as error:
         return replace(bare, reason=str(error)), 0.0
-    if not outcome.finite:
+    if not compared.finite:
         return replace(bare, reason="loss or gradient is not finite"), 0.0
-    r, model = probe.reference, ident.model
-    has_z = bool(model.penalties) and bool(model.z_source(r).any())
-    wanted = (model.value(r), model.source(r), model.z_source(r))
-    tally = ErrorTally()
-    rounding_T = _rounding(r, dtype)
-    tally.add(_compare((outcome.value, outcome.grad_TV), without, wanted, has_z, rounding_T))
-    delta_total = (tally.total_error / max(tally.total, TINY)) ** 0.5
-    delta, cosine = tally.delta, _cosine(tally.along, tally.applied, tally.wanted)
-    floor = (tally.rounding / max(tally.wanted, TINY)) ** 0.5 if has_z else 0.0
-    record = SourceError(
-        tally.forward[0], delta, cosine, "z" if has_z else "total", delta_total, len(probe.target_T), name
-    )
-    return record, floor
+    found, has_z = summary([compared]), bool(ident.model.z_source(probe).any())
+    keys = ("forward_rel_error", "delta_src", "cosine", "delta_total")
+    figures = {key: found[key] for key in keys}
+    return replace(bare, of="z" if has_z else "total", **figures), found["rounding_floor"] if has_z else 0.0
 
 
 def beyond_rounding(source: SourceError, floor: float) -> bool:
@@ -135,8 +123,8 @@ def bf16_input_error(box: BlackBox, ident: Identification, seed: int) -> float |
         _, _, grad_weight = box.on_head(hidden, weight, target, torch.bfloat16)
     except LossCallError:
         return None
-    r = Reference(hidden @ weight.T, target, ident.space.lanes)
-    wanted = ident.model_at(BF16_WIDTH).source(r).T @ hidden
+    r = Probe(hidden @ weight.T, target, ident.space.lanes)
+    wanted = ident.model.source(r).T @ hidden
     if not bool(torch.isfinite(grad_weight).all()):
         return None
     return float((grad_weight - wanted).norm() / wanted.norm())
@@ -147,106 +135,76 @@ def bf16_input_error(box: BlackBox, ident: Identification, seed: int) -> float |
 
 @dataclass(frozen=True)
 class Compared:
-    """One call: fp64 sources and errors, a row per token at the logits or at the hidden states."""
+    """One call against fp64, at the logits or at the hidden states."""
 
-    value: float
-    wanted_value: float
-    error: Tensor
-    """Applied minus fp64 of the named source."""
-    wanted: Tensor
-    """The fp64 source: of Z, or of the whole loss."""
-    total_error: Tensor
-    total: Tensor
-    rounding_T: Tensor
-    """Relative rounding of every token's whole gradient."""
+    forward: float
+    """Relative error of the value."""
+    moments_TK: Tensor
+    """Per token: squared norms of the error, the wanted and the applied source, the product of the last two; the same four of
+    the whole gradient; and the square of the rounding of the latter."""
     weight: tuple[float, float] | None = None
     """‖error of dW‖², and the norm² it is compared with."""
 
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.forward) and bool(torch.isfinite(self.moments_TK).all())
+
 
 def _compare(
-    applied: tuple[float, Tensor],
-    without: Tensor | None,
-    wanted: tuple[float, Tensor, Tensor],
-    has_z: bool,
-    rounding_T: Tensor,
+    applied: tuple[float, Tensor], without: Tensor | None, wanted: tuple[float, Tensor, Tensor], rounding_T: Tensor
 ) -> Compared:
-    """`applied` is (value, gradient), `wanted` (value, gradient, its Z part) in fp64."""
+    """`applied` is (value, gradient), `wanted` (value, gradient, its Z part) in fp64; the source is Z's where there is one."""
     (value, grad), (wanted_value, total, z) = applied, wanted
-    total_error = grad - total
+    total_error, source = grad - total, z if bool(z.any()) else total
     error = total_error
-    if has_z and without is not None and bool(torch.isfinite(without).all()):
+    if source is z and without is not None and bool(torch.isfinite(without).all()):
         # An `off` that still applies a Z would give 0, so the nearer of the two differences is taken.
         error = min(total_error, grad - without - z, key=lambda one: float(one.norm()))
-    return Compared(value, wanted_value, error, z if has_z else total, total_error, total, rounding_T)
+    pairs = [(error, source), (total_error, total)]
+    moments = [x for off, right in pairs for x in (off * off, right * right, (right + off) ** 2, (right + off) * right)]
+    rounding = (rounding_T * total.norm(dim=-1)).square()
+    forward = abs(value - wanted_value) / max(abs(wanted_value), TINY)
+    return Compared(forward, torch.stack([*(x.sum(-1) for x in moments), rounding], dim=-1))
 
 
-def _rounding(r: Reference, dtype: torch.dtype) -> Tensor:
+def _at_logits(box: BlackBox, off: BlackBox | None, model: Model, probe: Probe, dtype: torch.dtype) -> Compared:
+    outcome = box(probe, dtype)
+    without = None if off is None else off(probe, dtype).grad_TV
+    wanted = (model.value(probe), model.source(probe), model.z_source(probe))
+    return _compare((outcome.value, outcome.grad_TV), without, wanted, _rounding(probe, dtype))
+
+
+def _rounding(r: Probe, dtype: torch.dtype) -> Tensor:
     """Relative rounding of p: exp(z − log Z) inherits the rounding of log Z; a 16-bit gradient is rounded as it is stored."""
     unit = max(UNIT.get(str(dtype).removeprefix("torch."), UNIT["float32"]), UNIT["float32"])
     return 2 * unit * (1.0 + r.max_T.abs() if unit == UNIT["float32"] else torch.ones_like(r.max_T))
 
 
-class ErrorTally:
-    """Sums over calls."""
-
-    def __init__(self) -> None:
-        self.forward: list[float] = []
-        self.per_token: list[Tensor] = []
-        self.tokens = 0
-        self.finite = True
-        self.error = self.wanted = self.total_error = self.total = 0.0
-        self.applied = self.along = self.applied_total = self.along_total = 0.0
-        self.rounding = 0.0
-        self.weight: list[tuple[float, float]] = []
-
-    def add(self, one: Compared) -> None:
-        self.tokens += len(one.error)
-        self.finite = self.finite and bool(torch.isfinite(one.error).all()) and abs(one.value) < math.inf
-        self.forward.append(abs(one.value - one.wanted_value) / max(abs(one.wanted_value), TINY))
-        norms_T, wanted_T = one.error.norm(dim=-1), one.wanted.norm(dim=-1)
-        # An ignored token has no source.
-        self.per_token.append(norms_T[wanted_T > 0] / wanted_T[wanted_T > 0])
-        self.error += float(norms_T.square().sum())
-        self.wanted += float(wanted_T.square().sum())
-        self.total_error += float(one.total_error.square().sum())
-        self.total += float(one.total.square().sum())
-        self.rounding += float((one.rounding_T * one.total.norm(dim=-1)).square().sum())
-        applied, applied_total = one.wanted + one.error, one.total + one.total_error
-        self.applied += float(applied.square().sum())
-        self.along += float((applied * one.wanted).sum())
-        self.applied_total += float(applied_total.square().sum())
-        self.along_total += float((applied_total * one.total).sum())
-        self.weight += [] if one.weight is None else [one.weight]
-
-    @property
-    def delta(self) -> float:
-        return math.sqrt(self.error / max(self.wanted, TINY))
-
-    def record(self, found: TargetModelSource) -> TargetModelSource:
-        counted = replace(found, tokens=self.tokens, calls=len(self.forward))
-        if not self.finite:
-            return replace(counted, reason="the loss or its gradient is not finite on these logits")
-        errors_T = torch.cat(self.per_token)
-        if not len(errors_T) or self.wanted == 0:
-            return replace(counted, reason="the source is zero on every token of the text")
-        weight = sum(wanted for _, wanted in self.weight)
-        return replace(
-            counted,
-            forward_rel_error=max(self.forward),
-            delta_src=self.delta,
-            delta_total=(self.total_error / max(self.total, TINY)) ** 0.5,
-            cosine=_cosine(self.along, self.applied, self.wanted),
-            total_cosine=_cosine(self.along_total, self.applied_total, self.total),
-            token_mean=float(errors_T.mean()),
-            token_p99=float(errors_T.quantile(0.99)),
-            token_max=float(errors_T.max()),
-            delta_weight=(sum(error for error, _ in self.weight) / weight) ** 0.5 if weight else None,
-            rounding_floor=(self.rounding / self.wanted) ** 0.5,
-        )
+def summary(calls: list[Compared]) -> dict[str, Any]:
+    """The figures of several calls, under the names of `TargetModelSource`."""
+    moments_TK = torch.cat([one.moments_TK for one in calls])
+    error, wanted, applied, along, *whole, rounding = moments_TK.sum(0).tolist()
+    # An ignored token has no source.
+    loud = moments_TK[:, 1] > 0
+    errors_T = (moments_TK[loud, 0] / moments_TK[loud, 1]).sqrt()
+    weights = [one.weight for one in calls if one.weight is not None]
+    weight = sum(size for _, size in weights)
+    return {
+        "forward_rel_error": max(one.forward for one in calls),
+        "delta_src": math.sqrt(error / max(wanted, TINY)),
+        "delta_total": math.sqrt(whole[0] / max(whole[1], TINY)),
+        "cosine": _cosine(along, applied, wanted),
+        "total_cosine": _cosine(whole[3], whole[2], whole[1]),
+        "token_mean": float(errors_T.mean()),
+        "token_p99": float(errors_T.quantile(0.99)) if len(errors_T) else math.nan,
+        "token_max": float(errors_T.max()) if len(errors_T) else math.nan,
+        "delta_weight": math.sqrt(sum(off for off, _ in weights) / weight) if weight else None,
+        "rounding_floor": math.sqrt(rounding / max(wanted, TINY)),
+    }
 
 
 def _cosine(along: float, a: float, b: float) -> float | None:
-    return along / (a * b) ** 0.5 if a > 0 and b > 0 else None
+    return along / math.sqrt(a * b) if a > 0 and b > 0 else None
 
 
 # The tokens of a model.
@@ -325,18 +283,23 @@ def source_on_model(
     why = _not_comparable(box, ident, tokens, known=assumed is not None)
     if why is not None:
         return replace(found, reason=why)
-    tally = ErrorTally()
+    calls: list[Compared] = []
     try:
         with progress.step("source on the model's logits", tokens.blocks.predictions) as step:
             for hidden_TD, target_T in tokens:
                 # Equal parts of a block whose logits fit the memory.
                 count = -(-len(target_T) * head.vocab // ENTRIES)
                 for hidden, target in zip(hidden_TD.chunk(count), target_T.chunk(count), strict=True):
-                    tally.add(_on_tokens(box, off, ident, tokens, hidden, target))
+                    calls.append(_on_tokens(box, off, ident, tokens, hidden, target))
                     step.advance(len(target))
     except LossCallError as error:
         return replace(found, reason=str(error))
-    return tally.record(found)
+    found = replace(found, tokens=sum(len(one.moments_TK) for one in calls), calls=len(calls))
+    if not all(one.finite for one in calls):
+        return replace(found, reason="the loss or its gradient is not finite on these logits")
+    if not any(bool(one.moments_TK[:, 1].any()) for one in calls):
+        return replace(found, reason="the source is zero on every token of the text")
+    return replace(found, **summary(calls))
 
 
 def _unblurred(ident: Identification) -> tuple[Identification, str | None]:
@@ -386,32 +349,27 @@ def _not_comparable(box: BlackBox, ident: Identification, tokens: ModelTokens, *
 def _on_tokens(
     box: BlackBox, off: BlackBox | None, ident: Identification, tokens: ModelTokens, hidden_TD: Tensor, target_T: Tensor
 ) -> Compared:
-    head, model, dtype = tokens.head, ident.model_at(tokens.head.weight_VD.shape[1]), tokens.dtype
+    head, model, dtype = tokens.head, ident.model, tokens.dtype
     lanes = ident.space.lanes if ident.space.padded else head.vocab
     labels = torch.where(target_T == box.ignore_index, torch.full_like(target_T, -1), target_T)
     if bool((labels >= lanes).any()):
         raise InputError(f"the text has token ids beyond the {lanes} classes of `valid_vocab`.")
-    has_z = bool(model.penalties)
     if not box.linear:
         with torch.no_grad():
             logits_TV = head.logits(hidden_TD.to(head.weight_VD.device)).cpu()
-        r = Reference(logits_TV.double(), labels, lanes)
-        probe = Probe("model", r, torch.zeros(len(labels), dtype=torch.bool))
-        outcome = box(probe, dtype)
-        without = None if off is None else off(probe, dtype).grad_TV
-        wanted = (model.value(r), model.source(r), model.z_source(r))
-        return _compare((outcome.value, outcome.grad_TV), without, wanted, has_z, _rounding(r, dtype))
+        r = Probe(logits_TV.double(), labels, lanes)
+        return _at_logits(box, off, model, r, dtype)
     # The scale of the logits belongs to the weight: a loss of (hidden, weight, target) sees z = Wu.
     weight_VD = (head.weight_VD.detach().cpu() * head.logit_scale).to(dtype)
     u_TD = hidden_TD.double()
     logits_TV = torch.cat([u_TD @ rows.double().T for rows in torch.split(weight_VD, SLICE)], dim=-1)
-    r = Reference(logits_TV, labels, lanes, weight_VD)
+    r = Probe(logits_TV, labels, lanes, weight_VD)
     total_TV, z_TV = model.source(r), model.z_source(r)
     value, grad_hidden, grad_weight = box.on_head(hidden_TD, weight_VD, labels, dtype)
     without = None if off is None else off.on_head(hidden_TD, weight_VD, labels, dtype)[1]
     wanted = (model.value(r), times_weight(total_TV, weight_VD), times_weight(z_TV, weight_VD))
-    compared = _compare((value, grad_hidden), without, wanted, has_z, _rounding(r, dtype))
-    of_TV = z_TV if has_z else total_TV
+    compared = _compare((value, grad_hidden), without, wanted, _rounding(r, dtype))
+    of_TV = z_TV if model.penalties else total_TV
     error = size = 0.0
     for start in range(0, head.vocab, SLICE):
         rows = slice(start, start + SLICE)

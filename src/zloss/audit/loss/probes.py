@@ -10,16 +10,16 @@ Targets are never the most likely class, so that p, onehot(y) and 1/V are indepe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 TOKENS, VOCAB = 64, 96
-MARGIN = 128.0
-"""exp(−128) is 0 in fp32 and 3e-56 in fp64."""
+MARGIN, LEAST_MARGIN = 128.0, 104.0
+"""exp(−128) is 0 in fp32 and 3e-56 in fp64; beyond 104 fp32 has no number left."""
 PADDING = -8192.0
 
 
@@ -34,8 +34,11 @@ def seeded(seed: int) -> torch.Generator:
 
 
 @dataclass(frozen=True)
-class Reference:
-    """Statistics of fp64 logits over the first `lanes` columns; the columns beyond are padding, with p = 0."""
+class Probe:
+    """A batch for the loss, and the statistics of its fp64 logits over the first `lanes` columns.
+
+    The columns beyond are padding, with p = 0.
+    """
 
     logits_TV: Tensor
     target_T: Tensor
@@ -43,6 +46,8 @@ class Reference:
     lanes: int
     weight_VD: Tensor | None = None
     """The head behind the logits; None for a probe, whose head is its logits over `hidden_scales`."""
+    name: str = ""
+    seed: int = 0
 
     @cached_property
     def valid_T(self) -> Tensor:
@@ -109,11 +114,30 @@ class Reference:
             top = top * (top.cumsum(-1) == 1)
         return self.widen(top / top.sum(-1, keepdim=True))
 
-    def with_logits(self, logits_TV: Tensor) -> Reference:
-        return Reference(logits_TV, self.target_T, self.lanes, self.weight_VD)
+    @cached_property
+    def saturated_T(self) -> Tensor:
+        """bool: p is one-hot, hence free of rounding."""
+        top = self.inside_TV.topk(2, dim=-1).values
+        return top[:, 0] - top[:, 1] >= LEAST_MARGIN
 
-    def with_targets(self, target_T: Tensor) -> Reference:
-        return Reference(self.logits_TV, target_T, self.lanes, self.weight_VD)
+    @property
+    def noise_T(self) -> Tensor:
+        """Relative rounding of p in units of eps: exp(z − log Z) inherits the rounding of log Z."""
+        size = 1.0 + self.max_T.abs()
+        return torch.where(self.saturated_T, torch.ones_like(size), size)
+
+    def shifted(self, by: float) -> Probe:
+        """The same batch with `by` added to every logit that is not padding."""
+        logits = self.logits_TV.clone()
+        logits[:, : self.lanes] += by
+        return replace(self, logits_TV=logits)
+
+    def take(self, rows: Tensor) -> Probe:
+        return replace(self, logits_TV=self.logits_TV[rows], target_T=self.target_T[rows])
+
+    def masked(self, keep_T: Tensor) -> Probe:
+        """Ignore the tokens outside `keep_T`; here −1 marks them, the caller's index goes in at the call."""
+        return replace(self, target_T=torch.where(keep_T, self.target_T, torch.full_like(self.target_T, -1)))
 
 
 SLICE = 8192
@@ -145,55 +169,8 @@ class Space:
         return replace(self, lanes=vocab, width=vocab)
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A batch for the loss: logits, targets, and what we know of the rounding its tokens suffer."""
-
-    name: str
-    reference: Reference
-    saturated_T: Tensor
-    """True where p is one-hot, hence free of rounding."""
-    seed: int = 0
-
-    @property
-    def logits_TV(self) -> Tensor:
-        return self.reference.logits_TV
-
-    @property
-    def target_T(self) -> Tensor:
-        return self.reference.target_T
-
-    @property
-    def noise_T(self) -> Tensor:
-        """Relative rounding of p in units of eps: exp(z − log Z) inherits the rounding of log Z."""
-        size = 1.0 + self.reference.max_T.abs()
-        return torch.where(self.saturated_T, torch.ones_like(size), size)
-
-    def shifted(self, by: float) -> Probe:
-        """The same batch with `by` added to every logit that is not padding."""
-        logits = self.logits_TV.clone()
-        logits[:, : self.reference.lanes] += by
-        return self.with_logits(logits)
-
-    def with_logits(self, logits_TV: Tensor) -> Probe:
-        return replace(self, reference=self.reference.with_logits(logits_TV))
-
-    def with_targets(self, target_T: Tensor, name: str | None = None) -> Probe:
-        return replace(self, reference=self.reference.with_targets(target_T), name=name or self.name)
-
-    def take(self, rows: Tensor) -> Probe:
-        r = self.reference
-        return replace(
-            self, reference=Reference(r.logits_TV[rows], r.target_T[rows], r.lanes), saturated_T=self.saturated_T[rows]
-        )
-
-    def masked(self, keep_T: Tensor) -> Probe:
-        """Ignore the tokens outside `keep_T`; here −1 marks them, the caller's index goes in at the call."""
-        return self.with_targets(torch.where(keep_T, self.target_T, torch.full_like(self.target_T, -1)))
-
-
 def draw(kind: str, space: Space, seed: int) -> Probe:
-    """One batch of a kind: "mixed", "saturated", "wide", "crowded", "confident", "continuous" or "calm".
+    """One batch of a kind: "mixed", "saturated", "wide", "crowded", "confident" or "continuous".
 
     "half ignored" and "all ignored" are "mixed" with tokens ignored, in no pattern that a shifted mask repeats; their target
     is −1.
@@ -207,43 +184,40 @@ def draw(kind: str, space: Space, seed: int) -> Probe:
         keep[0], keep[-1] = kind == "half ignored", False
         return replace(probe.masked(keep), name=kind)
     generator = seeded(seed * 1009 + KINDS.index(kind))
-    logits, saturated_T = _DRAWS[kind](generator, space)
+    logits = _DRAWS[kind](generator, space)
     if space.padded:
         logits = torch.nn.functional.pad(logits, (0, space.width - space.lanes), value=PADDING)
-    probe = Probe(kind, Reference(logits, torch.zeros(len(logits), dtype=torch.long), space.lanes), saturated_T, seed)
+    probe = Probe(logits, torch.zeros(len(logits), dtype=torch.long), space.lanes, name=kind, seed=seed)
     if kind == "confident":
         return likely(probe, space.avoid)
-    if kind in ("continuous", "calm"):
+    if kind == "continuous":
         targets = torch.randint(space.lanes, (len(logits),), generator=generator)
-        return probe.with_targets(allowed(targets, space.lanes, space.avoid))
+        return replace(probe, target_T=allowed(targets, space.lanes, space.avoid))
     return apart(probe, space.avoid, generator)
 
 
 def joined(parts: list[Probe]) -> Probe:
     """Several probes as one batch."""
-    r = [probe.reference for probe in parts]
-    whole = Reference(torch.cat([x.logits_TV for x in r]), torch.cat([x.target_T for x in r]), r[0].lanes)
-    return Probe("joined", whole, torch.cat([probe.saturated_T for probe in parts]), parts[0].seed)
+    logits, target = (torch.cat([getattr(one, key) for one in parts]) for key in ("logits_TV", "target_T"))
+    return Probe(logits, target, parts[0].lanes, name="joined", seed=parts[0].seed)
 
 
 def apart(probe: Probe, avoid: frozenset[int], generator: torch.Generator) -> Probe:
     """The same logits with targets that are never the most likely class, so that p and onehot(y) are independent."""
-    r = probe.reference
-    tied = r.inside_TV >= r.max_T.unsqueeze(-1)
-    steps = torch.randint(1, r.lanes, (len(tied),), generator=generator)
-    target = allowed((r.inside_TV.argmax(-1) + steps) % r.lanes, r.lanes, avoid)
-    for _ in range(r.lanes):
+    tied = probe.inside_TV >= probe.max_T.unsqueeze(-1)
+    steps = torch.randint(1, probe.lanes, (len(tied),), generator=generator)
+    target = allowed((probe.inside_TV.argmax(-1) + steps) % probe.lanes, probe.lanes, avoid)
+    for _ in range(probe.lanes):
         bad = tied[torch.arange(len(target)), target]
         if not bool(bad.any()):
             break
-        target = allowed(torch.where(bad, (target + 1) % r.lanes, target), r.lanes, avoid)
-    return probe.with_targets(target)
+        target = allowed(torch.where(bad, (target + 1) % probe.lanes, target), probe.lanes, avoid)
+    return replace(probe, target_T=target)
 
 
 def likely(probe: Probe, avoid: frozenset[int]) -> Probe:
     """The same logits with the most likely class as every target."""
-    r = probe.reference
-    return probe.with_targets(allowed(r.inside_TV.argmax(-1), r.lanes, avoid))
+    return replace(probe, target_T=allowed(probe.inside_TV.argmax(-1), probe.lanes, avoid))
 
 
 def allowed(target_T: Tensor, lanes: int, avoid: frozenset[int]) -> Tensor:
@@ -254,39 +228,37 @@ def allowed(target_T: Tensor, lanes: int, avoid: frozenset[int]) -> Tensor:
     return target_T
 
 
-def _mixed(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+def _mixed(generator: torch.Generator, space: Space) -> Tensor:
     """Ordinary rows on the 0.25 grid: every third a tie of k equal logits, log Z between about −16 and 48.
 
     Beyond 96 rows they repeat, each with its columns turned and its level moved, so that no two are alike.
     """
-    rows, saturated, lanes = [], [], space.lanes
+    rows, lanes = [], space.lanes
     for t in range(min(space.tokens, 96)):
         if t % 3 == 0:
             k = min((1, 2, 3, 1, 5, 8, 1, max(lanes // 2, 1))[t // 3 % 8], lanes)
             rows.append(_tie(float(torch.randint(-16, 41, (), generator=generator)), k, lanes, generator))
-            saturated.append(k == 1)
             continue
         spread = (0.5, 1.5, 4.0)[(t // 3) % 3]
         shift = int(torch.randint(-64, 161, (), generator=generator)) / 4
         noise = torch.randn(lanes, generator=generator, dtype=torch.float64)
         rows.append(shift + ((4 * spread * noise).round() / 4).clamp(-20.0, 20.0))
-        saturated.append(False)
-    logits, saturated_T = torch.stack(rows), torch.tensor(saturated)
+    logits = torch.stack(rows)
     if space.tokens <= len(rows):
-        return logits, saturated_T
+        return logits
     index = torch.arange(space.tokens) % len(rows)
     turns = torch.randint(lanes, (space.tokens, 1), generator=generator)
     moves = torch.randint(-16, 17, (space.tokens, 1), generator=generator) / 4
-    return logits[index].gather(1, (torch.arange(lanes) + turns) % lanes) + moves, saturated_T[index]
+    return logits[index].gather(1, (torch.arange(lanes) + turns) % lanes) + moves
 
 
-def _saturated(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+def _saturated(generator: torch.Generator, space: Space) -> Tensor:
     """One-hot rows: log Z = L from −16 to 47."""
     steps = torch.arange(space.tokens, dtype=torch.float64)
     return _one_hot(-16 + steps * 64 // max(space.tokens, 1), 112 + (steps * 37) % 128, generator, space)
 
 
-def _wide(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+def _wide(generator: torch.Generator, space: Space) -> Tensor:
     """One-hot rows with |L| from 128 to 2048, one in four negative."""
     steps = torch.arange(space.tokens, dtype=torch.float64)
     size = 128 + 64 * (steps * 31 // max(space.tokens, 1)).clamp(max=30)
@@ -294,21 +266,19 @@ def _wide(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
     return _one_hot(levels, 128 + 64 * ((steps * 13) % 31), generator, space)
 
 
-def _one_hot(levels_T: Tensor, margins_T: Tensor, generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+def _one_hot(levels_T: Tensor, margins_T: Tensor, generator: torch.Generator, space: Space) -> Tensor:
     order = torch.randperm(space.tokens, generator=generator)
     pairs = zip(levels_T[order].tolist(), margins_T.tolist(), strict=True)
-    rows = [_tie(level, 1, space.lanes, generator, margin) for level, margin in pairs]
-    return torch.stack(rows), torch.ones(space.tokens, dtype=torch.bool)
+    return torch.stack([_tie(level, 1, space.lanes, generator, margin) for level, margin in pairs])
 
 
-def _confident(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+def _confident(generator: torch.Generator, space: Space) -> Tensor:
     """Ordinary rows and wide ones in turn; their target is the most likely class."""
-    (mixed, a), (wide, b) = _mixed(generator, space), _wide(generator, space)
-    even = torch.arange(space.tokens) % 2 == 0
-    return torch.where(even.unsqueeze(-1), mixed, wide), torch.where(even, a, b)
+    mixed, wide = _mixed(generator, space), _wide(generator, space)
+    return torch.where((torch.arange(space.tokens) % 2 == 0).unsqueeze(-1), mixed, wide)
 
 
-def _crowded(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+def _crowded(generator: torch.Generator, space: Space) -> Tensor:
     """k − 1 equal logits at 0 and one just above, k from 2 to V/2: log Z − max is as large as it can be, and rounding small.
 
     No common shift makes a penalty on log Z − max louder, so this is where a small one is heard.
@@ -319,21 +289,15 @@ def _crowded(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
         row = _tie(0.0, min(k, space.lanes), space.lanes, generator)
         row[row.argmax()] += 0.25
         rows.append(row)
-    return torch.stack(rows), torch.zeros(space.tokens, dtype=torch.bool)
+    return torch.stack(rows)
 
 
-def _continuous(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
+def _continuous(generator: torch.Generator, space: Space) -> Tensor:
     """Unrounded fp32 logits with the spread and offset of a language model's head: where low precision shows."""
     spread = torch.linspace(1.0, 4.0, space.tokens, dtype=torch.float64).unsqueeze(-1)
     noise = torch.randn(space.tokens, space.lanes, generator=generator, dtype=torch.float64)
     shift = 12 + 10 * torch.randn(space.tokens, 1, generator=generator, dtype=torch.float64)
-    return (spread * noise + shift).float().double(), torch.zeros(space.tokens, dtype=torch.bool)
-
-
-def _calm(generator: torch.Generator, space: Space) -> tuple[Tensor, Tensor]:
-    """The logits of a model at its start: mean 0 and a small spread."""
-    noise = torch.randn(space.tokens, space.lanes, generator=generator, dtype=torch.float64)
-    return (0.5 * noise).float().double(), torch.zeros(space.tokens, dtype=torch.bool)
+    return (spread * noise + shift).float().double()
 
 
 def _tie(level: float, k: int, lanes: int, generator: torch.Generator, margin: float = MARGIN) -> Tensor:
@@ -342,16 +306,61 @@ def _tie(level: float, k: int, lanes: int, generator: torch.Generator, margin: f
     return row
 
 
-_DRAWS: dict[str, Any] = {
+_DRAWS: dict[str, Callable[[torch.Generator, Space], Tensor]] = {
     "mixed": _mixed,
     "saturated": _saturated,
     "wide": _wide,
     "crowded": _crowded,
     "confident": _confident,
     "continuous": _continuous,
-    "calm": _calm,
 }
 KINDS = tuple(_DRAWS)
+
+
+# Heads for losses of (hidden, weight, target).
+
+WIDTH, LARGE_WIDTH = 80, 1200
+"""D of small batches and of large ones."""
+
+
+def probe_width(tokens: int, vocab: int) -> int:
+    """D of a probe head: at least T, never T or V itself, and the same for all small batches and for all large ones."""
+    width = WIDTH if tokens < WIDTH else LARGE_WIDTH * -(-(tokens + 1) // LARGE_WIDTH)
+    while width in (tokens, vocab):
+        width += 16
+    return width
+
+
+def sparse_head(logits_TV: Tensor) -> tuple[Tensor, Tensor]:
+    """(hidden [T, D], weight [V, D]) whose product is the logits, without rounding.
+
+    Row t of hidden is s_t on one column and 0 elsewhere, and that column of weight is logits_t/s_t. s_t is a power of two.
+    It differs between tokens, so that a norm on hidden shows, and D is neither T nor V, nor does it follow T, so that a
+    transposed weight or a factor of √D does.
+    """
+    tokens, vocab = logits_TV.shape
+    width, scale_T = probe_width(tokens, vocab), hidden_scales(tokens).to(logits_TV)
+    columns, hidden, weight = (
+        _columns(tokens, width),
+        logits_TV.new_zeros(tokens, width),
+        logits_TV.new_zeros(vocab, width),
+    )
+    hidden[torch.arange(tokens), columns] = scale_T
+    weight[:, columns] = (logits_TV / scale_T.unsqueeze(-1)).T
+    return hidden, weight
+
+
+def logit_gradients(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """From the gradients at a sparse head: the logit gradient δ [T, V], and δ · logitsᵀ [T, T] read from hidden."""
+    grad_hidden, grad_weight = grads
+    tokens, width = grad_hidden.shape
+    scale_T, columns = hidden_scales(tokens), _columns(tokens, width)
+    return grad_weight[:, columns].T / scale_T.unsqueeze(-1), grad_hidden[:, columns] * scale_T
+
+
+def _columns(tokens: int, width: int) -> Tensor:
+    """The column of hidden that each token has to itself, in no order."""
+    return torch.randperm(width, generator=seeded(width))[:tokens]
 
 
 def dense_head(

@@ -60,19 +60,6 @@ class Returned:
         return f"{self.ratio:.4g} times the mean of {square}, which is not trained"
 
 
-def recognise(
-    ident: Identification, draw: Draw, expected_target: float | None, masked: tuple[Probe, Outcome] | None
-) -> tuple[Returned, ...]:
-    """Every value next to the loss; `expected_target` is the c that its user believes in, None if that is unknown or log V.
-
-    `masked` is a batch with ignored tokens: what is reported over all tokens and trained over valid ones differs only there.
-    """
-    return tuple(
-        _where_masked(ident, draw, _recognise(ident, draw, item, expected_target), masked)
-        for item in draw.outcomes["mixed"].reported
-    )
-
-
 def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
     """The value that is the Z: recognised as one, else called one."""
     for role in ("z", "z_without_coef", "z_multiple"):
@@ -87,86 +74,86 @@ def reported_z(returned: tuple[Returned, ...]) -> Returned | None:
     return None
 
 
-def _where_masked(ident: Identification, draw: Draw, one: Returned, masked: tuple[Probe, Outcome] | None) -> Returned:
-    predicted = _meanings(ident, draw).get(one.role)
-    if masked is None or predicted is None or one.role not in ("z", "z_without_coef", "ce"):
-        return one
-    probe, outcome = masked
-    item, wanted = outcome.item(one.name), predicted(probe, "")
-    if item is None or item.value is None:
-        return one
-    slack = 1e-9 + abs(outcome.value) * ident.eps * 4
-    if abs(item.value - wanted) <= _close(item) * max(abs(item.value), abs(wanted)) + slack:
-        return one
-    return replace(one, masked=(item.value, wanted))
+def recognise(
+    ident: Identification, draw: Draw, expected_target: float | None, masked: tuple[Probe, Outcome] | None
+) -> tuple[Returned, ...]:
+    """Every value next to the loss; `expected_target` is the c that its user believes in, None if that is unknown or log V.
+
+    `masked` is a batch with ignored tokens: what is reported over all tokens and trained over valid ones differs only there.
+    """
+    items, meanings = draw.outcomes["mixed"].reported, _meanings(ident)
+    return tuple(_recognise(ident, draw, meanings, item, expected_target, masked) for item in items)
 
 
-def _close(item: Reported) -> float:
-    return CLOSE_16_BITS if item.dtype in (torch.bfloat16, torch.float16) else CLOSE
+Meaning = Callable[[Probe, Outcome], float]
 
 
-def _recognise(ident: Identification, draw: Draw, item: Reported, expected_target: float | None) -> Returned:
+def _recognise(
+    ident: Identification,
+    draw: Draw,
+    meanings: dict[Role, Meaning],
+    item: Reported,
+    expected_target: float | None,
+    masked: tuple[Probe, Outcome] | None,
+) -> Returned:
     if item.value is None:
         wide = math.prod(item.shape) >= ident.space.tokens * ident.space.lanes // 2
         return Returned(item.name, "logits" if wide else "tensor")
-    seen = {name: one for name, outcome in draw.outcomes.items() if (one := outcome.item(item.name)) is not None}
-    said = {name: math.nan if one.value is None else one.value for name, one in seen.items()}
-    close = _close(item)
+    close = CLOSE_16_BITS if item.dtype in (torch.bfloat16, torch.float16) else CLOSE
 
-    def agrees(predicted: Callable[[Probe, str], float]) -> bool:
-        """Within `close` on every probe; where CE is rounded with it, within that rounding."""
-        for name, value in said.items():
-            wanted, slack = predicted(draw.probes[name], name), 1e-9 + abs(draw.outcomes[name].value) * ident.eps * 4
-            if not (math.isfinite(value) and abs(value - wanted) <= close * max(abs(value), abs(wanted)) + slack):
-                return False
-        return True
+    def said(outcome: Outcome) -> float:
+        one = outcome.item(item.name)
+        return math.nan if one is None or one.value is None else one.value
 
-    for role, predicted in _meanings(ident, draw).items():
-        if agrees(predicted):
-            return Returned(item.name, role, 1.0 if role == "z" else None)
+    def agrees(meaning: Meaning, probe: Probe, outcome: Outcome) -> bool:
+        """Within `close`; where CE is rounded with it, within that rounding."""
+        value, wanted, slack = said(outcome), meaning(probe, outcome), 1e-9 + abs(outcome.value) * ident.eps * 4
+        return math.isfinite(value) and abs(value - wanted) <= close * max(abs(value), abs(wanted)) + slack
+
+    calls = [(draw.probes[name], outcome) for name, outcome in draw.outcomes.items()]
+    for role, meaning in meanings.items():
+        if all(agrees(meaning, *call) for call in calls):
+            one = Returned(item.name, role, 1.0 if role == "z" else None)
+            if masked is None or role not in ("z", "z_without_coef", "ce") or agrees(meaning, *masked):
+                return one
+            return replace(one, masked=(said(masked[1]), meaning(*masked)))
+
+    def ratio(of: Callable[[Probe], float]) -> float | None:
+        """The one factor between said and `of` on every probe; None where there is none."""
+        ratios = [said(outcome) / wanted for probe, outcome in calls if (wanted := of(probe))]
+        if len(ratios) < 2 or not ratios[0] or not all(math.isfinite(x) for x in ratios):
+            return None
+        return ratios[0] if all(math.isclose(x, ratios[0], rel_tol=close) for x in ratios) else None
+
     if ident.trusted and ident.identified.has_z:
-        ratio = _ratio([(x, ident.model.z_value(draw.probes[name].reference)) for name, x in said.items()], close)
-        if ratio is not None:
-            return Returned(item.name, "z_multiple", ratio)
+        factor = ratio(lambda probe: ident.model.z_value(probe))
+        if factor is not None:
+            return Returned(item.name, "z_multiple", factor)
     if ident.identified.has_z is False:
         # λ times the mean of (log Z − c)²; c is 0, log V or the expected one.
         targets = {"": 0.0, "log V": math.log(ident.space.lanes)}
         targets |= {f"{expected_target:.5g}": expected_target} if expected_target else {}
         for words, c in targets.items():
-            pairs = [(x, float((draw.probes[name].reference.log_z_T - c).square().mean())) for name, x in said.items()]
-            if (ratio := _ratio(pairs, close)) is not None:
-                return Returned(item.name, "z_not_trained", ratio, words)
+            factor = ratio(lambda probe, c=c: float((probe.log_z_T - c).square().mean()))  # type: ignore[misc]
+            if factor is not None:
+                return Returned(item.name, "z_not_trained", factor, words)
     return Returned(item.name, "unknown")
 
 
-def _ratio(pairs: list[tuple[float, float]], close: float) -> float | None:
-    """The one factor between said and expected on every probe; None where there is none."""
-    ratios = [said / wanted for said, wanted in pairs if wanted]
-    if len(ratios) < 2 or not ratios[0] or not all(math.isfinite(x) for x in ratios):
-        return None
-    return ratios[0] if all(math.isclose(x, ratios[0], rel_tol=close) for x in ratios) else None
-
-
-def _meanings(ident: Identification, draw: Draw) -> dict[Role, Callable[[Probe, str], float]]:
-    """Role → its value on a probe; the Z ones first, where the model is known."""
-    meanings: dict[Role, Callable[[Probe, str], float]] = {}
-    trusted, model, got = ident.trusted, ident.model, ident.identified
-    square = all(not p.quantity.fixed for p in model.penalties)
-    if trusted and got.has_z and square:
-        coef = got.coef
-        meanings["z"] = lambda probe, _: model.z_value(probe.reference)
+def _meanings(ident: Identification) -> dict[Role, Meaning]:
+    """Role → its value on a batch; the Z ones first, where the model is known."""
+    meanings: dict[Role, Meaning] = {}
+    model, coef, has_z = ident.model, ident.identified.coef, ident.identified.has_z
+    if ident.trusted and has_z and not any(penalty.quantity.fixed for penalty in model.penalties):
+        meanings["z"] = lambda probe, _: model.z_value(probe)
         if coef and abs(coef - 1) > CLOSE and len(model.penalties) == 1:
-            meanings["z_without_coef"] = lambda probe, _: model.z_value(probe.reference) / coef
-    if trusted:
-        meanings["ce"] = lambda probe, _: (
-            model.value(probe.reference) - (model.z_value(probe.reference) if model.penalties else 0.0)
-        )
-    meanings["total"] = lambda probe, name: draw.outcomes[name].value if name else math.nan
+            meanings["z_without_coef"] = lambda probe, _: model.z_value(probe) / coef
+    if ident.trusted:
+        meanings["ce"] = lambda probe, _: model.value(probe) - model.z_value(probe)
+    meanings["total"] = lambda _, outcome: outcome.value
     meanings["tokens"] = lambda probe, _: float(len(probe.target_T))
-    meanings["accuracy"] = lambda probe, _: float(
-        (probe.reference.inside_TV.argmax(-1) == probe.target_T).double().mean()
-    )
-    meanings["log_z"] = lambda probe, _: float(probe.reference.log_z_T.mean())
-    if not got.has_z:
-        meanings["z_not_trained"] = lambda probe, _: float(probe.reference.log_z_T.square().mean())
+    meanings["accuracy"] = lambda probe, _: float((probe.inside_TV.argmax(-1) == probe.target_T).double().mean())
+    meanings["log_z"] = lambda probe, _: float(probe.log_z_T.mean())
+    if not has_z:
+        meanings["z_not_trained"] = lambda probe, _: float(probe.log_z_T.square().mean())
     return meanings

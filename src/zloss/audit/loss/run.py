@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from zloss.errors import InputError, UnknownNameError
-from zloss.results.loss_audit import LossAudit, SourceError
+from zloss.results.loss_audit import LossAudit
 from zloss.tensors import is_number
 
 if TYPE_CHECKING:
-    from zloss.audit.loss.findings import Evidence
     from zloss.audit.loss.identify import Identification
     from zloss.audit.loss.model_tokens import ModelTokens
     from zloss.console import Progress
@@ -60,101 +59,58 @@ def audit_loss(
     >>> audit_loss(lambda z, y: F.cross_entropy(z, y) + 1e-3 * z.logsumexp(-1).square().mean()).identified.coordinate
     'raw'
     """
-    from zloss.audit.loss import model_tokens as against_fp64
+    import zloss
+    from zloss.audit.loss import probes
     from zloss.audit.loss.calls import BlackBox, find_call, loss_name
-    from zloss.audit.loss.findings import Evidence
-    from zloss.audit.loss.identify import identify
-    from zloss.audit.loss.sizes import try_sizes
+    from zloss.audit.loss.findings import Evidence, answer_all
+    from zloss.audit.loss.identify import identify, unexplained
+    from zloss.audit.loss.model_tokens import audited_probe, source_on_model
     from zloss.console import Silent
 
     started = time.perf_counter()
     wanted = _check_options(fn, off, per_token, expect, valid_vocab)
     device = torch.device("cpu") if logits is None else logits.device
     box = BlackBox(fn, name or loss_name(fn), linear, device, seed, ignore_index, time_limit=time_limit)
+    vocab, width = (probes.VOCAB,) * 2 if valid_vocab is None else (valid_vocab, (valid_vocab // 64 + 1) * 64)
+    space = probes.Space(vocab, width, probes.TOKENS, frozenset({ignore_index} if ignore_index >= 0 else ()))
     progress = progress or Silent()
-    with progress.step("audit of the loss", None) as step:
-        space = find_call(box, _space(valid_vocab, ignore_index), logits)
-        ident = identify(box, space, seed, lambda: step.advance(1))
+    with progress.step("audit of the loss", None):
+        ident = identify(box, find_call(box, space, logits), seed)
+        ident = _at_vocabulary(ident, audited_probe(ident, logits, target, ignore_index, seed)[0].lanes)
         # Now it is known how the loss wants to be called.
         off_box = None if off is None else box.like(off, loss_name(off))
         token_box = None if per_token is None else box.like(per_token, loss_name(per_token))
-        probe, dtype = against_fp64.audited_probe(ident, logits, target, ignore_index, seed)
-        ident = _at_vocabulary(ident, probe.reference.lanes)
-        source, floor = against_fp64.measure_source(box, off_box, ident, probe, dtype)
-        source = replace(source, bf16_inputs=against_fp64.bf16_input_error(box, ident, seed))
-    with progress.step("sizes", None) as step:
-        # Where the source is rounded, so it is at every size.
-        rounded = against_fp64.beyond_rounding(source, floor)
-        reach = () if rounded else try_sizes(box, ident, seed, thorough=thorough, advance=lambda: step.advance(1))
-    evidence = Evidence(
-        box,
-        off_box,
-        token_box,
-        wanted,
-        ident,
-        source,
-        floor,
-        ident.first,
-        ident.weights,
-        reach,
-        given=logits is not None,
-    )
-    evidence, findings = _answers(evidence)
-    on_model = None
-    if model_tokens is not None:
-        on_model = against_fp64.source_on_model(box, off_box, evidence.ident, model_tokens, progress)
-    record = _provenance(evidence, thorough, started)
-    return LossAudit(evidence.ident.identified, findings, evidence.source, record, target_model=on_model)
-
-
-def _answers(evidence: Evidence) -> tuple[Evidence, tuple[Any, ...]]:
-    """All findings; once more where the last one shows that the loss keeps state, with nothing identified."""
-    from zloss.audit.loss.findings import answer_all
-    from zloss.audit.loss.identify import unexplained
-
+        evidence = Evidence(box, off_box, token_box, wanted, ident, ident.first, (logits, target), thorough)
+        source, _ = evidence.source
+    with progress.step("sizes", None):
+        sizes = [one.words for one in evidence.reach]
     findings = answer_all(evidence)
-    drifted = next(f for f in findings if f.id == "not_repeatable")
-    if drifted.verdict != "finding":
-        return evidence, findings
-    # State may show only after many calls: nothing that was identified before holds.
-    ident = unexplained(evidence.ident, drifted.sentence, targets=evidence.box.targets)
-    nothing = SourceError(None, None, None, reason="the loss is not repeatable")
-    evidence = replace(evidence, ident=ident, source=nothing, reach=(), stable=False)
-    findings = tuple(drifted if f.id == drifted.id else f for f in answer_all(evidence))
-    return evidence, findings
-
-
-def _provenance(evidence: Evidence, thorough: bool, started: float) -> dict[str, Any]:
-    import zloss
-    from zloss.audit.loss.calls import probe_width
-
-    box, ident = evidence.box, evidence.ident
-    return {
+    drifted = next(one for one in findings if one.id == "not_repeatable")
+    if drifted.verdict == "finding":
+        # State may show only after many calls: nothing that was identified before holds, and every answer is given again.
+        ident = unexplained(ident, drifted.sentence)
+        evidence, sizes = replace(evidence, ident=ident, stable=False), []
+        source, _ = evidence.source
+        findings = tuple(drifted if one.id == drifted.id else one for one in answer_all(evidence))
+    on_model = None if model_tokens is None else source_on_model(box, off_box, ident, model_tokens, progress)
+    provenance = {
         "loss": box.name,
-        "linear": box.linear,
+        "linear": linear,
         "device": str(box.device),
         "probe_dtype": str(ident.dtype).removeprefix("torch."),
         "probe_tokens": ident.space.tokens,
         "probe_vocab": ident.space.lanes,
-        **({"probe_width": probe_width(ident.space.tokens, ident.space.width)} if box.linear else {}),
-        "sizes": [one.words for one in evidence.reach],
+        **({"probe_width": probes.probe_width(ident.space.tokens, ident.space.width)} if linear else {}),
+        "sizes": sizes,
         "thorough": thorough,
         "calls": box.calls,
-        "seed": box.seed,
+        "seed": seed,
         "zloss": zloss.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "seconds": round(time.perf_counter() - started, 3),
     }
-
-
-def _space(valid_vocab: int | None, ignore_index: int) -> Any:
-    from zloss.audit.loss.probes import VOCAB, Space
-
-    avoid = frozenset({ignore_index} if ignore_index >= 0 else ())
-    if valid_vocab is None:
-        return Space(VOCAB, VOCAB, avoid=avoid)
-    return Space(valid_vocab, (valid_vocab // 64 + 1) * 64, avoid=avoid)
+    return LossAudit(ident.identified, findings, source, provenance, target_model=on_model)
 
 
 def _at_vocabulary(ident: Identification, lanes: int) -> Identification:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from zloss.audit.loss.probes import Probe, Reference
+from zloss.audit.loss.probes import Probe, joined
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff u of each format."""
@@ -40,14 +40,14 @@ class Warp:
     def identity(self) -> bool:
         return self.scale == 1.0 and self.cap is None
 
-    def reference(self, r: Reference) -> Reference:
+    def reference(self, r: Probe) -> Probe:
         """The softmax of the warped logits."""
         if self.identity:
             return r
         z = self.scale * r.logits_TV
-        return r.with_logits(z if self.cap is None else self.cap * torch.tanh(z / self.cap))
+        return replace(r, logits_TV=z if self.cap is None else self.cap * torch.tanh(z / self.cap))
 
-    def transport(self, r: Reference, source_TV: Tensor) -> Tensor:
+    def transport(self, r: Probe, source_TV: Tensor) -> Tensor:
         """A source at the warped logits brought back to the given ones: times ∂z'/∂z."""
         if self.identity:
             return source_TV
@@ -75,8 +75,8 @@ class Quantity:
     coordinate: str
     """ "raw", "centered", "max_shifted" or "other"."""
     words: str
-    value: Callable[[Reference], Tensor]
-    shape: Callable[[Reference], Tensor]
+    value: Callable[[Probe], Tensor]
+    shape: Callable[[Probe], Tensor]
     amounts: tuple[float, float, float]
     fourth: str | None = None
     fixed: bool = False
@@ -87,14 +87,14 @@ class Quantity:
         return 1.0 if self.fixed else 2.0
 
 
-def _probability_shape(r: Reference) -> Tensor:
+def _probability_shape(r: Probe) -> Tensor:
     """∂ logsumexp(p)/∂z = p ∘ (q − p·q) with q = softmax(p)."""
     p = r.p_TV[:, : r.lanes]
     q = torch.softmax(p, dim=-1)
     return r.widen(p * (q - (p * q).sum(-1, keepdim=True)))
 
 
-FOURTH: dict[str, tuple[Callable[[Reference], Tensor], float]] = {
+FOURTH: dict[str, tuple[Callable[[Probe], Tensor], float]] = {
     "first maximum": (lambda r: r.argmax_TV(split=False), 1.0),
     "maxima": (lambda r: r.argmax_TV(split=True), 1.0),
     "probabilities": (_probability_shape, 0.0),
@@ -102,19 +102,19 @@ FOURTH: dict[str, tuple[Callable[[Reference], Tensor], float]] = {
 """A fourth shape e and its sum over a row."""
 
 
-def _p(r: Reference) -> Tensor:
+def _p(r: Probe) -> Tensor:
     return r.p_TV
 
 
-def _log_z_less_mu(r: Reference) -> Tensor:
+def _log_z_less_mu(r: Probe) -> Tensor:
     return torch.logsumexp(r.inside_TV - r.mu_T.unsqueeze(-1), dim=-1)
 
 
-def _log_z_less_max(r: Reference) -> Tensor:
+def _log_z_less_max(r: Probe) -> Tensor:
     return torch.logsumexp(r.inside_TV - r.max_T.unsqueeze(-1), dim=-1)
 
 
-def _log_z_of_p(r: Reference) -> Tensor:
+def _log_z_of_p(r: Probe) -> Tensor:
     return torch.logsumexp(r.p_TV[:, : r.lanes], dim=-1)
 
 
@@ -189,7 +189,7 @@ class Rows:
 
     parts: tuple[tuple[Probe, Tensor], ...]
     """The batches and their measured gradients."""
-    reference: Reference
+    reference: Probe
     """All tokens, their logits warped."""
     b_T: Tensor
     g_T: Tensor
@@ -216,6 +216,15 @@ class Rows:
     @property
     def tolerance_T(self) -> Tensor:
         return 4 * ROUNDING * self.sigma_T + 1e-9 * (self.b_T.abs() + self.k_T.abs())
+
+    def amounts(self, smoothing: float = 0.0) -> Tensor:
+        """(k, g, m) [3, T] without the label smoothing κ."""
+        return torch.stack([self.k_T, self.g_T - smoothing * self.b_T, self.m_T])
+
+    @property
+    def sigmas(self) -> Tensor:
+        """The rounding of these amounts."""
+        return torch.stack([self.sigma_T, self.sigma_g_T, self.sigma_T])
 
     @property
     def groups(self) -> list[Tensor]:
@@ -249,11 +258,7 @@ def decompose(
     `nonzero_only` leaves out entries whose gradient is exactly 0, for losses that filter; then few entries may be left, and the
     shape 1/V is not looked for.
     """
-    given = Reference(
-        torch.cat([probe.logits_TV for probe, _ in parts]),
-        torch.cat([probe.target_T for probe, _ in parts]),
-        parts[0][0].reference.lanes,
-    )
+    given = joined([probe for probe, _ in parts])
     r, g = warp.reference(given), torch.cat([grad for _, grad in parts])
     shapes = [r.p_TV, -r.onehot_TV] + ([] if nonzero_only else [-r.uniform_TV])
     shapes += [] if fourth is None else [FOURTH[fourth][0](r)]
@@ -263,17 +268,8 @@ def decompose(
     size = basis.norm(dim=-1).clamp(min=1e-300)
     unit = basis / size.unsqueeze(-1)
     gram = unit @ unit.transpose(1, 2)
+    # A saturated row has its maximum along p: there the fourth shape cannot be told apart.
     solved_T = torch.linalg.eigvalsh(gram)[:, 0] > 1e-5
-    if fourth is not None:
-        # A saturated row has its maximum along p: there the three shapes do, and the fourth is silent.
-        same_T = torch.linalg.eigvalsh(gram[:, :3, :3])[:, 0] > 1e-5
-        basis[~solved_T & same_T, 3] = 0
-        unit[~solved_T & same_T, 3] = 0
-        gram = unit @ unit.transpose(1, 2)
-        gram[~solved_T & same_T, 3, 3] = 1.0
-        lost_T, solved_T = ~solved_T & same_T, solved_T | same_T
-    else:
-        lost_T = torch.zeros_like(solved_T)
     safe = torch.where(solved_T[:, None, None], gram, torch.eye(gram.shape[-1], dtype=gram.dtype))
     x = torch.linalg.solve(safe, unit @ g.unsqueeze(-1))
     # One refinement step: the normal equations square the condition number.
@@ -286,10 +282,7 @@ def decompose(
     if warp.identity and not nonzero_only:
         # The sum over the row is the same number with less rounding.
         k_T = g.sum(-1) - (0.0 if fourth is None else m_T * FOURTH[fourth][1])
-    if fourth is not None and FOURTH[fourth][1]:
-        # e is p there: k and m are known as a sum only.
-        k_T, m_T = (torch.where(lost_T, torch.zeros_like(k_T), x) for x in (k_T, m_T))
-    noise_T = torch.cat([probe.noise_T for probe, _ in parts])
+    noise_T = given.noise_T
     if warp.cap is not None:
         # Far out on a softcap its derivative is a small difference of large numbers.
         slope_TV = warp.transport(given, torch.ones_like(g)).abs()
@@ -301,15 +294,12 @@ def decompose(
     size_T = a_T.abs() + b_T.abs()
     typical = float(size_T[solved_T].mean()) if bool(solved_T.any()) else 0.0
     sigma_T = eps * noise_T * (size_T + 1e-2 * typical) + 1e-300
-    saturated_T = torch.cat([probe.saturated_T for probe, _ in parts])
-    spread = torch.where(saturated_T, torch.ones_like(sigma_T), torch.full_like(sigma_T, math.sqrt(r.lanes)))
+    sigma_g_T = torch.where(given.saturated_T, sigma_T, sigma_T * math.sqrt(r.lanes))
     # A millionth of the row is no structure, whatever the arithmetic.
     inside_T = rest_T <= torch.maximum(ROUNDING * sigma_T, 1e-6 * g.norm(dim=-1)) + 1e-300
     batch_T = torch.cat([torch.full_like(probe.target_T, i) for i, (probe, _) in enumerate(parts)])
-    keep_T = solved_T & ~lost_T if fourth is not None else solved_T
     return Rows(
-        tuple(parts), r, b_T, g_T, k_T, m_T, keep_T, inside_T | lost_T, sigma_T, sigma_T * spread, saturated_T, batch_T,
-        eps, fourth, warp,
+        tuple(parts), r, b_T, g_T, k_T, m_T, solved_T, inside_T, sigma_T, sigma_g_T, given.saturated_T, batch_T, eps, fourth, warp
     )  # fmt: skip
 
 
@@ -344,6 +334,11 @@ class Fit:
     def good(self) -> bool:
         return self.worst <= EXPLAINED
 
+    def again(self, rows: Rows) -> Fit:
+        """The same penalty fitted to other tokens."""
+        damped = self.damping is not None
+        return fit(rows, self.quantities, smoothing=self.smoothing != 0.0, shared=self.shared, damped=damped)
+
 
 def fit(
     rows: Rows,
@@ -351,11 +346,11 @@ def fit(
     *,
     smoothing: bool = False,
     shared: bool = False,
-    gain_squared_T: Tensor | None = None,
+    damped: bool = False,
 ) -> Fit:
     """Weighted least squares over (k, g, m) of the tokens that can be solved.
 
-    `gain_squared_T` adds the gain-aware denominator: s(1 + βA²) = 2λ(v − c) is linear in β.
+    `damped` adds the gain-aware denominator: s(1 + βA²) = 2λ(v − c) is linear in β.
     """
     use = rows.solved_T
     r, b_T = rows.reference, rows.b_T
@@ -367,12 +362,12 @@ def fit(
         where = torch.tensor(quantity.amounts, dtype=b_T.dtype).unsqueeze(-1)
         columns.append(where * zeta_T * quantity.value(r))
         columns += [] if quantity.fixed else [-where * zeta_T]
-    if gain_squared_T is not None:
+    if damped:
+        gain_squared_T = torch.cat([probe.gain_squared_T for probe, _ in rows.parts])
         columns.append(torch.stack([-gain_squared_T * rows.k_T, zero, zero]))
-    goal = torch.stack([rows.k_T, rows.g_T, rows.m_T])
-    sigma = torch.stack([rows.sigma_T, rows.sigma_g_T, rows.sigma_T])
+    goal, sigma = rows.amounts(), rows.sigmas
     x, errors, left = _least_squares([c[:, use] for c in columns], goal[:, use], sigma[:, use])
-    at = int(smoothing)
+    kappa, at = (x[0] if smoothing else 0.0), int(smoothing)
     slope, offset, slope_error, offset_error = [], [], [], []
     for quantity in quantities:
         slope.append(x[at])
@@ -380,18 +375,15 @@ def fit(
         offset.append(0.0 if quantity.fixed else x[at + 1])
         offset_error.append(0.0 if quantity.fixed else errors[at + 1])
         at += 1 if quantity.fixed else 2
-    kappa = x[0] if smoothing else 0.0
     # Where label smoothing is the only thing, nothing but it is left to explain.
-    beyond = goal - torch.stack([zero, kappa * b_T, zero])
-    residual = torch.zeros_like(goal)
+    beyond, residual, worst = rows.amounts(kappa), torch.zeros_like(goal), 0.0
     residual[:, use] = left
-    worst = 0.0
     for group in rows.groups:
         size, whole = float(residual[:, group].norm()), float(beyond[:, group].norm())
         if size > ROUNDING * float(sigma[:, group].norm()) and whole > 0:
             worst = max(worst, size / whole)
     chi = float((left / sigma[:, use]).square().mean().sqrt())
-    damping = x[-1] if gain_squared_T is not None else None
+    damping = x[-1] if damped else None
     return Fit(
         quantities, kappa, tuple(slope), tuple(offset), tuple(slope_error), tuple(offset_error), chi, worst, shared,
         damping, mean,
@@ -431,7 +423,7 @@ def nothing_but_ce(rows: Rows) -> Fit | None:
     return None
 
 
-def best_fit(rows: Rows, gain_squared_T: Tensor | None = None) -> Fit | None:
+def best_fit(rows: Rows, *, linear: bool = False) -> Fit | None:
     """The first of: one penalty, the same with label smoothing, sums of penalties, gain-aware; each also with shared weights."""
     known = [q for q in QUANTITIES if q.fourth in (None, rows.fourth)]
     uniform = rows.uniform
@@ -448,8 +440,8 @@ def best_fit(rows: Rows, gain_squared_T: Tensor | None = None) -> Fit | None:
             [fit(rows, (q,), smoothing=True, shared=shared) for q in smoothed],
             [fit(rows, pair, shared=shared) for pair in SUMS],
         ]
-        if gain_squared_T is not None and not shared:
-            tiers[2].append(fit(rows, (RAW,), gain_squared_T=gain_squared_T))
+        if linear and not shared:
+            tiers[2].append(fit(rows, (RAW,), damped=True))
         for tier in tiers:
             chosen: Fit | None = None
             for one in tier:
@@ -473,7 +465,7 @@ class Penalty:
     target: float
     damping: float | None = None
 
-    def weight(self, r: Reference) -> Tensor:
+    def weight(self, r: Probe) -> Tensor:
         """λ of every token."""
         flat = torch.full_like(r.log_z_T, self.coef)
         return flat if self.damping is None else flat / (1 + self.damping * r.gain_squared_T)
@@ -518,14 +510,14 @@ class Model:
     smoothing_over_others: bool = False
     """Whether the smoothed mass is shared by the V − 1 other classes (t5x); `smoothing` is V/(V − 1) of its ε then."""
 
-    def ce_source(self, r: Reference) -> Tensor:
+    def ce_source(self, r: Probe) -> Tensor:
         """The cross-entropy part of the logit gradient, [T, V]."""
         given, r = r, self.warp.reference(r)
         smooth = self._epsilon(r.lanes) * (r.onehot_TV - r.uniform_TV)
         rows = (r.p_TV - r.onehot_TV + smooth) * r.valid_T.unsqueeze(-1)
         return self.warp.transport(given, self.ce_scale * rows / self.count(self.ce_denominator, r))
 
-    def z_source(self, r: Reference) -> Tensor:
+    def z_source(self, r: Probe) -> Tensor:
         """The penalty part of the logit gradient, [T, V], on valid tokens."""
         given, r = r, self.warp.reference(r)
         total = torch.zeros_like(r.logits_TV)
@@ -535,10 +527,10 @@ class Model:
         rows = total * r.valid_T.unsqueeze(-1)
         return self.warp.transport(given, rows / self.count(self.z_denominator or "sum", r))
 
-    def source(self, r: Reference) -> Tensor:
+    def source(self, r: Probe) -> Tensor:
         return self.ce_source(r) + self.z_source(r)
 
-    def z_value(self, r: Reference) -> float:
+    def z_value(self, r: Probe) -> float:
         """The penalty part of the scalar."""
         r = self.warp.reference(r)
         total = torch.zeros_like(r.log_z_T)
@@ -546,7 +538,7 @@ class Model:
             total = total + one.weight(r) * (one.quantity.value(r) - self._target(one, r)) ** 2
         return float((total * r.valid_T).sum()) / self.count(self.z_denominator or "sum", r)
 
-    def value(self, r: Reference) -> float:
+    def value(self, r: Probe) -> float:
         """The whole scalar."""
         z, r = self.z_value(r), self.warp.reference(r)
         epsilon = self._epsilon(r.lanes)
@@ -560,10 +552,14 @@ class Model:
         there, here = lanes / (lanes - 1), self.probe_vocab / (self.probe_vocab - 1)
         return self.smoothing * there / here
 
-    def _target(self, one: Penalty, r: Reference) -> float:
+    def _target(self, one: Penalty, r: Probe) -> float:
         return one.target + (math.log(r.lanes / self.probe_vocab) if self.log_v_target else 0.0)
 
+    def ce_weight(self, r: Probe) -> float:
+        """The weight on the CE of one token."""
+        return abs(self.ce_scale) / self.count(self.ce_denominator, r)
+
     @staticmethod
-    def count(name: str, r: Reference) -> float:
+    def count(name: str, r: Probe) -> float:
         """The number a part is divided by on these tokens."""
         return max(token_count(name, int(r.valid_T.sum()), len(r.valid_T)), 1.0)
