@@ -14,7 +14,7 @@ from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError, OutputError
 from zloss.jobs import LostRankError, StoppedError, open_job
 from zloss.results.steps import StepRecord
-from zloss.train.folder import StepLog
+from zloss.train import run as training
 from zloss.train.run import run_training_of
 from zloss.train.start import prepare_start
 
@@ -78,14 +78,14 @@ def test_after_a_step_all_ranks_do_the_same(tmp_path: Path) -> None:
 def test_a_full_disk_of_the_first_rank_ends_the_run_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config(tmp_path)
     start = prepare_start(config)
-    own = StepLog.append
+    own = training.append_step
 
-    def full(log: StepLog, record: StepRecord) -> None:
+    def full(folder: Path, record: StepRecord) -> None:
         if record.step == 3:
             raise OutputError("cannot write steps.jsonl: No space left on device.")
-        own(log, record)
+        own(folder, record)
 
-    monkeypatch.setattr(StepLog, "append", full)
+    monkeypatch.setattr(training, "append_step", full)
 
     def train() -> None:
         told = ""

@@ -20,7 +20,7 @@ from zloss.models.routers import find_routers
 from zloss.results.run_config import TrainConfig
 from zloss.results.steps import StepRecord
 from zloss.train import moe as moe_module
-from zloss.train.data import batch_of, gather
+from zloss.train.data import batch_of
 from zloss.train.folder import config_record, read_steps
 from zloss.train.options import RunOptions
 from zloss.train.run import run_training
@@ -90,7 +90,7 @@ def test_a_step_against_a_straight_recomputation(base: TrainConfig, runs: Path) 
     ce, balance, phi, entropy, log_z, norms = [], [], [], [], [], []
     load = torch.zeros(L, E)
     for part in index.view(2, 2):
-        inputs, targets = gather(start.data.train, part)
+        inputs, targets = start.data.train.batch(part)
         with torch.no_grad(), routers.capture() as layers:
             out = model(input_ids=inputs)
         ce.append(F.cross_entropy(out.logits.flatten(0, 1), targets.flatten()).item())

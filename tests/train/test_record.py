@@ -155,7 +155,7 @@ def recorded_like_zloss_train(folder: Path, config: Any) -> RunMetrics:
                 group["lr"] = config.lr_at(step)
             for batch in micro_batches(config, start.data, step):
                 torch.manual_seed(batch.seed)
-                out = model(batch.inputs_BT, batch.targets_BT, config.tokens_per_step)
+                out, _ = model(batch.inputs_BT, batch.targets_BT, config.tokens_per_step)
                 out.loss.backward()
                 run.micro_batch(out, normalizer=config.tokens_per_step)
             with run.step() as opened:

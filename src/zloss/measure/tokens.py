@@ -81,9 +81,9 @@ def token_batches(
     device, start = measurement.head.weight_VD.device, span.start
     while start < span.stop:
         stop = min((start // batch_blocks + 1) * batch_blocks, span.stop)
-        hidden_BND = blocks.counted(hidden_of(blocks.inputs(start, stop).to(device)))
-        hidden_TD = hidden_BND.reshape(-1, hidden_BND.shape[-1])
-        target_T = blocks.targets(start, stop).reshape(-1)
+        inputs_BN, targets_BN = blocks.batch(slice(start, stop))
+        hidden_TD = blocks.counted(hidden_of(inputs_BN.to(device))).flatten(0, 1)
+        target_T = targets_BN.flatten()
         columns: dict[str, list[Array]] = {}
         for tokens, chunk, shape_CD in token_chunks(measurement, hidden_TD, target_T.to(device)):
             for name, column_C in chunk.items():
@@ -95,7 +95,7 @@ def token_batches(
         whole: dict[str, Array] = {
             "block": places // blocks.size + blocks.offset,
             "position": places % blocks.size,
-            "token": blocks.stream[start * blocks.size : stop * blocks.size].numpy(),
+            "token": blocks.counted(inputs_BN).flatten().numpy(),
             "target": target_T.numpy(),
         }
         whole = {name: column.astype(np.int32) for name, column in whole.items()}

@@ -491,15 +491,6 @@ def model_fingerprint(checkpoint: Checkpoint) -> str:
     return hashlib.sha256(f"{weight_fingerprint(checkpoint.model)} {text}".encode()).hexdigest()[:16]
 
 
-def sampled_fingerprint(model: nn.Module) -> str:
-    """`initial_weights` of runs of earlier versions: the first 64 entries of every tensor, too few to distinguish all models."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        sample = tensor.detach().reshape(-1)[:64].double().tolist()
-        digest.update(f"{name} {list(tensor.shape)} {sample}".encode())
-    return digest.hexdigest()[:16]
-
-
 def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data

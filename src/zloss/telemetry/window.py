@@ -25,7 +25,7 @@ from zloss.distributed import default_group, gathered, world_size
 from zloss.errors import InputError
 from zloss.head.options import Reduction
 from zloss.results.options import Coordinate
-from zloss.results.quantities import DEPLOYED, SCALARS
+from zloss.results.quantities import DEPLOYED, SCALARS, TELEMETRY_KEYS
 from zloss.statistics import LEVELS, MEANS, TokenStats, joined, sum_of_valid, summarize_values, token_values
 
 DEFAULT_WINDOW = 50
@@ -113,6 +113,15 @@ class StepWindow:
     def last_step(self) -> dict[str, float]:
         """The same numbers of the last step alone."""
         return self._numbers([[self._steps[-1]]])[0] if self._steps else {}
+
+    def step_tails(self) -> dict[str, float | None]:
+        """p99.9 |log Z − c|, p99 A_p and p99 |μ| of the last step's valid tokens; None for a number that does not exist.
+
+        c = log V, whatever the target of the objective is. The numbers reach the host in one transfer.
+        """
+        found = self.last_step()
+        values = {key: found.get(name, math.nan) for key, name in TELEMETRY_KEYS.items()}
+        return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
     def both(self) -> tuple[dict[str, float], dict[str, float]]:
         """(`scalars()`, `last_step()`); across ranks in one collective."""
