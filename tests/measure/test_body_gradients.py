@@ -18,16 +18,15 @@ from zloss.measure import gradients as engine
 from zloss.measure.gradients import (
     CE,
     MODEL,
+    BodyGradients,
     InnerProducts,
-    ParameterSums,
-    add_body_gradients,
     all_parameters_on,
+    cut_forward,
+    decoder_layers,
     objective_gradients,
 )
 from zloss.measure.measurement import measurement_of
-from zloss.models import layers
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.layers import cut_forward, decoder_layers
 from zloss.models.output_head import OutputHead, find_head
 from zloss.objectives import CenteredZLoss, StandardZLoss
 from zloss.text import Blocks
@@ -98,13 +97,11 @@ def measured(model: Toy, head: OutputHead) -> tuple[InnerProducts, dict[str, Ten
     ids, seeds = ids_and_seeds()
     products = InnerProducts()
     with all_parameters_on(model):
-        sums = ParameterSums(model, head, torch.unique(torch.cat(ids)), products)
         passes = [cut_forward(model, model, part) for part in ids]
         counts = [len(calls) for _, calls in passes]
         with torch.enable_grad():
             forwards = [(hidden_BND.flatten(0, 1), calls) for hidden_BND, calls in passes]
-        add_body_gradients(sums, forwards, seeds)
-        table_UD = sums.finish()
+        table_UD = BodyGradients(model, head, torch.unique(torch.cat(ids)), products).add_all(forwards, seeds)
     return products, table_UD, counts
 
 
@@ -195,24 +192,25 @@ def test_a_forward_of_the_layer_itself_is_put_back(shares: bool) -> None:
     assert agrees(products, table_UD, model)
 
 
-def overwrite(sums: Any, waiting: Any, tensor: Tensor, name: str, grad: Tensor) -> None:
+straight_add, straight_run = BodyGradients.add, engine._run
+
+
+def overwrite(sums: Any, tensor: Tensor, name: str, grad: Tensor) -> None:
     """Only the last contribution to a tensor that several layers read."""
-    if isinstance(tensor, nn.Parameter):
-        sums.add(tensor, name, grad)
-    else:
-        waiting[id(tensor)][name] = grad
+    if not isinstance(tensor, nn.Parameter):
+        sums._sums[id(tensor)].pop(name, None)
+    straight_add(sums, tensor, name, grad)
 
 
-def last_part(sums: Any, parameter: Tensor, name: str, grad: Tensor) -> None:
+def last_part(sums: Any, tensor: Tensor, name: str, grad: Tensor) -> None:
     """Only the last forward pass."""
-    sums._sums[id(parameter)][name] = grad[sums._rows_U] if parameter is sums._table else grad
+    if isinstance(tensor, nn.Parameter):
+        sums._sums[id(tensor)].pop(name, None)
+    straight_add(sums, tensor, name, grad)
 
 
 def in_fp32(products: Any, part: str, a: str, b: str, grad_a: Tensor, grad_b: Tensor) -> None:
     products._sums[part, a, b] += float((grad_a.float() * grad_b.float()).sum())
-
-
-straight_run = layers._run
 
 
 def detached(forward: Any, arguments: list[Any], structure: Any, *, graph: bool) -> Any:
@@ -222,9 +220,9 @@ def detached(forward: Any, arguments: list[Any], structure: Any, *, graph: bool)
 
 
 MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "adjoints overwritten": (engine, "_deliver", overwrite),
-    "one forward pass only": (ParameterSums, "add", last_part),
-    "arguments forgotten": (layers, "_run", detached),
+    "adjoints overwritten": (BodyGradients, "add", overwrite),
+    "one forward pass only": (BodyGradients, "add", last_part),
+    "arguments forgotten": (engine, "_run", detached),
     "products in fp32": (InnerProducts, "add_pair", in_fp32),
 }
 

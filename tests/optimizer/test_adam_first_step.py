@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from zloss.optimizer.adam import first_direction
+from zloss.optimizer.norms import first_direction
 
 
 def test_equals_the_first_step_of_torch_adam_for_any_betas() -> None:

@@ -36,8 +36,8 @@ from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint, weight_fingerprint
 from zloss.models.output_head import HiddenStates, OutputHead, check_head, find_head, hidden_states
 from zloss.objectives import Objective
-from zloss.optimizer.adam import StatefulOptimizer
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
+from zloss.optimizer.norms import StatefulOptimizer
 from zloss.optimizer.recorder import OpenStep, Recorder
 from zloss.results.folder import locked_folder
 from zloss.results.options import check_counts, check_numbers
