@@ -53,11 +53,11 @@ def prepare_start(config: TrainConfig) -> Start:
         tokenizer = train_tokenizer(training_text(config), vocab) if named is None else load_tokenizer(named)
         checkpoint = _from_scratch(config, tokenizer)
     bos_id = checkpoint.bos_id(config.bos)
-    cut = resolve_block_size(checkpoint, config.block_size, bos=bos_id is not None)
-    data = open_data(replace(config, block_size=cut.size), checkpoint.tokenizer, bos_id)
+    size, note = resolve_block_size(checkpoint, config.block_size, bos=bos_id is not None)
+    data = open_data(replace(config, block_size=size), checkpoint.tokenizer, bos_id)
     check_token_ids(checkpoint, data.train, data.valid)
     check_head(checkpoint, find_head(checkpoint), data.valid.inputs(0, 1)[0])
-    return Start(data, checkpoint, (cut.note,) if cut.note else ())
+    return Start(data, checkpoint, (note,) if note else ())
 
 
 def initial_checkpoint(start: Start, config: TrainConfig) -> Checkpoint:
