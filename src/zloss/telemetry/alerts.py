@@ -192,12 +192,10 @@ class AlertMonitor:
         spread = _deviation(reference)
         if abs(now - base) <= rule.deviations * spread:
             return None
-        if (
-            rule.quantity == LOG_Z
-            and self.pulled
-            and not _has_grown(_column(VIOLATION, before), _column(VIOLATION, after))
-        ):
-            return None
+        if rule.quantity == LOG_Z and self.pulled:
+            distances = _column(VIOLATION, before), _column(VIOLATION, after)
+            if all(distances) and median(distances[1]) <= median(distances[0]):
+                return None
         self._active[rule.quantity] = base
         if rule.kind == "events":
             began = next(int(row["step"]) for row in after if row.get(GRADIENT_NORM, 0.0) > rule.threshold)
@@ -230,20 +228,18 @@ def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
     """The function that handles an alert."""
     if callable(on_alert):
         return on_alert
-    if on_alert == "log":
-        return _warn
-    if on_alert == "raise":
-        return _raise
-    raise InputError(f"`on_alert` is expected to be 'log', 'raise' or a function of an alert, but got {on_alert!r}.")
+    if on_alert not in ("log", "raise"):
+        raise InputError(
+            f"`on_alert` is expected to be 'log', 'raise' or a function of an alert, but got {on_alert!r}."
+        )
 
+    def act(alert: Alert) -> None:
+        if on_alert == "raise":
+            raise TrainingAlertError(str(alert))
+        if first_rank():  # every process sees the same numbers
+            logger.warning("%s", alert)
 
-def _warn(alert: Alert) -> None:
-    if first_rank():  # every process sees the same numbers
-        logger.warning("%s", alert)
-
-
-def _raise(alert: Alert) -> None:
-    raise TrainingAlertError(str(alert))
+    return act
 
 
 def exceeded_levels(
@@ -270,11 +266,6 @@ def _rule_values(rule: AlertRule, rows: Rows) -> list[float]:
 def _typical(rule: AlertRule, values: Sequence[float]) -> float:
     """The median; events: the share."""
     return fmean(values) if rule.kind == "events" else median(values)
-
-
-def _has_grown(reference: Sequence[float], recent: Sequence[float]) -> bool:
-    """Whether the median has grown; True if it is unknown."""
-    return not recent or not reference or median(recent) > median(reference)
 
 
 def _stayed_within_noise(reference: Sequence[float], recent: Sequence[float]) -> bool:

@@ -136,38 +136,35 @@ class TerminalView:
 
 def progress_lines(progress: RunProgress, width: int) -> list[str]:
     """Two lines of at most `width` columns: the place of the run with its time left, and the numbers of its last step."""
-    return [_place_line(progress, width), _numbers_line(progress, width)]
-
-
-def _place_line(progress: RunProgress, width: int) -> str:
     position, remaining = progress.position, progress.steps - progress.done
-    run = f"run {position.number} of {position.runs}  " if position.runs > 1 else ""
-    left = f"{duration(progress.left(remaining))} left"
+    first = f"run {position.number} of {position.runs}  {progress.name}" if position.runs > 1 else progress.name
+    last = f"step {progress.done} of {progress.steps}  {duration(progress.left(remaining))} left"
     if position.runs > position.number:
-        left += f", {duration(progress.left(remaining + position.steps_after))} for all"
-    first, last = f"{run}{progress.name}", f"step {progress.done} of {progress.steps}  {left}"
+        last += f", {duration(progress.left(remaining + position.steps_after))} for all"
     room = min(width - len(first) - len(last) - 4, BAR)
     if room >= 4:
         full = round(room * progress.done / progress.steps) if progress.steps else room
-        return f"{first}  {'━' * full}{'─' * (room - full)}  {last}"
-    # A long name gives way: the step and the time left are what changes.
-    return f"{first[: max(width - len(last) - 2, 0)]}  {last}"[:width]
-
-
-def _numbers_line(progress: RunProgress, width: int) -> str:
+        place = f"{first}  {'━' * full}{'─' * (room - full)}  {last}"
+    else:
+        # A long name gives way: the step and the time left are what changes.
+        place = f"{first[: max(width - len(last) - 2, 0)]}  {last}"[:width]
     record = progress.record
     if record is None:
-        return ""
+        return [place, ""]
     violation = record.telemetry.get("p_z_999")
-    finite = [norm for norm in progress.norms if np.isfinite(norm)]
+    finite = [norm for norm in progress.norms if math.isfinite(norm)]
     parts = [f"  loss {record.loss:.4f}"]
-    parts += [] if progress.valid_ce is None else [f"valid CE {progress.valid_ce:.4f}"]
-    parts += [f"{progress.tokens / record.seconds:,.0f} tok/s"] if record.seconds else []
-    parts += [] if violation is None else [f"P_Z {violation:.3g}"]
-    parts += [f"p99 ‖g‖ {np.quantile(finite, 0.99):.3g}"] if finite else []
+    if progress.valid_ce is not None:
+        parts.append(f"valid CE {progress.valid_ce:.4f}")
+    if record.seconds:
+        parts.append(f"{progress.tokens / record.seconds:,.0f} tok/s")
+    if violation is not None:
+        parts.append(f"P_Z {violation:.3g}")
+    if finite:
+        parts.append(f"p99 ‖g‖ {np.quantile(finite, 0.99):.3g}")
     while len(parts) > 1 and len("  ".join(parts)) > width:
         parts.pop()
-    return "  ".join(parts)[:width]
+    return [place, "  ".join(parts)[:width]]
 
 
 def duration(seconds: float | None) -> str:
