@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from zloss.objectives import objective_names
 from zloss.results.run_config import OFF, UNPENALIZED, TrainConfig
 from zloss.train.data import check_divisible
 from zloss.train.folder import check_finished, config_record, is_finished, refuse_other_settings
-from zloss.train.live import LiveView, Position, TerminalView, duration
+from zloss.train.live import LiveView, TerminalView
 from zloss.train.loss import run_loss
 from zloss.train.options import RunOptions
 from zloss.train.run import run_training_of
@@ -90,7 +91,7 @@ def run_grid(
             continue
         if isinstance(view, TerminalView):
             number = remaining.index(config.name) + 1
-            view.place(Position(number, len(remaining), (len(remaining) - number) * config.steps))
+            view.place(number, len(remaining), (len(remaining) - number) * config.steps)
         began = time.monotonic()
         metrics = run_training_of(
             job, config, start, folder / config.name, options=options, view=view, progress=progress
@@ -98,7 +99,7 @@ def run_grid(
         if metrics is not None:
             found = {"PPL": metrics.ppl, "P_Z^99.9": metrics.p_z_999, "max ‖g‖": metrics.training.grad_norm_max}
             numbers = [f"{name} {value:.4g}" for name, value in found.items() if value is not None]
-            say(f"{config.name}: done, {', '.join(numbers)}, {duration(time.monotonic() - began)}")
+            say(f"{config.name}: done, {', '.join(numbers)}, {timedelta(seconds=round(time.monotonic() - began))}")
     return [folder / config.name for config in configs]
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from zloss.errors import InputError, MissingDependencyError, UnknownNameError
+from zloss.errors import InputError, UnknownNameError
 from zloss.models.routers import RouterModule, find_routers
 from zloss.results.run_config import PAPER_CONVENTIONS, REFERENCE, MoeRun
 from zloss.results.run_metrics import RouterLayers, RoutingMetrics
@@ -34,10 +34,8 @@ def build_moe(moe: MoeRun, *, vocab: int, positions: int = 256, seed: int) -> An
     vocabulary and OLMoE's rotary embedding. About 16 M parameters at V = 8192. `positions` is the longest block. The
     model's load-balancing loss is on. The weights are drawn from `seed`; the global random state stays as it was.
     """
-    try:
-        from transformers import OlmoeConfig, OlmoeForCausalLM
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "The mixture-of-experts model", "train") from error
+    from transformers import OlmoeConfig, OlmoeForCausalLM
+
     for name, value in (("vocab", vocab), ("positions", positions)):
         check_count(name, value)
     with torch.random.fork_rng():

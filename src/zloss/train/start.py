@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import logging
 from collections.abc import Sequence
@@ -45,6 +46,9 @@ class Start:
 
 def prepare_start(config: TrainConfig) -> Start:
     """Load or build the model and tokenize the texts once for all runs of the same experiment."""
+    for library in ("transformers", "tokenizers", "accelerate"):
+        if importlib.util.find_spec(library) is None:
+            raise MissingDependencyError(library, "Training", "train")
     if config.pretrained:
         checkpoint = load_checkpoint(config.model, allow_pickle=None)
     else:
@@ -96,10 +100,8 @@ SHAPES: dict[str, dict[str, int]] = {
 
 def build_from_config(shape: str, tokenizer: Any, *, block_size: int, seed: int) -> Checkpoint:
     """The model of a shape with weights drawn from `seed`; the global random state stays as it was."""
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "A model from a config", "train") from error
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     fields = _shape(shape)
     fields.setdefault("vocab_size", len(tokenizer))
     fields.setdefault("max_position_embeddings", max(block_size + 1, 256))
@@ -144,11 +146,9 @@ SPECIAL = ("<s>", "</s>")
 
 def train_tokenizer(corpus: Corpus, vocab: int) -> Any:
     """A byte-level BPE of `vocab` entries from the documents of a corpus; deterministic."""
-    try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-        from transformers import PreTrainedTokenizerFast
-    except ImportError as error:
-        raise MissingDependencyError("tokenizers", "Training a tokenizer", "train") from error
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     if vocab < 256 + len(SPECIAL):
         raise InputError(
             f"a byte-level vocabulary is expected to have at least {256 + len(SPECIAL)} entries, but got {vocab}."
@@ -171,10 +171,8 @@ def train_tokenizer(corpus: Corpus, vocab: int) -> Any:
 
 def load_tokenizer(name: str) -> Any:
     """A tokenizer by Hugging Face name or folder."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "A tokenizer", "train") from error
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:
@@ -284,11 +282,9 @@ def _load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: s
 
 def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str], job: Job) -> Any:
     """An `accelerate.Accelerator` of the processes of a job at the run's precision, with its trackers started."""
-    try:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState, GradientState
-    except ImportError as error:
-        raise MissingDependencyError("accelerate", "Training", "train") from error
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
     # Tied weights are stored once, on purpose; accelerate warns of it at every checkpoint.
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     # Precision is a state of the process in accelerate: the next run may have another.
