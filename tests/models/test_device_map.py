@@ -13,7 +13,6 @@ from tests.audit.checkpoint.test_run import CONFIG
 from tests.tiny_models import save_model
 from zloss.audit.checkpoint import run
 from zloss.audit.checkpoint.run import run_audit
-from zloss.cli.main import main
 from zloss.errors import InputError
 from zloss.jobs import Job
 from zloss.measure.measurement import measurement_of
@@ -41,7 +40,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_head_spectrum_and_fingerprint_of_an_offloaded_model(kind: str, folders: dict[str, Path]) -> None:
+def test_head_spectrum_and_fingerprint_of_an_offloaded_model(
+    kind: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
     plain = load_checkpoint(str(folders[kind]))
     placed = load_checkpoint(str(folders[kind]), device_map="auto", max_memory=LITTLE)
     assert is_offloaded(placed.model)
@@ -57,15 +58,8 @@ def test_head_spectrum_and_fingerprint_of_an_offloaded_model(kind: str, folders:
         load_checkpoint(str(folders[kind]), device_map="auto", max_memory=LITTLE)
     )
     assert weight_fingerprint(placed.model) == weight_fingerprint(plain.model)
-
-
-def test_the_fingerprint_of_an_offloaded_model_depends_on_its_weights(folders: dict[str, Path], tmp_path: Path) -> None:
-    other = save_model("gpt2", tmp_path, seed=1)
-    marks = {
-        weight_fingerprint(load_checkpoint(str(folder), device_map="auto", max_memory=LITTLE).model)
-        for folder in (folders["gpt2"], other)
-    }
-    assert len(marks) == 2
+    other = load_checkpoint(str(save_model(kind, tmp_path, seed=1)), device_map="auto", max_memory=LITTLE)
+    assert weight_fingerprint(other.model) != weight_fingerprint(placed.model)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,10 +96,3 @@ def test_several_processes_refuse_a_device_map(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Job, "together", lambda job, make, *args: make(*args))
     with pytest.raises(InputError, match=r"`device_map` places one model .* there are 2 processes"):
         run.run_audit_of(Job(0, 2), dataclasses.replace(CONFIG, device_map="auto"))
-
-
-def test_the_command_takes_the_option(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    words = ["audit", str(folders["gpt2"]), "--text", str(text), "--blocks", "4", "--block-size", "32", "--quiet"]
-    words += ["--no-figures", "--device-map", "auto", "--out", str(tmp_path / "out")]
-    assert main(words) == 0
-    assert (tmp_path / "out" / "tokens.parquet").is_file()

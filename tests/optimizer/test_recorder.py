@@ -15,7 +15,7 @@ from torch import nn
 
 from zloss.errors import InputError
 from zloss.optimizer.endpoints import endpoints, spike_rate
-from zloss.optimizer.norms import PIECE, inf_norm, l2_norm
+from zloss.optimizer.norms import PIECE, first_direction, inf_norm, l2_norm
 from zloss.optimizer.recorder import Recorder
 from zloss.results.steps import StepRecord
 
@@ -259,3 +259,20 @@ def test_bad_recorders_are_refused() -> None:
     sampled = Recorder(momentum.param_groups[0]["params"], momentum, adam_every=1)
     with pytest.raises(InputError, match="moments"), sampled.step(1):
         momentum.step()
+
+
+def test_the_first_direction_is_that_of_torch_adam_for_any_betas() -> None:
+    torch.manual_seed(0)
+    grad = torch.randn(50, dtype=torch.float64) * torch.logspace(-12, 2, 50, dtype=torch.float64)
+    for betas in ((0.9, 0.95), (0.9, 0.999), (0.5, 0.3)):
+        parameter = torch.zeros(50, dtype=torch.float64, requires_grad=True)
+        parameter.grad = grad.clone()
+        torch.optim.Adam([parameter], lr=1.0, betas=betas, eps=1e-8).step()
+        torch.testing.assert_close(-parameter.detach(), first_direction(grad), rtol=1e-9, atol=0)
+
+
+def test_the_uncorrected_proxy_is_another_vector() -> None:
+    grad = torch.tensor([1e-8, 1.0], dtype=torch.float64)
+    proxy = 0.1 * grad / ((0.05 * grad**2).sqrt() + 1e-8)
+    direction = first_direction(grad)
+    assert abs(float(proxy[0] / proxy[1]) - float(direction[0] / direction[1])) > 0.1
