@@ -15,8 +15,7 @@ from torch import nn
 
 from zloss.errors import InputError
 from zloss.optimizer.endpoints import endpoints, spike_rate
-from zloss.optimizer.norms import PIECE, first_direction, inf_norm, l2_norm
-from zloss.optimizer.recorder import Recorder
+from zloss.optimizer.recorder import PIECE, Recorder, first_direction, inf_norm, l2_norm
 from zloss.results.steps import StepRecord
 
 CLIP, STEPS, EVERY = 1.0, 12, 5

@@ -16,13 +16,13 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from zloss.distributed import default_group, gathered, world_size
 from zloss.errors import InputError
+from zloss.head.loss import HeadLossOutput
 from zloss.head.options import Reduction
 from zloss.results.options import Coordinate
 from zloss.results.quantities import DEPLOYED, SCALARS, TELEMETRY_KEYS
@@ -231,21 +231,8 @@ class MicroBatch:
     """Σ_t of the penalty, its coefficient included; 0-d."""
 
 
-class HasLossParts(Protocol):
-    """The attributes that are read from an output of `head_loss`, `logits_loss` or a loss that contains one."""
-
-    @property
-    def stats(self) -> TokenStats: ...
-
-    @property
-    def cross_entropy(self) -> Tensor: ...
-
-    @property
-    def auxiliary(self) -> Tensor: ...
-
-
 def micro_batch(
-    output: HasLossParts, reduction: Reduction = "mean", normalizer: float | Tensor | None = None
+    output: HeadLossOutput, reduction: Reduction = "mean", normalizer: float | Tensor | None = None
 ) -> MicroBatch:
     """The sums of a loss without token weights; pass the `reduction` and `normalizer` of the call of the loss."""
     parts = output.cross_entropy.detach(), output.auxiliary.detach()

@@ -32,20 +32,20 @@ from torch import Tensor, nn
 from zloss.console import Progress, Silent
 from zloss.distributed import first_rank, is_dtensor, world_size
 from zloss.errors import InputError
+from zloss.head.loss import HeadLossOutput
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint, weight_fingerprint
 from zloss.models.output_head import HiddenStates, OutputHead, check_head, find_head, hidden_states
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
-from zloss.optimizer.norms import StatefulOptimizer
-from zloss.optimizer.recorder import OpenStep, Recorder
+from zloss.optimizer.recorder import OpenStep, Recorder, StatefulOptimizer
 from zloss.results.folder import locked_folder
 from zloss.results.options import check_counts, check_numbers
 from zloss.results.provenance import write_run_provenance
 from zloss.results.run_config import RecordedData, RecordedRun
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.steps import StepRecord
-from zloss.telemetry.window import HasLossParts, MicroBatch, StepWindow, micro_batch
+from zloss.telemetry.window import MicroBatch, StepWindow, micro_batch
 from zloss.text import Blocks, make_blocks, open_corpus
 from zloss.train.data import text_part
 from zloss.train.folder import STEPS_FILE, append_step, claim_settings, read_steps, run_provenance, write_steps
@@ -205,7 +205,7 @@ class RunRecorder:
             )
         return known
 
-    def micro_batch(self, output: HasLossParts | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
+    def micro_batch(self, output: HeadLossOutput | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
         """One loss that backward was or will be called on, an output of `head_loss`; a step may have several.
 
         `normalizer`: the one that `head_loss` was given; None for the mean over valid tokens. A handle of `apply` calls it

@@ -23,7 +23,7 @@ from zloss.audit.implementation.kernels import TINY, truth_of
 from zloss.audit.implementation.source import Storage, storage_dtype
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, hidden_states
-from zloss.optimizer.norms import first_direction
+from zloss.optimizer.recorder import first_direction
 from zloss.results.implementation_audit import UpdateErrors
 from zloss.text import Blocks
 
