@@ -258,8 +258,9 @@ class BodyGradients:
         if any([call.layer for call in calls] != stack for _, calls in forwards):
             raise CheckpointError("the model calls other layers for other tokens: its gradients are not supported.")
         uses = Counter(id(parameter) for layer in stack for parameter in layer.parameters())
-        lengths = [len(hidden_TD) for hidden_TD, _ in forwards]
-        parts = {name: torch.split(seed_TD, lengths) for name, seed_TD in seeds_TD.items()}
+        parts = {
+            name: torch.split(seed, [len(hidden_TD) for hidden_TD, _ in forwards]) for name, seed in seeds_TD.items()
+        }
         for place, (hidden_TD, calls) in enumerate(forwards):
             given = {name: part[place].to(hidden_TD.dtype) for name, part in parts.items()}
             self._go_back([(hidden_TD, given)], [x for call in calls for x in call.outputs], keep=bool(calls))
@@ -339,9 +340,6 @@ def all_parameters_on(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
-# A forward pass that is cut at the decoder layers
-
-
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The list of modules with the most parameters, each module once: the stack of layers, of which a list of experts is a part.
 
@@ -365,7 +363,7 @@ class LayerCall:
 
 
 class _CannotCut(Exception):
-    """Raised by a layer that changed an argument in place, or can hand a tensor to another layer in one of them."""
+    """A layer changed an argument in place, or can hand a tensor to another layer in one of them."""
 
 
 @torch.enable_grad()

@@ -226,12 +226,9 @@ def _not_loadable(name: str, error: Exception, *, can_allow_pickle: bool) -> str
             "save it to a new folder with save_pretrained, which writes safetensors, and pass that folder."
         )
     if "Unrecognized configuration class" in text:
-        return f"{name} is not a causal language model: transformers has no causal head for {_model_type(text)}."
+        kind = text.partition("configuration class ")[2].partition(" ")[0].rpartition(".")[2].strip("'>") or "its type"
+        return f"{name} is not a causal language model: transformers has no causal head for {kind}."
     return f"the weights of {name} cannot be loaded: {first_line(error)}."
-
-
-def _model_type(text: str) -> str:
-    return text.partition("configuration class ")[2].partition(" ")[0].rpartition(".")[2].strip("'>") or "its type"
 
 
 def not_found(name: str, identifier: str, error: Exception) -> str:

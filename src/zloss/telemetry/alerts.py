@@ -182,15 +182,18 @@ class AlertMonitor:
         reference, recent = _rule_values(rule, before), _rule_values(rule, after)
         if not recent or not reference:
             return None
-        now, base = _typical(rule, recent), _typical(rule, reference)
+        typical = fmean if rule.kind == "events" else median
+        now, base, spread = typical(recent), typical(reference), _deviation(reference)
         if rule.quantity in self._active:
-            if _has_recovered(rule, now, self._active[rule.quantity]):
+            change, limit = _change(rule, now, self._active[rule.quantity])
+            if change < limit / 2:
                 del self._active[rule.quantity]
             return None
-        if not _is_large(rule, now, base, len(recent)):
-            return None
-        spread = _deviation(reference)
-        if abs(now - base) <= rule.deviations * spread:
+        change, limit = _change(rule, now, base)
+        noise = rule.deviations * spread
+        if rule.kind == "events":
+            noise = 3 * math.sqrt(base * (1 - base) / len(recent))
+        if change <= limit or abs(now - base) <= noise:
             return None
         if rule.quantity == LOG_Z and self.pulled:
             distances = _column(VIOLATION, before), _column(VIOLATION, after)
@@ -263,9 +266,13 @@ def _rule_values(rule: AlertRule, rows: Rows) -> list[float]:
     return _column(rule.quantity, rows)
 
 
-def _typical(rule: AlertRule, values: Sequence[float]) -> float:
-    """The median; events: the share."""
-    return fmean(values) if rule.kind == "events" else median(values)
+def _change(rule: AlertRule, now: float, base: float) -> tuple[float, float]:
+    """(size of the change from the reference, size from which on it is an alert)."""
+    if rule.kind == "events":
+        return now - base, rule.ratio
+    if rule.kind == "factor":
+        return abs(now - base), math.log(rule.ratio)
+    return (base - now, (rule.ratio - 1) * now) if rule.kind == "fall" else (now - base, (rule.ratio - 1) * base)
 
 
 def _stayed_within_noise(reference: Sequence[float], recent: Sequence[float]) -> bool:
@@ -273,25 +280,6 @@ def _stayed_within_noise(reference: Sequence[float], recent: Sequence[float]) ->
     if not recent or not reference:
         return False
     return abs(median(recent) - median(reference)) <= 3 * _deviation(reference)
-
-
-def _is_large(rule: AlertRule, now: float, base: float, count: int) -> bool:
-    """Whether `now` differs from the reference by the rule's ratio; events: by that share and by more than their noise."""
-    if rule.kind == "events":
-        return now - base > max(rule.ratio, 3 * math.sqrt(base * (1 - base) / count))
-    if rule.kind == "factor":
-        return abs(now - base) > math.log(rule.ratio)
-    return now * rule.ratio < base if rule.kind == "fall" else now > rule.ratio * base
-
-
-def _has_recovered(rule: AlertRule, now: float, base: float) -> bool:
-    """Whether less than half of the change is left."""
-    if rule.kind == "events":
-        return now - base < rule.ratio / 2
-    if rule.kind == "factor":
-        return abs(now - base) < math.log(rule.ratio) / 2
-    half = (1 + rule.ratio) / 2
-    return now * half > base if rule.kind == "fall" else now < base * half
 
 
 def _change_began(steps: Sequence[int], values: Sequence[float], base: float, band: float, *, rising: bool) -> int:
