@@ -32,5 +32,5 @@ def test_a_run_that_goes_on_starts_where_it_was_and_says_how_many_follow(
     assert all(cell_len(line) <= width for line in printed.splitlines())
     assert "step 3 of 4" in printed
     assert "P_Z 12.3" in printed
-    assert ("run 1 of 12, time for all" in printed) == (runs > 1)
+    assert ("run 1 of 12  centered" in printed) == ("all later runs" in printed) == (runs > 1)
     assert ("step 3 of 48" in printed) == (runs > 1)

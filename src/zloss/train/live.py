@@ -81,10 +81,10 @@ class TerminalView:
         console, numbers = Console(stderr=True), Text(no_wrap=True, overflow="ellipsis")
         count = TextColumn("step {task.completed} of {task.total}")
         bars = Progress(TextColumn("{task.description}"), BarColumn(BAR), count, TimeRemainingColumn(), console=console)
-        tasks = [bars.add_task(name, total=steps, completed=done)]
+        shown_name = f"run {self._number} of {self._runs}  {name}" if self._runs > 1 else name
+        tasks = [bars.add_task(shown_name, total=steps, completed=done)]
         if self._number < self._runs:
-            series = f"run {self._number} of {self._runs}, time for all"
-            tasks.append(bars.add_task(series, total=steps + self._steps_after, completed=done))
+            tasks.append(bars.add_task("this and all later runs", total=steps + self._steps_after, completed=done))
         norms: deque[float] = deque(maxlen=WINDOW)
         valid_ce: list[float] = []
 
