@@ -20,17 +20,21 @@ def test_a_line_tells_loss_validation_rate_violation_and_tail() -> None:
 
 @pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("runs", [1, 12])
+@pytest.mark.parametrize(
+    "name", ["centered-0.0001-s1", "centered_active_route_mean:matched-0.001-standard-0.0001-s12345"]
+)
 def test_a_run_that_goes_on_starts_where_it_was_and_says_how_many_follow(
-    runs: int, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, runs: int, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     view = TerminalView()
-    view.place(1, runs, (runs - 1) * 4)
-    with view.run("centered-0.0001-s1", 4, done=2) as shown:
+    view.place(1, runs, (runs - 1) * 20000)
+    with view.run(name, 20000, done=2) as shown:
         shown.show(RECORD, 1024)
     printed = capsys.readouterr().err
     assert all(cell_len(line) <= width for line in printed.splitlines())
-    assert "step 3 of 4" in printed
+    assert "step 3 of 20000" in printed
     assert "P_Z 12.3" in printed
+    assert "-:--:--" in printed
     assert ("run 1 of 12  centered" in printed) == ("all later runs" in printed) == (runs > 1)
-    assert ("step 3 of 48" in printed) == (runs > 1)
+    assert ("step 3 of 240000" in printed) == (runs > 1)

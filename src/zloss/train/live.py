@@ -76,11 +76,14 @@ class TerminalView:
         from rich.console import Console, Group
         from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
         from rich.text import Text
 
         console, numbers = Console(stderr=True), Text(no_wrap=True, overflow="ellipsis")
+        # A long name gives way: the step and the time left are what changes.
+        title = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
         count = TextColumn("step {task.completed} of {task.total}")
-        bars = Progress(TextColumn("{task.description}"), BarColumn(BAR), count, TimeRemainingColumn(), console=console)
+        bars = Progress(title, BarColumn(BAR), count, TimeRemainingColumn(), console=console, expand=True)
         shown_name = f"run {self._number} of {self._runs}  {name}" if self._runs > 1 else name
         tasks = [bars.add_task(shown_name, total=steps, completed=done)]
         if self._number < self._runs:
