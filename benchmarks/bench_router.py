@@ -22,11 +22,12 @@ import torch
 from ceilings import print_figures, ratio
 from interleaved import measure_quietly
 
+from zloss.head.loss import HeadLossOutput
 from zloss.models.checkpoint import Checkpoint
 from zloss.objectives import CrossEntropy
 from zloss.results.run_config import MoeRun
 from zloss.router.loss import RouterLoss, router_loss
-from zloss.train.loss import LossModel, MoeLossModel
+from zloss.train.loss import LossModel
 from zloss.train.moe import (
     RouterTerms,
     Routing,
@@ -57,32 +58,30 @@ class Step:
         self.model = build_moe(self.moe, vocab=vocab, positions=block_size, seed=0).train()
         checkpoint = Checkpoint("bench", "config", self.model, None, wants_bos=False)
         self.head = LossModel(checkpoint, CrossEntropy(), "fused", lambda hidden: hidden)
-        self.booked_model = MoeLossModel(checkpoint, CrossEntropy(), "fused", lambda hidden: hidden, self.moe)
+        self.booked_model = LossModel(checkpoint, CrossEntropy(), "fused", lambda hidden: hidden, self.moe)
         self.tap = RoutingTap(self.model, lambda hidden: hidden)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         generator = torch.Generator().manual_seed(0)
         rows = tokens // block_size
         self.ids, self.targets = (torch.randint(vocab, (rows, block_size), generator=generator) for _ in range(2))
         self.tokens = self.ids.numel()
-        with torch.no_grad(), self.tap.listening():
-            self.head(self.ids, self.targets, self.tokens)
-        found = self.tap.take(self.ids)
+        with torch.no_grad():
+            _, found = self._observed()
         self.routing = Routing(tuple(layer.clone().requires_grad_() for layer in found.logits), found.chosen)
         self.weights = self.tap.weights(self.moe.experts)
 
     def plain(self) -> None:
         """Balancing is the model's own business, so it is in both steps."""
-        with self.tap.listening():
-            out = self.head(self.ids, self.targets, self.tokens)
-        balance = load_balancing(self.tap.take(self.ids), self.moe)
+        out, routing = self._observed()
+        balance = load_balancing(routing, self.moe)
         (out.loss + self.moe.load_balance * balance).backward()
         self._finish()
 
     def booked(self) -> None:
         """As `zloss train --moe` takes it."""
-        out = self.booked_model(self.ids, self.targets, self.tokens)
+        out, terms = self.booked_model(self.ids, self.targets, self.tokens)
         out.loss.backward()
-        router_numbers([out.router], self.moe, self.tokens)
+        router_numbers([terms], self.moe, self.tokens)
         self._finish()
 
     def bookkeeping(self) -> None:
@@ -99,6 +98,10 @@ class Step:
         out = router_loss(logits, coef=1e-3, convention="token_layer_mean", top_k=k, weight=self.weights)
         out.loss.backward()
         read_all(out)
+
+    def _observed(self) -> tuple[HeadLossOutput, Routing]:
+        (out, _), routing = self.tap.observe(lambda: self.head(self.ids, self.targets, self.tokens), len(self.ids))
+        return out, routing
 
     def _finish(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)

@@ -24,8 +24,7 @@ from memory import status_mb
 import zloss
 from zloss.models.checkpoint import Checkpoint
 from zloss.optimizer.recorder import Recorder
-from zloss.telemetry.window import micro_batch
-from zloss.train.folder import step_tails, step_window
+from zloss.telemetry.window import StepWindow, micro_batch
 from zloss.train.loss import LossModel
 
 VOCAB, BLOCKS, SIZE, COEF, CLIP = 16384, 4, 256, 1e-4, 1.0
@@ -81,16 +80,16 @@ class Step:
     def recorded(self) -> Callable[[], None]:
         """The step of `zloss train`."""
         recorder = Recorder(self.model.parameters(), self.optimizer, clip=CLIP)
-        window = step_window(self.objective)
+        window = StepWindow(1, self.objective.coordinate, across_ranks=True)
 
         def run() -> None:
-            out = self.loss_model(self.ids, self.target, self.target.numel())
+            out, _ = self.loss_model(self.ids, self.target, self.target.numel())
             out.loss.backward()
             recorder.micro_batch(out.loss, out.cross_entropy, out.auxiliary)
             with recorder.step(len(recorder.records) + 1) as step:
                 window.add(micro_batch(out, "mean"))
                 window.end_step(step.norm, CLIP)
-                step.telemetry = step_tails(window)
+                step.telemetry = window.step_tails()
                 step.clip_()
                 self.optimizer.step()
             self.optimizer.zero_grad()

@@ -193,19 +193,6 @@ def tokens_fingerprint(index: Tensor) -> int:
 # Local parts of distributed tensors
 
 
-@dataclass(frozen=True)
-class LocalParts:
-    """The local parts of tensors that are held by equally many ranks.
-
-    An entry that k ranks hold counts `share` = 1/k on each of them, so that a sum over all ranks counts it once: along an
-    axis of a device mesh with Replicate(), for a plain parameter under DDP, for both under HSDP or FSDP2 with tensor
-    parallelism. No tensor is gathered.
-    """
-
-    share: float
-    tensors: list[Tensor]
-
-
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
     """Whether a tensor is a DTensor; does not load the module of DTensors, which is slow to import."""
     module = sys.modules.get("torch.distributed.tensor")
@@ -221,7 +208,11 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def share_of(tensor: Tensor, ranks: int) -> float:
-    """1/k for a tensor whose entries are held by k of `ranks` ranks."""
+    """1/k for a tensor whose entries are held by k of `ranks` ranks, so that a sum over all ranks counts an entry once.
+
+    Entries are held by several ranks along an axis of a device mesh with Replicate(), for a plain parameter under DDP, and for
+    both under HSDP or FSDP2 with tensor parallelism. No tensor is gathered.
+    """
     if not is_dtensor(tensor):
         return 1 / ranks
     shards = 1
@@ -230,14 +221,6 @@ def share_of(tensor: Tensor, ranks: int) -> float:
             raise InputError("a parameter or gradient is a DTensor with Partial() placements: sum it over ranks first.")
         shards *= tensor.device_mesh.size(axis) if place.is_shard() else 1
     return shards / ranks
-
-
-def local_parts(tensors: Iterable[Tensor], shares: Iterable[float]) -> list[LocalParts]:
-    """The local parts of tensors, grouped by their `shares`."""
-    by_share: dict[float, list[Tensor]] = {}
-    for tensor, share in zip(tensors, shares, strict=True):
-        by_share.setdefault(share, []).append(local_part(tensor))
-    return [LocalParts(share, parts) for share, parts in sorted(by_share.items())]
 
 
 def group_of(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:

@@ -77,20 +77,19 @@ def _files(paths: Sequence[Path], text_field: str) -> Corpus:
             content = path.read_bytes()
         except OSError as error:
             raise CorpusError(f"cannot read the text {path}: {error.strerror}.") from error
-        record = {"name": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        provenance["files"].append(record)
-    name = " + ".join(path.name for path in paths)
-    return Corpus(name, _read_all(paths, text_field), provenance=provenance)
+        checksum = hashlib.sha256(content).hexdigest()
+        provenance["files"].append({"name": path.name, "bytes": len(content), "sha256": checksum})
+    return Corpus(" + ".join(path.name for path in paths), _read_all(paths, text_field), provenance=provenance)
 
 
 def _read_all(paths: Sequence[Path], text_field: str) -> Iterator[str]:
-    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
     for path in paths:
-        reader = readers.get(path.suffix.lower())
-        if reader is None:
-            yield _decode(path)
+        if path.suffix.lower() == ".jsonl":
+            yield from _read_jsonl(path, text_field)
+        elif path.suffix.lower() == ".parquet":
+            yield from _read_parquet(path, text_field)
         else:
-            yield from reader(path, text_field)
+            yield _decode(path)
 
 
 def _decode(path: Path) -> str:
@@ -162,14 +161,19 @@ def _dataset(path: str, name: str, split: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Blocks:
-    """`count` blocks of `size` predictions over `stream`, which holds count·size + 1 tokens."""
+    """`count` blocks of `size` predictions over `stream`."""
 
     stream: Tensor
+    """count·size + 1 tokens, or count·(size + 1) if the blocks are separate."""
     size: int
     count: int
     bos_id: int | None
     offset: int
     """Blocks skipped at the start of the text."""
+    name: str = "token ids"
+    """Name of the text."""
+    separate: bool = False
+    """False: the last target of a block is the first input of the next one. True: blocks share no token."""
 
     @property
     def predictions(self) -> int:
@@ -177,19 +181,29 @@ class Blocks:
 
     def first(self, count: int) -> Blocks:
         """The first `count` blocks, or all if there are fewer."""
-        count = min(count, self.count)
-        return replace(self, stream=self.stream[: count * self.size + 1], count=count)
+        return self.part(0, min(count, self.count))
+
+    def part(self, start: int, stop: int) -> Blocks:
+        """Blocks `start` … `stop` − 1."""
+        stride = self.size + self.separate
+        stream = self.stream[start * stride : (stop - 1) * stride + self.size + 1].clone()
+        return replace(self, stream=stream, count=stop - start, offset=self.offset + start)
+
+    def batch(self, index: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Input ids [B, size (+1 with BOS)] and target ids [B, size] of the blocks with these indices."""
+        rows = self.stream.unfold(0, self.size + 1, self.size + self.separate)[index]
+        inputs, targets = rows[:, :-1], rows[:, 1:]
+        if self.bos_id is not None:
+            inputs = torch.cat([inputs.new_full((len(rows), 1), self.bos_id), inputs], dim=1)
+        return inputs, targets
 
     def inputs(self, start: int, stop: int) -> Tensor:
-        """Input ids [stop − start, size (+1 with BOS)] of blocks start..stop."""
-        ids = self.stream[start * self.size : stop * self.size].view(stop - start, self.size)
-        if self.bos_id is None:
-            return ids
-        return torch.cat([ids.new_full((stop - start, 1), self.bos_id), ids], dim=1)
+        """Input ids of blocks `start` … `stop` − 1."""
+        return self.batch(slice(start, stop))[0]
 
     def targets(self, start: int, stop: int) -> Tensor:
         """Target ids [stop − start, size]."""
-        return self.stream[start * self.size + 1 : stop * self.size + 1].view(stop - start, self.size)
+        return self.batch(slice(start, stop))[1]
 
     def counted(self, hidden: Tensor) -> Tensor:
         """[B, N, …] without the position of the BOS."""
@@ -209,38 +223,25 @@ def make_blocks(
     needed = None if count is None else (offset + count) * size + 1
     pieces: list[np.ndarray[Any, Any]] = []
     have = 0
-    for piece in _token_pieces(corpus, tokenizer, needed):
-        pieces.append(piece)
-        have += len(piece)
-        if needed is not None and have >= needed:
-            break
-    stream = torch.from_numpy(np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64))
-    available = max(0, (len(stream) - 1) // size)
-    if available < offset + (count or 1):
-        raise CorpusError(
-            _too_short(corpus.name, len(stream), size=size, available=available, needed=offset + (count or 1))
-        )
-    taken = available - offset if count is None else count
-    return Blocks(stream[offset * size : (offset + taken) * size + 1].clone(), size, taken, bos_id, offset)
-
-
-def _too_short(name: str, tokens: int, *, size: int, available: int, needed: int) -> str:
-    """What the text has, and which remedies apply."""
-    if tokens == 0:
-        return f"the text {name!r} is empty: give a text with more than {size} tokens."
-    has = f"the text {name!r} has {tokens} tokens, which give {available} blocks of {size}, but {needed} are needed"
-    fewer = f"use fewer blocks (it has {available}), a" if available else "use a"
-    return f"{has}: {fewer} smaller block size, or a longer text."
-
-
-def _token_pieces(corpus: Corpus, tokenizer: Any, needed: int | None) -> Iterator[np.ndarray[Any, Any]]:
-    """Token ids document by document, with the separator in front of all but the first."""
-    have = 0
     for index, document in enumerate(corpus.documents):
         text = document if index == 0 else corpus.separator + document
-        ids = _encode(text, tokenizer, None if needed is None else needed - have)
-        have += len(ids)
-        yield ids
+        pieces.append(_encode(text, tokenizer, None if needed is None else needed - have))
+        have += len(pieces[-1])
+        if needed is not None and have >= needed:
+            break
+    if not have:
+        raise CorpusError(f"the text {corpus.name!r} is empty: give a text with more than {size} tokens.")
+    available = (have - 1) // size
+    least = offset + (count or 1)
+    if available < least:
+        fewer = f"use fewer blocks (it has {available}), a" if available else "use a"
+        raise CorpusError(
+            f"the text {corpus.name!r} has {have} tokens, which give {available} blocks of {size}, but {least} are needed: "
+            f"{fewer} smaller block size, or a longer text."
+        )
+    stop = available if count is None else offset + count
+    stream = torch.from_numpy(np.concatenate(pieces))[offset * size : stop * size + 1].clone()
+    return Blocks(stream, size, stop - offset, bos_id, offset, corpus.name)
 
 
 def _encode(text: str, tokenizer: Any, needed: int | None) -> np.ndarray[Any, Any]:

@@ -16,7 +16,7 @@ from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError, OutputError
 from zloss.jobs import Job, LostRankError, StoppedError, open_job
 from zloss.results.steps import StepRecord
-from zloss.train.folder import StepLog
+from zloss.train import run as training
 from zloss.train.run import run_training_of
 from zloss.train.start import prepare_start
 
@@ -107,14 +107,14 @@ def test_what_fails_on_one_rank_ends_all_of_them() -> None:
 def test_a_full_disk_of_the_first_rank_ends_the_run_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config(tmp_path)
     start = prepare_start(config)
-    own = StepLog.append
+    own = training.append_step
 
-    def full(log: StepLog, record: StepRecord) -> None:
+    def full(folder: Path, record: StepRecord) -> None:
         if record.step == 3:
             raise OutputError("cannot write steps.jsonl: No space left on device.")
-        own(log, record)
+        own(folder, record)
 
-    monkeypatch.setattr(StepLog, "append", full)
+    monkeypatch.setattr(training, "append_step", full)
 
     def train() -> None:
         told = ""

@@ -11,7 +11,7 @@ from tests.tiny_models import configs, save_tokenizer
 from zloss.cli.main import main
 from zloss.errors import CheckpointError
 from zloss.measure.measurement import model_blocks
-from zloss.models.checkpoint import Positions, load_checkpoint, positions_of
+from zloss.models.checkpoint import load_checkpoint, positions_of
 from zloss.text import open_corpus
 
 
@@ -39,9 +39,9 @@ def test_ids_beyond_the_embedding_are_one_sentence(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("gpt2", Positions(128, fixed=True)), ("neox", Positions(128, fixed=False)), ("phi", Positions(128, fixed=False))],
+    [("gpt2", (128, True)), ("neox", (128, False)), ("phi", (128, False))],
 )
-def test_learned_positions_end_and_rotary_ones_do_not(kind: str, expected: Positions, tmp_path: Path) -> None:
+def test_learned_positions_end_and_rotary_ones_do_not(kind: str, expected: tuple[int, bool], tmp_path: Path) -> None:
     from tests.tiny_models import save_model
 
     assert positions_of(load_checkpoint(str(save_model(kind, tmp_path)))) == expected
@@ -64,4 +64,4 @@ def test_families_with_a_table_are_recognised() -> None:
         "bloom": t.BloomForCausalLM(t.BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)),
     }
     found = {name: positions_of(Checkpoint(name, "config", model, None, False)) for name, model in made.items()}
-    assert found == {"opt": Positions(40, fixed=True), "gptj": Positions(40, fixed=True), "bloom": None}
+    assert found == {"opt": (40, True), "gptj": (40, True), "bloom": None}

@@ -38,14 +38,7 @@ def check_quantile(x: Array, q: float) -> None:
     if not known.size:
         assert found is None
         return
-    assert found is not None
     assert found == float(np.quantile(known, q))
-    ordered = np.sort(known)
-    index = q * (len(ordered) - 1)
-    below, above = ordered[math.floor(index)], ordered[math.ceil(index)]
-    assert below - 1e-12 * abs(below) <= found <= above + 1e-12 * abs(above)
-    want = below + (above - below) * (index - math.floor(index))
-    assert found == pytest.approx(float(want), rel=1e-12, abs=1e-300)
 
 
 def check_mean(x: Array) -> None:
@@ -93,12 +86,6 @@ def test_a_correlation_equals_its_definition(name: str, dtype: Any) -> None:
     check_correlation(x, x * 0.3 + rng.standard_normal(500) * np.abs(x).mean())
     check_correlation(x, x)
     check_correlation(np.where(np.arange(500) % 9 == 0, np.nan, x), np.where(np.arange(500) % 7 == 0, np.inf, -x))
-
-
-def test_quantiles_are_torchs() -> None:
-    x = torch.randn(10_001, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for q in (0.0, 0.25, 0.99, 0.999, 1.0):
-        assert tokens.quantile(x.numpy(), q) == pytest.approx(float(torch.quantile(x, q)), rel=1e-15)
 
 
 def test_a_long_fp32_column_has_its_quantile_at_the_right_rank() -> None:

@@ -15,7 +15,6 @@ from zloss.models.checkpoint import (
     embedded_smollm2,
     load_checkpoint,
     model_fingerprint,
-    sampled_fingerprint,
     weight_fingerprint,
 )
 from zloss.models.output_head import check_head, find_head, hidden_states
@@ -145,12 +144,11 @@ def cohere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_bit_of_one_weight_shows(cohere: Path) -> None:
     """Beyond the first 64 entries of a tensor, a change was not seen."""
     model = load_checkpoint(str(cohere)).model
-    first, sampled = weight_fingerprint(model), sampled_fingerprint(model)
+    first = weight_fingerprint(model)
     weight = model.get_output_embeddings().weight
     with torch.no_grad():
         weight[200, 3] = torch.nextafter(weight[200, 3], torch.tensor(torch.inf))
         assert weight_fingerprint(model) != first
-        assert sampled_fingerprint(model) == sampled
         weight[200, 3] = torch.nextafter(weight[200, 3], torch.tensor(-torch.inf))
         assert weight_fingerprint(model) == first
         weight[[200, 201]] = weight[[201, 200]]

@@ -41,18 +41,29 @@ def test_paths_and_ids(name: str, path: bool, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("unreachable")
-def test_a_misspelt_folder_is_refused_at_once_with_the_nearest_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("models/gtp2", "no model 'models/gtp2': there is no such folder. Did you mean models/gpt2?"),
+        ("lama", "Did you mean llama?"),
+        ("lama.gguf", "there is no GGUF file lama.gguf."),
+    ],
+)
+def test_every_command_says_the_same_of_a_missing_model_at_once(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "gpt2").mkdir(parents=True)
+    (tmp_path / "llama").mkdir()
+    errors = set()
     for command in ("audit", "train", "center", "audit-implementation"):
         began = time.perf_counter()
-        assert main([command, "models/gtp2"]) == 2
+        assert main([command, name]) == 2
         assert time.perf_counter() - began < 10
-        error = capsys.readouterr().err.strip()
-        assert "no model 'models/gtp2': there is no such folder. Did you mean models/gpt2?" in error
-        assert len(error.splitlines()) == 1
+        errors.add(capsys.readouterr().err.strip().removeprefix(f"zloss {command}: "))
+    (error,) = errors
+    assert said in error
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.usefixtures("unreachable")
@@ -64,21 +75,6 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatc
     with pytest.raises(CheckpointError, match=r"the hub does not answer.*Did you mean my-gpt2\?"):
         load_checkpoint("my-gtp2")
     assert time.perf_counter() - began < 10
-
-
-@pytest.mark.usefixtures("unreachable")
-def test_center_says_the_same_of_a_missing_model_as_audit_and_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "llama").mkdir()
-    for name, said in (("lama", "Did you mean llama?"), ("lama.gguf", "there is no GGUF file lama.gguf.")):
-        errors = set()
-        for command in ("audit", "train", "center"):
-            assert main([command, name]) == 2
-            errors.add(capsys.readouterr().err.strip().removeprefix(f"zloss {command}: "))
-        (error,) = errors
-        assert said in error
 
 
 def test_a_conversion_shows_no_bar(

@@ -15,8 +15,7 @@ from torch import nn
 
 from zloss.errors import InputError
 from zloss.optimizer.endpoints import endpoints, spike_rate
-from zloss.optimizer.norms import PIECE, norms
-from zloss.optimizer.recorder import Recorder
+from zloss.optimizer.recorder import PIECE, Recorder, first_direction, inf_norm, l2_norm
 from zloss.results.steps import StepRecord
 
 CLIP, STEPS, EVERY = 1.0, 12, 5
@@ -63,7 +62,7 @@ def train(clip: str = "recorder") -> tuple[Recorder, list[dict[str, Any]]]:
             elif clip == "torch":
                 nn.utils.clip_grad_norm_(parameters, CLIP)
             else:
-                norm = float(norms([p.grad for p in parameters]).l2)
+                norm = float(l2_norm([p.grad for p in parameters]))
                 for p in parameters:
                     p.grad.mul_(min(1.0, CLIP / norm))
             optimizer.step()
@@ -131,7 +130,7 @@ def test_norms_of_long_tensors_keep_their_digits() -> None:
     """A plain fp32 norm of this tensor is off by more than the tolerance."""
     x = torch.rand(2**24) + 0.5
     exact = float(x.double().norm())
-    assert float(norms([x]).l2) == pytest.approx(exact, rel=2e-7)
+    assert float(l2_norm([x])) == pytest.approx(exact, rel=2e-7)
     assert abs(float(torch.linalg.vector_norm(x)) / exact - 1) > 1e-6
 
 
@@ -140,19 +139,20 @@ def test_norms_of_long_tensors_keep_their_digits() -> None:
 def test_no_entry_of_a_long_tensor_is_missed(place: int, value: float) -> None:
     x = torch.randn(2 * PIECE + 10)
     x[place] = value
-    got, exact = norms([torch.randn(3), torch.empty(0), x.view(2, -1)]), x.double()
+    tensors, exact = [torch.randn(3), torch.empty(0), x.view(2, -1)], x.double()
+    l2, inf = float(l2_norm(tensors)), float(inf_norm(tensors))
     if math.isfinite(value):
-        assert float(got.l2) == pytest.approx(float(exact.norm()), rel=1e-6)
-        assert float(got.inf) == 7e5
+        assert l2 == pytest.approx(float(exact.norm()), rel=1e-6)
+        assert inf == 7e5
     else:
-        assert math.isnan(value) == math.isnan(float(got.l2)) == math.isnan(float(got.inf))
-        assert not math.isfinite(float(got.l2))
+        assert math.isnan(value) == math.isnan(l2) == math.isnan(inf)
+        assert not math.isfinite(l2)
 
 
 def test_norms_do_not_overflow_where_gradients_are_finite() -> None:
-    found = norms([torch.full((3, 5), 1e18), torch.full((7,), -3e18)])
-    assert float(found.l2) == pytest.approx(math.sqrt(15e36 + 7 * 9e36), rel=1e-6)
-    assert float(found.inf) == pytest.approx(3e18)
+    tensors = [torch.full((3, 5), 1e18), torch.full((7,), -3e18)]
+    assert float(l2_norm(tensors)) == pytest.approx(math.sqrt(15e36 + 7 * 9e36), rel=1e-6)
+    assert float(inf_norm(tensors)) == pytest.approx(3e18)
 
 
 @pytest.mark.parametrize(("value", "kind"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "inf")])
@@ -258,3 +258,20 @@ def test_bad_recorders_are_refused() -> None:
     sampled = Recorder(momentum.param_groups[0]["params"], momentum, adam_every=1)
     with pytest.raises(InputError, match="moments"), sampled.step(1):
         momentum.step()
+
+
+def test_the_first_direction_is_that_of_torch_adam_for_any_betas() -> None:
+    torch.manual_seed(0)
+    grad = torch.randn(50, dtype=torch.float64) * torch.logspace(-12, 2, 50, dtype=torch.float64)
+    for betas in ((0.9, 0.95), (0.9, 0.999), (0.5, 0.3)):
+        parameter = torch.zeros(50, dtype=torch.float64, requires_grad=True)
+        parameter.grad = grad.clone()
+        torch.optim.Adam([parameter], lr=1.0, betas=betas, eps=1e-8).step()
+        torch.testing.assert_close(-parameter.detach(), first_direction(grad), rtol=1e-9, atol=0)
+
+
+def test_the_uncorrected_proxy_is_another_vector() -> None:
+    grad = torch.tensor([1e-8, 1.0], dtype=torch.float64)
+    proxy = 0.1 * grad / ((0.05 * grad**2).sqrt() + 1e-8)
+    direction = first_direction(grad)
+    assert abs(float(proxy[0] / proxy[1]) - float(direction[0] / direction[1])) > 0.1

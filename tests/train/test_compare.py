@@ -12,7 +12,7 @@ from zloss.results.comparison import Curve
 from zloss.results.steps import StepRecord
 from zloss.train import compare
 from zloss.train.finished import FinishedRun
-from zloss.train.folder import StepLog, read_steps
+from zloss.train.folder import append_step, read_steps
 
 STEPS = 7
 
@@ -39,11 +39,9 @@ def runs(tmp_path: Path) -> list[FinishedRun]:
     for seed in (1, 2):
         folder = tmp_path / f"s{seed}"
         folder.mkdir()
-        with StepLog(folder, []) as log:
-            for step in range(1, STEPS + 1):
-                log.append(
-                    record(step, ce=10.0 * seed + step, norm=float(seed * step), tail=None if step == 3 else 2.0)
-                )
+        for step in range(1, STEPS + 1):
+            tail = None if step == 3 else 2.0
+            append_step(folder, record(step, ce=10.0 * seed + step, norm=float(seed * step), tail=tail))
         metrics = metrics_of(read_steps(folder), seed=seed)
         made.append(FinishedRun(folder, {"method": "ce", "coef": 0.0, "seed": seed}, metrics))
     return made

@@ -13,7 +13,7 @@ from tests.tiny_models import save_tokenizer
 from tests.train.tiny_run import some_text
 from zloss.errors import CorpusError
 from zloss.results.run_config import TrainConfig
-from zloss.train.data import batch_of, gather, micro_batches, open_data
+from zloss.train.data import batch_of, micro_batches, open_data
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def config(folder: Path, **changes: Any) -> TrainConfig:
 def test_a_batch_holds_the_blocks_of_its_indices(tmp_path: Path, tokenizer: Any, bos: int | None) -> None:
     blocks = open_data(config(tmp_path), tokenizer, bos).train
     index = torch.tensor([3, 0, blocks.count - 1])
-    inputs, targets = gather(blocks, index)
+    inputs, targets = blocks.batch(index)
     for row, i in enumerate(index.tolist()):
         assert torch.equal(inputs[row], blocks.inputs(i, i + 1)[0])
         assert torch.equal(targets[row], blocks.targets(i, i + 1)[0])

@@ -15,10 +15,10 @@ ROOMS = {
     ),
     "routers": ("tests/router",),
     "statistics": ("tests/measure/test_tokens.py", "tests/measure/test_token_pass.py"),
-    "optimizer": ("tests/optimizer/test_adam_first_step.py", "tests/optimizer/test_recorder.py"),
+    "optimizer": ("tests/optimizer/test_recorder.py",),
     "models and text": ("tests/models", "tests/text/test_blocks.py"),
     "audits": (
-        "tests/measure/test_whole_model.py",
+        "tests/measure/test_gradients.py",
         "tests/audit/checkpoint",
         "tests/audit/loss/test_on_model.py",
         "tests/audit/implementation/test_source.py",

@@ -12,20 +12,23 @@ over the whole model on request. No gradient of the model is kept, and `.grad` i
 
 Cost below the head, in forward passes: 1 for the pass, 1 for the recomputation, 2 for each seed.
 Scaling: gradients are mean-reduced over the T predictions (w = 1/T), coefficients included.
-Axes: B blocks, N positions, T predictions, U rows of a tied table that the blocks read, D width.
+Axes: B blocks, N positions, T = B·N predictions, U rows of a tied table that the blocks read, D width, L layers.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, autograd, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.checkpoint import checkpoint as recomputed_in_backward
 
 from zloss.console import Progress, Silent
 from zloss.errors import CheckpointError
@@ -35,8 +38,7 @@ from zloss.head.source import head_gradient_rows
 from zloss.measure.measurement import Measurement
 from zloss.measure.tokens import shaped_chunks
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.layers import LayerCall, cut_forward, decoder_layers
-from zloss.models.output_head import OutputHead, hidden_states
+from zloss.models.output_head import HiddenStates, OutputHead, hidden_states
 from zloss.objectives import CenteredZLoss, Coefficients, Objective, StandardZLoss
 from zloss.results.audit import GradientInfo, GradientNumbers, PathNumbers
 from zloss.statistics import TokenStats
@@ -46,6 +48,9 @@ CE, RAW, CENTERED = "ce", "z", "centered_z"
 """Names of the losses."""
 HEAD, MODEL = ("head",), ("head", "bias", "body")
 """Sets of parameters: the output-head tensor, and all parameters."""
+Forward = Callable[..., Any]
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+"""Arguments of a layer that cannot carry a tensor to another layer."""
 
 
 def diagnostic_gradients(
@@ -78,12 +83,8 @@ def diagnostic_gradients(
         whole_model=products.against_ce(RAW, MODEL),
         extra={"norms": norms | {f"{name}_model": products.norm(name, MODEL) for name in (CE, RAW)}},
     )
-    coordinates = {"raw": RAW, "centered": CENTERED}
-    return info, {
-        coordinate: paths
-        for coordinate, name in coordinates.items()
-        if name in objectives and (paths := products.paths(name)) is not None
-    }
+    paths = {coordinate: products.paths(name) for coordinate, name in (("raw", RAW), ("centered", CENTERED))}
+    return info, {coordinate: found for coordinate, found in paths.items() if found is not None}
 
 
 class InnerProducts:
@@ -114,18 +115,16 @@ class InnerProducts:
     def against_ce(self, name: str, parts: Sequence[str] = HEAD) -> GradientNumbers:
         """R and C; None where a gradient vanishes."""
         norm, ce = self.norm(name, parts), self.norm(CE, parts)
-        return GradientNumbers(norm / ce if ce > 0 else None, _cosine(self.inner(name, CE, parts), norm, ce))
+        cosine = self.inner(name, CE, parts) / (norm * ce) if norm * ce > 0 else None
+        return GradientNumbers(norm / ce if ce > 0 else None, cosine)
 
     def paths(self, name: str) -> PathNumbers | None:
         """The two paths to a tied table (paper eq:tied_decomp); None for an untied head."""
         if ("output", name, name) not in self._sums:
             return None
         output, into = self.norm(name, ("output",)), self.norm(name, ("input",))
-        return PathNumbers(output, into, _cosine(self.inner(name, name, ("output·input",)), output, into))
-
-
-def _cosine(dot: float, a: float, b: float) -> float | None:
-    return dot / (a * b) if a * b > 0 else None
+        dot = self.inner(name, name, ("output·input",))
+        return PathNumbers(output, into, dot / (output * into) if output * into > 0 else None)
 
 
 def objective_gradients(
@@ -154,22 +153,18 @@ def objective_gradients(
         with hidden_states(checkpoint, head) as hidden_of:
             split = torch.split(inputs_BN, forward_blocks or max(1, count))
             passes = [cut_forward(model, hidden_of, ids_BN) for ids_BN in split]
-            with torch.enable_grad():
-                forwards = [(blocks.counted(hidden_BND).flatten(0, 1), calls) for hidden_BND, calls in passes]
+        with torch.enable_grad():
+            forwards = [(blocks.counted(hidden_BND).flatten(0, 1), calls) for hidden_BND, calls in passes]
         problem = measurement.problem(torch.cat([hidden_TD.detach() for hidden_TD, _ in forwards]), target_T)
         sources, seeds_TD, log_z_T = gradient_seeds(measurement, problem, objectives)
         # Below an untied head only the whole-model numbers need a backward pass.
         below = (CE, *objectives) if head.tied else (CE, *whole_model) if whole_model else ()
-        body = ParameterSums(model, head, rows_U, products)
-        if below:
-            seeds_TD = {name: seeds_TD[name] for name in below}
-            add_body_gradients(body, forwards, seeds_TD, after_layer=lambda: step.advance(1))
-        add_head_gradients(products, problem, log_z_T, sources, body.finish(), rows_U if head.tied else None)
+        used_TD = {name: seeds_TD[name] for name in below}
+        body = BodyGradients(model, head, rows_U, products)
+        table_UD = body.add_all(forwards, used_TD, after_layer=lambda: step.advance(1)) if below else {}
+        add_head_gradients(products, problem, log_z_T, sources, table_UD, rows_U if head.tied else None)
         step.advance(1)
     return products
-
-
-# The losses at the hidden states and at the head
 
 
 @torch.no_grad()
@@ -181,10 +176,13 @@ def gradient_seeds(
     CE has δ = w·(p − onehot(y)), an objective has δ = w·(a·p − g/V).
     """
     chunks = [(chunk.stats, chunk.target_slope_C, shape_CD) for chunk, shape_CD in shaped_chunks(problem)]
-    columns = {each.name: [getattr(stats, each.name) for stats, _, _ in chunks] for each in fields(TokenStats)}
-    whole: dict[str, Any] = {k: torch.cat(v) if isinstance(v[0], Tensor) else v[0] for k, v in columns.items()}
-    stats = TokenStats(**whole)
-    shape_TD, slopes = torch.cat([shape_CD for _, _, shape_CD in chunks]), [s for _, s, _ in chunks if s is not None]
+    columns: dict[str, Any] = {f.name: [getattr(part, f.name) for part, _, _ in chunks] for f in fields(TokenStats)}
+    columns = {name: torch.cat(v) if isinstance(v[0], Tensor) else v[0] for name, v in columns.items()}
+    stats = TokenStats(**columns)
+    shape_TD, slopes = (
+        torch.cat([shape for _, _, shape in chunks]),
+        [slope for _, slope, _ in chunks if slope is not None],
+    )
     weight = 1.0 / max(1, len(shape_TD))
     one_T = torch.full_like(stats.log_s, weight)
     target_T = measurement.head.logit_scale * (one_T * torch.cat(slopes) if slopes else one_T)
@@ -229,129 +227,104 @@ def add_head_gradients(
                 products.add_pair("output·input", name, name, gradient.weight_RD[local], into)
                 gradient.weight_RD.index_add_(0, local, into)
         products.add("head", {name: gradient.weight_RD for name, gradient in gradients.items()})
-        biases = {name: each.bias_R for name, each in gradients.items() if each.bias_R is not None}
         if bias_is_parameter:
-            products.add("bias", biases)
+            products.add("bias", {name: each.bias_R for name, each in gradients.items() if each.bias_R is not None})
 
 
-# The body, from the last layer to the first
-
-
-class ParameterSums:
-    """The gradients of parameters below the head: summed by loss until the last use of a parameter, then reduced."""
+class BodyGradients:
+    """Every loss back through the layers, last to first; a parameter's gradient is reduced after its last use by a layer."""
 
     def __init__(self, model: nn.Module, head: OutputHead, rows_U: Tensor, products: InnerProducts) -> None:
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         inside = {id(module) for layer in decoder_layers(model) for module in layer.modules()}
-        self.outside = {id(p) for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)}
-        """Identities of the parameters that modules outside the layers have."""
+        self._outside = {id(p) for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        tied = (p for p in self.parameters if head.tied and p.data_ptr() == head.weight_VD.data_ptr())
+        tied = (p for p in self._parameters if head.tied and p.data_ptr() == head.weight_VD.data_ptr())
         self._table, self._rows_U, self._products = next(tied, None), rows_U, products
-        self._sums: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
+        self._sums: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)  # by identity of a tensor, then by loss
         self._reduced: set[int] = set()
 
-    def add(self, parameter: Tensor, name: str, grad: Tensor) -> None:
-        """Add a part of the gradient of a loss; parts in 16 bits are summed in fp32."""
-        if id(parameter) in self._reduced:
+    def add_all(
+        self,
+        forwards: Sequence[tuple[Tensor, list[LayerCall]]],
+        seeds_TD: Mapping[str, Tensor],
+        after_layer: Callable[[], None] = lambda: None,
+    ) -> dict[str, Tensor]:
+        """Every seed back through all forward passes, given as (hidden states [T, D], calls of layers), which are used up.
+
+        Returns the gradient [U, D] of a tied table through the input embedding, by loss.
+        """
+        stack = [call.layer for call in forwards[0][1]]
+        if any([call.layer for call in calls] != stack for _, calls in forwards):
+            raise CheckpointError("the model calls other layers for other tokens: its gradients are not supported.")
+        uses = Counter(id(parameter) for layer in stack for parameter in layer.parameters())
+        parts = {
+            name: torch.split(seed, [len(hidden_TD) for hidden_TD, _ in forwards]) for name, seed in seeds_TD.items()
+        }
+        for place, (hidden_TD, calls) in enumerate(forwards):
+            given = {name: part[place].to(hidden_TD.dtype) for name, part in parts.items()}
+            self._go_back([(hidden_TD, given)], [x for call in calls for x in call.outputs], keep=bool(calls))
+        while stack:
+            for _, calls in forwards:
+                self._through_last_layer(calls)
+            keys = [id(parameter) for parameter in stack.pop().parameters()]
+            uses.subtract(keys)
+            self._reduce([key for key in keys if not uses[key] and key not in self._outside])
+            after_layer()
+        table_UD = self._sums.pop(id(self._table), {})
+        self._reduce(list(self._sums))
+        return table_UD
+
+    def _through_last_layer(self, calls: list[LayerCall]) -> None:
+        """Recompute the last call of a forward pass, and go back through it and through what is between it and earlier layers."""
+        call = calls.pop()
+        arrived = [self._sums.pop(id(output), None) for output in call.outputs]
+        if not any(arrived):
+            return
+        leaves, returned = _run(call.layer.forward, call.arguments, call.structure, graph=True)
+        pairs = zip(_floating(returned), arrived, strict=True)
+        reached = [(output, found) for output, found in pairs if found is not None and output.requires_grad]
+        self._go_back(reached, list(leaves.values()))
+        for tensor in {id(x): x for x in call.arguments if id(x) in leaves}.values():
+            adjoint = self._sums.pop(id(leaves[id(tensor)]), {})
+            if adjoint and not tensor.is_leaf:
+                self._go_back([(tensor, adjoint)], [x for earlier in calls for x in earlier.outputs], keep=True)
+            else:
+                for name, grad in adjoint.items():
+                    self.add(tensor, name, grad)
+
+    def _go_back(
+        self, outputs: Sequence[tuple[Tensor, Mapping[str, Tensor]]], leaves: Sequence[Tensor], *, keep: bool = False
+    ) -> None:
+        """Every loss from `outputs` with their adjoints to the parameters and to `leaves`."""
+        tensors, names = [x for x, _ in outputs], list(outputs[0][1]) if outputs else []
+        wanted = [*leaves, *self._parameters]
+        for name in names:
+            given = [adjoint[name] for _, adjoint in outputs]
+            retain = keep or name != names[-1]
+            found = autograd.grad(tensors, wanted, given, retain_graph=retain, allow_unused=True)
+            for tensor, grad in zip(wanted, found, strict=True):
+                if grad is not None:
+                    self.add(tensor, name, grad)
+
+    def add(self, tensor: Tensor, name: str, grad: Tensor) -> None:
+        """Add a part of the gradient of a loss; parts of a parameter's in 16 bits are summed in fp32."""
+        if id(tensor) in self._reduced:
             raise CheckpointError(
-                f"{self._names[id(parameter)]} is used by several layers, but only one of them has it among its parameters: "
+                f"{self._names[id(tensor)]} is used by several layers, but only one of them has it among its parameters: "
                 "gradients of such a model are not supported."
             )
-        grad = grad[self._rows_U] if parameter is self._table else grad
-        here = self._sums[id(parameter)]
-        here[name] = here[name].to(torch.promote_types(grad.dtype, torch.float32)) + grad if name in here else grad
+        grad = grad[self._rows_U] if tensor is self._table else grad
+        here = self._sums[id(tensor)]
+        if name in here and isinstance(tensor, nn.Parameter):
+            here[name] = here[name].to(torch.promote_types(grad.dtype, torch.float32))
+        here[name] = here[name] + grad if name in here else grad
 
-    def reduce(self, keys: Collection[int]) -> None:
+    def _reduce(self, keys: Collection[int]) -> None:
         """Reduce the gradients of the parameters with these identities to inner products."""
         for key in keys:
             self._products.add("body", self._sums.pop(key, {}))
             self._reduced.add(key)
-
-    def finish(self) -> dict[str, Tensor]:
-        """Reduce what is left; the gradient [U, D] of a tied table through the input embedding, by loss."""
-        table_UD = self._sums.pop(id(self._table), {})
-        self.reduce(list(self._sums))
-        return table_UD
-
-
-Adjoints = defaultdict[int, dict[str, Tensor]]
-"""Identity of a tensor between layers → gradient of every loss there."""
-
-
-def add_body_gradients(
-    sums: ParameterSums,
-    forwards: Sequence[tuple[Tensor, list[LayerCall]]],
-    seeds_TD: Mapping[str, Tensor],
-    after_layer: Callable[[], None] = lambda: None,
-) -> None:
-    """Every seed back through all forward passes, which are used up; a parameter is reduced after its last use by a layer."""
-    stack = [call.layer for call in forwards[0][1]]
-    if any([call.layer for call in calls] != stack for _, calls in forwards):
-        raise CheckpointError("the model calls other layers for other tokens: its gradients are not supported.")
-    uses = Counter(id(parameter) for layer in stack for parameter in layer.parameters())
-    waiting: list[Adjoints] = [defaultdict(dict) for _ in forwards]
-    parts = {name: torch.split(seed, [len(hidden_TD) for hidden_TD, _ in forwards]) for name, seed in seeds_TD.items()}
-    for place, (hidden_TD, calls) in enumerate(forwards):
-        given = {name: part[place].to(hidden_TD.dtype) for name, part in parts.items()}
-        _go_back(sums, [(hidden_TD, given)], _outputs(calls), waiting[place], keep=bool(calls))
-    while stack:
-        for (_, calls), adjoints in zip(forwards, waiting, strict=True):
-            _through_last_layer(sums, calls, adjoints)
-        keys = [id(parameter) for parameter in stack.pop().parameters()]
-        uses.subtract(keys)
-        sums.reduce([key for key in keys if not uses[key] and key not in sums.outside])
-        after_layer()
-
-
-def _through_last_layer(sums: ParameterSums, calls: list[LayerCall], waiting: Adjoints) -> None:
-    """Recompute the last call of a forward pass, and go back through it and through what is between it and earlier layers."""
-    call = calls.pop()
-    arrived = [waiting.pop(id(output), None) for output in call.outputs]
-    if not any(arrived):
-        return
-    inputs, leaves, outputs = call.recompute()
-    reached = [(x, found) for x, found in zip(outputs, arrived, strict=True) if found is not None and x.requires_grad]
-    below: Adjoints = defaultdict(dict)
-    _go_back(sums, reached, leaves, below, keep=False)
-    for tensor, leaf in zip(inputs, leaves, strict=True):
-        adjoint = below.pop(id(leaf), {})
-        if adjoint and not tensor.is_leaf:
-            _go_back(sums, [(tensor, adjoint)], _outputs(calls), waiting, keep=True)
-        else:
-            for name, grad in adjoint.items():
-                _deliver(sums, waiting, tensor, name, grad)
-
-
-def _go_back(
-    sums: ParameterSums,
-    outputs: Sequence[tuple[Tensor, Mapping[str, Tensor]]],
-    leaves: Sequence[Tensor],
-    waiting: Adjoints,
-    *,
-    keep: bool,
-) -> None:
-    """Every loss from `outputs` with their adjoints to the parameters and to `leaves`, whose adjoints go into `waiting`."""
-    tensors, names = [x for x, _ in outputs], list(outputs[0][1]) if outputs else []
-    for name in names:
-        wanted, given = [*leaves, *sums.parameters], [adjoint[name] for _, adjoint in outputs]
-        retain = keep or name != names[-1]
-        found = autograd.grad(tensors, wanted, given, retain_graph=retain, allow_unused=True)
-        for tensor, grad in zip(wanted, found, strict=True):
-            if grad is not None:
-                _deliver(sums, waiting, tensor, name, grad)
-
-
-def _deliver(sums: ParameterSums, waiting: Adjoints, tensor: Tensor, name: str, grad: Tensor) -> None:
-    if isinstance(tensor, nn.Parameter):
-        sums.add(tensor, name, grad)
-    else:
-        here = waiting[id(tensor)]
-        here[name] = here[name] + grad if name in here else grad
-
-
-def _outputs(calls: Sequence[LayerCall]) -> list[Tensor]:
-    return [output for call in calls for output in call.outputs]
 
 
 @contextmanager
@@ -365,3 +338,112 @@ def all_parameters_on(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, flag in before:
             parameter.requires_grad_(flag)
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The list of modules with the most parameters, each module once: the stack of layers, of which a list of experts is a part.
+
+    Empty where a model has no list of at least two modules.
+    """
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
+    stacks = [list(dict.fromkeys(modules)) for modules in lists]
+    return max(stacks, key=lambda stack: sum(p.numel() for layer in stack for p in layer.parameters()), default=[])
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """One call of a layer."""
+
+    layer: nn.Module
+    arguments: list[Any]
+    """Positional and named arguments, flat."""
+    structure: TreeSpec
+    outputs: list[Tensor]
+    """The floating tensors that the call returned, as leaves of the graph above the layer."""
+
+
+class _CannotCut(Exception):
+    """A layer changed an argument in place, or can hand a tensor to another layer in one of them."""
+
+
+@torch.enable_grad()
+def cut_forward(model: nn.Module, hidden_of: HiddenStates, ids_BN: Tensor) -> tuple[Tensor, list[LayerCall]]:
+    """(hidden states [B, N, D], the calls of the layers in order) of one forward pass; parameters require gradients already.
+
+    Layers that hand tensors to one another in a container (the shared keys and values of Gemma 4), or that change their inputs
+    in place, are not cut: there are no calls, and torch's checkpointing recomputes each layer in every backward pass.
+    """
+    calls: list[LayerCall] = []
+    try:
+        with replaced_forwards(model, lambda layer, forward: _cut(layer, forward, calls)):
+            return hidden_of(ids_BN), calls
+    except _CannotCut:
+        with replaced_forwards(model, lambda layer, forward: _recomputed(forward)):
+            return hidden_of(ids_BN), []
+
+
+def _cut(layer: nn.Module, forward: Forward, calls: list[LayerCall]) -> Forward:
+    """The forward of a layer without a graph; what it returns are leaves, and the call is appended to `calls`."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        arguments, structure = tree_flatten((args, kwargs))
+        if not all(isinstance(x, (Tensor, *PLAIN)) for x in arguments):
+            raise _CannotCut
+        _, returned = _run(forward, arguments, structure, graph=False)
+        leaves = {id(x): x.detach().requires_grad_() for x in _floating(returned)}
+        returned = tree_map(lambda x: leaves.get(id(x), x), returned)
+        calls.append(LayerCall(layer, arguments, structure, _floating(returned)))
+        return returned
+
+    return run
+
+
+def _run(forward: Forward, arguments: list[Any], structure: TreeSpec, *, graph: bool) -> tuple[dict[int, Tensor], Any]:
+    """(leaves by the identity of the arguments that they replace, what `forward` returned); the graph starts at the leaves."""
+    requiring = (x for x in arguments if isinstance(x, Tensor) and x.requires_grad)
+    leaves = {id(x): x.detach().requires_grad_(graph) for x in requiring}
+    given = [leaves.get(id(x), x) for x in arguments]
+    args, kwargs = tree_unflatten(given, structure)
+    versions = [x._version for x in given if isinstance(x, Tensor)]
+    with torch.set_grad_enabled(graph):
+        returned = forward(*args, **kwargs)
+    replaced = [id(x) for x in tree_leaves((args, kwargs))] != [id(x) for x in given]
+    if replaced or [x._version for x in given if isinstance(x, Tensor)] != versions:
+        raise _CannotCut
+    return leaves, returned
+
+
+def _recomputed(forward: Forward) -> Forward:
+    """The same function; the backward pass calls it again with its arguments as they were before the first call."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        def copied(arguments: Any) -> Any:
+            return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else copy.copy(x), arguments)
+
+        def call() -> Any:
+            now_args, now_kwargs = next(first, None) or copied(before)
+            return forward(*now_args, **now_kwargs)
+
+        before, first = copied((args, kwargs)), iter([(args, kwargs)])  # other layers read what the first call changes
+        return recomputed_in_backward(call, use_reentrant=False)
+
+    return run
+
+
+@contextmanager
+def replaced_forwards(model: nn.Module, replace: Callable[[nn.Module, Forward], Forward]) -> Iterator[None]:
+    """Inside, the forward of every decoder layer is `replace(layer, forward)`; one of accelerate's hooks is put back after."""
+    before = [(layer, vars(layer).get("forward")) for layer in decoder_layers(model)]
+    for layer, _ in before:
+        layer.forward = replace(layer, layer.forward)
+    try:
+        yield
+    finally:
+        for layer, own in before:
+            del layer.forward
+            if own is not None:
+                layer.forward = own
+
+
+def _floating(tree: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.is_floating_point()]

@@ -125,10 +125,10 @@ def model_blocks(
         if value is not None and value < 1:
             raise InputError(f"`{name}` is expected to be a whole number ≥ 1, but got {value}.")
     bos_id = checkpoint.bos_id(bos)
-    block_size = resolve_block_size(checkpoint, size, bos=bos_id is not None)
-    blocks = make_blocks(corpus, checkpoint.tokenizer, size=block_size.size, count=count, bos_id=bos_id, offset=offset)
+    block_size, note = resolve_block_size(checkpoint, size, bos=bos_id is not None)
+    blocks = make_blocks(corpus, checkpoint.tokenizer, size=block_size, count=count, bos_id=bos_id, offset=offset)
     check_token_ids(checkpoint, blocks)
-    return ModelBlocks(blocks, (block_size.note,) if block_size.note else ())
+    return ModelBlocks(blocks, (note,) if note else ())
 
 
 def check_token_ids(checkpoint: Checkpoint, *texts: Blocks) -> None:

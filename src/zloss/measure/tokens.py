@@ -13,6 +13,7 @@ Axes: T tokens, C tokens of a chunk, S sampled tokens, D width.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,9 +82,9 @@ def token_batches(
     device, start = measurement.head.weight_VD.device, span.start
     while start < span.stop:
         stop = min((start // batch_blocks + 1) * batch_blocks, span.stop)
-        hidden_BND = blocks.counted(hidden_of(blocks.inputs(start, stop).to(device)))
-        hidden_TD = hidden_BND.reshape(-1, hidden_BND.shape[-1])
-        target_T = blocks.targets(start, stop).reshape(-1)
+        inputs_BN, targets_BN = blocks.batch(slice(start, stop))
+        hidden_TD = blocks.counted(hidden_of(inputs_BN.to(device))).flatten(0, 1)
+        target_T = targets_BN.flatten()
         columns: dict[str, list[Array]] = {}
         for tokens, chunk, shape_CD in token_chunks(measurement, hidden_TD, target_T.to(device)):
             for name, column_C in chunk.items():
@@ -95,7 +96,7 @@ def token_batches(
         whole: dict[str, Array] = {
             "block": places // blocks.size + blocks.offset,
             "position": places % blocks.size,
-            "token": blocks.stream[start * blocks.size : stop * blocks.size].numpy(),
+            "token": blocks.counted(inputs_BN).flatten().numpy(),
             "target": target_T.numpy(),
         }
         whole = {name: column.astype(np.int32) for name, column in whole.items()}
@@ -190,10 +191,14 @@ def head_numbers(columns: Columns, measurement: Measurement, coordinate: Coordin
     if coordinate not in measurement.coordinates:
         return HeadNumbers()
 
-    def of(name: str) -> Array | None:
-        return quantity(columns, name, coordinate, measurement)
+    def of(name: str) -> Array:
+        found = quantity(columns, name, coordinate, measurement)
+        return np.empty(0) if found is None else found
 
-    diag_z, mu_square = mean(squared(of("violation"))), mean(squared(of("shift")))
+    def squared(name: str) -> Array:
+        return np.square(of(name), dtype=np.float64)
+
+    diag_z, mu_square = mean(squared("violation")), mean(squared("shift"))
     spectrum = measurement.spectrum(coordinate)
     return HeadNumbers(
         diag_z=None if diag_z is None else measurement.coef * diag_z,
@@ -209,8 +214,8 @@ def head_numbers(columns: Columns, measurement: Measurement, coordinate: Coordin
         sigma_1=spectrum.sigma_1,
         e_1=spectrum.share(1),
         e_16=spectrum.share(16),
-        f_16=mean(ratio(of("rank16"), squared(of("gain")))),
-        rho_16=correlation(squared(of("gain")), of("rank16")),
+        f_16=mean(of("rank16") / squared("gain")),
+        rho_16=correlation(squared("gain"), of("rank16")),
     )
 
 
@@ -233,16 +238,6 @@ def finite(values: Array | None) -> Array:
         return np.empty(0)
     keep = np.isfinite(values)
     return values if keep.all() else values[keep]
-
-
-def squared(values: Array | None) -> Array | None:
-    """The squares in fp64."""
-    return None if values is None else np.square(values, dtype=np.float64)
-
-
-def ratio(numerator: Array | None, denominator: Array | None) -> Array | None:
-    """The quotients, NaN for 0/0."""
-    return None if numerator is None or denominator is None else numerator / denominator
 
 
 def mean(values: Array | None) -> float | None:
@@ -280,16 +275,11 @@ def correlation(x: Array | None, y: Array | None) -> float | None:
 def histograms(columns: Columns, measurement: Measurement) -> tuple[DrawnHistogram, ...]:
     """Bars of every quantity that has values, without the centered shift, which is rounding noise."""
     found = []
-    for coordinate in measurement.coordinates:
-        for name in HISTOGRAMS:
-            values = (
-                None
-                if (coordinate, name) == ("centered", "shift")
-                else quantity(columns, name, coordinate, measurement)
-            )
-            if (drawn := bars(finite(values))) is not None:
-                edges, counts = drawn
-                found.append(DrawnHistogram(name, coordinate, tuple(edges.tolist()), tuple(counts.tolist())))
+    for coordinate, name in itertools.product(measurement.coordinates, HISTOGRAMS):
+        drawn = bars(finite(quantity(columns, name, coordinate, measurement)))
+        if drawn is not None and (coordinate, name) != ("centered", "shift"):
+            edges, counts = drawn
+            found.append(DrawnHistogram(name, coordinate, tuple(edges.tolist()), tuple(counts.tolist())))
     return tuple(found)
 
 
@@ -356,11 +346,8 @@ def hash_index(index_T: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
 def drawable(columns: Columns) -> NDArray[np.bool_]:
     """Which tokens can be drawn: those whose numbers in the panels of the geometry figure are finite."""
     names = [f"{name}{suffix}" for name in ("log_z", "gain", "delta_u", "rank16") for suffix in ("", "_centered")]
-    keep: NDArray[np.bool_] = np.isfinite(columns["p_norm"])
-    for name in names:
-        if name in columns:
-            keep &= np.isfinite(columns[name])
-    return keep
+    known = [np.isfinite(columns[name]) for name in ("p_norm", *names) if name in columns]
+    return np.asarray(np.all(known, axis=0))
 
 
 def sampled_rows(columns: Columns, blocks: Blocks, seed: int, limit: int = MAX_SAMPLE) -> NDArray[np.int64]:

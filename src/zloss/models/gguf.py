@@ -40,10 +40,7 @@ def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}.") from error
     folder = _cache_folder(f"{file.stem[:100]}-{fingerprint}")
-    note = None if folder is None else _intact_note(folder)
-    if folder is not None and note is None:
-        note = _convert_into(folder, file)
-    if folder is not None and note is not None:
+    if folder is not None and (note := _intact_note(folder) or _convert_into(folder, file)) is not None:
         yield folder, bool(note["wants_bos"])
         return
     with tempfile.TemporaryDirectory(prefix="zloss-", ignore_cleanup_errors=True) as temporary:

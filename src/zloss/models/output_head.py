@@ -62,26 +62,22 @@ def find_head(checkpoint: Checkpoint) -> OutputHead:
         weight = present_tensor(module, "weight")
         bias = present_tensor(module, "bias") if isinstance(bias, Tensor) else None
     config = checkpoint.config.get_text_config()
+
+    def number(key: str) -> float | None:
+        """A number of the config; None if it is missing, None or 0."""
+        value = getattr(config, key, None)
+        return float(value) if value else None
+
+    # Cohere multiplies by `logit_scale`, Falcon-H1 by `lm_head_multiplier`; Granite divides by `logits_scaling`.
+    multiply = (number("logit_scale") or 1.0) * (number("lm_head_multiplier") or 1.0)
     return OutputHead(
         module=module,
         weight_VD=weight,
         bias_V=bias if isinstance(bias, Tensor) else None,
         tied=tied,
-        logit_scale=_logit_scale(config),
-        softcap=_nonzero(config, "final_logit_softcapping"),
+        logit_scale=multiply / (number("logits_scaling") or 1.0),
+        softcap=number("final_logit_softcapping"),
     )
-
-
-def _nonzero(config: Any, key: str) -> float | None:
-    """A number of the config; None if it is missing, None or 0."""
-    value = getattr(config, key, None)
-    return float(value) if value else None
-
-
-def _logit_scale(config: Any) -> float:
-    """Cohere multiplies by `logit_scale`, Granite divides by `logits_scaling`, Falcon-H1 has `lm_head_multiplier`."""
-    multiply = (_nonzero(config, "logit_scale") or 1.0) * (_nonzero(config, "lm_head_multiplier") or 1.0)
-    return multiply / (_nonzero(config, "logits_scaling") or 1.0)
 
 
 HiddenStates = Callable[[Tensor], Tensor]

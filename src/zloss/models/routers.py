@@ -8,7 +8,6 @@ load-balancing loss, is left as the user set it. This module does not import tra
 from __future__ import annotations
 
 import inspect
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,21 +92,19 @@ class ModelRouters:
 
     @contextmanager
     def capture(self) -> Iterator[list[Tensor]]:
-        """Collect the [T, E] logits of every router called inside the block, with their graph, in the order of `modules`."""
+        """The [T, E] logits of every router called inside the block, with their graph, in the order of `modules`.
+
+        The list is filled when the block ends.
+        """
         collected: list[Tensor] = []
-        places: list[int] = []
-
-        def keep(place: int, logits: Tensor) -> None:
-            at = bisect_right(places, place)
-            places.insert(at, place)
-            collected.insert(at, logits)
-
-        handles = self.watch(keep)
+        found: list[tuple[int, Tensor]] = []
+        handles = self.watch(lambda place, logits: found.append((place, logits)))
         try:
             yield collected
         finally:
             for handle in handles:
                 handle.remove()
+            collected += [logits for _, logits in sorted(found, key=lambda pair: pair[0])]
 
     def watch(self, keep: Callable[[int, Tensor], None]) -> list[Any]:
         """Call `keep(index in modules, [T, E] logits)` whenever a router is called; returns the hooks to remove."""

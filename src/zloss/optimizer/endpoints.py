@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 
 from zloss.errors import InputError
-from zloss.results.steps import PHI, AdamSample, StepEndpoints, StepRecord
+from zloss.results.steps import PHI, StepEndpoints, StepRecord
 
 THRESHOLDS = (10.0, 50.0, 100.0)
 """The paper's thresholds τ of Φ_τ."""
 SPIKE = 0.5
 """A step-to-step rise of the training loss that counts as a spike, in nats per token (ours: the paper states none)."""
+LEVELS = {"p99": 0.99, "p999": 0.999, "max": 1.0}
+"""Suffix of an endpoint → quantile over the steps."""
 TINY = float(np.finfo(np.float32).tiny)
 """Added to ‖θ‖₂ in a denominator, so that an all-zero model does not divide by zero."""
 
@@ -41,6 +43,7 @@ def endpoints(
     `clip` is the clipping threshold, `thresholds` are the τ of Φ_τ, `spike` is a rise of the loss in nats per token.
     """
     bad = [record.gradient != "finite" for record in records]
+    samples = [record.adam for record in records if record.adam is not None]
     micro = sum(record.micro_batches for record in records)
     nan, inf = sum(record.micro_nan for record in records), sum(record.micro_inf for record in records)
 
@@ -69,7 +72,12 @@ def endpoints(
         **_tail("loss", (record.loss for record in records)),
         **_tail("train_ce", (record.cross_entropy for record in records)),
         spike_rate=spike_rate([record.loss for record in records], spike),
-        **_adam([record.adam for record in records if record.adam is not None]),
+        adam_samples=len(samples),
+        **_tail("adam_v", (sample.v_inf for sample in samples), ("p99", "max")),
+        **_tail("adam_d_inf", (s.d_inf for s in samples), ("p99",)),
+        **_tail("adam_d_ratio", (s.d_norm / (s.param_norm + TINY) for s in samples), ("p99",)),
+        **_tail("adam_corrected_d_inf", (s.corrected_d_inf for s in samples), ("p99",)),
+        **_tail("adam_corrected_d_ratio", (s.corrected_d_norm / (s.param_norm + TINY) for s in samples), ("p99",)),
     )
 
 
@@ -78,39 +86,11 @@ def spike_rate(losses: Sequence[float], spike: float = SPIKE) -> float | None:
     return _fraction(not math.isfinite(now) or now - before > spike for before, now in itertools.pairwise(losses))
 
 
-def _adam(samples: Sequence[AdamSample]) -> dict[str, Any]:
-    """The endpoints of Adam's state by key."""
-    v = _finite(sample.v_inf for sample in samples)
-    return {
-        "adam_samples": len(samples),
-        "adam_v_max": float(v.max()) if v.size else None,
-        "adam_v_p99": _quantile(v, 0.99),
-        "adam_d_inf_p99": _quantile(_finite(s.d_inf for s in samples), 0.99),
-        "adam_d_ratio_p99": _quantile(_finite(s.d_norm / (s.param_norm + TINY) for s in samples), 0.99),
-        "adam_corrected_d_inf_p99": _quantile(_finite(s.corrected_d_inf for s in samples), 0.99),
-        "adam_corrected_d_ratio_p99": _quantile(
-            _finite(s.corrected_d_norm / (s.param_norm + TINY) for s in samples), 0.99
-        ),
-    }
-
-
-def _tail(name: str, values: Iterable[float]) -> dict[str, Any]:
-    """p99, p99.9 and maximum over the finite values, by key."""
-    finite = _finite(values)
-    return {
-        f"{name}_p99": _quantile(finite, 0.99),
-        f"{name}_p999": _quantile(finite, 0.999),
-        f"{name}_max": float(finite.max()) if finite.size else None,
-    }
-
-
-def _finite(values: Iterable[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _tail(name: str, values: Iterable[float], kinds: Sequence[str] = tuple(LEVELS)) -> dict[str, Any]:
+    """p99, p99.9 and maximum over the finite values, or those of `kinds`, by key."""
     array = np.fromiter(values, dtype=np.float64)
-    return array[np.isfinite(array)]
-
-
-def _quantile(values: np.ndarray[tuple[int], np.dtype[np.float64]], q: float) -> float | None:
-    return float(np.quantile(values, q)) if values.size else None
+    finite = array[np.isfinite(array)]
+    return {f"{name}_{kind}": float(np.quantile(finite, LEVELS[kind])) if finite.size else None for kind in kinds}
 
 
 def _fraction(events: Iterable[bool]) -> float | None:

@@ -16,6 +16,17 @@ sample of Adam's state takes one more. The number of transfers does not depend o
 Distributed parameters (FSDP2, tensor parallel, both on different meshes) are not gathered: each rank reads its local part,
 and one all-gather of a few numbers per step gives every rank the norms of the whole. `step.clip_()` clips by that norm,
 also on meshes that `torch.nn.utils.clip_grad_norm_` refuses to mix.
+
+A plain fp32 norm of a large CPU tensor sums its squares sequentially, and its relative error grows with the length (1e-2
+at 10⁸ entries). Here a large CPU tensor is read as pieces of 2¹⁵ entries, on all threads. Their fp32 norms are accurate to
+1e-7 and are combined in fp64. An accelerator reduces in a tree, so its tensors are read whole.
+
+Adam's direction is that of its step before learning rate and weight decay:
+
+    d_proxy = m / (√v + ε)                                    the paper's uncorrected proxy
+    d_adam  = (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)        the bias-corrected direction
+
+Scaling: norms are over all tensors as one vector.
 """
 
 from __future__ import annotations
@@ -23,45 +34,54 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from zloss.distributed import LocalParts, gathered, group_of, is_dtensor, local_part, local_parts, share_of
+from zloss.distributed import gathered, group_of, is_dtensor, local_part, share_of
 from zloss.errors import InputError
-from zloss.optimizer.adam import StatefulOptimizer, read_adam
-from zloss.optimizer.norms import l2_over_ranks, local_l2, local_norms, norms_over_ranks, whole_l2
 from zloss.results.steps import AdamSample, GradientState, StepRecord
 
+PIECE = 2**15
+"""Entries of a piece of a CPU tensor."""
+AT_ONCE = 2**24
+"""Entries of Adam's state that are read at a time, which bounds the size of temporaries."""
+EPSILON = 1e-8
+"""ε_Adam, the default of every Adam; it is added to |g|, so the scale of the gradient matters."""
+LOSSES, COUNTS = ("loss", "cross_entropy", "auxiliary"), ("micro_nan", "micro_inf", "micro_batches")
 
-@dataclass(frozen=True)
-class StepReading:
-    """Numbers of a step, read before its update."""
 
-    norm: float
-    inf: float
-    param_norm: float
-    loss: float
-    cross_entropy: float
-    auxiliary: float
-    micro_nan: int
-    micro_inf: int
-    micro_batches: int
+class StatefulOptimizer(Protocol):
+    """The attributes that are read: those of `torch.optim.AdamW` and of accelerate's wrapper around it."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def state(self) -> Any: ...
 
 
 class OpenStep:
     """A step between its backward passes and its update."""
 
     def __init__(
-        self, index: int, gradients: Sequence[Tensor], read: StepReading, clip: float | None, clipped_by: float
+        self,
+        gradients: Sequence[Tensor],
+        norms: tuple[float, float],
+        fields: dict[str, Any],
+        clip: float | None,
+        clipped_by: float | None,
     ) -> None:
-        self._gradients, self._clip = gradients, clip
-        self.index, self.read = index, read
-        self.norm, self.inf = read.norm / clipped_by, read.inf / clipped_by
+        """`norms`: ‖g‖₂ and ‖g‖∞ as read; `fields`: what is known of its record already."""
+        self._gradients, self._clip, self.fields = gradients, clip, fields
+        # A factor of 0 or NaN means that the gradient was not finite; the remaining gradient is read as it is.
+        usable = clipped_by is not None and math.isfinite(clipped_by) and clipped_by > 0
+        factor = clipped_by if usable and clipped_by is not None else 1.0
+        self.norm, self.inf = norms[0] / factor, norms[1] / factor
         """‖g‖₂ and ‖g‖∞ before clipping."""
-        self.postclip: tuple[float, float] | None = None
+        self.postclip = None if clipped_by is None else norms
         self.updated = True
         self.telemetry: dict[str, float | None] = {}
         """Additional numbers for the record of this step."""
@@ -148,86 +168,77 @@ class Recorder:
         """
         micro = torch.stack(self._micro).double() if self._micro else torch.zeros(0, 3, dtype=torch.float64)
         self._micro = []
-        read = self._read(micro)
-        # A factor of 0 or NaN means that the gradient was not finite; the remaining gradient is read as it is.
-        factor = clipped_by if clipped_by is not None and math.isfinite(clipped_by) and clipped_by > 0 else 1.0
-        gradients = [local_part(gradient) for gradient in self._gradients()]
-        opened = OpenStep(index, gradients, read, self._clip, factor)
-        if clipped_by is not None:
-            opened.postclip = (read.norm, read.inf)
-        return opened
+        norms, fields = self._read(micro)
+        gradients = [local_part(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        return OpenStep(gradients, norms, {"step": index, **fields}, self._clip, clipped_by)
 
     def end(self, opened: OpenStep) -> StepRecord:
         """Complete the record of a step, after the optimizer's step."""
         if opened.postclip is None:
-            opened.postclip = self._read_again()
-        read = opened.read
+            # It was clipped by something other than `clip_`: the norms of what the optimizer received.
+            l2, inf = self._over_ranks(gathered(self._gradient_norms(), self._group)).tolist()
+            opened.postclip = (l2, inf)
         record = StepRecord(
-            step=opened.index,
-            loss=read.loss,
-            cross_entropy=read.cross_entropy,
-            auxiliary=read.auxiliary,
+            **opened.fields,
             grad_norm=opened.norm,
             grad_inf=opened.inf,
-            param_norm=read.param_norm,
             postclip_norm=opened.postclip[0],
             postclip_inf=opened.postclip[1],
-            micro_batches=read.micro_batches,
-            micro_nan=read.micro_nan,
-            micro_inf=read.micro_inf,
             gradient=opened.gradient,
             updated=opened.updated,
             lr=opened.lr,
             seconds=opened.seconds,
             telemetry=opened.telemetry,
-            adam=self._sample(opened.index),
+            adam=self._sample(opened.fields["step"]),
         )
         self.records.append(record)
         return record
 
-    def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-
-    def _share(self, parameter: Tensor) -> float:
-        """The weight of an entry of a parameter on this rank."""
-        if self._copies is not None and not is_dtensor(parameter):
-            return 1 / self._copies(parameter)
-        return share_of(parameter, self._ranks)
-
-    def _parameter_shares(self) -> list[LocalParts]:
-        return local_parts(self._parameters, map(self._share, self._parameters))
-
-    def _gradient_shares(self) -> list[LocalParts]:
-        """A gradient is distributed like its parameter, unless it is a DTensor with placements of its own."""
-        owners = [p for p in self._parameters if p.grad is not None]
-        shares = [self._share(p.grad if is_dtensor(p.grad) else p) for p in owners]
-        return local_parts(self._gradients(), shares)
+    def _share(self, tensor: Tensor) -> float:
+        """The weight of an entry of a parameter or gradient on this rank."""
+        if self._copies is not None and not is_dtensor(tensor):
+            return 1 / self._copies(tensor)
+        return share_of(tensor, self._ranks)
 
     @torch.no_grad()
-    def _read(self, micro: Tensor) -> StepReading:
+    def _parameter_norm(self) -> Tensor:
+        """√Σ share·θ² of the entries on this rank."""
+        return l2_norm([local_part(p) for p in self._parameters], [self._share(p) for p in self._parameters])
+
+    @torch.no_grad()
+    def _gradient_norms(self) -> Tensor:
+        """[√Σ share·g², ‖g‖∞] of the entries on this rank.
+
+        A gradient is distributed like its parameter, unless it is a DTensor with placements of its own.
+        """
+        pairs = [(p.grad, p.grad if is_dtensor(p.grad) else p) for p in self._parameters if p.grad is not None]
+        local = [local_part(gradient) for gradient, _ in pairs]
+        l2 = l2_norm(local, [self._share(owner) for _, owner in pairs])
+        return torch.stack([l2, inf_norm(local).to(l2.device)])
+
+    def _over_ranks(self, everyone_R2: Tensor) -> Tensor:
+        """[‖g‖₂, ‖g‖∞] of the whole, from `_gradient_norms` of every rank."""
+        return torch.stack([l2_over_ranks(everyone_R2[:, 0]), everyone_R2[:, 1].amax()])
+
+    @torch.no_grad()
+    def _read(self, micro_N3: Tensor) -> tuple[tuple[float, float], dict[str, Any]]:
         """Norms and losses of the step over all ranks: one all-gather if there are several, and one transfer."""
-        before = local_norms(self._gradient_shares())
-        device = before.device
-        theta = local_l2(self._parameter_shares()).to(device)
-        totals = micro.to(device)
-        passes = totals.new_full((), len(totals))
-        counts = torch.stack([totals[:, 0].isnan().sum().double(), totals[:, 0].isinf().sum().double(), passes])
-        local = torch.cat([before, theta.reshape(1), totals.sum(dim=0), counts])
-        everyone = gathered(local, self._group)
-        norm, inf = norms_over_ranks(everyone[:, :2])
-        param_norm = whole_l2(everyone[:, 2])
-        losses, counted = everyone[:, 3:6].mean(dim=0), everyone[:, 6:]
-        counts = counted.sum(dim=0) if self._add_up else torch.cat([counted[:, :2].amax(dim=0), passes.reshape(1)])
-        numbers = torch.cat([torch.stack([norm, inf, param_norm]), losses, counts]).tolist()
-        l2, largest, theta_l2, loss, cross_entropy, auxiliary, *whole = numbers
-        return StepReading(l2, largest, theta_l2, loss, cross_entropy, auxiliary, *map(int, whole))
-
-    @torch.no_grad()
-    def _read_again(self) -> tuple[float, float]:
-        """The norms after clipping by something other than `clip_`, from the gradients the optimizer received."""
-        everyone = gathered(local_norms(self._gradient_shares()), self._group)
-        l2, inf = torch.stack(norms_over_ranks(everyone)).tolist()
-        return l2, inf
+        before = self._gradient_norms()
+        loss_N = micro_N3[:, 0]
+        passes = micro_N3.new_full((), len(micro_N3))
+        counts = torch.stack([loss_N.isnan().sum().double(), loss_N.isinf().sum().double(), passes])
+        parts = (before, self._parameter_norm().reshape(1), micro_N3.sum(dim=0), counts)
+        everyone = gathered(torch.cat([part.to(before.device) for part in parts]), self._group)
+        counted = everyone[:, 6:]
+        summed = counted.sum(dim=0)
+        if not self._add_up:
+            summed = torch.cat([counted[:, :2].amax(dim=0), passes.reshape(1).to(before.device)])
+        param_norm = l2_over_ranks(everyone[:, 2]).reshape(1)
+        numbers = torch.cat([self._over_ranks(everyone[:, :2]), param_norm, everyone[:, 3:6].mean(dim=0), summed])
+        l2, inf, theta, *rest = numbers.tolist()
+        fields: dict[str, Any] = dict(zip(LOSSES, rest[:3], strict=True))
+        fields |= dict(zip(COUNTS, map(int, rest[3:]), strict=True))
+        return (l2, inf), fields | {"param_norm": theta}
 
     def _sample(self, index: int) -> AdamSample | None:
         if self._adam_every is None or index % self._adam_every or self._optimizer is None:
@@ -235,6 +246,106 @@ class Recorder:
         if not len(self._optimizer.state):
             return None  # every update so far was skipped
         reading = read_adam(self._optimizer, self._group, self._share)
-        with torch.no_grad():
-            theta = l2_over_ranks(self._parameter_shares(), self._group).to(reading.device)
-        return AdamSample(*torch.cat([reading, theta.reshape(1)]).tolist())
+        theta = l2_over_ranks(gathered(self._parameter_norm().reshape(1), self._group)[:, 0])
+        return AdamSample(*torch.cat([reading, theta.reshape(1).to(reading.device)]).tolist())
+
+
+# Norms
+
+
+def l2_norm(tensors: Sequence[Tensor], shares: Sequence[float] | None = None) -> Tensor:
+    """√Σ share·‖x‖₂² in fp64, with shares of 1 by default; a NaN anywhere makes it NaN."""
+    # 16-bit gradients are summed in fp32 at least.
+    narrow = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
+    dtype = torch.float32 if narrow else None
+    found: list[Tensor] = []
+    rest: list[Tensor] = []
+    weights: list[float] = []
+    for tensor, share in zip(tensors, shares or [1.0] * len(tensors), strict=True):
+        flat = tensor.detach().reshape(-1)
+        whole = flat.numel() // PIECE * PIECE if flat.device.type == "cpu" and flat.numel() > PIECE else 0
+        if whole:
+            pieces = torch.linalg.vector_norm(flat[:whole].view(-1, PIECE), dim=1, dtype=dtype)
+            found.append(pieces.double() * share**0.5)
+        if whole < flat.numel():
+            rest.append(flat[whole:])
+            weights.append(share**0.5)
+    if rest:
+        each = torch.stack([value.double() for value in torch._foreach_norm(rest, 2.0, dtype=dtype)])
+        found.append(each * each.new_tensor(weights))
+    total: Tensor = torch.linalg.vector_norm(torch.cat(found)) if found else torch.zeros((), dtype=torch.float64)
+    return total
+
+
+def inf_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """max_i |x_i| in fp64; a NaN anywhere makes it NaN."""
+    tensors = [tensor.detach() for tensor in tensors if tensor.numel()]
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64)
+    if tensors[0].device.type == "cpu":
+        # On the CPU, aminmax is vectorized and torch's ∞-norm is not.
+        ends = [end for tensor in tensors for end in torch.aminmax(tensor)]
+        return torch.stack(ends).double().abs().amax()
+    return torch.stack([value.double() for value in torch._foreach_norm(tensors, float("inf"))]).amax()
+
+
+def l2_over_ranks(everyone: Tensor) -> Tensor:
+    """√Σ x² over ranks; x itself on one rank."""
+    total: Tensor = everyone[0] if len(everyone) == 1 else torch.linalg.vector_norm(everyone)
+    return total
+
+
+# Adam's state
+
+
+@torch.no_grad()
+def read_adam(
+    optimizer: StatefulOptimizer, group: ProcessGroup | None = None, share: Callable[[Tensor], float] | None = None
+) -> Tensor:
+    """[‖v‖∞, ‖d_proxy‖₂, ‖d_proxy‖∞, ‖d_adam‖₂, ‖d_adam‖∞] in fp64: one tensor, so one transfer to the host.
+
+    `group`: the ranks that hold distributed state; each reads its local part, and one all-gather joins them. `share(p)`: the
+    weight of an entry of p on this rank; by default 1/k if k ranks of the group hold it.
+    """
+    found = [
+        (settings, optimizer.state[p], share_of(p, 1 if group is None else group.size()) if share is None else share(p))
+        for settings in optimizer.param_groups
+        for p in settings["params"]
+        if len(optimizer.state.get(p, ()))
+    ]
+    if not found:
+        raise InputError("the optimizer has no state yet: read it after its first step.")
+    if any(not {"exp_avg", "exp_avg_sq"} <= state.keys() for _, state, _ in found):
+        raise InputError(f"{type(optimizer).__name__} keeps no first and second moments: Adam or AdamW is needed.")
+    # A fused optimizer keeps the step counts on the device, so one transfer reads them all.
+    counts = torch.stack([torch.as_tensor(state["step"], dtype=torch.float32).reshape(()) for _, state, _ in found])
+    readings: list[Tensor] = []
+    for (settings, state, weight), count in zip(found, counts.tolist(), strict=True):
+        first, second = (1 - beta**count for beta in settings["betas"])
+        moments = (torch.split(local_part(state[key]).reshape(-1), AT_ONCE) for key in ("exp_avg", "exp_avg_sq"))
+        for m, v in zip(*moments, strict=True):
+            proxy = m / (v.sqrt() + settings["eps"])
+            adam = m / ((v / second).sqrt() + settings["eps"]) / first
+            norms = [inf_norm([v]), *(norm for d in (proxy, adam) for norm in (l2_norm([d], [weight]), inf_norm([d])))]
+            readings.append(torch.stack(norms))
+    local = _joined(torch.stack(readings)) if readings else torch.zeros(5, dtype=torch.float64)
+    return local if group is None else _joined(gathered(local, group))
+
+
+def _joined(readings_N5: Tensor) -> Tensor:
+    """The reading of N disjoint parts as one."""
+    l2, largest = torch.linalg.vector_norm(readings_N5, dim=0), readings_N5.amax(dim=0)
+    return torch.stack([largest[0], l2[1], largest[2], l2[3], largest[4]])
+
+
+def first_direction(grad: Tensor, *, epsilon: float = EPSILON) -> Tensor:
+    """g / (|g| + ε): Adam's bias-corrected direction m̂/(√v̂ + ε) after one step from zero state, for any β₁, β₂.
+
+    m₁ = (1 − β₁)g and v₁ = (1 − β₂)g², and the corrections divide by exactly these factors. Scaling: before learning
+    rate and weight decay; not invariant to the scale of g, because of ε.
+
+    >>> import torch
+    >>> first_direction(torch.tensor([2.0, -1e-8, 0.0]))
+    tensor([ 1.0000, -0.5000,  0.0000])
+    """
+    return grad / (grad.abs() + epsilon)

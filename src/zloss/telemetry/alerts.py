@@ -182,22 +182,23 @@ class AlertMonitor:
         reference, recent = _rule_values(rule, before), _rule_values(rule, after)
         if not recent or not reference:
             return None
-        now, base = _typical(rule, recent), _typical(rule, reference)
+        typical = fmean if rule.kind == "events" else median
+        now, base, spread = typical(recent), typical(reference), _deviation(reference)
         if rule.quantity in self._active:
-            if _has_recovered(rule, now, self._active[rule.quantity]):
+            change, limit = _change(rule, now, self._active[rule.quantity])
+            if change < limit / 2:
                 del self._active[rule.quantity]
             return None
-        if not _is_large(rule, now, base, len(recent)):
+        change, limit = _change(rule, now, base)
+        noise = rule.deviations * spread
+        if rule.kind == "events":
+            noise = 3 * math.sqrt(base * (1 - base) / len(recent))
+        if change <= limit or abs(now - base) <= noise:
             return None
-        spread = _deviation(reference)
-        if abs(now - base) <= rule.deviations * spread:
-            return None
-        if (
-            rule.quantity == LOG_Z
-            and self.pulled
-            and not _has_grown(_column(VIOLATION, before), _column(VIOLATION, after))
-        ):
-            return None
+        if rule.quantity == LOG_Z and self.pulled:
+            distances = _column(VIOLATION, before), _column(VIOLATION, after)
+            if all(distances) and median(distances[1]) <= median(distances[0]):
+                return None
         self._active[rule.quantity] = base
         if rule.kind == "events":
             began = next(int(row["step"]) for row in after if row.get(GRADIENT_NORM, 0.0) > rule.threshold)
@@ -230,20 +231,18 @@ def alert_action(on_alert: OnAlert) -> Callable[[Alert], None]:
     """The function that handles an alert."""
     if callable(on_alert):
         return on_alert
-    if on_alert == "log":
-        return _warn
-    if on_alert == "raise":
-        return _raise
-    raise InputError(f"`on_alert` is expected to be 'log', 'raise' or a function of an alert, but got {on_alert!r}.")
+    if on_alert not in ("log", "raise"):
+        raise InputError(
+            f"`on_alert` is expected to be 'log', 'raise' or a function of an alert, but got {on_alert!r}."
+        )
 
+    def act(alert: Alert) -> None:
+        if on_alert == "raise":
+            raise TrainingAlertError(str(alert))
+        if first_rank():  # every process sees the same numbers
+            logger.warning("%s", alert)
 
-def _warn(alert: Alert) -> None:
-    if first_rank():  # every process sees the same numbers
-        logger.warning("%s", alert)
-
-
-def _raise(alert: Alert) -> None:
-    raise TrainingAlertError(str(alert))
+    return act
 
 
 def exceeded_levels(
@@ -267,14 +266,13 @@ def _rule_values(rule: AlertRule, rows: Rows) -> list[float]:
     return _column(rule.quantity, rows)
 
 
-def _typical(rule: AlertRule, values: Sequence[float]) -> float:
-    """The median; events: the share."""
-    return fmean(values) if rule.kind == "events" else median(values)
-
-
-def _has_grown(reference: Sequence[float], recent: Sequence[float]) -> bool:
-    """Whether the median has grown; True if it is unknown."""
-    return not recent or not reference or median(recent) > median(reference)
+def _change(rule: AlertRule, now: float, base: float) -> tuple[float, float]:
+    """(size of the change from the reference, size from which on it is an alert)."""
+    if rule.kind == "events":
+        return now - base, rule.ratio
+    if rule.kind == "factor":
+        return abs(now - base), math.log(rule.ratio)
+    return (base - now, (rule.ratio - 1) * now) if rule.kind == "fall" else (now - base, (rule.ratio - 1) * base)
 
 
 def _stayed_within_noise(reference: Sequence[float], recent: Sequence[float]) -> bool:
@@ -282,25 +280,6 @@ def _stayed_within_noise(reference: Sequence[float], recent: Sequence[float]) ->
     if not recent or not reference:
         return False
     return abs(median(recent) - median(reference)) <= 3 * _deviation(reference)
-
-
-def _is_large(rule: AlertRule, now: float, base: float, count: int) -> bool:
-    """Whether `now` differs from the reference by the rule's ratio; events: by that share and by more than their noise."""
-    if rule.kind == "events":
-        return now - base > max(rule.ratio, 3 * math.sqrt(base * (1 - base) / count))
-    if rule.kind == "factor":
-        return abs(now - base) > math.log(rule.ratio)
-    return now * rule.ratio < base if rule.kind == "fall" else now > rule.ratio * base
-
-
-def _has_recovered(rule: AlertRule, now: float, base: float) -> bool:
-    """Whether less than half of the change is left."""
-    if rule.kind == "events":
-        return now - base < rule.ratio / 2
-    if rule.kind == "factor":
-        return abs(now - base) < math.log(rule.ratio) / 2
-    half = (1 + rule.ratio) / 2
-    return now * half > base if rule.kind == "fall" else now < base * half
 
 
 def _change_began(steps: Sequence[int], values: Sequence[float], base: float, band: float, *, rising: bool) -> int:

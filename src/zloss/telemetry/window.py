@@ -16,16 +16,16 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from zloss.distributed import default_group, gathered, world_size
 from zloss.errors import InputError
+from zloss.head.loss import HeadLossOutput
 from zloss.head.options import Reduction
 from zloss.results.options import Coordinate
-from zloss.results.quantities import DEPLOYED, SCALARS
+from zloss.results.quantities import DEPLOYED, SCALARS, TELEMETRY_KEYS
 from zloss.statistics import LEVELS, MEANS, TokenStats, joined, sum_of_valid, summarize_values, token_values
 
 DEFAULT_WINDOW = 50
@@ -105,35 +105,45 @@ class StepWindow:
         ce, z: mean per valid token of the two parts of the loss. grad_norm_preclip: that of the last step;
         grad_norm_preclip_max, clip_rate: over the steps. The other names are those of `zloss.statistics`.
         """
-        if not self._steps:
-            return {}
-        (whole,) = self._numbers([list(self._steps)], self._dropped)
-        return whole | {"window_steps": float(len(self._steps))}
+        return self._numbers(whole=True)[0]
 
     def last_step(self) -> dict[str, float]:
         """The same numbers of the last step alone."""
-        return self._numbers([[self._steps[-1]]])[0] if self._steps else {}
+        return self._numbers(last=True)[0]
+
+    def step_tails(self) -> dict[str, float | None]:
+        """p99.9 |log Z − c|, p99 A_p and p99 |μ| of the last step's valid tokens; None for a number that does not exist.
+
+        c = log V, whatever the target of the objective is. The numbers reach the host in one transfer.
+        """
+        found = self.last_step()
+        values = {key: found.get(name, math.nan) for key, name in TELEMETRY_KEYS.items()}
+        return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
     def both(self) -> tuple[dict[str, float], dict[str, float]]:
         """(`scalars()`, `last_step()`); across ranks in one collective."""
-        if not self._steps:
-            return {}, {}
-        whole, last = self._numbers([list(self._steps), [self._steps[-1]]], self._dropped)
-        return whole | {"window_steps": float(len(self._steps))}, last
+        whole, last = self._numbers(whole=True, last=True)
+        return whole, last
 
-    def _numbers(self, groups: list[list[_Step]], dropped: Tensor | None = None) -> list[dict[str, float]]:
-        """The numbers of each group of steps; `dropped` are the loss sums of earlier steps that the first one covers."""
+    def _numbers(self, *, whole: bool = False, last: bool = False) -> list[dict[str, float]]:
+        """The numbers of the whole window, of its last step, or of both."""
+        groups = [list(self._steps)] * whole + [list(self._steps)[-1:]] * last
+        if not self._steps:
+            return [{} for _ in groups]
         totals = [_total([step.totals for step in steps]) for steps in groups]
-        if dropped is not None:
-            totals[0] = replace(totals[0], loss_sums=totals[0].loss_sums + dropped)
+        if whole and self._dropped is not None:
+            totals[0] = replace(totals[0], loss_sums=totals[0].loss_sums + self._dropped)
         if self._across_ranks and world_size() > 1:
             summaries = self._over_ranks(totals)
         else:
             summaries = [_of_this_rank(part) for part in totals]
-        return [
+        found = [
             self._deployed(numbers | _step_numbers(steps)) if numbers["tokens"] else numbers
             for numbers, steps in zip(summaries, groups, strict=True)
         ]
+        if whole:
+            found[0]["window_steps"] = float(len(self._steps))
+        return found
 
     @torch.no_grad()
     def _over_ranks(self, totals: Sequence[TokenTotals]) -> list[dict[str, float]]:
@@ -221,21 +231,8 @@ class MicroBatch:
     """Σ_t of the penalty, its coefficient included; 0-d."""
 
 
-class HasLossParts(Protocol):
-    """The attributes that are read from an output of `head_loss`, `logits_loss` or a loss that contains one."""
-
-    @property
-    def stats(self) -> TokenStats: ...
-
-    @property
-    def cross_entropy(self) -> Tensor: ...
-
-    @property
-    def auxiliary(self) -> Tensor: ...
-
-
 def micro_batch(
-    output: HasLossParts, reduction: Reduction = "mean", normalizer: float | Tensor | None = None
+    output: HeadLossOutput, reduction: Reduction = "mean", normalizer: float | Tensor | None = None
 ) -> MicroBatch:
     """The sums of a loss without token weights; pass the `reduction` and `normalizer` of the call of the loss."""
     parts = output.cross_entropy.detach(), output.auxiliary.detach()

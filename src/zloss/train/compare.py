@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict import DIAGNOSED, STANDARD, method_verdict, with_tolerance
 from zloss.errors import InputError
-from zloss.results.audit import HeadNumbers
 from zloss.results.comparison import (
     ComparedMethod,
     ComparedProvenance,
@@ -30,12 +29,10 @@ from zloss.results.comparison import (
     TokenBudget,
     Trajectory,
 )
-from zloss.results.options import Coordinate
 from zloss.results.run_config import OFF
 from zloss.results.steps import StepRecord
 from zloss.train.finished import FinishedRun, Pairing, baseline_runs, pair_runs
 
-T = TypeVar("T")
 NOT_METRICS = ("coef", "seed", "steps", "diag_coef", "valid_predictions")
 """Numbers of metrics.json that are settings."""
 POINTS = 300
@@ -134,87 +131,68 @@ def _provenance(runs: Sequence[FinishedRun]) -> ComparedProvenance | None:
 def _compared_method(pairing: Pairing, *, paired: bool) -> ComparedMethod:
     """Deployed metrics over the seeds that have a partner, and both coordinates of the head."""
     shown = [run for _, run in pairing.pairs] or list(pairing.runs)
-
-    def head(side: Coordinate) -> dict[str, SeedSummary]:
-        return _known(
-            (entry.name, _summary(_head(run, side, entry.name) for run in shown)) for entry in fields(HeadNumbers)
-        )
-
+    metrics, raw, centered = zip(*map(_numbers, shown), strict=True)
     return ComparedMethod(
         method=pairing.method,
         coef=pairing.coef,
         coordinate=shown[0].record.coordinate,
         seeds=tuple(run.seed for run in shown),
-        metrics=_known((key, _summary(run.metrics.get(key) for run in shown)) for key in _flat_numbers(shown[0])),
-        heads=HeadSummaries(head("raw"), head("centered")),
-        paired=_differences(pairing) if paired else None,
+        metrics=_summaries(metrics),
+        heads=HeadSummaries(_summaries(raw), _summaries(centered)),
+        paired=_paired_differences(pairing) if paired else None,
     )
 
 
-def _differences(pairing: Pairing) -> PairedDifferences:
+def _paired_differences(pairing: Pairing) -> PairedDifferences:
     """Method minus baseline, seed by seed: deployed values, the head in each coordinate, and the loss trajectories."""
-    pairs = pairing.pairs
-
-    def head(side: Coordinate) -> dict[str, SeedDifference]:
-        return _known(
-            (
-                entry.name,
-                _difference((_head(base, side, entry.name), _head(run, side, entry.name)) for base, run in pairs),
-            )
-            for entry in fields(HeadNumbers)
-        )
-
+    pairs = [(_numbers(base), _numbers(run)) for base, run in pairing.pairs]
+    deployed, raw, centered = (_differences([(base[part], run[part]) for base, run in pairs]) for part in range(3))
     return PairedDifferences(
         pairs=len(pairs),
-        deployed=_known(
-            (key, _difference((base.metrics.get(key), run.metrics.get(key)) for base, run in pairs))
-            for key in (_flat_numbers(pairs[0][1]) if pairs else ())
-        ),
-        same_coordinate=HeadDifferences(head("raw"), head("centered")),
-        trajectory=tuple(_trajectory(base, run) for base, run in pairs),
+        deployed=deployed,
+        same_coordinate=HeadDifferences(raw, centered),
+        trajectory=tuple(_trajectory(base, run) for base, run in pairing.pairs),
     )
 
 
-def _flat_numbers(run: FinishedRun) -> list[str]:
-    """Keys of the flat numeric metrics, in the order of metrics.json."""
-    flat = run.metrics.items()
-    return [key for key, value in flat if key not in NOT_METRICS and not isinstance(value, (dict, list, str, bool))]
+Numbers = dict[str, float | None]
 
 
-def _head(run: FinishedRun, side: Coordinate, key: str) -> float | None:
-    found: float | None = getattr(run.record.heads.raw if side == "raw" else run.record.heads.centered, key)
+def _numbers(run: FinishedRun) -> tuple[Numbers, Numbers, Numbers]:
+    """The flat numbers of metrics.json in its order, those of the raw head, and those of the centered head."""
+
+    def numeric(values: dict[str, Any]) -> Numbers:
+        kept = {key: value for key, value in values.items() if not isinstance(value, (dict, list, str, bool))}
+        return {key: None if value is None else float(value) for key, value in kept.items() if key not in NOT_METRICS}
+
+    heads = run.record.heads
+    return numeric(run.metrics), numeric(vars(heads.raw)), numeric(vars(heads.centered))
+
+
+def _summaries(runs: Sequence[Numbers]) -> dict[str, SeedSummary]:
+    """Mean and std over runs of every number that one of them has."""
+    found = {}
+    for key in runs[0]:
+        by_seed = tuple(run.get(key) for run in runs)
+        numbers = [value for value in by_seed if value is not None]
+        if numbers:
+            found[key] = SeedSummary(statistics.fmean(numbers), _std(numbers), len(numbers), by_seed)
     return found
 
 
-def _known(found: Iterable[tuple[str, T | None]]) -> dict[str, T]:
-    return {key: value for key, value in found if value is not None}
-
-
-def _number(value: Any) -> float | None:
-    """A number of a metrics.json; null, text and flags are None."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _summary(values: Iterable[Any]) -> SeedSummary | None:
-    by_seed = tuple(map(_number, values))
-    numbers = [value for value in by_seed if value is not None]
-    return SeedSummary(statistics.fmean(numbers), _std(numbers), len(numbers), by_seed) if numbers else None
-
-
-def _difference(pairs: Iterable[tuple[Any, Any]]) -> SeedDifference | None:
-    """Mean and std of method − baseline, and the mean ratio; None if a pair lacks a number."""
-    listed = [(_number(before), _number(after)) for before, after in pairs]
-    complete = [(before, after) for before, after in listed if before is not None and after is not None]
-    if not listed or len(complete) < len(listed):
-        return None
-    gaps = [after - before for before, after in complete]
-    ratios = [after / before for before, after in complete if before]
-    return SeedDifference(
-        mean=statistics.fmean(gaps),
-        std=_std(gaps),
-        by_seed=tuple(gaps),
-        ratio=statistics.fmean(ratios) if len(ratios) == len(complete) else None,
-    )
+def _differences(pairs: Sequence[tuple[Numbers, Numbers]]) -> dict[str, SeedDifference]:
+    """Mean and std of method − baseline, and the mean ratio, of every number that all runs have."""
+    found = {}
+    for key in pairs[0][1] if pairs else ():
+        listed = [(base.get(key), run.get(key)) for base, run in pairs]
+        complete = [(before, after) for before, after in listed if before is not None and after is not None]
+        if len(complete) < len(listed):
+            continue
+        gaps = [after - before for before, after in complete]
+        ratios = [after / before for before, after in complete if before]
+        ratio = statistics.fmean(ratios) if len(ratios) == len(complete) else None
+        found[key] = SeedDifference(statistics.fmean(gaps), _std(gaps), tuple(gaps), ratio)
+    return found
 
 
 def _std(numbers: Sequence[float]) -> float | None:
@@ -252,9 +230,13 @@ def _router_variants(pairings: Sequence[Pairing]) -> RouterVariants:
 
 
 def _router_variant(pairing: Pairing) -> RouterVariant:
-    routing = [run.record.routing for run in pairing.runs]
+    records = [run.record for run in pairing.runs]
     trajectories = [_trajectory(base, run) for base, run in pairing.pairs]
-    first = routing[0]
+    first = records[0].routing
+
+    def by_seed(name: str) -> tuple[float | None, ...]:
+        return tuple(getattr(record.routing, name, None) for record in records)
+
     return RouterVariant(
         convention=pairing.method,
         coef=pairing.coef,
@@ -262,10 +244,10 @@ def _router_variant(pairing: Pairing) -> RouterVariant:
         s_rel=None if first is None else first.s_rel,
         absolute=None if first is None else first.router_absolute,
         seeds=tuple(run.seed for run in pairing.runs),
-        ce=tuple(run.record.ce for run in pairing.runs),
-        entropy=tuple(None if each is None else each.entropy for each in routing),
-        load_cv=tuple(None if each is None else each.load_cv for each in routing),
-        load_balance=tuple(None if each is None else each.load_balance for each in routing),
+        ce=tuple(record.ce for record in records),
+        entropy=by_seed("entropy"),
+        load_cv=by_seed("load_cv"),
+        load_balance=by_seed("load_balance"),
         max_loss_difference=tuple(each.max_loss_difference for each in trajectories),
         first_difference=tuple(each.first_difference for each in trajectories),
     )
@@ -276,10 +258,7 @@ def training_curves(runs: Sequence[FinishedRun]) -> tuple[MethodCurves, ...]:
 
     Seeds are averaged step by step in curves and pooled in tails. A group with a run without step records is left out.
     """
-    groups: dict[str, list[list[StepRecord]]] = {}
-    for run in sorted(runs, key=lambda run: (run.coef != 0, run.method, run.coef, run.seed)):
-        name = f"{run.method} {run.coef:g}" if run.coef else run.method
-        groups.setdefault(name, []).append(run.steps)
+    ordered = sorted(runs, key=lambda run: (run.coef != 0, run.method, run.coef, run.seed))
     telemetry = ROUTED if any(run.moe is not None for run in runs) else DENSE
     return tuple(
         MethodCurves(
@@ -290,19 +269,27 @@ def training_curves(runs: Sequence[FinishedRun]) -> tuple[MethodCurves, ...]:
             },
             norm_tail=_norm_tail([step.grad_norm for seed in seeds for step in seed]),
         )
-        for name, seeds in groups.items()
+        for name, seeds in _grouped(ordered, "{method} {coef:g}").items()
         if all(seeds)
     )
 
 
 def router_curves(runs: Sequence[FinishedRun]) -> dict[str, dict[str, list[float]]]:
     """Entropy and load CV of every step, averaged over seeds: variant → quantity → values, in the order of the runs."""
-    groups: dict[str, list[list[StepRecord]]] = {}
-    for run in runs:
-        groups.setdefault(run.method if not run.coef else f"{run.method}, λ_R {run.coef:g}", []).append(run.steps)
+    groups = _grouped(runs, "{method}, λ_R {coef:g}")
     return {
         name: {key: _telemetry_means(seeds, key) for key in ("entropy", "load_cv")} for name, seeds in groups.items()
     }
+
+
+def _grouped(runs: Sequence[FinishedRun], name: str) -> dict[str, list[list[StepRecord]]]:
+    """The steps of every seed by method and coefficient, under this name, or that of the method if it has no coefficient."""
+    groups: dict[str, list[list[StepRecord]]] = {}
+    for run in runs:
+        groups.setdefault(name.format(method=run.method, coef=run.coef) if run.coef else run.method, []).append(
+            run.steps
+        )
+    return groups
 
 
 def _telemetry_means(seeds: Sequence[Sequence[StepRecord]], key: str) -> list[float]:

@@ -37,13 +37,13 @@ def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainD
     def blocks(corpus: Corpus, count: int | None, offset: int) -> Blocks:
         return make_blocks(corpus, tokenizer, size=size, count=count, bos_id=bos_id, offset=offset)
 
-    source, valid_source = training_text(config), _validation_text(config)
-    if valid_source is not None:
+    source = valid_source = training_text(config)
+    if config.valid_texts or _named_wikitext(config):
+        named = not config.valid_texts
+        valid_source = wikitext("validation") if named else open_corpus(config.valid_texts, None, config.text_field)
         train = blocks(source, config.blocks, config.offset)
         valid = blocks(valid_source, config.valid_blocks, config.valid_offset or 0)
-        _check_disjoint(source, valid_source, train, valid)
     else:
-        valid_source = source
         behind = None if config.blocks is None else config.offset + config.blocks
         start = config.valid_offset if config.valid_offset is not None else behind
         # One pass over the text serves both: a stream cannot be read twice.
@@ -55,12 +55,13 @@ def open_data(config: TrainConfig, tokenizer: Any, bos_id: int | None) -> TrainD
             stop = behind if behind is not None else start if start > config.offset else whole.count
         if stop <= config.offset:
             raise CorpusError(
-                f"the text {source.name!r} has {whole.count} blocks of {config.block_size}, which leaves none to train on "
-                f"besides {config.valid_blocks} for validation: use fewer `valid_blocks` or a longer text."
+                f"the text {source.name!r} has {whole.count} blocks of {size}, which leaves none to train on besides "
+                f"{config.valid_blocks} for validation: use fewer `valid_blocks` or a longer text."
             )
-        train, valid = _part(whole, config.offset, stop), _part(whole, start, start + config.valid_blocks)
-        _check_disjoint(source, source, train, valid)
-    return TrainData(train, valid, RunData(_identity(source, train), _identity(valid_source, valid)))
+        train, valid = whole.part(config.offset, stop), whole.part(start, start + config.valid_blocks)
+    _check_disjoint(source, valid_source, train, valid)
+    identity = RunData(text_part(train, source.provenance), text_part(valid, valid_source.provenance))
+    return TrainData(train, valid, identity)
 
 
 def training_text(config: TrainConfig) -> Corpus:
@@ -69,21 +70,8 @@ def training_text(config: TrainConfig) -> Corpus:
     return wikitext("train") if _named_wikitext(config) else open_corpus(config.texts, config.corpus, config.text_field)
 
 
-def _validation_text(config: TrainConfig) -> Corpus | None:
-    """The documents to validate on; None where they come from the training text."""
-    if config.valid_texts:
-        return open_corpus(config.valid_texts, None, config.text_field)
-    return wikitext("validation") if _named_wikitext(config) else None
-
-
 def _named_wikitext(config: TrainConfig) -> bool:
     return not config.texts and config.corpus == WIKITEXT
-
-
-def _part(blocks: Blocks, start: int, stop: int) -> Blocks:
-    """Blocks `start` … `stop` − 1."""
-    size = blocks.size
-    return Blocks(blocks.stream[start * size : stop * size + 1].clone(), size, stop - start, blocks.bos_id, start)
 
 
 def _check_disjoint(source: Corpus, other: Corpus, train: Blocks, valid: Blocks) -> None:
@@ -101,15 +89,15 @@ def _check_disjoint(source: Corpus, other: Corpus, train: Blocks, valid: Blocks)
         )
 
 
-def _identity(corpus: Corpus, blocks: Blocks) -> TextPart:
+def text_part(blocks: Blocks, provenance: dict[str, Any]) -> TextPart:
     """What identifies the blocks of a text."""
     return TextPart(
-        name=corpus.name,
+        name=blocks.name,
         blocks=blocks.count,
         offset=blocks.offset,
         tokens=blocks.predictions,
         fingerprint=blocks.fingerprint(),
-        extra=corpus.provenance,
+        extra=provenance,
     )
 
 
@@ -119,24 +107,14 @@ def batch_of(blocks: Blocks, seed: int, step: int, per_step: int) -> Tensor:
     A pure function of seed and step. No loader keeps a position: a resumed run computes the batch of its next step and gets
     what the uninterrupted run got.
     """
-    first = (step - 1) * per_step
-    positions = range(first, first + per_step)
-    return torch.tensor([int(_order(blocks.count, seed, p // blocks.count)[p % blocks.count]) for p in positions])
+    places = (divmod(place, blocks.count) for place in range((step - 1) * per_step, step * per_step))
+    return torch.tensor([int(_order(blocks.count, seed, epoch)[place]) for epoch, place in places])
 
 
 @functools.lru_cache(maxsize=4)
 def _order(count: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
     """The order of the blocks in one epoch."""
     return np.random.default_rng([seed, epoch]).permutation(count)
-
-
-def gather(blocks: Blocks, index_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Input ids [B, size (+1 with BOS)] and target ids [B, size] of the blocks with these indices."""
-    position = index_B.unsqueeze(1) * blocks.size + torch.arange(blocks.size)
-    inputs, targets = blocks.stream[position], blocks.stream[position + 1]
-    if blocks.bos_id is not None:
-        inputs = torch.cat([inputs.new_full((len(index_B), 1), blocks.bos_id), inputs], dim=1)
-    return inputs, targets
 
 
 @dataclass(frozen=True)
@@ -164,13 +142,13 @@ def micro_batches(config: TrainConfig, data: TrainData, step: int, job: Job | No
     index_B = batch_of(data.train, config.seed, step, config.blocks_per_step)
     if divides_blocks(config, job):
         local = job.local_range(config.blocks_per_step, 1)
-        yield MicroBatch(
-            *gather(data.train, index_B[local.start : local.stop]), seed=_stream_seed(config.seed, step, 0)
-        )
-        return
-    parts = index_B.view(config.accumulate, config.micro_batch)
-    for micro in job.local_range(config.accumulate, 1):
-        yield MicroBatch(*gather(data.train, parts[micro]), seed=_stream_seed(config.seed, step, micro))
+        parts = {0: index_B[local.start : local.stop]}
+    else:
+        whole = index_B.view(config.accumulate, config.micro_batch)
+        parts = {micro: whole[micro] for micro in job.local_range(config.accumulate, 1)}
+    for micro, index in parts.items():
+        digest = hashlib.sha256(f"{config.seed} {step} {micro}".encode()).digest()
+        yield MicroBatch(*data.train.batch(index), seed=int.from_bytes(digest[:7], "big"))
 
 
 def check_divisible(config: TrainConfig, job: Job) -> None:
@@ -185,7 +163,3 @@ def check_divisible(config: TrainConfig, job: Job) -> None:
             "the load-balancing term is one of a whole micro-batch, so a mixture of experts needs at least as many "
             f"micro-batches as processes: `accumulate` is {config.accumulate}, but there are {job.ranks} processes."
         )
-
-
-def _stream_seed(seed: int, step: int, micro: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {step} {micro}".encode()).digest()[:7], "big")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,29 +33,15 @@ from zloss.results.run_config import (
 )
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
 from zloss.results.steps import StepRecord
-from zloss.train.folder import STEPS_FILE, WEIGHTS, differing_keys, read_steps
+from zloss.train.folder import STEPS_FILE, WEIGHTS, read_steps
 
-
-@dataclass(frozen=True)
-class _RouterKeys:
-    """What a comparison reads of the experts' part of config.json."""
-
-    router: str
-    router_coef: float
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _RunKeys:
-    """What a comparison reads of config.json by name; the other keys are only compared."""
-
-    method: str
-    coef: float
-    seed: int
-    steps: int | None = None
-    moe: _RouterKeys | None = None
-    schema: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+RECORDS: dict[str, type[TrainConfig] | type[RecordedRun]] = {
+    RunConfig.SCHEMA: TrainConfig,
+    RecordedRun.SCHEMA: RecordedRun,
+}
+"""The record of each schema of config.json; it checks types and ranges, and ignores keys of other versions."""
+REQUIRED = {"method", "coef", "seed"}
+"""Keys of every config.json of a run."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +64,11 @@ class FinishedRun:
     @property
     def model(self) -> str | None:
         """Name of the model that the run began with; None for a run of another loop, which records only a class."""
-        if self.recorded:
-            return None
         if self.moe is not None:
             return "a mixture of experts from scratch"
         if self.config.get("from_config") is not None:
             return f"{self.config['from_config']} from scratch"
-        name = self.config.get("model")
-        return name if isinstance(name, str) else None
+        return None if self.recorded else self.config.get("model")
 
     @cached_property
     def steps(self) -> list[StepRecord]:
@@ -103,8 +86,7 @@ class FinishedRun:
     @property
     def moe(self) -> dict[str, Any] | None:
         """The experts' part of config.json; None for a dense run."""
-        found = self.config.get("moe")
-        return found if isinstance(found, dict) else None
+        return self.config.get("moe")
 
     @property
     def method(self) -> str:
@@ -137,14 +119,10 @@ class FinishedRun:
     @property
     def seed_matters(self) -> bool:
         """False where the seed can only change dropout: the weights are given and every step trains on all blocks."""
-        config = self.config
-        if self.recorded or self.moe is not None or config.get("from_config") is not None:
+        if self.recorded or self.moe is not None or self.config.get("from_config") is not None:
             return True
-        try:
-            blocks, per_step = config["data"]["train"]["blocks"], config["micro_batch"] * config["accumulate"]
-            return bool(per_step % blocks)
-        except (KeyError, TypeError, ZeroDivisionError):
-            return True
+        blocks = self.config.get("data", {}).get("train", {}).get("blocks")
+        return not blocks or bool(self.config["micro_batch"] * self.config["accumulate"] % blocks)
 
     def experiment(self) -> dict[str, Any]:
         """Every field that must agree between compared runs, flat; runs are paired by their seed."""
@@ -156,58 +134,49 @@ def read_run(folder: Path) -> FinishedRun:
     """The finished run in `folder`; the error of a missing or damaged file names it and its key."""
     config = read_object(folder / CONFIG_FILE, advice=RUN_AGAIN)
     try:
-        from_plain(_RunKeys, config)
-        # The records check their ranges. Keys of other versions are ignored.
-        if config.get("schema") == RunConfig.SCHEMA:
-            from_plain(TrainConfig, config)
-        elif config.get("schema") == RecordedRun.SCHEMA:
-            from_plain(RecordedRun, config)
+        if missing := sorted(REQUIRED - config.keys()):
+            raise InputError(f"`{missing[0]}` is missing.")
+        if config.get("schema") not in RECORDS:
+            raise InputError(f"`schema` is expected to be {' or '.join(RECORDS)}, but is {config.get('schema')!r}.")
+        from_plain(RECORDS[config["schema"]], config)
     except InputError as error:
         raise InputError(
             f"{folder / CONFIG_FILE} is not the config of a run: {error} To continue, {RUN_AGAIN}."
         ) from error
     record = read_metrics(folder)
-    run = FinishedRun(folder, config, record)
-    _check_names(run)
+    _check_names(folder, config, record)
     try:
         provenance = read_run_provenance(folder)
     except InputError:
         # It says how the numbers were made and changes none of them: a comparison does not need it.
         provenance = None
-    return replace(run, provenance=provenance)
+    return FinishedRun(folder, config, record, provenance)
 
 
-def _check_names(run: FinishedRun) -> None:
+def _check_names(folder: Path, config: dict[str, Any], record: RunMetrics) -> None:
     """Refuse a folder whose metrics.json, or whose name, is of another method, coefficient or seed than its config.json."""
-    moe, routing = run.moe, run.record.routing
-    pairs = [(key, getattr(run.record, key), key, run.config[key]) for key in ("method", "coef", "seed")]
+    moe, routing = config.get("moe"), record.routing
+    pairs = [(key, getattr(record, key), key, config[key]) for key in ("method", "coef", "seed")]
     if moe is not None and routing is not None:
         pairs.append(("router.variant", routing.router.variant, "moe.router", moe["router"]))
         pairs.append(("router.coef", routing.router.coef, "moe.router_coef", moe["router_coef"]))
     for key, value, of_config, expected in pairs:
         if value != expected:
             raise InputError(
-                f"`{key}` of {run.folder / METRICS_FILE} is expected to be {expected!r}, as `{of_config}` of {CONFIG_FILE} is, "
+                f"`{key}` of {folder / METRICS_FILE} is expected to be {expected!r}, as `{of_config}` of {CONFIG_FILE} is, "
                 f"but is {value!r}: {RUN_AGAIN}."
             )
-    name = run_name(
-        run.config["method"],
-        run.config["coef"],
-        run.seed,
-        None if moe is None else router_name(moe["router"], moe["router_coef"]),
-    )
-    if run.folder.name != name and _is_run_name(run.folder.name):
-        raise InputError(
-            f"{run.folder} has the name of another run than its {CONFIG_FILE} describes (`method` {run.config['method']!r}, "
-            f"`coef` {run.config['coef']!r}, `seed` {run.seed}): its name is expected to be {name}; rename it, or {RUN_AGAIN}."
-        )
-
-
-def _is_run_name(name: str) -> bool:
-    """Whether a folder has a name as `zloss train` and `record_run` give it; other names say nothing about the run."""
+    router = None if moe is None else router_name(moe["router"], moe["router_coef"])
+    name = run_name(config["method"], config["coef"], config["seed"], router)
+    # Folders that `zloss train` and `record_run` have not named say nothing about their run.
     names = (*objective_names(), *(variant.replace(":", "-") for variant in variants()))
     part = rf"(?:{'|'.join(map(re.escape, names))})-[0-9.e+-]+"
-    return re.fullmatch(rf"{part}(?:-{part})?-s\d+", name) is not None
+    if folder.name != name and re.fullmatch(rf"{part}(?:-{part})?-s\d+", folder.name):
+        raise InputError(
+            f"{folder} has the name of another run than its {CONFIG_FILE} describes (`method` {config['method']!r}, "
+            f"`coef` {config['coef']!r}, `seed` {config['seed']}): its name is expected to be {name}; rename it, or "
+            f"{RUN_AGAIN}."
+        )
 
 
 def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
@@ -216,7 +185,7 @@ def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
         raise InputError(f"there is no folder {folder}: pass the output folder of `zloss train` or of recorded runs.")
     runs, unfinished = [], []
     for place in sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}")):
-        if not {"method", "coef", "seed"} <= read_object(place / CONFIG_FILE, advice=RUN_AGAIN).keys():
+        if not read_object(place / CONFIG_FILE, advice=RUN_AGAIN).keys() >= REQUIRED:
             continue  # not a run
         if (place / METRICS_FILE).is_file():
             runs.append(read_run(place))
@@ -236,7 +205,7 @@ def check_pair(baseline: FinishedRun, run: FinishedRun) -> None:
     if run.seed == baseline.seed:
         # Weights of a model from scratch follow the seed: they have to agree between the runs of one seed.
         mine, theirs = (one | {WEIGHTS: other.config.get(WEIGHTS)} for one, other in ((mine, run), (theirs, baseline)))
-    differing = differing_keys(theirs, mine)
+    differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
     if differing:
         shown = ", ".join(f"{key} ({theirs.get(key)!r} → {mine.get(key)!r})" for key in differing[:3])
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
@@ -281,25 +250,22 @@ def pair_runs(runs: Sequence[FinishedRun], base: Sequence[FinishedRun]) -> list[
     """One pairing per method and coefficient, the baseline first; runs of another experiment are refused."""
     _refuse_copies(runs)
     by_seed = {run.seed: run for run in base}
-    groups: dict[tuple[str, float], list[FinishedRun]] = {}
+    groups: dict[tuple[str, float], dict[int, FinishedRun]] = {}
     for run in runs:
         # Means over seeds are of one experiment, even if a run has no partner.
         check_pair(base[0], run)
         if run.seed in by_seed:
             check_pair(by_seed[run.seed], run)
-        same = next((other for other in groups.get(run.key, ()) if other.seed == run.seed), None)
-        if same is not None:
+        same = groups.setdefault(run.key, {}).setdefault(run.seed, run)
+        if same is not run:
             raise InputError(
                 f"{same.folder.name} and {run.folder.name} are the same run (method, coefficient and seed): remove one."
             )
-        groups.setdefault(run.key, []).append(run)
-    pairings = [
-        Pairing(
-            tuple(sorted(group, key=lambda run: run.seed)),
-            tuple((by_seed[run.seed], run) for run in group if run.seed in by_seed),
-        )
-        for group in groups.values()
-    ]
+    pairings = []
+    for group in groups.values():
+        ordered = tuple(group[seed] for seed in sorted(group))
+        pairs = tuple((by_seed[seed], run) for seed, run in group.items() if seed in by_seed)
+        pairings.append(Pairing(ordered, pairs))
     return sorted(pairings, key=lambda p: (p.key != base[0].key, p.method not in (*UNPENALIZED, OFF), p.method, p.coef))
 
 
@@ -328,7 +294,9 @@ def baseline_runs(runs: Sequence[FinishedRun], name: str | None) -> list[Finishe
 
     Without a name it is CE, and the token-layer mean among router variants.
     """
-    name = name or _usual_baseline(runs)
+    if name is None:
+        routed = any(run.moe is not None for run in runs)
+        name = "ce" if not routed else REFERENCE if any(run.method == REFERENCE for run in runs) else OFF
     method, coef = name, None
     head, _, tail = name.rpartition(":")
     if head and tail != MATCHED:
@@ -347,9 +315,3 @@ def baseline_runs(runs: Sequence[FinishedRun], name: str | None) -> list[Finishe
             f"name one of {', '.join(f'{method}:{coef:g}' for coef in coefs)}."
         )
     return found
-
-
-def _usual_baseline(runs: Sequence[FinishedRun]) -> str:
-    if all(run.moe is None for run in runs):
-        return "ce"
-    return REFERENCE if any(run.method == REFERENCE for run in runs) else OFF

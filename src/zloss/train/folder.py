@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 import sys
 import time
@@ -12,23 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zloss.errors import InputError, OutputError, UnwritableFolderError, first_line
 from zloss.jobs import Job
-from zloss.models.checkpoint import sampled_fingerprint, weight_fingerprint
-from zloss.objectives import Objective
+from zloss.models.checkpoint import weight_fingerprint
 from zloss.results.folder import locked_folder, whole_folder
-from zloss.results.io import json_lines, read_object, write_text
+from zloss.results.io import json_lines, read_object, write_json, write_text
 from zloss.results.provenance import RunProvenance, installed_version, shared_keys
-from zloss.results.quantities import TELEMETRY_KEYS
-from zloss.results.run_config import CONFIG_FILE, RunConfig, TrainConfig, without_paths, write_run_config
+from zloss.results.run_config import CONFIG_FILE, RunConfig, TrainConfig, without_paths
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN
 from zloss.results.steps import StepRecord
-from zloss.telemetry.window import StepWindow
 
 if TYPE_CHECKING:
     from zloss.train.start import Start
@@ -51,10 +46,11 @@ def run_in_folder(folder: Path, config: TrainConfig, start: Start, job: Job) -> 
     with ExitStack() as held:
 
         def claim() -> str:
-            if not job.first:
-                return identity_of(config_record(config, start))
-            held.enter_context(locked_folder(folder))
-            return claim_folder(folder, config, start)
+            settings = config_record(config, start).to_dict()
+            if job.first:
+                held.enter_context(locked_folder(folder))
+                claim_settings(folder, settings)
+            return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
         identity = job.together(claim)
         job.together(check_alike, job.all_gather(identity), "models, texts or settings: give every process the same")
@@ -67,12 +63,15 @@ def check_alike(of_every_rank: Sequence[object], what: str) -> None:
         raise InputError(f"the ranks of the job have different {what}.")
 
 
-def claim_folder(folder: Path, config: TrainConfig, start: Start) -> str:
-    """Write config.json, or check that the one in `folder` is of the same run; returns what identifies the run."""
-    refuse_other_settings(folder, config, start)
-    record = config_record(config, start)
-    write_run_config(folder, record)
-    return identity_of(record)
+def claim_folder(folder: Path, config: TrainConfig, start: Start) -> None:
+    """Write config.json, or check that the one in `folder` is of the same run."""
+    claim_settings(folder, config_record(config, start).to_dict())
+
+
+def claim_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Write config.json, or refuse a `folder` whose config.json is of another run."""
+    refuse_other_settings(folder, settings)
+    write_json(folder / CONFIG_FILE, settings)
 
 
 def check_finished(folder: Path, config: TrainConfig, start: Start) -> None:
@@ -82,32 +81,16 @@ def check_finished(folder: Path, config: TrainConfig, start: Start) -> None:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 
-def refuse_other_settings(folder: Path, config: TrainConfig, start: Start) -> None:
+def refuse_other_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Refuse a `folder` that holds a run with another setting, other data or other initial weights."""
-    before, mine = earlier_settings(folder), config_record(config, start).to_dict()
-    names = differing_keys(before, mine)
-    if before is not None and names == [WEIGHTS] and before.get(WEIGHTS) == sampled_fingerprint(start.checkpoint.model):
-        names = []  # a run of an earlier version has another fingerprint of the same weights
-    refuse_differing(folder, names)
-
-
-def differing_keys(before: dict[str, Any] | None, mine: dict[str, Any]) -> list[str]:
-    """Keys in which two config.json differ; none without an earlier one."""
-    return [] if before is None else [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
-
-
-def refuse_differing(folder: Path, names: Sequence[str]) -> None:
-    """Refuse a `folder` whose config.json differs in the keys `names`, if there are any."""
+    before = earlier_settings(folder)
+    mine = json.loads(json.dumps(settings))
+    names = [] if before is None else [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
     if names:
         raise InputError(
             f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
             "choose another folder, or remove that one."
         )
-
-
-def identity_of(record: RunConfig) -> str:
-    """Hash of the run: the same for the same settings, data and initial weights."""
-    return hashlib.sha256(json.dumps(record.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def earlier_settings(folder: Path) -> dict[str, Any] | None:
@@ -144,45 +127,29 @@ def config_record(config: TrainConfig, start: Start) -> RunConfig:
     )
 
 
-class StepLog:
-    """An open steps.jsonl: one line per optimizer step.
-
-    It starts with the records of the checkpoint that the run resumes from; later lines are dropped.
-    """
-
-    def __init__(self, folder: Path, records: Iterable[StepRecord]) -> None:
-        self._path = folder / STEPS_FILE
-        write_text(self._path, _to_lines(records))
-        self._file = self._path.open("a", encoding="utf-8")
-
-    def append(self, record: StepRecord) -> None:
-        """Write the line of one step at once, so that a program that follows the file never reads half of it."""
-        try:
-            self._file.write(_to_lines([record]))
-            self._file.flush()
-        except OSError as error:
-            raise OutputError(f"cannot write {self._path}: {error.strerror or error}.") from error
-
-    def __enter__(self) -> StepLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._file.close()
-        except OSError as failure:
-            if error is None:
-                raise OutputError(f"cannot write {self._path}: {failure.strerror or failure}.") from failure
+def write_steps(folder: Path, records: Iterable[StepRecord]) -> None:
+    """Begin steps.jsonl with the records of the checkpoint that a run resumes from; later lines are dropped."""
+    write_text(folder / STEPS_FILE, _lines(records))
 
 
-def _to_lines(records: Iterable[StepRecord]) -> str:
+def append_step(folder: Path, record: StepRecord) -> None:
+    """Write the line of one step at once, so that a program that follows the file never reads half of it."""
+    file = folder / STEPS_FILE
+    try:
+        with file.open("a", encoding="utf-8") as log:
+            log.write(_lines([record]))
+    except OSError as error:
+        raise OutputError(f"cannot write {file}: {error.strerror or error}.") from error
+
+
+def _lines(records: Iterable[StepRecord]) -> str:
     """One JSON line per record."""
     return "".join(record.to_json() + "\n" for record in records)
 
 
-def _read_lines(file: Path) -> list[StepRecord]:
-    """The records of a file of step lines; a damaged line is named by its number and its key."""
+def read_steps(folder: Path, name: str = STEPS_FILE) -> list[StepRecord]:
+    """The step records in a file of `folder`; a damaged line is named by its number and its key."""
+    file = folder / name
     try:
         lines = json_lines(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -194,29 +161,6 @@ def _read_lines(file: Path) -> list[StepRecord]:
         except InputError as error:
             raise InputError(f"line {number} of {file} is not a step: {error} To continue, {RUN_AGAIN}.") from error
     return records
-
-
-def read_steps(folder: Path) -> list[StepRecord]:
-    """The steps of a run folder."""
-    return _read_lines(folder / STEPS_FILE)
-
-
-def step_window(objective: Objective, *, deployed: bool = False) -> StepWindow:
-    """A window of one step over the tokens of all ranks, in the coordinate that the objective deploys.
-
-    `deployed`: the statistics are of logits that are already centered (the paper's path), so log Z needs no shift.
-    """
-    return StepWindow(1, "raw" if deployed else objective.coordinate, across_ranks=True)
-
-
-def step_tails(window: StepWindow) -> dict[str, float | None]:
-    """p99.9 |log Z − c|, p99 A_p and p99 |μ| of the last step's valid tokens; None for a number that does not exist.
-
-    c = log V, whatever the target of the objective is. The numbers reach the host in one transfer per step.
-    """
-    found = window.last_step()
-    values = {key: found.get(name) for key, name in TELEMETRY_KEYS.items()}
-    return {key: value if value is not None and math.isfinite(value) else None for key, value in values.items()}
 
 
 class SavedState:
@@ -241,7 +185,7 @@ class SavedState:
         try:
             with whole_folder(self._folder / f"step-{step:07d}") as part:
                 accelerator.save_state(str(part))
-                (part / RECORDS).write_text(_to_lines(records), encoding="utf-8")
+                (part / RECORDS).write_text(_lines(records), encoding="utf-8")
                 files = {file.name: _checksum(file) for file in sorted(part.iterdir())}
                 content = json.dumps({"step": step, "identity": self._identity, "files": files})
                 (part / MANIFEST).write_text(content, encoding="utf-8")
@@ -266,7 +210,7 @@ class SavedState:
                 continue
             accelerator.load_state(str(place))
             self.step = int(manifest["step"])
-            return self.step, _read_lines(place / RECORDS)
+            return self.step, read_steps(place, RECORDS)
         return 0, []
 
     def clear(self) -> None:
@@ -274,7 +218,7 @@ class SavedState:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _steps(self) -> list[Path]:
-        return sorted(self._folder.glob("step-*")) if self._folder.is_dir() else []
+        return sorted(self._folder.glob("step-*"))
 
     def _manifest(self, place: Path) -> dict[str, Any] | None:
         """The manifest of a checkpoint of this run whose files have their checksums; None otherwise."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -14,10 +16,9 @@ from zloss.errors import InputError, UnknownNameError, ZlossError
 from zloss.jobs import Job
 from zloss.objectives import objective_names
 from zloss.results.run_config import OFF, UNPENALIZED, TrainConfig
-from zloss.results.run_metrics import RunMetrics
 from zloss.train.data import check_divisible
-from zloss.train.folder import check_finished, is_finished, refuse_other_settings
-from zloss.train.live import LiveView, Position, TerminalView, duration
+from zloss.train.folder import check_finished, config_record, is_finished, refuse_other_settings
+from zloss.train.live import LiveView, TerminalView
 from zloss.train.loss import run_loss
 from zloss.train.options import RunOptions
 from zloss.train.run import run_training_of
@@ -55,18 +56,15 @@ class Grid:
 
     def configs(self) -> Iterator[TrainConfig]:
         """The runs seed by seed, so that finished seeds can be compared before the last one; CE once for all coefficients."""
-        for seed in self.seeds:
-            for method in self.methods:
-                for coef in (0.0,) if method in UNPENALIZED else self.coefs:
-                    yield from self._routed(replace(self.base, method=method, coef=coef, seed=seed))
-
-    def _routed(self, config: TrainConfig) -> Iterator[TrainConfig]:
-        if config.moe is None:
-            yield config
-            return
-        for router in self.routers:
-            for coef in (0.0,) if router == OFF else self.router_coefs:
-                yield replace(config, moe=replace(config.moe, router=router, router_coef=coef))
+        for seed, method in itertools.product(self.seeds, self.methods):
+            for coef in (0.0,) if method in UNPENALIZED else self.coefs:
+                config = replace(self.base, method=method, coef=coef, seed=seed)
+                if config.moe is None:
+                    yield config
+                    continue
+                for router in self.routers:
+                    for router_coef in (0.0,) if router == OFF else self.router_coefs:
+                        yield replace(config, moe=replace(config.moe, router=router, router_coef=router_coef))
 
 
 def run_grid(
@@ -86,36 +84,34 @@ def run_grid(
         say(note)
     configs = [start.with_block_size(config) for config in grid.configs()]
     job.together(_check_runs, configs, start, folder, job)
-    finished = job.from_first(_finished, configs, start, folder)
-    remaining = len(configs) - len(finished)
-    number = 0
+    remaining = job.from_first(_unfinished, configs, start, folder)
     for config in configs:
-        place = folder / config.name
-        if config.name in finished:
+        if config.name not in remaining:
             say(f"{config.name}: finished before, skipped")
             continue
-        number += 1
         if isinstance(view, TerminalView):
-            view.place(Position(number, remaining, (remaining - number) * config.steps))
+            number = remaining.index(config.name) + 1
+            view.place(number, len(remaining), (len(remaining) - number) * config.steps)
         began = time.monotonic()
-        metrics = run_training_of(job, config, start, place, options=options, view=view, progress=progress)
+        metrics = run_training_of(
+            job, config, start, folder / config.name, options=options, view=view, progress=progress
+        )
         if metrics is not None:
-            say(f"{config.name}: done, {_result_text(metrics)}, {duration(time.monotonic() - began)}")
+            found = {"PPL": metrics.ppl, "P_Z^99.9": metrics.p_z_999, "max ‖g‖": metrics.training.grad_norm_max}
+            numbers = [f"{name} {value:.4g}" for name, value in found.items() if value is not None]
+            say(f"{config.name}: done, {', '.join(numbers)}, {timedelta(seconds=round(time.monotonic() - began))}")
     return [folder / config.name for config in configs]
 
 
-def _result_text(metrics: RunMetrics) -> str:
-    """The main numbers of a finished run, in at most 50 columns."""
-    numbers = {"PPL": metrics.ppl, "P_Z^99.9": metrics.p_z_999, "max ‖g‖": metrics.training.grad_norm_max}
-    return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
-
-
-def _finished(configs: Sequence[TrainConfig], start: Start, folder: Path) -> set[str]:
-    """Names of the finished runs in the folder; their settings are checked again, and config.json is rewritten."""
-    finished = [config for config in configs if is_finished(folder / config.name)]
-    for config in finished:
-        check_finished(folder / config.name, config, start)
-    return {config.name for config in finished}
+def _unfinished(configs: Sequence[TrainConfig], start: Start, folder: Path) -> list[str]:
+    """Names of the runs to make; the settings of finished ones are checked again, and their config.json is rewritten."""
+    names = []
+    for config in configs:
+        if is_finished(folder / config.name):
+            check_finished(folder / config.name, config, start)
+        else:
+            names.append(config.name)
+    return names
 
 
 def _check_runs(configs: Sequence[TrainConfig], start: Start, folder: Path, job: Job) -> None:
@@ -127,9 +123,8 @@ def _check_runs(configs: Sequence[TrainConfig], start: Start, folder: Path, job:
     for config in configs:
         check_divisible(config, job)
     for config in configs:
-        refuse_other_settings(folder / config.name, config, start)
-    tried = {replace(config, seed=0): config for config in configs}
-    for config in tried.values():
+        refuse_other_settings(folder / config.name, config_record(config, start).to_dict())
+    for config in {replace(config, seed=0): config for config in configs}.values():
         _try_loss(config, start)
 
 
@@ -140,6 +135,6 @@ def _try_loss(config: TrainConfig, start: Start) -> None:
     tokens = min(CHECK_TOKENS, blocks.size)
     inputs = blocks.inputs(0, 1)[:, : tokens + (blocks.bos_id is not None)]
     try:
-        run_loss(config, start.checkpoint, start.data)(inputs, blocks.targets(0, 1)[:, :tokens], tokens)
+        run_loss(config, start.checkpoint, blocks)(inputs, blocks.targets(0, 1)[:, :tokens], tokens)
     except ZlossError as error:
         raise InputError(f"{config.method} cannot be trained on {start.checkpoint.name}: {error}") from error

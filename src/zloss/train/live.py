@@ -1,4 +1,4 @@
-"""What a run shows while it trains: two lines on the terminal, and scalars for trackers."""
+"""A run while it trains: lines on the terminal, and scalars for trackers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import importlib.util
 import math
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,11 +19,11 @@ from zloss.results.steps import StepRecord
 from zloss.telemetry.trackers import require_tracker
 
 WINDOW = 100
-"""Steps over which p99 ‖g‖₂ and the time of a step are taken, the last ones."""
+"""Steps over which p99 ‖g‖₂ is taken, the last ones."""
 REFRESH = 4
 """Redraws per second."""
 BAR = 24
-"""Columns of a bar at most."""
+"""Columns of a bar."""
 DEFAULT_TRACKER = "tensorboard"
 SCALARS = ("loss", "cross_entropy", "auxiliary", "grad_norm", "grad_inf", "param_norm", "lr")
 """Numbers of a step record that trackers get, in addition to its telemetry."""
@@ -58,129 +56,66 @@ class NoView:
         pass
 
 
-@dataclass(frozen=True)
-class Position:
-    """The place of a run in a series of runs."""
-
-    number: int = 1
-    """From 1."""
-    runs: int = 1
-    steps_after: int = 0
-    """Steps of the runs that follow it."""
-
-
-@dataclass
-class RunProgress:
-    """The state of a run that trains."""
-
-    name: str
-    steps: int
-    done: int
-    position: Position = field(default_factory=Position)
-    clock: Callable[[], float] = time.monotonic
-    record: StepRecord | None = None
-    tokens: int = 0
-    valid_ce: float | None = None
-    norms: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    moments: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
-    """When the last steps ended."""
-
-    def __post_init__(self) -> None:
-        self.moments.append(self.clock())
-
-    def show(self, record: StepRecord, tokens: int) -> None:
-        """Take a finished step."""
-        self.record, self.tokens, self.done = record, tokens, record.step
-        self.norms.append(record.grad_norm)
-        self.moments.append(self.clock())
-        if (found := record.telemetry.get("valid_ce")) is not None:
-            self.valid_ce = found
-
-    def left(self, steps: int) -> float | None:
-        """Seconds that `steps` more steps take at the pace of the last ones; None before the first."""
-        if len(self.moments) < 2:
-            return None
-        return steps * (self.moments[-1] - self.moments[0]) / (len(self.moments) - 1)
-
-
 def choose_view(quiet: bool) -> NoView | TerminalView:
-    """Two lines on a terminal; nothing with `quiet`, or where stderr is not a terminal."""
+    """Lines on a terminal; nothing with `quiet`, or where stderr is not a terminal."""
     return NoView() if quiet or not sys.stderr.isatty() else TerminalView()
 
 
 class TerminalView:
-    """Two lines per run, which stay on the terminal when the run is done."""
+    """A bar and a line of numbers per run, which stay on the terminal when the run is done; a bar for a series of runs."""
 
     def __init__(self) -> None:
-        self._position = Position()
+        self._number, self._runs, self._steps_after = 1, 1, 0
 
-    def place(self, position: Position) -> None:
-        """Set the place of the next run in its series."""
-        self._position = position
+    def place(self, number: int, runs: int, steps_after: int) -> None:
+        """The next run is the `number`-th of a series, and the runs that follow it have `steps_after` steps."""
+        self._number, self._runs, self._steps_after = number, runs, steps_after
 
     @contextmanager
     def run(self, name: str, steps: int, done: int) -> Iterator[Shown]:
-        from rich.console import Console
+        from rich.console import Console, Group
         from rich.live import Live
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
         from rich.text import Text
 
-        console = Console(stderr=True)
-        progress = RunProgress(name, steps, done, self._position)
+        console, numbers = Console(stderr=True), Text(no_wrap=True, overflow="ellipsis")
+        # A long name gives way: the step and the time left are what changes.
+        title = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+        count = TextColumn("step {task.completed} of {task.total}")
+        bars = Progress(title, BarColumn(BAR), count, TimeRemainingColumn(), console=console, expand=True)
+        shown_name = f"run {self._number} of {self._runs}  {name}" if self._runs > 1 else name
+        tasks = [bars.add_task(shown_name, total=steps, completed=done)]
+        if self._number < self._runs:
+            tasks.append(bars.add_task("this and all later runs", total=steps + self._steps_after, completed=done))
+        norms: deque[float] = deque(maxlen=WINDOW)
+        valid_ce: list[float] = []
 
-        def drawn() -> Text:
-            return Text("\n".join(progress_lines(progress, console.width)))
+        class Lines:
+            def show(self, record: StepRecord, tokens: int) -> None:
+                norms.append(record.grad_norm)
+                if (found := record.telemetry.get("valid_ce")) is not None:
+                    valid_ce[:] = [found]
+                for task in tasks:
+                    bars.update(task, completed=record.step)
+                numbers.plain = numbers_line(record, tokens, norms, valid_ce)
 
-        with Live(get_renderable=drawn, console=console, refresh_per_second=REFRESH):
-            yield progress
-
-
-def progress_lines(progress: RunProgress, width: int) -> list[str]:
-    """Two lines of at most `width` columns: the place of the run with its time left, and the numbers of its last step."""
-    return [_place_line(progress, width), _numbers_line(progress, width)]
-
-
-def _place_line(progress: RunProgress, width: int) -> str:
-    position, remaining = progress.position, progress.steps - progress.done
-    run = f"run {position.number} of {position.runs}  " if position.runs > 1 else ""
-    left = f"{duration(progress.left(remaining))} left"
-    if position.runs > position.number:
-        left += f", {duration(progress.left(remaining + position.steps_after))} for all"
-    first, last = f"{run}{progress.name}", f"step {progress.done} of {progress.steps}  {left}"
-    room = min(width - len(first) - len(last) - 4, BAR)
-    if room >= 4:
-        full = round(room * progress.done / progress.steps) if progress.steps else room
-        return f"{first}  {'━' * full}{'─' * (room - full)}  {last}"
-    # A long name gives way: the step and the time left are what changes.
-    return f"{first[: max(width - len(last) - 2, 0)]}  {last}"[:width]
+        with Live(Group(bars, numbers), console=console, refresh_per_second=REFRESH):
+            yield Lines()
 
 
-def _numbers_line(progress: RunProgress, width: int) -> str:
-    record = progress.record
-    if record is None:
-        return ""
+def numbers_line(record: StepRecord, tokens: int, norms: Sequence[float], valid_ce: Sequence[float] = ()) -> str:
+    """Loss, validation, speed, p99.9 |log Z − c| and p99 ‖g‖₂ after a step; `norms` are those of the last steps."""
     violation = record.telemetry.get("p_z_999")
-    finite = [norm for norm in progress.norms if np.isfinite(norm)]
-    parts = [f"  loss {record.loss:.4f}"]
-    parts += [] if progress.valid_ce is None else [f"valid CE {progress.valid_ce:.4f}"]
-    parts += [f"{progress.tokens / record.seconds:,.0f} tok/s"] if record.seconds else []
-    parts += [] if violation is None else [f"P_Z {violation:.3g}"]
-    parts += [f"p99 ‖g‖ {np.quantile(finite, 0.99):.3g}"] if finite else []
-    while len(parts) > 1 and len("  ".join(parts)) > width:
-        parts.pop()
-    return "  ".join(parts)[:width]
-
-
-def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds.
-
-    >>> duration(42), duration(725), duration(7384), duration(None)
-    ('0:42', '12:05', '2:03:04', '-:--')
-    """
-    if seconds is None:
-        return "-:--"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    parts = [f"  loss {record.loss:.4f}", *(f"valid CE {value:.4f}" for value in valid_ce)]
+    if record.seconds:
+        parts.append(f"{tokens / record.seconds:,.0f} tok/s")
+    if violation is not None:
+        parts.append(f"P_Z {violation:.3g}")
+    if finite:
+        parts.append(f"p99 ‖g‖ {np.quantile(finite, 0.99):.3g}")
+    return "  ".join(parts)
 
 
 def usable_trackers(names: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,9 @@ loop that trained the model: `zloss train` and `zloss.record_run` share it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from zloss.console import Progress
 from zloss.jobs import Job
@@ -27,39 +29,22 @@ from zloss.measure.tokens import (
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import HiddenStates, find_head, hidden_states
 from zloss.objectives import Objective
-from zloss.optimizer.endpoints import SPIKE, THRESHOLDS, endpoints
+from zloss.optimizer.endpoints import endpoints
 from zloss.results.audit import NO_INPUT_PATH, GradientNumbers, Heads
 from zloss.results.comparison import FEW_STEPS
-from zloss.results.run_config import TrainConfig
+from zloss.results.run_config import RecordedRun, TrainConfig
 from zloss.results.run_metrics import DiagnosticGradient, RoutingMetrics, RunGradients, RunMetrics
 from zloss.results.steps import StepRecord
 from zloss.text import Blocks
 from zloss.train.data import TrainData
 from zloss.train.loss import run_objective
-from zloss.train.moe import ValidationRouting
+from zloss.train.moe import RouterTerms, RoutingTap, router_terms, routing_metrics
+
+if TYPE_CHECKING:
+    from zloss.train.record import RecordOptions
 
 EVALUATION_BLOCKS = 4
 """Blocks per forward pass; the numbers do not depend on it beyond rounding."""
-NO_GRADIENTS = RunGradients(r_aux=None, c_aux=None, tied_paths=None, gradient=None, diagnostic_tied_paths=None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRun:
-    """What the numbers of metrics.json depend on, in addition to the model, the validation blocks and the step records."""
-
-    method: str
-    coef: float
-    seed: int
-    objective: Objective
-    clip: float | None
-    tokens_consumed: int
-    tokens_available: int | None
-    """None if the loop did not say it."""
-    diag_coef: float = 1e-4
-    gradient_blocks: int = 8
-    thresholds: tuple[float, ...] = THRESHOLDS
-    spike: float = SPIKE
-    adam_every: int | None = 50
 
 
 def run_metrics(
@@ -68,58 +53,56 @@ def run_metrics(
     data: TrainData,
     records: list[StepRecord],
     progress: Progress,
-    job: Job | None = None,
+    job: Job,
 ) -> RunMetrics | None:
     """metrics.json of a run of `zloss train`.
 
     The ranks of a job share the pass over the validation blocks. The first one has the metrics, the others None.
     """
-    job = job or Job()
     checkpoint.model.eval()
-    run = MeasuredRun(
-        method=config.method,
-        coef=config.coef,
-        seed=config.seed,
-        objective=run_objective(config),
-        clip=config.clip,
-        tokens_consumed=config.steps * config.tokens_per_step,
-        tokens_available=data.train.predictions,
-        diag_coef=config.diag_coef,
-        gradient_blocks=config.gradient_blocks,
-        thresholds=config.thresholds,
-        spike=config.spike,
-        adam_every=config.adam_every,
-    )
-    measurement = measurement_of(find_head(checkpoint), coef=config.diag_coef, gain_beta=config.gain_beta)
-    routing = None
-    with hidden_states(checkpoint, measurement.head) as hidden_of:
-        if config.moe is not None:
-            routing = ValidationRouting(config.moe, checkpoint.model, data.valid.counted, config.tokens_per_step)
-            hidden_of = routing.observed(hidden_of)
-        columns = validate(measurement, data.valid, hidden_of, progress, job)
-    if routing is not None and job.ranks > 1:
-        routing.join(job)
+    moe, head, step_tokens = config.moe, find_head(checkpoint), config.tokens_per_step
+    passes: list[RouterTerms] = []
+
+    def observed(hidden_of: HiddenStates) -> HiddenStates:
+        """The same hidden states; the routing of each forward pass is kept."""
+        if moe is None:
+            return hidden_of
+        tap = RoutingTap(checkpoint.model, data.valid.counted)
+
+        def run(inputs_BN: Tensor) -> Tensor:
+            hidden_BND, routing = tap.observe(lambda: hidden_of(inputs_BN), len(inputs_BN))
+            passes.append(router_terms(routing, moe, step_tokens, tap.weights(moe.experts))[2])
+            return hidden_BND
+
+        return run
+
+    measurement = measurement_of(head, coef=config.diag_coef, gain_beta=config.gain_beta)
+    with hidden_states(checkpoint, head) as hidden_of:
+        columns = validate(measurement, data.valid, observed(hidden_of), progress, job)
+    of_all_ranks = [part for rank in job.gather(passes) for part in rank]
     if not job.first:
         return None
-    return assembled_metrics(
-        run,
+    return measured_run(
+        config,
+        config,
+        run_objective(config),
         measurement,
         data.valid,
         columns,
         records,
-        run_gradients(run, checkpoint, measurement, data.valid),
-        None if routing is None else routing.metrics(),
+        checkpoint=checkpoint,
+        tokens=(config.steps * step_tokens, data.train.predictions),
+        routing=None if moe is None else routing_metrics(of_all_ranks, moe, step_tokens),
     )
 
 
 def validate(
-    measurement: Measurement, blocks: Blocks, hidden_of: HiddenStates, progress: Progress, job: Job | None = None
+    measurement: Measurement, blocks: Blocks, hidden_of: HiddenStates, progress: Progress, job: Job
 ) -> Columns:
     """The columns of all tokens of the validation text.
 
     On several ranks each passes over its share of the blocks; the first one has the columns of all afterwards.
     """
-    job = job or Job()
     share = job.local_range(blocks.count, EVALUATION_BLOCKS)
     parts: list[Columns] = []
     with progress.step("validation", len(share) * blocks.size) as step:
@@ -129,67 +112,39 @@ def validate(
     return concatenated([part for of_rank in job.gather(parts) for part in of_rank])
 
 
-def no_gradients(reason: str) -> tuple[RunGradients, dict[str, str]]:
-    """The gradients of a run that has none, and why."""
-    return NO_GRADIENTS, dict.fromkeys(("r_aux", "c_aux", "tied_paths", "gradient"), reason)
-
-
-def run_gradients(
-    run: MeasuredRun, checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks
-) -> tuple[RunGradients, dict[str, str]]:
-    """The auxiliary gradient of the method and the diagnostic Z in both coordinates as in an audit, and why one is None."""
-    count = min(run.gradient_blocks, blocks.count)
-    if not count:
-        return no_gradients("gradient_blocks = 0")
-    if not bool(measurement.head.weight_VD.detach().isfinite().all()):
-        return no_gradients("the weights are not finite")
-    auxiliary, paths = GradientNumbers(r_z=0.0), None
-    if run.objective.active:
-        products = objective_gradients(checkpoint, measurement, blocks, count, {"aux": run.objective})
-        auxiliary, paths = products.against_ce("aux"), products.paths("aux")
-    found, diagnostic_paths = diagnostic_gradients(checkpoint, measurement, blocks, count)
-    reasons: dict[str, str] = {}
-    if not run.objective.active:
-        reasons["c_aux"] = reasons["tied_paths"] = "this method has no auxiliary gradient"
-    elif paths is None:
-        reasons["tied_paths"] = NO_INPUT_PATH
-    diagnostic = DiagnosticGradient(
-        coef=run.diag_coef, blocks=count, raw=found.raw, centered=found.centered, whole_model=found.whole_model
-    )
-    numbers = RunGradients(
-        r_aux=auxiliary.r_z,
-        c_aux=auxiliary.c_z,
-        tied_paths=paths,
-        gradient=diagnostic,
-        diagnostic_tied_paths=diagnostic_paths or None,
-    )
-    return numbers, reasons
-
-
-def assembled_metrics(
-    run: MeasuredRun,
+def measured_run(
+    run: TrainConfig | RecordedRun,
+    options: TrainConfig | RecordOptions,
+    objective: Objective,
     measurement: Measurement,
     blocks: Blocks,
     columns: Columns,
     records: Sequence[StepRecord],
-    gradients: tuple[RunGradients, dict[str, str]],
+    *,
+    checkpoint: Checkpoint | None,
+    tokens: tuple[int, int | None],
     routing: RoutingMetrics | None = None,
 ) -> RunMetrics:
-    """Everything of metrics.json, from the columns of the validation tokens; a missing number is None with its reason."""
-    coordinate, steps, (gradient_numbers, gradient_reasons) = run.objective.coordinate, len(records), gradients
+    """Everything of metrics.json, from the columns of the validation tokens; a missing number is None with its reason.
+
+    `options` say what is measured. `tokens`: those of all steps, and those of the training text if they are known. Gradients
+    are taken of a `checkpoint` only.
+    """
+    coordinate, steps, (consumed, available) = objective.coordinate, len(records), tokens
     heads = Heads(head_numbers(columns, measurement, "raw"), head_numbers(columns, measurement, "centered"))
     reasons: dict[str, str] = {}
     if measurement.lacks_centered is not None:
         reasons["heads.centered"] = measurement.lacks_centered
-    reasons |= gradient_reasons
+    gradients, missing = _gradients(checkpoint, objective, measurement, blocks, options.gradient_blocks)
+    reasons |= missing
     deployed = heads.raw if coordinate == "raw" else heads.centered
-    training = endpoints(records, clip=run.clip, thresholds=run.thresholds, spike=run.spike)
+    training = endpoints(records, clip=run.clip, thresholds=options.thresholds, spike=options.spike)
     if not training.adam_samples:
-        every = f"every {run.adam_every} steps" if run.adam_every else "never"
+        every = f"every {options.adam_every} steps" if options.adam_every else "never"
         reasons["adam"] = f"the state is sampled {every}, and the run has {steps}"
     if steps < FEW_STEPS:
         reasons["p99"] = f"over {steps} steps a p99 is little else than the maximum: read the max"
-    if run.tokens_available is None:
+    if available is None:
         reasons["tokens_available"] = reasons["reuse"] = "the loop did not say how many training tokens there are"
     return RunMetrics(
         method=run.method,
@@ -199,19 +154,57 @@ def assembled_metrics(
         ce=mean(columns["ce"]),
         coordinate=coordinate,
         routing=routing,
-        diag_coef=run.diag_coef,
+        diag_coef=options.diag_coef,
         diag_z=deployed.diag_z,
         p_z_999=deployed.p_z_999,
         a_p_99=deployed.a_p_99,
         mu_abs_99=deployed.mu_abs_99,
         training=training,
-        gradients=gradient_numbers,
-        tokens_consumed=run.tokens_consumed,
-        tokens_available=run.tokens_available,
-        reuse=None if run.tokens_available is None else run.tokens_consumed / run.tokens_available,
+        gradients=gradients,
+        tokens_consumed=consumed,
+        tokens_available=available,
+        reuse=None if available is None else consumed / available,
         valid_predictions=len(columns["ce"]),
         valid_nonfinite=nonfinite_tokens(columns),
         heads=heads,
         validation_blocks=block_values(columns, measurement, blocks),
         reasons=reasons,
     ).finite()
+
+
+def _gradients(
+    checkpoint: Checkpoint | None, objective: Objective, measurement: Measurement, blocks: Blocks, count: int
+) -> tuple[RunGradients, dict[str, str]]:
+    """The auxiliary gradient of the method and the diagnostic Z in both coordinates as in an audit, and why one is None."""
+    reason = None
+    if checkpoint is None:
+        reason = "the gradients are taken of models of transformers only"
+    elif not count:
+        reason = "gradient_blocks = 0"
+    elif not bool(measurement.head.weight_VD.detach().isfinite().all()):
+        reason = "the weights are not finite"
+    if checkpoint is None or reason is not None:
+        none = RunGradients(r_aux=None, c_aux=None, tied_paths=None, gradient=None, diagnostic_tied_paths=None)
+        return none, dict.fromkeys(("r_aux", "c_aux", "tied_paths", "gradient"), str(reason))
+    count = min(count, blocks.count)
+    auxiliary, paths = GradientNumbers(r_z=0.0), None
+    reasons: dict[str, str] = {}
+    if objective.active:
+        products = objective_gradients(checkpoint, measurement, blocks, count, {"aux": objective})
+        auxiliary, paths = products.against_ce("aux"), products.paths("aux")
+        if paths is None:
+            reasons["tied_paths"] = NO_INPUT_PATH
+    else:
+        reasons["c_aux"] = reasons["tied_paths"] = "this method has no auxiliary gradient"
+    found, diagnostic_paths = diagnostic_gradients(checkpoint, measurement, blocks, count)
+    diagnostic = DiagnosticGradient(
+        coef=measurement.coef, blocks=count, raw=found.raw, centered=found.centered, whole_model=found.whole_model
+    )
+    numbers = RunGradients(
+        r_aux=auxiliary.r_z,
+        c_aux=auxiliary.c_z,
+        tied_paths=paths,
+        gradient=diagnostic,
+        diagnostic_tied_paths=diagnostic_paths or None,
+    )
+    return numbers, reasons

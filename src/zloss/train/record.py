@@ -16,7 +16,6 @@ evaluates the methods. The validation blocks are measured once, at the end.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,34 +30,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zloss.console import Progress, Silent
-from zloss.distributed import first_rank, world_size
+from zloss.distributed import first_rank, is_dtensor, world_size
 from zloss.errors import InputError
+from zloss.head.loss import HeadLossOutput
+from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint, weight_fingerprint
 from zloss.models.output_head import HiddenStates, OutputHead, check_head, find_head, hidden_states
 from zloss.objectives import Objective
-from zloss.optimizer.adam import StatefulOptimizer
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
-from zloss.optimizer.recorder import OpenStep, Recorder
+from zloss.optimizer.recorder import OpenStep, Recorder, StatefulOptimizer
 from zloss.results.folder import locked_folder
-from zloss.results.io import write_json
 from zloss.results.options import check_counts, check_numbers
 from zloss.results.provenance import write_run_provenance
-from zloss.results.run_config import CONFIG_FILE, RecordedData, RecordedRun, TextPart
+from zloss.results.run_config import RecordedData, RecordedRun
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.steps import StepRecord
-from zloss.telemetry.window import HasLossParts, MicroBatch, micro_batch
+from zloss.telemetry.window import MicroBatch, StepWindow, micro_batch
 from zloss.text import Blocks, make_blocks, open_corpus
-from zloss.train.folder import (
-    STEPS_FILE,
-    StepLog,
-    differing_keys,
-    earlier_settings,
-    read_steps,
-    refuse_differing,
-    run_provenance,
-    step_tails,
-    step_window,
-)
+from zloss.train.data import text_part
+from zloss.train.folder import STEPS_FILE, append_step, claim_settings, read_steps, run_provenance, write_steps
 
 TOKENS = "tokens"
 """Key of a step's telemetry: predicted tokens of the step, on all ranks."""
@@ -119,8 +109,13 @@ def record_run(
 
     Scaling: losses of a step are per valid token of all its micro-batches, whatever divisor the loop uses.
     """
-    chosen, blocks, found = options or RecordOptions(), as_blocks(validation), recorded_model(model, head, hidden_of)
+    chosen, blocks, found = options or RecordOptions(), as_blocks(validation), RecordedModel(model, head, hidden_of)
     found.check(blocks)
+    for name, value in (settings or {}).items():
+        if not isinstance(value, (str, int, float, bool, list, tuple, dict, type(None))):
+            raise InputError(
+                f"`settings[{name!r}]` is expected to be a number, text, list or dict, but is a {type(value).__name__}."
+            )
     made: Any = objective
     numbers = {entry.name: getattr(made, entry.name) for entry in fields(made)}
     config = RecordedRun(
@@ -134,23 +129,12 @@ def record_run(
         objective=numbers,
         seed=seed,
         clip=clip,
-        settings=_plain_settings(settings),
+        settings=dict(settings or {}),
         measured={name: value for name, value in asdict(chosen).items() if name != "tokens_available"},
-        data=RecordedData(_identity(blocks), training_data),
+        data=RecordedData(text_part(blocks, {}), training_data),
         initial_weights=weight_fingerprint(found.module),
     )
     return RunRecorder(Path(directory) / config.name, config, found, objective, blocks, optimizer, chosen)
-
-
-def _plain_settings(settings: dict[str, Any] | None) -> dict[str, Any]:
-    """The loop's settings; a value that JSON cannot hold is refused by its name."""
-    found = dict(settings or {})
-    for name, value in found.items():
-        if not isinstance(value, (str, int, float, bool, list, tuple, dict, type(None))):
-            raise InputError(
-                f"`settings[{name!r}]` is expected to be a number, text, list or dict, but is a {type(value).__name__}."
-            )
-    return found
 
 
 class RunRecorder:
@@ -177,11 +161,11 @@ class RunRecorder:
         self._optimizer, self._steps_done = optimizer, 0
         self._writes = first_rank()
         self._recorder = Recorder(())
-        self._window = step_window(objective)
+        self._window = StepWindow(1, objective.coordinate, across_ranks=True)
         self._parts: list[MicroBatch] = []
         self._open: OpenStep | None = None
-        self._log: StepLog | None = None
-        self._held = ExitStack()
+        self._held: ExitStack | None = None
+        """Holds the folder while the run is recorded."""
         self._began = self._clock = 0.0
 
     @property
@@ -203,34 +187,25 @@ class RunRecorder:
         )
         if not self._writes:
             return
-        self._held.enter_context(locked_folder(self.folder))
-        try:
-            self._claim()
+        with ExitStack() as held:
+            held.enter_context(locked_folder(self.folder))
+            claim_settings(self.folder, self.config.to_dict())
             self._recorder.records = self._earlier(step)
             (self.folder / METRICS_FILE).unlink(missing_ok=True)
-            self._log = self._held.enter_context(StepLog(self.folder, self._recorder.records))
-        except BaseException:
-            self.close()
-            raise
-
-    def _claim(self) -> None:
-        mine = json.loads(json.dumps(self.config.to_dict()))
-        refuse_differing(self.folder, differing_keys(earlier_settings(self.folder), mine))
-        write_json(self.folder / CONFIG_FILE, mine)
+            write_steps(self.folder, self._recorder.records)
+            self._held = held.pop_all()
 
     def _earlier(self, step: int) -> list[StepRecord]:
-        """The records of the earlier steps, which a resumed run keeps."""
-        if not step:
-            return []
-        known = read_steps(self.folder) if (self.folder / STEPS_FILE).is_file() else []
-        if [record.step for record in known[:step]] != list(range(1, step + 1)):
+        """The records of the first `step` steps, which a resumed run keeps."""
+        known = read_steps(self.folder)[:step] if step and (self.folder / STEPS_FILE).is_file() else []
+        if [record.step for record in known] != list(range(1, step + 1)):
             raise InputError(
                 f"the loop resumes after step {step}, but {self.folder / STEPS_FILE} does not hold the steps before: "
                 "record from the first step on, in the same folder."
             )
-        return known[:step]
+        return known
 
-    def micro_batch(self, output: HasLossParts | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
+    def micro_batch(self, output: HeadLossOutput | MicroBatch, *, normalizer: float | Tensor | None = None) -> None:
         """One loss that backward was or will be called on, an output of `head_loss`; a step may have several.
 
         `normalizer`: the one that `head_loss` was given; None for the mean over valid tokens. A handle of `apply` calls it
@@ -252,7 +227,7 @@ class RunRecorder:
         """Read the gradients; `clipped_by` is the factor by which the loop has clipped them already, None if it has not."""
         if not self._parts:
             raise InputError("a step without a loss: call `micro_batch` with every output of `head_loss` first.")
-        if self._log is None and self._writes:
+        if self._held is None and self._writes:
             raise InputError("the recorder is not started: use it as a context manager, or call `start` first.")
         sums_N3 = torch.stack(
             [
@@ -268,7 +243,7 @@ class RunRecorder:
         self._parts = []
         self._open = self._recorder.begin(self._steps_done + 1, clipped_by=clipped_by)
         self._window.end_step(self._open.norm, self.config.clip)
-        self._open.telemetry = step_tails(self._window) | {TOKENS: float(tokens)}
+        self._open.telemetry = self._window.step_tails() | {TOKENS: float(tokens)}
         if self._optimizer is not None and self._optimizer.param_groups:
             self._open.lr = float(self._optimizer.param_groups[0]["lr"])
         return self._open
@@ -284,8 +259,8 @@ class RunRecorder:
         opened.seconds, self._clock = now - self._clock, now
         record = self._recorder.end(opened)
         self._steps_done += 1
-        if self._log is not None:
-            self._log.append(record)
+        if self._writes:
+            append_step(self.folder, record)
         return record
 
     def finish(self, progress: Progress | None = None) -> RunMetrics | None:
@@ -303,40 +278,33 @@ class RunRecorder:
     def _measure(self, progress: Progress) -> RunMetrics:
         # The measurement is the heavier half of these imports, and `import zloss` has to stay light.
         from zloss.measure.measurement import measurement_of
-        from zloss.train.metrics import MeasuredRun, assembled_metrics, no_gradients, run_gradients, validate
+        from zloss.train.metrics import measured_run, validate
 
-        config, options, blocks = self.config, self._options, self._blocks
+        config, options, model = self.config, self._options, self._model
         if not self.records:
             raise InputError("a run without a step has no metrics: record at least one step.")
-        run = MeasuredRun(
-            method=config.method,
-            coef=config.coef,
-            seed=config.seed,
-            objective=self._objective,
-            clip=config.clip,
-            tokens_consumed=int(sum(record.telemetry.get(TOKENS) or 0.0 for record in self.records)),
-            tokens_available=options.tokens_available,
-            diag_coef=options.diag_coef,
-            gradient_blocks=options.gradient_blocks,
-            thresholds=options.thresholds,
-            spike=options.spike,
-            adam_every=options.adam_every,
-        )
-        measurement = measurement_of(self._model.head(), coef=options.diag_coef, gain_beta=config.gain_beta)
-        with self._model.states() as hidden_of:
-            columns = validate(measurement, blocks, hidden_of, progress)
-        checkpoint = self._model.checkpoint
-        if checkpoint is None:
-            gradients = no_gradients("the gradients are taken of models of transformers only")
-        else:
-            with self._model.evaluating():
-                gradients = run_gradients(run, checkpoint, measurement, blocks)
-        return assembled_metrics(run, measurement, blocks, columns, self.records, gradients)
+        measurement = measurement_of(model.head(), coef=options.diag_coef, gain_beta=config.gain_beta)
+        consumed = int(sum(record.telemetry.get(TOKENS) or 0.0 for record in self.records))
+        with model.evaluating():
+            with model.states() as hidden_of:
+                columns = validate(measurement, self._blocks, hidden_of, progress, Job())
+            return measured_run(
+                config,
+                options,
+                self._objective,
+                measurement,
+                self._blocks,
+                columns,
+                self.records,
+                checkpoint=model.checkpoint,
+                tokens=(consumed, options.tokens_available),
+            )
 
     def close(self) -> None:
         """Release the folder; a run without metrics counts as unfinished."""
-        self._log = None
-        self._held.close()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -349,26 +317,29 @@ class RunRecorder:
             self.close()
 
 
-@dataclass(frozen=True)
 class RecordedModel:
     """The model of another loop without its wrappers: its head, and hidden states of token ids."""
 
-    module: nn.Module
-    head_module: nn.Module | None
-    """The output head of a model that is not a transformers model."""
-    hidden_of: HiddenStates | None
-    """Its function from token ids [B, N] to hidden states [B, N, D]."""
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """As a checkpoint; None if it is not a transformers model."""
-        if self.hidden_of is not None:
-            return None
-        return Checkpoint(type(self.module).__name__, "another loop", self.module, None, wants_bos=False)
+    def __init__(self, model: nn.Module, head: nn.Module | None, hidden_of: Callable[[Tensor], Tensor] | None) -> None:
+        """A model of transformers needs neither `head` nor `hidden_of`."""
+        self.module, self._head, self._hidden_of = unwrapped(model), head, hidden_of
+        self.checkpoint: Checkpoint | None = None
+        """None if it is not a model of transformers."""
+        name = type(self.module).__name__
+        if (head is None) != (hidden_of is None):
+            raise InputError("`head` and `hidden_of` belong together: pass both, or none for a model of transformers.")
+        if hidden_of is None:
+            if not (hasattr(self.module, "get_output_embeddings") and hasattr(self.module, "config")):
+                raise InputError(
+                    f"{name} is not a model of transformers: pass `head`, its output layer, and `hidden_of`, a function from "
+                    "token ids [B, N] to hidden states [B, N, D]."
+                )
+            self.checkpoint = Checkpoint(name, "another loop", self.module, None, wants_bos=False)
+        self.refuse_shards()
 
     def refuse_shards(self) -> None:
         """Refuse a model that no process holds as a whole."""
-        if any(type(parameter.data).__name__ == "DTensor" for parameter in self.module.parameters()):
+        if any(map(is_dtensor, self.module.parameters())):
             raise InputError(
                 "the validation of a recorded run is measured by one process, but this model's parameters are sharded "
                 "(FSDP2): record runs under DDP or in one process."
@@ -376,25 +347,21 @@ class RecordedModel:
 
     def head(self) -> OutputHead:
         """The output head as it is now."""
-        checkpoint = self.checkpoint
-        if checkpoint is not None:
-            return find_head(checkpoint)
-        weight, bias = getattr(self.head_module, "weight", None), getattr(self.head_module, "bias", None)
-        if self.head_module is None or not isinstance(weight, Tensor) or weight.dim() != 2:
+        if self.checkpoint is not None:
+            return find_head(self.checkpoint)
+        weight, bias = getattr(self._head, "weight", None), getattr(self._head, "bias", None)
+        if self._head is None or not isinstance(weight, Tensor) or weight.dim() != 2:
             raise InputError("`head` is expected to be the output layer, a module with a weight [V, D].")
-        return OutputHead(self.head_module, weight, bias if isinstance(bias, Tensor) else None, tied=False)
+        return OutputHead(self._head, weight, bias if isinstance(bias, Tensor) else None, tied=False)
 
     @contextmanager
     def states(self) -> Iterator[HiddenStates]:
-        """Hidden states of token ids, in evaluation mode; the mode is restored afterwards."""
-        with self.evaluating():
-            checkpoint = self.checkpoint
-            if checkpoint is None:
-                assert self.hidden_of is not None
-                yield self.hidden_of
-            else:
-                with hidden_states(checkpoint, self.head()) as hidden_of:
-                    yield hidden_of
+        """Hidden states of token ids."""
+        if self._hidden_of is not None:
+            yield self._hidden_of
+        elif self.checkpoint is not None:
+            with hidden_states(self.checkpoint, self.head()) as hidden_of:
+                yield hidden_of
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -409,40 +376,20 @@ class RecordedModel:
 
     def check(self, blocks: Blocks) -> None:
         """Refuse a model that cannot be validated: before the first step, not after the last."""
-        checkpoint, head = self.checkpoint, self.head()
+        head, largest = self.head(), int(blocks.stream.max())
         ids_BN = blocks.inputs(0, 1).to(head.weight_VD.device)
-        if int(blocks.stream.max()) >= head.vocab:
-            raise InputError(
-                f"`validation` holds the token id {int(blocks.stream.max())}, but the head has {head.vocab} rows."
-            )
+        if largest >= head.vocab:
+            raise InputError(f"`validation` holds the token id {largest}, but the head has {head.vocab} rows.")
         with self.evaluating():
-            if checkpoint is not None:
-                check_head(checkpoint, head, ids_BN[0])
-                return
-            assert self.hidden_of is not None
-            shape = list(self.hidden_of(ids_BN).shape)
-            if shape != [*ids_BN.shape, head.width]:
-                raise InputError(
-                    f"`hidden_of` is expected to give hidden states {[*ids_BN.shape, head.width]} of token ids "
-                    f"{list(ids_BN.shape)}, but gave {shape}."
-                )
-
-
-def recorded_model(
-    model: nn.Module, head: nn.Module | None, hidden_of: Callable[[Tensor], Tensor] | None
-) -> RecordedModel:
-    """The model without its wrappers; one of transformers needs neither `head` nor `hidden_of`."""
-    inner = unwrapped(model)
-    if (head is None) != (hidden_of is None):
-        raise InputError("`head` and `hidden_of` belong together: pass both, or none for a model of transformers.")
-    if hidden_of is None and not (hasattr(inner, "get_output_embeddings") and hasattr(inner, "config")):
-        raise InputError(
-            f"{type(inner).__name__} is not a model of transformers: pass `head`, its output layer, and `hidden_of`, a "
-            "function from token ids [B, N] to hidden states [B, N, D]."
-        )
-    found = RecordedModel(inner, head, hidden_of)
-    found.refuse_shards()
-    return found
+            if self.checkpoint is not None:
+                check_head(self.checkpoint, head, ids_BN[0])
+            elif self._hidden_of is not None:
+                expected, found = [*ids_BN.shape, head.width], list(self._hidden_of(ids_BN).shape)
+                if found != expected:
+                    raise InputError(
+                        f"`hidden_of` is expected to give hidden states {expected} of token ids {list(ids_BN.shape)}, but "
+                        f"gave {found}."
+                    )
 
 
 def unwrapped(model: Any) -> Any:
@@ -456,32 +403,6 @@ def unwrapped(model: Any) -> Any:
             model = model.get_base_model()
         else:
             return model
-
-
-@dataclass(frozen=True)
-class NamedBlocks(Blocks):
-    """Blocks of a text that has a name."""
-
-    name: str = "token ids"
-
-
-@dataclass(frozen=True)
-class TokenRows(Blocks):
-    """Separate blocks: row i is [N + 1] token ids, of which the last N are predicted.
-
-    `stream` holds the rows one after the other.
-    """
-
-    def inputs(self, start: int, stop: int) -> Tensor:
-        """Input ids [stop − start, N] of rows start..stop."""
-        return self._rows(start, stop)[:, :-1]
-
-    def targets(self, start: int, stop: int) -> Tensor:
-        """Target ids [stop − start, N]."""
-        return self._rows(start, stop)[:, 1:]
-
-    def _rows(self, start: int, stop: int) -> Tensor:
-        return self.stream.view(self.count, self.size + 1)[start:stop]
 
 
 def validation_blocks(
@@ -501,8 +422,7 @@ def validation_blocks(
     """
     files = [texts] if isinstance(texts, (str, os.PathLike)) else list(texts)
     corpus = open_corpus([os.fspath(file) for file in files], None, text_field)
-    made = make_blocks(corpus, tokenizer, size=block_size, count=blocks, bos_id=bos_id, offset=offset)
-    return NamedBlocks(made.stream, made.size, made.count, made.bos_id, made.offset, name=corpus.name)
+    return make_blocks(corpus, tokenizer, size=block_size, count=blocks, bos_id=bos_id, offset=offset)
 
 
 def as_blocks(validation: Blocks | Tensor | Sequence[Sequence[int]]) -> Blocks:
@@ -518,15 +438,4 @@ def as_blocks(validation: Blocks | Tensor | Sequence[Sequence[int]]) -> Blocks:
             f"`validation` is expected to be token ids [B, N + 1] with B ≥ 1 and N ≥ 1, but has the shape "
             f"{list(rows.shape)}: pass `zloss.validation_blocks(file, tokenizer)` for a text."
         )
-    return TokenRows(rows.reshape(-1).clone(), rows.shape[1] - 1, rows.shape[0], None, 0)
-
-
-def _identity(blocks: Blocks) -> TextPart:
-    """What identifies the blocks, for config.json."""
-    return TextPart(
-        name=blocks.name if isinstance(blocks, NamedBlocks) else "token ids",
-        blocks=blocks.count,
-        offset=blocks.offset,
-        tokens=blocks.predictions,
-        fingerprint=blocks.fingerprint(),
-    )
+    return Blocks(rows.flatten().clone(), rows.shape[1] - 1, rows.shape[0], None, 0, separate=True)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from zloss.console import Progress, Silent, held_interrupts
 from zloss.errors import ZlossError
@@ -27,13 +26,14 @@ from zloss.results.provenance import write_run_provenance
 from zloss.results.run_config import TrainConfig
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.steps import StepRecord
-from zloss.telemetry.window import micro_batch
-from zloss.train.data import TrainData, check_divisible, micro_batches
-from zloss.train.folder import SavedState, StepLog, check_alike, run_in_folder, run_provenance, step_tails, step_window
+from zloss.telemetry.window import StepWindow, micro_batch
+from zloss.text import Blocks
+from zloss.train.data import check_divisible, micro_batches
+from zloss.train.folder import SavedState, append_step, check_alike, run_in_folder, run_provenance, write_steps
 from zloss.train.live import LiveView, NoView, quiet_tracker_threads, tracked, tracker_errors
 from zloss.train.loss import LossModel, run_loss, run_objective
 from zloss.train.metrics import run_metrics
-from zloss.train.moe import RouterTerms, router_numbers
+from zloss.train.moe import router_numbers
 from zloss.train.options import RunOptions
 from zloss.train.start import (
     Start,
@@ -97,85 +97,122 @@ def run_training_of(
     The run is the same on any number of processes up to rounding, and may resume on another number of them. If the
     `ending` rule of the first process gives a reason, all of them raise a `RunEndedError`.
     """
-    config, options = start.with_block_size(config), options or RunOptions()
+    config, options, data = start.with_block_size(config), options or RunOptions(), start.data
+    view = view if view is not None and job.first else NoView()
     job.together(check_divisible, config, job)
     with run_in_folder(folder, config, start, job) as identity, quiet_tracker_threads():
         began = time.time()
+
+        # Load the model with its loss and optimizer, and the last checkpoint if there is one.
         accelerator = make_accelerator(config, folder, options.trackers, job)
-        checkpoint = initial_checkpoint(start, config)
-        trainer = _Trainer(config, start.data, job, accelerator, checkpoint, options.validate_every)
+        checkpoint, objective = initial_checkpoint(start, config), run_objective(config)
+        plain = run_loss(config, checkpoint, data.train)
+        model, optimizer = prepared(accelerator, plain, make_adamw(plain, config), job, config, data)
+        recorder = Recorder(
+            model.parameters(),
+            optimizer,
+            clip=config.clip,
+            adam_every=config.adam_every,
+            group=job.group,
+            micro_batches_add_up=True,
+        )
+        # The paper's path has statistics of logits that are already centered, so log Z needs no shift.
+        window = StepWindow(1, "raw" if config.head == "paper" else objective.coordinate, across_ranks=True)
+        validated = LossModel(checkpoint, objective, config.head, data.valid.counted)
         saved = SavedState(folder, identity, job)
-        try:
-            _take_steps(trainer, saved, folder, options, view if view is not None and job.first else NoView(), ending)
-        except RunEndedError:
+        done, recorder.records = job.together(saved.load, accelerator)
+        job.together(check_alike, job.all_gather(done), "checkpoints: they need one folder that all of them read")
+        if job.first:
+            # Metrics of an earlier run of the same settings: its log is replaced now.
+            (folder / METRICS_FILE).unlink(missing_ok=True)
+            write_steps(folder, recorder.records)
+
+        def reason_to_end() -> str | None:
+            return ending(recorder.records) if ending is not None and job.first and recorder.records else None
+
+        def finish_step() -> str | None:
+            """Log, show, track and save the last step; the reason why the run ends there."""
+            record = recorder.records[-1]
+            if job.first:
+                append_step(folder, record)
+            shown.show(record, config.tokens_per_step)
+            if options.trackers:
+                with tracker_errors():
+                    accelerator.log(tracked(record), step=record.step)
+            reason = reason_to_end()
+            if reason is None and _is_due(record.step, options.checkpoint_every, config.steps):
+                saved.save(accelerator, record.step, recorder.records)
+            return reason
+
+        model.train()
+        with (
+            view.run(config.name, config.steps, done) as shown,
+            # The loop seeds the global generators step by step; the caller gets them back as they were.
+            torch.random.fork_rng(),
+            held_interrupts() as release,
+        ):
+            # A run that was interrupted in the step that ends it ends there again.
+            reason = job.between_steps(reason_to_end, release)
+            while reason is None and done < config.steps:
+                # A second Ctrl-C may interrupt a step: what is half done is not kept.
+                clock, number = time.perf_counter(), done + 1
+
+                # Forward and backward passes of this rank's micro-batches.
+                routed = []
+                batches = list(micro_batches(config, data, number, job))
+                for batch in batches:
+                    torch.manual_seed(batch.seed)
+                    inputs, targets = batch.inputs_BT.to(accelerator.device), batch.targets_BT.to(accelerator.device)
+                    with backward_pass(model, last=batch is batches[-1]):
+                        out, terms = model(inputs, targets, config.tokens_per_step)
+                        # Each rank has its part of the step's loss, and DDP averages gradients: the average of ranks·part is
+                        # the sum of the parts.
+                        accelerator.backward(out.loss * job.ranks)
+                    recorder.micro_batch(*(part * job.ranks for part in (out.loss, out.cross_entropy, out.auxiliary)))
+                    window.add(micro_batch(out, normalizer=config.tokens_per_step))
+                    routed.append(terms)
+
+                # Read the gradients, clip them, update the weights, and complete the record of the step.
+                with recorder.step(number) as step:
+                    step.lr = config.lr_at(number)
+                    for group in optimizer.param_groups:
+                        group["lr"] = step.lr
+                    window.end_step(step.norm, config.clip)
+                    step.telemetry = window.step_tails()
+                    if config.moe is not None:
+                        passes = [terms for rank in job.all_gather(routed) for terms in rank]
+                        step.telemetry |= router_numbers(passes, config.moe, config.tokens_per_step)
+                    if step.finite:
+                        step.clip_()
+                        optimizer.step()
+                    else:
+                        # An update with a nonfinite gradient would make all weights nonfinite: it is counted and skipped.
+                        step.skip()
+                    step.seconds = time.perf_counter() - clock
+                    if job.first and _is_due(number, options.validate_every, config.steps):
+                        step.telemetry["valid_ce"] = _validation_ce(validated, data.valid, config, accelerator)
+                optimizer.zero_grad()
+                done = number
+                try:
+                    reason = job.between_steps(finish_step, release)
+                except KeyboardInterrupt:
+                    if options.checkpoint_every and done > saved.step:
+                        saved.save(accelerator, done, recorder.records)
+                    raise
+        if reason is not None:
             close_accelerator(accelerator)
-            raise
+            raise RunEndedError(done, reason)
+
         # Validate and save.
-        records = trainer.recorder.records
-        metrics = run_metrics(config, checkpoint, start.data, records, progress or Silent(), job)
+        metrics = run_metrics(config, checkpoint, data, recorder.records, progress or Silent(), job)
         if metrics is not None:
             if options.save_model:
                 _save_model(checkpoint, folder)
-            write_run_provenance(folder, run_provenance(options.command, began, records))
+            write_run_provenance(folder, run_provenance(options.command, began, recorder.records))
             write_metrics(folder, metrics)
             saved.clear()
         close_accelerator(accelerator)
         return metrics
-
-
-def _take_steps(
-    trainer: _Trainer,
-    saved: SavedState,
-    folder: Path,
-    options: RunOptions,
-    view: LiveView,
-    ending: EndingRule | None,
-) -> None:
-    """Take every step after those of the last checkpoint; log, show, track and checkpoint each of them."""
-    config, job, recorder, accelerator = trainer.config, trainer.job, trainer.recorder, trainer.accelerator
-    done, recorder.records = job.together(saved.load, accelerator)
-    job.together(check_alike, job.all_gather(done), "checkpoints: they need one folder that all of them read")
-    trainer.model.train()
-    if job.first:
-        # Metrics of an earlier run of the same settings: its log is replaced now.
-        (folder / METRICS_FILE).unlink(missing_ok=True)
-
-    def reason_to_end() -> str | None:
-        return ending(recorder.records) if ending is not None and job.first and recorder.records else None
-
-    def finish(record: StepRecord) -> str | None:
-        if log is not None:
-            log.append(record)
-        shown.show(record, config.tokens_per_step)
-        if options.trackers:
-            with tracker_errors():
-                accelerator.log(tracked(record), step=record.step)
-        reason = reason_to_end()
-        if reason is None and _is_due(record.step, options.checkpoint_every, config.steps):
-            saved.save(accelerator, record.step, recorder.records)
-        return reason
-
-    with (
-        StepLog(folder, recorder.records) if job.first else nullcontext() as log,
-        view.run(config.name, config.steps, done) as shown,
-        # The loop seeds the global generators step by step; the caller gets them back as they were.
-        torch.random.fork_rng(),
-        held_interrupts() as release,
-    ):
-        # A run that was interrupted in the step that ends it ends there again.
-        reason = job.between_steps(reason_to_end, release)
-        while reason is None and done < config.steps:
-            # A second Ctrl-C may interrupt a step: what is half done is not kept.
-            record = trainer.step(done + 1)
-            try:
-                done = record.step
-                reason = job.between_steps(partial(finish, record), release)
-            except KeyboardInterrupt:
-                if options.checkpoint_every and done > saved.step:
-                    saved.save(accelerator, done, recorder.records)
-                raise
-    if reason is not None:
-        raise RunEndedError(done, reason)
 
 
 def _is_due(step: int, every: int, last: int) -> bool:
@@ -183,93 +220,22 @@ def _is_due(step: int, every: int, last: int) -> bool:
     return bool(every) and (step % every == 0 or step == last)
 
 
-class _Trainer:
-    """The model of a run with its loss and optimizer, on its device and in its group, and the recorder of its steps."""
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        data: TrainData,
-        job: Job,
-        accelerator: Any,
-        checkpoint: Checkpoint,
-        validate_every: int,
-    ) -> None:
-        self.config, self.job, self.accelerator = config, job, accelerator
-        self._data, self._validate_every = data, validate_every
-        objective, plain = run_objective(config), run_loss(config, checkpoint, data)
-        self.model, self._optimizer = prepared(accelerator, plain, make_adamw(plain, config), job, config, data)
-        self.recorder = Recorder(
-            self.model.parameters(),
-            self._optimizer,
-            clip=config.clip,
-            adam_every=config.adam_every,
-            group=job.group,
-            micro_batches_add_up=True,
-        )
-        self._window = step_window(objective, deployed=config.head == "paper")
-        self._validated = LossModel(checkpoint, objective, config.head, data.valid.counted)
-
-    def step(self, step: int) -> StepRecord:
-        """Take step 1, 2, …: forward and backward passes, clipping, the update, and its record."""
-        config, began = self.config, time.perf_counter()
-        lr = config.lr_at(step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        routed = self._add_gradients(step)
-        with self.recorder.step(step) as opened:
-            opened.lr = lr
-            self._window.end_step(opened.norm, config.clip)
-            opened.telemetry = step_tails(self._window)
-            if config.moe is not None:
-                passes = [terms for rank in self.job.all_gather(routed) for terms in rank]
-                opened.telemetry |= router_numbers(passes, config.moe, config.tokens_per_step)
-            if opened.finite:
-                opened.clip_()
-                self._optimizer.step()
-            else:
-                # An update with a nonfinite gradient would make all weights nonfinite: it is counted and skipped.
-                opened.skip()
-            opened.seconds = time.perf_counter() - began
-            if self.job.first and _is_due(step, self._validate_every, config.steps):
-                opened.telemetry["valid_ce"] = self._validation_ce()
-        self._optimizer.zero_grad()
-        return self.recorder.records[-1]
-
-    def _add_gradients(self, step: int) -> list[RouterTerms]:
-        """Forward and backward passes of this rank's micro-batches; with experts, the routers' part of each."""
-        config, ranks, device = self.config, self.job.ranks, self.accelerator.device
-        routed = []
-        local = list(micro_batches(config, self._data, step, self.job))
-        for batch in local:
-            torch.manual_seed(batch.seed)
-            inputs, targets = batch.inputs_BT.to(device), batch.targets_BT.to(device)
-            with backward_pass(self.model, last=batch is local[-1]):
-                out = self.model(inputs, targets, config.tokens_per_step)
-                # Each rank has its part of the step's loss, and DDP averages gradients: the average of ranks·part is the sum
-                # of the parts.
-                self.accelerator.backward(out.loss * ranks)
-            self.recorder.micro_batch(*(part * ranks for part in (out.loss, out.cross_entropy, out.auxiliary)))
-            self._window.add(micro_batch(out, normalizer=config.tokens_per_step))
-            if config.moe is not None:
-                routed.append(out.router)
-        return routed
-
-    @torch.no_grad()
-    def _validation_ce(self) -> float:
-        """Cross-entropy of the model as it is on the first validation blocks, in nats per token; changes no number of the run."""
-        blocks, batch, device = self._data.valid, self.config.micro_batch, self.accelerator.device
-        count, total = min(LIVE_BLOCKS, self._data.valid.count), 0.0
-        self._validated.eval()
-        try:
-            with self.accelerator.autocast():
-                for start in range(0, count, batch):
-                    stop = min(start + batch, count)
-                    inputs, targets = blocks.inputs(start, stop).to(device), blocks.targets(start, stop).to(device)
-                    total += float(self._validated(inputs, targets, targets.numel()).cross_entropy) * (stop - start)
-        finally:
-            self._validated.train()
-        return total / count
+@torch.no_grad()
+def _validation_ce(model: nn.Module, blocks: Blocks, config: TrainConfig, accelerator: Any) -> float:
+    """Cross-entropy of the model as it is on the first validation blocks, in nats per token; changes no number of the run."""
+    few, total = blocks.first(LIVE_BLOCKS), 0.0
+    model.eval()
+    try:
+        with accelerator.autocast():
+            for start in range(0, few.count, config.micro_batch):
+                inputs, targets = (
+                    x.to(accelerator.device) for x in few.batch(slice(start, start + config.micro_batch))
+                )
+                out, _ = model(inputs, targets, targets.numel())
+                total += float(out.cross_entropy) * len(targets)
+    finally:
+        model.train()
+    return total / few.count
 
 
 def _save_model(checkpoint: Checkpoint, folder: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,10 +21,10 @@ from zloss.head.centering import shift_head_
 from zloss.jobs import Job
 from zloss.measure.measurement import check_token_ids
 from zloss.models.checkpoint import DEFAULT_BLOCK_SIZE, Checkpoint, load_checkpoint, resolve_block_size
-from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
+from zloss.models.output_head import check_head, find_head, hidden_states
 from zloss.results.run_config import TrainConfig
 from zloss.text import Blocks, Corpus
-from zloss.train.data import MicroBatch, TrainData, divides_blocks, gather, micro_batches, open_data, training_text
+from zloss.train.data import MicroBatch, TrainData, divides_blocks, micro_batches, open_data, training_text
 from zloss.train.live import tracker_errors
 from zloss.train.moe import build_moe
 
@@ -45,24 +46,29 @@ class Start:
 
 def prepare_start(config: TrainConfig) -> Start:
     """Load or build the model and tokenize the texts once for all runs of the same experiment."""
+    for library in ("transformers", "tokenizers", "accelerate"):
+        if importlib.util.find_spec(library) is None:
+            raise MissingDependencyError(library, "Training", "train")
     if config.pretrained:
         checkpoint = load_checkpoint(config.model, allow_pickle=None)
     else:
-        checkpoint = _from_scratch(config, _tokenizer(config))
+        named = None if config.moe is None else config.moe.tokenizer
+        vocab = config.train_tokenizer or DEFAULT_VOCAB
+        tokenizer = train_tokenizer(training_text(config), vocab) if named is None else load_tokenizer(named)
+        checkpoint = _from_scratch(config, tokenizer)
     bos_id = checkpoint.bos_id(config.bos)
-    cut = resolve_block_size(checkpoint, config.block_size, bos=bos_id is not None)
-    data = open_data(replace(config, block_size=cut.size), checkpoint.tokenizer, bos_id)
+    size, note = resolve_block_size(checkpoint, config.block_size, bos=bos_id is not None)
+    data = open_data(replace(config, block_size=size), checkpoint.tokenizer, bos_id)
     check_token_ids(checkpoint, data.train, data.valid)
     check_head(checkpoint, find_head(checkpoint), data.valid.inputs(0, 1)[0])
-    return Start(data, checkpoint, (cut.note,) if cut.note else ())
+    return Start(data, checkpoint, (note,) if note else ())
 
 
 def initial_checkpoint(start: Start, config: TrainConfig) -> Checkpoint:
     """A separate model for one run: the pretrained weights, or weights drawn from the run's seed."""
     shared = start.checkpoint
     if config.pretrained:
-        model = copy.deepcopy(shared.model)
-        checkpoint = Checkpoint(shared.name, shared.source, model, shared.tokenizer, shared.wants_bos)
+        checkpoint = replace(shared, model=copy.deepcopy(shared.model))
     else:
         checkpoint = _from_scratch(config, shared.tokenizer)
     for parameter in checkpoint.model.parameters():
@@ -72,13 +78,6 @@ def initial_checkpoint(start: Start, config: TrainConfig) -> Checkpoint:
     if config.head_shift:
         shift_head_to_(checkpoint, start.data.train, config.head_shift)
     return checkpoint
-
-
-def _tokenizer(config: TrainConfig) -> Any:
-    """The tokenizer of a model from scratch: loaded by name, or trained on the training text."""
-    if config.moe is not None and config.moe.tokenizer is not None:
-        return load_tokenizer(config.moe.tokenizer)
-    return train_tokenizer(training_text(config), config.train_tokenizer or DEFAULT_VOCAB)
 
 
 def _from_scratch(config: TrainConfig, tokenizer: Any) -> Checkpoint:
@@ -92,34 +91,17 @@ def _from_scratch(config: TrainConfig, tokenizer: Any) -> Checkpoint:
     return build_from_config(config.from_config, tokenizer, block_size=size, seed=config.seed)
 
 
-_LLAMA = {"model_type": "llama", "tie_word_embeddings": True, "use_cache": False}
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        **_LLAMA,
-        "hidden_size": 64,
-        "intermediate_size": 176,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-    },
-    "small": {
-        **_LLAMA,
-        "hidden_size": 320,
-        "intermediate_size": 864,
-        "num_hidden_layers": 7,
-        "num_attention_heads": 5,
-        "num_key_value_heads": 5,
-    },
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "small": {"hidden_size": 320, "intermediate_size": 864, "num_hidden_layers": 7, "num_attention_heads": 5},
 }
-"""At a vocabulary of 4096: tiny has 0.4 M parameters, small 10 M."""
+"""Llama models with tied embeddings. At a vocabulary of 4096: tiny has 0.4 M parameters, small 10 M."""
 
 
 def build_from_config(shape: str, tokenizer: Any, *, block_size: int, seed: int) -> Checkpoint:
     """The model of a shape with weights drawn from `seed`; the global random state stays as it was."""
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "A model from a config", "train") from error
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     fields = _shape(shape)
     fields.setdefault("vocab_size", len(tokenizer))
     fields.setdefault("max_position_embeddings", max(block_size + 1, 256))
@@ -143,7 +125,7 @@ def build_from_config(shape: str, tokenizer: Any, *, block_size: int, seed: int)
 def _shape(shape: str) -> dict[str, Any]:
     """The fields of a Hugging Face config, by name or from a file."""
     if shape in SHAPES:
-        return dict(SHAPES[shape])
+        return {"model_type": "llama", "tie_word_embeddings": True, "use_cache": False, **SHAPES[shape]}
     path = Path(shape)
     if not path.is_file():
         raise CheckpointError(f"no config {shape!r}: it is neither a file here nor one of {', '.join(SHAPES)}.")
@@ -164,11 +146,9 @@ SPECIAL = ("<s>", "</s>")
 
 def train_tokenizer(corpus: Corpus, vocab: int) -> Any:
     """A byte-level BPE of `vocab` entries from the documents of a corpus; deterministic."""
-    try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-        from transformers import PreTrainedTokenizerFast
-    except ImportError as error:
-        raise MissingDependencyError("tokenizers", "Training a tokenizer", "train") from error
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     if vocab < 256 + len(SPECIAL):
         raise InputError(
             f"a byte-level vocabulary is expected to have at least {256 + len(SPECIAL)} entries, but got {vocab}."
@@ -182,17 +162,17 @@ def train_tokenizer(corpus: Corpus, vocab: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_paragraphs(corpus), trainer)
+    # In short pieces, because the trainer keeps each piece whole in memory.
+    pieces = (piece for document in corpus.documents for piece in document.split("\n\n"))
+    tokenizer.train_from_iterator(pieces, trainer)
     made: Any = PreTrainedTokenizerFast
     return made(tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[1])
 
 
 def load_tokenizer(name: str) -> Any:
     """A tokenizer by Hugging Face name or folder."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "A tokenizer", "train") from error
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:
@@ -200,12 +180,6 @@ def load_tokenizer(name: str) -> Any:
             f"the tokenizer {name!r} cannot be loaded ({first_line(error)}): pass a name or folder in the Hugging Face "
             "format, or train one with `train_tokenizer`."
         ) from error
-
-
-def _paragraphs(corpus: Corpus) -> Iterator[str]:
-    """Documents in short pieces: the trainer keeps each piece whole in memory."""
-    for document in corpus.documents:
-        yield from document.split("\n\n")
 
 
 SHIFT_BLOCKS = 4
@@ -229,7 +203,9 @@ def shift_head_to_(checkpoint: Checkpoint, blocks: Blocks, size: float) -> None:
         raise InputError(
             f"`head_shift` needs an nn.Linear output head, but {checkpoint.name} has {type(head.module).__name__}."
         )
-    hidden_TD = _hidden(checkpoint, head, blocks).double()
+    few = blocks.first(SHIFT_BLOCKS)
+    with hidden_states(checkpoint, head) as hidden_of:
+        hidden_TD = blocks.counted(hidden_of(few.inputs(0, few.count))).flatten(0, 1).double()
     mean_D = hidden_TD.mean(dim=0)
     direction_D = mean_D / mean_D.square().sum()
     along_T = hidden_TD @ direction_D * head.logit_scale
@@ -237,31 +213,22 @@ def shift_head_to_(checkpoint: Checkpoint, blocks: Blocks, size: float) -> None:
     shift_head_(head.module, shift, model=checkpoint.model)
 
 
-def _hidden(checkpoint: Checkpoint, head: OutputHead, blocks: Blocks) -> Tensor:
-    """Hidden states [T, D] of the first blocks."""
-    inputs, _ = gather(blocks, torch.arange(min(SHIFT_BLOCKS, blocks.count)))
-    with hidden_states(checkpoint, head) as hidden_of:
-        hidden = blocks.counted(hidden_of(inputs))
-    return hidden.reshape(-1, hidden.shape[-1])
-
-
 def make_adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over all trained parameters, with decoupled decay on those that decay; its state is fresh or a given one."""
-    optimizer = torch.optim.AdamW(
-        decay_groups(model, config), lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps
-    )
-    if config.optimizer_state is not None:
-        load_adam_state(optimizer, model, config.optimizer_state)
-    return optimizer
+    """AdamW over all trained parameters; its state is fresh or a given one.
 
-
-def decay_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
-    """Parameter groups with and without weight decay: it is on matrices and tables, or on everything (`config.decay`)."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [p for p in trained if config.decay == "all" or p.dim() >= 2]
-    rest = [p for p in trained if config.decay != "all" and p.dim() < 2]
+    Decoupled weight decay is on matrices and tables, or on everything (`config.decay`).
+    """
+    decayed: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            (decayed if config.decay == "all" or parameter.dim() >= 2 else rest).append(parameter)
     groups = ({"params": decayed, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0})
-    return [group for group in groups if group["params"]]
+    used = [group for group in groups if group["params"]]
+    optimizer = torch.optim.AdamW(used, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps)
+    if config.optimizer_state is not None:
+        _load_adam_state(optimizer, model, config.optimizer_state)
+    return optimizer
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -284,28 +251,19 @@ def read_adam_state(file: str) -> dict[str, Any]:
     return found
 
 
-def load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: str) -> None:
+def _load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: str) -> None:
     """Moments and step counts of every parameter; learning rate, decay and β stay those of `optimizer`.
 
     A `state_dict` numbers its parameters in the order of its groups. Two groups of the same sizes as ours (decayed and not
     decayed, as in transformers) have our order; one group has that of the model. Shapes are compared for every parameter.
     """
     saved = read_adam_state(file)
-    ours = [list(group["params"]) for group in optimizer.param_groups]
-    theirs = [list(group["params"]) for group in saved["param_groups"]]
+    ours, theirs = ([group["params"] for group in groups] for groups in (optimizer.param_groups, saved["param_groups"]))
     if [len(group) for group in theirs] == [len(group) for group in ours]:
         parameters = [parameter for group in ours for parameter in group]
     else:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    numbers = [number for group in theirs for number in group]
-    states = [saved["state"].get(number) for number in numbers]
-    _check_adam_state(file, parameters, states)
-    for parameter, state in zip(parameters, states, strict=True):
-        moments = {name: state[name].to(parameter.dtype).clone() for name in MOMENTS}
-        optimizer.state[parameter] = {"step": torch.as_tensor(float(state["step"])), **moments}
-
-
-def _check_adam_state(file: str, parameters: Sequence[nn.Parameter], states: Sequence[Any]) -> None:
+    states = [saved["state"].get(number) for group in theirs for number in group]
     if len(parameters) != len(states):
         raise CheckpointError(
             f"`optimizer_state` {file} is of {len(states)} parameters, but the model trains {len(parameters)}."
@@ -318,15 +276,15 @@ def _check_adam_state(file: str, parameters: Sequence[nn.Parameter], states: Seq
                 f"`optimizer_state` {file} has moments of shape {list(state[MOMENTS[0]].shape)} for parameter {index}, "
                 f"which is {list(parameter.shape)}: it is of another model or another order of parameters."
             )
+        moments = {name: state[name].to(parameter.dtype).clone() for name in MOMENTS}
+        optimizer.state[parameter] = {"step": torch.as_tensor(float(state["step"])), **moments}
 
 
 def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str], job: Job) -> Any:
     """An `accelerate.Accelerator` of the processes of a job at the run's precision, with its trackers started."""
-    try:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState, GradientState
-    except ImportError as error:
-        raise MissingDependencyError("accelerate", "Training", "train") from error
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
     # Tied weights are stored once, on purpose; accelerate warns of it at every checkpoint.
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     # Precision is a state of the process in accelerate: the next run may have another.
@@ -372,8 +330,7 @@ def prepared(
         return one_model, one_optimizer
     placed, device = accelerator.prepare_model(model, evaluation_mode=True), accelerator.device
     draws, all_used = _probe(placed, next(micro_batches(config, data, 1, job)), device)
-    if divides_blocks(config, job):
-        job.together(_check_draws_nothing, draws)
+    job.together(_check_draws_nothing, draws and divides_blocks(config, job))
     wrapped = DistributedDataParallel(
         placed, device_ids=None if device.type == "cpu" else [device], find_unused_parameters=not all_used
     )
@@ -389,35 +346,21 @@ def backward_pass(model: Any, *, last: bool) -> AbstractContextManager[None]:
 def _probe(model: nn.Module, batch: MicroBatch, device: torch.device) -> tuple[bool, bool]:
     """Whether a forward pass in training mode draws random numbers, and whether its loss depends on all trained parameters.
 
-    No gradient is computed, and random states stay as they were.
+    `.grad` is not written, and random states stay as they were.
     """
+
+    def states() -> list[Tensor]:
+        on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_device]
+
     model.train()
     with torch.random.fork_rng():
         torch.manual_seed(batch.seed)
-        before = _random_states(device)
-        out = model(batch.inputs_BT.to(device), batch.targets_BT.to(device), 1)
-        draws = not all(map(torch.equal, before, _random_states(device)))
-    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    return draws, trained <= _leaves(out.loss)
-
-
-def _leaves(loss: Tensor) -> set[int]:
-    """The ids of the leaf tensors that a loss depends on."""
-    pending: list[Any] = [loss.grad_fn]
-    seen, leaves = set(pending), set()
-    while pending:
-        node = pending.pop()
-        if hasattr(node, "variable"):
-            leaves.add(id(node.variable))
-        before = {function for function, _ in node.next_functions if function is not None} - seen
-        seen |= before
-        pending.extend(before)
-    return leaves
-
-
-def _random_states(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+        before = states()
+        out, _ = model(batch.inputs_BT.to(device), batch.targets_BT.to(device), 1)
+        draws = not all(map(torch.equal, before, states()))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return draws, None not in torch.autograd.grad(out.loss, trained, allow_unused=True)
 
 
 def _check_draws_nothing(draws: bool) -> None:

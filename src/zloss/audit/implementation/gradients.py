@@ -34,8 +34,8 @@ from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, hidden_states
 from zloss.objectives import Objective
-from zloss.optimizer.adam import first_direction
 from zloss.optimizer.endpoints import STATIC_SCALES, fp16_margin
+from zloss.optimizer.recorder import first_direction
 from zloss.results.implementation_audit import Fp16Headroom, UpdateErrors
 from zloss.results.options import HeadKind
 from zloss.text import Blocks

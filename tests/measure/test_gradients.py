@@ -8,28 +8,29 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.audit.checkpoint.straight import load_fp64
 from tests.tiny_models import save_model
+from tests.train.test_run import straight_loss
 from zloss.errors import CheckpointError
 from zloss.measure import gradients as engine
 from zloss.measure.gradients import (
     CE,
+    HEAD,
     MODEL,
+    BodyGradients,
     InnerProducts,
-    ParameterSums,
-    add_body_gradients,
     all_parameters_on,
+    cut_forward,
+    decoder_layers,
+    diagnostic_gradients,
     objective_gradients,
 )
 from zloss.measure.measurement import measurement_of
-from zloss.models import layers
 from zloss.models.checkpoint import Checkpoint
-from zloss.models.layers import cut_forward, decoder_layers
-from zloss.models.output_head import OutputHead, find_head
-from zloss.objectives import CenteredZLoss, StandardZLoss
+from zloss.models.output_head import OutputHead, find_head, hidden_states
+from zloss.objectives import make_objective
 from zloss.text import Blocks
 
 VOCAB, WIDTH, PARTS = 23, 6, (3, 2)
@@ -98,13 +99,11 @@ def measured(model: Toy, head: OutputHead) -> tuple[InnerProducts, dict[str, Ten
     ids, seeds = ids_and_seeds()
     products = InnerProducts()
     with all_parameters_on(model):
-        sums = ParameterSums(model, head, torch.unique(torch.cat(ids)), products)
         passes = [cut_forward(model, model, part) for part in ids]
         counts = [len(calls) for _, calls in passes]
         with torch.enable_grad():
             forwards = [(hidden_BND.flatten(0, 1), calls) for hidden_BND, calls in passes]
-        add_body_gradients(sums, forwards, seeds)
-        table_UD = sums.finish()
+        table_UD = BodyGradients(model, head, torch.unique(torch.cat(ids)), products).add_all(forwards, seeds)
     return products, table_UD, counts
 
 
@@ -195,24 +194,25 @@ def test_a_forward_of_the_layer_itself_is_put_back(shares: bool) -> None:
     assert agrees(products, table_UD, model)
 
 
-def overwrite(sums: Any, waiting: Any, tensor: Tensor, name: str, grad: Tensor) -> None:
+straight_add, straight_run = BodyGradients.add, engine._run
+
+
+def overwrite(sums: Any, tensor: Tensor, name: str, grad: Tensor) -> None:
     """Only the last contribution to a tensor that several layers read."""
-    if isinstance(tensor, nn.Parameter):
-        sums.add(tensor, name, grad)
-    else:
-        waiting[id(tensor)][name] = grad
+    if not isinstance(tensor, nn.Parameter):
+        sums._sums[id(tensor)].pop(name, None)
+    straight_add(sums, tensor, name, grad)
 
 
-def last_part(sums: Any, parameter: Tensor, name: str, grad: Tensor) -> None:
+def last_part(sums: Any, tensor: Tensor, name: str, grad: Tensor) -> None:
     """Only the last forward pass."""
-    sums._sums[id(parameter)][name] = grad[sums._rows_U] if parameter is sums._table else grad
+    if isinstance(tensor, nn.Parameter):
+        sums._sums[id(tensor)].pop(name, None)
+    straight_add(sums, tensor, name, grad)
 
 
 def in_fp32(products: Any, part: str, a: str, b: str, grad_a: Tensor, grad_b: Tensor) -> None:
     products._sums[part, a, b] += float((grad_a.float() * grad_b.float()).sum())
-
-
-straight_run = layers._run
 
 
 def detached(forward: Any, arguments: list[Any], structure: Any, *, graph: bool) -> Any:
@@ -222,9 +222,9 @@ def detached(forward: Any, arguments: list[Any], structure: Any, *, graph: bool)
 
 
 MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "adjoints overwritten": (engine, "_deliver", overwrite),
-    "one forward pass only": (ParameterSums, "add", last_part),
-    "arguments forgotten": (layers, "_run", detached),
+    "adjoints overwritten": (BodyGradients, "add", overwrite),
+    "one forward pass only": (BodyGradients, "add", last_part),
+    "arguments forgotten": (engine, "_run", detached),
     "products in fp32": (InnerProducts, "add_pair", in_fp32),
 }
 
@@ -261,43 +261,85 @@ def test_the_stack_is_the_list_with_the_most_parameters() -> None:
 
 
 @pytest.mark.parametrize("coef", [1e-4, 30.0])
-@pytest.mark.parametrize("kind", ["gpt2", "neox", "phi", "mixtral", "gemma2"])
+@pytest.mark.parametrize("kind", ["gpt2", "neox", "phi", "mixtral", "gemma2", "granite"])
 def test_every_number_of_a_model_equals_autograd(tmp_path: Path, kind: str, coef: float) -> None:
-    """Tied and untied heads, a bias, experts, a cap; λ as in training, and one that outweighs CE; two forward passes."""
+    """Tied and untied heads, a bias, experts, a cap, a scale; λ as in training, and one that outweighs CE; two passes."""
     model, tokenizer = load_fp64(save_model(kind, tmp_path))
     model.requires_grad_(False)
     checkpoint = Checkpoint(kind, "safetensors", model, tokenizer, False)
     head = find_head(checkpoint)
     blocks = Blocks(torch.randint(512, (61,), generator=torch.Generator().manual_seed(3)), 20, 3, None, 0)
-    ids, target = blocks.inputs(0, 3), blocks.targets(0, 3).reshape(-1)
-    measurement = measurement_of(head, coef=coef)
-    objectives: dict[str, Any] = {"z": StandardZLoss(coef, measurement.target)}
-    if head.softcap is None:
-        objectives["centered"] = CenteredZLoss(coef, measurement.target)
-    found = objective_gradients(checkpoint, measurement, blocks, 3, objectives, whole_model=("z",), forward_blocks=2)
+    ids, target = blocks.batch(slice(0, 3))
+    methods = ("standard", "centered", "factorized", "gain-aware")[: 1 if head.softcap is not None else None]
+    objectives = {method: make_objective(method, coef) for method in methods}
+    found = objective_gradients(
+        checkpoint, measurement_of(head, coef=coef), blocks, 3, objectives, whole_model=methods, forward_blocks=2
+    )
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
-    names, parameters = zip(*model.requires_grad_(True).named_parameters(), strict=True)
-    logits = model(input_ids=ids, use_cache=False).logits.flatten(0, 1)
-    log_z = logits.logsumexp(1)
-    losses = {
-        CE: F.cross_entropy(logits, target),
-        "z": (coef * (log_z - measurement.target) ** 2).mean(),
-        "centered": (coef * (log_z - logits.mean(1) - measurement.target) ** 2).mean(),
-    }
-    truth = {name: torch.autograd.grad(loss, parameters, retain_graph=True) for name, loss in losses.items()}
+    parameters = list(model.requires_grad_(True).parameters())
     place = next(i for i, parameter in enumerate(parameters) if parameter.data_ptr() == head.weight_VD.data_ptr())
+    scaled = head.weight_VD.detach() * head.logit_scale
+    with hidden_states(checkpoint, head) as hidden_of, torch.no_grad():
+        hidden_BND = hidden_of(ids)
+
+    def truth(method: str, logits: Tensor, wanted: list[Tensor]) -> tuple[Tensor, ...]:
+        loss, ce = straight_loss(method, coef, logits, target, scaled), straight_loss(CE, coef, logits, target, scaled)
+        return torch.autograd.grad(loss if method == CE else loss - ce, wanted, retain_graph=True, allow_unused=True)
+
+    def flat(gradients: tuple[Tensor, ...]) -> Tensor:
+        return torch.cat([gradient.flatten() for gradient in gradients])
+
+    logits = model(input_ids=ids, use_cache=False).logits
+    all_ce = truth(CE, logits, parameters)
     for name in objectives:
-        ours, ce = truth[name][place], truth[CE][place]
-        assert found.inner(name, name) == pytest.approx(float((ours * ours).sum()), rel=1e-9)
-        assert found.inner(CE, CE) == pytest.approx(float((ce * ce).sum()), rel=1e-9)
-        assert found.inner(name, CE) == pytest.approx(float((ours * ce).sum()), rel=1e-7, abs=1e-12)
-        assert (found.paths(name) is not None) == head.tied
-    z, ce = (torch.cat([grad.flatten() for grad in truth[name]]) for name in ("z", CE))
-    assert found.inner("z", "z", MODEL) == pytest.approx(float(z @ z), rel=1e-9)
-    assert found.inner(CE, CE, MODEL) == pytest.approx(float(ce @ ce), rel=1e-9)
-    assert found.inner("z", CE, MODEL) == pytest.approx(float(z @ ce), rel=1e-7, abs=1e-12)
-    assert len(names) == len(set(names))
+        everything = truth(name, logits, parameters)
+        for parts, ours, ce in (
+            (HEAD, everything[place].flatten(), all_ce[place].flatten()),
+            (MODEL, flat(everything), flat(all_ce)),
+        ):
+            assert found.inner(name, name, parts) == pytest.approx(float(ours @ ours), rel=1e-9)
+            assert found.inner(CE, CE, parts) == pytest.approx(float(ce @ ce), rel=1e-9)
+            assert found.inner(name, CE, parts) == pytest.approx(float(ours @ ce), rel=1e-7, abs=1e-12)
+            numbers = found.against_ce(name, parts)
+            assert numbers.r_z == pytest.approx(float(ours.norm() / ce.norm()), rel=1e-9)
+            assert numbers.r_z != pytest.approx(float(ours.norm() / (ce + ours).norm()), rel=1e-9, abs=0)
+            assert numbers.c_z == pytest.approx(float(ours @ ce / ours.norm() / ce.norm()), rel=1e-7, abs=1e-10)
+        paths = found.paths(name)
+        assert (paths is not None) == head.tied
+        if paths is not None:
+            # The output path alone: logits from hidden states that do not depend on the table.
+            (g_out,) = truth(name, head.logits(hidden_BND), [parameters[place]])
+            g_in = everything[place] - g_out
+            assert paths.output_norm == pytest.approx(float(g_out.norm()), rel=1e-9)
+            assert paths.input_norm == pytest.approx(float(g_in.norm()), rel=1e-7)
+            assert paths.cosine == pytest.approx(float((g_out * g_in).sum() / g_out.norm() / g_in.norm()), abs=1e-7)
+
+
+@pytest.mark.parametrize("is_parameter", [True, False])
+def test_a_bias_counts_unless_it_is_a_buffer(tmp_path: Path, is_parameter: bool) -> None:
+    model, tokenizer = load_fp64(save_model("phi", tmp_path))
+    module = model.get_output_embeddings()
+    if not is_parameter:
+        bias = module.bias.detach().clone()
+        del module.bias
+        module.register_buffer("bias", bias)
+    with torch.no_grad():
+        module.weight.mul_(1e-3)  # a small weight leaves little gradient below the head, so that the bias counts
+    blocks = Blocks(torch.randint(512, (41,), generator=torch.Generator().manual_seed(3)), 20, 2, None, 0)
+    checkpoint = Checkpoint("phi", "safetensors", model, tokenizer, False)
+    found, _ = diagnostic_gradients(checkpoint, measurement_of(find_head(checkpoint), coef=1e-3), blocks, 2)
+    ids, target = blocks.batch(slice(0, 2))
+    named = dict(model.requires_grad_(True).named_parameters())
+    assert ("lm_head.bias" in named) == is_parameter
+    logits = model(input_ids=ids, use_cache=False).logits
+    ce = straight_loss(CE, 1e-3, logits, target, module.weight)
+    z = straight_loss("standard", 1e-3, logits, target, module.weight) - ce
+    grads = dict(zip(named, torch.autograd.grad(z, list(named.values()), retain_graph=True), strict=True))
+    whole = torch.cat([grad.flatten() for grad in grads.values()])
+    without = torch.cat([grad.flatten() for name, grad in grads.items() if name != "lm_head.bias"])
+    assert found.extra["norms"]["z_model"] == pytest.approx(float(whole.norm()), rel=1e-9)
+    assert (float(without.norm()) == pytest.approx(float(whole.norm()), rel=1e-4)) is not is_parameter
 
 
 def test_every_architecture_of_the_tests_is_cut(tmp_path: Path) -> None:
