@@ -1,0 +1,245 @@
+"""Does the test suite notice a wrong sign, a missing mask, a mean for a sum? Applies one mutation at a time and runs the tests.
+
+    python -m tools.mutations [WORD ...]        only those whose description contains one of the words
+
+Each mutation is made in a copy of `src`, so the checkout stays as it is. The tests named next to it have to fail on it.
+Exit code 1 if a mutation survives, or if its text is not in the source exactly once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Mutation(NamedTuple):
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = (
+    Mutation(
+        "Standard Z-loss with the wrong sign",
+        "zloss/objectives.py",
+        "Coefficients(a=2 * coef * violation)",
+        "Coefficients(a=-2 * coef * violation)",
+        "tests/laws/test_objectives_and_backends.py",
+    ),
+    Mutation(
+        "Centered Z-loss without its 1/V term",
+        "zloss/objectives.py",
+        "Coefficients(a=s, g=s)",
+        "Coefficients(a=s, g=0 * s)",
+        "tests/laws/test_objectives_and_backends.py",
+    ),
+    Mutation(
+        "Factorized Z-loss without the factor 2 of the shift",
+        "zloss/objectives.py",
+        "g=s - 2 * shift_coef * shift",
+        "g=s - shift_coef * shift",
+        "tests/laws/test_objectives_and_backends.py",
+    ),
+    Mutation(
+        "The gain without the norm of p",
+        "zloss/head/rows.py",
+        "torch.linalg.vector_norm(z_CV, dim=1) if norm",
+        "torch.linalg.vector_norm(z_CV, ord=1, dim=1) if norm",
+        "tests/laws/test_objectives_and_backends.py",
+    ),
+    Mutation(
+        "A mean over all tokens instead of the valid ones",
+        "zloss/head/arguments.py",
+        "denominator, name = weight_T.sum(),",
+        "denominator, name = torch.ones_like(weight_T).sum(),",
+        "tests/head/test_head_loss.py",
+    ),
+    Mutation(
+        "The maximum of a sharded head as a sum",
+        "zloss/head/sharded.py",
+        "dist.all_reduce(value, dist.ReduceOp.MAX",
+        "dist.all_reduce(value, dist.ReduceOp.SUM",
+        "tests/distributed/test_vocabulary_parallel.py",
+    ),
+    Mutation(
+        "global_normalizer with the maximum over ranks instead of the sum",
+        "zloss/distributed.py",
+        "dist.all_reduce(total, dist.ReduceOp.SUM, group=group)\n    divisor",
+        "dist.all_reduce(total, dist.ReduceOp.MAX, group=group)\n    divisor",
+        "tests/distributed/test_data_parallel.py",
+    ),
+    Mutation(
+        "A router loss that counts masked decisions",
+        "zloss/router/loss.py",
+        "along_p_N = torch.where(counted_N, source.a, 0)",
+        "along_p_N = source.a",
+        "tests/router/test_loss.py",
+    ),
+    Mutation(
+        "p99.9 of the log-normalizer as p99",
+        "zloss/measure/tokens.py",
+        'p_z_999=quantile(of("violation"), 0.999)',
+        'p_z_999=quantile(of("violation"), 0.99)',
+        "tests/test_straight_audit.py",
+    ),
+    Mutation(
+        "The tied input path left out of the head's gradient",
+        "zloss/measure/gradients.py",
+        'products.add_pair("input", name, name, into, into)',
+        'products.add_pair("input", name, name, 0 * into, 0 * into)',
+        "tests/test_straight_audit.py tests/measure",
+    ),
+    Mutation(
+        "Targets that are not shifted",
+        "zloss/text.py",
+        "inputs, targets = rows[:, :-1], rows[:, 1:]",
+        "inputs, targets = rows[:, :-1], rows[:, :-1]",
+        "tests/text tests/test_straight_audit.py",
+    ),
+    Mutation(
+        "A resumed audit that reads its last block again",
+        "zloss/audit/checkpoint/token_files.py",
+        "            start = last\n",
+        "            start = last - 1\n",
+        "tests/audit/checkpoint",
+    ),
+    Mutation(
+        "A learning rate that is one step ahead",
+        "zloss/train/run.py",
+        "step.lr = config.lr_at(number)",
+        "step.lr = config.lr_at(number + 1)",
+        "tests/train",
+    ),
+    Mutation(
+        "A resumed run that repeats its last step",
+        "zloss/train/folder.py",
+        "return self.step, read_steps(place, RECORDS)",
+        "return self.step - 1, read_steps(place, RECORDS)[:-1]",
+        "tests/train",
+    ),
+    Mutation(
+        "Gradients that are not clipped",
+        "zloss/train/run.py",
+        "                        step.clip_()\n",
+        "",
+        "tests/train",
+    ),
+    Mutation(
+        "Adam's direction without its bias correction",
+        "zloss/optimizer/recorder.py",
+        "(1 - beta**count for beta",
+        "(1 - 0 * beta**count for beta",
+        "tests/optimizer",
+    ),
+    Mutation(
+        "A clip rate that counts equality",
+        "zloss/optimizer/endpoints.py",
+        "record.grad_norm > threshold",
+        "record.grad_norm >= threshold",
+        "tests/optimizer",
+    ),
+    Mutation(
+        "A verdict with baseline and method exchanged",
+        "zloss/decide/verdict_parts.py",
+        "return method - baseline",
+        "return baseline - method",
+        "tests/decide",
+    ),
+    Mutation(
+        "An alert that fires below its limit",
+        "zloss/telemetry/alerts.py",
+        "scalars.get(name, 0.0) > limit",
+        "scalars.get(name, 0.0) < limit",
+        "tests/telemetry",
+    ),
+    Mutation(
+        "A result of another schema accepted",
+        "zloss/results/record.py",
+        'if data.get("schema") != cls.SCHEMA:',
+        'if data.get("schema") is None:',
+        "tests/laws/test_results.py tests/results",
+    ),
+    Mutation(
+        "Text of a page that is not escaped",
+        "zloss/report/html.py",
+        'f"<pre>{escape(text.sentence)}</pre>"',
+        'f"<pre>{text.sentence}</pre>"',
+        "tests/report",
+    ),
+    Mutation(
+        "A file that is written in place, not renamed",
+        "zloss/results/io.py",
+        "temporary.replace(path)",
+        "path.write_bytes(content)",
+        "tests/results",
+    ),
+    Mutation(
+        "A centered copy with its bias as it was",
+        "zloss/protocol/center_files.py",
+        "_less(files.read(bias_key), mean_bias)",
+        "_less(files.read(bias_key), 0.0)",
+        "tests/protocol/test_center.py",
+    ),
+    Mutation(
+        "A finding that one draw is enough for",
+        "zloss/audit/loss/findings.py",
+        'lost = {id: one for id, one in seen.items() if one.verdict != "finding"}',
+        "lost: dict[str, Finding] = {}",
+        "tests/audit/loss/test_second_draw.py",
+    ),
+)
+
+
+def survives(mutation: Mutation, copy: Path) -> str | None:
+    """Why the mutation counts as not caught; None if its tests fail on it."""
+    file = copy / mutation.file
+    source = file.read_text(encoding="utf-8")
+    if source.count(mutation.old) != 1:
+        return f"its text is {source.count(mutation.old)} times in {mutation.file}"
+    file.write_text(source.replace(mutation.old, mutation.new), encoding="utf-8")
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutation.tests.split()],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        file.write_text(source, encoding="utf-8")
+    if run.returncode == 1:
+        return None
+    return "its tests pass" if run.returncode == 0 else f"pytest ended with {run.returncode}: {run.stdout[-300:]}"
+
+
+def main(words: list[str]) -> int:
+    chosen = [m for m in MUTATIONS if not words or any(word in m.what for word in words)]
+    survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
+        for mutation in chosen:
+            began = time.monotonic()
+            reason = survives(mutation, copy)
+            survivors += reason is not None
+            print(
+                f"{'caught  ' if reason is None else 'SURVIVED'}  {mutation.what}  ({time.monotonic() - began:.0f} s)"
+            )
+            if reason is not None:
+                print(f"          {reason}")
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutations caught")
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
