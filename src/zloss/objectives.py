@@ -7,7 +7,7 @@ Every objective has a logit source with only three shapes,
 so an objective is a pure function of per-token statistics that returns a value and the coefficients (a, b, g). It knows
 nothing about kernels; a backend turns coefficients into gradients and knows nothing about objectives.
 
-| objective                  | value added to cross-entropy            | a                           | g                 |
+| objective                  | value added to cross-entropy            | added to a                  | added to g        |
 |----------------------------|-----------------------------------------|-----------------------------|-------------------|
 | CrossEntropy, CenteredHead | 0                                       | 0                           | 0                 |
 | StandardZLoss              | λ(log Z − c)²                           | 2λ(log Z − c)               | 0                 |
@@ -15,7 +15,7 @@ nothing about kernels; a backend turns coefficients into gradients and knows not
 | FactorizedZLoss            | λ_μ(μ − c_μ)² + λ_rel(log Z̃ − c_rel)²   | s = 2λ_rel(log Z̃ − c_rel)   | s − 2λ_μ(μ − c_μ) |
 | GainAwareZLoss             | λ(log Z − c)² / (1 + β·sg(A²))          | 2λ(log Z − c) / (1 + βA²)   | 0                 |
 
-Cross-entropy itself adds a = 1, b = 1 (with label smoothing ε: b = 1 − ε, g = ε).
+Cross-entropy itself contributes a = 1 and b = 1 (with label smoothing ε: b = 1 − ε, g = ε), so in total a is 1 plus its column.
 
 Axes: T tokens, V vocabulary.
 """

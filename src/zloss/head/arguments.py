@@ -386,7 +386,9 @@ def prepare_targets(
     """Targets and token weights, checked against the leading shape and the vocabulary.
 
     w_t / N with N = Σ w_t over valid tokens for "mean", or the explicit global `normalizer`; 1 for "sum" and "none".
-    N = 0 (an all-ignored batch) gives weight 0 everywhere: loss 0 and zero gradients, never NaN.
+    If N = 0 (all tokens ignored, or weights that sum to 0) every weight is 0, so nothing is divided by 0. What an ignored token
+    computed stays out of the loss (`Targets.weighted`) and of the coefficients (`Coefficients.weighted`); its nonfinite values
+    are replaced in the hidden states (`prepare_head`) and in E (`TorchRows.statistics`). The head itself has to be finite.
     """
     valid_T = counted_targets("target", target, options.ignore_index).reshape(-1)
     if target.shape != leading:

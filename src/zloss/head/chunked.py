@@ -1,14 +1,14 @@
 """The chunked losses: one [chunk, V] buffer, every objective at the cost of cross-entropy, on any device.
 
 Per chunk of C tokens: logits → row sums and E = exp(z − m) → statistics → the objective's coefficients (a, b, g) →
-gradients. From hidden states that takes three matrix products, h Wᵀ, E W (for dh and the gain) and Eᵀ(s∘h) (for dW):
+gradients. From hidden states that takes three matrix products, h Wᵀ, E W (for dh and the gain) and Eᵀ(w·a/S∘h) (for dW):
 
     dh_t = w_t (a_t · Wᵀp_t − b_t · W[y_t] − g_t · w̄)
     dW   = Σ_t w_t (a_t p_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t w_t g_t u_t)ᵀ
 
 For a scalar loss the gradients are formed in the forward pass, while a chunk's E is at hand, and multiplied by the one
 upstream number in the backward pass. For reduction="none" the backward pass recomputes every chunk, because the per-token
-upstream gradients are only known then.
+upstream gradients are only known then. dh, dW and db are summed by `HeadGradients` (`products.py`).
 
 What is done to a chunk of logits between the products is a `RowWork`: PyTorch (`rows.py`), or Triton kernels. The losses
 of hidden states and of logits are in one module because they share the autograd function and the work on a chunk.
@@ -41,7 +41,7 @@ from zloss.head.rows import (
     row_pass,
     softcap_slope,
 )
-from zloss.head.sharded import RankShare, TokenChunk, VocabularyShard, join_rows, token_spans, with_hidden
+from zloss.head.sharded import RankShare, TokenChunk, VocabularyShard, join_row_sums, token_spans, with_hidden
 from zloss.objectives import Coefficients, TokenLoss, token_loss
 from zloss.statistics import TokenStats
 
@@ -345,7 +345,7 @@ def head_chunks(
             mean=plan.mu_residual,
             drop=drop,
         )
-        sums, share = join_rows(shard, rows.sums, has_target_C, drop=drop)
+        sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=drop)
 
         # Product 2, E W = S·Wᵀp: for the gain and for dh. Product 3, Eᵀ(s∘h), is that of dW (`HeadGradients`).
         projected_CD = target_rows_CD = None
@@ -440,7 +440,7 @@ def _run_logits_chunks(problem: LogitsProblem, wanted: tuple[bool, ...], weight_
                 z_CV.mul_(scale)
             sums_wanted = {"norm": plan.p_norm, "mean": plan.mu or options.uses_mean, "drop": plan.entropy}
             rows = row_pass(work, buffers_BCV[:, : stop - start], None, index_C, **sums_wanted)
-            sums, share = join_rows(shard, rows.sums, has_target_C, drop=plan.entropy)
+            sums, share = join_row_sums(shard, rows.sums, has_target_C, drop=plan.entropy)
             if head is not None:
                 projected_CD = head.back_project(product_exp(rows.e_CV, problem.products))
                 if not shard.whole:

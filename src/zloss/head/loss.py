@@ -149,8 +149,8 @@ def logits_loss(
 ) -> HeadLossOutput:
     """The loss of `head_loss` from `logits` [..., V]; `weight` [V, D] is needed only for the gain (and gain-aware Z-loss).
 
-    `logit_scale` and `softcap` are applied to `logits` here: let them keep their defaults if the model has already done so. For
-    vocabulary-parallel logits pass a DTensor with Shard(-1), or the local columns and `group=`. The caller's logits are
+    `logit_scale` and `softcap` are applied to `logits` here: leave both at their defaults if the model has already applied them.
+    For vocabulary-parallel logits pass a DTensor with Shard(-1), or the local columns and `group=`. The caller's logits are
     never overwritten. 16-bit logits are read in fp32; what their storage has lost cannot be recovered (paper
     sec:precision_link).
 

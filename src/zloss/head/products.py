@@ -1,16 +1,16 @@
 """The matrix products of a head loss, in which dtype they run, and the gradients dh, dW and db that they add up to.
 
-A head loss has three products with a V-wide factor: the logits h Wᵀ, E W with E = exp(z − m), and Eᵀ(s∘h) with
-s = w·a/S. `products` says in which dtype their factors are:
+A head loss has three products with a V-wide factor: the logits h Wᵀ, E W with E = exp(z − m), and Eᵀ(x∘h) with
+x = w·a/S. `products` says in which dtype their factors are:
 
-| option    | factors of E W and Eᵀ(s∘h)                                       | error of the gradients  |
+| option    | factors of E W and Eᵀ(x∘h)                                       | error of the gradients  |
 |-----------|------------------------------------------------------------------|-------------------------|
 | "operand" | fp16                                                             | ≤ 2⁻¹¹ of an entry of E |
 | "fp32"    | fp32 (fp64 for fp64 operands)                                    | fp32                    |
 | "auto"    | "operand" on CUDA and ROCm for 16-bit operands, "fp32" elsewhere |                         |
 
 The logits product takes W and h as they are. The other two take fp16 even where W and h are bf16: tensor cores multiply
-both at the same speed, E and s∘h have a known range, and fp16 has three more bits. For a bf16 head that takes one fp16
+both at the same speed, E and x∘h have a known range, and fp16 has three more bits. For a bf16 head that takes one fp16
 copy of W, scaled by a power of two, in which every entry above 2⁻²⁹ of the largest is exact.
 
 Results and sums are fp32 under every option, and the logits are never stored in 16 bits. Operands that are not both of
@@ -296,7 +296,7 @@ _FACTOR_EXPONENT = 4
 """max |w∘h| is scaled to 2⁴ in fp16. Above are 12 binary orders: dW of a token with a/S > 4096 is infinite. Below are 18
 for 1/S and for small entries of h, and 10 in which they lose a digit each."""
 _BIAS_PARTS = 3
-"""Parts of s in the product for db: a vector may be exact."""
+"""Parts of x in the product for db: a vector is cheap enough to be kept exact."""
 _BIAS_COLUMNS = 8
 """Columns of that product: tensor cores take multiples of 8."""
 
@@ -307,10 +307,11 @@ class HeadGradients:
         dh_t = a_t E_t W − b_t W[y_t] − g_t w̄
         dW   = Σ_t (a_t E_t − b_t onehot(y_t)) u_tᵀ − (1/V) 1 (Σ_t g_t u_t)ᵀ,    db likewise with 1 for u_t
 
-    (a, b, g) are weighted, a = w·a/S; u carries the logit scale. In 16 bits the product for dW takes x = round(a∘h). That
-    loses much of what distinguishes a from 1: a Z-loss of λ = 1e-4 changes a by 2e-3, which is four times the largest
-    rounding error of fp16. So on the rows of the target and of the largest logit, where E is of the size of 1, the residue
-    E·(a∘h − x) is added back in compute precision. On all other rows E is small and the roundings of many tokens average out.
+    (a, b, g) are those of `Coefficients.weighted`: b and g times w, and a times w/S, because it multiplies E = S·p. u carries
+    the logit scale. In 16 bits the product for dW takes round(a∘h). That loses much of what distinguishes a from 1: a Z-loss of
+    λ = 1e-4 changes a by 2e-3, which is four times the largest rounding error of fp16. So on the rows of the target and of the
+    largest logit, where E is of the size of 1, the residue E·(a∘h − round(a∘h)) is added back in compute precision. On all
+    other rows E is small and the roundings of many tokens average out.
     """
 
     def __init__(self, problem: HeadProblem, head: HeadProducts, wanted: tuple[bool, ...], weight_T: Tensor) -> None:

@@ -5,7 +5,7 @@ with m = max_r m_r and the factor f_r = exp(m_r − m):
 
     S = Σ_r f_r S_r,   ‖exp(z − m)‖² = Σ_r (f_r norm_r)²,   Σ exp(z − m)(m − z) = Σ_r f_r (drop_r + S_r (m − m_r))
 
-One MAX and one SUM over ranks of a few numbers per token (`join_rows`). E_r itself is never rescaled: f_r goes into the
+One MAX and one SUM over ranks of a few numbers per token (`join_row_sums`). E_r itself is never rescaled: f_r goes into the
 coefficients. dW is local; dh is the sum over ranks of the local E W, the same sum that gives ‖Wᵀp‖ for the gain. Nothing
 V-wide ever moves.
 
@@ -110,10 +110,13 @@ class RankShare:
         return torch.where(factor_C1 > 0, local_CD * factor_C1, 0)
 
 
-def join_rows(
+def join_row_sums(
     shard: VocabularyShard, sums: RowSums, has_target_C: Tensor | None, *, drop: bool
 ) -> tuple[RowSums, RankShare]:
-    """The row sums of every rank as those of the whole vocabulary; `drop`: whether the sum for the entropy is needed."""
+    """Row sums over the whole vocabulary from those of every rank: one MAX, one SUM.
+
+    `drop`: whether the sum for the entropy is needed.
+    """
     if has_target_C is None:
         return sums, RankShare()
     row_max_C = shard.max_(sums.row_max_C.clone())

@@ -151,7 +151,7 @@ def run_training_of(
             torch.random.fork_rng(),
             held_interrupts() as release,
         ):
-            # A run that was interrupted in the step that ends it ends there again.
+            # If the run was interrupted right after the step that ended it, it ends again before taking another one.
             reason = job.between_steps(reason_to_end, release)
             while reason is None and done < config.steps:
                 # A second Ctrl-C may interrupt a step: what is half done is not kept.

@@ -1,8 +1,9 @@
-"""The questions put to a loss. Each is one function: its id, severity and remedy, its measurement, sentence and witness.
+"""The questions put to a loss. Each is one function: its id (the name), severity, measurement, sentence and witness.
 
 A question measures on the draw that `evidence.draw` holds. `answer_all` puts every question to the first draw, and every error
-and warning again to the second, independent one: what that does not show is not reported as a finding. The module is long
-because there are 26 questions; each reads alone.
+and warning again to the second, independent one: a finding that the second draw does not reproduce is not reported. Remedies
+are in `REMEDIES` (`decide/stages.py`), which the decision map reads without torch. The module is long because there are 26
+questions; each reads alone.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from zloss.results.loss_audit import Finding, Severity, SourceError, Witness
 NO_Z = "The loss has no Z."
 UNSTABLE = "The same inputs give different answers, so calls cannot be compared: see not_repeatable."
 CANNOT_TELL = "What the loss applies could not be identified: see unexplained_source."
-Need = Literal["anything", "stable", "told", "known", "z", "z numbers"]
-"""What has to be there for a question: calls that repeat; `has_z` told; its numbers too; a Z; a Z with its numbers."""
+Need = Literal["anything", "stable", "determined", "known", "z", "z numbers"]
+"""What has to be there for a question: calls that repeat; `has_z` determined; its numbers too; a Z; a Z with its numbers."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _lacking(e: Evidence, needs: Need) -> str | None:
     has_z, known = e.ident.identified.has_z, e.ident.known
     if needs == "stable" and not e.stable:
         return UNSTABLE
-    if (needs in ("told", "z", "z numbers") and has_z is None) or (needs == "known" and not known):
+    if (needs in ("determined", "z", "z numbers") and has_z is None) or (needs == "known" and not known):
         return CANNOT_TELL
     if needs.startswith("z") and not has_z:
         return NO_Z
@@ -231,7 +232,7 @@ def answer_all(evidence: Evidence) -> tuple[Finding, ...]:
 # Value and gradient.
 
 
-@finding("error", "told")
+@finding("error", "determined")
 def zero_gradient_z(e: Evidence) -> Finding:
     """Is there a Z in the value that never reaches the gradient (detached logits, Z of log-probabilities)?"""
     if e.ident.identified.has_z:
