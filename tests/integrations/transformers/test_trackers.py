@@ -1,7 +1,11 @@
-"""The scalars of `attach` are read back from trackers; all of them get them through the trainer's own `log`."""
+"""The scalars of `attach` are read back from the trackers."""
 
 from __future__ import annotations
 
+import json
+import sqlite3
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,23 +16,78 @@ from zloss.integrations.transformers import attach
 
 
 @pytest.mark.slow
-def test_scalars_come_back_from_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+def test_scalars_come_back_from_every_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_DIR": str(tmp_path),
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "MLFLOW_TRACKING_URI": f"file://{tmp_path}/mlruns",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "TENSORBOARD_LOGGING_DIR": str(tmp_path / "tb"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    mlflow = pytest.importorskip("mlflow")
-    pytest.importorskip("tensorboard")
+    for name in ("wandb", "trackio", "mlflow", "tensorboard"):  # trackio reads its folder when it is imported
+        pytest.importorskip(name)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trackers = ["tensorboard", "mlflow"]
+    trackers = ["tensorboard", "wandb", "trackio", "mlflow"]
     trainer = make_trainer(small(), max_steps=2, report_to=trackers, output_dir=str(tmp_path / "out"), run_name="r")
     attach(trainer, OBJECTIVE)
     wanted = [log["zloss/z"] for log in train(trainer)]
+    import mlflow
+    import wandb
+
+    wandb.finish()
     mlflow.end_run()
+
     (events,) = (tmp_path / "tb").rglob("events*")
     board = EventAccumulator(str(events))
     board.Reload()
     assert [event.value for event in board.Scalars("train/zloss/z")] == pytest.approx(wanted, rel=1e-6)
     (metric,) = [path for path in (tmp_path / "mlruns").rglob("z") if path.parent.name == "zloss"]
     assert [float(line.split()[1]) for line in metric.read_text().splitlines()] == pytest.approx(wanted)
+    (base,) = (tmp_path / "trackio").glob("*.db")
+    with sqlite3.connect(base) as database:
+        rows = [json.loads(row[0]) for row in database.execute("select metrics from metrics")]
+    assert [row["train/zloss/z"] for row in rows if "train/zloss/z" in row] == pytest.approx(wanted)
+    (binary,) = tmp_path.rglob("*.wandb")
+    assert wandb_values(binary, "train/zloss/z") == pytest.approx(wanted)
+
+
+def wandb_values(file: Path, name: str) -> list[float]:
+    """The values of one scalar in an offline run of W&B, in the order they were logged."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found = []
+    for content in log_records(file.read_bytes()):
+        record = Record()
+        record.ParseFromString(content)
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            if name in items:
+                found.append(float(json.loads(items[name])))
+    return found
+
+
+def log_records(data: bytes, block: int = 32768) -> Iterator[bytes]:
+    """The records of an offline file: LevelDB's log format behind a header of 7 bytes.
+
+    A record is one or more chunks, each with a header of checksum (4 bytes), length (2) and kind (1): whole 1, first 2,
+    middle 3, last 4. No chunk crosses a block of 32 kB; what is too short for a header at its end is padding.
+    """
+    place, parts = 7, []
+    while place + 7 <= len(data):
+        if block - place % block < 7:
+            place += block - place % block
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        place += 7
+        parts.append(data[place : place + length])
+        place += length
+        if kind in (1, 4):
+            yield b"".join(parts)
+            parts = []
