@@ -79,6 +79,11 @@ def lowered(
         ("standard", {"violation.raw": 0.8}, {"violation.centered": 0.8}),
         ("centered", {"violation.centered": 0.8}, {"violation.raw": 0.8}),
         (
+            "registered",
+            {"violation.raw": 0.8},
+            {"violation.centered": 0.8},
+        ),  # was "no penalty, so there is nothing to accept"
+        (
             "factorized",
             {"shift_squared.raw": 0.8, "violation_squared.centered": 0.8},
             {"shift_squared.raw": 0.1},

@@ -44,7 +44,7 @@ ALL = 3
 """Parts that must hold for an accepted method."""
 DIAGNOSED = "p_z_999"
 """Quantity of `delta_diagnosed` unless another one is requested."""
-STANDARD, GAIN_AWARE, CENTERED_HEAD = "standard", "gain-aware", "centered-head"
+CE, STANDARD, GAIN_AWARE, CENTERED_HEAD = "ce", "standard", "gain-aware", "centered-head"
 NOTHING_TO_LOWER = ("ce", OFF)
 """Names of CE and of the absent router loss."""
 
@@ -137,22 +137,21 @@ STATED = {
 def diagnosed_quantities(method: str, coordinate: Coordinate, baseline: Coordinate) -> tuple[Quantity, ...]:
     """What `method`, which deploys `coordinate`, has to lower; `baseline` is what the baseline deploys.
 
-    The reference of Gain-aware is Standard at the same λ, that of the others the baseline. Empty for a method without
-    anything to lower (CE) or with an unknown name.
+    The reference of Gain-aware is Standard at the same λ, that of the others the baseline. CE has nothing to lower; a method of
+    another name (`zloss.register_objective`) has the tail of Standard.
     """
     violation, squared = f"{VIOLATION}.{coordinate}", f"{VIOLATION_SQUARED}.centered"
     tail = ("|log Z − c|" if coordinate == "raw" else "|log Z̃ − c|", violation, violation, 0.999)
     methods: dict[str, tuple[Quantity, ...]] = {
+        CE: (),
         CENTERED_HEAD: (("|μ|", f"{SHIFT}.{coordinate}", f"{SHIFT}.{baseline}", 0.99),),
-        STANDARD: (tail,),
-        "centered": (tail,),
         "factorized": (
             ("μ²", f"{SHIFT_SQUARED}.raw", f"{SHIFT_SQUARED}.raw", None),
             ("(log Z̃ − c)²", squared, squared, None),
         ),
         GAIN_AWARE: (("‖δ_u‖ against Standard", f"{DELTA_U_GAIN_AWARE}.raw", f"{DELTA_U}.raw", 0.99),),
     }
-    return methods.get(method, ())
+    return methods.get(method, (tail,))
 
 
 def coordinate_part(

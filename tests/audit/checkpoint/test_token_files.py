@@ -66,6 +66,24 @@ def same_table(a: Path, b: Path) -> bool:
     return mine.keys() == theirs.keys() and all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
 
 
+@pytest.mark.parametrize(("name", "value"), [("FLOATS", (*FLOATS, "margin")), ("__version__", "0.0")])
+def test_parts_with_other_columns_or_of_another_version_are_refused(
+    config: AuditConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    """They were joined: a new column was null in every row, those measured after the resume included."""
+    assert run_audit(config, folder=tmp_path, progress=InterruptAfter(9)).status == "partial"
+    monkeypatch.setattr(token_files, name, value)
+    with pytest.raises(InputError, match="or another version of zloss wrote it"):
+        run_audit(config, folder=tmp_path, resume=True)
+
+
+def test_the_page_lists_every_column() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tokens.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert [name.strip(" `") for row in rows for name in row.split(",")] == [*INTEGERS, *FLOATS]
+    assert f"{4 * len((*INTEGERS, *FLOATS))} bytes" in page
+
+
 def test_the_numbers_of_the_report_are_numpys_over_the_columns(whole: tuple[AuditReport, Path]) -> None:
     report, folder = whole
     found = columns_in(folder)

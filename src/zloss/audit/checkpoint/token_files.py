@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from zloss import __version__
 from zloss.errors import InputError, MissingDependencyError, UnwritableFolderError
 from zloss.jobs import Job
 from zloss.measure.tokens import FLOATS, INTEGERS, Array, Columns, VectorSample, concatenated
@@ -57,7 +58,9 @@ class TokenParts:
         self.folder = None if folder is None else folder / f"{PARTS_FOLDER}{ranks}"
         if self.folder is not None and self._job.first and importlib.util.find_spec("pyarrow") is None:
             raise MissingDependencyError("pyarrow", f"writing {TOKENS_FILE}", "audit")
-        self._fingerprint, self._model = fingerprint, functools.cache(model)
+        # Parts with other columns cannot be joined with those of this pass.
+        self._fingerprint = f"{fingerprint} {__version__} {' '.join((*INTEGERS, *FLOATS))}"
+        self._model = functools.cache(model)
         self._interval, self._saved_at = _interval(), time.monotonic()
         self._files: list[Path] = []
         self._pending: list[Columns] = []

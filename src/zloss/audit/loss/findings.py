@@ -2,8 +2,8 @@
 
 A question measures on the draw that `evidence.draw` holds. `answer_all` puts every question to the first draw, and every error
 and warning again to the second, independent one: a finding that the second draw does not reproduce is not reported. Remedies
-are in `REMEDIES` (`decide/stages.py`), which the decision map reads without torch. The module is long because there are 26
-questions; each reads alone.
+are in `REMEDIES` (`decide/stages.py`), which the decision map reads without torch. The module is long because there are
+many questions; each reads alone.
 """
 
 from __future__ import annotations
@@ -180,6 +180,7 @@ def finding(severity: Severity, needs: Need = "anything", *, repeat: bool = True
 
     def register(measure: Measure) -> Measure:
         id = measure.__name__
+        assert id in REMEDIES, f"give {id} a remedy in REMEDIES of decide/stages.py"
         FINDINGS[id] = Question(id, severity, REMEDIES[id], needs, measure, repeat)
         return measure
 
