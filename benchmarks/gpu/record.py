@@ -7,11 +7,11 @@ import subprocess
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from zloss.results.record import from_plain, to_plain, without_schema
+from zloss.results.record import ResultRecord
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class GpuReport:
+class GpuReport(ResultRecord):
     """One machine."""
 
     SCHEMA: ClassVar[str] = "zloss.gpu/1"
@@ -143,15 +143,6 @@ class GpuReport:
     """Law → why it was not run here."""
     timings: tuple[Timed, ...]
     """Every loss at every shape."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"schema": self.SCHEMA, **to_plain(self)}
-
-    @classmethod
-    def from_dict(cls, data: Any) -> GpuReport:
-        """The report of a parsed file."""
-        return from_plain(cls, without_schema(data, cls.SCHEMA))
 
 
 def law_lines(checked: list[Checked]) -> tuple[LawLine, ...]:
