@@ -141,13 +141,15 @@ def row_norm(e_CV: Tensor) -> Tensor:
 
     So a long row is read in blocks; what is left is 2e-7, as in a sum.
     """
-    vocab = e_CV.shape[1]
-    if vocab < 8 * _NORM_BLOCK:
-        return torch.linalg.vector_norm(e_CV, dim=1)
-    whole = vocab - vocab % _NORM_BLOCK
-    blocks_CB = torch.linalg.vector_norm(e_CV[:, :whole].unflatten(1, (-1, _NORM_BLOCK)), dim=2)
-    rest_C1 = torch.linalg.vector_norm(e_CV[:, whole:], dim=1, keepdim=True)
-    return torch.linalg.vector_norm(torch.cat([blocks_CB, rest_C1], dim=1), dim=1)
+    tokens, vocab = e_CV.shape
+    parts_CB = e_CV
+    if vocab >= 8 * _NORM_BLOCK:
+        whole = vocab - vocab % _NORM_BLOCK
+        blocks_CB = torch.linalg.vector_norm(e_CV[:, :whole].view(tokens, -1, _NORM_BLOCK), dim=2)
+        rest_C1 = torch.linalg.vector_norm(e_CV[:, whole:], dim=1, keepdim=True)
+        parts_CB = torch.cat([blocks_CB, rest_C1], dim=1)
+    norm_C: Tensor = torch.linalg.vector_norm(parts_CB, dim=1)
+    return norm_C
 
 
 def has_exp(sums: RowSums) -> Tensor:
