@@ -485,3 +485,4 @@ def test_the_norm_of_p_over_a_long_vocabulary_is_as_exact_as_a_sum(vocab: int) -
     exact = torch.softmax(hidden.double() @ weight.double().T, dim=1).norm(dim=1)
     assert out.stats.p_norm is not None
     torch.testing.assert_close(out.stats.p_norm.double(), exact, rtol=1e-6, atol=0)
+    assert float(zloss.head_loss(hidden[:0], weight, target[:0], zloss.StandardZLoss(1e-4)).loss) == 0

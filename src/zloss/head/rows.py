@@ -144,8 +144,9 @@ def row_norm(e_CV: Tensor) -> Tensor:
     tokens, vocab = e_CV.shape
     parts_CB = e_CV
     if vocab >= 8 * _NORM_BLOCK:
-        whole = vocab - vocab % _NORM_BLOCK
-        blocks_CB = torch.linalg.vector_norm(e_CV[:, :whole].view(tokens, -1, _NORM_BLOCK), dim=2)
+        blocks = vocab // _NORM_BLOCK
+        whole = blocks * _NORM_BLOCK
+        blocks_CB = torch.linalg.vector_norm(e_CV[:, :whole].view(tokens, blocks, _NORM_BLOCK), dim=2)
         rest_C1 = torch.linalg.vector_norm(e_CV[:, whole:], dim=1, keepdim=True)
         parts_CB = torch.cat([blocks_CB, rest_C1], dim=1)
     norm_C: Tensor = torch.linalg.vector_norm(parts_CB, dim=1)
