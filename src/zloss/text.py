@@ -191,6 +191,8 @@ class Blocks:
 
     def batch(self, index: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Input ids [B, size (+1 with BOS)] and target ids [B, size] of the blocks with these indices."""
+        if not self.count:
+            return self.stream.new_zeros(0, self.size + (self.bos_id is not None)), self.stream.new_zeros(0, self.size)
         rows = self.stream.unfold(0, self.size + 1, self.size + self.separate)[index]
         inputs, targets = rows[:, :-1], rows[:, 1:]
         if self.bos_id is not None:

@@ -184,7 +184,8 @@ def test_an_endpoint_beyond_its_limit_on_every_seed_fails_and_on_some_is_open(
         (EndpointLimit("g", "g", "ratio", 2.0), 1.0, 2.0, False, "g × 2 (limit × 2)"),
         (EndpointLimit("g", "g", "ratio", 2.0), 0.0, 0.1, True, "g 0 → 0.1 (limit: none)"),
         (EndpointLimit("g", "g", "increase", 0.01), 0.1, 0.12, True, "g 0.1 → 0.12 (limit +0.01)"),
-        (EndpointLimit("g", "g", "increase", 0.0), 0.01, 0.01, False, "g 0.01 → 0.01 (limit: none)"),
+        (EndpointLimit("g", "g", "increase", 0.0), 0.01, 0.01, False, "g 0.01 → 0.01 (limit +0)"),
+        (EndpointLimit("nonfinite_gradient", "g", "increase", 0.0), 0.0, 0.01, True, "g 0 → 0.01 (limit: none)"),
         (EndpointLimit("g", "g", "falls", 3.0), 6.0, 0.0, True, "g 6 → 0 (limit ÷ 3)"),
     ],
 )

@@ -175,6 +175,21 @@ def test_a_layer_that_changes_its_input_is_not_cut() -> None:
         assert agrees(products, table_UD, model)
 
 
+def test_a_tensor_that_a_layer_returns_twice_counts_once() -> None:
+    model, head = toy()
+    straight = Layer.forward
+
+    def twice(*arguments: Any, **rest: Any) -> Any:
+        moved, _ = straight(*arguments, **rest)
+        return moved, moved
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Layer, "forward", twice)
+        products, table_UD, counts = measured(model, head)
+        assert counts == [3, 3]
+        assert agrees(products, table_UD, model)
+
+
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_forward_of_the_layer_itself_is_put_back(shares: bool) -> None:
     """Hooks of accelerate are such forwards: they were deleted, and the model ran without them."""

@@ -204,7 +204,8 @@ def test_masked_decisions_are_in_no_number() -> None:
         record = zloss.router_loss(
             given, coef=1e-3, convention="token_layer_mean", top_k=top_k, mask=kept, weight=weights
         )
-        return router_numbers([RouterTerms(torch.ones(()), torch.ones(()), record.loss.detach(), record)], moe, 4)
+        one = torch.ones(())
+        return router_numbers([RouterTerms.of(record, one, one, record.loss, 0.0)], moe, 4)
 
     masked, short = numbers(loud, mask), numbers([layer[:4] for layer in logits], None)
     assert masked == {name: pytest.approx(value) for name, value in short.items()}

@@ -411,7 +411,7 @@ def optimizer_consequence(
             changes = [
                 Effect(key, base.mean(key), method.mean(key), note=f"{base.label} → {method.label}")
                 for key in TAILS
-                if base.mean(key) != method.mean(key)
+                if base.mean(key) != method.mean(key) and None not in (base.mean(key), method.mean(key))
             ]
             if tail is not None and base_tail and (worst is None or tail / base_tail > worst[0]):
                 worst = (tail / base_tail, quantile, changes, method.label)

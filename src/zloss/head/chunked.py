@@ -74,7 +74,10 @@ class ChunkedRun:
         """Keep the values and statistics of a chunk."""
         self._tokens.append(chunk.tokens)
         statistics = [getattr(chunk.stats, name) for name in self._names]
-        self._columns.append([chunk.loss.cross_entropy, chunk.loss.auxiliary, *statistics])
+        cross_entropy_C = chunk.loss.cross_entropy
+        # A registered objective may return one number for all tokens.
+        auxiliary_C = chunk.loss.auxiliary.to(cross_entropy_C).expand_as(cross_entropy_C)
+        self._columns.append([cross_entropy_C, auxiliary_C, *statistics])
 
     def join(self) -> None:
         """The chunks as one, whose tokens are in order; called after the last chunk."""

@@ -390,8 +390,9 @@ def _cut(layer: nn.Module, forward: Forward, calls: list[LayerCall]) -> Forward:
         if not all(isinstance(x, (Tensor, *PLAIN)) for x in arguments):
             raise _CannotCut
         _, returned = _run(forward, arguments, structure, graph=False)
-        leaves = {id(x): x.detach().requires_grad_() for x in _floating(returned)}
-        returned = tree_map(lambda x: leaves.get(id(x), x), returned)
+        # A tensor that is returned twice becomes two leaves, whose gradients are added below.
+        floating = {id(x) for x in _floating(returned)}
+        returned = tree_map(lambda x: x.detach().requires_grad_() if id(x) in floating else x, returned)
         calls.append(LayerCall(layer, arguments, structure, _floating(returned)))
         return returned
 

@@ -272,7 +272,7 @@ def l2_norm(tensors: Sequence[Tensor], shares: Sequence[float] | None = None) ->
             weights.append(share**0.5)
     if rest:
         each = torch.stack([value.double() for value in torch._foreach_norm(rest, 2.0, dtype=dtype)])
-        found.append(each * each.new_tensor(weights))
+        found.append(each if all(weight == 1 for weight in weights) else each * each.new_tensor(weights))
     total: Tensor = torch.linalg.vector_norm(torch.cat(found)) if found else torch.zeros((), dtype=torch.float64)
     return total
 
@@ -317,13 +317,16 @@ def read_adam(
         raise InputError("the optimizer has no state yet: read it after its first step.")
     if any(not {"exp_avg", "exp_avg_sq"} <= state.keys() for _, state, _ in found):
         raise InputError(f"{type(optimizer).__name__} keeps no first and second moments: Adam or AdamW is needed.")
+    steps = [local_part(torch.as_tensor(state["step"], dtype=torch.float32)).reshape(()) for _, state, _ in found]
     # A fused optimizer keeps the step counts on the device, so one transfer reads them all.
-    counts = torch.stack([torch.as_tensor(state["step"], dtype=torch.float32).reshape(()) for _, state, _ in found])
+    counts = torch.stack(steps if len({step.device for step in steps}) == 1 else [step.cpu() for step in steps])
     readings: list[Tensor] = []
     for (settings, state, weight), count in zip(found, counts.tolist(), strict=True):
         first, second = (1 - beta**count for beta in settings["betas"])
         moments = (torch.split(local_part(state[key]).reshape(-1), AT_ONCE) for key in ("exp_avg", "exp_avg_sq"))
         for m, v in zip(*moments, strict=True):
+            if not m.numel():
+                continue  # a rank without rows of this parameter; norms of nothing are on the CPU
             proxy = m / (v.sqrt() + settings["eps"])
             adam = m / ((v / second).sqrt() + settings["eps"]) / first
             norms = [inf_norm([v]), *(norm for d in (proxy, adam) for norm in (l2_norm([d], [weight]), inf_norm([d])))]

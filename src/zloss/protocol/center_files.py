@@ -51,7 +51,9 @@ def plan_change(
     from every row of the shared table to every row of the position table, and no hidden state changes.
     """
     modules = checkpoint.model.named_modules(remove_duplicate=False)
-    name = next(name for name, module in modules if module is head.module)
+    name = next((name for name, module in modules if module is head.module), None)
+    if name is None:
+        raise CheckpointError(f"the output head of {type(checkpoint.model).__name__} is not one of its modules.")
     stored = head.weight_VD.detach()
     mean_D = stored[:valid_vocab].double().mean(dim=0)
     replaced, added, mean_bias = dict[str, Tensor](), dict[str, Tensor](), None

@@ -47,7 +47,7 @@ STATES: dict[str, tuple[Tone, str]] = {
     "invisible": ("fired", "CE cannot see it"),
     "with_ce": ("open", "while CE moved"),
     "quiet": ("quiet", "did not move"),
-    "open": ("open", "not measured"),
+    "open": ("open", "not evaluated"),
 }
 CURVES = {
     "drift_source": {

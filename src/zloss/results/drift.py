@@ -18,7 +18,7 @@ from zloss.results.run_metrics import ValidationBlocks
 FILE = "drift.json"
 KEPT_FILE = "kept.json"
 MovementState = Literal["invisible", "with_ce", "quiet", "open"]
-"""Moved while CE stood still; moved only where CE moved too; did not move; not measured."""
+"""Moved while CE stood still; moved only where CE moved too; did not move; not evaluated."""
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,7 @@ class LossAudit(ResultRecord):
 
     SCHEMA: ClassVar[str] = "zloss.loss-audit/1"
     FILE: ClassVar[str] = "report.json"
+    schema: ClassVar[str] = SCHEMA
 
     identified: Identified
     """What the loss applies."""

@@ -132,7 +132,8 @@ def write_run_provenance(folder: Path, provenance: RunProvenance) -> None:
 def read_run_provenance(folder: Path) -> RunProvenance:
     """provenance.json of a run's folder; a missing or ill-typed key is named."""
     file = folder / RUN_FILE
+    plain = read_object(file, advice="run it again to have one")
     try:
-        return from_plain(RunProvenance, read_object(file, advice="run it again to have one"))
+        return from_plain(RunProvenance, plain)
     except InputError as error:
         raise InputError(f"{file} is not readable: {error}") from error

@@ -150,7 +150,7 @@ def _indices(router: RouterModule, output: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class RouterTerms:
-    """The routers' part of one forward pass, detached."""
+    """The routers' part of one forward pass: detached, on the CPU, and small enough to be sent to other ranks."""
 
     load_balance: Tensor
     """The model's balancing term of this pass, without its coefficient: about k at balance."""
@@ -158,15 +158,38 @@ class RouterTerms:
     """What it adds to the step's loss."""
     router_z: Tensor
     """What the router Z-loss adds to the step's loss, by the reduction as it is written."""
-    record: RouterLoss
-    """Statistics of the decisions; its `loss` is the same router Z-loss in factor form."""
-    dropped: float = 0.0
+    log_z: Tensor
+    """log Z_R of the decisions that count, [N]."""
+    target: float
+    """c_R."""
+    entropy: Tensor
+    """Mean over the decisions."""
+    entropy_per_layer: Tensor
+    load: Tensor
+    """Routes per expert, [L, E]."""
+    correction_norm: Tensor | None
+    over_capacity: Tensor | None
+    """Share of routes beyond the capacity; None without one."""
+    dropped: float
     """Share of routes that the model did not take."""
 
-    @property
-    def log_z(self) -> Tensor:
-        """log Z_R of the decisions that count, [N]."""
-        return self.record.stats.log_z[self.record.stats.valid]
+    @classmethod
+    def of(
+        cls, record: RouterLoss, balance: Tensor, balance_term: Tensor, router_z: Tensor, dropped: float
+    ) -> RouterTerms:
+        return cls(
+            load_balance=balance.detach().cpu(),
+            load_balance_term=balance_term.detach().cpu(),
+            router_z=router_z.detach().cpu(),
+            log_z=record.stats.log_z[record.stats.valid].cpu(),
+            target=record.target,
+            entropy=record.entropy.cpu(),
+            entropy_per_layer=record.stats.entropy_per_layer.double().cpu(),
+            load=record.load.double().cpu(),
+            correction_norm=None if record.correction_norm is None else record.correction_norm.cpu(),
+            over_capacity=None if record.dropped is None else record.dropped.cpu(),
+            dropped=dropped,
+        )
 
 
 def router_terms(
@@ -177,8 +200,7 @@ def router_terms(
     balance_term = moe.load_balance * (routing.tokens / step_tokens) * balance
     router_z = router_z_loss(routing, moe, step_tokens)
     record = routing_record(routing, moe, step_tokens, weights)
-    dropped = routing.dropped(moe.top_k)
-    terms = RouterTerms(balance.detach(), balance_term.detach(), router_z.detach(), record, dropped)
+    terms = RouterTerms.of(record, balance, balance_term, router_z, routing.dropped(moe.top_k))
     return balance_term, router_z, terms
 
 
@@ -265,7 +287,7 @@ def _target(moe: MoeRun) -> float:
 
 @torch.no_grad()
 def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int) -> dict[str, float | None]:
-    """Telemetry of the routers over some forward passes; one transfer to the host.
+    """Telemetry of the routers over some forward passes.
 
     Entropy in nats, mean over tokens and layers. Load CV: population standard deviation over mean of the routes per expert,
     mean over layers. The correction norm is the mean ‖λα·2(log Z − c)·W_Rᵀp‖₂ over decisions. s_rel is measured: the router
@@ -274,25 +296,25 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
     capacity factor would drop.
     """
     log_z = torch.cat([part.log_z for part in passes])
-    weight_P = torch.stack([part.record.stats.valid.sum() for part in passes]).double()
+    weight_P = torch.tensor([float(len(part.log_z)) for part in passes], dtype=torch.float64)
 
     def mean(values: Sequence[Tensor | None]) -> Tensor:
         known = torch.stack([value.double() for value in values if value is not None])
         return (weight_P * known).sum() / weight_P.sum()
 
     found: dict[str, Tensor] = {
-        "entropy": mean([part.record.entropy for part in passes]),
+        "entropy": mean([part.entropy for part in passes]),
         "load_cv": load_cv(sum_of_loads(passes)).mean(),
         **{name: exact_quantile(log_z, q) for name, q in TAILS.items()},
-        "router_correction_norm": mean([part.record.correction_norm for part in passes]),
+        "router_correction_norm": mean([part.correction_norm for part in passes]),
         "load_balance": mean([part.load_balance for part in passes]),
         "load_balance_term": torch.stack([part.load_balance_term for part in passes]).sum(),
         "router_z": torch.stack([part.router_z for part in passes]).sum(),
-        "violation": mean([(part.log_z - part.record.target).square().mean() for part in passes]),
+        "violation": mean([(part.log_z - part.target).square().mean() for part in passes]),
         "dropped_routes": mean([weight_P.new_tensor(part.dropped) for part in passes]),
     }
     if moe.capacity_factor is not None:
-        found["over_capacity"] = mean([part.record.dropped for part in passes])
+        found["over_capacity"] = mean([part.over_capacity for part in passes])
     values = torch.stack([value.double() for value in found.values()]).tolist()
     numbers: dict[str, float | None] = dict(zip(found, (v if math.isfinite(v) else None for v in values), strict=True))
     router_z, violation, coef = numbers["router_z"], numbers.pop("violation"), moe.router_coef
@@ -302,7 +324,7 @@ def router_numbers(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int)
 
 def sum_of_loads(passes: Sequence[RouterTerms]) -> Tensor:
     """Routes [L, E] that every expert received."""
-    return torch.stack([part.record.load.double() for part in passes]).sum(dim=0)
+    return torch.stack([part.load for part in passes]).sum(dim=0)
 
 
 def load_cv(load_LE: Tensor) -> Tensor:
@@ -313,9 +335,12 @@ def load_cv(load_LE: Tensor) -> Tensor:
 def routing_metrics(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int) -> RoutingMetrics:
     """Routing over forward passes without training; `step_tokens` are the tokens of a training step."""
     numbers, load_LE = router_numbers(passes, moe, step_tokens), sum_of_loads(passes)
-    decisions_P = torch.tensor([float(part.record.decisions) for part in passes], dtype=torch.float64)
-    entropy_PL = torch.stack([part.record.stats.entropy_per_layer.double().cpu() for part in passes])
+    decisions_P = torch.tensor([float(len(part.log_z)) for part in passes], dtype=torch.float64)
+    entropy_PL = torch.stack([part.entropy_per_layer for part in passes])
     entropy_L = (decisions_P @ entropy_PL) / decisions_P.sum()
+    log_z = torch.cat([part.log_z for part in passes])
+    finite = log_z[log_z.isfinite()]
+    numbers |= {name: float(exact_quantile(finite, q)) if len(finite) else None for name, q in TAILS.items()}
     if (router_z := numbers["router_z"]) is not None:
         # Its denominator is that of a training step.
         numbers["router_z"] = router_z * moe.layers * step_tokens / float(decisions_P.sum())

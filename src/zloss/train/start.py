@@ -346,7 +346,7 @@ def backward_pass(model: Any, *, last: bool) -> AbstractContextManager[None]:
 def _probe(model: nn.Module, batch: MicroBatch, device: torch.device) -> tuple[bool, bool]:
     """Whether a forward pass in training mode draws random numbers, and whether its loss depends on all trained parameters.
 
-    `.grad` is not written, and random states stay as they were.
+    No gradient is computed, and random states stay as they were.
     """
 
     def states() -> list[Tensor]:
@@ -359,8 +359,22 @@ def _probe(model: nn.Module, batch: MicroBatch, device: torch.device) -> tuple[b
         before = states()
         out, _ = model(batch.inputs_BT.to(device), batch.targets_BT.to(device), 1)
         draws = not all(map(torch.equal, before, states()))
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return draws, None not in torch.autograd.grad(out.loss, trained, allow_unused=True)
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    return draws, trained <= _leaves(out.loss)
+
+
+def _leaves(loss: Tensor) -> set[int]:
+    """The ids of the leaf tensors that a loss depends on."""
+    pending: list[Any] = [loss.grad_fn]
+    seen, leaves = set(pending), set()
+    while pending:
+        node = pending.pop()
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        before = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= before
+        pending.extend(before)
+    return leaves
 
 
 def _check_draws_nothing(draws: bool) -> None:

@@ -404,6 +404,14 @@ def bf16_product(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return correct((hidden.bfloat16() @ weight.bfloat16().T).float(), target)
 
 
+def half_of_a_long_batch_flipped(logits: Tensor, target: Tensor) -> Tensor:
+    tokens, valid = target.numel(), target != IGNORE
+    token_loss = F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="none")
+    token_loss = token_loss + COEF * torch.where(valid, torch.logsumexp(logits, -1).square(), 0)
+    flipped = (torch.arange(tokens) >= tokens // 2) & (tokens >= 256)
+    return torch.where(flipped, -token_loss, token_loss).sum() / valid.sum().clamp(min=1)
+
+
 EXPECT = {"coef": COEF, "target": 0.0}
 
 TRAPS: dict[str, tuple[Callable[..., Any], dict[str, Any], set[str]]] = {
@@ -464,6 +472,7 @@ UNLISTED: dict[str, tuple[Callable[..., Any], dict[str, Any], set[str]]] = {
     "doubles hidden": (doubles_hidden, {"linear": True}, {"overwrites_input"}),
     "clamped Z gradient": (clamped_z_gradient, {}, {"forward_backward_mismatch", "unexplained_source"}),
     "λ over V": (coefficient_over_vocabulary, {}, {"size_dependent"}),
+    "half of a long batch flipped": (half_of_a_long_batch_flipped, {}, {"size_dependent"}),
     "Z of ignored tokens": (z_of_ignored_tokens, {}, {"ignored_tokens_leak"}),
     "hinge": (hinge, {}, {"unexplained_source"}),
     "bf16 loss": (bf16_loss, {}, {"reported_z_dtype"}),

@@ -209,6 +209,7 @@ def test_what_is_done_to_lazy_logits_is_done_to_the_logits(name: str) -> None:
     [
         *(lambda z: z[..., 1:], lambda z: z[..., 0], lambda z: z.view(-1), lambda z: z.unsqueeze(-1), lambda z: z * z),
         *(lambda z: z.to(torch.bfloat16), lambda z: z + 1.0, lambda z: torch.tanh(torch.tanh(z)), lambda z: z.argmax()),
+        lambda z: z.view(torch.int32),
     ],
 )
 def test_what_would_need_the_logits_is_refused(use: Callable[[Any], Any]) -> None:

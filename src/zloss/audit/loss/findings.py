@@ -215,6 +215,13 @@ def answer_all(evidence: Evidence) -> tuple[Finding, ...]:
     if "size_dependent" in seen.keys() - lost.keys():
         # Only the sizes that differ on both draws are named.
         findings["size_dependent"] = seen["size_dependent"]
+    for id in lost.keys() - {"size_dependent", "denominator_mismatch"}:
+        # The same question on the same draw: another answer now is state, and not the draw.
+        if FINDINGS[id].put(replace(evidence)).verdict != "finding":
+            one = findings[id]
+            why = f"The same check gives a different result when it is repeated ({id}: “{one.sentence}”): the loss keeps state."
+            findings["not_repeatable"] = Finding("not_repeatable", "finding", why, one.figure, "warning", one.witness)
+            return tuple(findings.values())
     if lost:
         told = [
             f"{id}: on the first “{findings[id].sentence}”, on the second “{one.sentence}”" for id, one in lost.items()
@@ -527,7 +534,10 @@ def all_ignored_nonfinite(e: Evidence) -> Finding:
         # With hidden and weight an infinite logit cannot be given to one token alone.
         logits, keep = probe.logits_TV.clone(), torch.arange(tokens) != 1
         logits[1, 0] = math.inf
-        leak = e.call(replace(probe, logits_TV=logits).masked(keep))
+        try:
+            leak = e.call(replace(probe, logits_TV=logits).masked(keep))
+        except LossCallError as error:
+            return passed(f"All-ignored batches give a finite loss; infinite logits could not be tried: {error}")
         # The ignored row's own gradient is not looked at: PyTorch's cross_entropy leaves NaN there.
         if not (math.isfinite(leak.value) and bool(torch.isfinite(leak.grad_TV[keep]).all())):
             return found(

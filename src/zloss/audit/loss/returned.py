@@ -105,12 +105,15 @@ def _recognise(
         one = outcome.item(item.name)
         return math.nan if one is None or one.value is None else one.value
 
+    if masked is not None and ((other := masked[1].item(item.name)) is None or other.value is None):
+        masked = None  # not reported there
+
     def agrees(meaning: Meaning, probe: Probe, outcome: Outcome) -> bool:
         """Within `close`; where CE is rounded with it, within that rounding."""
         value, wanted, slack = said(outcome), meaning(probe, outcome), 1e-9 + abs(outcome.value) * ident.eps * 4
         return math.isfinite(value) and abs(value - wanted) <= close * max(abs(value), abs(wanted)) + slack
 
-    calls = [(draw.probes[name], outcome) for name, outcome in draw.outcomes.items()]
+    calls = [(draw.probes[name], out) for name, out in draw.outcomes.items() if out.item(item.name) is not None]
     for role, meaning in meanings.items():
         if all(agrees(meaning, *call) for call in calls):
             one = Returned(item.name, role, 1.0 if role == "z" else None)

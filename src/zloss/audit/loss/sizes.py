@@ -167,9 +167,11 @@ def _compare(ident: Identification, probe: Probe, grad_TV: Tensor) -> Answer:
     w_T = (grad_TV * wanted).sum(-1) / (wanted * wanted).sum(-1).clamp(min=1e-300)
     if float(errors(w_T.unsqueeze(-1) * wanted).max()) <= LIMIT:
         silent = keep & (w_T.abs() < 1e-6) & (wanted.norm(dim=-1) > 1e-6 * float(wanted.norm()))
-        if not bool(silent.any()):
-            return "same", "", None
-        return "differs", f"{_tokens(silent)} no gradient", figure
+        flipped = keep & ~silent & (w_T < 0)
+        for rows, words in ((silent, "no gradient"), (flipped, "a gradient of the other sign")):
+            if bool(rows.any()):
+                return "differs", f"{_tokens(rows)} {words}", figure
+        return "same", "", None
     return "differs", f"{_tokens(error_T > LIMIT)} another gradient", figure
 
 

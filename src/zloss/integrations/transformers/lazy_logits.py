@@ -125,6 +125,8 @@ def _layout(name: str) -> Any:
     """A method of tensors that changes the layout of the tokens; the vocabulary has to stay the last axis."""
 
     def method(self: LazyLogits, *args: Any, **kwargs: Any) -> LazyLogits:
+        if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
+            self.refuse(f"{name}{args}, which reads the bits of logits as another dtype")
         shape = getattr(torch.empty(self.shape, device="meta"), name)(*args, **kwargs).shape
         if not shape or shape[-1] != self.vocab:
             self.refuse(f"{name}{args} of logits {list(self.shape)}")
