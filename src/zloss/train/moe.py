@@ -341,9 +341,10 @@ def routing_metrics(passes: Sequence[RouterTerms], moe: MoeRun, step_tokens: int
     log_z = torch.cat([part.log_z for part in passes])
     finite = log_z[log_z.isfinite()]
     numbers |= {name: float(exact_quantile(finite, q)) if len(finite) else None for name, q in TAILS.items()}
-    if (router_z := numbers["router_z"]) is not None:
-        # Its denominator is that of a training step.
-        numbers["router_z"] = router_z * moe.layers * step_tokens / float(decisions_P.sum())
+    numbers["entropy"] = float(entropy_L.mean())
+    # λ_R·s_rel times the mean violation: per decision, whatever the tokens of a training step.
+    violation = float((log_z - passes[0].target).double().square().mean())
+    numbers["router_z"] = relative_scale(moe) * moe.router_coef * violation
     found: dict[str, Any] = {entry.name: numbers.get(entry.name) for entry in fields(RoutingMetrics)}
     found["s_rel"] = relative_scale(moe)
     found["router"] = RouterLayers(
