@@ -35,6 +35,7 @@ def test_the_examples_of_a_module_run(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 RECORDS = {
+    "AuditResult",
     "HeadLossOutput",
     "LossAudit",
     "MeasuredScale",

@@ -58,7 +58,7 @@ def test_a_tensor_made_in_inference_mode_is_named_where_a_gradient_is_wanted() -
     with torch.inference_mode():
         hidden, logits = torch.randn(5, 4), torch.randn(5, 7)
         assert zloss.head_loss(hidden, weight, target, zloss.CrossEntropy()).loss.isfinite()
-    with pytest.raises(InputError, match=r"`hidden` was made under torch.inference_mode.*clone"):
+    with pytest.raises(InputError, match=r"`hidden` was created under torch.inference_mode.*clone"):
         zloss.head_loss(hidden, weight, target, zloss.CrossEntropy())
     assert zloss.logits_loss(logits, target, zloss.CrossEntropy()).loss.isfinite()
 

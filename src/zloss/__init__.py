@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from zloss.objectives import StandardZLoss as StandardZLoss
     from zloss.objectives import make_objective as make_objective
     from zloss.objectives import register_objective as register_objective
+    from zloss.protocol.audit_model import AuditResult as AuditResult
+    from zloss.protocol.audit_model import audit_model as audit_model
     from zloss.results.loss_audit import LossAudit as LossAudit
     from zloss.results.router import MeasuredScale as MeasuredScale
     from zloss.results.router import RouterFindings as RouterFindings
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "LossAudit": "results.loss_audit",
+    "AuditResult": "protocol.audit_model",
     "audit_loss": "audit.loss.run",
+    "audit_model": "protocol.audit_model",
     "audit_router": "audit.router",
     "RouterFindings": "results.router",
     "MeasuredScale": "results.router",

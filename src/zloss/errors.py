@@ -88,7 +88,7 @@ class LossCheckError(ZlossError, AssertionError):
 
 
 class TrainingAlertError(ZlossError):
-    """An alert while training, where the user asked for an error."""
+    """An alert while training, when the user requested an error."""
 
 
 class CorpusError(InputError):

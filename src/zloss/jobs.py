@@ -32,7 +32,7 @@ MAX_TIMEOUT_SECONDS = 1e9
 """About 30 years, so that `timedelta` does not overflow."""
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 """Environment variable of `torchrun --max-restarts`: how often it has restarted the processes."""
-WHAT_IS_SAVED = "what was finished is saved, and the same command goes on with it (an audit with `resume`)."
+WHAT_IS_SAVED = "what was finished is saved, and the same command resumes from there (an audit with `resume`)."
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -229,7 +229,7 @@ def _sigterm_as_error(job: Job) -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         raise LostRankError(
-            f"rank {job.rank} of {job.ranks} was ended by the launcher, because another process of the job failed or the "
+            f"rank {job.rank} of {job.ranks} was terminated by the launcher, because another process of the job failed or the "
             f"job was cancelled: {WHAT_IS_SAVED}"
         )
 

@@ -102,7 +102,7 @@ def token_loss(stats: TokenStats, objective: Objective, label_smoothing: float =
     epsilon = label_smoothing
     ce = -stats.target_log_prob
     if epsilon:
-        assert stats.mu is not None, "a loss refuses label smoothing where it has no mean logit"
+        assert stats.mu is not None, "a loss rejects label smoothing if it has no mean logit"
         # log Z − (1 − ε)z_y − εμ, written in differences from m so that a common shift cancels first.
         ce = stats.log_s - (1 - epsilon) * (stats.target_logit - stats.row_max) - epsilon * (stats.mu - stats.row_max)
     if objective.active:
@@ -304,7 +304,7 @@ class GainAwareZLoss(_OneCoefficient):
 
 
 def _centered_log_z(stats: TokenStats) -> Tensor:
-    assert stats.log_z_centered is not None, "a loss refuses an objective with `needs_mu` where it has no mean logit"
+    assert stats.log_z_centered is not None, "a loss rejects an objective with `needs_mu` if it has no mean logit"
     return stats.log_z_centered
 
 

@@ -97,8 +97,8 @@ def check_differentiable(**tensors: Tensor | None) -> None:
     for name, tensor in given.items():
         if tensor.is_inference():
             raise InputError(
-                f"`{name}` was made under torch.inference_mode(), so no gradient can go through this loss: pass "
-                f"`{name}.clone()`, or make it under torch.no_grad()."
+                f"`{name}` was created under torch.inference_mode(), so no gradient can flow through this loss: pass "
+                f"`{name}.clone()`, or create it under torch.no_grad()."
             )
 
 
@@ -139,7 +139,7 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 
 def autocast_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype to which autocast would round the operands of F.linear; None where it leaves them, as it does fp64."""
+    """The dtype to which autocast would round the operands of F.linear; None if it leaves them, as it does fp64."""
     if dtype == torch.float64 or not torch.is_autocast_enabled(device_type):
         return None
     return torch.get_autocast_dtype(device_type)

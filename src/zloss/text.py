@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zloss.errors import CorpusError, MissingDependencyError, UnknownNameError, first_line
+from zloss.errors import CorpusError, InputError, MissingDependencyError, UnknownNameError, first_line
 from zloss.results.io import json_lines
 
 PYDOC, WIKITEXT = "pydoc", "wikitext-103"
@@ -42,7 +42,7 @@ class Corpus:
 def open_corpus(texts: Sequence[str], corpus: str | None, text_field: str = "text") -> Corpus:
     """The files in `texts` if there are any, else the named corpus, else the topics of the Python documentation."""
     if texts and corpus:
-        raise CorpusError(f"`texts` and `corpus` exclude each other, but both were given ({corpus!r}).")
+        raise CorpusError(f"`texts` and `corpus` cannot be combined, but both were given ({corpus!r}).")
     if texts:
         return _files([Path(text) for text in texts], text_field)
     name = corpus or PYDOC
@@ -117,8 +117,8 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
         text = record[text_field]
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise CorpusError(
-                f"{path} line {number} holds half of a surrogate pair (an escape such as \\ud83d alone), which is no character: "
-                "repair or remove the line."
+                f"{path} line {number} contains half of a surrogate pair (an escape such as \\ud83d alone), which is not a "
+                "character: repair or remove the line."
             )
         yield text
 
@@ -214,6 +214,26 @@ class Blocks:
     def fingerprint(self) -> str:
         """Identity of the tokens and their blocks; it must match when an audit is resumed."""
         return hashlib.sha256(self.stream.numpy().tobytes() + repr((self.size, self.bos_id)).encode()).hexdigest()[:16]
+
+
+def rows_as_blocks(rows: Blocks | Tensor | Sequence[Sequence[int]], argument: str) -> Blocks:
+    """Blocks as they are, or rows [B, N + 1] of token ids, each one block of N predictions; `argument` is named in errors."""
+    if isinstance(rows, Blocks):
+        return rows
+    try:
+        ids = torch.as_tensor(rows).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"`{argument}` is expected to be rows with the same number of token ids ({error}).") from error
+    if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2 or ids.is_floating_point():
+        raise InputError(
+            f"`{argument}` is expected to be token ids [B, N + 1] with B ≥ 1 and N ≥ 1, but has the shape "
+            f"{list(ids.shape)} and dtype {ids.dtype}: pass `zloss.validation_blocks(file, tokenizer)` for a text."
+        )
+    if (least := int(ids.min())) < 0:
+        raise InputError(
+            f"`{argument}` holds the id {least}: every position is read and predicted, so pass rows without padding."
+        )
+    return Blocks(ids.long().flatten().clone(), ids.shape[1] - 1, ids.shape[0], None, 0, separate=True)
 
 
 def make_blocks(

@@ -16,6 +16,8 @@ from zloss.cli.main import COMMANDS, main
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 AUDIT = ["--blocks", "4", "--block-size", "32", "--gradient-blocks", "2", "--no-figures"]
+ENOUGH = ["--least-tokens", "100"]
+"""Otherwise the next command repeats the whole line with more blocks."""
 TRAIN = ["--steps", "4", "--warmup", "1", "--micro-batch", "1", "--block-size", "16", "--valid-blocks", "8"]
 TRAIN += ["--gradient-blocks", "1", "--trackers", "none", "--checkpoint-every", "0"]
 MOE = ["--moe", "--top-k", "2", "--experts", "4", "--moe-layers", "2", "--moe-width", "32", "--expert-width", "16"]
@@ -74,7 +76,9 @@ def test_help(command: str, prints: Prints) -> None:
 
 @pytest.mark.parametrize("model", ["gpt2", "gemma2", "mixtral", "neox"])
 def test_audit(model: str, prints: Prints) -> None:
-    text = "\n".join(prints("audit", model, *AUDIT, "--out", f"audit-{model}"))
+    short = prints("audit", model, *AUDIT, *ENOUGH, "--out", f"audit-{model}")
+    assert len(short) <= 25
+    text = "\n".join(prints("audit", model, *AUDIT, *ENOUGH, "--verbose", "--out", f"audit-{model}"))
     decisions = json.loads(Path(f"audit-{model}/report.json").read_text())["decisions"]
     for decision in decisions:
         word = {True: "● fired", False: "● quiet", None: "○ open"}[decision["fired"]]
@@ -97,7 +101,7 @@ def test_train_and_compare(prints: Prints) -> None:
 
 def test_the_rest(prints: Prints) -> None:
     for model in ("gpt2", "gemma2", "mixtral", "neox"):
-        prints("audit", model, *AUDIT, "--out", f"audit-{model}")
+        prints("audit", model, *AUDIT, *ENOUGH, "--out", f"audit-{model}")
     drift = ["--blocks", "8", "--block-size", "128", "--gradient-blocks", "0", "--no-figures", "--out", "drift"]
     assert "P_Z^99.9: p99.9 of |log Z − c|" in "\n".join(prints("drift", "run", *drift))
     assert "in nat" in "\n".join(prints("center", "gpt2", *AUDIT[:4], "--out", "centered"))

@@ -35,10 +35,20 @@ MISTAKES = [
     ("audit {gpt2} --text {place}/short.txt", "blocks of 32"),
     ("audit {place}/broken", "cannot be loaded"),
     ("audit {place}/broken.gguf", "GGUF"),
+    ("audit {place}/ckpt.pt", "ckpt.pt is a bare state dict, which lacks the config that says how to build the model"),
+    (
+        "audit {place}/ckpt.pth",
+        "pass a folder in the Hugging Face format (config.json, model.safetensors, tokenizer.json)",
+    ),
+    ("audit {place}/ckpt.safetensors", "call zloss.audit_model(model, tokens, head=..., hidden_of=...)"),
+    ("audit {gpt2}/model.safetensors", "is one file of a checkpoint: pass its folder, {gpt2}"),
+    ("audit {gpt2} --tokenizer {place}/none", "none' cannot be loaded (there is no such folder): pass a folder with"),
+    ("audit {gpt2} --tokenizer {place}/latin.txt", "(there is no such folder)"),
+    ("audit {gpt2} --tokenizer {place}/rubbish", "rubbish' cannot be loaded"),
     ("audit {gpt2} --out {place}/file/x", "not a writable folder"),
     ("audit {gpt2} --diag-coef -1", "--diag-coef is expected"),
     ("audit {gpt2} --valid-vocab 99999", "--valid-vocab"),
-    ("audit {gpt2} --text {place}/short.txt --corpus pydoc", "--text and --corpus exclude each other"),
+    ("audit {gpt2} --text {place}/short.txt --corpus pydoc", "--text and --corpus cannot be combined"),
     ("audit {gpt2} --out {place}/rubbish --resume", "cannot be read"),
     ("audit --batch-blocks 0", "zloss audit: --batch-blocks is expected to be a whole number ≥ 1, but got 0."),
     ("audit --gain-beta -0.1", "--gain-beta is expected to be a finite number ≥ 0"),
@@ -51,6 +61,7 @@ MISTAKES = [
     ("audit-implementation {gpt2} --blocks 100000", "use fewer blocks"),
     ("audit-implementation {gpt2} --out /dev/null/x", "Set it with --out"),
     ("drift {place}/none", "there is no folder"),
+    ("drift {place}/ckpt.pt", "is a bare state dict"),
     ("drift {run}/checkpoint-5", "CHECKPOINT... is expected to name at least two"),
     ("drift", "CHECKPOINT... is expected to name folders"),
     ("drift {run} --out {place}/file/x", "not a writable folder"),
@@ -63,7 +74,7 @@ MISTAKES = [
     ("recommend {neox} --text {place}/none.txt", "none.txt"),
     ("recommend {neox} --out {place}/file/x", "not a writable folder"),
     ("recommend {neox} --steps 20", "--steps is expected to be at least 100"),
-    ("recommend {neox} --seeds 1", "--seeds is expected to be at least two"),
+    ("recommend {neox} --seeds 1", "--seeds is expected to list at least two seeds"),
     ("recommend {neox} --optimizer-state {place}/none.pt", "there is no file"),
     ("recommend {neox} --optimizer-state {place}/file", "cannot be read"),
     ("recommend {neox} --runs {place}/none", "there is no folder"),
@@ -80,25 +91,25 @@ MISTAKES = [
         "--valid-tokens is expected to be at most --tokens, 100, but got 200",
     ),
     ("train {scratch} --methods standrd", "Did you mean 'standard'"),
-    ("train {scratch} --methods ce,ce", "without repetitions"),
+    ("train {scratch} --methods ce,ce", "without duplicates"),
     ("train {scratch} --steps 5 --warmup 5", "shorter than the run"),
     ("train {scratch} --text missing.txt", "cannot read the text"),
     ("train {scratch} --from-config missing.json", "no config 'missing.json'"),
     ("train {scratch} --trackers nothing-known", "unknown tracker"),
     ("train --head-shift 3", "zloss train: --head-shift needs --untie"),
-    ("train --train-tokenizer 300", "--train-tokenizer is for a model from scratch: give --from-"),
+    ("train --train-tokenizer 300", "--train-tokenizer is for a model from scratch: pass --from-"),
     ("train {gemma2} --methods ce,standard,centered --block-size 16", "centered cannot be trained on"),
     ("train {moe} --router active_route_som", "Did you mean 'active_route_sum'"),
-    ("train {moe} --router none,none", "without repetitions"),
+    ("train {moe} --router none,none", "without duplicates"),
     ("train {moe} --top-k 5", "at most 4"),
     ("train {moe} --moe-heads 3", "--moe-width is expected to be a multiple of --moe-heads"),
     ("train {moe} --from-config tiny", "leave --from-config out"),
     ("train {moe} --tokenizer no/such/folder", "cannot be loaded"),
     ("train {moe} --capacity-factor -1", "--capacity-factor"),
     ("train some-model {moe}", "leave 'some-model' out"),
-    ("train --router active_route_sum", "--router is for a mixture of experts: give --moe"),
-    ("train --capacity-factor 1.5", "--capacity-factor is for a mixture of experts: give --moe"),
-    ("train --top-k 2", "--top-k is for a mixture of experts: give --moe"),
+    ("train --router active_route_sum", "--router is for a mixture of experts: pass --moe"),
+    ("train --capacity-factor 1.5", "--capacity-factor is for a mixture of experts: pass --moe"),
+    ("train --top-k 2", "--top-k is for a mixture of experts: pass --moe"),
 ]
 
 
@@ -111,6 +122,8 @@ def places(gpt2: Path, neox: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (place / "file").write_text("in the way")
     (place / "broken.gguf").write_bytes(b"GGUF" + b"\x00" * 40)
     (save_model("gpt2", place / "broken") / "model.safetensors").write_bytes(b"\x00" * 64)
+    for name in ("ckpt.pt", "ckpt.pth", "ckpt.safetensors"):
+        (place / name).write_bytes(b"never opened")
     (place / "rubbish" / "audit-parts").mkdir(parents=True)
     (place / "rubbish" / "audit-parts" / "part-000000000-000000004.npz").write_bytes(b"rubbish")
     models = {"gpt2": str(gpt2), "neox": str(neox), "gemma2": str(save_model("gemma2", place / "gemma2"))}
@@ -150,7 +163,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "report.json").write_text("an earlier report")
-    refused(argv(words, places, kept), sentence)
+    refused(argv(words, places, kept), sentence.format(**places))
     assert [path.name for path in kept.iterdir()] == ["report.json"]
     assert (kept / "report.json").read_text() == "an earlier report"
 
@@ -175,8 +188,8 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
 @pytest.mark.parametrize(
     ("words", "function", "sentences"),
     [
-        ("drift {run}", "zloss.protocol.drift.run_audit_of", ["the same command goes on"]),
-        ("recommend {neox} --plan", "zloss.protocol.recommend.run_audit_of", ["the same command goes on"]),
+        ("drift {run}", "zloss.protocol.drift.run_audit_of", ["the same command resumes"]),
+        ("recommend {neox} --plan", "zloss.protocol.recommend.run_audit_of", ["the same command resumes"]),
         (
             "train {gpt2} --steps 6 --block-size 16 --valid-blocks 6 --trackers none --methods ce",
             "zloss.train.grid.run_training_of",

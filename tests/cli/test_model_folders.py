@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from tests.cli.conftest import Refused
-from tests.tiny_models import save_model
+from tests.tiny_models import save_model, save_tokenizer
+from zloss.cli.main import main
 
 LOSS = "def loss(logits, target):\n    import torch\n    return torch.nn.functional.cross_entropy(logits, target)\n"
 COMMANDS = ("audit", "audit-implementation", "audit-loss", "center", "drift", "recommend", "train")
 WITH_ALLOW_PICKLE = ("audit", "audit-implementation", "drift")
+WITH_TOKENIZER = ("audit", "audit-implementation", "drift", "recommend", "train")
 WITH_VALID_VOCAB = ("audit", "audit-loss", "center", "drift")
 
 
@@ -34,6 +36,58 @@ def two_checkpoints(model: Path) -> Path:
     """The model `checkpoint-1` next to a copy of it."""
     shutil.copytree(model / "checkpoint-1", model / "checkpoint-2")
     return model
+
+
+@pytest.fixture(scope="module")
+def without_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints as a loop saves them that calls `model.save_pretrained` alone."""
+    folder = tmp_path_factory.mktemp("silent")
+    for file in save_model("neox", folder / "checkpoint-1").glob("tokenizer*"):
+        file.unlink()
+    return two_checkpoints(folder)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_checkpoint_without_a_tokenizer_names_the_flag_where_there_is_one(
+    command: str, without_tokenizer: Path, tmp_path: Path, refused: Refused
+) -> None:
+    said = "checkpoint-1 has no tokenizer: put its tokenizer files in the same folder"
+    error = refused(words(command, without_tokenizer, tmp_path), said)
+    assert (", or pass --tokenizer, a folder or Hugging Face id that has them." in error) == (command in WITH_TOKENIZER)
+    assert "`tokenizer`" not in error
+
+
+def test_an_audit_with_the_tokenizer_of_another_folder_is_that_of_the_whole_checkpoint(
+    without_tokenizer: Path, neox: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["--blocks", "4", "--block-size", "32", "--gradient-blocks", "1", "--no-figures"]
+    save_tokenizer(tmp_path / "tokenizer")
+    given = ["--tokenizer", str(tmp_path / "tokenizer")]
+    reports = []
+    for name, argv in (("a", [str(neox)]), ("b", [str(without_tokenizer / "checkpoint-1"), *given])):
+        assert main(["audit", *argv, *quick, "--out", str(tmp_path / name)]) == 0
+        report = json.loads((tmp_path / name / "report.json").read_text())
+        assert str(tmp_path) not in json.dumps(report)
+        for key in ("provenance", "timings", "model"):
+            report.pop(key)
+        reports.append(report)
+    assert reports[0] == reports[1]
+    capsys.readouterr()
+
+
+def test_a_run_with_the_tokenizer_of_another_folder_trains_on_the_same_tokens(
+    without_tokenizer: Path, neox: Path, tmp_path: Path
+) -> None:
+    save_tokenizer(tmp_path / "tokenizer")
+    quick = ["--methods", "ce", "--steps", "2", "--block-size", "24", "--valid-blocks", "4", "--trackers", "none"]
+    given = ["--tokenizer", str(tmp_path / "tokenizer")]
+    found = []
+    for name, argv in (("a", [str(neox)]), ("b", [str(without_tokenizer / "checkpoint-1"), *given])):
+        assert main(["train", *argv, *quick, "--out", str(tmp_path / name)]) == 0
+        config = json.loads((tmp_path / name / "ce-0-s1" / "config.json").read_text())
+        found.append((config.pop("tokenizer", None), config["data"], config["initial_weights"]))
+    assert found[0][1:] == found[1][1:]
+    assert [name for name, *_ in found] == [None, "tokenizer"]
 
 
 @pytest.fixture(scope="module")

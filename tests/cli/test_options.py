@@ -91,7 +91,7 @@ def test_what_is_no_option_keeps_its_default_and_refused_values_are_the_configur
     assert parse(Numbered, ["--engine-power", "8"], prog="made-up").engine == Engine(8, "k-9")
     with pytest.raises(SystemExit):
         settings("--engine", "--serial", "x")
-    with pytest.raises(InputError, match="`power` is for a made-up engine: give `engine` as well"):
+    with pytest.raises(InputError, match="`power` is for a made-up engine: pass `engine` as well"):
         settings("--engine-power", "9")
     with pytest.raises(InputError, match="`target` is expected to be ≥ 0"):
         settings("--target", "-1")

@@ -38,7 +38,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_of_one_audit_is_rebuilt_in_its_folder(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (results / "a" / "report.json").read_bytes()
-    assert main(["report", str(results / "a")]) == 0
+    assert main(["report", str(results / "a"), "--verbose"]) == 0
     file = results / "a" / "report.html"
     assert "model-a" in file.read_text(encoding="utf-8")
     first = file.read_bytes()

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from zloss.decide.decision_map import decide
-from zloss.decide.recommend import action
+from zloss.decide.recommend import with_verdict
 from zloss.results.comparison import Comparison
 from zloss.results.files import read_record
 from zloss.results.provenance import Provenance
 from zloss.results.recommendation import Arm, ArmResult, LeftOut, Paste, Recommendation, RecommendPlan, Tested
 
 DOCUMENTED = Path(__file__).parents[2] / "docs/results"
-TESTED = Tested("tiny <model>", "a text", 5e-5, 100, 12_800)
+TESTED = Tested("tiny <model>", "a text", 5e-5, 100, 12_800, assumed=("a cosine schedule", "a fresh Adam state"))
 
 
 def made_up_recommendation() -> Recommendation:
-    """Centered, direction only; the verdicts are those of the committed comparison of SmolLM2."""
+    """Centered, confirmed; the verdicts are those of the committed comparison of SmolLM2, in which it is accepted."""
     compared = read_record(DOCUMENTED / "matched_smollm2.json", Comparison)
-    return Recommendation(
-        action=action("centered", 1e-3),
+    (centered,) = (one for one in compared.quality.methods if (one.method, one.coef) == ("centered", 1e-3))
+    accepted = replace(centered, verdict="accepted", accepted=True)
+    found = Recommendation(
+        action="",
         objective="centered",
         coef=1e-3,
-        level="direction only",
-        confidence=f"direction only: {TESTED.sentence}",
-        why=("Centered on confirmation: quality open.", "Source coordinate fired: p99 |μ| = 15.5."),
+        level="confirmed here",
+        confidence="",
+        why=("Centered on confirmation: quality holds.", "Source coordinate fired: p99 |μ| = 15.5."),
         cost=("Quality: ΔCE = +0.003 nat.",),
         not_guaranteed=("Source coordinate: a smaller A_p^99.",),
         stages=decide(None, comparisons=(compared,)),
@@ -35,19 +38,23 @@ def made_up_recommendation() -> Recommendation:
         ),
         tested=TESTED,
         arms=(
-            ArmResult("centered", 1e-3, "chosen", ("Source coordinate",), "passes selection", "λ", 0.003, 0.88, 0.8, 100),
+            ArmResult(
+                *("centered", 1e-3, "passed", ("Source coordinate",), "passes selection", "λ", 0.003, 0.88, 0.8, 100),
+                confirmed="accepted",
+            ),
             ArmResult("standard", 1e-3, "stopped", (), "its rejection was certain: max ‖g‖₂ × 5", steps=31),
             ArmResult("factorized", 1e-3, "left out", (), "the budget has no room for it"),
         ),
-        confirmation=compared.quality.methods,
+        confirmation=(accepted,),
         selection_seed=1,
         confirmation_seeds=(2, 3),
         tolerance_ppl=0.24,
         budget_seconds=2700.0,
         seconds=2412.5,
-        notes=("Adam started fresh in every run",),
+        notes=("the budget had no room for seed 4",),
         provenance=Provenance(zloss="0", torch="0", command="zloss recommend", started="2026-01-01T00:00:00+00:00", seconds=1.0),
     )  # fmt: skip
+    return with_verdict(found)
 
 
 def made_up_plan() -> RecommendPlan:

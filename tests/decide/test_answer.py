@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.laws.example_results import ROUTERS, implementation_example
+from tests.measured_reports import weighed
 from zloss.cli.main import main
 from zloss.decide.answer import ORDER, AuditedInput, DecidedResults, decide_results, next_command
-from zloss.decide.decision_map import decide
+from zloss.decide.decision_map import decide, with_decisions
 from zloss.decide.stages import STAGES
 from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
@@ -21,65 +22,72 @@ from zloss.results.audit import AuditReport, Nonfinite
 from zloss.results.comparison import Comparison
 from zloss.results.files import write_record
 from zloss.results.loss_audit import LossAudit
+from zloss.results.router import MeasuredScale
 
 GIVEN = AuditedInput(model="my model", texts=("a.txt", "b.txt"), argv=("audit", "my model", "--block-size", "24"))
 TEXT = ["--text", "a.txt", "--text", "b.txt"]
-
-
-def with_fired(report: AuditReport, *fired: str, **changes: Any) -> AuditReport:
-    """The report with exactly these stages fired; the stages of training are not evaluated."""
-    decisions = tuple(
-        replace(
-            decision, fired=decision.stage in fired if decision.fired is not None or decision.stage in fired else None
-        )
-        for decision in report.decisions
-    )
-    return replace(report, decisions=decisions, **changes)
+MEASURED = MeasuredScale(1e-3, 0.0, (2e-3,), 2.0, 2.0, (2.0,), None, 1e-6)
 
 
 RECOMMEND = ["recommend", "my model", *TEXT, "--out", "zloss-recommend"]
 AUDIT = ["audit", "my model", "--block-size", "24"]
-BF16, UNREAD = {"dtype": "bf16"}, {"nonfinite": Nonfinite(nan=3)}
+SHIFTED, GAIN = {"noise": (0.24, 0.02)}, {"gain": 0.2}
+BF16, UNREAD, PARTIAL = {"dtype": "bf16"}, {"nonfinite": Nonfinite(nan=3)}, {"status": "partial"}
+LOSS = ["audit-loss", "MODULE:FUNCTION"]
 
 
 @pytest.mark.parametrize(
-    ("fired", "changes", "given", "wanted"),
+    ("measured", "changes", "given", "wanted"),
     [
-        (("Source coordinate", "Architectural transport"), {}, {"valid_vocab": 100},
+        ({**SHIFTED, **GAIN}, {}, {"valid_vocab": 100},
          ["center", "my model", *TEXT, "--valid-vocab", "100", "--out", "zloss-centered"]),
-        (("Objective decomposition",), {}, {}, RECOMMEND),
-        (("Architectural transport",), {}, {}, RECOMMEND),
-        (("Shared pathway",), {}, {}, RECOMMEND),  # the size of blocks was chosen for the audit alone
-        (("Shared pathway",), {}, {"argv": ()}, [*RECOMMEND[:-2], "--block-size", "128", *RECOMMEND[-2:]]),
-        # A router scale comes before the head.
-        (("Source coordinate", "Router reduction"), {"router": ROUTERS}, {},
-         ["router-scale", "--coef", "0.001", "--from", "token_layer_mean", "--layers", "1", "--top-k", "2"]),
-        ((), {}, {}, ["audit-loss", "MODULE:FUNCTION"]),
+        ({"noise": (0.06, 0.06)}, {}, {}, RECOMMEND),
+        (GAIN, {}, {"tokenizer": "other"}, [*RECOMMEND[:-2], "--tokenizer", "other", *RECOMMEND[-2:]]),
+        (GAIN, {}, {}, RECOMMEND),  # the block size was chosen for the audit alone
+        (GAIN, {}, {"argv": ()}, [*RECOMMEND[:-2], "--block-size", "128", *RECOMMEND[-2:]]),
+        ({"input_path": 0.5}, {}, {}, LOSS),
+        ({"tokens": 512}, {}, {}, [*AUDIT, "--blocks", "64"]),
+        ({}, {}, {}, LOSS),
         # An incomplete audit is completed first.
-        (("Source coordinate",), {"status": "partial"}, {}, [*AUDIT, "--resume"]),
-        (("Source coordinate",), {"status": "partial"}, {"argv": (*AUDIT, "--resume")}, [*AUDIT, "--resume"]),
-        (("Source coordinate",), {"status": "partial"}, {"argv": ()}, ["audit", "my model", *TEXT, "--resume"]),
-        (("Shared pathway",), UNREAD, BF16, [*AUDIT, "--dtype", "fp32"]),
+        (SHIFTED, PARTIAL, {}, [*AUDIT, "--resume"]),
+        (SHIFTED, PARTIAL, {"argv": (*AUDIT, "--resume")}, [*AUDIT, "--resume"]),
+        (SHIFTED, PARTIAL, {"argv": ()}, ["audit", "my model", *TEXT, "--resume"]),
+        (GAIN, UNREAD, BF16, [*AUDIT, "--dtype", "fp32"]),
         # fp64 has more range than fp32: the same audit in fp32 would tell nothing.
-        (("Shared pathway",), UNREAD, {"dtype": "fp64"}, RECOMMEND),
+        (GAIN, UNREAD, {"dtype": "fp64"}, RECOMMEND),
     ],
 )  # fmt: skip
-def test_the_next_command_follows_from_what_fired(
-    report: AuditReport, fired: tuple[str, ...], changes: dict[str, Any], given: dict[str, Any], wanted: list[str]
+def test_the_next_command_follows_from_the_verdict(
+    bare: AuditReport, measured: dict[str, Any], changes: dict[str, Any], given: dict[str, Any], wanted: list[str]
 ) -> None:
-    short = replace(report, corpus=replace(report.corpus, block_size=128))
-    command = next_command(with_fired(short, *fired, **changes), replace(GIVEN, **given))
+    short = weighed(replace(bare, corpus=replace(bare.corpus, block_size=128), **changes), **measured)
+    command = next_command(with_decisions(short), replace(GIVEN, **given))
     assert shlex.split(command.line) == ["zloss", *wanted]
     assert not command.why.endswith(".")
 
 
-def test_missing_gradients_of_a_tied_head_are_measured_where_nothing_fired(report: AuditReport) -> None:
-    quiet = with_fired(report)
-    decisions = [replace(each, fired=None) if each.stage == "Shared pathway" else each for each in quiet.decisions]
-    for tied, wanted in ((True, ["--gradient-blocks", "8"]), (False, ["audit-loss", "MODULE:FUNCTION"])):
-        model = replace(report.model, tied=tied)
-        bare = replace(report, decisions=tuple(decisions), gradient=None, model=model)
-        assert shlex.split(next_command(bare, GIVEN).line)[-2:] == wanted
+def test_a_text_is_only_too_short_by_the_limit_of_its_report(bare: AuditReport) -> None:
+    short = with_decisions(weighed(bare, tokens=512, gain=0.2), thresholds=Thresholds(least_tokens=100, gain_share=0.1))
+    assert "recommend" in next_command(short, GIVEN).line
+    left_out = replace(bare, gradient=None, tied_paths=None)
+    unknown = with_decisions(replace(weighed(left_out, tokens=512, input_path=None), logit_noise=None),
+                             thresholds=Thresholds(least_tokens=100, shift_over_log_v=0))  # fmt: skip
+    assert unknown.verdict is not None
+    assert unknown.verdict.action == "not_enough_evidence"
+    assert "--blocks" not in next_command(unknown, GIVEN).line
+
+
+def test_a_router_loss_that_is_off_is_matched_where_nothing_else_is_to_do(bare: AuditReport) -> None:
+    experts = weighed(replace(bare, router=replace(ROUTERS, applied=MEASURED)))
+    wanted = ["router-scale", "--coef", "0.001", "--from", "token_layer_mean", "--layers", "1", "--top-k", "2"]
+    assert shlex.split(next_command(with_decisions(experts), GIVEN).line) == ["zloss", *wanted]
+
+
+def test_missing_gradients_of_a_tied_head_are_measured(bare: AuditReport) -> None:
+    for tied, wanted in ((True, ["--gradient-blocks", "8"]), (False, LOSS)):
+        left_out = replace(bare, gradient=None, tied_paths=None, model=replace(bare.model, tied=tied))
+        report = with_decisions(weighed(left_out, input_path=None))
+        assert shlex.split(next_command(report, GIVEN).line)[-2:] == wanted
 
 
 def test_every_stage_has_its_place_in_the_order() -> None:

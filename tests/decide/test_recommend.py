@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.decide.test_answer import with_fired
+from tests.decide.made_up_recommendation import made_up_recommendation
+from tests.measured_reports import with_fired
 from zloss.decide.recommend import (
     EvaluatedArm,
     Speed,
@@ -19,12 +20,14 @@ from zloss.decide.recommend import (
     choose,
     decide_answer,
     evaluate_arms,
+    extra_seeds,
     least_endpoints,
     plan_time,
     planned_runs,
     ranked,
     rounded_duration,
     with_references,
+    with_verdict,
 )
 from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict_parts import endpoint_limits, judge_endpoints
@@ -138,6 +141,14 @@ def test_too_small_a_budget_is_one_sentence_that_names_what_is_needed() -> None:
     assert plan_time(ARMS[:1], (1, 2), SPEED, budget=601, steps=100) == (ARMS[:1], (1, 2), 100)
 
 
+@pytest.mark.parametrize(
+    ("seeds", "wanted"),
+    [((1, 2), (3, 4, 5, 6)), ((1, 2, 3), (4, 5, 6)), ((9, 4), (10, 11, 12, 13)), (range(6), ()), (range(9), ())],
+)
+def test_time_left_over_buys_seeds_until_five_have_confirmed(seeds: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    assert extra_seeds(seeds) == wanted
+
+
 def test_durations_in_words() -> None:
     said = [rounded_duration(value) for value in (5, 89, 90, 3600, 3700)]
     assert said == ["5 s", "89 s", "2 min", "1 h", "1 h 2 min"]
@@ -238,6 +249,56 @@ def test_every_row_of_the_table(
     assert found.why.endswith(".") or ":" in found.why
 
 
+@pytest.mark.parametrize(
+    ("objective", "level", "action", "sentence"),
+    [
+        ("centered", "confirmed here", "train", "Train with Centered Z-loss at λ = 1e-4, c = log V."),
+        ("factorized", "confirmed here", "train", "Train with Factorized Z-loss at λ_μ = λ_rel = 1e-4, c_μ = 0, c_rel = log V."),
+        ("gain-aware", "confirmed here", "train", "Train with Gain-aware Z-loss at λ = 1e-4, β = 0.01, c = log V."),
+        ("mine", "confirmed here", "train", "Train with mine at λ = 1e-4."),
+        ("standard", "direction only", "not_enough_evidence", "Not enough evidence to train with Standard Z-loss at λ = 1e-4"),
+        (None, "undecided", "not_enough_evidence", "Not enough evidence: the runs did not decide."),
+        ("ce", "confirmed here", "nothing", "Use no Z-loss: "),
+        ("ce", "direction only", "nothing", "Use no Z-loss: "),
+        ("centered-head", "direction only", "center", "Center the output head and use no Z-loss."),
+    ],
+)  # fmt: skip
+def test_only_a_confirmed_z_loss_is_trained_with(objective: str | None, level: Any, action: str, sentence: str) -> None:
+    given = replace(made_up_recommendation(), objective=objective, coef=1e-4, level=level, verdict=None)
+    found = with_verdict(given)
+    assert found.verdict is not None
+    assert found.verdict.action == action
+    assert found.verdict.sentence.startswith(sentence)
+    assert (found.action, f"{found.confidence}.") == (found.verdict.sentence, found.verdict.confidence)
+    assert found.verdict.why == given.why
+    assert bool(found.verdict.changes) is (action in ("train", "center"))
+
+
+def test_how_sure_names_fresh_seeds_steps_learning_rate_and_assumptions() -> None:
+    found = made_up_recommendation()
+    assert found.confidence == (
+        "Confirmed on 2 fresh seeds, 100 steps each, at learning rate 5e-05, on validation blocks that selection had not seen: "
+        "tiny <model> on a text, 12,800 tokens per run. Assuming a cosine schedule and a fresh Adam state, because the "
+        "checkpoint does not say. Longer training and other scales were not tested"
+    )
+    bare = replace(found.tested, lr=None, steps=None, tokens=None, assumed=(), known=("learning rate 3e-05 at step 5",))
+    said = with_verdict(replace(found, level="undecided", confirmation_seeds=(), tested=bare)).confidence
+    assert said.startswith(
+        "Not decided without a fresh seed, an unknown number of steps, at an unknown learning rate: "
+    )
+    assert "From the checkpoint's trainer_state.json: learning rate 3e-05 at step 5. Longer" in said
+    assert (
+        "Not confirmed: seen on 1 fresh seed,"
+        in with_verdict(replace(found, level="direction only", confirmation_seeds=(2,))).confidence
+    )
+
+
+def test_an_arm_that_does_not_pass_is_never_accepted() -> None:
+    assert arm(verdict="accepted").outcome == "accepted"
+    assert arm(passes=False, verdict="accepted").outcome == "inconclusive"
+    assert arm(passes=False, verdict="rejected").outcome == "rejected"
+
+
 def test_the_guide_had_other_rows_than_the_rule() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "recommend.md").read_text(encoding="utf-8")
     lines = [line.strip() for line in (decide_answer.__doc__ or "").splitlines()]
@@ -263,7 +324,7 @@ OBJECTIONS = [
     ({}, {}, {}, ""),
     ({"delta_ce": None}, {}, {}, "its validation CE is not finite"),
     ({"delta_ce": 0.02}, {}, {}, "ΔCE = +0.02 nat is above the tolerance of 0.01"),
-    ({}, {"ratio": None}, {}, "the quantity it is meant to lower cannot be read"),
+    ({}, {"ratio": None}, {}, "the quantity it is meant to lower could not be measured"),
     ({}, {"questions": [{"ratio": 0.5}, {"ratio": 0.995}]}, {}, "the quantity it is meant to lower is × 0.995, not"),
     ({}, {}, {"delta_u_99": SeedSummary(4.0, None, 1)}, "p99 ‖δ_u‖ as deployed is × 2 that of CE"),
 ]

@@ -1,4 +1,4 @@
-"""Stages of the decision map one by one: comparisons of runs, implementation audits, routers; remedies and the bottom line."""
+"""Stages of the decision map one by one: comparisons of runs, implementation audits, routers; remedies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.laws.example_results import ROUTERS, implementation_example
 from zloss.audit.loss.findings import FINDINGS
 from zloss.cli.main import COMMANDS
 from zloss.cli.options import flags_of
-from zloss.decide.answer import bottom_line, decide_results, ordered_actions
+from zloss.decide.answer import decide_results, ordered_stages
 from zloss.decide.decision_map import decide
 from zloss.decide.stages import REMEDIES, STAGES, Stage, remedies_for, usual_range
 from zloss.decide.thresholds import Thresholds
@@ -102,7 +102,7 @@ def of_loss(audit: LossAudit, **changes: Any) -> Decision:
 def test_the_remedy_fits_the_finding(exact: LossAudit) -> None:
     decided = of_loss(exact, findings=(finding("denominator_mismatch"),))
     assert decided.fired is True
-    assert "one token count" in decided.action
+    assert "same token count" in decided.action
     assert "log-sum-exp" not in decided.action
     assert decided.measured == ()  # its source is exact before and after
     both = remedies_for(["reported_z_dtype", "forward_backward_mismatch"])
@@ -134,17 +134,13 @@ def test_implementation_reads_the_error_of_the_update_of_a_linear_loss(exact: Lo
     assert "Δ_θ = 0.02 (dW) exceeds 0.01" in fired.reason
 
 
-def test_the_bottom_line_names_what_comes_first_and_why(report: AuditReport, exact: LossAudit) -> None:
+def test_fired_stages_are_ordered_by_what_rests_on_them(report: AuditReport, exact: LossAudit) -> None:
+    """What to do about them: `tests/decide/test_consequences.py`."""
     wrong = replace(exact, findings=(finding("counted_twice"),))
     fired = decide(report, loss_audits=[wrong], thresholds=Thresholds(shift_over_log_v=0, gain_99=0))
-    order = [decision.stage for decision in ordered_actions(fired)]
+    order = ordered_stages(fired)
     assert order[0] == "Implementation"
     assert order.index("Source coordinate") < order.index("Architectural transport")
-    assert bottom_line(fired).startswith("First: add Z once: it is in the loss already (Implementation), because")
-    quiet = tuple(replace(decision, fired=False) for decision in fired)
-    assert bottom_line(quiet) == "Nothing to do: 8 stages were evaluated and none fired."
-    unknown = tuple(replace(decision, fired=None) for decision in fired)
-    assert bottom_line(unknown) == "Nothing is decided: no stage was evaluated."
 
 
 def test_decomposition_is_quiet_where_both_parts_are_negligible(bare: AuditReport) -> None:
@@ -165,7 +161,7 @@ def test_decomposition_is_quiet_where_both_parts_are_negligible(bare: AuditRepor
 
 def test_a_solved_coefficient_stands_beside_the_usual_range() -> None:
     assert usual_range(1e-4) == "inside the usual range of λ, 1e-5 to 1e-3"
-    assert "no advice" in usual_range(0.0873)
+    assert "not a recommendation" in usual_range(0.0873)
 
 
 @pytest.fixture
@@ -228,7 +224,7 @@ def test_the_papers_overflow_numbers_fire_the_optimizer_stage(audit: Implementat
     """tab:overflow_audit, GPT-2: κ_min 6718 of CE falls to 731 under standard Z-loss."""
     fired = margin(audit, (6718, 731))
     assert fired.fired is True
-    assert "Standard, λ 0.001 on tiny-tied: smallest safe fp16 scale κ 6.72e+03 → 731 (limit ÷ 3)" in fired.reason
+    assert "Standard, λ 0.001 on tiny-tied: largest safe fp16 scale κ 6.72e+03 → 731 (limit ÷ 3)" in fired.reason
     assert fired.value == pytest.approx(6718 / 731)
     assert [(effect.before, effect.after) for effect in fired.measured] == [(6718, 731)]
     assert margin(audit, (6718, 731), fp16_margin_ratio=10).fired is None
@@ -314,8 +310,8 @@ def test_the_router_scale_of_another_model_passed_for_that_of_the_audited_one(
     ):
         found = stage(decisions, ROUTER)
         assert found.fired is True
-        assert found.reason.endswith(f". The audited model has no router; this is of {source}.")
-        assert "in the model that has the router, match the coefficient" in bottom_line((found,))
+        assert found.reason.endswith(f". The audited model has no router; this comes from {source}.")
+        assert found.action.startswith("In the model that has the router, match the coefficient")
     # Alone it is of no audited model.
     alone = stage(decide(None, routers=[STATED]), ROUTER)
     assert "audited model" not in alone.reason

@@ -207,6 +207,6 @@ def test_ppl_is_held_against_the_stated_tolerance(
 def test_without_one_it_is_a_share_of_the_baseline(comparison: Comparison) -> None:
     quality = evaluated_comparison(comparison, Thresholds(quality_tolerance=0.2)).quality
     assert quality.tolerance_ppl == pytest.approx(0.2 * comparison.baseline_method.mean("ppl"))
-    assert quality.tolerance == "20% of the baseline's PPL, as none was stated"
+    assert quality.tolerance == "20% of the baseline's PPL, the default"
     nameless = replace(comparison, baseline="another")
     assert judged(nameless, None, made_verdict(0.0)) == [False]

@@ -96,7 +96,7 @@ def test_a_killed_rank_ends_the_job_and_it_goes_on(
     assert killed_audit.seconds < 60
     assert "SIGKILL" in killed_audit.told or "Signal 9" in killed_audit.told
     assert "zloss audit: rank 0 of 2" in killed_audit.told
-    assert "the same command goes on with it" in killed_audit.told
+    assert "the same command resumes from there" in killed_audit.told
     assert on_ranks.codes["killed audit"] == [0, 0], on_ranks.said["killed audit"]
     assert differing(numbers_in(root / "killed-audit"), alone) == {}
     assert tokens_in(root / "killed-audit") == tokens_in(root / "alone-audit")

@@ -79,7 +79,7 @@ def test_a_killed_rank_ends_the_job_with_a_sentence(killed_run: KilledJob) -> No
     assert killed_run.code != 0
     assert killed_run.seconds < 60
     assert "zloss train: rank 0 of 2" in killed_run.told
-    assert "the same command goes on with it" in killed_run.told
+    assert "the same command resumes from there" in killed_run.told
     assert "Traceback" not in killed_run.told.partition("torch/distributed/elastic")[0]
     # The first kill was survived: the launcher started both ranks anew, and they went on from the last checkpoint.
     first, second = killed_run.seen

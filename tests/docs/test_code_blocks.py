@@ -21,7 +21,10 @@ from zloss.errors import ZlossError
 BLOCKS = [block for page in PAGES for block in blocks_of(page) if block.language == "python"]
 RUN = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("own_loop", "objectives", "coming_from", "ten_minutes", "contributing")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("own_loop", "any_model", "objectives", "coming_from", "ten_minutes", "contributing")
+    ),
 )
 """Pages whose Python blocks run in order, in one namespace."""
 PLACEHOLDER = re.compile(r"[…\[\]<>]|\.\.\.|^[A-Z_]+$")

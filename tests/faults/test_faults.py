@@ -160,5 +160,5 @@ def test_a_finished_run_is_tidied_up_and_never_overwritten(known: dict[str, Scen
     config.write_bytes(config.read_bytes()[:100])
     ended = run(scenario.start_words(place)).check_contract()
     assert ended.code == 2
-    assert "holds a finished run whose settings are unknown" in ended.error
+    assert "contains a finished run whose settings are unknown" in ended.error
     assert (folder / "metrics.json").read_bytes() == metrics

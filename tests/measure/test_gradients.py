@@ -343,7 +343,7 @@ def test_a_bias_counts_unless_it_is_a_buffer(tmp_path: Path, is_parameter: bool)
         module.weight.mul_(1e-3)  # a small weight leaves little gradient below the head, so that the bias counts
     blocks = Blocks(torch.randint(512, (41,), generator=torch.Generator().manual_seed(3)), 20, 2, None, 0)
     checkpoint = Checkpoint("phi", "safetensors", model, tokenizer, False)
-    found, _ = diagnostic_gradients(checkpoint, measurement_of(find_head(checkpoint), coef=1e-3), blocks, 2)
+    found, _, _ = diagnostic_gradients(checkpoint, measurement_of(find_head(checkpoint), coef=1e-3), blocks, 2)
     ids, target = blocks.batch(slice(0, 2))
     named = dict(model.requires_grad_(True).named_parameters())
     assert ("lm_head.bias" in named) == is_parameter

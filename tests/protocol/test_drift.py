@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.protocol.tiny_drift_run import STEPS, save_run, tiny_drift
-from zloss.errors import CheckpointError, CorpusError, InputError
+from tests.tiny_models import save_tokenizer
+from zloss.errors import CheckpointError, CorpusError, InputError, ZlossError
 from zloss.protocol import drift as drift_module
 from zloss.protocol.config import DriftConfig
 from zloss.protocol.drift import find_places, run_drift, run_name, step_of
@@ -194,21 +196,73 @@ def test_checkpoints_of_another_run_are_refused_before_any_audit(
     model: Any = AutoModelForCausalLM.from_pretrained(other)
     model.resize_token_embeddings(520)
     model.save_pretrained(other)
-    with pytest.raises(
-        InputError, match=r"not of one run: the vocabulary of checkpoint-3000 is 520, that of .* is 512"
-    ):
+    with pytest.raises(InputError, match=r"not of one run: the vocabulary of checkpoint-3000 is 520, but 512 in "):
         run_drift(tiny_drift(run, other), tmp_path / "out")
     assert done == []
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_with_another_tokenizer_is_refused(run: Path, kept: Path, tmp_path: Path) -> None:
-    from tests.tiny_models import save_tokenizer
-
+def test_a_checkpoint_with_another_tokenizer_is_refused(
+    run: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = count_audits(monkeypatch)
     other = Path(shutil.copytree(run / "checkpoint-200", tmp_path / "checkpoint-200"))
     save_tokenizer(other, bos=True)
-    with pytest.raises(InputError, match="checkpoint-200 reads the text as other tokens than checkpoint-100"):
+    with pytest.raises(InputError, match="checkpoint-200 tokenizes the text differently from checkpoint-100"):
         run_drift(tiny_drift(run / "checkpoint-100", other), kept)
+    assert done == []
+
+
+def damage(folder: Path, how: str) -> None:
+    weights = folder / "model.safetensors"
+    if how == "no tokenizer":
+        for file in folder.glob("tokenizer*"):
+            file.unlink()
+    elif how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-8])
+    elif how == "pickled":
+        weights.rename(folder / "pytorch_model.bin")
+    elif how == "missing shard":
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}')
+    elif how == "no config":
+        (folder / "config.json").write_text("{}")
+    elif how == "fewer positions":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 96}))
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("no tokenizer", r"checkpoint-9000 has no tokenizer: .* or pass `tokenizer`, a folder or Hugging Face id"),
+        ("truncated", r"the weights of .*checkpoint-9000 cannot be loaded: model\.safetensors: "),
+        ("pickled", r"checkpoint-9000 has no safetensors weights; .* `allow_pickle`"),
+        ("missing shard", r"checkpoint-9000 lacks model-2\.safetensors, which its index"),
+        ("no config", "checkpoint-9000 is not a Hugging Face model"),
+        ("fewer positions", "checkpoint-9000 tokenizes the text differently"),
+    ],
+)
+def test_the_last_checkpoint_is_checked_before_the_first_is_measured(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, sentence: str
+) -> None:
+    done = count_audits(monkeypatch)
+    last = Path(shutil.copytree(run / "checkpoint-2000", tmp_path / "checkpoint-9000"))
+    damage(last, how)
+    with pytest.raises(ZlossError, match=sentence):
+        run_drift(tiny_drift(run, last, block_size=None), tmp_path / "out")
+    assert done == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_tokenizer_is_read_for_checkpoints_that_have_none(
+    run: Path, measured: tuple[Drift, Path], tmp_path: Path
+) -> None:
+    bare = Path(shutil.copytree(run, tmp_path / run.name))
+    for folder in bare.iterdir():
+        damage(folder, "no tokenizer")
+    save_tokenizer(tmp_path / "tokenizer")
+    drift = run_drift(tiny_drift(bare, tokenizer=str(tmp_path / "tokenizer")), tmp_path / "out")
+    assert without_time(drift) == without_time(measured[0])
 
 
 def test_revisions_of_a_hub_model_are_loaded_by_name(
@@ -221,17 +275,17 @@ def test_revisions_of_a_hub_model_are_loaded_by_name(
         return load(str(run / revision), **options)
 
     monkeypatch.setattr(drift_module, "load_checkpoint", from_hub)
-    monkeypatch.setattr(drift_module, "check_one_run", lambda places, config: None)  # it would ask the hub for configs
     wanted = replace(tiny_drift(), checkpoints=("owner/name",), revisions=("checkpoint-1000", "checkpoint-500"))
     drift = run_drift(wanted, tmp_path)
-    assert asked == [("owner/name", "checkpoint-500"), ("owner/name", "checkpoint-1000")]
+    # Each is checked before the first is measured.
+    assert asked == [("owner/name", "checkpoint-500"), ("owner/name", "checkpoint-1000")] * 2
     assert (drift.model, drift.began) == ("owner/name", BEGAN)
 
 
 @pytest.mark.parametrize(
     ("kind", "sentence", "changes"),
     [
-        (CheckpointError, "is no checkpoint and holds none", {"checkpoints": ("{folder}",)}),
+        (CheckpointError, "is not a checkpoint and contains none", {"checkpoints": ("{folder}",)}),
         (CorpusError, "cannot read the text", {"texts": ("{folder}/no.txt",)}),
         (CorpusError, "tokens, which give", {"texts": ("{folder}/short.txt",)}),
         (InputError, "blocks of 64, but at least 8 blocks", {"blocks": None, "texts": ("{folder}/few.txt",)}),

@@ -81,5 +81,5 @@ def test_a_comparison_of_halves_judges_by_their_blocks_alone(runs: dict[str, Fin
 
 def test_a_run_without_blocks_is_refused_by_its_name(runs: dict[str, FinishedRun], tmp_path: Path) -> None:
     run = replace(runs["ce"], folder=tmp_path / "old", record=replace(runs["ce"].record, validation_blocks=None))
-    with pytest.raises(InputError, match="old holds no per-block validation"):
+    with pytest.raises(InputError, match="old has no per-block validation"):
         on_half(run, "selection")

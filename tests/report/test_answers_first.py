@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.report.printing import joined, printed
-from zloss.decide.answer import bottom_line, decide_results
+from zloss.decide.answer import decide_results
 from zloss.decide.decision_map import with_decisions
 from zloss.report.audit import audit_summary, differences, side_by_side_document, summarize
 from zloss.report.comparison import answer
@@ -18,7 +18,7 @@ from zloss.results.audit import AuditReport, GradientNumbers, HeadNumbers
 from zloss.results.comparison import Comparison
 from zloss.results.loss_audit import LossAudit
 
-CAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
+CAPPED = "softcapped logits are not shift-invariant, so μ and the centered head are undefined"
 
 
 @pytest.fixture
@@ -77,15 +77,16 @@ def test_pages_and_terminals_begin_with_the_answer(
     assert "heavy" in answer(comparison)
     assert "What to do" not in joined(loss_audit_summary(replace(loss_audit, findings=())))
     page = render_page(decide_results(audits=(report,)))
-    assert page.index(bottom_line(report.decisions)[:20]) < page.index('class="cards"')
+    assert report.verdict is not None
+    assert page.index(report.verdict.sentence[:20]) < page.index('class="cards"')
 
 
 def test_a_softcapped_head_has_its_own_gain_and_every_row_counts(capped: AuditReport, report: AuditReport) -> None:
-    text = joined(audit_summary(capped))
+    text = joined(audit_summary(capped, verbose=True))
     assert "A_p^99, capped: p99 output-to-hidden gain through the softcap" in text
     assert "12 rows of V beyond the tokenizer" in text
     assert "through the softcap" in render_page(decide_results(audits=(capped,)))
-    assert "capped" not in joined(audit_summary(report))
+    assert "capped" not in joined(audit_summary(report, verbose=True))
 
 
 def test_a_small_share_keeps_its_digits(report: AuditReport) -> None:
@@ -95,6 +96,6 @@ def test_a_small_share_keeps_its_digits(report: AuditReport) -> None:
 
 
 def test_what_an_audit_left_out_still_names_its_command(bare: AuditReport) -> None:
-    left_out = replace(bare, tied_paths=None, reasons={"tied_paths": "left out (gradient_blocks = 0)"})
+    left_out = replace(bare, tied_paths=None, reasons={"tied_paths": "skipped (gradient_blocks = 0)"})
     (decision,) = [found for found in with_decisions(left_out).decisions if found.stage == "Shared pathway"]
     assert "zloss audit MODEL" in decision.reason

@@ -1,64 +1,81 @@
-"""A recommendation on the page, on a terminal of 80 columns, and beside other results."""
+"""A recommendation on the page, on a terminal of 80 columns, and next to other results."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.decide.made_up_recommendation import made_up_plan, made_up_recommendation
 from tests.report.printing import printed
 from zloss.decide.answer import decide_results
+from zloss.decide.recommend import with_verdict
 from zloss.report.files import render_page, write_result
 from zloss.report.recommendation import plan_summary, recommendation_summary, seeds_sentence
 from zloss.results.audit import AuditReport
+from zloss.results.decision import Consequence
 from zloss.results.files import load_results
-from zloss.results.recommendation import NOT_TESTED
+from zloss.results.recommendation import Level, Recommendation
+
+SENTENCE = "Train with Centered Z-loss at λ = 1e-3, c = log V."
 
 
-def test_the_page_says_what_to_do_how_sure_why_and_what_to_paste() -> None:
+def test_the_page_opens_with_the_verdict_and_everything_below_agrees() -> None:
     found = made_up_recommendation()
     text = render_page(decide_results(recommendations=(found,)))
     assert "Recommendation for tiny &lt;model&gt;" in text
-    for part in (
-        "direction only",
-        NOT_TESTED,
-        "What it costs",
-        "What is not guaranteed",
-        "Decision map",
-        "Confirmation",
-    ):
-        assert part in text, part
+    places = [
+        text.index(part)
+        for part in (SENTENCE, "How sure", "Lines to paste", ">Arms<", ">Confirmation<", ">Decision map<")
+    ]
+    assert places == sorted(places)
+    assert text.count(SENTENCE) == 1
+    assert "First:" not in text
     assert text.count('<details class="decision') == 8
     assert "objective = zloss.CenteredZLoss(coef=0.001)" in text
     assert "the nearest setting" in text
-    assert "inconclusive" in text
-    assert "left out" in text
     assert "<model>" not in text
+    # One row per arm has both words, and none of the words that once contradicted each other.
+    arms = text[text.index(">Arms<") : text.index(">Confirmation<")]
+    for word in (">passed<", ">accepted<", ">stopped<", ">left out<"):
+        assert word in arms, word
+    assert ">chosen<" not in arms
+    assert ">failed<" not in arms
 
 
-def test_the_page_of_an_undecided_answer_has_nothing_to_paste() -> None:
-    found = replace(
-        made_up_recommendation(), objective=None, coef=None, level="undecided", paste=(), confirmation=(), notes=()
-    )
+@pytest.mark.parametrize(
+    ("objective", "level", "sentence"),
+    [
+        (None, "undecided", "Not enough evidence: the runs did not decide."),
+        ("ce", "confirmed here", "Use no Z-loss: train with plain cross-entropy."),
+        ("centered", "direction only", "Not enough evidence to train with Centered Z-loss at λ = 1e-3, c = log V"),
+    ],
+)
+def test_a_page_that_says_not_to_train_has_nothing_to_paste(objective: str | None, level: Level, sentence: str) -> None:
+    found = with_verdict(replace(made_up_recommendation(), objective=objective, level=level))
+    assert found.paste == ()
     text = render_page(decide_results(recommendations=(found,)))
     assert "Lines to paste" not in text
-    assert "undecided" in text
+    assert sentence in text
+    assert "Train with" not in text
 
 
-def test_a_terminal_of_eighty_columns_has_it_all() -> None:
-    text = printed(recommendation_summary(made_up_recommendation()))
-    assert max(map(len, text.splitlines())) <= 80
-    joined = " ".join(text.split())
-    for part in (
-        "Train with Centered Z-loss, λ = 0.001",
-        "direction only",
-        "not guaranteed",
-        "Quality gate",
-        "stopped",
-    ):
-        assert part in joined, part
-    assert "Liger, the nearest setting" in joined
-    assert "40 min 12 s of 45 min 0 s" in joined
+def test_a_terminal_of_eighty_columns_opens_with_the_verdict_in_25_lines() -> None:
+    found = made_up_recommendation()
+    text, whole = (printed(recommendation_summary(found, verbose=verbose)) for verbose in (False, True))
+    for shown in (text, whole):
+        assert max(map(len, shown.splitlines())) <= 80
+        assert " ".join(shown.split()).startswith(f"tiny <model> {SENTENCE} Why Centered on confirmation")
+    assert len(text.strip().splitlines()) <= 25
+    joined, all_of_it = " ".join(text.split()), " ".join(whole.split())
+    assert "40 min 12 s of 45 min 0 s. Arms, stages and all lines to paste: --verbose" in joined
+    assert "objective = zloss.CenteredZLoss(coef=0.001)" in joined
+    assert "Not guaranteed: Source coordinate: a smaller A_p^99." in joined
+    assert "Liger" not in joined
+    for part in ("Liger, the nearest setting", "Quality gate", "stopped", "no room for seed 4"):
+        assert part in all_of_it, part
 
 
 def test_a_plan_shows_its_arms_as_settings() -> None:
@@ -78,14 +95,54 @@ def test_the_files_are_read_back_and_joined_with_an_audit(report: AuditReport, t
     assert (result.kind, result.record) == ("recommendation", found)
     page = render_page(decide_results((report,), recommendations=(found,)))
     assert report.model.name in page
-    assert "What is not guaranteed" in page
+    assert SENTENCE in page
+
+
+def written_before_0_3(**changes: str) -> dict[str, Any]:
+    """A file of 0.2: `chosen` with `changes`, next to a Centered head that `failed` and that confirmation accepted."""
+    data = made_up_recommendation().to_dict()
+    data |= {"action": "Train.", "confidence": "direction only", "level": "direction only"}
+    del data["verdict"], data["tested"]["known"], data["tested"]["assumed"]
+    for arm in data["arms"]:
+        del arm["confirmed"]
+    chosen, (verdict,) = data["arms"][0], data["confirmation"]
+    head = {"method": "centered-head", "coef": 0.0}
+    chosen |= {"state": "chosen", **changes}
+    data["arms"].insert(0, {**chosen, **head, "state": "failed", "reason": "p99 ‖δ_u‖ as deployed is × 23 that of CE"})
+    data["confirmation"] = [{**verdict, **head}, {**verdict, "verdict": "inconclusive", "accepted": None}]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"), [("passes selection", "passed"), ("ΔCE is above the tolerance", "not passed")]
+)
+def test_a_file_from_before_0_3_opens_with_a_verdict_and_one_meaning_per_state(reason: str, state: str) -> None:
+    """An arm was "chosen" without passing, or "failed" next to a confirmation that "accepted" it."""
+    found = Recommendation.from_dict(written_before_0_3(reason=reason))
+    states = [(arm.method, arm.state, arm.confirmed) for arm in found.arms]
+    assert states[:2] == [("centered-head", "not passed", None), ("centered", state, "inconclusive")]
+    assert [arm.state for arm in found.arms[2:]] == ["stopped", "left out"]
+    assert [one.method for one in found.confirmation] == ["centered"]
+    for text in (printed(recommendation_summary(found)), render_page(decide_results(recommendations=(found,)))):
+        assert "Not enough evidence to train with Centered Z-loss at λ = 1e-3" in " ".join(text.split())
+        assert "Lines to paste" not in text
+
+
+def test_an_old_answer_that_was_not_the_chosen_arm_keeps_its_confirmation() -> None:
+    data = written_before_0_3() | {"objective": "centered-head", "coef": 0.0}
+    found = Recommendation.from_dict(data)
+    assert [(arm.method, arm.confirmed) for arm in found.arms[:2]] == [
+        ("centered-head", "accepted"),
+        ("centered", "inconclusive"),
+    ]
+    assert len(found.confirmation) == 2
 
 
 def test_a_centered_head_that_passes_without_a_shift_is_explained() -> None:
     found = made_up_recommendation()
-    head = replace(found.arms[0], method="centered-head", coef=0.0, state="passed")
-    stages = tuple(replace(stage, fired=stage.stage == "Shared pathway") for stage in found.stages)
-    said = "centered-head is proposed only where Source coordinate fired"
+    head = replace(found.arms[0], method="centered-head", coef=0.0, confirmed=None)
+    harmless = Consequence("noise", 0.001, 0.01, "nat", False, "It is small.")
+    stages = tuple(replace(stage, fired=True, consequence=harmless) for stage in found.stages)
+    said = "centered-head is proposed only where Source coordinate fired and matters"
     assert said in seeds_sentence(replace(found, arms=(head,), stages=stages))
-    fired = tuple(replace(stage, fired=True) for stage in found.stages)
-    assert said not in seeds_sentence(replace(found, arms=(head,), stages=fired))
+    assert said not in seeds_sentence(replace(found, arms=(replace(head, confirmed="accepted"),), stages=stages))

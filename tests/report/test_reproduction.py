@@ -80,10 +80,10 @@ def test_a_deviation_names_its_models_where_it_does_not_concern_all() -> None:
 def test_the_smoke_profile_judges_no_claim() -> None:
     record = replace(RECORD, profile="smoke")
     text = printed(reproduction_summary(record))
-    assert f"{len(record.claims)} claims, not judged at smoke size" in text
+    assert f"{len(record.claims)} claims, not checked at smoke size" in text
     assert record.claims[0].statement[:40] not in text
     page = render_page(decide_results(reproductions=(record,)))
-    assert f"{len(record.claims)} claims, not judged at smoke size" in page
+    assert f"{len(record.claims)} claims, not checked at smoke size" in page
     assert "cannot be tested here" not in page.partition("<footer>")[0]
 
 

@@ -26,7 +26,7 @@ STRANGE = ("not_squared", "squared_mean", "unexplained")
 
 def shown(report: AuditReport, router: RouterFindings) -> tuple[str, str]:
     audited = replace(report, router=router)
-    return printed(audit_summary(audited)), render_page(decide_results(audits=(audited,)))
+    return printed(audit_summary(audited, verbose=True)), render_page(decide_results(audits=(audited,)))
 
 
 def test_a_coefficient_of_ours_is_called_hypothetical(report: AuditReport) -> None:

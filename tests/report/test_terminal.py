@@ -31,7 +31,7 @@ def widest(text: str) -> int:
 
 
 def test_every_number_and_stage_is_printed(report: AuditReport) -> None:
-    text = printed(audit_summary(report))
+    text = printed(audit_summary(report, verbose=True))
     for label in HEAD:
         line = next(line for line in text.splitlines() if line.strip().startswith(label.symbol))
         assert number(getattr(report.heads.raw, label.key)) in line
@@ -42,7 +42,7 @@ def test_every_number_and_stage_is_printed(report: AuditReport) -> None:
 
 
 def test_a_wide_terminal_has_the_meanings_next_to_the_numbers(report: AuditReport) -> None:
-    narrow, wide = (printed(audit_summary(report), width) for width in (80, 140))
+    narrow, wide = (printed(audit_summary(report, verbose=True), width) for width in (80, 140))
     meaning = "p99.9 of |log Z − c|, the log-normalizer tail"
     (line,) = [line for line in wide.splitlines() if meaning in line]
     assert number(report.heads.raw.p_z_999) in line

@@ -45,8 +45,8 @@ def test_a_record_is_read_from_its_own_schema_only(comparison: Comparison, tmp_p
     ("content", "message"),
     [
         ('{"schema": "zloss.audit/9"}', "reads zloss.audit/1"),
-        ('{"schema": "other/1"}', "is not a result of zloss"),
-        ("[1, 2]", "is not a result of zloss"),
+        ('{"schema": "other/1"}', "is not a zloss result"),
+        ("[1, 2]", "is not a zloss result"),
         ('{"schema": "zloss.aud', "is not JSON"),
         ('{"schema": "zloss.audit/1", "model": 3}', "not a readable audit: `model` is expected to be an object"),
         ('{"schema": "zloss.comparison/1", "baseline": "ce"}', "not a readable comparison: `seeds` is missing"),
@@ -65,7 +65,7 @@ def test_a_bad_file_is_refused_with_its_name(tmp_path: Path, content: str | byte
 def test_a_missing_path_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no file or folder"):
         load_results([tmp_path / "nothing"])
-    with pytest.raises(InputError, match="holds no result"):
+    with pytest.raises(InputError, match="contains no result"):
         load_results([tmp_path])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.laws.example_results import implementation_example
+from tests.measured_reports import weighed
 from tests.train.tiny_moe import run_variants, tiny_moe_config
 from tests.train.tiny_run import tiny_config
 from zloss.results.audit import AuditReport
@@ -57,7 +58,8 @@ def numbers(value: Any, path: str = "") -> Iterator[str]:
 
 
 def test_every_number_of_an_audit_has_an_entry(report: AuditReport) -> None:
-    data = report.to_dict()
+    planned = {"router_coef": 1e-3, "router_convention": "megatron", "router_share": 0.1}
+    data = weighed(report, **planned).to_dict()
     found = set(numbers(data)) - SECTIONS
     assert len(found) > 50
     assert not [path for path in sorted(found) if define(path) is None]

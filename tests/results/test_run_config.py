@@ -61,7 +61,8 @@ def test_what_is_written_is_read(record: RunConfig, tmp_path: Path) -> None:
 
 def test_the_fields_of_the_configuration_are_the_keys_of_the_file() -> None:
     beside = {"schema", "data", "initial_weights"}
-    fresh = {"optimizer_state"}  # a key of runs that go on with an optimizer's state
+    # Keys of runs that go on with an optimizer's state, or that read another tokenizer than the model's.
+    fresh = {"optimizer_state", "tokenizer"}
     assert set(EXPERTS.to_dict()) == ({field.name for field in fields(TrainConfig)} | beside) - fresh
     assert set(DENSE.to_dict()) == set(EXPERTS.to_dict()) - {"moe"}
     assert DENSE.to_dict()["data"]["train"]["files"] == FILES
@@ -100,9 +101,10 @@ def test_another_value_is_refused_by_its_key(changes: dict[str, Any], sentence: 
 
 def test_paths_are_named_by_their_last_part(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    config = TrainConfig(model=str(tmp_path / "model"), texts=(str(tmp_path / "a.txt"),), valid_texts=("dir/b.txt",))
+    model = str(tmp_path / "model")
+    config = TrainConfig(model=model, tokenizer=model, texts=(str(tmp_path / "a.txt"),), valid_texts=("dir/b.txt",))
     found = without_paths(config)
-    assert (found.model, found.texts, found.valid_texts) == ("model", ("a.txt",), ("b.txt",))
+    assert (found.model, found.tokenizer, found.texts, found.valid_texts) == ("model", "model", ("a.txt",), ("b.txt",))
     assert without_paths(TrainConfig(model="owner/name")).model == "owner/name"
     experts = TrainConfig(model="moe", moe=MoeRun(tokenizer=str(tmp_path / "model")))
     named = without_paths(experts).moe

@@ -257,7 +257,7 @@ def test_what_no_batch_can_tell_apart_is_not_claimed(penalty: Penalty) -> None:
     """Logits that do not depend on the scale of the weights: log Z is the same constant in every batch."""
     found = measured(TinyMoe(2, factor=0.0), penalty)
     assert (found.verdict, found.target) == ("undetermined", None)
-    assert found.sentence.startswith("This batch cannot tell which penalty is applied")
+    assert found.sentence.startswith("This batch does not show which penalty is applied")
 
 
 def test_bad_input() -> None:

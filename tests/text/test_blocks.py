@@ -104,7 +104,7 @@ def test_texts_that_cannot_be_read(tmp_path: Path) -> None:
         open_corpus([str(tmp_path / "missing.txt")], None)
     with pytest.raises(UnknownNameError, match="fineweb-edu"):
         open_corpus([], "fineweb")
-    with pytest.raises(CorpusError, match="exclude each other"):
+    with pytest.raises(CorpusError, match="cannot be combined"):
         open_corpus([str(latin)], "pydoc")
 
 

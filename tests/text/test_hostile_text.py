@@ -28,7 +28,7 @@ def test_separators_inside_json_strings_break_no_line(tmp_path: Path) -> None:
 
 def test_half_a_surrogate_pair_is_named_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine \\ud83d\\ude00"}\n{"text": "half \\ud83d"}\n')
-    with pytest.raises(CorpusError, match=r"a\.jsonl line 2 holds half of a surrogate pair"):
+    with pytest.raises(CorpusError, match=r"a\.jsonl line 2 contains half of a surrogate pair"):
         documents(tmp_path / "a.jsonl")
 
 

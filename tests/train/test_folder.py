@@ -18,7 +18,7 @@ def test_a_finished_run_without_readable_settings_is_not_overwritten(tmp_path: P
         (tmp_path / "config.json").write_text(content)
     assert earlier_settings(tmp_path) is None  # only the beginning of a run: it is made anew
     (tmp_path / "metrics.json").write_text("{}")
-    with pytest.raises(InputError, match=r"holds a finished run whose settings are unknown: .*config\.json"):
+    with pytest.raises(InputError, match=r"contains a finished run whose settings are unknown: .*config\.json"):
         earlier_settings(tmp_path)
     assert not is_finished(tmp_path)
 

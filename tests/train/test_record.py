@@ -131,7 +131,56 @@ def test_ce_of_every_block_is_that_of_the_trained_model(tmp_path: Path) -> None:
     assert metrics.training.adam_samples == 3
     assert (metrics.tokens_consumed, metrics.tokens_available, metrics.reuse) == (15 * 8 * LENGTH, None, None)
     assert "did not say" in metrics.reasons["reuse"]
-    assert "transformers" in metrics.reasons["gradient"]
+    assert "gradient" not in metrics.reasons
+
+
+def test_gradients_of_a_custom_model_are_those_of_autograd(tmp_path: Path) -> None:
+    valid, objective = rows(99, 20), zloss.StandardZLoss(1e-2)
+    model = train_plain(tmp_path, objective, 4, valid=valid, steps=3)
+    metrics = read_metrics(tmp_path / "standard-0.01-s4")
+    model.double()
+    few = valid[:8]
+    z = model.head(model.hidden(few[:, :-1])).flatten(0, 1)
+    log_z = z.logsumexp(1) - math.log(VOCAB)
+    ce, aux = (
+        torch.autograd.grad(loss, model.head.weight, retain_graph=True)[0].flatten()
+        for loss in (F.cross_entropy(z, few[:, 1:].flatten()), 1e-2 * log_z.square().mean())
+    )
+    assert metrics.gradients.r_aux == pytest.approx((aux.norm() / ce.norm()).item(), rel=1e-4)
+    assert metrics.gradients.c_aux == pytest.approx(F.cosine_similarity(aux, ce, dim=0).item(), rel=1e-4)
+    assert metrics.reasons["tied_paths"]
+
+
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise RuntimeError("this kernel has no backward pass")
+
+
+@pytest.mark.parametrize("why", ["without a graph", "RuntimeError: this kernel has no backward pass"])
+def test_a_finished_run_is_kept_where_no_gradient_can_be_taken(tmp_path: Path, why: str) -> None:
+    model, ce = Plain(1), zloss.CrossEntropy()
+
+    def hidden_of(ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = NoBackward.apply(model.hidden(ids))
+        return found.detach() if why == "without a graph" else found
+
+    with zloss.record_run(
+        tmp_path, model, ce, seed=1, validation=rows(1, 3), head=model.head, hidden_of=hidden_of
+    ) as run:
+        out = zloss.head_loss(model.hidden(rows(2, 4)[:, :-1]), model.head.weight, rows(2, 4)[:, 1:], ce)
+        out.loss.backward()
+        run.micro_batch(out)
+        with run.step():
+            pass
+    assert run.metrics is not None
+    assert run.metrics.gradients.gradient is None
+    assert why in run.metrics.reasons["gradient"]
+    assert read_metrics(tmp_path / "ce-0-s1").ppl > 1
 
 
 def recorded_like_zloss_train(folder: Path, config: Any) -> RunMetrics:
@@ -227,7 +276,7 @@ def test_an_interrupted_run_is_unfinished_and_a_folder_of_another_is_refused(tmp
     assert not (folder / "metrics.json").exists()
     with pytest.raises(InputError, match="clip differ"), make(2.0):
         pass
-    with pytest.raises(InputError, match="without a step"), make(1.0):
+    with pytest.raises(InputError, match="without steps"), make(1.0):
         pass
     with pytest.raises(InputError, match="without a loss"), make(1.0) as run, run.step():
         pass
@@ -235,7 +284,7 @@ def test_an_interrupted_run_is_unfinished_and_a_folder_of_another_is_refused(tmp
 
 def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
     model, ce = Plain(1), zloss.CrossEntropy()
-    with pytest.raises(InputError, match="not a model of transformers"):
+    with pytest.raises(InputError, match="not a transformers model"):
         zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3))
     with pytest.raises(InputError, match="belong together"):
         zloss.record_run(tmp_path, model, ce, seed=1, validation=rows(1, 3), head=model.head)

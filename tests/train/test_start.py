@@ -58,7 +58,7 @@ def test_a_state_of_another_model_is_refused(started: tuple[TrainConfig, Start, 
     model = initial_checkpoint(start, config).model
     other = torch.nn.Linear(3, 5)
     for name, content, message in (
-        ("other", torch.optim.AdamW(other.parameters()), "is of 2 parameters"),
+        ("other", torch.optim.AdamW(other.parameters()), "has 2 parameters"),
         ("sgd", torch.optim.SGD(model.parameters()), "no Adam moments"),
     ):
         torch.save(content.state_dict(), folder / name)

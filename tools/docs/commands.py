@@ -13,25 +13,24 @@ from zloss.cli.main import BAD_INPUT, CLOSED_PIPE, COMMANDS, DONE, FAILED_CHECK,
 from zloss.cli.options import flags_of, nested_type, option_hints, option_of, plain_options, with_flags
 
 EXIT_CODES = (
-    (DONE, "The command did what it was asked."),
+    (DONE, "The command succeeded."),
     (FAILED_CHECK, "A check or a verdict failed: a loss audit found an error (`--strict`: any finding), a claim of the paper "
-     "does not hold, a centered copy gives another PPL."),
-    (BAD_INPUT, "The input is wrong, or something that is needed is missing. One sentence on stderr says what; no traceback."),
-    (INTERRUPTED, "Ctrl-C. What was finished is written where a command can go on from it."),
-    (CLOSED_PIPE, "The reader of the output has ended, as with `head -1` behind a pipe."),
+     "does not hold, a centered copy should be discarded."),
+    (BAD_INPUT, "The input is wrong, or something required is missing. One sentence on stderr says what; no traceback."),
+    (INTERRUPTED, "Ctrl-C. Finished work is saved if the command can resume."),
+    (CLOSED_PIPE, "The reader of the output has closed the pipe, as with `| head -1`."),
 )  # fmt: skip
 VARIABLES = (
     ("ZLOSS_CACHE", "Folder of converted GGUF models; else `zloss` in `XDG_CACHE_HOME` or `~/.cache`."),
     ("XDG_CACHE_HOME", "See `ZLOSS_CACHE`."),
-    ("CC", "The C compiler of the helper, with its flags. Default: `cc`."),
     ("ZLOSS_CHUNK_BYTES", "Bytes of V-wide buffers that a chunk of tokens may take in `head_loss`. Read once, at import."),
-    ("ZLOSS_SAVE_EVERY", "Seconds between two saves of an audit that `--resume` can go on from."),
+    ("ZLOSS_SAVE_EVERY", "Seconds between two saves of an audit that `--resume` can continue."),
     ("ZLOSS_RANK_TIMEOUT", "Seconds after which a rank stops waiting for the others."),
     ("TRITON_INTERPRET", "`1`, set before the first Triton loss, runs its kernels on Triton's interpreter on the CPU."),
     ("ONEDNN_MAX_CPU_ISA", "`AVX512_CORE_BF16` keeps bf16 products fast on machines that announce AMX and then trap on it."),
-    ("HF_HUB_OFFLINE", "`1`: models and datasets come from the local cache; the hub is not asked."),
-    ("HF_ENDPOINT", "Address of the hub; a command names it where it does not answer."),
-    ("HF_HUB_DISABLE_PROGRESS_BARS", "Set by a command while it loads a model, so that bars do not cross its own progress."),
+    ("HF_HUB_OFFLINE", "`1`: models and datasets come from the local cache only."),
+    ("HF_ENDPOINT", "Address of the hub; error messages name it if it does not answer."),
+    ("HF_HUB_DISABLE_PROGRESS_BARS", "Set by a command while it loads a model, so that its bars do not disturb those of zloss."),
     ("RANK", "Set by `torchrun`; with `WORLD_SIZE` above 1 a command works on several processes or refuses to."),
     ("WORLD_SIZE", "See `RANK`."),
 )  # fmt: skip

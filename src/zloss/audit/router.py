@@ -3,6 +3,7 @@ of the paper (tab:router)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,26 +13,31 @@ import torch
 from torch import Tensor, nn
 
 from zloss.errors import InputError, MissingInputError, ShapeError
+from zloss.measure.gradients import CE, all_parameters_on, gradient_seeds
+from zloss.measure.measurement import Measurement
 from zloss.measure.tokens import Array, mean, quantile
-from zloss.models.routers import find_routers
+from zloss.models.checkpoint import Checkpoint
+from zloss.models.output_head import hidden_states
+from zloss.models.routers import ModelRouters, find_routers
 from zloss.results.router import CoefOrigin, MeasuredScale, RouterFindings, RouterLayer, RouterTail
 from zloss.results.run_config import PAPER_CONVENTIONS
 from zloss.router.conventions import RouterConvention
 from zloss.router.loss import LayerTensors, RouterLoss, router_loss
 from zloss.router.measure import measure_router_scale
 from zloss.tensors import at_least_fp32
+from zloss.text import Blocks
 
 SIGMOID_REASON = (
     "the router scores experts with a sigmoid each: there is no softmax normalizer, so log Z_R, its entropy and a "
-    "router Z-loss have no meaning here"
+    "router Z-loss are not defined here"
 )
 OTHER_REASON = (
     "the router scores each expert by a function of its own logit that is not a softmax: there is no softmax normalizer, so "
-    "log Z_R, its entropy and a router Z-loss have no meaning here"
+    "log Z_R, its entropy and a router Z-loss are not defined here"
 )
 UNKNOWN_REASON = (
-    "neither the configuration nor the router's code tells softmax from sigmoid: log Z_R is that of the logits, and may "
-    "not be a normalizer the model uses"
+    "neither the configuration nor the router's code shows whether it is a softmax or a sigmoid: log Z_R is computed "
+    "from the logits, and may not be a normalizer that the model uses"
 )
 HYPOTHETICAL_COEF = 1e-3
 """λ_R if neither the caller nor the model's configuration states one."""
@@ -208,9 +214,7 @@ def measure_model_router_scale(
     """
     routers = find_routers(model)
     if not hasattr(model, attribute):
-        raise InputError(
-            f"{type(model).__name__} has no attribute {attribute!r}: its loss has no router Z-loss of its own."
-        )
+        raise InputError(f"{type(model).__name__} has no attribute {attribute!r}: its loss includes no router Z-loss.")
     parameters = [
         p for router in routers.modules for p in router.module.parameters() if p.requires_grad and p.ndim == 2
     ]
@@ -234,6 +238,42 @@ def measure_model_router_scale(
     return measure_router_scale(
         lambda: loss(coef), lambda: loss(0.0), logits, parameters, coef=coef, mask=mask, target=target, seed=seed
     )
+
+
+def router_gradient_share(
+    checkpoint: Checkpoint,
+    measurement: Measurement,
+    routers: ModelRouters,
+    blocks: Blocks,
+    *,
+    coef: float,
+    convention: str | RouterConvention,
+) -> float | None:
+    """‖g_RZ‖/‖g_CE‖ over the weights of all routers, on the first block; None for routers without a softmax or a gradient.
+
+    CE is the mean over the predictions of the block, and the router Z-loss is reduced as `convention` says.
+    """
+    if routers.without_softmax:
+        return None
+    head = measurement.head
+    ids_BN, target_T = blocks.inputs(0, 1).to(head.weight_VD.device), blocks.targets(0, 1).reshape(-1)
+    with torch.enable_grad(), all_parameters_on(checkpoint.model):
+        with routers.capture() as layers, hidden_states(checkpoint, head) as hidden_of:
+            hidden_TD = blocks.counted(hidden_of(ids_BN)).flatten(0, 1)
+        if routers.lost_normalizer(layers) is not None:
+            return None
+        problem = measurement.problem(hidden_TD.detach(), target_T.to(hidden_TD.device))
+        _, seeds_TD, _ = gradient_seeds(measurement, problem, {})
+        penalty = router_loss(
+            layers, coef=coef, convention=convention, top_k=routers.require_top_k(None), context=routers.context
+        ).loss
+        weights = [p for router in routers.modules for p in router.module.parameters() if p.ndim == 2]
+        of_ce = torch.autograd.grad(hidden_TD, weights, seeds_TD[CE], retain_graph=True, allow_unused=True)
+        of_z = torch.autograd.grad(penalty, weights, allow_unused=True)
+    ce, z = (
+        math.sqrt(sum(float(g.double().square().sum()) for g in grads if g is not None)) for grads in (of_ce, of_z)
+    )
+    return z / ce if ce > 0 else None
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,11 @@ class Audit:
     figures: bool = True
     """Also write the figures as SVG and PNG files."""
     force: bool = False
-    """Replace the result of something else that the folder holds."""
+    """Replace a different result that is already in the folder."""
     quiet: bool = False
-    """No progress and no table."""
+    """Do not print progress or the summary."""
+    verbose: bool = False
+    """Also print all numbers and the decision map."""
     resume: bool = False
     """Resume an interrupted audit in the same folder after its last finished part."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
@@ -73,11 +75,17 @@ class Audit:
             report = with_decisions(found.report, thresholds=self.thresholds)
             written = write_result(folder, DecidedResults(audits=(report,)), figures=self.figures)
         if not self.quiet:
-            print_document(audit_summary(report))
+            print_document(audit_summary(report, verbose=self.verbose))
             print("\n".join(str(path) for path in written[:2]))
             config = self.config
             audited = AuditedInput(
-                config.model, config.texts, config.corpus, config.valid_vocab, config.dtype, argv=tuple(argv)
+                config.model,
+                config.texts,
+                config.corpus,
+                config.valid_vocab,
+                config.dtype,
+                config.tokenizer,
+                argv=tuple(argv),
             )
             command = next_command(report, audited)
             print_document([Text(f"Next: {command.why}."), Text(command.line, "code", "strong")])
@@ -91,7 +99,7 @@ class Audit:
 class AuditImplementation:
     """Follow the Z source of a model from stored logits to the optimizer, on its own hidden states and logits: the error of
     logits stored in 16 bits and of every installed loss against fp64, the error that reaches parameter gradients and the
-    first Adam direction, and how much static fp16 loss scale full-model gradients leave.
+    first Adam direction, and how large a static fp16 loss scale full-model gradients allow.
 
     Example: zloss audit-implementation smollm2 --text valid.txt --precision bf16 --out implementation
     """
@@ -102,9 +110,9 @@ class AuditImplementation:
     out: str = "zloss-implementation"
     """Folder for implementation_audit.json and report.html."""
     force: bool = False
-    """Replace the result of something else that the folder holds."""
+    """Replace a different result that is already in the folder."""
     quiet: bool = False
-    """No progress and no table."""
+    """Do not print progress or the table."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self, argv: Sequence[str]) -> int:
@@ -153,11 +161,11 @@ class RouterScale:
     coef: float = 1e-3
     """λ_R as written in the configuration of `--from`."""
     from_: Annotated[str, tyro.conf.arg(name="from")] = "token_layer_mean"
-    """The convention in which --coef is meant: token_layer_mean, megatron, olmoe, ..."""
+    """Convention that --coef follows: token_layer_mean, megatron, olmoe, ..."""
     to: str | None = None
-    """The convention to convert to; without it the table alone is printed."""
+    """The convention to convert to; without it, only the table is printed."""
     layers: int = 16
-    """Number of MoE layers L (both stacks of an encoder-decoder). The default, like that of k, is OLMoE-7B's."""
+    """Number of MoE layers L (both stacks of an encoder-decoder). The defaults of L and k are those of OLMoE-7B."""
     top_k: int = 8
     """Experts per token k."""
     tokens: int = 4096
@@ -167,13 +175,13 @@ class RouterScale:
     encoder_layers: int | None = None
     """MoE layers of the encoder, for encoder-decoder models."""
     valid_tokens: int | None = None
-    """Tokens with a label, of --tokens; default: all."""
+    """How many of --tokens have a label; default: all."""
     micro_batches: int = 1
     """Micro-batches per step."""
     out: str = ""
-    """File NAME.json, or folder for router_scale.json, to write the result to; `zloss report` reads it."""
+    """Where to write the result: a file NAME.json, or a folder for router_scale.json. `zloss report` reads it."""
     verbose: bool = False
-    """Also print where each convention was read."""
+    """Also print the source of each convention."""
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.report.router import router_scale_document

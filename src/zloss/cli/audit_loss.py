@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class AuditLoss:
     """Probe a loss function as a black box: λ, c, coordinate and denominators from its gradients, and a verdict on each
-    known trap. Exit code 1 if there is a finding that is an error.
+    known trap. The exit code is 1 if any finding is an error.
 
     Example: zloss audit-loss my_loss.py:my_loss --coef 1e-4 --target 0
     """
@@ -45,7 +45,7 @@ class AuditLoss:
     thorough: bool = False
     """Also try many tokens and a large vocabulary at once, and every size however long it takes."""
     strict: bool = False
-    """Exit code 1 on warnings and notes as well."""
+    """Also exit with code 1 on warnings and notes."""
     model: str = ""
     """Also audit on this model's own logits (hidden states and head weight with --linear): `smollm2`, a Hugging Face id or
     folder, or a GGUF file."""
@@ -54,19 +54,19 @@ class AuditLoss:
     blocks: int = 4
     """Blocks of the text for --model."""
     block_size: int | None = None
-    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
+    """Predictions per block, in tokens. Default: 256, or fewer if the model has fewer positions."""
     dtype: DtypeName = "fp32"
-    """Precision of --model, and with it of the logits that the loss is given."""
+    """Precision of --model, and so of the logits that the loss receives."""
     time_limit: float = 300.0
-    """Seconds that one call of the loss may take; 0 is no limit."""
+    """Time limit for one call of the loss, in seconds; 0 for none."""
     seed: int = 0
     """Seed of the probes."""
     out: str = ""
     """Folder for report.json and report.html."""
     force: bool = False
-    """Replace the result of something else that the folder holds."""
+    """Replace a different result that is already in the folder."""
     verbose: bool = False
-    """Print the questions that passed or were not applicable too, and the witness of each finding as Python lines."""
+    """Also print the checks that passed or did not apply, and code that reproduces each finding."""
     quiet: bool = False
     """Print nothing but errors."""
 

@@ -17,9 +17,10 @@ from zloss.results.provenance import recorded_command
 
 @dataclass(frozen=True)
 class Center:
-    """Subtract the mean row from a model's output head and write the result as an ordinary checkpoint folder. Up to the rounding
-    of the stored dtype, probabilities and cross-entropy stay and the mean logit of every token becomes zero. The copy is loaded
-    again and compared with the original before it appears; its model card says what was measured.
+    """Subtract the mean row from a model's output head, write the result as an ordinary checkpoint folder, and say whether to
+    keep it. Up to the rounding of the stored dtype, probabilities stay the same and the mean logit of every token becomes zero,
+    so logits stored in 16 bits can be more precise. The copy is loaded again and compared with the original before it appears.
+    The exit code is 1 if the copy should be discarded.
 
     Example: zloss center ./my_checkpoint --text valid.txt --out centered
     """
@@ -28,9 +29,9 @@ class Center:
     out: str = "zloss-centered"
     """Folder for the copy and centering.json."""
     force: bool = False
-    """Replace what the folder holds; never the original."""
+    """Replace the contents of the folder; the original is never touched."""
     quiet: bool = False
-    """No progress and no table."""
+    """Do not print progress or the table."""
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.console import choose_progress
@@ -44,7 +45,7 @@ class Center:
         )
         if not self.quiet:
             print_document(centering_summary(result, str(folder)))
-        return 0 if result.verified else 1
+        return 1 if result.verdict is not None and result.verdict.action == "discard" else 0
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class Drift:
     figures: bool = True
     """Also write the figures as SVG and PNG files."""
     force: bool = False
-    """Replace the result of something else that the folder holds."""
+    """Replace a different result that is already in the folder."""
     quiet: bool = False
-    """No progress and no table."""
+    """Do not print progress or the table."""
     limits: Annotated[DriftLimits, tyro.conf.arg(name="")] = field(default_factory=DriftLimits)
 
     def run(self, argv: Sequence[str]) -> int:
@@ -89,7 +90,7 @@ class Drift:
                 written = write_result(folder, DecidedResults(drifts=(drift,)), figures=self.figures)
         except KeyboardInterrupt:
             print(
-                "interrupted: finished checkpoints are kept; the same command goes on with the rest.", file=sys.stderr
+                "interrupted: finished checkpoints are kept; the same command resumes with the rest.", file=sys.stderr
             )
             return 130
         if not self.quiet:

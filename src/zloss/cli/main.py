@@ -52,7 +52,9 @@ COMMANDS = {
     "center": Entry("checkpoints", "Center", "The row-centered head as a checkpoint that anyone can load."),
     "drift": Entry("checkpoints", "Drift", "Checkpoints of one run: what moved while cross-entropy did not."),
     "report": Entry("report", "Report", "Tables, page and figures from results; several audits side by side."),
-    "reproduce": Entry("reproduce", "Reproduce", "A table of the paper: ours beside its own, its claims judged."),
+    "reproduce": Entry(
+        "reproduce", "Reproduce", "A table of the paper: our rows next to the paper's, its claims checked."
+    ),
     "glossary": Entry("report", "Glossary", "What a symbol or a key means."),
 }
 ON_RANKS = ("audit", "train", "recommend")

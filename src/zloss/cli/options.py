@@ -210,7 +210,7 @@ def _reject_options_without_switch(config: Any, switch: str, option: Option) -> 
     default = type(config)()
     for field in option_hints(type(config)):
         if getattr(config, field) != getattr(default, field):
-            raise InputError(f"`{field}` is for {option.switch}: give `{switch}` as well.")
+            raise InputError(f"`{field}` is for {option.switch}: pass `{switch}` as well.")
 
 
 def _tyro_type(hint: Any, metadata: tuple[Any, ...], option: Option, default: Any) -> Any:

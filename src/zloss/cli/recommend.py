@@ -22,24 +22,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recommend:
-    """Audit a model, train a few matched arms that the audit proposes, select one on the first seed and half of the validation
-    text, confirm it on further seeds and the other half, and write one page: what to do, how sure, why, what it costs, what is
-    not guaranteed, and the lines to paste. The same command resumes after an interruption.
+    """Find out which Z-loss, if any, helps one model. The command audits the model, trains a few short matched runs that the
+    audit proposes, selects one on the first seed and half of the validation text, confirms it on fresh seeds and the other half,
+    and writes one page: what to do, why, how sure, and the lines to paste. The same command resumes after an interruption.
 
     Example: zloss recommend smollm2 --text train.txt --valid-text valid.txt --budget 45m --out advice
     """
 
     config: Annotated[RecommendConfig, tyro.conf.arg(name="")] = field(default_factory=RecommendConfig)
     plan: bool = False
-    """Only audit, and write the arms as settings for a trainer of your own (plan.json); --runs takes its runs."""
+    """Only audit, and write the arms as settings for your own trainer (plan.json); --runs then takes its runs."""
     out: str = "zloss-recommend"
     """Folder for recommendation.json, report.html, the audits and the runs."""
     force: bool = False
-    """Replace the result of something else that the folder holds. A plan and runs of other settings are refused all the same."""
+    """Replace a different result that is already in the folder. A plan or runs with other settings are still rejected."""
     json: bool = False
-    """Print the result as JSON to stdout, and nothing else there."""
+    """Print only the result, as JSON, to stdout."""
     quiet: bool = False
-    """No progress and no page on the terminal."""
+    """Do not print progress or the summary."""
+    verbose: bool = False
+    """Also print the arms, the confirmation, the stages and the lines for every framework."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self, argv: Sequence[str]) -> int:
@@ -79,7 +81,7 @@ class Recommend:
             except KeyboardInterrupt:
                 if job.first:
                     print(
-                        "interrupted: finished runs and checkpoints are kept; the same command goes on from there.",
+                        "interrupted: finished runs and checkpoints are kept; the same command resumes from there.",
                         file=sys.stderr,
                     )
                 return 130
@@ -110,5 +112,5 @@ class Recommend:
         elif not self.quiet:
             # Only the files are free of folders: a line on the terminal is pasted where the command was typed.
             as_given = with_model_as_given(found.paste, without_folders(self.config.model), self.config.model)
-            print_document(recommendation_summary(replace(found, paste=as_given)))
+            print_document(recommendation_summary(replace(found, paste=as_given), verbose=self.verbose))
             print("\n".join(str(path) for path in written))

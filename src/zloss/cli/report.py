@@ -15,7 +15,7 @@ from zloss.results.options import Option
 
 @dataclass(frozen=True)
 class Report:
-    """Rebuild the page of an audit, set several audits side by side, or join audits, loss audits, implementation audits,
+    """Rebuild the page of an audit, compare several audits side by side, or join audits, loss audits, implementation audits,
     comparisons and router scales into one page with one decision map of eight stages. Recommendations, drifts and
     reproductions are shown with their own verdicts."""
 
@@ -29,9 +29,11 @@ class Report:
     formats: Annotated[tuple[str, ...], Option(comma_separated=True)] = ("svg", "png")
     """Formats of the figure files."""
     force: bool = False
-    """Replace the result of something else that the folder holds."""
+    """Replace a different result that is already in the folder."""
     quiet: bool = False
     """Print nothing but errors."""
+    verbose: bool = False
+    """Also print all numbers and the decision map of an audit."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)
 
     def run(self, argv: Sequence[str]) -> int:
@@ -63,7 +65,7 @@ class Report:
         # Files are written before printing, so a closed pipe on the terminal does not lose them.
         written = write_joined(self._folder(), results, loaded, figures=self.figures, formats=self.formats)
         if not self.quiet:
-            print_document(terminal_document(results))
+            print_document(terminal_document(results, verbose=self.verbose))
             for path in written:
                 print(path)
         return 0

@@ -1,4 +1,4 @@
-"""`zloss reproduce`: a table or figure of the paper, ours beside its own, with its claims judged from data."""
+"""`zloss reproduce`: a table or figure of the paper, our rows next to the paper's, with its claims checked against data."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run the recipe of a table of the paper: rows beside the paper's, and a verdict on each of its claims. Exits with 1
-    where a claim does not hold on what ran; the smoke profile judges none."""
+    """Run the recipe of a table of the paper: our rows next to the paper's, and a verdict on each of its claims. The exit
+    code is 1 if a claim fails on what was run; the smoke profile checks no claims."""
 
     labels: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="LABEL")] = ()
     """Labels as --list shows them, e.g. tab:pretrained; several share their audits and training runs. `all`: every one."""
     list_: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Show the labels and do nothing else."""
     profile: Literal["paper", "cpu", "smoke"] = "cpu"
-    """paper: its models, corpora, counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on a small model of its
-    own in about an hour for all tables; smoke: seconds."""
+    """paper: its models, corpora, counts and seeds; cpu: offline, audits on SmolLM2 in minutes, training on a separate
+    small model in about an hour for all tables; smoke: seconds."""
     model: Annotated[tuple[str, ...], Option(metavar="MODEL", repeated=True)] = ()
-    """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a model of
-    the paper that lies in a folder, NAME alone to select one. Repeat to append."""
+    """Models instead of the profile's: a folder in the Hugging Face format, an id or a GGUF file; NAME=FOLDER for a local
+    copy of one of the paper's models, NAME alone to select one. Repeat to append."""
     texts: TextFiles = ()
     """Text instead of the profile's corpus; repeat to append."""
     text_source: str = ""
-    """Where that text comes from and under which licence, for the result."""
+    """Source and licence of that text, to be recorded in the result."""
     blocks: int | None = None
-    """Blocks instead of the profile's count; 0 takes all the text gives."""
+    """Blocks instead of the profile's count; 0 uses the whole text."""
     block_size: int | None = None
     """Predictions per block instead of the profile's."""
     report: Annotated[tuple[str, ...], Option(metavar="RESULT", repeated=True)] = ()
     """For text:reporting: results to check instead of a new audit."""
     out: str = "zloss-reproduce"
-    """Folder for LABEL.json and LABEL.md; audits and training runs are kept there too and used again."""
+    """Folder for LABEL.json and LABEL.md; audits and training runs are kept there too and reused."""
     rejudge: bool = False
-    """Run nothing: judge the claims again from the numbers of the results that lie in --out, and write their files anew."""
+    """Run nothing: check the claims again from the results in --out, and rewrite their files."""
     quiet: bool = False
-    """No progress and no tables."""
+    """Do not print progress or tables."""
 
     def run(self, argv: Sequence[str]) -> int:
         from zloss.errors import InputError
@@ -60,7 +60,7 @@ class Reproduce:
             return 0
         if not self.labels:
             raise InputError(
-                f"no table was named: `zloss reproduce {labels()[0]}` runs one, `zloss reproduce all` every one, and "
+                f"no table was requested: `zloss reproduce {labels()[0]}` runs one, `zloss reproduce all` every one, and "
                 "`zloss reproduce --list` shows their names."
             )
         folder, everything = Path(self.out), self.labels == ("all",)

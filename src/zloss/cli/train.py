@@ -44,24 +44,24 @@ class Train:
     """ce, centered-head, standard, centered, factorized, gain-aware. Default: ce,centered-head,standard,centered; with --moe
     ce."""
     coef: Annotated[tuple[float, ...] | None, Option(comma_separated=True)] = None
-    """λ of the methods that have one; several make a sweep. Default: 0.0001, or that of the --stress setting."""
+    """λ of the methods that have one; several values make a sweep. Default: 0.0001, or the value of the --stress setting."""
     seeds: Annotated[tuple[int, ...], Option(comma_separated=True)] = (1,)
-    """One run per seed: order of the data, dropout, and the weights of a model from scratch."""
+    """One run per seed; it sets the data order, dropout, and the weights of a model trained from scratch."""
     router: Annotated[tuple[str, ...], Option(comma_separated=True)] = ROUTERS
     """Router Z-losses to compare, with --moe: none, token_layer_mean, active_route_mean, active_route_sum; `:matched`
-    behind a name converts the coefficient so that its scale relative to the token-layer mean is 1."""
+    after a name converts the coefficient so that its scale relative to the token-layer mean is 1."""
     router_coef: Annotated[tuple[float, ...], Option(comma_separated=True)] = ROUTER_COEFS
-    """λ_R of the router Z-losses, with --moe; several make a sweep."""
+    """λ_R of the router Z-losses, with --moe; several values make a sweep."""
     stress: StressName | None = None
-    """A stress setting of the paper: other defaults for --coef, --lr and --clip."""
+    """A stress setting of the paper: different defaults for --coef, --lr and --clip."""
     lr: float | None = None
-    """Peak learning rate. Default: 5e-05, or that of the --stress setting."""
+    """Peak learning rate. Default: 5e-05, or the value of the --stress setting."""
     clip: float | None = None
-    """Threshold of the gradient norm above which it is clipped. Default: 1.0, or that of the --stress setting."""
+    """Gradient norm above which the gradient is clipped. Default: 1.0, or the value of the --stress setting."""
     warmup: int | None = None
     """Steps of linear warm-up before the cosine. Default: a tenth of --steps."""
     validate_every: int | None = None
-    """Steps between two evaluations of the cross-entropy on the first 8 validation blocks, for the terminal, trackers and
+    """Steps between evaluations of the cross-entropy on the first 8 validation blocks, for the terminal, trackers and
     steps.jsonl; 0 for none. Default: a tenth of --steps."""
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = field(
         default_factory=lambda: RunOptions(trackers=("tensorboard",))
@@ -130,18 +130,19 @@ class Train:
         config = self.train_config()
         if not config.pretrained and config.model != TrainConfig.model:
             flag = "moe" if config.moe is not None else "from_config"
-            raise InputError(f"`{flag}` trains a model of its own from scratch: leave {config.model!r} out.")
+            raise InputError(f"`{flag}` trains its own model from scratch: leave {config.model!r} out.")
         methods, coefs, stressed = self.methods, self.coef, self._stress().coef
         if methods is None:
             methods = METHODS if config.moe is None else MOE_METHODS
         if coefs is None:
             coefs = COEFS if stressed is None else (stressed,)
         if config.moe is not None:
-            base = replace(config, model="moe")
+            moe = replace(config.moe, tokenizer=config.tokenizer)
+            base = replace(config, model="moe", tokenizer=None, moe=moe)
             return Grid(base, methods, coefs, self.seeds, routers=self.router, router_coefs=self.router_coef)
         for name, value, default in (("router", self.router, ROUTERS), ("router_coef", self.router_coef, ROUTER_COEFS)):
             if value != default:
-                raise InputError(f"`{name}` is for a mixture of experts: give `moe` as well.")
+                raise InputError(f"`{name}` is for a mixture of experts: pass `moe` as well.")
         return Grid(config, methods, coefs, self.seeds)
 
     def _stress(self) -> Stress:
@@ -156,10 +157,10 @@ def _print_wrapped(text: str) -> None:
 
 @dataclass(frozen=True)
 class Compare:
-    """Pair the runs of `zloss train` by seed and every setting, print mean ± std and paired differences, and judge each
-    method: accepted, rejected or inconclusive, from its validation quality, the coordinate it is meant to lower, and what
-    reaches the optimizer. Of runs with --moe the router variants are compared: scale, entropy, load, and how far their
-    losses are from the baseline's.
+    """Pair the runs of `zloss train` by seed and every setting, print mean ± std and paired differences, and give each
+    method a verdict (accepted, rejected or inconclusive) based on its validation quality, the coordinate it is meant to
+    lower, and what reaches the optimizer. For runs with --moe, the router variants are compared: scale, entropy, load, and
+    how far their losses are from the baseline's.
 
     Example: zloss compare runs --tolerance-ppl 0.1
     """
@@ -167,15 +168,15 @@ class Compare:
     folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """The --out of `zloss train`."""
     baseline: str | None = None
-    """The reference method; `method:coef` where it was run with several coefficients. Default ce; token_layer_mean among
+    """The reference method; `method:coef` if it was run with several coefficients. Default ce; token_layer_mean among
     router variants."""
     tolerance_ppl: float | None = None
     """How much PPL may rise, in PPL. Default: --quality-tolerance of the baseline's PPL."""
     diagnosed: str | None = None
-    """A number of the head that every method has to lower instead of its own: p_z_999, mu_abs_99, delta_u_99, diag_z or
+    """The quantity of the head that every method must lower, instead of its own: p_z_999, mu_abs_99, delta_u_99, diag_z or
     mu_rms. Default: what each method is meant to lower."""
     force: bool = False
-    """Replace the result of something else that the folder holds."""
+    """Replace a different result that is already in the folder."""
     quiet: bool = False
     """No table."""
     thresholds: tyro.conf.OmitArgPrefixes[Thresholds] = field(default_factory=Thresholds)

@@ -1,4 +1,4 @@
-"""What the joined results say: the bottom line, the next command, the decisions of every result."""
+"""What the joined results say together: decisions and verdict of every result, and the next command."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zloss.decide import stages
+from zloss.decide.consequences import give_verdict
 from zloss.decide.decision_map import decide, with_decisions
-from zloss.decide.thresholds import Thresholds
+from zloss.decide.thresholds import Thresholds, stored_thresholds
 from zloss.decide.verdict import evaluated_comparison
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison
-from zloss.results.decision import Decision, DecisionMap
+from zloss.results.decision import ActionVerdict, Decision, DecisionMap
 from zloss.results.drift import Drift
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.loss_audit import LossAudit
@@ -22,54 +23,20 @@ from zloss.results.recommendation import Recommendation
 from zloss.results.reproduction import ReproductionRecord
 from zloss.results.router import MeasuredScale, RouterScaleTable
 
-BECAUSE = {
-    stages.IMPLEMENTATION: "every other number rests on the loss that is really applied",
-    stages.ROUTER: "λ_R has no meaning before its scale is known",
-    stages.QUALITY: "no gain in geometry is worth a worse language model",
-    stages.SOURCE: "it changes neither softmax nor CE, and the stages below read other numbers after it",
-    stages.DECOMPOSITION: "one λ acts on two coordinates",
-    stages.TRANSPORT: "the head amplifies what the source injects",
-    stages.PATHWAY: "the tied table receives more than the output loss shows",
-    stages.OPTIMIZER: "it is a consequence: it is measured again after the actions upstream",
-}
-"""Stage → why its action comes where it does; the order is that of the actions."""
-ORDER = tuple(stage.name for stage in BECAUSE)
+ORDER = tuple(
+    stage.name
+    for stage in (
+        *(stages.IMPLEMENTATION, stages.ROUTER, stages.QUALITY, stages.SOURCE),
+        *(stages.DECOMPOSITION, stages.TRANSPORT, stages.PATHWAY, stages.OPTIMIZER),
+    )
+)
+"""The order in which to look at stages that fired: first what every other number rests on, last what follows from the others."""
 
 
-def ordered_actions(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-    """The fired decisions in the order in which to act on them."""
-    fired = [decision for decision in decisions if decision.fired]
-    return tuple(sorted(fired, key=lambda decision: ORDER.index(decision.stage) if decision.stage in ORDER else 99))
-
-
-def bottom_line(decisions: Sequence[Decision]) -> str:
-    """ "First …, because …; then …"; "Nothing to do" where no stage fired."""
-    actions = ordered_actions(decisions)
-    unevaluated = [decision.stage for decision in decisions if decision.fired is None]
-    if not actions:
-        if len(unevaluated) == len(decisions):
-            return "Nothing is decided: no stage was evaluated."
-        rest = f"; not evaluated: {', '.join(unevaluated)}" if unevaluated else ""
-        return f"Nothing to do: {len(decisions) - len(unevaluated)} stages were evaluated and none fired{rest}."
-    first, *others = actions
-    because = {stage.name: why for stage, why in BECAUSE.items()}.get(first.stage, first.risk)
-    text = f"First: {_small(first.action)} ({first.stage}), because {because}."
-    if others:
-        text += " Then, measured again each time: " + ", ".join(decision.stage for decision in others) + "."
-    return text
-
-
-def _small(text: str) -> str:
-    """The action inside a sentence; an initial that is a name (R_Z, λ) stays."""
-    return text[0].lower() + text[1:] if text[1:2].islower() else text
-
-
-TRAINED = {
-    stages.DECOMPOSITION.name: "see whether separate coefficients for μ and log Z̃ hold both at the same quality",
-    stages.TRANSPORT.name: "see whether weighting by the gain shrinks update tails at the same quality",
-    stages.PATHWAY.name: "see what reaches the optimizer through both paths of the tied table, and at what quality",
-}
-"""Stage → what runs under its action tell; which of them to run, at which λ, `zloss recommend` takes from the audit."""
+def ordered_stages(decisions: Sequence[Decision]) -> tuple[str, ...]:
+    """Names of the fired stages in the order in which to look at them."""
+    fired = [decision.stage for decision in decisions if decision.fired]
+    return tuple(sorted(fired, key=lambda stage: ORDER.index(stage) if stage in ORDER else len(ORDER)))
 
 
 @dataclass(frozen=True)
@@ -81,8 +48,9 @@ class AuditedInput:
     corpus: str | None = None
     valid_vocab: int | str | None = None
     dtype: str = "fp32"
+    tokenizer: str | None = None
     argv: tuple[str, ...] = ()
-    """The command line of the audit after `zloss`, for a command that repeats it; empty where it is unknown."""
+    """The command line of the audit after `zloss`, for a command that repeats it; empty if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -106,20 +74,18 @@ PLACEHOLDERS = ("MODULE:FUNCTION",)
 
 
 def next_command(report: AuditReport, given: AuditedInput) -> NextCommand:
-    """The command that would tell most about this model; `report` has its decisions.
+    """The command that follows from the verdict of `report`; the first rule that applies.
 
-    An audit evaluates the stages of the checkpoint; implementation, optimizer and quality need other commands. The first rule
-    that applies gives the command:
-
-    1. the audit was interrupted, or has nonfinite numbers and ran in 16 bits: repeat it, whole or in fp32;
-    2. a stage fired: the command that measures its action, in the order of the bottom line;
-    3. the head is tied and the gradients were left out: the audit with gradients;
-    4. otherwise: the audit of the loss, which the numbers of a checkpoint cannot replace.
+    1. The audit was interrupted, or has nonfinite numbers and ran in 16 bits: repeat it, whole or in fp32.
+    2. The verdict is `center`, or training runs must settle it: `zloss center`, `zloss recommend`.
+    3. The text was too short, or the gradients of a tied head were left out: the audit with more of it.
+    4. The reduction of the router loss is off: `zloss router-scale`.
+    5. Otherwise: the audit of the loss, which the numbers of a checkpoint cannot replace.
     """
     text = [word for name in given.texts for word in ("--text", name)]
     text += [] if given.corpus is None else ["--corpus", given.corpus]
     valid_vocab = [] if given.valid_vocab is None else ["--valid-vocab", str(given.valid_vocab)]
-    # Of an option given twice the last counts.
+    # If an option is given twice, the last one counts.
     audit = ["zloss", *(given.argv or ["audit", given.model, *text, *valid_vocab])]
     size, router, bad = report.corpus.block_size, report.router, report.nonfinite.nan + report.nonfinite.inf
     if report.status == "partial":
@@ -128,37 +94,47 @@ def next_command(report: AuditReport, given: AuditedInput) -> NextCommand:
     if bad and given.dtype == "bf16":
         why = f"find out whether the {bad} tokens with nonfinite statistics come from {given.dtype} or from the weights"
         return NextCommand([*audit, "--dtype", "fp32"], why)
-    for decision in ordered_actions(report.decisions):
-        if decision.stage == stages.ROUTER.name and router is not None:
-            return NextCommand(
-                [
-                    *("zloss", "router-scale", "--coef", f"{router.coef:g}", "--from", router.convention),
-                    *("--layers", str(router.layers), "--top-k", str(router.top_k)),
-                ],
-                "see which coefficient has the same strength under every convention of the router loss",
-            )
-        if decision.stage == stages.SOURCE.name:
-            return NextCommand(
-                ["zloss", "center", given.model, *text, *valid_vocab, "--out", "zloss-centered"],
-                "deploy the row-centered head and compare PPL, tails and the error of 16-bit logits before and after",
-            )
-        if decision.stage in TRAINED:
-            # A model with few positions needs shorter blocks; a size that the user set is for the audit alone.
-            short = size < RECOMMENDED_ON and "--block-size" not in given.argv
-            blocks = ["--block-size", str(size)] if short else []
-            return NextCommand(
-                ["zloss", "recommend", given.model, *text, *blocks, "--out", "zloss-recommend"],
-                f"{TRAINED[decision.stage]}, on matched runs that this audit proposes, confirmed on further seeds",
-            )
-    pathway = next(decision for decision in report.decisions if decision.stage == stages.PATHWAY.name)
-    if pathway.fired is None and report.model.tied and report.gradient is None:
+    decided = {decision.stage: decision for decision in report.decisions}
+    mattering = {name for name, one in decided.items() if one.consequence is not None and one.consequence.matters}
+    action = None if report.verdict is None else report.verdict.action
+    if action == "center":
+        return NextCommand(
+            ["zloss", "center", given.model, *text, *valid_vocab, "--out", "zloss-centered"],
+            "write a copy with a centered head, and compare perplexity and 16-bit noise before and after",
+        )
+    if action == "not_enough_evidence" and mattering & {stages.DECOMPOSITION.name, stages.TRANSPORT.name}:
+        # A model with few positions needs shorter blocks; a size that the user set is for the audit alone.
+        short = size < RECOMMENDED_ON and "--block-size" not in given.argv
+        blocks = ["--block-size", str(size)] if short else []
+        blocks += [] if given.tokenizer is None else ["--tokenizer", given.tokenizer]
+        return NextCommand(
+            ["zloss", "recommend", given.model, *text, *blocks, "--out", "zloss-recommend"],
+            "train short matched runs with and without Z-loss, and confirm the best one on further seeds",
+        )
+    if (
+        action == "not_enough_evidence"
+        and report.corpus.predictions < stored_thresholds(report.thresholds).least_tokens
+    ):
+        if "--blocks" in audit:
+            place = audit.index("--blocks")
+            audit = audit[:place] + audit[place + 2 :]
+        return NextCommand([*audit, "--blocks", "64"], "measure more of the text")
+    if report.model.tied and report.gradient is None and decided[stages.PATHWAY.name].fired is None:
         return NextCommand(
             [*audit, "--gradient-blocks", "8"],
-            "measure whether the Z gradient of the tied table also arrives through the input embedding, and R_Z",
+            "measure how much of the Z gradient reaches the tied table through the input embedding",
+        )
+    if decided[stages.ROUTER.name].fired and router is not None:
+        return NextCommand(
+            [
+                *("zloss", "router-scale", "--coef", f"{router.coef:g}", "--from", router.convention),
+                *("--layers", str(router.layers), "--top-k", str(router.top_k)),
+            ],
+            "see which coefficient has the same strength under every convention of the router loss",
         )
     return NextCommand(
         ["zloss", "audit-loss", "MODULE:FUNCTION"],
-        "no stage of the checkpoint fired; check that your training loss applies the λ, c and denominator that you believe",
+        "check that your training loss applies the λ, c and denominator that you believe it does",
     )
 
 
@@ -168,7 +144,7 @@ def joined_models(
     implementation_audits: Sequence[ImplementationAudit] = (),
     comparisons: Sequence[Comparison] = (),
 ) -> str | None:
-    """One sentence that names the model of every result that records one; None where it is one model.
+    """One sentence that names the model of every result that records one; None if it is one model.
 
     One decision map is filled from all results. A stage of a comparison then says nothing about another model that was audited.
     """
@@ -222,7 +198,7 @@ class DecidedResults:
         if self.shared is not None:
             return (replace(self.shared, models=joined_models(None, *others)),)
         return tuple(
-            replace(_map(name, audit.thresholds, audit.decisions), models=joined_models(audit, *others))
+            replace(_map(name, audit.thresholds, audit.decisions, audit.verdict), models=joined_models(audit, *others))
             for name, audit in zip(audit_names(self.audits), self.audits, strict=True)
         )
 
@@ -251,9 +227,13 @@ def decide_results(
         "routers": routers,
     }
     if not audits and (any(given.values()) or not (reproductions or drifts or recommendations)):
-        shared = _map(None, limits.to_dict(), decide(None, **given, thresholds=limits))
+        decisions = decide(None, **given, thresholds=limits)
+        verdict = give_verdict(None, decisions, limits, comparisons=comparisons, recommendations=recommendations)
+        shared = _map(None, limits.to_dict(), decisions, verdict)
     return DecidedResults(
-        audits=tuple(with_decisions(audit, **given, thresholds=thresholds) for audit in audits),
+        audits=tuple(
+            with_decisions(audit, **given, recommendations=recommendations, thresholds=thresholds) for audit in audits
+        ),
         loss_audits=tuple(loss_audits),
         comparisons=tuple(
             evaluated_comparison(comparison, limits, stated_thresholds=thresholds is not None)
@@ -269,9 +249,14 @@ def decide_results(
     )
 
 
-def _map(name: str | None, thresholds: dict[str, float | None], decisions: tuple[Decision, ...]) -> DecisionMap:
-    order = tuple(decision.stage for decision in ordered_actions(decisions))
-    return DecisionMap(name, thresholds, decisions, bottom_line(decisions), order)
+def _map(
+    name: str | None,
+    thresholds: dict[str, float | None],
+    decisions: tuple[Decision, ...],
+    verdict: ActionVerdict | None,
+) -> DecisionMap:
+    sentence = None if verdict is None else verdict.sentence
+    return DecisionMap(name, thresholds, decisions, sentence, ordered_stages(decisions), verdict=verdict)
 
 
 def audit_names(audits: Sequence[AuditReport]) -> list[str]:

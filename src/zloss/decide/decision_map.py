@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from zloss.decide.consequences import consequence_of, give_verdict
 from zloss.decide.stages import (
     DECOMPOSITION,
     IMPLEMENTATION,
@@ -34,6 +35,7 @@ from zloss.results.comparison import ComparedMethod, Comparison, Verdict, method
 from zloss.results.decision import Decision, Effect
 from zloss.results.implementation_audit import CE, ImplementationAudit
 from zloss.results.loss_audit import LossAudit
+from zloss.results.recommendation import Recommendation
 from zloss.results.router import MeasuredScale, RouterScaleTable
 
 
@@ -48,7 +50,8 @@ def decide(
 ) -> tuple[Decision, ...]:
     """All eight stages in the order source → transport → optimizer → quality; an unevaluated one has fired None.
 
-    Thresholds are those given, else those stored in the report, else the defaults.
+    Each has its consequence for the planned training. Thresholds are those given, else those stored in the report, else the
+    defaults.
     """
     limits = thresholds or stored_thresholds(report.thresholds if report else {})
     report = report and report.finite()
@@ -58,7 +61,7 @@ def decide(
         TRANSPORT: architectural_transport,
         PATHWAY: shared_pathway,
     }
-    return (
+    decisions = (
         *(
             stage.unevaluated("no audit of a checkpoint was given") if report is None else evaluate(report, limits)
             for stage, evaluate in on_checkpoint.items()
@@ -67,6 +70,15 @@ def decide(
         router_reduction(report, comparisons, limits, routers),
         optimizer_consequence(comparisons, limits, implementation_audits),
         quality_gate(comparisons, limits),
+    )
+    return tuple(
+        replace(
+            one,
+            consequence=consequence_of(
+                one, report, limits, loss_audits=loss_audits, implementation_audits=implementation_audits
+            ),
+        )
+        for one in decisions
     )
 
 
@@ -77,20 +89,25 @@ def with_decisions(
     comparisons: Sequence[Comparison] = (),
     implementation_audits: Sequence[ImplementationAudit] = (),
     routers: Sequence[MeasuredScale | RouterScaleTable] = (),
+    recommendations: Sequence[Recommendation] = (),
     thresholds: Thresholds | None = None,
 ) -> AuditReport:
-    """The report with its decisions, λ budget and the thresholds they used."""
+    """The report with its verdict, its decisions, the λ budget and the thresholds they used."""
     limits = thresholds or stored_thresholds(report.thresholds)
+    decisions = decide(
+        report,
+        loss_audits=loss_audits,
+        comparisons=comparisons,
+        implementation_audits=implementation_audits,
+        routers=routers,
+        thresholds=limits,
+    )
     return replace(
         report,
-        decisions=decide(
-            report,
-            loss_audits=loss_audits,
-            comparisons=comparisons,
-            implementation_audits=implementation_audits,
-            routers=routers,
-            thresholds=limits,
+        verdict=give_verdict(
+            report.finite(), decisions, limits, comparisons=comparisons, recommendations=recommendations
         ),
+        decisions=decisions,
         lambda_budget=lambda_budget(report.finite(), limits.r_z_budget),
         thresholds=limits.to_dict(),
     )
@@ -136,7 +153,7 @@ def source_coordinate(report: AuditReport, thresholds: Thresholds) -> Decision:
 
 
 def objective_decomposition(report: AuditReport, thresholds: Thresholds) -> Decision:
-    """Share of the smaller of E μ² and E(log Z̃ − c)² in their sum; quiet where both are negligible."""
+    """Share of the smaller of E μ² and E(log Z̃ − c)² in their sum; quiet if both are negligible."""
     raw, centered, coef = report.heads.raw, report.heads.centered, report.diag_coef
     if raw.mu_rms is None or centered.diag_z is None:
         path = "heads.raw.mu_rms" if raw.mu_rms is None else "heads.centered.diag_z"
@@ -182,7 +199,7 @@ def architectural_transport(report: AuditReport, thresholds: Thresholds) -> Deci
 
 
 def shared_pathway(report: AuditReport, thresholds: Thresholds) -> Decision:
-    """‖input path‖ / ‖output path‖ of the Z gradient on a tied table; quiet where both are negligible next to CE's.
+    """‖input path‖ / ‖output path‖ of the Z gradient on a tied table; quiet if both are negligible next to CE's.
 
     An untied head has no input path.
     """
@@ -260,7 +277,7 @@ def implementation(
     warned = [f"warnings and notes: {', '.join(lesser)}"] if lesser else []
     if not worst and not found:
         more = f" ({warned[0]})" if warned else ""
-        return IMPLEMENTATION.unevaluated(f"the audits hold neither Δ_src nor Δ_θ{more}")
+        return IMPLEMENTATION.unevaluated(f"the audits have neither Δ_src nor Δ_θ{more}")
     if loss_audits:
         parts.append("errors: " + ", ".join(found) if found else "no errors" if lesser else "no findings")
     effects = [
@@ -322,7 +339,7 @@ def router_reduction(
     routerless = (
         report is not None and router is None and report.status == "complete" and report.reason("router") is None
     )
-    foreign = " The audited model has no router; this is of {}." if routerless else ""
+    foreign = " The audited model has no router; this comes from {}." if routerless else ""
     scales, undetermined = list[_Scale](), list[str]()
     # The diagnostic convention of an audit is ours, so only a measured scale is the model's.
     own = [] if router is None or router.applied is None else [(OWN_ROUTER_LOSS, router.applied)]
@@ -356,7 +373,7 @@ def router_reduction(
             return ROUTER.unevaluated("a checkpoint does not show how its router loss was reduced")
         if routerless:
             return ROUTER.unevaluated("the audited model has no router", needed="one")
-        return ROUTER.unevaluated("no router was audited, and no compared run has one")
+        return ROUTER.unevaluated("no router was audited, and none of the compared runs has one")
     farthest = max(scales, key=lambda item: abs(item.relative - 1) - max(tolerance, item.rounding))
     name, scale, coef = farthest.name, farthest.relative, farthest.coef
     tolerance = max(tolerance, farthest.rounding)
@@ -423,7 +440,7 @@ def optimizer_consequence(
     alarms += [margin.said for margin in lost]
     narrowest = max(margins, key=lambda margin: margin.fall, default=None)
     if worst is None and not alarms:
-        why = "the comparison holds no gradient tails" if comparisons else NO_COMPARISON
+        why = "the comparison has no gradient tails" if comparisons else NO_COMPARISON
         held = "" if narrowest is None else f"the fp16 margin stays within its limit ({narrowest.said}), but "
         return OPTIMIZER.unevaluated(held + why)
     value, limit, parts = None, thresholds.grad_tail_ratio, alarms
@@ -452,7 +469,7 @@ class _Fp16Margin(NamedTuple):
 
 def _fp16_margins(audits: Sequence[ImplementationAudit], ratio: float) -> list[_Fp16Margin]:
     """Every method but CE, where the audit has both margins."""
-    limit, margins = EndpointLimit("kappa_min", "smallest safe fp16 scale κ", "falls", ratio), []
+    limit, margins = EndpointLimit("kappa_min", "largest safe fp16 scale κ", "falls", ratio), []
     for audit in audits:
         base = next((line.kappa_min for line in audit.overflow if line.method == CE), None)
         for line in audit.overflow:

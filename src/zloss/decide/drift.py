@@ -180,7 +180,7 @@ class WatchedValues:
         self.level: float | None = None
         """The tested quantile; None for what is not a quantile."""
         self.spread_IR: Floats | None = None
-        """Resamples of `tested_I`; None where the number does not depend on tokens."""
+        """Resamples of `tested_I`; None if the number does not depend on tokens."""
         if watched.values is None:
             return
         tokens, tail = kept[0].blocks.tokens, watched.quantile is not None
@@ -213,7 +213,7 @@ class WatchedValues:
         return size if size - (self.noise(i, j) or 0.0) > max(least, share) else None
 
     def noise(self, i: int, j: int) -> float | None:
-        """h_ij: half the width of the 95 % interval of the change over the text; None where there is none."""
+        """h_ij: half the width of the 95 % interval of the change over the text; None if there is none."""
         if self.spread_IR is None:
             return None
         gaps_R = self.spread_IR[j] - self.spread_IR[i]
@@ -223,7 +223,7 @@ class WatchedValues:
         return student_quantile(self.degrees) * float(np.std(gaps_R, ddof=1))
 
     def largest(self, pairs: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
-        """The pair of checkpoints with the largest movement; None where the number moved over none of them."""
+        """The pair of checkpoints with the largest movement; None if the number moved over none of them."""
         sizes = {pair: size for pair in pairs if (size := self.moved(*pair)) is not None}
         return max(sizes, key=lambda pair: sizes[pair], default=None)
 

@@ -165,7 +165,7 @@ BlockValues = BlockTail | BlockMean
 
 
 def block_values(blocks: ValidationBlocks | None, key: str, *, tail: bool) -> BlockValues | None:
-    """A tail or a mean of one run by its key; None where the run does not hold it for every block."""
+    """A tail or a mean of one run by its key; None if the run does not hold it for every block."""
     if blocks is None:
         return None
     if tail:
@@ -176,7 +176,7 @@ def block_values(blocks: ValidationBlocks | None, key: str, *, tail: bool) -> Bl
 
 
 def mean_over_tokens(means_B: Sequence[float | None], tokens_B: Sequence[int]) -> float | None:
-    """Mean over tokens of a mean by block; None where one block has none."""
+    """Mean over tokens of a mean by block; None if one block has none."""
     known = [mean for mean in means_B if mean is not None]
     if not known or len(known) < len(tokens_B):
         return None
@@ -194,7 +194,7 @@ def judged_level(tokens: int, asked: float = QUANTILES[0]) -> float | None:
 def effect_interval(
     pairs_S: Sequence[tuple[BlockValues, BlockValues]], level: float | None, seed: int = 0
 ) -> PairedInterval | None:
-    """log(q_method / q_baseline) ± h over (baseline, method) pairs; None where q is not positive or cannot be read."""
+    """log(q_method / q_baseline) ± h over (baseline, method) pairs; None if q is not positive or cannot be read."""
     group_B, drawn_RG = text_resamples(len(pairs_S[0][0].tokens_B), seed)
     groups = drawn_RG.shape[1]
     once_1G = np.ones((1, groups), dtype=np.int64)

@@ -12,9 +12,9 @@ from zloss.decide.thresholds import Thresholds
 from zloss.decide.verdict_parts import EFFECT, endpoint_limits
 from zloss.errors import InputError
 from zloss.results.audit import AuditReport
-from zloss.results.comparison import FEW_STEPS, Comparison, Verdict
-from zloss.results.decision import Decision, LambdaBudget
-from zloss.results.recommendation import NOT_TESTED, Arm, Level
+from zloss.results.comparison import FEW_STEPS, Comparison, Verdict, VerdictName
+from zloss.results.decision import Action, ActionVerdict, Decision, LambdaBudget
+from zloss.results.recommendation import NOT_TESTED, Arm, Level, Recommendation
 from zloss.results.steps import PHI, StepRecord
 
 DEFAULT_COEF = 1e-4
@@ -25,6 +25,8 @@ CE_ARM = Arm(CE, 0.0, (), "the baseline")
 LEAST_STEPS, MOST_STEPS, STEP_UNIT = FEW_STEPS, 1000, 50
 LEAST_RUNS = 4
 """Runs of the smallest plan: CE and one arm, on the selecting seed and on one confirming seed."""
+MOST_CONFIRMING = 5
+"""Confirming seeds, at most, that time left over is spent on."""
 SHARE = 0.9
 """Share of the budget that is planned; the rest is for what a probe of a few steps does not show."""
 
@@ -71,7 +73,7 @@ def candidates(report: AuditReport) -> tuple[Arm, ...]:
 def budget_coef(solved: float | None, r_z: float) -> tuple[float, str]:
     """(λ, how it was chosen): the λ on the R_Z budget with one digit, rounded down, and at most 1e-3."""
     if solved is None:
-        return DEFAULT_COEF, "R_Z was not measured, so λ is that of the paper's quality-neutral runs"
+        return DEFAULT_COEF, "R_Z was not measured, so λ is taken from the paper's quality-neutral runs"
     coef = one_digit(min(solved, USUAL[1]))
     if solved > USUAL[1]:
         return coef, f"R_Z = {r_z:g} would allow {solved:.2g}; the usual range of λ ends at {USUAL[1]:g}"
@@ -150,8 +152,8 @@ def plan_time(
     needed = speed.seconds(LEAST_RUNS, per_run) / SHARE
     raise InputError(
         f"`budget` is {rounded_duration(budget)}, but CE and one arm on two seeds, {LEAST_RUNS} runs of {per_run} steps at "
-        f"{speed.step:.2g} s, need about {rounded_duration(needed)}: give more time, or fewer tokens per step with `micro_batch` "
-        "or `block_size`."
+        f"{speed.step:.2g} s, need about {rounded_duration(needed)}: allow more time, or use fewer tokens per step with "
+        "`micro_batch` or `block_size`."
     )
 
 
@@ -163,6 +165,16 @@ def planned_runs(arms: Sequence[Arm], seeds: Sequence[int]) -> int:
 def runs_per_seed(arms: Sequence[Arm]) -> int:
     """Runs of a confirming seed: CE, the chosen arm, and Standard where Gain-aware may be chosen."""
     return 3 if any(arm.method == GAIN_AWARE for arm in arms) else 2
+
+
+def extra_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    """Seeds that confirm after the planned ones while the budget lasts, until five have confirmed; `seeds[0]` selects.
+
+    >>> extra_seeds((1, 2, 3))
+    (4, 5, 6)
+    """
+    first = max(seeds) + 1
+    return tuple(range(first, first + MOST_CONFIRMING - len(seeds[1:])))
 
 
 def rounded_duration(seconds: float) -> str:
@@ -250,7 +262,7 @@ class EvaluatedArm:
     """Of several quantities the largest ratio."""
     transported: float | None
     objection: str
-    """Why it does not pass, in a phrase; empty where it passes."""
+    """Why it does not pass, in a phrase; empty if it passes."""
 
     @property
     def key(self) -> tuple[str, float]:
@@ -259,6 +271,12 @@ class EvaluatedArm:
     @property
     def passes(self) -> bool:
         return not self.objection
+
+    @property
+    def outcome(self) -> VerdictName:
+        """Its verdict, except that an arm that does not pass is never accepted."""
+        found = self.verdict.verdict or "inconclusive"
+        return "inconclusive" if found == "accepted" and not self.passes else found
 
 
 def evaluate_arms(comparison: Comparison) -> tuple[EvaluatedArm, ...]:
@@ -295,7 +313,7 @@ def _objection(arm: EvaluatedArm, tolerance: float | None) -> str:
     if tolerance is not None and delta > tolerance:
         return f"ΔCE = {delta:+.4g} nat is above the tolerance of {tolerance:.3g}"
     if ratio is None:
-        return "the quantity it is meant to lower cannot be read"
+        return "the quantity it is meant to lower could not be measured"
     if ratio > math.exp(EFFECT):
         return f"the quantity it is meant to lower is × {ratio:.4g}, not at least 1 % lower"
     if transported is not None and transported > 1:
@@ -323,22 +341,97 @@ def ranked(arms: Sequence[EvaluatedArm]) -> tuple[EvaluatedArm, ...]:
 # Sentences
 
 
-KEEP = "Keep what you have: the runs did not decide."
-ACTIONS = {
-    CE: "Use no Z-loss: train with plain cross-entropy.",
-    CENTERED_HEAD: "Deploy the row-centered head and use no Z-loss.",
-    "standard": "Train with Standard Z-loss on raw logits, λ = {coef:g}, c = log V.",
-    "centered": "Train with Centered Z-loss, λ = {coef:g}, c = log V; its coordinate is the row-centered head.",
-    "factorized": "Train with Factorized Z-loss, λ_μ = λ_rel = {coef:g}, c_μ = 0, c_rel = log V.",
-    "gain-aware": "Train with Gain-aware Z-loss, λ = {coef:g}, β = 0.01, c = log V.",
+RECIPES = {
+    "standard": "Standard Z-loss at λ = {coef}, c = log V",
+    "centered": "Centered Z-loss at λ = {coef}, c = log V",
+    "factorized": "Factorized Z-loss at λ_μ = λ_rel = {coef}, c_μ = 0, c_rel = log V",
+    "gain-aware": "Gain-aware Z-loss at λ = {coef}, β = 0.01, c = log V",
 }
 
 
-def action(method: str | None, coef: float | None) -> str:
-    """What to do, in one sentence."""
+def method_title(method: str) -> str:
+    """The name of a method inside a sentence.
+
+    >>> method_title("gain-aware"), method_title("my_penalty")
+    ('Gain-aware Z-loss', 'my_penalty')
+    """
+    return f"{method[0].upper()}{method[1:]} Z-loss" if method in RECIPES else method
+
+
+def recipe(method: str, coef: float) -> str:
+    """A Z-loss with its settings, inside a sentence.
+
+    >>> recipe("centered", 1e-4)
+    'Centered Z-loss at λ = 1e-4, c = log V'
+    """
+    digits, exponent = f"{coef:e}".split("e")
+    return RECIPES.get(method, f"{method} at λ = {{coef}}").format(coef=f"{float(digits):g}e{int(exponent)}")
+
+
+def with_verdict(found: Recommendation) -> Recommendation:
+    """The recommendation with its verdict, whose sentences are also its `action` and `confidence`; the lines to paste stay only
+    where there is something to do.
+
+    | objective | level | action |
+    |---|---|---|
+    | none | undecided | `not_enough_evidence` |
+    | ce | any | `nothing` |
+    | Centered head | any: it needs no training | `center` |
+    | a Z-loss | confirmed here | `train` |
+    | a Z-loss | direction only | `not_enough_evidence` |
+    """
+    method, coef, seeds = found.objective, found.coef or 0.0, len(found.confirmation_seeds)
+    action: Action = "not_enough_evidence"
     if method is None:
-        return KEEP
-    return ACTIONS.get(method, f"Train with {method}, λ = {{coef:g}}.").format(coef=coef)
+        said = "Not enough evidence: the runs did not decide. Keep what you have."
+    elif method == CE:
+        action, said = "nothing", "Use no Z-loss: train with plain cross-entropy."
+    elif method == CENTERED_HEAD:
+        action, said = "center", "Center the output head and use no Z-loss."
+    elif found.level == CONFIRMED:
+        action, said = "train", f"Train with {recipe(method, coef)}."
+    else:
+        fresh = f"{seeds} fresh seed{'s' if seeds != 1 else ''}"
+        said = (
+            f"Not enough evidence to train with {recipe(method, coef)}: it looks right on {fresh}, but is not confirmed. "
+            "Keep what you have."
+        )
+    acts, sure = action in ("train", "center"), _how_sure(found)
+    changes = (*found.cost, *(f"Not guaranteed: {each}" for each in found.not_guaranteed)) if acts else ()
+    return replace(
+        found,
+        action=said,
+        confidence=sure.removesuffix("."),
+        paste=found.paste if acts else (),
+        verdict=ActionVerdict(action, said, found.why, sure, changes),
+    )
+
+
+def _how_sure(found: Recommendation) -> str:
+    """On how many fresh seeds and steps the answer rests, on what text, and under which assumptions."""
+    tested, seeds = found.tested, len(found.confirmation_seeds)
+    word = {CONFIRMED: "Confirmed", DIRECTION: "Not confirmed: seen", UNDECIDED: "Not decided"}[found.level]
+    fresh = f"on {seeds} fresh seed{'s' if seeds != 1 else ''}" if seeds else "without a fresh seed"
+    steps = "an unknown number of steps" if tested.steps is None else f"{tested.steps:,} steps"
+    lr = "an unknown learning rate" if tested.lr is None else f"learning rate {tested.lr:g}"
+    tokens = "" if tested.tokens is None else f", {tested.tokens:,} tokens per run"
+    blocks = ", on validation blocks that selection had not seen" if seeds else ""
+    if found.objective == CENTERED_HEAD:
+        sentences = ["Centering does not change predictions, so the runs only check that nothing else does."]
+    else:
+        sentences = list[str]()
+    each = " each" if seeds > 1 else ""
+    sentences.append(f"{word} {fresh}, {steps}{each}, at {lr}{blocks}: {tested.model} on {tested.text}{tokens}.")
+    if tested.known:
+        sentences.append(f"From the checkpoint's trainer_state.json: {_listed(tested.known)}.")
+    if tested.assumed:
+        sentences.append(f"Assuming {_listed(tested.assumed)}, because the checkpoint does not say.")
+    return " ".join((*sentences, sentence(NOT_TESTED)))
+
+
+def _listed(items: Sequence[str]) -> str:
+    *first, last = items
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def costs(
@@ -351,7 +444,7 @@ def costs(
 ) -> tuple[str, ...]:
     """What the answer costs: quality, gradient, time, memory. `seconds_ratio`: time of a step over that of CE."""
     if method is None or method == CE:
-        return ("Nothing changes.",)
+        return ()
     found = []
     if comparison is not None:
         own = next((m for m in comparison.methods if (m.method, m.coef) == (method, coef)), None)
@@ -359,22 +452,23 @@ def costs(
         if verdict is not None and verdict.parts is not None and verdict.parts.quality is not None:
             found.append(f"Quality: {verdict.parts.quality.reason}")
         if own is not None and (r_aux := own.mean("r_aux")):
-            found.append(f"Gradient: that of the Z-loss at the head is {r_aux:.1%} of that of CE after training.")
+            found.append(
+                f"Gradient: after training, the Z-loss gradient at the head is {r_aux:.1%} of the CE gradient."
+            )
     if method == CENTERED_HEAD:
-        found.append("Training: none; the head is centered once.")
+        found.append("No training needed: the head is centered once.")
         if extra_bytes:
-            found.append(f"Memory: a tied head is untied, {extra_bytes / 1e6:.0f} MB more in fp32.")
+            found.append(f"Memory: the head becomes a separate tensor, {extra_bytes / 1e6:.1f} MB more in fp32.")
     elif seconds_ratio is not None:
-        found.append(f"Time: a step took {seconds_ratio:.2f} × that of CE here, by the clock (median over steps).")
+        found.append(
+            f"Time: a step took {seconds_ratio:.2f} × as long as with CE here (wall clock, median over steps)."
+        )
     return tuple(found)
 
 
-def not_guaranteed(decisions: Sequence[Decision], proposed_by: Sequence[str], *, fresh_adam: bool) -> tuple[str, ...]:
-    """What is not guaranteed: by the stages that proposed the answer, by the setting, and in general."""
-    found = [f"{each.stage}: {each.not_guaranteed}." for each in decisions if each.stage in proposed_by]
-    if fresh_adam:
-        found.append("The runs began with a fresh Adam; a run that goes on with its own state may answer otherwise.")
-    return (*found, sentence(NOT_TESTED))
+def not_guaranteed(decisions: Sequence[Decision], proposed_by: Sequence[str]) -> tuple[str, ...]:
+    """What the stages that proposed the answer do not promise."""
+    return tuple(f"{each.stage}: {each.not_guaranteed}." for each in decisions if each.stage in proposed_by)
 
 
 # Answer
@@ -405,35 +499,36 @@ def decide_answer(
 ) -> Answer:
     """`chosen` is evaluated on selection, the other two on confirmation; `diagnosed`: a stage of the checkpoint fired.
 
-    `centered_head` is None where the source stage did not fire. `stopped`: arms that ended early. The first row that applies:
+    `centered_head` is None if the common shift does not matter. `stopped`: arms that ended early. The first row that applies:
 
     | selection | confirmation | answer | level |
     |---|---|---|---|
     | no stage of the checkpoint fired | does not decide | no Z-loss | direction only; confirmed here if the arm is rejected |
-    | the chosen arm passes | it is accepted | the arm | confirmed here |
-    | the chosen arm passes | it passes, inconclusive | the arm | direction only |
+    | the best arm passes | it is accepted | the arm | confirmed here |
+    | the best arm passes | it passes, inconclusive | the arm | direction only |
     | anything else | Centered head passes | Centered head | confirmed here if it is accepted, else direction only |
-    | the chosen arm passes | it does not pass | none: keep what one has | undecided |
+    | the best arm passes | it does not pass | none: keep what one has | undecided |
     | no arm passes | the nearest arm passes | none: keep what one has | undecided |
     | no arm passes | the nearest arm is rejected | no Z-loss | confirmed here |
     | no arm passes | the nearest arm does not pass, inconclusive | no Z-loss | direction only |
     | every arm was stopped early | – | no Z-loss | direction only |
 
-    Centered head is a second choice only where the source stage fired: it trains as CE does, so it costs no further run.
+    Centered head is a second choice only where the source stage fired and its consequence matters: it trains as CE does, so it
+    costs no further run.
     """
     if not diagnosed:
         rejected = confirmed is not None and confirmed.verdict.verdict == "rejected"
         why = "No stage of the checkpoint fired: there is no shift, tail or gain that a Z-loss should lower."
         return Answer(CONFIRMED if rejected else DIRECTION, CE, 0.0, why)
     if chosen is None and not stopped:
-        return Answer(UNDECIDED, None, None, "No run of an arm was finished, so nothing is decided.")
+        return Answer(UNDECIDED, None, None, "No arm finished a run, so there is nothing to decide.")
     if chosen is None:
         why = f"Every arm ({stopped}) was stopped on the first seed, because its rejection was certain."
         if centered_head is not None and centered_head.passes:
             return _confirmed(centered_head, why)
         return Answer(DIRECTION, CE, 0.0, why)
     if confirmed is None:
-        return Answer(UNDECIDED, None, None, f"No further seed confirms {chosen.verdict.label}.")
+        return Answer(UNDECIDED, None, None, f"No additional seed confirms {chosen.verdict.label}.")
     if chosen.passes and confirmed.passes:
         return _confirmed(confirmed)
     if centered_head is not None and centered_head.passes and centered_head.key != chosen.key:
@@ -450,13 +545,13 @@ def _confirmed(arm: EvaluatedArm, *more: str) -> Answer:
     method, coef = arm.key
     level = CONFIRMED if arm.verdict.verdict == "accepted" else DIRECTION
     parts = () if arm.verdict.parts is None else arm.verdict.parts.named()
-    said = " ".join(f"{name[0].upper()}{name[1:]} {part.state}: {part.reason}" for name, part in parts)
+    said = " ".join(f"{name} ({part.state}): {part.reason}" for name, part in parts)
     name = "Centered head" if method == CENTERED_HEAD else arm.verdict.label
-    return Answer(level, method, coef, " ".join((f"{name} on confirmation: {said}", *more)))
+    return Answer(level, method, coef, " ".join((f"{name} on fresh seeds: {said}", *more)))
 
 
 def _refused(chosen: EvaluatedArm, confirmed: EvaluatedArm) -> str:
-    nearest = "The chosen arm" if chosen.passes else "No arm passed selection; the nearest,"
+    nearest = "The best arm" if chosen.passes else "No arm passed selection; the nearest,"
     return (
         f"{nearest} {confirmed.verdict.label}, did not pass confirmation: {confirmed.objection or 'selection said no'}."
     )

@@ -96,7 +96,7 @@ DECOMPOSITION = Stage(
     risk="Shift and relative logits both violate the target, and one λ pulls on both",
     trigger="Mean squares of μ and of log Z̃ − c, side by side",
     action="Factorized Z-loss: a coefficient and a target for each",
-    expected="The two coordinates answer to their own coefficients; the cross term is gone",
+    expected="Each coordinate responds to its own coefficient; the cross term is gone",
     not_guaranteed="Smaller update tails or a better PPL: it is a controlled probe",
     evidence="eq:factorized, tab:fineweb_update_outlier_sweep",
     threshold_name="component_share",
@@ -115,7 +115,7 @@ TRANSPORT = Stage(
 )
 PATHWAY = Stage(
     name="Shared pathway",
-    risk="On a tied table the output loss also arrives through the input embedding",
+    risk="With a tied table, the output loss also acts through the input embedding",
     trigger="Input-path norm relative to the output-path norm, and their cosine",
     action="Read both paths, then review λ against the R_Z budget",
     expected="The coupled update of the shared table becomes visible",
@@ -130,7 +130,7 @@ IMPLEMENTATION = Stage(
     trigger="Δ_src of the training loss against fp64, Δ_θ of the update, and the findings of its audit",
     action="Reuse the forward log-sum-exp statistics in the backward pass",
     expected="A backward source consistent with the computed loss",
-    not_guaranteed="fp32 fidelity once logits were stored in fewer bits",
+    not_guaranteed="fp32 fidelity once logits are stored in fewer bits",
     evidence="tab:source_audit, tab:triton_fused, tab:update_audit",
     threshold_name="delta_src",
     commands=("zloss audit-loss MODULE:FUNCTION --out DIR", "zloss audit-implementation MODEL --out DIR"),
@@ -159,7 +159,7 @@ OPTIMIZER = Stage(
 )
 QUALITY = Stage(
     name="Quality gate",
-    risk="The geometry improves at the price of the language model",
+    risk="The geometry improves at the cost of language-model quality",
     trigger="Validation CE and PPL against the matched baseline",
     action="Reject, retune, or change the intervention",
     expected="Quality stays within a tolerance stated beforehand",
@@ -185,14 +185,14 @@ REMEDIES = {
     "filtered_source": "give every counted token its Z source: do not skip small probabilities or confident tokens",
     "padding_in_log_z": "keep padding rows of the vocabulary outside log Z",
     "ignored_tokens_leak": "mask ignored tokens out of the sum with `where`",
-    "denominator_mismatch": "divide CE and Z by one token count, so that λ means the same in every batch",
+    "denominator_mismatch": "divide CE and Z by the same token count, so that λ means the same in every batch",
     "counted_twice": "add Z once: it is in the loss already",
-    "not_off": "return plain CE where λ is 0 or None",
+    "not_off": "return plain CE when λ is 0 or None",
     "not_squared": "square log Z − c: a penalty that is linear in log Z pushes equally hard at every value",
     "targets_moved": "shift the targets once, in the loss or before it",
     "size_dependent": "make the loss independent of the number of tokens and of the vocabulary beyond their means",
-    "differs_from_expected": "set λ, c and coordinate to what was meant, or state what is applied",
-    "unexplained_source": "find what else enters the gradient beside CE and Z before λ is chosen",
+    "differs_from_expected": "set λ, c and coordinate as intended, or document what is applied",
+    "unexplained_source": "find what else enters the gradient besides CE and Z before choosing λ",
     "not_repeatable": "remove state and random numbers from the loss",
     "overwrites_input": "write into a copy, not into the caller's tensors",
     "all_ignored_nonfinite": "divide by at least 1, so that a batch without targets gives 0",
@@ -218,13 +218,14 @@ USUAL = (1e-5, 1e-3)
 def usual_range(coef: float) -> str:
     """Whether a solved λ is in the usual range, as a phrase; the budget is arithmetic at one checkpoint, not advice."""
     inside = USUAL[0] <= coef <= USUAL[1]
-    return f"{'inside' if inside else 'outside'} the usual range of λ, 1e-5 to 1e-3{'' if inside else ', so it is no advice'}"
+    more = "" if inside else ", so it is not a recommendation"
+    return f"{'inside' if inside else 'outside'} the usual range of λ, 1e-5 to 1e-3{more}"
 
 
 def lambda_budget(report: AuditReport, budget: float) -> LambdaBudget | None:
     """λ = coef · budget / R_Z(coef) of every measured scope; None without a gradient section.
 
-    The λ of a scope is None where its R_Z is unknown or 0: then no λ reaches the budget.
+    The λ of a scope is None if its R_Z is unknown or 0: then no λ reaches the budget.
     """
     gradient = report.gradient
     if gradient is None:

@@ -59,6 +59,24 @@ class Thresholds:
     r_z_budget: float = 0.05
     """The R_Z for which λ is solved: between the 3.5 % of the paper's quality-neutral runs and the 17.5 % it calls large."""
 
+    shift_noise: float = 0.01
+    """A common shift can matter from this error of the target's log-probability on, in nats (RMS): the ±1 % band of a
+    probability ratio."""
+    shift_bits: float = 1.0
+    """And it does matter where centering would recover this many bits of it, log₂ of the error before over after."""
+    normalizer_noise: float = 0.05
+    """The log-normalizer matters if 16-bit logits of the centered head, as saved, still have this error, in nats (RMS)."""
+    gain_share: float = 0.1
+    """The gain matters if p99 ‖δ_u‖ of Z is this share of that of CE."""
+    input_path_share: float = 0.05
+    """The input path of a tied table matters if its Z gradient is this share of the CE gradient of the table."""
+    implementation_error: float = 0.01
+    """The implementation matters if the relative error of the CE+Z gradient exceeds this, or an error was found."""
+    router_share: float = 0.1
+    """The router matters if the router Z gradient exceeds this share of the CE gradient on the router weights."""
+    least_tokens: float = 2000
+    """Fewer tokens than this are not enough evidence for a verdict on a checkpoint."""
+
     def __post_init__(self) -> None:
         check_numbers(self, [field.name for field in fields(self)])
 

@@ -70,7 +70,7 @@ def method_verdict(
     limits, side, key = thresholds or Thresholds(), pairs[0][1].coordinate, diagnosed or DIAGNOSED
     known = [entry.name for entry in fields(HeadNumbers)]
     if key not in known:
-        raise InputError(f"there is no diagnosed quantity {key!r} of a head: known are {', '.join(known)}.")
+        raise InputError(f"there is no diagnosed quantity {key!r} of a head: expected one of {', '.join(known)}.")
     ppl, tail = method.paired.deployed.get("ppl"), method.paired.same_coordinate.of(side).get(key)
     tolerance = comparison.quality.tolerance_ppl
     assert tolerance is not None  # see `with_tolerance`
@@ -94,7 +94,7 @@ def method_verdict(
         improves=None if tail is None else tail.mean < 0,
         accepted=None,
         reason=f"{'no penalty' if comparison.router is None else 'no router loss'}, so there is nothing to accept; "
-        "its parts stand beside",
+        "its parts are listed only for comparison",
     )
     return with_parts(verdict, parts)
 
@@ -170,12 +170,12 @@ def coordinate_part(
     baseline, run = pairs[0]
     if diagnosed is not None:
         if diagnosed not in STATED:
-            return VerdictPart("open", f"{diagnosed} is not kept block by block, so its spread over text is unknown.")
+            return VerdictPart("open", f"{diagnosed} is not recorded per block, so its spread over text is unknown.")
         name, stem, quantile = STATED[diagnosed]
         key = f"{stem}.{'raw' if stem == SHIFT_SQUARED else run.coordinate}"
         return _quantity_part((name, key, key, quantile), pairs)
     if other_target:
-        return VerdictPart("open", "the runs have a target of their own, and validation is measured about c = log V.")
+        return VerdictPart("open", "the runs use another target, but validation is measured with c = log V.")
     quantities = diagnosed_quantities(method, run.coordinate, baseline.coordinate)
     if not quantities:
         return None
@@ -184,7 +184,7 @@ def coordinate_part(
     references = {run.seed: run for run in standard}
     against = [(references[run.seed], run) for _, run in pairs if run.seed in references]
     if not against:
-        return VerdictPart("open", f"no run of standard at λ {coef:g} is here to compare with; run it as well.")
+        return VerdictPart("open", f"no run of standard at λ {coef:g} is available for comparison; run it as well.")
     return all_must_hold([*(_quantity_part(quantity, against) for quantity in quantities), _gradient_norm(against)])
 
 
@@ -224,7 +224,7 @@ def with_tolerance(comparison: Comparison, thresholds: Thresholds) -> Comparison
     if comparison.quality.tolerance_ppl is not None or ppl is None:
         return comparison
     share = thresholds.quality_tolerance
-    stated = f"{100 * share:.3g}% of the baseline's PPL, as none was stated"
+    stated = f"{100 * share:.3g}% of the baseline's PPL, the default"
     return replace(comparison, quality=replace(comparison.quality, tolerance_ppl=share * ppl, tolerance=stated))
 
 
@@ -294,9 +294,9 @@ def _without_interval(quantity: str, symbol: str, ratio: float | None) -> Verdic
 def _quality_from_file(base: ComparedMethod, method: ComparedMethod, tolerance_ppl: float | None) -> VerdictPart:
     ppl = base.mean("ppl")
     if ppl is None or ppl <= 0 or tolerance_ppl is None:
-        return VerdictPart("open", "the file holds no PPL of the baseline.")
+        return VerdictPart("open", "the file has no baseline PPL.")
     found = None if method.paired is None else method.paired.deployed.get("ce")
     if found is None:
-        return VerdictPart("open", f"the file holds no CE by seed; {RUN_AGAIN}.")
+        return VerdictPart("open", f"the file has no CE per seed; {RUN_AGAIN}.")
     interval = paired_interval(found.by_seed, 0.0, 0)
     return judge_quality(interval, baseline_ppl=ppl, tolerance_ppl=tolerance_ppl)

@@ -37,7 +37,7 @@ EFFECT = math.log(0.99)
 Endpoints = Mapping[str, float | None]
 RATIO, NATS = "ratio", "nats per token"
 """Units of intervals: method / baseline, and method − baseline."""
-RUN_AGAIN = "the runs hold no per-block validation: run them again"
+RUN_AGAIN = "the runs have no per-block validation: run them again"
 FEW_STEPS_P999 = 1000
 """With fewer steps a p99.9 over steps is little more than the maximum."""
 
@@ -106,7 +106,7 @@ def endpoint_limits(thresholds: Thresholds, keys: Iterable[str], steps: int | No
         EndpointLimit("grad_norm_p999", "p99.9 ‖g‖₂", "ratio", tail),
         EndpointLimit("grad_inf_p99", "p99 ‖g‖∞", "ratio", tail),
         EndpointLimit("grad_inf_max", "max ‖g‖∞ (fp16 margin 65504/‖g‖∞)", "ratio", largest),
-        EndpointLimit("kappa_min", "smallest safe fp16 scale κ", "falls", thresholds.fp16_margin_ratio),
+        EndpointLimit("kappa_min", "largest safe fp16 scale κ", "falls", thresholds.fp16_margin_ratio),
         *(EndpointLimit(e, f"Φ_{e.removeprefix(PHI)}", "increase", thresholds.event_rate_increase) for e in events),
         EndpointLimit("nonfinite_gradient", "share of steps with a nonfinite gradient", "increase", 0.0),
         EndpointLimit("nonfinite_microbatch", "share of nonfinite micro-batches", "increase", 0.0),
@@ -159,7 +159,7 @@ def judge_endpoints(limits: Sequence[EndpointLimit], pairs_S: Sequence[tuple[End
             partly.append(f"{worst} on {passed} of {len(known)} seeds")
     numbers = {"seeds": len(pairs_S), "endpoints": checked, "passed": failed, "passed_on_some_seeds": partly}
     if not checked:
-        return VerdictPart("open", "the runs hold no optimizer-facing endpoint of method and baseline.", numbers)
+        return VerdictPart("open", "the runs have no optimizer-facing endpoint for both method and baseline.", numbers)
     if failed:
         return VerdictPart("fails", "; ".join(failed) + ".", numbers)
     if partly:
@@ -176,7 +176,7 @@ def judge_effect(
     the interval is at most log 0.99, fails ("no effect") if the lower end is above it, else it is open.
     """
     if not pairs_S:
-        return VerdictPart("open", f"{name}: the runs do not hold it block by block; run them again.")
+        return VerdictPart("open", f"{name}: the runs did not record it per block; run them again.")
     tokens, seeds = sum(pairs_S[0][0].tokens_B), len(pairs_S)
     tails = [(base, run) for base, run in pairs_S if isinstance(base, BlockTail) and isinstance(run, BlockTail)]
     level = judged_level(tokens, asked) if tails else None
@@ -297,7 +297,7 @@ def _quality_reason(interval: PairedInterval, state: State, numbers: Mapping[str
     if not interval.groups:
         return f"{span}; {RUN_AGAIN}."
     if interval.groups < LEAST_GROUPS:
-        return f"{span}; the validation text gives {interval.groups} groups, at least {LEAST_GROUPS} are needed."
+        return f"{span}; the validation text gives {interval.groups} groups, but at least {LEAST_GROUPS} are needed."
     least, seeds = f"a tolerance of {upper} PPL would hold", numbers["seeds_to_settle"]
     if seeds is not None and seeds > interval.seeds:
         return f"{span}; {least}, or {seeds} seeds would settle it at the present spread."
@@ -311,7 +311,7 @@ def _finite(value: float) -> float | None:
 def judge_scale(s_rel: float | None, coef: float | None, tolerance: float) -> VerdictPart:
     """Holds if |s_rel − 1| ≤ tolerance; a failing scale comes with the λ_R that would have it."""
     if s_rel is None:
-        return VerdictPart("open", "the runs hold no s_rel.")
+        return VerdictPart("open", "the runs have no s_rel.")
     numbers = {"quantity": "s_rel", "s_rel": s_rel, "tolerance": tolerance}
     if abs(s_rel - 1) <= tolerance:
         return VerdictPart("holds", f"s_rel = {s_rel:.4g}: the scale of the token-layer mean.", numbers)

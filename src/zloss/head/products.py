@@ -56,7 +56,7 @@ class ProductPlan:
     compute: torch.dtype
     """Dtype of logits, results and accumulators: fp32, or fp64 for fp64 operands."""
     operand: torch.dtype | None
-    """The 16-bit dtype that h and W share after autocast, and that the logits product takes; None where they share none."""
+    """The 16-bit dtype that h and W share after autocast, and that the logits product takes; None if they share none."""
     takes_16_bit: bool
     """The device multiplies 16-bit factors as they are. Otherwise they are converted first, which gives the same products."""
     fp32_accumulator: bool

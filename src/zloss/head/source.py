@@ -249,7 +249,7 @@ FRAMEWORKS: dict[str, tuple[str | None, str]] = {
     "Liger": (
         "lse_square_scale",
         'reduction="mean": CE and Z over the count of valid tokens; "sum": neither is divided; with class weights CE is over '
-        "their sum and Z stays over the count. Log Z is taken of logits in the dtype of the model",
+        "their sum and Z stays over the count. Log Z is computed from logits in the model's dtype",
     ),
     "flash-attn": (
         "lse_square_scale",
@@ -277,7 +277,7 @@ class FrameworkRecipe:
 
     framework: str
     setting: str | None
-    """As it is written there, such as `lse_square_scale=0.0001`; None where the recipe cannot be expressed."""
+    """As it is written there, such as `lse_square_scale=0.0001`; None if the recipe cannot be expressed."""
     note: str
     """The denominator, or what cannot be expressed."""
 
@@ -330,7 +330,7 @@ def explain(objective: Objective, *, vocab: int) -> Explanation:
 
 
 def _inexpressible(objective: Objective, vocab: int) -> str | None:
-    """Why no setting of a c = 0, raw Z is this objective; None where one is."""
+    """Why no setting of a c = 0, raw Z is this objective; None if one is."""
     if not objective.active:
         return None
     if not isinstance(objective, StandardZLoss):

@@ -63,8 +63,8 @@ class ZLossCallback(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if not getattr(pl_module, self.model).training:
             raise UnsupportedModelError(
-                f"the model of {type(pl_module).__name__} is in evaluation mode, in which it trains without dropout and "
-                "without Z (Lightning leaves models from `from_pretrained` so): call `self.model.train()` in "
+                f"the model of {type(pl_module).__name__} is in evaluation mode, so it would train without dropout and "
+                "without Z (Lightning leaves models from `from_pretrained` in that mode): call `self.model.train()` in "
                 "`configure_model` or `on_train_start`."
             )
 

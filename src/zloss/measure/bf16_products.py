@@ -62,12 +62,12 @@ def make_bf16_safe() -> str | None:
         raise InputError("bf16 products do not run on this CPU: use `precision` fp32.")
     if "torch" in sys.modules:
         raise InputError(
-            "bf16 products meet an illegal instruction on this CPU: "
+            "bf16 products hit an illegal instruction on this CPU: "
             f"set {ISA_VARIABLE}={SAFE_ISA} before torch is imported, or use `precision` fp32."
         )
     os.environ[ISA_VARIABLE] = SAFE_ISA
     native_bf16_products_work.cache_clear()
-    return f"bf16 products meet an illegal instruction on this CPU, so {ISA_VARIABLE}={SAFE_ISA} is used."
+    return f"bf16 products hit an illegal instruction on this CPU, so {ISA_VARIABLE}={SAFE_ISA} is used."
 
 
 def limit_before_torch(note: Callable[[str], None]) -> None:
@@ -80,7 +80,7 @@ def limit_before_torch(note: Callable[[str], None]) -> None:
 
 @contextmanager
 def working_bf16_products(note: Callable[[str], None] = lambda sentence: None) -> Iterator[None]:
-    """Inside, bf16 matrix products on the CPU run; where oneDNN had to be left out, `note` is called with a sentence."""
+    """Inside this context, bf16 matrix products work on the CPU; if oneDNN must be disabled for that, `note` gets a sentence."""
     if native_bf16_products_work():
         yield
         return

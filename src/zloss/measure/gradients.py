@@ -44,7 +44,7 @@ from zloss.results.audit import GradientInfo, GradientNumbers, PathNumbers
 from zloss.statistics import TokenStats
 from zloss.text import Blocks
 
-CE, RAW, CENTERED = "ce", "z", "centered_z"
+CE, RAW, CENTERED, PLANNED = "ce", "z", "centered_z", "planned_z"
 """Names of the losses."""
 HEAD, MODEL = ("head",), ("head", "bias", "body")
 """Sets of parameters: the output-head tensor, and all parameters."""
@@ -59,22 +59,28 @@ def diagnostic_gradients(
     blocks: Blocks,
     count: int,
     *,
+    target: float | None = None,
     forward_blocks: int | None = None,
     progress: Progress | None = None,
-) -> tuple[GradientInfo, dict[str, PathNumbers]]:
-    """R_Z and C_Z of λ_diag(log Z − c)² on the first `count` blocks in both coordinates, and the tied paths by coordinate.
+) -> tuple[GradientInfo, dict[str, PathNumbers], dict[str, float | None]]:
+    """R_Z and C_Z of λ_diag(log Z − c)² on the first `count` blocks in both coordinates, the tied paths by coordinate, and the
+    shares ‖g_Z‖/‖g_CE‖ of λ_diag(log Z − `target`)² on raw logits: of the head, of the model, of the input path to the head.
 
     The whole model is measured in raw coordinates only. Without μ there are no centered numbers, and an untied head has no
-    paths.
+    paths. `target` None is the c of the measurement.
     """
     objectives: dict[str, Objective] = {RAW: StandardZLoss(measurement.coef, measurement.target)}
     if measurement.lacks_centered is None:
         objectives[CENTERED] = CenteredZLoss(measurement.coef, measurement.target)
+    planned = RAW
+    if target is not None and target != measurement.target:
+        planned = PLANNED
+        objectives[PLANNED] = StandardZLoss(measurement.coef, target)
     products = objective_gradients(
         checkpoint, measurement, blocks, count, objectives,
-        whole_model=(RAW,), forward_blocks=forward_blocks, progress=progress,
+        whole_model=tuple(dict.fromkeys((RAW, planned))), forward_blocks=forward_blocks, progress=progress,
     )  # fmt: skip
-    norms = {name: products.norm(name) for name in (CE, *objectives)}
+    norms = {name: products.norm(name) for name in (CE, RAW, CENTERED) if name == CE or name in objectives}
     info = GradientInfo(
         coef=measurement.coef,
         blocks=count,
@@ -84,7 +90,22 @@ def diagnostic_gradients(
         extra={"norms": norms | {f"{name}_model": products.norm(name, MODEL) for name in (CE, RAW)}},
     )
     paths = {coordinate: products.paths(name) for coordinate, name in (("raw", RAW), ("centered", CENTERED))}
-    return info, {coordinate: found for coordinate, found in paths.items() if found is not None}
+    tied, ce_norm = products.paths(planned), products.norm(CE)
+    shares = {
+        "r_z": products.against_ce(planned).r_z,
+        "r_z_model": products.against_ce(planned, MODEL).r_z,
+        "input_path": tied.input_norm / ce_norm
+        if tied is not None and tied.input_norm is not None and ce_norm
+        else None,
+    }
+    return info, {coordinate: found for coordinate, found in paths.items() if found is not None}, shares
+
+
+def has_graph(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> bool:
+    """Whether a backward pass can start at the hidden states; not if `hidden_of` detaches them or computes without gradients."""
+    ids_BN = ids_N.unsqueeze(0).to(head.weight_VD.device)
+    with all_parameters_on(checkpoint.model), torch.enable_grad(), hidden_states(checkpoint, head) as hidden_of:
+        return hidden_of(ids_BN).requires_grad
 
 
 class InnerProducts:
@@ -113,7 +134,7 @@ class InnerProducts:
         return math.sqrt(self.inner(name, name, parts))
 
     def against_ce(self, name: str, parts: Sequence[str] = HEAD) -> GradientNumbers:
-        """R and C; None where a gradient vanishes."""
+        """R and C; None if a gradient vanishes."""
         norm, ce = self.norm(name, parts), self.norm(CE, parts)
         cosine = self.inner(name, CE, parts) / (norm * ce) if norm * ce > 0 else None
         return GradientNumbers(norm / ce if ce > 0 else None, cosine)
@@ -256,7 +277,9 @@ class BodyGradients:
         """
         stack = [call.layer for call in forwards[0][1]]
         if any([call.layer for call in calls] != stack for _, calls in forwards):
-            raise CheckpointError("the model calls other layers for other tokens: its gradients are not supported.")
+            raise CheckpointError(
+                "the model calls different layers for different tokens: its gradients are not supported."
+            )
         uses = Counter(id(parameter) for layer in stack for parameter in layer.parameters())
         parts = {
             name: torch.split(seed, [len(hidden_TD) for hidden_TD, _ in forwards]) for name, seed in seeds_TD.items()
@@ -343,7 +366,7 @@ def all_parameters_on(model: nn.Module) -> Iterator[None]:
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The list of modules with the most parameters, each module once: the stack of layers, of which a list of experts is a part.
 
-    Empty where a model has no list of at least two modules.
+    Empty if a model has no list of at least two modules.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
     stacks = [list(dict.fromkeys(modules)) for modules in lists]

@@ -14,14 +14,14 @@ from zloss.head.arguments import HeadProblem, prepare_head
 from zloss.head.options import HeadOptions, check_vocab
 from zloss.head.spectrum import HeadSpectrum, head_spectra
 from zloss.models.checkpoint import Checkpoint, resolve_block_size
-from zloss.models.output_head import OutputHead
+from zloss.models.output_head import OutputHead, find_head
 from zloss.objectives import CrossEntropy
 from zloss.results.options import BosPolicy, Coordinate, SvdMethod
 from zloss.text import Blocks, Corpus, make_blocks
 
 COORDINATES: tuple[Coordinate, ...] = ("raw", "centered")
-SOFTCAPPED = "softcapped logits are not shift-invariant, so μ and the centered head do not exist"
-INFINITE_BIAS = "the head's bias holds -inf, so μ and the centered head do not exist"
+SOFTCAPPED = "softcapped logits are not shift-invariant, so μ and the centered head are undefined"
+INFINITE_BIAS = "the head's bias contains -inf, so μ and the centered head are undefined"
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,18 @@ class Measurement:
 
     @property
     def lacks_centered(self) -> str | None:
-        """Why μ and the centered head do not exist; None where they do."""
+        """Why μ and the centered head do not exist; None if they do."""
         if self.head.softcap is not None:
             return SOFTCAPPED
         bias_V = self.head.bias_V
         return INFINITE_BIAS if bias_V is not None and bool(bias_V[: self.vocab].isneginf().any()) else None
 
 
-def resolve_vocab(requested: int | str | None, rows: int, tokenizer_rows: int) -> int:
+def resolve_vocab(requested: int | str | None, rows: int, tokenizer_rows: int | None) -> int:
     """The number of rows inside log Z, μ and w̄ for a configured `valid_vocab`: a number, "tokenizer", or None for all."""
     if requested == "tokenizer":
+        if tokenizer_rows is None:
+            raise InputError("`valid_vocab` is 'tokenizer', but there is none: pass `tokenizer`, or a number.")
         return min(tokenizer_rows, rows)
     if isinstance(requested, str):
         try:
@@ -132,13 +134,18 @@ def model_blocks(
 
 
 def check_token_ids(checkpoint: Checkpoint, *texts: Blocks) -> None:
-    """An error where the tokenizer gives an id for which the input embedding has no row."""
+    """An error if the tokenizer gives an id for which the input embedding (or the head of a custom model) has no row."""
     model: Any = checkpoint.model
-    rows = model.get_input_embeddings().weight.shape[0]
+    if checkpoint.custom is None:
+        part, rows = "input embedding", model.get_input_embeddings().weight.shape[0]
+    else:
+        part, rows = "head", find_head(checkpoint).vocab
     for blocks in texts:
         largest = max(int(blocks.stream.max()), blocks.bos_id or 0)
+        if largest >= rows and checkpoint.tokenizer is None:
+            raise InputError(f"`tokens` hold the id {largest}, but the {part} of {checkpoint.name} has {rows} rows.")
         if largest >= rows:
             raise CheckpointError(
-                f"the tokenizer of {checkpoint.name} gives the token id {largest}, but the input embedding has {rows} "
-                "rows: put the tokenizer files that belong to these weights beside them."
+                f"the tokenizer of {checkpoint.name} gives the token id {largest}, but the {part} has {rows} "
+                "rows: put the tokenizer files that belong to these weights next to them."
             )

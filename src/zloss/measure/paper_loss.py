@@ -23,7 +23,7 @@ def paper_loss(
     """Σ over the batch of CE + auxiliary of materialised logits, divided by `normalizer`; None: by the number of targets."""
     if objective.coordinate == "centered" and head.softcap is not None:
         raise CoordinateError(
-            f"{type(objective).__name__} needs the mean logit μ, which does not exist for softcapped logits. "
+            f"{type(objective).__name__} needs the mean logit μ, which is undefined for softcapped logits. "
             "Use StandardZLoss."
         )
     logits = head.module(hidden) * head.logit_scale

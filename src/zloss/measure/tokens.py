@@ -170,7 +170,7 @@ _quietly = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 @_quietly
 def quantity(columns: Columns, name: str, coordinate: Coordinate, measurement: Measurement) -> Array | None:
-    """A column in one coordinate, or a quantity that follows from columns; None where it needs a μ that does not exist."""
+    """A column in one coordinate, or a quantity that follows from columns; None if it needs a μ that does not exist."""
 
     suffix = "" if coordinate == "raw" else "_centered"
     stored = {"shift": "mu", "violation": "log_z", "delta_z": "log_z", "delta_u_gain_aware": "delta_u"}.get(name, name)
@@ -414,7 +414,7 @@ def geometry_sample(
 
 
 def has_plane(measurement: Measurement) -> bool:
-    """False where the mean row vanishes, which leaves no first axis, and for softcapped logits."""
+    """False if the mean row vanishes, which leaves no first axis, and for softcapped logits."""
     mean_row_D = measurement.mean_row_D
     return measurement.head.softcap is None and mean_row_D.numel() > 1 and bool(mean_row_D.norm() > 0)
 

@@ -15,7 +15,7 @@ import re
 import socket
 import tempfile
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,26 +52,44 @@ ENVIRONMENT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dty
 
 
 @dataclass(frozen=True)
+class CustomHead:
+    """What has to be known of a model that is not of transformers: z = logit_scale·(W u + b), capped if there is a `softcap`."""
+
+    module: nn.Module
+    """The output layer, with a weight [V, D] and perhaps a bias [V]."""
+    hidden_of: Callable[[Tensor], Tensor]
+    """Token ids [B, N] to the hidden states u [B, N, D] that the layer receives."""
+    logit_scale: float = 1.0
+    softcap: float | None = None
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model in evaluation mode with its tokenizer."""
+    """A loaded model with its tokenizer."""
 
     name: str
     source: str
-    """Where the weights came from: "safetensors", "gguf:FILE", ..."""
+    """Where the weights came from: "safetensors", "gguf:FILE", "memory", ..."""
     model: nn.Module
     tokenizer: Any
+    """None for a model in memory that reads token ids only."""
     wants_bos: bool
     """Whether the tokenizer, or the metadata of a GGUF file, puts a BOS in front of a text."""
+    stored_dtype: torch.dtype | None = None
+    """Dtype of the weights on disk, by the config; None if it does not say."""
+    custom: CustomHead | None = None
+    """None for a model of transformers."""
 
     @property
     def config(self) -> Any:
-        return self.model.config
+        """That of transformers; None for another model."""
+        return None if self.custom is not None else self.model.config
 
     def bos_id(self, policy: BosPolicy) -> int | None:
         """The token to put in front of every block, or None."""
         if policy == "no" or (policy == "auto" and not self.wants_bos):
             return None
-        if self.tokenizer.bos_token_id is None:
+        if self.tokenizer is None or self.tokenizer.bos_token_id is None:
             raise CheckpointError(
                 f"`bos` is 'yes', but the tokenizer of {self.name} has no BOS token: use 'auto' or 'no'."
             )
@@ -85,14 +103,20 @@ def load_checkpoint(
     trust_remote_code: bool = False,
     allow_pickle: bool | None = False,
     revision: str | None = None,
+    tokenizer: Any = None,
+    takes_tokenizer: bool = True,
+    weights: bool = True,
     device_map: DeviceMap | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
 ) -> Checkpoint:
     """Model and tokenizer by name; a model that cannot be loaded is a `CheckpointError` of one sentence.
 
     `allow_pickle=None` is for commands without that option, so the error for pickled weights does not suggest it.
-    `revision` is a branch, tag or commit of a model on the hub. With `device_map` accelerate places the layers on all devices
-    and offloads the rest to memory and disk; `max_memory` limits what each device takes, as in accelerate.
+    `revision` is a branch, tag or commit of a model on the hub. `tokenizer` replaces the model's: a folder, a Hugging Face id
+    or a loaded tokenizer; `takes_tokenizer=False` is for commands without that option. `weights=False` reads the config and the
+    tokenizer only, and the parameters are empty (on the meta device), for checks before a long run. With `device_map`
+    accelerate places the layers on all devices and offloads the rest to memory and disk; `max_memory` limits what each device
+    takes, as in accelerate.
     """
     _require_transformers()
     gguf = Path(name) if name.endswith(".gguf") else embedded_smollm2() if name == SMOLLM2 else None
@@ -101,10 +125,14 @@ def load_checkpoint(
 
         check_gguf_exists(gguf)
         with converted_gguf(gguf) as (folder, wants_bos):
-            loaded = load_checkpoint(str(folder), dtype=dtype, device_map=device_map, max_memory=max_memory)
+            loaded = load_checkpoint(
+                str(folder), dtype=dtype, tokenizer=tokenizer, device_map=device_map, max_memory=max_memory
+            )
+        wants_bos = wants_bos if tokenizer is None else loaded.wants_bos
         return replace(loaded, name=name, source=f"gguf:{gguf.name}", wants_bos=wants_bos)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    check_not_bare_weights(name)
     check_folder_exists(name)
     check_not_adapter(name)
     identifier = SMOLLM2_HUB if name == SMOLLM2 else name
@@ -115,21 +143,32 @@ def load_checkpoint(
         config = AutoConfig.from_pretrained(identifier, **place)
     except Exception as error:
         raise CheckpointError(not_found(name, identifier, error)) from error
+    stored = getattr(config, "dtype", None)
+    stored_dtype = stored if isinstance(stored, torch.dtype) else getattr(torch, str(stored), None)
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(f"{name} is an encoder-decoder model; an audit needs a causal language model.")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(identifier, **place)
-        ids = tokenizer("An audit needs words.", add_special_tokens=False).input_ids
-    except BaseException as error:
-        # A panic of the tokenizers library, which is written in Rust, is not an `Exception`.
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
-        raise CheckpointError(
-            f"{name} has no tokenizer that can be loaded ({first_line(error)}): put its tokenizer files beside the weights."
-        ) from error
-    if len(set(ids)) < 2:
-        # transformers makes an empty tokenizer for a folder that has none.
-        raise CheckpointError(f"{name} has no tokenizer: none of its files gives token ids for a sentence.")
+    if isinstance(tokenizer, str):
+        tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
+    elif tokenizer is None:
+        files = "put its tokenizer files in the same folder"
+        remedy = (
+            f"{files}, or pass `tokenizer`, a folder or Hugging Face id that has them" if takes_tokenizer else files
+        )
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(identifier, **place)
+            speaks = _speaks(tokenizer)
+        except BaseException as error:
+            # A panic of the tokenizers library, which is written in Rust, is not an `Exception`.
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            raise CheckpointError(
+                f"{name} has no tokenizer that can be loaded ({first_line(error)}): {remedy}."
+            ) from error
+        if not speaks:
+            raise CheckpointError(f"{name} has no tokenizer: {remedy}.")
+    if not weights:
+        model = _empty_model(name, config, trust_remote_code=trust_remote_code)
+        return Checkpoint(name, "config", model.eval(), tokenizer, tokenizer_adds_bos(tokenizer))
     # PyTorch's grouped matrix product, the default for experts, has no fp64; dense models ignore the choice.
     experts = {"experts_implementation": "eager"} if dtype == "fp64" else {}
     offload = None if device_map is None else tempfile.TemporaryDirectory(prefix="zloss-offload-")
@@ -152,7 +191,64 @@ def load_checkpoint(
     model, info = found
     check_loaded(name, info)
     model.offload_folder = offload  # deleted with the model
-    return Checkpoint(name, "safetensors", model.eval(), tokenizer, _tokenizer_adds_bos(tokenizer))
+    return Checkpoint(name, "safetensors", model.eval(), tokenizer, tokenizer_adds_bos(tokenizer), stored_dtype)
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
+    """A tokenizer by folder or Hugging Face id."""
+    _require_transformers()
+    from transformers import AutoTokenizer
+
+    advice = "pass a folder with tokenizer files (tokenizer.json, tokenizer_config.json), or a Hugging Face id"
+    if looks_like_a_path(name) and not Path(name).is_dir():
+        raise CheckpointError(f"the tokenizer {name!r} cannot be loaded (there is no such folder): {advice}.")
+    hub = {} if Path(name).is_dir() else hub_options()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **hub)
+        speaks = _speaks(tokenizer)
+    except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise CheckpointError(f"the tokenizer {name!r} cannot be loaded ({first_line(error)}): {advice}.") from error
+    if not speaks:
+        raise CheckpointError(f"the tokenizer {name!r} cannot be loaded (its files give no token ids): {advice}.")
+    return tokenizer
+
+
+def _speaks(tokenizer: Any) -> bool:
+    """Whether a sentence gives token ids: transformers makes an empty tokenizer for a folder that has none."""
+    return len(set(tokenizer("An audit needs words.", add_special_tokens=False).input_ids)) > 1
+
+
+def _empty_model(name: str, config: Any, *, trust_remote_code: bool) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    maker: Any = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            model: nn.Module = maker.from_config(config, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise CheckpointError(_not_loadable(name, error, can_allow_pickle=False)) from error
+    return model
+
+
+BARE_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors")
+"""Endings of files that hold tensors by name and nothing else."""
+
+
+def check_not_bare_weights(name: str) -> None:
+    """Raise a `CheckpointError` that says what is missing if `name` is a file of weights; the file is not opened."""
+    file = Path(name)
+    if not file.is_file():
+        return
+    if (file.parent / "config.json").is_file():
+        raise CheckpointError(f"{name} is one file of a checkpoint: pass its folder, {file.parent}.")
+    what = "a bare state dict" if file.suffix.lower() in BARE_WEIGHTS else "a single file"
+    raise CheckpointError(
+        f"{name} is {what}, which lacks the config that says how to build the model and the tokenizer: pass a folder in the "
+        "Hugging Face format (config.json, model.safetensors, tokenizer.json), or build the model in Python and call "
+        "zloss.audit_model(model, tokens, head=..., hidden_of=...)."
+    )
 
 
 def check_gguf_exists(file: Path) -> None:
@@ -169,7 +265,7 @@ def embedded_smollm2() -> Path | None:
     return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
 
 
-def _tokenizer_adds_bos(tokenizer: Any) -> bool:
+def tokenizer_adds_bos(tokenizer: Any) -> bool:
     """Whether the tokenizer puts a BOS in front of "a"; tokenizer classes have no common flag for it."""
     ids = tokenizer("a").input_ids
     return tokenizer.bos_token_id is not None and len(ids) > 0 and ids[0] == tokenizer.bos_token_id
@@ -204,7 +300,7 @@ def check_loaded(name: str, info: Mapping[str, Any]) -> None:
     ]
     if complaints:
         raise CheckpointError(
-            f"the weights of {name} are not those of its config: the checkpoint {', and it '.join(complaints)}. "
+            f"the weights of {name} do not match its config: the checkpoint {', and it '.join(complaints)}. "
             "Use the config and the weights of the same model."
         )
 
@@ -259,8 +355,8 @@ def check_not_adapter(name: str, folder: Path | None = None) -> None:
     if any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
         # transformers loads the adapter and its base if peft is installed, and the weights of the folder otherwise.
         raise CheckpointError(
-            f"{name} holds both the weights of a model and a PEFT adapter ({ADAPTER_CONFIG}), and only one of them can be meant: "
-            "move the adapter files to a folder of their own."
+            f"{name} holds both the weights of a model and a PEFT adapter ({ADAPTER_CONFIG}), so it is not clear which "
+            "one is meant: move the adapter files to a separate folder."
         )
     raise CheckpointError(_is_adapter(name, file))
 
@@ -350,7 +446,7 @@ def positions_of(checkpoint: Checkpoint) -> tuple[int, bool] | None:
     A model cannot read beyond a table. Rotary positions have no limit, but the model was not trained beyond them. ALiBi and
     recurrent models have none.
     """
-    model, config = checkpoint.model, checkpoint.config.get_text_config()
+    model, config = checkpoint.model, checkpoint.config and checkpoint.config.get_text_config()
     stated = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     tables = {name: module.weight for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     # GPT-J keeps the sines and cosines of its rotary positions in such a table.
@@ -431,6 +527,7 @@ def weight_fingerprint(model: nn.Module) -> str:
 
 def model_fingerprint(checkpoint: Checkpoint) -> str:
     """A checksum of the weights and the config: with the same weights, scales, caps and positions still change the numbers."""
-    config = {key: value for key, value in checkpoint.config.to_dict().items() if key not in ENVIRONMENT_KEYS}
+    found = {} if checkpoint.config is None else checkpoint.config.to_dict()
+    config = {key: value for key, value in found.items() if key not in ENVIRONMENT_KEYS}
     text = json.dumps(config, sort_keys=True, default=str)
     return hashlib.sha256(f"{weight_fingerprint(checkpoint.model)} {text}".encode()).hexdigest()[:16]

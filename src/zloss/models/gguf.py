@@ -50,8 +50,8 @@ def converted_gguf(file: Path) -> Iterator[tuple[Path, bool]]:
                 note = _convert(file, part)
         except OutputError as error:
             raise CheckpointError(
-                f"{file} cannot be converted, because neither the cache nor {tempfile.gettempdir()} takes the converted "
-                "weights: free some space, or set ZLOSS_CACHE to a folder that has it."
+                f"{file} cannot be converted, because neither the cache nor {tempfile.gettempdir()} has room for the "
+                "converted weights: free some space, or set ZLOSS_CACHE to a folder that has it."
             ) from error
         yield place, bool(note["wants_bos"])
 

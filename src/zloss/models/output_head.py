@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zloss.errors import CheckpointError, ZlossError, first_line
-from zloss.models.checkpoint import Checkpoint, present_tensor, stored_name
+from zloss.errors import CheckpointError, InputError, ZlossError, first_line
+from zloss.models.checkpoint import Checkpoint, CustomHead, present_tensor, stored_name
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class OutputHead:
 
 def find_head(checkpoint: Checkpoint) -> OutputHead:
     """The output head with its scale and softcap, not yet checked against the model."""
+    if checkpoint.custom is not None:
+        return _custom_head(checkpoint.model, checkpoint.custom)
     model: Any = checkpoint.model
     module = model.get_output_embeddings()
     weight = getattr(module, "weight", None)
@@ -80,6 +82,21 @@ def find_head(checkpoint: Checkpoint) -> OutputHead:
     )
 
 
+def _custom_head(model: nn.Module, custom: CustomHead) -> OutputHead:
+    """The head as it is now; tied if an embedding of the model has the same weight."""
+    weight, bias = getattr(custom.module, "weight", None), getattr(custom.module, "bias", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        found = f"has a weight {list(weight.shape)}" if isinstance(weight, Tensor) else "has none"
+        raise InputError(
+            f"`head` is expected to be the output layer, a module with a weight [V, D], but {type(custom.module).__name__} "
+            f"{found}."
+        )
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    tied = any(table.data_ptr() == weight.data_ptr() and table.shape == weight.shape for table in tables)
+    bias = bias if isinstance(bias, Tensor) else None
+    return OutputHead(custom.module, weight, bias, tied, custom.logit_scale, custom.softcap)
+
+
 HiddenStates = Callable[[Tensor], Tensor]
 """Token ids [B, N] to hidden states [B, N, D]."""
 
@@ -93,8 +110,11 @@ def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenSt
     """Hidden states of token ids: the forward pass of the model, stopped before its head.
 
     They are the input of the output-embedding module, caught by a forward pre-hook, so scaling or normalisation before the head
-    needs no special case.
+    needs no special case. Those of a model that is not of transformers are what its `hidden_of` returns.
     """
+    if checkpoint.custom is not None:
+        yield checkpoint.custom.hidden_of
+        return
     caught: list[Tensor] = []
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -114,7 +134,7 @@ def hidden_states(checkpoint: Checkpoint, head: OutputHead) -> Iterator[HiddenSt
                 raise
             raise CheckpointError(
                 f"the forward pass of {checkpoint.name} fails ({type(error).__name__}: {first_line(error)}): its config and its "
-                "weights do not belong together, or the model needs other inputs than token ids."
+                "weights do not belong together, or the model needs inputs other than token ids."
             ) from error
         raise CheckpointError(f"{checkpoint.name} never calls its output head in a forward pass: it cannot be audited.")
 
@@ -133,17 +153,28 @@ FORESIGHT = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2, to
 
 
 @torch.no_grad()
-def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float:
+def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float | None:
     """The relative difference between our logits and the model's; a `CheckpointError` if it is too large.
 
-    Also an error if the model is not causal, that is, if changing the last token changes the hidden states before it.
+    Also an error if the model is not causal, that is, if changing the last token changes the hidden states before it. None for
+    a model that gives no logits to compare with: not of transformers, and its head is a table.
     """
-    ids_BN = ids_N[:CHECK_TOKENS].unsqueeze(0)
+    custom = checkpoint.custom
+    ids_BN = ids_N[:CHECK_TOKENS].unsqueeze(0).to(head.weight_VD.device)
     with hidden_states(checkpoint, head) as hidden_of:
         try:
             hidden = hidden_of(ids_BN)
         except (IndexError, RuntimeError) as error:
+            if custom is not None:
+                raise  # the caller's function, with its traceback
             raise CheckpointError(f"the forward pass of {checkpoint.name} fails: {first_line(error)}.") from error
+        expected_shape = [*ids_BN.shape, head.width]
+        if custom is not None and list(getattr(hidden, "shape", ())) != expected_shape:
+            found = list(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
+            raise InputError(
+                f"`hidden_of` is expected to give hidden states {expected_shape} of token ids {list(ids_BN.shape)}, but gave "
+                f"{found}."
+            )
         changed = ids_BN.clone()
         changed[0, -1] = (changed[0, -1] + 1) % head.vocab
         future = hidden_of(changed)
@@ -152,6 +183,8 @@ def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float
             f"{checkpoint.name} is not causal: changing a token changes the hidden states before it. "
             "An audit needs a causal language model, not an encoder."
         )
+    if custom is not None:
+        return _check_custom_logits(checkpoint, custom, head, ids_BN, hidden)
     try:
         expected = checkpoint.model(input_ids=ids_BN, use_cache=False).logits
     except Exception as error:
@@ -161,7 +194,33 @@ def check_head(checkpoint: Checkpoint, head: OutputHead, ids_N: Tensor) -> float
         raise CheckpointError(
             f"the logits of {checkpoint.name} are not reproduced by its output head: relative difference {difference:.2g} "
             f"(limit {AGREEMENT:g}) with logit scale {head.logit_scale:g} and softcap {head.softcap}. "
-            f"Its architecture ({type(checkpoint.model).__name__}) does something to the logits that is not known here."
+            f"Its architecture ({type(checkpoint.model).__name__}) changes the logits in a way that zloss does not support."
+        )
+    return difference
+
+
+def _check_custom_logits(
+    checkpoint: Checkpoint, custom: CustomHead, head: OutputHead, ids_BN: Tensor, hidden_BND: Tensor
+) -> float | None:
+    """The same for a model that is not of transformers: against what the model itself returns for token ids, if those are
+    logits (or log-probabilities) of every position, else against what the head returns for the hidden states."""
+    ours, shape = head.logits(hidden_BND), (*ids_BN.shape, head.vocab)
+    try:
+        own: Any = checkpoint.model(ids_BN)
+    except Exception:  # it takes other arguments
+        own = None
+    own = getattr(own, "logits", own)
+    own = own[0] if isinstance(own, tuple) and own else own
+    if not isinstance(own, Tensor) or own.shape != shape:
+        if isinstance(custom.module, nn.Embedding):
+            return None
+        own, ours = custom.module(hidden_BND), replace(head, logit_scale=1.0, softcap=None).logits(hidden_BND)
+    difference = min(_relative(ours, own), _relative(ours.double().log_softmax(-1), own))
+    if not difference <= AGREEMENT:
+        raise CheckpointError(
+            f"`head` and `hidden_of` do not reproduce the logits of {checkpoint.name}: relative difference {difference:.2g} "
+            f"(limit {AGREEMENT:g}). Pass the hidden states that the head receives, after the last norm, and `logit_scale` or "
+            "`softcap` if the model scales or caps its logits after the head."
         )
     return difference
 

@@ -66,7 +66,7 @@ class ModelRouters:
         """`top_k`, or the model's k if it is None."""
         found = self.top_k if top_k is None else top_k
         if found is None:
-            raise InputError("the model does not say how many experts a token takes: pass `top_k`.")
+            raise InputError("the model does not say how many experts each token is routed to: pass `top_k`.")
         return found
 
     def masks(self, inputs: Mapping[str, Any], tokens: Sequence[int]) -> list[Tensor] | None:

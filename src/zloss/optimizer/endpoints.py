@@ -38,7 +38,7 @@ def endpoints(
     thresholds: Sequence[float] = THRESHOLDS,
     spike: float = SPIKE,
 ) -> StepEndpoints:
-    """Every endpoint of a sequence of steps; None where no step contributes.
+    """Every endpoint of a sequence of steps; None if no step contributes.
 
     `clip` is the clipping threshold, `thresholds` are the τ of Φ_τ, `spike` is a rise of the loss in nats per token.
     """

@@ -102,7 +102,7 @@ class OpenStep:
         """g ← g·min(1, clip/‖g‖₂) with the measured norm; gradients at or below the threshold are not touched."""
         limit = self._clip if clip is None else clip
         if limit is None:
-            raise InputError("clip_ needs a threshold: pass it here, or as `clip` of the recorder.")
+            raise InputError("clip_ needs a threshold: pass it here, or as the recorder's `clip`.")
         # No factor makes a nonfinite gradient finite, so it is left unchanged.
         factor = limit / self.norm if self.finite and self.norm > limit else 1.0
         if factor != 1.0 and self._gradients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.checkpoint.run import run_audit
 from zloss.console import Progress, Silent
 from zloss.errors import CheckpointError, OutputError
+from zloss.measure.logit_noise import STORAGE
 from zloss.measure.measurement import model_blocks, resolve_vocab
 from zloss.models.checkpoint import (
     SMOLLM2_HUB,
@@ -41,7 +43,7 @@ from zloss.protocol.center_files import (
     write_model,
 )
 from zloss.protocol.config import CenterConfig
-from zloss.results.centering import FILE, Centering, CenteringNumbers
+from zloss.results.centering import FILE, Centering, CenteringNumbers, CopyVerdict
 from zloss.results.folder import LOCK_FILE, check_folder, locked_folder, whole_folder
 from zloss.results.io import remove_abandoned, write_json
 from zloss.results.options import SMOLLM2
@@ -56,7 +58,10 @@ CHUNK = 128
 GREEDY_TOKENS = 64
 PROMPT_TOKENS = 16
 PPL_AGREEMENT = 1e-6
-"""Largest relative difference of PPL that is only rounding for fp32 weights; a 16-bit head is rounded once more."""
+"""Relative difference of PPL up to which a copy counts as verified."""
+PPL_RISE, PPL_RISE_16_BIT = 1e-5, 1e-3
+"""Largest relative rise of PPL that rounding explains, for a head stored in 32 or 64 bits and in 16 bits: rounding the centered
+head of SmolLM2 to bf16 moves log-probabilities by 0.015 nat (RMS), their mean over some thousand tokens by a few 1e-4."""
 
 
 def center_checkpoint(
@@ -86,7 +91,7 @@ def center_checkpoint(
 def _center(config: CenterConfig, source: Path, out: Path, progress: Progress, command: str) -> Centering:
     started, begin = datetime.now(UTC), time.perf_counter()
     with progress.step(f"loading {config.model}", None):
-        before = load_checkpoint(str(source), allow_pickle=None)
+        before = load_checkpoint(str(source), allow_pickle=None, takes_tokenizer=False)
     head = find_head(before)
     refuse_uncenterable(before, head)
     valid_vocab = resolve_vocab(config.valid_vocab, head.vocab, len(before.tokenizer))
@@ -104,13 +109,13 @@ def _center(config: CenterConfig, source: Path, out: Path, progress: Progress, c
         gradient_blocks=0,
         valid_vocab=valid_vocab,
     )
-    numbers_before = measure_model(audit, before, blocks, progress)
+    numbers_before, reference_T = measure_model(audit, before, blocks, progress)
     greedy_before = greedy_continuation(before, blocks)
     with whole_folder(out) as part:
         with progress.step(f"writing {out.name}", None):
             write_model(files, change, part)
         after = load_checkpoint(str(part))
-        numbers_after = measure_model(replace(audit, model=str(part)), after, blocks, progress)
+        numbers_after, _ = measure_model(replace(audit, model=str(part)), after, blocks, progress, reference_T)
         greedy_equal = bool(torch.equal(greedy_before, greedy_continuation(after, blocks)))
         if numbers_before.ppl is None or numbers_after.ppl is None:
             raise CheckpointError(
@@ -137,9 +142,11 @@ def _center(config: CenterConfig, source: Path, out: Path, progress: Progress, c
             greedy_equal=greedy_equal,
             verified=greedy_equal and gap <= PPL_AGREEMENT,
             notes=cut.notes,
+            logits=config.logits,
             provenance=Provenance(**shared_keys(command, started, time.perf_counter() - begin)),
         )
-        result = replace(result, findings=findings_of(result, PPL_AGREEMENT))
+        verdict = judge_copy(result, shift_noise=config.shift_noise, shift_bits=config.shift_bits)
+        result = replace(result, verdict=verdict, findings=findings_of(result, PPL_AGREEMENT))
         write_json(part / FILE, {"schema": Centering.SCHEMA, **to_plain(result)})
         write_card(files.folder, part, result)
     return result
@@ -222,17 +229,26 @@ def _refuse_filled(out: Path, force: bool) -> None:
 # What centering changed, measured on the original and on the copy as it loads from disk
 
 
-def measure_model(config: AuditConfig, checkpoint: Checkpoint, blocks: Blocks, progress: Progress) -> CenteringNumbers:
-    """The numbers of one model in fp32, over all rows of the head; μ also over the `valid_vocab` of the configuration."""
-    report = run_audit(replace(config, valid_vocab=None), checkpoint=checkpoint, progress=progress)
+def measure_model(
+    config: AuditConfig,
+    checkpoint: Checkpoint,
+    blocks: Blocks,
+    progress: Progress,
+    reference_T: Tensor | None = None,
+) -> tuple[CenteringNumbers, Tensor]:
+    """(the numbers of one model, its log p(y) [T] from fp32 logits), over all rows of the head.
+
+    μ is measured over the `valid_vocab` of the configuration too. The noise of 16-bit logits is against `reference_T`, log p(y)
+    of the original; None for the original itself.
+    """
+    report = run_audit(replace(config, valid_vocab=None), checkpoint=checkpoint, progress=progress, noise=False)
     valid = None
     if config.valid_vocab not in (None, report.model.vocab):
-        valid = run_audit(config, checkpoint=checkpoint, progress=progress).mu_abs_99
+        valid = run_audit(config, checkpoint=checkpoint, progress=progress, noise=False).mu_abs_99
     raw, spacing = report.heads.raw, report.precision.raw
-    (bf16_ce, bf16_rms), (fp16_ce, fp16_rms) = (
-        storage_error(checkpoint, blocks, dtype) for dtype in (torch.bfloat16, torch.float16)
-    )
-    return CenteringNumbers(
+    log_p, logit_rms = stored_log_probs(checkpoint, blocks)
+    exact_T = log_p["fp32"]
+    numbers = CenteringNumbers(
         ppl=report.ppl,
         mu_abs_99=report.mu_abs_99,
         p_z_999=raw.p_z_999,
@@ -240,34 +256,43 @@ def measure_model(config: AuditConfig, checkpoint: Checkpoint, blocks: Blocks, p
         row_max_999=raw.row_max_999,
         bf16_spacing=spacing.bf16_spacing,
         fp16_spacing=spacing.fp16_spacing,
-        bf16_ce_error=bf16_ce,
-        bf16_logit_rms=bf16_rms,
-        fp16_ce_error=fp16_ce,
-        fp16_logit_rms=fp16_rms,
+        bf16_ce_error=float((log_p["bf16"] - exact_T).abs().mean()),
+        bf16_logit_rms=logit_rms["bf16"],
+        fp16_ce_error=float((log_p["fp16"] - exact_T).abs().mean()),
+        fp16_logit_rms=logit_rms["fp16"],
         mu_valid_abs_99=valid,
+        bf16_noise=noise(log_p["bf16"], exact_T if reference_T is None else reference_T),
+        fp16_noise=noise(log_p["fp16"], exact_T if reference_T is None else reference_T),
     )
+    return numbers, exact_T
 
 
 @torch.no_grad()
-def storage_error(checkpoint: Checkpoint, blocks: Blocks, dtype: torch.dtype) -> tuple[float, float]:
-    """What logits stored in `dtype` lose, over the first block.
-
-    (mean over tokens of |CE(rounded logits) − CE(logits)|, root mean square of rounded − exact over all logits)
-    """
+def stored_log_probs(checkpoint: Checkpoint, blocks: Blocks) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """(log p(y) [T] in fp64 by how the logits are stored, root mean square of stored − fp32 over all logits)."""
     head = find_head(checkpoint)
+    log_p = {name: list[Tensor]() for name in ("fp32", *STORAGE)}
+    squares, logits = dict.fromkeys(STORAGE, 0.0), 0
     with hidden_states(checkpoint, head) as hidden_of:
-        hidden_TD = blocks.counted(hidden_of(blocks.inputs(0, 1)))[0]
-    target_T = blocks.targets(0, 1).reshape(-1)
-    ce_gap, squares, logits = 0.0, 0.0, 0
-    for start in range(0, len(target_T), CHUNK):
-        z_CV = head.logits(hidden_TD[start : start + CHUNK])
-        stored_CV = z_CV.to(dtype).float()
-        part_C = target_T[start : start + CHUNK]
-        exact, rounded = (F.cross_entropy(z, part_C, reduction="none") for z in (z_CV, stored_CV))
-        ce_gap += float((rounded - exact).abs().double().sum())
-        squares += float((stored_CV - z_CV).double().square().sum())
-        logits += z_CV.numel()
-    return ce_gap / len(target_T), (squares / logits) ** 0.5
+        for block in range(blocks.count):
+            hidden_TD = blocks.counted(hidden_of(blocks.inputs(block, block + 1)))[0]
+            target_T = blocks.targets(block, block + 1).reshape(-1)
+            for start in range(0, len(target_T), CHUNK):
+                z_CV, target_C = head.logits(hidden_TD[start : start + CHUNK]), target_T[start : start + CHUNK]
+                logits += z_CV.numel()
+                log_p["fp32"].append(-F.cross_entropy(z_CV, target_C, reduction="none").double())
+                for name, dtype in STORAGE.items():
+                    stored_CV = z_CV.to(dtype).float()
+                    log_p[name].append(-F.cross_entropy(stored_CV, target_C, reduction="none").double())
+                    squares[name] += float((stored_CV - z_CV).double().square().sum())
+    rms = {name: math.sqrt(total / logits) for name, total in squares.items()}
+    return {name: torch.cat(parts) for name, parts in log_p.items()}, rms
+
+
+def noise(stored_T: Tensor, reference_T: Tensor) -> float | None:
+    """Root mean square of log p(y) of stored logits minus its reference, in nats; None if it is not finite."""
+    value = float((stored_T - reference_T).square().mean().sqrt())
+    return value if math.isfinite(value) else None
 
 
 @torch.no_grad()
@@ -280,3 +305,63 @@ def greedy_continuation(checkpoint: Checkpoint, blocks: Blocks) -> Tensor:
         do_sample=False, num_beams=1, pad_token_id=0, repetition_penalty=1.0,
     )  # fmt: skip
     return out[0, prompt.shape[1] :]
+
+
+# Verdict
+
+
+def judge_copy(result: Centering, *, shift_noise: float, shift_bits: float) -> CopyVerdict:
+    """What to do with the copy; the first row that applies.
+
+    S is the noise of the logits in the precision of the user's stack, before and after; fp32 logits have none.
+
+    | action | when |
+    |---|---|
+    | discard | PPL rises by more than rounding to the stored dtype explains: 1e-5 for 32 bits, 1e-3 for 16 bits (relative) |
+    | discard | a head of 32 bits or more: PPL rises by more than 1e-6, and the greedy continuation differs |
+    | discard | S rises by `shift_bits` bits or more, to `shift_noise` or more; or logits overflow that did not before |
+    | keep | S was at least `shift_noise` and falls by `shift_bits` bits or more; or logits overflowed and no longer do |
+    | neutral | anything else |
+    """
+    where = f"measured on {result.predictions:,} tokens of {result.corpus}"
+    if (harm := _changed_predictions(result)) is not None:
+        return CopyVerdict("discard", f"Discard the copy: {harm}, {where}.")
+    if result.logits == "fp32":
+        said = "Neutral: fp32 logits lose nothing to a common shift, so the copy is neither better nor worse"
+        return CopyVerdict("neutral", f"{said}, {where}.")
+    before, after = (getattr(side, f"{result.logits}_noise") for side in (result.before, result.after))
+    bits = _recovered_bits(before, after)
+    words = [f"{result.logits} logits overflow" if one is None else f"{one:.3f} nat" for one in (before, after)]
+    changed = (
+        f"the error of a token's log-probability from {result.logits} logits (RMS) goes from {words[0]} to {words[1]}"
+    )
+    if bits <= -shift_bits and (after is None or after >= shift_noise):
+        return CopyVerdict("discard", f"Discard the copy: {changed}, {where}.")
+    if bits >= shift_bits and (before is None or before >= shift_noise):
+        return CopyVerdict("keep", f"Keep the copy: {changed}, {where}.")
+    worth = f"a copy is worth keeping from {shift_noise:g} nat and {shift_bits:g} bit on, and this is {bits:+.1f} bit"
+    return CopyVerdict("neutral", f"Neutral: {changed} ({worth}), {where}.")
+
+
+def _changed_predictions(result: Centering) -> str | None:
+    """How the copy predicts worse than rounding explains, in a phrase; None if it does not."""
+    assert result.before.ppl is not None
+    assert result.after.ppl is not None
+    rise = result.after.ppl / result.before.ppl - 1
+    rounded = "float16" in result.stored_dtype
+    limit = PPL_RISE_16_BIT if rounded else PPL_RISE
+    said = f"its perplexity rises from {result.before.ppl:.4g} by {100 * rise:.2g} %"
+    if rise > limit:
+        return f"{said}, more than rounding to {result.stored_dtype} explains"
+    if not rounded and not result.greedy_equal and rise > PPL_AGREEMENT:
+        return f"{said}, and its greedy continuation differs"
+    return None
+
+
+def _recovered_bits(before: float | None, after: float | None) -> float:
+    """log₂ of the noise before over after; infinite if only one side overflows or is exact."""
+    if before == after:
+        return 0.0
+    if before is None or after == 0:
+        return math.inf
+    return -math.inf if after is None or before == 0 else math.log2(before / after)

@@ -82,7 +82,7 @@ def refuse_uncenterable(checkpoint: Checkpoint, head: OutputHead) -> None:
             "predictions, so a centered head would be another model."
         )
     if head.bias_V is not None and bool(head.bias_V.isneginf().any()):
-        raise CoordinateError(f"the head of {checkpoint.name} has -inf in its bias, so the mean bias does not exist.")
+        raise CoordinateError(f"the head of {checkpoint.name} has -inf in its bias, so the mean bias is undefined.")
 
 
 def _less(tensor: Tensor, mean: Tensor | float) -> Tensor:
@@ -156,7 +156,7 @@ class WeightFiles:
                         found.append(key)
         if not found:
             raise CheckpointError(
-                f"no tensor of {self.folder} holds the values of {what}: its weights are stored in another form."
+                f"no tensor of {self.folder} contains the values of {what}: its weights are stored in another form."
             )
         return next((key for key in found if name.endswith(key) or key.endswith(name)), found[0])
 
@@ -248,7 +248,8 @@ def write_card(original: Path, target: Path, result: Centering) -> None:
     front = re.match(r"---\n.*?\n---[^\n]*\n?", text, re.DOTALL)
     head, body = (front[0].rstrip() + "\n\n", text[front.end() :].lstrip("\n")) if front else ("", text)
     head += f"# {result.model}, row-centered output head\n\n{_done(result)}\n\n"
-    head += f"Measured on {result.predictions} tokens of {result.corpus}, in fp32, with this copy as it loads from disk:\n\n"
+    head += "" if result.verdict is None else f"{result.verdict.sentence}\n\n"
+    head += f"Measured on {result.predictions:,} tokens of {result.corpus}, in fp32, with this copy as it loads from disk:\n\n"
     head += "".join(f"- {sentence}\n" for sentence in result.findings)
     head += f"\nAll figures: `{FILE}`.\n" + (f"\n{body}" if body.strip() else "")
     (target / CARD).write_text(head, encoding="utf-8")

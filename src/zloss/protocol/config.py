@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from zloss.audit.checkpoint.config import AuditConfig
 from zloss.audit.implementation.config import NO_IMPLEMENTATION, ImplementationAuditConfig
 from zloss.decide.recommend import LEAST_STEPS
+from zloss.decide.thresholds import Thresholds
 from zloss.errors import InputError
 from zloss.results.options import (
     SMOLLM2,
     BlockCount,
     BosPolicy,
     DtypeName,
+    LogitStorage,
     Option,
     TextChoice,
     TextOptions,
@@ -40,17 +44,25 @@ class CenterConfig(TextChoice):
     blocks: int = 16
     """Blocks of that text."""
     block_size: int | None = None
-    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
+    """Predictions per block, in tokens. Default: 256, or fewer if the model has fewer positions."""
     keep_tied: bool = False
     """Keep a tied head tied, by moving the mean row into learned positions that are added to the embedding (GPT-2, OPT).
     Default: untie the copy."""
     valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
-    """Rows over which the mean row is taken, where the head has padding rows: a number, or 'tokenizer' for those with a token.
-    Default: all."""
+    """Rows that the mean row is averaged over, if the head has padding rows: a number, or 'tokenizer' for rows that have a
+    token. Default: all."""
+    logits: LogitStorage = "bf16"
+    """Precision in which your stack stores its logits; the verdict is about their rounding."""
+    shift_noise: float = Thresholds.shift_noise
+    """Smallest error of a token's log-probability before centering that makes the copy worth keeping, in nats (RMS)."""
+    shift_bits: float = Thresholds.shift_bits
+    """Fewest bits of that error that centering must recover as well: log₂ of the error before over the error after."""
 
     def __post_init__(self) -> None:
         check_counts(self, ("blocks",))
         check_optional_counts(self, ("block_size",))
+        check_numbers(self, ("shift_noise", "shift_bits"))
+        check_choices(self, {"logits": LogitStorage})
 
 
 LEAST_BLOCKS, LEAST_TOKENS = 8, 1000
@@ -67,22 +79,22 @@ class DriftConfig(TextOptions):
     revisions: Annotated[tuple[str, ...], Option(metavar="A,B,...", comma_separated=True)] = ()
     """Revisions of the Hugging Face id, each with a step in its name, such as step1000,step2000."""
     blocks: BlockCount = 64
-    """Number of blocks, at least 8; 0 takes all the text gives."""
+    """Number of blocks, at least 8; 0 uses the whole text."""
     block_size: int | None = None
-    """Predictions per block, in tokens; all blocks together need at least 1000. Default: 256, or fewer where the model has
+    """Predictions per block, in tokens; all blocks together need at least 1000. Default: 256, or fewer if the model has
     fewer positions."""
     offset: int = 0
     """Blocks to skip at the start of the text."""
     valid_vocab: Annotated[int | str | None, Option(metavar="N|tokenizer")] = None
-    """Rows of the head inside log Z, μ, w̄ and c: a number, or `tokenizer` for its length. Default: every row."""
+    """Rows of the head that count in log Z, μ, w̄ and c: a number, or 'tokenizer' for the tokenizer's length. Default: all."""
     diag_coef: float = 1e-4
     """λ_diag of R_Z."""
     gradient_blocks: int = 8
-    """Blocks of the diagnostic batch of R_Z; 0 leaves it out."""
+    """Blocks of the diagnostic batch of R_Z; 0 skips it."""
     batch_blocks: int = 4
     """Blocks per forward pass."""
     dtype: DtypeName = "fp32"
-    """Precision of the model; statistics are fp32 or better in any case."""
+    """Precision of the model; statistics are always fp32 or better."""
     trust_remote_code: bool = False
     """Run model code that comes with the checkpoints."""
     allow_pickle: bool = False
@@ -103,7 +115,7 @@ class DriftConfig(TextOptions):
                 )
 
     def audit(self, name: str) -> AuditConfig:
-        """The audit of one checkpoint, under the name that results show."""
+        """The audit of one checkpoint, under the name shown in results."""
         return AuditConfig(
             model=name,
             **self.text_options(),
@@ -128,11 +140,29 @@ LEAST_VALID_TOKENS = 2000
 WARMUP = 0.1
 """Share of the steps that warm up."""
 NOT_OF_THE_RUNS = {
-    *("model", "texts", "valid_texts", "text_field"),  # their tokens and weights are
+    *("model", "texts", "valid_texts", "text_field", "tokenizer"),  # their tokens and weights are
     *("budget", "steps", "seeds", "max_arms", "runs", "tolerance_ppl", "router_convention", "router_coef"),
 }
 """Settings of a recommendation that change none of its runs."""
+OF_THE_CHECKPOINT = ("lr", "schedule", "micro_batch")
+"""Settings that a checkpoint may record."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+TRAINER_STATE = "trainer_state.json"
+DEFAULT_LR, DEFAULT_MICRO_BATCH = 5e-5, 2
+DEFAULT_SCHEDULE: Schedule = "cosine"
+
+
+@dataclass(frozen=True)
+class Training:
+    """Learning rate, schedule and micro-batch of the runs, and where each comes from."""
+
+    lr: float
+    schedule: Schedule
+    micro_batch: int
+    known: tuple[str, ...]
+    """Settings taken from `trainer_state.json`, as phrases."""
+    assumed: tuple[str, ...]
+    """Settings that come from neither the user nor that file, as phrases."""
 
 
 @dataclass(frozen=True)
@@ -144,65 +174,73 @@ class RecommendConfig(TextOptions):
     valid_texts: ValidTextFiles = ()
     """Text to validate on; repeat to append. Default: blocks of the training text that are not trained on."""
     budget: Annotated[str | None, Option(metavar="TIME")] = None
-    """Time for everything, such as 90s, 30m or 1h30m. Default: 30m, and none where `steps` is given."""
+    """Total time, such as 90s, 30m or 1h30m. Default: 30m, or no limit if `steps` is given."""
     steps: int | None = None
-    """Optimizer steps of every run, at least 100. Default: what the budget gives."""
+    """Optimizer steps of every run, at least 100. Default: as many as the budget allows."""
     seeds: Annotated[tuple[int, ...], Option(metavar="N,N,...", comma_separated=True)] = (1, 2, 3)
-    """The first seed selects an arm, the others confirm it. With one confirming seed nothing can be confirmed."""
+    """The first seed selects an arm, the others confirm it. A single confirming seed cannot confirm anything."""
     max_arms: int | None = None
-    """Most arms beside CE, the most telling first. Default: as many as the audit proposes and the budget has room for."""
+    """Maximum number of arms besides CE, the most informative first. Default: as many as the audit proposes and the budget
+    allows."""
     tolerance_ppl: float | None = None
     """How much PPL may rise, in PPL. Default: 1 % of the PPL of CE."""
     precision: StackPrecision = "fp32"
-    """Precision of your training stack. bf16: the runs use bf16 autocast. bf16 and fp16: logits stored so are audited. fp16: the
-    runs are in fp32."""
-    lr: float = 5e-5
-    """Peak learning rate; that of your run where it goes on from here."""
-    schedule: Schedule = "cosine"
-    """Learning rate after the warm-up: a cosine to zero, or constant, as in the middle of a long run."""
+    """Precision of your training stack. bf16: the runs use bf16 autocast. bf16 and fp16: logits stored in that dtype are
+    audited. fp16: the runs are in fp32."""
+    lr: float | None = None
+    """Peak learning rate. Default: the last one in `trainer_state.json` of the checkpoint, if its run is not finished; else
+    5e-5."""
+    schedule: Schedule | None = None
+    """Learning rate after the warm-up: a cosine to zero, or constant, as in the middle of a long run. Default: constant if
+    the learning rate comes from `trainer_state.json`, otherwise cosine."""
     warmup: int | None = None
     """Steps of linear warm-up. Default: a tenth of the steps; 0 with `optimizer_state`."""
     optimizer_state: Annotated[str | None, Option(metavar="FILE")] = None
-    """State of Adam beside the checkpoint (`optimizer.pt` of transformers, or a saved `state_dict`). Default: a fresh one."""
+    """Adam state saved with the checkpoint (`optimizer.pt` from transformers, or a saved `state_dict`). Default: a fresh one."""
     clip: float = 1.0
-    """Threshold of the gradient norm above which it is clipped."""
+    """Gradient norm above which the gradient is clipped."""
     weight_decay: float = 0.1
     """Decoupled weight decay, per unit of learning rate."""
-    micro_batch: int = 2
-    """Blocks per forward and backward pass."""
+    micro_batch: int | None = None
+    """Blocks per forward and backward pass. Default: the batch size per device in `trainer_state.json` of the checkpoint, else
+    2."""
     accumulate: int = 1
     """Forward and backward passes per optimizer step."""
     block_size: int = 256
     """Predictions per block, in tokens."""
     blocks: BlockCount = 2000
-    """Training blocks; 0 takes all the text gives."""
+    """Training blocks; 0 uses the whole text."""
     valid_blocks: int = 64
     """Validation blocks, at least 32; half of them select, the other half confirms."""
     audit_blocks: int = 32
-    """Blocks of the audit, the first of the training text."""
+    """Blocks of the audit, from the start of the training text."""
     router_convention: Annotated[str | None, Option(metavar="NAME")] = None
     """Convention of your router Z-loss (token_layer_mean, megatron, olmoe, ...), for a model with routers."""
     router_coef: float = 1e-3
     """λ_R of your router Z-loss, under `router_convention`."""
     runs: Annotated[tuple[str, ...], Option(metavar="DIR", repeated=True)] = ()
-    """Folders of runs made by a trainer of your own (`zloss.record_run`) or by `zloss train`, instead of runs made here;
+    """Folders of runs made by your own trainer (`zloss.record_run`) or by `zloss train`, instead of runs made here;
     repeat for several."""
 
     def __post_init__(self) -> None:
-        check_counts(self, ("micro_batch", "accumulate", "block_size", "valid_blocks", "audit_blocks"))
-        check_numbers(self, ("lr", "clip", "router_coef"), positive=True)
+        check_counts(self, ("accumulate", "block_size", "valid_blocks", "audit_blocks"))
+        check_numbers(self, ("clip", "router_coef", *(() if self.lr is None else ("lr",))), positive=True)
         check_numbers(self, ("weight_decay",))
-        check_choices(self, {"bos": BosPolicy, "precision": StackPrecision, "schedule": Schedule})
-        check_optional_counts(self, ("max_arms",))
+        check_choices(self, {"bos": BosPolicy, "precision": StackPrecision})
+        if self.schedule is not None:
+            check_choices(self, {"schedule": Schedule})
+        check_optional_counts(self, ("max_arms", "micro_batch"))
         if self.warmup is not None:
             check_counts(self, ("warmup",), least=0)
         if self.steps is not None and (isinstance(self.steps, bool) or self.steps < LEAST_STEPS):
             raise InputError(
                 f"`steps` is expected to be at least {LEAST_STEPS}, but got {self.steps!r}: a p99 over fewer steps is little "
-                "else than their maximum."
+                "more than their maximum."
             )
         if not self.runs and len(self.seeds) < 2:
-            raise InputError("`seeds` is expected to be at least two: the first selects an arm, the others confirm it.")
+            raise InputError(
+                "`seeds` is expected to list at least two seeds: the first selects an arm, the others confirm it."
+            )
         if len(set(self.seeds)) != len(self.seeds) or any(seed < 0 for seed in self.seeds):
             raise InputError(f"`seeds` is expected to be different whole numbers ≥ 0, but got {list(self.seeds)!r}.")
         if self.valid_blocks < LEAST_VALID_BLOCKS or self.valid_blocks * self.block_size < LEAST_VALID_TOKENS:
@@ -214,18 +252,47 @@ class RecommendConfig(TextOptions):
 
     @property
     def budget_seconds(self) -> float | None:
-        """The budget; None where the number of steps is given instead."""
+        """The budget; None if the number of steps is given instead."""
         if self.budget is None and self.steps is not None:
             return None
         return parse_duration(DEFAULT_BUDGET if self.budget is None else self.budget)
 
+    @cached_property
+    def training(self) -> Training:
+        """What was set explicitly, else what `trainer_state.json` of the checkpoint holds, else the default.
+
+        That file does not hold the schedule, so the learning rate of an unfinished run is kept constant. The last learning rate
+        of a finished run is the end of its schedule, at which nothing can be learned, and is not used.
+        """
+        found, known, assumed = _trainer_state(Path(self.model)), list[str](), list[str]()
+        lr, micro_batch, schedule = self.lr, self.micro_batch, self.schedule
+        if lr is None and found.get("learning_rate"):
+            lr = found["learning_rate"]
+            schedule = schedule or "constant"
+            known.append(f"learning rate {lr:g} at step {found['global_step']:,}")
+        elif lr is None:
+            lr = DEFAULT_LR
+            assumed.append(f"learning rate {lr:g}")
+        schedule = schedule or DEFAULT_SCHEDULE
+        if self.schedule is None:
+            assumed.append(f"a {schedule} schedule")
+        if micro_batch is None and found.get("train_batch_size"):
+            micro_batch = found["train_batch_size"]
+            known.append(f"{micro_batch} sequences per micro-batch")
+        elif micro_batch is None:
+            micro_batch = DEFAULT_MICRO_BATCH
+            assumed.append(f"{micro_batch * self.accumulate * self.block_size:,} tokens per step")
+        if self.optimizer_state is None:
+            assumed.append("a fresh Adam state")
+        return Training(lr, schedule, micro_batch, tuple(known), tuple(assumed))
+
     @property
     def tokens_per_step(self) -> int:
         """Predictions of one optimizer step."""
-        return self.micro_batch * self.accumulate * self.block_size
+        return self.training.micro_batch * self.accumulate * self.block_size
 
     def warmup_of(self, steps: int) -> int:
-        """Warm-up of a run: a state of Adam that is carried on needs none."""
+        """Warm-up of a run: a restored Adam state needs none."""
         if self.warmup is not None:
             return self.warmup
         return 0 if self.optimizer_state is not None else int(WARMUP * steps)
@@ -242,11 +309,11 @@ class RecommendConfig(TextOptions):
             valid_blocks=self.valid_blocks,
             steps=steps,
             warmup=self.warmup_of(steps),
-            lr=self.lr,
-            lr_floor=1.0 if self.schedule == "constant" else 0.0,
+            lr=self.training.lr,
+            lr_floor=1.0 if self.training.schedule == "constant" else 0.0,
             weight_decay=self.weight_decay,
             clip=self.clip,
-            micro_batch=self.micro_batch,
+            micro_batch=self.training.micro_batch,
             accumulate=self.accumulate,
             precision="bf16" if self.precision == "bf16" else "fp32",
             gradient_blocks=2,
@@ -254,8 +321,12 @@ class RecommendConfig(TextOptions):
         )
 
     def audit_config(self) -> AuditConfig:
-        """The audit, on the training text: what chooses the arms has not seen what judges them."""
-        return AuditConfig(model=self.model, **self.text_options(blocks=self.audit_blocks))
+        """The audit, on the training text: the text that chooses the arms is not the one that evaluates them.
+
+        Runs in fp32 do not say how logits are stored in deployment, so bf16 is assumed, as in any audit.
+        """
+        logits: LogitStorage = "bf16" if self.precision == "fp32" else self.precision
+        return AuditConfig(model=self.model, **self.text_options(blocks=self.audit_blocks), logits=logits)
 
     def implementation_config(self, arm: Arm) -> ImplementationAuditConfig:
         """The audit of logits stored in the stack's precision, of the update and of the fp16 margin under the chosen arm."""
@@ -271,27 +342,54 @@ class RecommendConfig(TextOptions):
 
     def settings(self, steps: int) -> dict[str, Any]:
         """What all runs share, as plan.json holds it."""
-        keys = ("lr", "schedule", "clip", "weight_decay", "micro_batch", "accumulate", "block_size", "blocks")
-        shared = {key: getattr(self, key) for key in (*keys, "valid_blocks", "precision")}
+        keys = ("clip", "weight_decay", "accumulate", "block_size", "blocks", "valid_blocks", "precision")
         return {
             "steps": steps,
             "warmup": self.warmup_of(steps),
-            **shared,
+            **{key: getattr(self.training, key) for key in OF_THE_CHECKPOINT},
+            **{key: getattr(self, key) for key in keys},
             "optimizer": "AdamW, β 0.9 and 0.95, ε 1e-8, decay on matrices and tables",
             "optimizer_state": "given" if self.optimizer_state is not None else "fresh",
         }
 
     @property
     def request(self) -> str:
-        """What decides how many arms, seeds and steps there are."""
+        """What determines how many arms, seeds and steps there are."""
         most = "" if self.max_arms is None else f", at most {self.max_arms} arms"
         return f"budget {self.budget_seconds}, steps {self.steps}, seeds {','.join(map(str, self.seeds))}{most}"
 
     def fingerprint(self, tokens: str) -> str:
         """Identity of the runs: the settings they share, and `tokens`, which identifies the tokens and the weights."""
         fields = {name: value for name, value in asdict(self).items() if name not in NOT_OF_THE_RUNS}
+        fields |= {key: getattr(self.training, key) for key in OF_THE_CHECKPOINT}
         fields["optimizer_state"] = None if self.optimizer_state is None else Path(self.optimizer_state).name
         return hashlib.sha256((json.dumps(fields, sort_keys=True) + tokens).encode()).hexdigest()[:16]
+
+
+def _trainer_state(folder: Path) -> dict[str, Any]:
+    """`global_step`, `train_batch_size` and the last `learning_rate` of a Trainer's checkpoint, as far as it states them."""
+    try:
+        state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(state, dict):
+        return {}
+    found: dict[str, Any] = {}
+    step, last, batch, history = (
+        state.get(key) for key in ("global_step", "max_steps", "train_batch_size", "log_history")
+    )
+    if _is_count(batch):
+        found["train_batch_size"] = batch
+    entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
+    rate = next((one["learning_rate"] for one in reversed(entries) if "learning_rate" in one), None)
+    finished = not _is_count(step) or (_is_count(last) and step >= last)
+    if isinstance(rate, float) and math.isfinite(rate) and rate > 0 and not finished:
+        found |= {"learning_rate": rate, "global_step": step}
+    return found
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def parse_duration(text: str) -> float:

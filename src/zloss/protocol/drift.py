@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +21,15 @@ from zloss.decide.drift import DriftLimits, evaluate_drift
 from zloss.decide.intervals import mean_over_tokens
 from zloss.errors import CheckpointError, InputError, first_line
 from zloss.jobs import Job
-from zloss.measure.measurement import model_blocks
+from zloss.measure.measurement import ModelBlocks, model_blocks
 from zloss.measure.tokens import DRIFT_TAILS, block_values
-from zloss.models.checkpoint import check_not_adapter, hub_options, load_checkpoint, model_fingerprint
+from zloss.models.checkpoint import (
+    Checkpoint,
+    check_not_adapter,
+    check_not_bare_weights,
+    load_checkpoint,
+    model_fingerprint,
+)
 from zloss.protocol.config import LEAST_BLOCKS, LEAST_TOKENS, DriftConfig
 from zloss.results.audit import HeadNumbers
 from zloss.results.drift import KEPT_FILE, Drift, DriftCheckpoint, DriftNumbers, KeptCheckpoint
@@ -69,22 +76,19 @@ def run_drift(
     """The record of the run; every finished checkpoint is kept in `folder` and not measured again.
 
     `force`: replace the result of something else that `folder` holds.
-    What can be refused is refused before the first model is loaded; too short a text, before the first audit.
+    Every checkpoint is checked before the first one is measured: config, tokenizer, text, and the headers of local weights.
     """
     started, begin = datetime.now(UTC), time.perf_counter()
     places = find_places(config)
     check_folder(folder)
     name = run_name(config, places)
     refuse_other(folder, Owner("drift", name, text_name(config.texts, config.corpus)), force=force)
-    open_corpus(config.texts, config.corpus, config.text_field)
-    check_one_run(places, config)
+    progress = progress or Silent()
+    with progress.step("checking the checkpoints", None):
+        check_inputs(places, config)
     kept: list[KeptCheckpoint] = []
     for number, place in enumerate(places, start=1):
-        one, known = measure_checkpoint(place, config, folder, progress=progress or Silent(), command=command)
-        if kept and one.tokens != kept[0].tokens:
-            raise InputError(
-                f"`checkpoints` are not of one run: {place.name} reads the text as other tokens than {places[0].name}."
-            )
+        one, known = measure_checkpoint(place, config, folder, progress=progress, command=command)
         kept.append(one)
         say(f"{place.name}: {'kept from before' if known else 'measured'} ({number} of {len(places)})")
     provenance = Provenance(**shared_keys(command, started, time.perf_counter() - begin))
@@ -99,23 +103,8 @@ def measure_checkpoint(
     `folder` is that of the whole measurement: the audit is kept in `checkpoints/NAME` inside it.
     """
     with progress.step(f"loading {place.name}", None):
-        checkpoint = load_checkpoint(
-            place.model,
-            dtype=config.dtype,
-            trust_remote_code=config.trust_remote_code,
-            allow_pickle=config.allow_pickle,
-            revision=place.revision,
-        )
-        corpus = open_corpus(config.texts, config.corpus, config.text_field)
-        cut = model_blocks(
-            checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
-        )
+        checkpoint, cut = _open(place, config)
         blocks, audit = cut.blocks, replace(config.audit(place.name), block_size=cut.blocks.size)
-        if blocks.count < LEAST_BLOCKS or blocks.predictions < LEAST_TOKENS:
-            raise InputError(
-                f"the text {corpus.name!r} gives {blocks.count} blocks of {blocks.size}, but at least {LEAST_BLOCKS} blocks and "
-                f"{LEAST_TOKENS} tokens are needed: use a longer text."
-            )
         weights, tokens = model_fingerprint(checkpoint), blocks.fingerprint()
     identity = f"{weights}-{audit.fingerprint(tokens)}-{audit.gradient_blocks}-{__version__}"
     kept_in = folder / CHECKPOINTS / re.sub(r"[^\w.-]+", "-", place.name)
@@ -145,6 +134,30 @@ def measure_checkpoint(
     # Last: its presence says that the checkpoint is finished.
     write_record(kept_in / KEPT_FILE, kept)
     return kept, False
+
+
+def _open(place: Place, config: DriftConfig, *, weights: bool = True) -> tuple[Checkpoint, ModelBlocks]:
+    """A checkpoint, with or without its weights, and the blocks of the text that it reads."""
+    checkpoint = load_checkpoint(
+        place.model,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
+        revision=place.revision,
+        tokenizer=config.tokenizer,
+        weights=weights,
+    )
+    corpus = open_corpus(config.texts, config.corpus, config.text_field)
+    cut = model_blocks(
+        checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
+    )
+    blocks = cut.blocks
+    if blocks.count < LEAST_BLOCKS or blocks.predictions < LEAST_TOKENS:
+        raise InputError(
+            f"the text {corpus.name!r} gives {blocks.count} blocks of {blocks.size}, but at least {LEAST_BLOCKS} blocks and "
+            f"{LEAST_TOKENS} tokens are needed: use a longer text."
+        )
+    return checkpoint, cut
 
 
 def _numbers(head: HeadNumbers, r_z: float | None) -> DriftNumbers:
@@ -187,6 +200,7 @@ def find_places(config: DriftConfig) -> list[Place]:
 
 def _folders(folder: Path) -> list[Path]:
     """The checkpoints inside a folder where it holds some, else the folder itself."""
+    check_not_bare_weights(str(folder))
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}: a Hugging Face id needs `revisions`.")
     children = [child for child in sorted(folder.iterdir()) if child.is_dir() and step_of(child.name) is not None]
@@ -196,7 +210,7 @@ def _folders(folder: Path) -> list[Path]:
     found = found or [folder]
     if not (found[0] / CONFIG_FILE).is_file():
         raise CheckpointError(
-            f"{folder} is no checkpoint and holds none: expected {CONFIG_FILE} in it or in folders inside."
+            f"{folder} is not a checkpoint and contains none: expected {CONFIG_FILE} in it or in folders inside."
         )
     for place in found:
         if not any(place.glob("*.safetensors")) and not any(place.glob("*.bin")):
@@ -231,29 +245,53 @@ def run_name(config: DriftConfig, places: list[Place]) -> str:
     return parents.pop() if len(parents) == 1 else "checkpoints"
 
 
-def check_one_run(places: Sequence[Place], config: DriftConfig) -> None:
-    """An error that names the first checkpoint whose shape differs from that of the first one."""
-    first, *others = places
-    expected = _shape(first, config)
-    for place in others:
-        for key, value in _shape(place, config).items():
+def check_inputs(places: Sequence[Place], config: DriftConfig) -> None:
+    """Everything that can be wrong with a checkpoint or the text, without reading weights; an error names the first one.
+
+    The weights of a revision on the hub are checked when they are fetched.
+    """
+    expected: dict[str, Any] = {}
+    tokens = ""
+    for place in places:
+        if place.revision is None:
+            _check_weight_files(Path(place.model), allow_pickle=config.allow_pickle)
+        checkpoint, cut = _open(place, config, weights=False)
+        text = checkpoint.config.get_text_config()
+        found, read = {key: getattr(text, key, None) for key in SHAPE}, cut.blocks.fingerprint()
+        expected, tokens = expected or found, tokens or read
+        for key, value in found.items():
             if value != expected[key]:
                 raise InputError(
                     f"`checkpoints` are not of one run: the {SHAPE[key]} of {place.name} is {value!r}, "
-                    f"that of {first.name} is {expected[key]!r}."
+                    f"but {expected[key]!r} in {places[0].name}."
                 )
+        if read != tokens:
+            raise InputError(
+                f"`checkpoints` are not of one run: {place.name} tokenizes the text differently from {places[0].name}."
+            )
 
 
-def _shape(place: Place, config: DriftConfig) -> dict[str, Any]:
-    from transformers import AutoConfig
+def _check_weight_files(folder: Path, *, allow_pickle: bool) -> None:
+    """The header of every safetensors file is readable, and no file that an index names is missing."""
+    from safetensors import safe_open
 
-    hub = {} if place.revision is None else hub_options()
-    try:
-        found: Any = AutoConfig.from_pretrained(
-            place.model, revision=place.revision or "main", trust_remote_code=config.trust_remote_code, **hub
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index} cannot be read: {first_line(error)}.") from error
+        if missing := sorted(name for name in names if not (folder / str(name)).is_file()):
+            raise CheckpointError(f"{folder} lacks {missing[0]}, which its index {index.name} names.")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files and not allow_pickle:
+        raise CheckpointError(
+            f"{folder} has no safetensors weights; pickled weights are read only with `allow_pickle`."
         )
-    except Exception as error:
-        where = place.name if place.revision is None else f"{place.model} at revision {place.revision}"
-        raise CheckpointError(f"the config of {where} cannot be read: {first_line(error)}.") from error
-    text = found.get_text_config()
-    return {key: getattr(text, key, None) for key in SHAPE}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except Exception as error:
+            raise CheckpointError(
+                f"the weights of {folder} cannot be loaded: {file.name}: {first_line(error)}."
+            ) from error

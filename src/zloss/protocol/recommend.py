@@ -29,6 +29,7 @@ from zloss.decide.recommend import (
     STANDARD,
     certain_rejection,
     evaluate_arms,
+    extra_seeds,
     plan_time,
     rounded_duration,
     runs_per_seed,
@@ -49,6 +50,7 @@ from zloss.protocol.recommend_runs import (
     check_files_fit,
     check_training_fits,
     compare_on_half,
+    implementation_seconds,
     kept_run,
     plan_runs,
     plan_sentence,
@@ -72,7 +74,7 @@ from zloss.results.steps import StepRecord
 from zloss.router.conventions import find_convention, router_scale_table
 from zloss.text import make_blocks, open_corpus
 from zloss.train.finished import FinishedRun, read_run
-from zloss.train.folder import SavedState, is_finished
+from zloss.train.folder import SavedState
 from zloss.train.live import LiveView, NoView
 from zloss.train.options import RunOptions
 from zloss.train.run import RunEndedError, run_training_of
@@ -224,12 +226,12 @@ class _Work:
     def plan(self, start: Start, *, timed: bool = True) -> tuple[AuditReport, RecommendPlan]:
         """The audit, and the plan in the folder or a new one; without `timed` every candidate is an arm.
 
-        A new plan: time a few steps, audit, propose arms, see what the budget has room for.
+        A new plan: time a few steps, audit, propose arms, see what the budget allows.
         """
         config, job = self.config, self.job
         identity, before = job.from_first(self._earlier_plan, start)
         if before is not None and before.request == config.request and (before.step_seconds is not None or not timed):
-            self.say("going on with the plan from before")
+            self.say("resuming with the plan in the folder")
             return self.audit(start.checkpoint), before
         steps = config.steps or (None if before is None else before.steps)
         cost: RunCost | None = None
@@ -249,7 +251,7 @@ class _Work:
         return report, job.from_first(new_plan)
 
     def _earlier_plan(self, start: Start) -> tuple[str, RecommendPlan | None]:
-        """(identity of the runs, the plan in the folder); one of other settings is refused, a damaged one is made anew."""
+        """(identity of the runs, the plan in the folder); one of other settings is refused, a damaged one is rewritten."""
         texts = f"{start.data.train.fingerprint()} {start.data.valid.fingerprint()}"
         identity = self.config.fingerprint(f"{model_fingerprint(start.checkpoint)} {texts}")
         try:
@@ -258,7 +260,7 @@ class _Work:
             return identity, None
         if found.identity != identity:
             raise InputError(
-                f"{self.folder} holds a recommendation of another model, text or training: choose another folder, or "
+                f"{self.folder} contains a recommendation for another model, text or training setup: choose another folder, or "
                 "remove that one."
             )
         return identity, found
@@ -275,15 +277,15 @@ class _Work:
     # Runs
 
     def run_arms(self, start: Start, report: AuditReport, plan: RecommendPlan) -> Trials:
-        """Every arm on the first seed, then CE and the chosen arm on the others, within the budget."""
+        """Every arm on the first seed, then CE and the best one on the others, within the budget."""
         config, (seed, *further), arms = self.config, plan.seeds, plan.arms[1:]
         confirming = len(further) * runs_per_seed(arms)
         baseline = self._run(start, plan, CE_ARM, seed, left=1 + len(arms) + confirming)
         assert isinstance(baseline, FinishedRun)
         runs, tried, stopped, left_out = [baseline], list[Arm](), list[ArmResult](), list[ArmResult]()
         for number, arm in enumerate(arms):
-            needed = f"its run and {confirming} of the confirmation"
-            if number and not self._has_room(plan, arm, seed, 1 + confirming, arm.label, needed):
+            if number and not self._has_room(plan, [arm], seed, confirming):
+                self._say_left_out(plan, arm.label, f"its run and {confirming} of the confirmation", 1 + confirming)
                 left_out.append(ArmResult(arm.method, arm.coef, "left out", arm.stages, NO_ROOM, arm.note))
                 continue
             tried.append(arm)
@@ -302,7 +304,18 @@ class _Work:
         tokens = plan.steps * config.tokens_per_step
         trials = Trials(
             report=report,
-            tested=Tested(model=plan.model, text=plan.text, lr=config.lr, steps=plan.steps, tokens=tokens),
+            tested=Tested(
+                model=plan.model,
+                text=plan.text,
+                lr=config.training.lr,
+                steps=plan.steps,
+                tokens=tokens,
+                known=config.training.known,
+                assumed=(
+                    *config.training.assumed,
+                    *(("bf16 logits in deployment",) if config.precision == "fp32" else ()),
+                ),
+            ),
             arms=tuple(tried),
             selection=self._compare(runs, "selection"),
             selection_seed=seed,
@@ -311,25 +324,36 @@ class _Work:
         return self._confirm(start, plan, trials)
 
     def _confirm(self, start: Start, plan: RecommendPlan, trials: Trials) -> Trials:
-        """The trials with the runs of the chosen arm, of its reference and of CE on the further seeds."""
-        chosen, further = trials.chosen, plan.seeds[1:]
-        if chosen is None and not trials.shift_diagnosed:
+        """The trials with the runs of the carried arm, of its reference and of CE on the further seeds.
+
+        Time that is left after the planned seeds goes into more of them, up to five, whatever their runs say: stopping at the
+        first good answer would favour good answers.
+        """
+        carried, planned = trials.carried, plan.seeds[1:]
+        if carried is None and not trials.shift_matters:
             return trials
         arms, notes = [CE_ARM], list(trials.notes)
-        if chosen is not None:
-            word = "chosen" if chosen.passes else "the nearest arm"
-            self.say(f"{chosen.verdict.label}: {word} on seed {plan.seeds[0]}; now the confirming seeds")
-            method, coef = chosen.key
+        if carried is not None:
+            word = "the best that passed" if carried.passes else "the nearest, though it did not pass"
+            self.say(f"{carried.verdict.label}: {word} on seed {plan.seeds[0]}; now the confirming seeds")
+            method, coef = carried.key
             # Centered head is read from the runs of CE; Gain-aware is compared with Standard.
             arms += with_references([Arm(method, coef)]) if method != CENTERED_HEAD else ()
         runs = list[FinishedRun]()
+        further = (*planned, *(extra_seeds(plan.seeds) if plan.budget_seconds is not None else ()))
         for number, seed in enumerate(further):
-            needed = "its run" if len(arms) == 1 else f"its {len(arms)} runs"
-            if number and not self._has_room(plan, arms[-1], seed, len(arms), f"seed {seed}", needed):
+            extra = number >= len(planned)
+            if number and not self._has_room(plan, arms, seed):
+                if extra:
+                    break
+                self._say_left_out(plan, f"seed {seed}", f"its {len(arms)} runs" if arms[1:] else "its run", len(arms))
                 notes.append(f"the budget had no room for seed {seed}")
                 continue
+            if extra:
+                self.say(f"seed {seed} confirms too, because there is time left")
+            remaining = len(arms) * (1 if extra else len(planned) - number)
             for place, arm in enumerate(arms):
-                found = self._run(start, plan, arm, seed, left=len(arms) * (len(further) - number) - place)
+                found = self._run(start, plan, arm, seed, left=remaining - place)
                 assert isinstance(found, FinishedRun)
                 runs.append(found)
         return self._with_confirmation(replace(trials, notes=tuple(notes)), runs)
@@ -414,27 +438,26 @@ class _Work:
         expected = plan.steps * (plan.step_seconds or 0.0) + (plan.run_seconds or 0.0)
         return expected * max(self._slowdowns[-2:], default=1.0)
 
-    def _has_room(self, plan: RecommendPlan, arm: Arm, seed: int, runs: int, what: str, needed: str) -> bool:
-        """Whether the budget has room for so many runs from now, that of `arm` first; a run that is kept costs nothing.
+    def _has_room(self, plan: RecommendPlan, arms: Sequence[Arm], seed: int, more: int = 0) -> bool:
+        """Whether the budget has room for a run of each arm on `seed` and for `more` runs after them.
 
-        If not, say which part of the plan is dropped: `what`, whose `needed` runs would take too long.
+        What was begun is finished, so a command that resumes decides as it did before.
         """
 
         def decide() -> bool:
-            budget, seconds, place = (
-                plan.budget_seconds,
-                runs * self._run_seconds(plan),
-                self._run_place(plan, arm, seed)[1],
-            )
-            kept = is_finished(place) or stopped_arm(place, arm) is not None
-            if budget is None or kept or self.seconds + seconds <= budget:
+            if plan.budget_seconds is None or any(self._run_place(plan, arm, seed)[1].exists() for arm in arms):
                 return True
-            left = rounded_duration(max(0.0, budget - self.seconds))
-            time_needed = rounded_duration(seconds)
-            self.say(f"{what}: left out, {needed} would take about {time_needed}, and the budget has {left} left")
-            return False
+            audit = implementation_seconds(self.config, plan.step_seconds or 0.0)
+            needed = (len(arms) + more) * self._run_seconds(plan) + audit
+            return self.seconds + needed <= plan.budget_seconds
 
         return self.job.from_first(decide)
+
+    def _say_left_out(self, plan: RecommendPlan, what: str, needed: str, runs: int) -> None:
+        """Which part of the plan is dropped: `what`, whose `needed` runs would take too long."""
+        left = rounded_duration(max(0.0, (plan.budget_seconds or 0.0) - self.seconds))
+        takes = rounded_duration(runs * self._run_seconds(plan))
+        self.say(f"{what}: left out, {needed} would take about {takes}, and the budget has {left} left")
 
     def compare_recorded_runs(
         self, runs: Sequence[FinishedRun], seeds: Sequence[int], unfinished: Sequence[str]
@@ -443,7 +466,7 @@ class _Work:
         config, (seed, *further), first = self.config, seeds, runs[0]
         selection = self._compare([run for run in runs if run.seed == seed], "selection")
         with self.progress.step(f"loading {Path(config.model).name[-30:]}", None):
-            checkpoint = self.job.together(load_checkpoint, config.model, allow_pickle=None)
+            checkpoint = self.job.together(load_checkpoint, config.model, allow_pickle=None, tokenizer=config.tokenizer)
         keys = dict.fromkeys(run.key for run in runs if run.key != CE_ARM.key)
         lr = first.config.get("lr", (first.config.get("settings") or {}).get("lr"))
         trials = Trials(
@@ -455,13 +478,13 @@ class _Work:
                 steps=first.record.training.steps,
                 tokens=first.record.tokens_consumed,
             ),
-            arms=tuple(Arm(*key, (), "run by a trainer of one's own") for key in keys),
+            arms=tuple(Arm(*key, (), "run by another trainer") for key in keys),
             selection=selection,
             selection_seed=seed,
             notes=(f"unfinished and left out: {', '.join(unfinished)}",) if unfinished else (),
         )
-        chosen = trials.chosen
-        wanted = {CE_ARM.key} if chosen is None else {CE_ARM.key, chosen.key, (STANDARD, chosen.key[1])}
+        carried = trials.carried
+        wanted = {CE_ARM.key} if carried is None else {CE_ARM.key, carried.key, (STANDARD, carried.key[1])}
         confirming = [run for run in runs if run.seed in further and run.key in wanted]
         return checkpoint, self._with_confirmation(trials, confirming)
 
@@ -499,10 +522,10 @@ class _Work:
         )
 
     def _audit_implementation(self, checkpoint: Checkpoint, trials: Trials) -> ImplementationAudit:
-        """Source, update and fp16 margin under the recommended arm, else under the chosen one; made once."""
+        """Source, update and fp16 margin under the recommended arm, else under the carried one; made once."""
         self.say("implementation audit")
-        answer, chosen = trials.answer(), trials.chosen
-        key = (answer.method, answer.coef) if answer.method and answer.coef else chosen.key if chosen else CE_ARM.key
+        answer, carried = trials.answer(), trials.carried
+        key = (answer.method, answer.coef) if answer.method and answer.coef else carried.key if carried else CE_ARM.key
         config, file = (
             self.config.implementation_config(Arm(*key)),
             self.folder / "implementation" / IMPLEMENTATION_FILE,
@@ -517,7 +540,7 @@ class _Work:
 
 
 def _kept_record(file: Path, record_type: type[Kept], identity: str) -> Kept | None:
-    """The record in `file` where it is complete and of the same identity; a damaged file is made anew."""
+    """The record in `file` where it is complete and of the same identity; a damaged file is rewritten."""
     try:
         found = read_record(file, record_type)
     except InputError:

@@ -13,15 +13,14 @@ from zloss.decide.decision_map import decide
 from zloss.decide.recommend import (
     CE,
     CENTERED_HEAD,
-    UNDECIDED,
     Answer,
     EvaluatedArm,
-    action,
     choose,
     costs,
     decide_answer,
     evaluate_arms,
     not_guaranteed,
+    with_verdict,
 )
 from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT
 from zloss.decide.thresholds import Thresholds
@@ -29,10 +28,10 @@ from zloss.head.source import explain
 from zloss.objectives import CenteredHead, Objective, StandardZLoss, make_objective
 from zloss.protocol.config import RecommendConfig
 from zloss.results.audit import AuditReport
-from zloss.results.comparison import Comparison
+from zloss.results.comparison import Comparison, Verdict
 from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.provenance import Provenance, without_folders
-from zloss.results.recommendation import Arm, ArmResult, ArmState, Paste, Recommendation, Tested
+from zloss.results.recommendation import PASSES, Arm, ArmResult, Paste, Recommendation, Tested
 from zloss.results.router import RouterScaleTable
 from zloss.train.finished import FinishedRun
 
@@ -82,23 +81,32 @@ class Trials:
         return evaluate_arms(self.selection)
 
     @property
-    def chosen(self) -> EvaluatedArm | None:
-        """The arm that is confirmed; one that does not pass is the nearest."""
-        return choose(self.evaluated, centered_head=self.shift_diagnosed)
+    def carried(self) -> EvaluatedArm | None:
+        """The arm that goes to confirmation: the best that passes, else the nearest."""
+        return choose(self.evaluated, centered_head=self.shift_matters)
 
     @property
-    def shift_diagnosed(self) -> bool:
-        """Whether the source stage fired, so that Centered head is an answer."""
-        return any(decision.fired for decision in self.report.decisions if decision.stage == SOURCE.name)
+    def shift_matters(self) -> bool:
+        """Whether the source stage fired and is not known to be harmless, so that Centered head is an answer."""
+        (source,) = (each for each in self.report.decisions if each.stage == SOURCE.name)
+        return bool(source.fired) and (source.consequence is None or source.consequence.matters is not False)
+
+    @cached_property
+    def confirmed(self) -> dict[tuple[str, float], EvaluatedArm]:
+        """The arms that reached confirmation, with its results."""
+        found = () if self.confirmation is None else evaluate_arms(self.confirmation)
+        trained = {run.key for run in self.confirming}
+        return {
+            arm.key: arm for arm in found if arm.key in trained or (self.shift_matters and arm.key[0] == CENTERED_HEAD)
+        }
 
     def answer(self) -> Answer:
         """What selection and confirmation decide."""
-        confirmed = {} if self.confirmation is None else {arm.key: arm for arm in evaluate_arms(self.confirmation)}
-        chosen = self.chosen
+        carried = self.carried
         return decide_answer(
-            chosen,
-            None if chosen is None else confirmed.get(chosen.key),
-            confirmed.get((CENTERED_HEAD, 0.0)) if self.shift_diagnosed else None,
+            carried,
+            None if carried is None else self.confirmed.get(carried.key),
+            self.confirmed.get((CENTERED_HEAD, 0.0)),
             diagnosed=any(each.fired for each in self.report.decisions if each.stage in ON_CHECKPOINT),
             stopped=sum(arm.state == "stopped" for arm in self.others),
         )
@@ -124,11 +132,11 @@ def make_recommendation(
         routers=routers,
         thresholds=thresholds,
     )
-    fired = [f"{each.stage} fired: {each.reason}" for each in decisions if each.fired and each.stage in ON_CHECKPOINT]
     key = None if answer.method is None or answer.coef is None else (answer.method, answer.coef)
     proposed_by = next((arm.stages for arm in trials.arms if arm.key == key), ())
     if key == (CENTERED_HEAD, 0.0):
         proposed_by = (SOURCE.name,)
+    fired = [f"{each.stage} fired: {each.reason}" for each in decisions if each.fired and each.stage in proposed_by]
     seeds, notes = tuple(dict.fromkeys(run.seed for run in trials.confirming)), list[str]()
     # Median time of a step in the confirming runs, where it was measured.
     of_arm, of_ce = (
@@ -136,25 +144,21 @@ def make_recommendation(
         for wanted in (key, (CE, 0.0))
     )
     if config.runs:
-        notes.append("the runs were made by a trainer of one's own; their settings are in their config.json")
-    elif config.optimizer_state is None:
-        notes.append("Adam started fresh in every run")
+        notes.append("the runs were made by another trainer; their settings are in their config.json")
     if config.precision == "fp16":
         notes.append("the runs were in fp32; logits stored in fp16 and the fp16 margin were audited")
     notes += trials.notes
     if len(seeds) == 1 and answer.method != CE:
         notes.append(
-            "one confirming seed has no spread over seeds, so nothing can be confirmed: give three seeds and the time for them"
+            "one confirming seed shows no spread over seeds, so nothing can be confirmed: use three seeds or more"
         )
-    elif answer.level == UNDECIDED:
-        notes.append("undecided means: keep what you have")
     vocab, model = report.model.valid_vocab or report.model.vocab, without_folders(config.model)
-    return Recommendation(
-        action=action(answer.method, answer.coef),
+    made = Recommendation(
+        action="",
         objective=answer.method,
         coef=answer.coef,
         level=answer.level,
-        confidence=f"{answer.level}: {trials.tested.sentence}",
+        confidence="",
         why=(answer.why, *fired),
         cost=costs(
             confirmation,
@@ -163,12 +167,12 @@ def make_recommendation(
             seconds_ratio=statistics.median(of_arm) / statistics.median(of_ce) if of_arm and of_ce else None,
             extra_bytes=4 * report.model.vocab * report.model.width if report.model.tied else 0,
         ),
-        not_guaranteed=not_guaranteed(decisions, proposed_by, fresh_adam=config.optimizer_state is None),
+        not_guaranteed=not_guaranteed(decisions, proposed_by),
         stages=decisions,
-        paste=() if key is None else paste_lines(*key, vocab=vocab, model=model),
+        paste=() if key in (None, (CE, 0.0)) else paste_lines(*key, vocab=vocab, model=model, tied=report.model.tied),
         tested=trials.tested,
         arms=_arm_results(trials),
-        confirmation=() if confirmation is None else confirmation.quality.methods,
+        confirmation=tuple(map(confirming_verdict, trials.confirmed.values())),
         selection_seed=trials.selection_seed,
         confirmation_seeds=seeds,
         tolerance_ppl=comparison.quality.tolerance_ppl,
@@ -177,23 +181,36 @@ def make_recommendation(
         notes=tuple(notes),
         provenance=provenance,
     )
+    return with_verdict(made)
+
+
+def confirming_verdict(arm: EvaluatedArm) -> Verdict:
+    """The verdict of an arm, which is never accepted where the arm does not pass."""
+    if arm.outcome == arm.verdict.verdict:
+        return arm.verdict
+    reasons = (f"It does not pass: {arm.objection}.", *(arm.verdict.reasons or ()))
+    return replace(
+        arm.verdict, verdict=arm.outcome, accepted=None, reason=f"{arm.outcome}: {arm.objection}", reasons=reasons
+    )
 
 
 def _arm_results(trials: Trials) -> tuple[ArmResult, ...]:
-    """What selection said of every candidate: first the arms that were evaluated."""
-    proposed, chosen = {arm.key: arm for arm in trials.arms}, trials.chosen
-    results = []
+    """What selection and confirmation say of every candidate: first the arms that were evaluated."""
+    proposed, results = {arm.key: arm for arm in trials.arms}, []
     for found in trials.evaluated:
-        is_chosen = chosen is not None and found.key == chosen.key
-        state: ArmState = "chosen" if is_chosen else "passed" if found.passes else "failed"
-        arm = proposed.get(found.key) or Arm(*found.key, (), "read from the runs of CE")
+        arm, confirmed = proposed.get(found.key), trials.confirmed.get(found.key)
         results.append(
             ArmResult(
-                *(arm.method, arm.coef, state, arm.stages, found.objection or "passes selection", arm.note),
+                *found.key,
+                state="passed" if found.passes else "not passed",
+                stages=() if arm is None else arm.stages,
+                reason=found.objection or PASSES,
+                note="read from the runs of CE" if arm is None else arm.note,
                 delta_ce=found.delta_ce,
                 ratio=found.ratio,
                 transported=found.transported,
                 steps=trials.selection.steps,
+                confirmed=None if confirmed is None else confirmed.outcome,
             )
         )
     return (*results, *trials.others)
@@ -202,7 +219,7 @@ def _arm_results(trials: Trials) -> tuple[ArmResult, ...]:
 # Lines to paste
 
 
-def paste_lines(method: str, coef: float, *, vocab: int, model: str) -> tuple[Paste, ...]:
+def paste_lines(method: str, coef: float, *, vocab: int, model: str, tied: bool = True) -> tuple[Paste, ...]:
     """How this objective is written in each stack, for a head of `vocab` rows.
 
     Other frameworks are given by their settings; where the objective has none, λ(log Z)² of raw logits is the nearest.
@@ -210,21 +227,14 @@ def paste_lines(method: str, coef: float, *, vocab: int, model: str) -> tuple[Pa
     objective = make_objective(method, coef)
     code = objective_code(objective)
     if isinstance(objective, CenteredHead):
-        lines = (
-            f"{_center_command(model)}  # a checkpoint folder, from the command line\n"
-            "zloss.center_head_(model.lm_head)  # or in place, on an untied head"
-        )
+        lines = f"{_center_command(model)}  # a checkpoint folder, from the command line"
+        if not tied:
+            lines += "\nzloss.center_head_(model.lm_head, model=model)  # or in place"
         found = [Paste("any stack", lines, "training stays on plain CE; softmax and PPL do not change")]
-    elif objective.active:
+    else:
         found = [
             Paste("plain loop", HEAD_LOSS.format(code=code), HEAD_LOSS_NOTE),
             Paste("transformers", ATTACH.format(code=code), ATTACH_NOTE),
-        ]
-    else:
-        plain = "loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())"
-        found = [
-            Paste("plain loop", plain, "no Z in the loss"),
-            Paste("transformers", "trainer.train()", "the model's own loss is CE"),
         ]
     nearest = explain(StandardZLoss(coef, target=0.0), vocab=vocab) if coef else None
     for recipe in explain(objective, vocab=vocab).recipes:

@@ -236,14 +236,18 @@ def plan_runs(
 
 def speed_of(config: RecommendConfig, cost: RunCost, steps: int | None, before_runs: float) -> Speed:
     """What the runs cost; `before_runs` are the seconds that pass before the first one, earlier commands included."""
-    implementation = IMPLEMENTATION_STEPS * cost.step / (config.micro_batch * config.accumulate)
     besides = cost.besides_steps(steps or LEAST_STEPS, config.valid_blocks)
-    return Speed(cost.step, besides, before_runs + implementation)
+    return Speed(cost.step, besides, before_runs + implementation_seconds(config, cost.step))
+
+
+def implementation_seconds(config: RecommendConfig, step: float) -> float:
+    """The implementation audit, where an optimizer step takes `step` seconds."""
+    return IMPLEMENTATION_STEPS * step * config.block_size / config.tokens_per_step
 
 
 def audit_seconds(config: RecommendConfig, cost: RunCost) -> float:
     """A pass over the text, and four gradients on eight blocks."""
-    return config.audit_blocks * cost.valid_block + 2 * 8 * cost.step / (config.micro_batch * config.accumulate)
+    return config.audit_blocks * cost.valid_block + 2 * 8 * cost.step * config.block_size / config.tokens_per_step
 
 
 def plan_sentence(plan: RecommendPlan) -> str:
@@ -253,7 +257,7 @@ def plan_sentence(plan: RecommendPlan) -> str:
     of = "" if plan.budget_seconds is None else f" of {rounded_duration(plan.budget_seconds)}"
     out = f"; left out: {', '.join(f'{one.method} {one.coef:g}' for one in plan.left_out)}" if plan.left_out else ""
     seeds = ", ".join(map(str, plan.seeds[1:]))
-    return f"{names}, {plan.steps} steps each, on seed {plan.seeds[0]}; the chosen one and ce on {seeds}{time}{of}{out}"
+    return f"{names}, {plan.steps} steps each, on seed {plan.seeds[0]}; the best one and ce on {seeds}{time}{of}{out}"
 
 
 # Runs in the folder of a recommendation
@@ -316,7 +320,7 @@ def compare_on_half(
 
 
 def as_centered_head(run: FinishedRun) -> FinishedRun | None:
-    """The CE run as a run of Centered head; None where μ does not exist, or where another head was trained.
+    """The CE run as a run of Centered head; None if μ does not exist, or where another head was trained.
 
     With a fused head the two train bit for bit alike. They differ in the coordinate that is deployed, and both coordinates are
     in the metrics of the CE run.
@@ -347,9 +351,7 @@ def on_half(run: FinishedRun, half: Half) -> FinishedRun:
     """
     record, whole = run.record, run.record.validation_blocks
     if whole is None:
-        raise InputError(
-            f"{run.folder.name} holds no per-block validation: make the run again with this version of zloss."
-        )
+        raise InputError(f"{run.folder.name} has no per-block validation: repeat the run with this version of zloss.")
     parity = 0 if half == "selection" else 1
     chosen = [b for b, group in enumerate(contiguous_groups(len(whole.tokens))) if group % 2 == parity]
     blocks = ValidationBlocks(

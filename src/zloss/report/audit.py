@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zloss.decide.answer import bottom_line
-from zloss.decide.stages import SOURCE, usual_range
+from zloss.decide.stages import DECOMPOSITION, SOURCE, TRANSPORT, usual_range
 from zloss.report.audit_figures import audit_figures, compared_figures
 from zloss.report.document import (
     Card,
@@ -33,7 +32,7 @@ from zloss.report.document import (
 from zloss.report.numbers import coefficient, factor, number, percent, seconds
 from zloss.report.router import findings_document
 from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken, Precision, TiedPaths
-from zloss.results.decision import Decision, Effect
+from zloss.results.decision import ActionVerdict, Consequence, Decision, Effect
 from zloss.results.quantities import BY_KEY, HEAD, HEADLINE, Definition, symbol
 from zloss.results.record import to_plain
 
@@ -45,6 +44,22 @@ CAPPED = {
     "delta_u_99": "tail of the source that reaches the hidden state through the softcap, per token at λ_diag",
 }
 """Quantities that mean something else where the logits are capped."""
+NAMES = {
+    "mu_abs_99": "Common shift",
+    "p_z_999": "Log-normalizer tail",
+    "a_p_99": "Output-to-hidden gain",
+    "delta_u_99": "Z gradient at the hidden state",
+    "diag_z": "Z-loss value",
+    "r_z": "Z gradient relative to CE",
+}
+"""Plain names of the headline quantities."""
+CARD_STAGES = {
+    "mu_abs_99": SOURCE.name,
+    "p_z_999": DECOMPOSITION.name,
+    "a_p_99": TRANSPORT.name,
+    "delta_u_99": TRANSPORT.name,
+}
+"""Headline quantity → the stage whose consequence says whether it matters."""
 EXTREMES = {
     ("violation", "raw"): "|log Z − c|, raw",
     ("violation", "centered"): "|log Z̃ − c|, centered",
@@ -60,7 +75,7 @@ VERDICTS: dict[bool | None, tuple[Tone, str]] = {
     None: ("open", "not evaluated"),
 }
 """Whether a stage fired → its tone and its word."""
-ADVICE = " A stage that fired says that a closer look pays, not that the model is broken."
+ADVICE = " A fired stage is worth a closer look; it does not mean that the model is broken."
 OUTPUT_STAGES = 4
 """The first stages are about the output head: what their actions change is measured on the same text."""
 
@@ -90,10 +105,11 @@ def audit_document(
         Heading(Plain(name or report.model.name), 1),
         Text(_facts(report), "facts"),
         *(Text(sentence, "banner") for sentence in banners),
-        *([Text(bottom_line(report.decisions), "summary", "strong")] if report.decisions else []),
-        *(Text(sentence, "summary") for sentence in summarize(report)),
+        *([Group("verdict", tuple(verdict_document(report.verdict)))] if report.verdict is not None else []),
         Text(
-            "Two forms of one model with the same predictions: the centered head is without the common shift μ.", "soft"
+            "Each number is given for the head as it is (raw) and with its mean row subtracted (centered). Both make the same "
+            "predictions.",
+            "soft",
         ),
         Group("cards", tuple(_cards(report))),
         heading("Decision map", "decisions", "Decisions"),
@@ -111,6 +127,7 @@ def audit_document(
         document += [heading("Extreme tokens in context", "tokens", "Tokens"), Group("tabs", tuple(extremes))]
     document += [
         heading("All numbers", "numbers", "Numbers"),
+        *(Text(sentence) for sentence in summarize(report)),
         numbers_table(report),
         Group("columns", (_gradients(report), _tied_paths(report), _spacing(report))),
     ]
@@ -126,11 +143,28 @@ def audit_document(
     return [*document, heading("Provenance"), Group("columns", tuple(block for block in blocks if block.items))]
 
 
-def audit_summary(report: AuditReport, *, models: str | None = None) -> Document:
-    """What a terminal shows: summary, numbers, routers, and the decision map with the answer last."""
+def verdict_document(verdict: ActionVerdict, *, reasons: int | None = None) -> Document:
+    """The answer, the first `reasons` why (None: all), what it would change, and how sure it is."""
+    document: Document = [Text(verdict.sentence, "answer", "strong")]
+    for title, sentences in (("Why", verdict.why[:reasons]), ("What it changes", verdict.changes)):
+        items = [Text(sentence, "item") for sentence in sentences if sentence]
+        document += [Heading(title, 3), *items] if items else []
+    if verdict.confidence:
+        document += [Heading("How sure", 3), Text(verdict.confidence)]
+    return document
+
+
+def audit_summary(report: AuditReport, *, models: str | None = None, verbose: bool = False) -> Document:
+    """What a terminal shows: the verdict; with `verbose` all numbers, routers and the decision map too."""
+    document: Document = [Heading(Plain(report.model.name), 1), Text(_facts(report), "facts")]
+    if report.verdict is not None:
+        # 25 lines in all; the deciding reasons come first.
+        document += verdict_document(report.verdict, reasons=None if verbose else 2 if report.verdict.changes else 4)
+    if not verbose:
+        more = [Text(sentence) for sentence in (models, *report.notes) if sentence]
+        return [*document, *more, Text("All numbers and the decision map: --verbose, or the page.", "soft")]
     return [
-        Heading(Plain(report.model.name), 1),
-        Text(_facts(report), "facts"),
+        *document,
         *(Text(sentence) for sentence in summarize(report)),
         numbers_table(report),
         Text("Other symbols and keys: zloss glossary WORD", "soft"),
@@ -140,22 +174,20 @@ def audit_summary(report: AuditReport, *, models: str | None = None) -> Document
 
 
 def decision_document(decisions: Sequence[Decision], *, models: str | None = None, advice: str = "") -> Document:
-    """The counts of verdicts, where to begin, and every stage; `models` says which joined result is of which model."""
+    """The counts of verdicts and every stage; `models` says which joined result is of which model."""
     return [
         Text(f"{tally(decisions)}.{advice}", "lead"),
         *([Text(models, "banner")] if models else []),
-        Text(bottom_line(decisions), "strong"),
         Items(tuple(_stage(decision, place) for place, decision in enumerate(decisions))),
     ]
 
 
 def decision_summary(decisions: Sequence[Decision], *, models: str | None = None) -> Document:
-    """The same for a terminal: where to begin stands last."""
+    """The same for a terminal."""
     return [
         Heading(f"Decision map: {tally(decisions)}"),
         *([Text(models)] if models else []),
         Items(tuple(_stage(decision, place) for place, decision in enumerate(decisions))),
-        Text(bottom_line(decisions), "strong"),
     ]
 
 
@@ -172,10 +204,15 @@ def _stage(decision: Decision, place: int) -> Item:
     if decision.value is not None:
         named = f" `{decision.threshold_name}`" if decision.threshold_name else ""
         trigger += f": {number(decision.value)}, threshold {number(decision.threshold)}{named}"
+    consequence = decision.consequence
     facts = (
+        *([("Here", _consequence(consequence))] if consequence is not None else []),
         ("Risk", decision.risk),
         ("Trigger", trigger),
-        ("Action", decision.action),
+        (
+            "Action" if consequence is None or consequence.matters is not False else "Action, if it mattered",
+            decision.action,
+        ),
         ("Expect", decision.expected),
         ("Not guaranteed", decision.not_guaranteed),
         ("Evidence", decision.evidence),
@@ -207,6 +244,12 @@ def _stage(decision: Decision, place: int) -> Item:
         body=(Terms(facts), *([measured] if decision.measured else [])),
         expanded=bool(decision.fired),
     )
+
+
+def _consequence(consequence: Consequence) -> str:
+    """Whether it matters, and why."""
+    word = {True: "It matters", False: "It does not matter", None: "Not known"}[consequence.matters]
+    return f"{word}. {consequence.reason}"
 
 
 def _effect_number(effect: Effect, value: float | None) -> str:
@@ -294,13 +337,27 @@ def _cards(report: AuditReport) -> list[Card]:
     """The headline quantities, R_Z last."""
     return [
         Card(
+            NAMES[key],
             BY_KEY[key] if key == "r_z" else head_definition(key, report),
             _of_head(report, "raw", key),
             _of_head(report, "centered", key),
             report.reason("gradient" if key == "r_z" else f"heads.centered.{key}") or NOT_MEASURED,
+            *_card_verdict(key, report),
         )
         for key in (*HEADLINE, "r_z")
     ]
+
+
+def _card_verdict(key: str, report: AuditReport) -> tuple[str, Tone]:
+    """Which direction is worse and whether the value matters here, with its tone."""
+    stage = CARD_STAGES.get(key)
+    found = next((one for one in report.decisions if one.stage == stage), None)
+    if found is None or found.consequence is None:
+        return "Lower is better.", ""
+    matters = found.consequence.matters
+    said = {True: "It matters here.", False: "Too small to matter here.", None: "Its effect is not known."}[matters]
+    tones: dict[bool | None, Tone] = {True: "fired", False: "quiet", None: "open"}
+    return f"Lower is better. {said}", tones[matters]
 
 
 def _of_head(report: AuditReport, head: str, key: str) -> float | None:
@@ -484,9 +541,9 @@ def differences(named: Sequence[tuple[str, AuditReport]]) -> list[str]:
         )
     if len({report.diag_coef for _, report in named}) > 1:
         listed = ", ".join(f"{name} {coefficient(report.diag_coef)}" for name, report in named)
-        sentences.append(f"Diag Z, ‖δ_u‖ and R_Z are in proportion to λ_diag, which differs: {listed}.")
+        sentences.append(f"Diag Z, ‖δ_u‖ and R_Z are proportional to λ_diag, which differs: {listed}.")
     if partial := ", ".join(name for name, report in named if report.status == "partial"):
-        sentences.append(f"Interrupted, so on a part of the text: {partial}.")
+        sentences.append(f"Interrupted, so measured on only part of the text: {partial}.")
     return sentences
 
 

@@ -243,7 +243,7 @@ def share_bins(histograms: Sequence[DrawnHistogram], most: int = MOST_BARS) -> l
 
 
 def equal_width(edges: Sequence[float]) -> float | None:
-    """The common width of the bins, or None where they differ."""
+    """The common width of the bins, or None if they differ."""
     widths = [right - left for left, right in itertools.pairwise(edges)]
     if not widths or min(widths) <= 0 or max(widths) > min(widths) * (1 + 1e-6):
         return None
@@ -288,7 +288,7 @@ def spectrum_figures(report: AuditReport) -> list[Figure]:
 
 
 def _shares(sigma: Sequence[float], first_share: float | None) -> tuple[float, ...]:
-    """Running sums of σ² over ‖W‖² = σ_1²/E_1; nothing where a head of zeros has no E_1."""
+    """Running sums of σ² over ‖W‖² = σ_1²/E_1; nothing if a head of zeros has no E_1."""
     if not first_share:
         return ()
     total = sigma[0] ** 2 / first_share

@@ -1,4 +1,4 @@
-"""A centering as a document: the numbers before and after, what happened to the tie, and whether the copy was verified."""
+"""A centering as a document: the numbers before and after, what happened to the tie, and whether to keep the copy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LINES = {
     "row_max_999": "p99.9 largest logit (nat)",
     "bf16_spacing": "bf16 spacing there (nat)",
     "fp16_spacing": "fp16 spacing there (nat)",
-    "bf16_ce_error": "|ΔCE| of bf16 logits (nat)",
-    "fp16_ce_error": "|ΔCE| of fp16 logits (nat)",
+    "bf16_noise": "bf16 error of log p (nat)",
+    "fp16_noise": "fp16 error of log p (nat)",
 }
 
 
@@ -32,4 +32,5 @@ def centering_summary(result: Centering, folder: str) -> Document:
         *([Text(untied)] if result.tied_before and not result.tied_after else []),
         *(Text(finding) for finding in result.findings),
         Text(Plain(folder), "code"),
+        *([Text(result.verdict.sentence, "", "strong")] if result.verdict is not None else []),
     ]

@@ -87,7 +87,7 @@ def comparison_document(comparison: Comparison) -> Document:
         _means(comparison, keys, plain=True),
     ]
     return [
-        *([Text(text, "answer", "strong")] if (text := answer(comparison)) else []),
+        *([Group("verdict", (Text(text, "answer", "strong"),))] if (text := answer(comparison)) else []),
         *_verdicts(comparison),
         *_differences(comparison),
         *trained,
@@ -138,12 +138,22 @@ def comparison_page(comparison: Comparison) -> Document:
 
 
 def answer(comparison: Comparison) -> str:
-    """The verdicts in one sentence, accepted methods first; empty where nothing was judged."""
+    """The verdicts in one sentence, accepted methods first; empty if there is no verdict."""
     found: dict[str, list[str]] = {"accepted": [], "rejected": [], "inconclusive": [], NO_VERDICT: []}
     for verdict in comparison.quality.methods:
         found.setdefault(verdict_word(verdict), []).append(verdict.label.replace(", λ", " λ"))
-    parts = [f"{word}: {', '.join(labels)}" for word, labels in found.items() if labels]
-    return f"{parts[0][0].upper()}{parts[0][1:]}{''.join(f'; {part}' for part in parts[1:])}." if parts else ""
+    be = {True: "is", False: "are"}
+    parts = [
+        f"{', '.join(labels)} {'has' if len(labels) == 1 else 'have'} {word}"
+        if word == NO_VERDICT
+        else f"{', '.join(labels)} {be[len(labels) == 1]} {word}"
+        for word, labels in found.items()
+        if labels
+    ]
+    if not parts:
+        return ""
+    said = "; ".join(parts)
+    return f"{said[0].upper()}{said[1:]}." if found["accepted"] else f"No method is accepted: {said}."
 
 
 def verdict_word(verdict: Verdict) -> str:
@@ -156,7 +166,7 @@ def _verdicts(comparison: Comparison) -> Document:
     if not comparison.quality.methods:
         return []
     said = (
-        "Rejected where a part fails, accepted where all three hold, otherwise inconclusive: an open part names what would "
+        "Rejected if any part fails, accepted if all three hold, otherwise inconclusive: an open part names what would "
         "settle it."
     )
     tolerance = cell(comparison.quality.tolerance_ppl)
@@ -206,7 +216,7 @@ def _estimable(keys: Sequence[str], comparison: Comparison) -> list[str]:
 
 def _means_sentence(comparison: Comparison) -> str:
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
-    return f"Mean ± standard deviation (of a sample) over seeds {seeds}, in the coordinate each method deploys:"
+    return f"Mean ± sample standard deviation over seeds {seeds}, in the coordinate each method deploys:"
 
 
 def _means(comparison: Comparison, keys: Sequence[str], *, plain: bool = False) -> Table:

@@ -136,13 +136,17 @@ class Items:
 
 @dataclass(frozen=True)
 class Card:
-    """A quantity in both coordinates."""
+    """A quantity in both coordinates, under its plain name."""
 
+    name: str
     quantity: Definition
     raw: float | None
     centered: float | None
     note: str = ""
     """Why a number is missing."""
+    verdict: str = ""
+    """Which direction is worse, and whether the value matters here."""
+    tone: Tone = ""
 
 
 @dataclass(frozen=True)
@@ -164,9 +168,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Group:
-    """Blocks that a page lays out together: a section, a row of figures, cards, tabs, or columns of small tables."""
+    """Blocks that a page lays out together: a section, a verdict, a row of figures, cards, tabs, or columns of small tables."""
 
-    layout: Literal["section", "two", "three", "cards", "tabs", "columns"]
+    layout: Literal["section", "verdict", "two", "three", "cards", "tabs", "columns"]
     blocks: tuple[Block, ...]
     anchor: str = ""
     """Its id on a page."""

@@ -70,7 +70,7 @@ def drift_document(drift: Drift) -> Document:
     """Everything about the drift over one run."""
     tolerance = drift.limits.get("ppl_tolerance", DriftLimits.ppl_tolerance)
     rule = (
-        "A number moved where its change, less the noise of the text, exceeds the limits below. CE stood still where the 95 % "
+        "A number moved if its change, minus the noise of the text, exceeds the limits below. CE stood still if the 95 % "
         f"interval of its paired change lies within {number(100 * tolerance)} % of PPL."
     )
     panels = [figure for group in drift_figures(drift).values() for figure in group]
@@ -81,8 +81,7 @@ def drift_document(drift: Drift) -> Document:
             f"{number(drift.blocks * drift.block_size)} predictions each.",
             "lead",
         ),
-        Heading("Drift", 2),
-        Text(drift.finding, "answer"),
+        Group("verdict", tuple(_verdict(drift))),
         *(Text(note, "soft") for note in drift.notes),
         Group("three", tuple(panels)),
         Heading("What moved", 3),
@@ -106,12 +105,18 @@ def drift_summary(drift: Drift) -> Document:
     predictions = number(drift.blocks * drift.block_size)
     return [
         Heading(Plain(f"{drift.model}: {len(drift.checkpoints)} checkpoints on {drift.corpus}"), 1),
+        *_verdict(drift),
         Text(f"{predictions} predictions, ΔCE in nats from the checkpoint before", "soft"),
         _checkpoints(drift, NARROW, digits=3),
         *(Text(note) for note in drift.notes),
-        Text(drift.finding, "strong"),
         *([table(moved, columns)] if moved else []),
     ]
+
+
+def _verdict(drift: Drift) -> list[Text]:
+    """The first sentence of the finding, which is the answer, and the rest."""
+    first, stop, rest = drift.finding.partition(". ")
+    return [Text(first + stop.strip(), "answer", "strong"), *([Text(rest)] if rest else [])]
 
 
 def _movements(drift: Drift) -> Table:

@@ -104,7 +104,7 @@ def page_title(results: DecidedResults) -> str:
 
 
 def page_document(results: DecidedResults) -> Document:
-    """Every result in a section of its own, its answer first, and the shared decision map where there is no audit."""
+    """Every result in a separate section, its answer first, and the shared decision map where there is no audit."""
     shared, title = results.shared, page_title(results)
     named = list(zip(audit_names(results.audits), results.audits, strict=True))
     several = len(named) > 1
@@ -136,17 +136,17 @@ def page_document(results: DecidedResults) -> Document:
 
 
 def _section(anchor: str, link: str, title: str, parts: Sequence[Document]) -> Document:
-    """The documents of one kind of result under its title; nothing where there are none."""
+    """The documents of one kind of result under its title; nothing if there are none."""
     blocks = [*([Heading(title)] if title else []), *(block for part in parts for block in part)]
     return [Group("section", tuple(blocks), anchor, link)] if parts else []
 
 
-def terminal_document(results: DecidedResults) -> Document:
-    """Audits of losses and implementations and comparisons, each with its answer; one audit in full, several side by side,
-    or the shared decision map; then recommendations, drifts, router scales and reproductions."""
+def terminal_document(results: DecidedResults, *, verbose: bool = False) -> Document:
+    """Audits of losses and implementations and comparisons, each with its answer; one audit (with `verbose` all its numbers),
+    several side by side, or the shared decision map; then recommendations, drifts, router scales and reproductions."""
     audits, maps = results.audits, results.maps
     if len(audits) == 1:
-        decided = [audit_summary(audits[0], models=maps[0].models)]
+        decided = [audit_summary(audits[0], models=maps[0].models, verbose=verbose)]
     elif audits:
         named = list(zip(audit_names(audits), audits, strict=True))
         decided = [side_by_side_document(named, models=[one.models for one in maps])]

@@ -285,8 +285,10 @@ def _card(card: Card) -> str:
     missing = f" <em>{escape(card.note)}</em>" if raw is None or centered is None else ""
     return (
         f'<article class="card" data-key="{escape(card.quantity.key)}"><h3><span title="{escape(card.quantity.hint)}">'
-        f'{prose(card.quantity.symbol)}</span><span class="ratio {direction}" title="centered relative to raw">'
-        f'{factor(ratio)}</span></h3>{bars}<p class="meaning">{prose(card.quantity.meaning)}{missing}</p></article>'
+        f"{prose(card.name)} <small>{prose(card.quantity.symbol)}</small></span>"
+        f'<span class="ratio {direction}" title="centered relative to raw">{factor(ratio)}</span></h3>{bars}'
+        f'<p class="judged{f" tone-{card.tone}" if card.tone else ""}">{prose(card.verdict)}</p>'
+        f'<p class="meaning">{prose(card.quantity.meaning)}{missing}</p></article>'
     )
 
 
@@ -324,6 +326,8 @@ def _group(group: Group, figures: Figures) -> str:
                 f'<span class="chip {_colour_class(colour)}">{name}</span>' for name, colour in TONES.items()
             )
             return f'<p class="legend">{chips}</p><div class="cards">{inside}</div>'
+        case "verdict":
+            return f'<div class="verdict-box">{inside}</div>'
         case "columns":
             return f'<div class="blocks">{inside}</div>'
         case "tabs":

@@ -56,9 +56,14 @@ def loss_audit_document(audit: LossAudit) -> Document:
     rest = terms("Further", plain, skip=("schema", "findings", *SECTIONS))
     return [
         Heading(f"`{audit.provenance.get('loss', 'loss')}`", 3),
-        Text(headline(audit), "answer"),
-        Text(bottom_line(audit)[0], "answer", "strong"),
-        *([Text(remedy, "answer")] if (remedy := what_to_do(audit)) else []),
+        Group(
+            "verdict",
+            (
+                Text(bottom_line(audit)[0], "answer", "strong"),
+                *([Text(remedy)] if (remedy := what_to_do(audit)) else []),
+                Text(f"It applies: {headline(audit)}"),
+            ),
+        ),
         *([findings_table(audit, whole=True)] if audit.findings else []),
         *_curve(audit.identified),
         Group("columns", tuple(section for section in (*sections, rest) if section.items)),
@@ -76,7 +81,9 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
     others = ", ".join(f"{count} {word}" for count, word in counts if count)
     return [
         Heading(Plain(audit.provenance.get("loss", "loss")), 1),
-        Text(headline(audit)),
+        Text(bottom, "strong", tone),
+        *([Text(remedy)] if (remedy := what_to_do(audit)) else []),
+        Text(f"It applies: {headline(audit)}"),
         Text(source_line(audit), "soft"),
         *(Text(sentence, "soft") for sentence in target_model_lines(audit)),
         *([findings_table(audit, whole=whole)] if whole or audit.found else []),
@@ -86,8 +93,6 @@ def loss_audit_summary(audit: LossAudit, *, whole: bool = False, elsewhere: str 
             if finding.witness is not None
         ),
         *([Text(f"{others}; {elsewhere}.", "soft")] if others and not whole else []),
-        Text(bottom, "strong", tone),
-        *([Text(remedy)] if (remedy := what_to_do(audit)) else []),
     ]
 
 
@@ -136,20 +141,25 @@ def _curve(got: Identified) -> Document:
 
 
 def bottom_line(audit: LossAudit) -> tuple[str, Tone]:
-    """How many errors, warnings and notes there are and their ids, with a tone."""
+    """The verdict on the loss in one sentence, with the ids of its findings, and a tone."""
     counted: dict[Tone, str] = {}
     words: tuple[Tone, ...] = ("error", "warning", "note")
     for word in words:
         ids = [finding.id for finding in audit.findings if severity(finding) == word]
         if ids:
-            counted[word] = f"{len(ids)} {word}{'s' * (len(ids) != 1)}: {', '.join(ids)}"
-    if not counted:
-        return "No finding.", "pass"
-    return "; ".join(counted.values()) + ".", "error" if "error" in counted else "warning"
+            counted[word] = f"{len(ids)} {word}{'s' * (len(ids) != 1)} ({', '.join(ids)})"
+    listed = ", ".join(counted.values())
+    if "error" in counted:
+        return f"Fix this loss before you train with it: {listed}.", "error"
+    if counted:
+        return f"This loss trains what it computes, with {listed}.", "warning"
+    if audit.identified.has_z is None:
+        return "No finding, but what this loss applies could not be identified.", "open"
+    return "No finding: this loss trains what it computes.", "pass"
 
 
 def what_to_do(audit: LossAudit) -> str:
-    """The remedy of every finding in one sentence; empty where there is none."""
+    """The remedy of every finding in one sentence; empty if there is none."""
     remedy = remedies_for([finding.id for finding in audit.found])
     return f"What to do: {remedy[0].lower()}{remedy[1:]}." if remedy else ""
 
@@ -165,12 +175,12 @@ def headline(audit: LossAudit) -> str:
     """The identified objective in one line."""
     got = audit.identified
     if got.has_z is None:
-        return f"It cannot be told what this loss applies. {got.reason or ''}".rstrip()
+        return f"What this loss applies could not be determined. {got.reason or ''}".rstrip()
     ce = _cross_entropy(got)
     if not got.has_z:
         return f"{ce}; {'no Z' if got.coordinate is None else 'no Z, but a gradient that is not cross-entropy'}."
     if got.coef is None:
-        return f"{ce}; a Z whose numbers cannot be told: {got.penalty}."
+        return f"{ce}; a Z whose numbers could not be determined: {got.penalty}."
     error = got.uncertainty
     target = ""
     if got.target is not None:
@@ -219,7 +229,7 @@ def source_line(audit: LossAudit) -> str:
 
 
 def target_model_lines(audit: LossAudit) -> list[str]:
-    """The source on a model's own logits; nothing where no model was given."""
+    """The source on a model's own logits; nothing if no model was given."""
     found = audit.target_model
     if found is None:
         return []
@@ -233,7 +243,7 @@ def target_model_lines(audit: LossAudit) -> list[str]:
         f"{_errors(found, floor + weight)}.",
         f"Relative error of a token's source: mean {_number(found.token_mean)}, p99 {_number(found.token_p99)}, "
         f"max {_number(found.token_max)}.",
-        *([] if found.assumed is None else [f"The fp64 source there is that of {found.assumed}."]),
+        *([] if found.assumed is None else [f"The fp64 source there assumes {found.assumed}."]),
     ]
 
 

@@ -41,8 +41,8 @@ def _block(block: Block) -> str:
             return _table(block)
         case Items(items):
             return "\n".join(map(_item, items))
-        case Card(quantity, raw, centered):
-            return f"- {quantity.symbol}: {number(raw)} raw, {number(centered)} centered"
+        case Card(name, quantity, raw, centered):
+            return f"- {name} ({quantity.symbol}): {number(raw)} raw, {number(centered)} centered"
         case Figure(name, title):
             return f"![{title}]({name}.svg)"
         case Group(_, blocks):

@@ -100,6 +100,6 @@ def pair(raw: float | None, centered: float | None) -> str:
 
 
 def both(lead: str, raw: float | None, centered: float | None) -> str:
-    """The pair as a sentence with a lead; nothing where neither number exists."""
+    """The pair as a sentence with a lead; nothing if neither number exists."""
     text = pair(raw, centered)
     return f"{lead}{text}." if text else ""

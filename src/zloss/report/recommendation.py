@@ -1,10 +1,12 @@
-"""A recommendation, and the plan of one, as documents: what to do, how sure, why, what it costs, what to paste."""
+"""A recommendation, and the plan of one, as documents: the verdict, what to paste, the arms, the decision map."""
 
 from __future__ import annotations
 
-from zloss.decide.recommend import CENTERED_HEAD
+from collections.abc import Sequence
+
+from zloss.decide.recommend import CENTERED_HEAD, with_verdict
 from zloss.decide.stages import SOURCE
-from zloss.report.audit import decision_document, stage_item
+from zloss.report.audit import decision_document, stage_item, verdict_document
 from zloss.report.comparison import verdict_table
 from zloss.report.document import (
     Cell,
@@ -17,63 +19,61 @@ from zloss.report.document import (
     Plain,
     Table,
     Text,
-    Tone,
     table,
     terms,
 )
-from zloss.report.numbers import seconds
-from zloss.results.recommendation import Recommendation, RecommendPlan
+from zloss.report.numbers import MISSING, seconds
+from zloss.results.recommendation import Paste, Recommendation, RecommendPlan
 from zloss.results.record import to_plain
 
-LEVELS: dict[str, Tone] = {"confirmed here": "pass", "direction only": "warning", "undecided": "open"}
 SELECTION = (
-    "Selection: ΔCE in nats per token from CE; the quantity that the method is meant to lower, and p99 ‖δ_u‖ as deployed, both "
-    "over that of CE."
+    "An arm is a method with its λ, trained next to plain cross-entropy (CE). Columns: ΔCE in nats per token against CE; the "
+    "quantity that the method is meant to lower, and the tail of the Z gradient at the hidden states (p99 ‖δ_u‖) as deployed, "
+    "both over that of CE."
 )
 
 
 def recommendation_document(found: Recommendation) -> Document:
     """Everything about one recommendation."""
+    found = found if found.verdict is not None else with_verdict(found)
+    assert found.verdict is not None
     budget = "none" if found.budget_seconds is None else seconds(found.budget_seconds)
     times = {"budget": budget, "time spent": seconds(found.seconds)}
     return [
+        Text("Recommendation", "kicker"),
         Heading(Plain(found.tested.model), 1),
-        Heading(found.action, 2),
-        Text(f"{found.level}: {found.tested.sentence}.", "lead"),
-        *_sentences(found),
-        *_paste(found),
+        Group("verdict", tuple(verdict_document(found.verdict))),
+        *_paste(found.paste),
+        *_notes(found),
+        Heading("Arms", 2),
+        Text(f"{SELECTION} {seeds_sentence(found)}", "lead"),
+        _arms(found, whole=True),
+        *_confirmation(found, 2),
         Heading("Decision map", 2),
         *decision_document(found.stages),
-        Heading("Confirmation", 2),
-        Text(seeds_sentence(found), "lead"),
-        *([verdict_table(found.confirmation)] if found.confirmation else []),
-        Heading("Arms", 2),
-        Text(SELECTION, "lead"),
-        _arms(found, whole=True),
         Group("columns", (terms("Provenance", times | to_plain(found.provenance)),)),
     ]
 
 
-def recommendation_summary(found: Recommendation) -> Document:
-    """What a terminal shows: the stages in short, and the lines to paste last."""
-    selected: Document = []
-    if found.arms:
-        selected = [
-            Heading("Arms on the selecting seed", 3),
-            _arms(found, whole=False),
-            Text(seeds_sentence(found), "soft"),
-        ]
-    confirmed: Document = [Heading("Confirmation", 3), verdict_table(found.confirmation)] if found.confirmation else []
+def recommendation_summary(found: Recommendation, *, verbose: bool = False) -> Document:
+    """What a terminal shows: the verdict and the first lines to paste; with `verbose` arms, confirmation and stages too."""
+    found = found if found.verdict is not None else with_verdict(found)
+    assert found.verdict is not None
     budget = "" if found.budget_seconds is None else f" of {seconds(found.budget_seconds)}"
+    opening: Document = [Heading(Plain(found.tested.model), 1), *verdict_document(found.verdict)]
+    if not verbose:
+        more = f"Arms{', stages and all lines to paste' if found.paste else ' and stages'}: --verbose, or the page."
+        return [*opening, *_paste(found.paste[:1]), Text(f"{seconds(found.seconds)}{budget}. {more}", "soft")]
     return [
-        Heading(found.action, 1),
-        Text(found.confidence, "", LEVELS[found.level]),
-        *_sentences(found),
+        *opening,
+        *_notes(found),
+        Heading("Arms", 3),
+        _arms(found, whole=False),
+        Text(seeds_sentence(found), "soft"),
+        *_confirmation(found, 3),
         Heading("Stages", 3),
         Items(tuple(stage_item(stage, actions=False) for stage in found.stages)),
-        *selected,
-        *confirmed,
-        *_paste(found),
+        *_paste(found.paste),
         Text(f"{seconds(found.seconds)}{budget}", "soft"),
     ]
 
@@ -101,34 +101,27 @@ def seeds_sentence(found: Recommendation) -> str:
         return "No run was made."
     seeds = ", ".join(map(str, found.confirmation_seeds)) or "none"
     word = "seeds" if len(found.confirmation_seeds) > 1 else "seed"
-    source = next((stage for stage in found.stages if stage.stage == SOURCE.name), None)
-    passed = any(arm.method == CENTERED_HEAD and arm.state == "passed" for arm in found.arms)
+    unused = any(arm.method == CENTERED_HEAD and arm.state == "passed" and arm.confirmed is None for arm in found.arms)
     # A Centered head is measured for every model, and proposed for some.
-    unproposed = f" {CENTERED_HEAD} is proposed only where {SOURCE.name} fired."
+    why = f" {CENTERED_HEAD} is proposed only where {SOURCE.name} fired and matters."
     return (
-        f"Seed {found.selection_seed} and half of the validation text selected; {word} {seeds} and the other half were for "
-        "confirmation. Numbers of the selection are not evidence: it chose by them. The chosen arm is the best that passed, or "
-        f"the nearest where none did.{unproposed if passed and source is not None and not source.fired else ''}"
+        f"Selection used seed {found.selection_seed} and half of the validation text; confirmation used fresh {word} {seeds} "
+        "and the other half. One arm is carried to confirmation: the best that passed, or the closest to passing if none did. "
+        f"Selection results are not evidence, because the arm was chosen on them.{why if unused else ''}"
     )
 
 
-def _sentences(found: Recommendation) -> Document:
-    titled = (
-        ("Why", found.why),
-        ("What it costs", found.cost),
-        ("What is not guaranteed", found.not_guaranteed),
-        ("Notes", found.notes),
-    )
-    document: Document = []
-    for title, sentences in titled:
-        if sentences:
-            document += [Heading(title, 3), *(Text(sentence, "item") for sentence in sentences)]
-    return document
+def _notes(found: Recommendation) -> Document:
+    return [Heading("Notes", 3), *(Text(note, "item") for note in found.notes)] if found.notes else []
 
 
-def _paste(found: Recommendation) -> Document:
-    document: Document = [Heading("Lines to paste", 3)] if found.paste else []
-    for paste in found.paste:
+def _confirmation(found: Recommendation, level: int) -> Document:
+    return [Heading("Confirmation", level), verdict_table(found.confirmation)] if found.confirmation else []
+
+
+def _paste(pastes: Sequence[Paste]) -> Document:
+    document: Document = [Heading("Lines to paste", 3)] if pastes else []
+    for paste in pastes:
         near = "" if paste.exact or not paste.lines else ", the nearest setting"
         document.append(Heading(f"{paste.where}{near}", 4))
         document += [Text(Plain(paste.lines), "code")] if paste.lines else []
@@ -144,7 +137,8 @@ def _arms(found: Recommendation, *, whole: bool) -> Table:
     )
     columns: Columns = (
         (Column("arm", "text"), lambda arm: Cell(Plain(arm.label), arm.label)),
-        (Column("state", "text"), lambda arm: arm.state),
+        (Column("selection", "text"), lambda arm: arm.state),
+        (Column("confirmation", "text"), lambda arm: Cell(arm.confirmed or MISSING, arm.confirmed or "")),
         ("ΔCE", lambda arm: _present(arm.delta_ce, "{:+.4f}")),
         ("lowered", lambda arm: _present(arm.ratio, "× {:.3g}")),
         ("p99 ‖δ_u‖", lambda arm: _present(arm.transported, "× {:.3g}")),
@@ -155,5 +149,5 @@ def _arms(found: Recommendation, *, whole: bool) -> Table:
 
 
 def _present(value: float | None, form: str) -> Cell:
-    """A number in its form; nothing where it does not exist."""
+    """A number in its form; nothing if it does not exist."""
     return Cell("" if value is None else form.format(value), value)

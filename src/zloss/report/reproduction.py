@@ -34,7 +34,7 @@ from zloss.results.reproduction import (
 )
 
 NOT_COMPARABLE = (
-    "The numbers are not comparable with the paper's (see the deviations); its claims may still be tested on ours."
+    "The numbers are not comparable with the paper's (see the deviations); its claims can still be tested on ours."
 )
 SMALLEST_PLAIN = 1e-4
 """A number of the paper below this is shown as a power of ten."""
@@ -116,7 +116,7 @@ def reproduction_table(record: ReproductionRecord) -> Table:
 
 
 def claims_tally(record: ReproductionRecord) -> str:
-    """ "3 hold, 0 do not hold, 8 cannot be tested here"; at the smoke profile that they are not judged."""
+    """ "3 hold, 0 do not hold, 8 cannot be tested here"; for the smoke profile, that they are not checked."""
     if not record.judged:
         return f"{len(record.claims)} claims, {NOT_JUDGED}"
     counts = {verdict: sum(claim.verdict == verdict for claim in record.claims) for verdict in VERDICTS}
@@ -150,7 +150,7 @@ def _remarks(record: ReproductionRecord) -> Document:
 
 
 def _claims(record: ReproductionRecord) -> Document:
-    """The counts, then every claim with its evidence where they are judged."""
+    """The counts, then every claim with its evidence, if claims are checked."""
     if not record.judged:
         return [Text(f"{claims_tally(record)}.")]
 
@@ -169,7 +169,7 @@ def _claims(record: ReproductionRecord) -> Document:
         (Column("evidence", "prose"), lambda claim: claim.evidence),
         (Column("on the paper's own numbers", "prose"), on_paper),
     )
-    said = f"{claims_tally(record)}. In brackets: what of the check is ours."
+    said = f"{claims_tally(record)}. In brackets: the part of the check that is ours."
     return [Text(said), table(record.claims, columns, name="claims")]
 
 
@@ -201,9 +201,9 @@ def _seconds(record: ReproductionRecord) -> str:
     try:
         audits = [sum(audit["seconds"].values()) for audit in record.details.get("audits", ()) if "seconds" in audit]
         if audits:
-            return f"{own}; the audits it reads {sum(audits):.0f} s, once for all recipes of a call."
+            return f"{own}; the audits it reads took {sum(audits):.0f} s, once for all recipes of a call."
         if runs := record.details.get("training_seconds"):
-            return f"{own}; the {runs['runs']} runs it reads {runs['seconds']:.0f} s, once for all recipes."
+            return f"{own}; the {runs['runs']} runs it reads took {runs['seconds']:.0f} s, once for all recipes."
     except (TypeError, ValueError, KeyError, AttributeError):
         # Details have no schema: a damaged file may hold anything there.
         pass

@@ -134,7 +134,7 @@ def _scale_lines(scale: MeasuredScale) -> list[Line]:
     if scale.target is not None and scale.verdict == "explained":
         lines.append(("c_R", number(scale.target), "target of log Z_R, recovered from the gradient"))
     if scale.padding_ratio is not None:
-        lines.append(("padding", number(scale.padding_ratio), "weight of a masked decision over that of a counted one"))
+        lines.append(("padding", number(scale.padding_ratio), "weight of a masked decision relative to a counted one"))
     unexplained = "share of the gradient's norm that a weighted squared log-normalizer leaves unexplained"
     return [*lines, ("unexplained", number(scale.residual), unexplained)]
 

@@ -58,8 +58,9 @@ def print_document(document: Iterable[Block], console: Console | None = None) ->
                 _print_table(block, console)
             case Items(items):
                 _print_items(items, console)
-            case Card(quantity, raw, centered):
-                _sentence(console, f"{number(raw)} raw, {number(centered)} centered", first=f"{quantity.symbol}: ")
+            case Card(name, quantity, raw, centered):
+                shown = f"{number(raw)} raw, {number(centered)} centered"
+                _sentence(console, shown, first=f"{name} ({quantity.symbol}): ")
             case Group(_, blocks):
                 print_document(blocks, console)
 

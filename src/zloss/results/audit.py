@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from zloss.errors import InputError
-from zloss.results.decision import Decision, LambdaBudget
-from zloss.results.options import Coordinate, check_columns
+from zloss.results.decision import ActionVerdict, Decision, LambdaBudget
+from zloss.results.options import Coordinate, LogitStorage, check_columns
 from zloss.results.provenance import AuditProvenance
 from zloss.results.record import COMPUTED_SHARE, COSINE, NOT_NEGATIVE, ResultRecord
 from zloss.results.router import RouterFindings
@@ -236,7 +236,7 @@ class ModelInfo:
     """The audited checkpoint and the head conventions its numbers use."""
 
     name: str
-    """The model as it was asked for."""
+    """The model as requested."""
     vocab: int
     """V: rows of the head."""
     width: int
@@ -313,7 +313,7 @@ class HeadNumbers:
 
 @dataclass(frozen=True)
 class Heads:
-    """Both coordinates; `centered` is all None where μ does not exist (softcap, -inf bias)."""
+    """Both coordinates; `centered` is all None if μ does not exist (softcap, -inf bias)."""
 
     raw: HeadNumbers
     """Logits as the head gives them."""
@@ -344,8 +344,65 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class NoiseNumbers:
+    """Root mean square over tokens of log p₁₆(y) − log p₃₂(y), in nats; y is the target."""
+
+    raw: float | None = field(default=None, metadata=NOT_NEGATIVE)
+    """Logits of the head as it is."""
+    centered: float | None = field(default=None, metadata=NOT_NEGATIVE)
+    """Logits of the row-centered head as `zloss center` would save it."""
+
+
+@dataclass(frozen=True)
+class LogitNoise:
+    """What logits stored in 16 bits do to the log-probability of the target: the share of the head alone."""
+
+    tokens: int
+    """Tokens measured, from the first blocks of the text."""
+    saved_dtype: str
+    """Dtype of the checkpoint, in which a centered head would be saved."""
+    bf16: NoiseNumbers = field(default_factory=NoiseNumbers)
+    """Logits rounded to bf16."""
+    fp16: NoiseNumbers = field(default_factory=NoiseNumbers)
+    """Logits rounded to fp16."""
+
+
+@dataclass(frozen=True)
+class PlannedLoss:
+    """The Z-loss λ(log Z − c)² on raw logits that the user trains with or plans to, and what it would send through this model.
+
+    λ, c and the precision of the logits are the user's: an assumption of the consequences, not a measurement.
+    """
+
+    coef: float = 1e-4
+    """λ."""
+    target: float | None = None
+    """c; None in a report that is too partial to know log V."""
+    logits: LogitStorage = "bf16"
+    """Precision in which the training stack stores its logits."""
+    delta_u_99: float | None = field(default=None, metadata=NOT_NEGATIVE)
+    """p99 over tokens of ‖δ_u‖ of Z, per token before any reduction."""
+    delta_u_ce_99: float | None = field(default=None, metadata=NOT_NEGATIVE)
+    """p99 over tokens of ‖Wᵀp − W_y‖, the same of cross-entropy."""
+    r_z: float | None = field(default=None, metadata=NOT_NEGATIVE)
+    """‖g_Z‖/‖g_CE‖ at the output head, on the diagnostic batch."""
+    r_z_model: float | None = field(default=None, metadata=NOT_NEGATIVE)
+    """The same over all parameters."""
+    input_path: float | None = field(default=None, metadata=NOT_NEGATIVE)
+    """‖g_Z‖ of the input path / ‖g_CE‖ of a tied table; None for an untied head."""
+    tokens: int | None = None
+    """Predictions of the diagnostic batch; R grows with it."""
+    router_coef: float | None = None
+    """λ_R; None if none was given."""
+    router_convention: str | None = None
+    """The reduction under which λ_R is meant."""
+    router_share: float | None = field(default=None, metadata=NOT_NEGATIVE)
+    """‖g_RZ‖/‖g_CE‖ on the router weights at λ_R; None without λ_R or routers."""
+
+
+@dataclass(frozen=True)
 class Nonfinite:
-    """Tokens with a NaN or an infinite statistic: counted here, kept out of every tail."""
+    """Tokens with a NaN or an infinite statistic: counted here, excluded from every tail."""
 
     nan: int = field(default=0, metadata=NOT_NEGATIVE)
     """Tokens with a NaN."""
@@ -395,10 +452,16 @@ class AuditReport(ResultRecord):
     """c; None only in a report that is too partial to know it."""
     precision: Precision = field(default_factory=Precision)
     """Spacing of stored logits."""
+    logit_noise: LogitNoise | None = None
+    """What 16-bit logits cost; None if it was not measured."""
+    planned: PlannedLoss | None = None
+    """The Z-loss that the consequences assume; None in files from before it was kept."""
     nonfinite: Nonfinite = field(default_factory=Nonfinite)
     """Tokens that no tail contains."""
     quantile_bounds: dict[str, QuantileBound] = field(default_factory=dict)
     """Empty: quantiles are exact. In files of version 0.2 the bounds of estimated ones, by the dotted path of the number."""
+    verdict: ActionVerdict | None = None
+    """What to do; None before the report is decided, and in files written before this field existed."""
     decisions: tuple[Decision, ...] = ()
     """The decision map."""
     lambda_budget: LambdaBudget | None = None
@@ -449,10 +512,14 @@ class AuditReport(ResultRecord):
         return plain
 
 
+NUMBERS = ("heads", "gradient", "tied_paths", "precision", "logit_noise", "planned")
+"""Sections whose nulls need a reason."""
+
+
 def _null_numbers(plain: dict[str, Any]) -> list[str]:
     """Dotted paths of the Nones among the measured numbers."""
     found = [key for key in ("ppl", "mu_abs_99", "gradient", "tied_paths", "target") if plain[key] is None]
-    pending = [(key, plain[key]) for key in ("heads", "gradient", "tied_paths", "precision") if plain[key] is not None]
+    pending = [(key, plain[key]) for key in NUMBERS if plain[key] is not None]
     while pending:
         path, value = pending.pop()
         if isinstance(value, dict):

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from zloss.results.provenance import Provenance
 
 FILE = "centering.json"
+CopyAction = Literal["keep", "neutral", "discard"]
+"""What to do with a centered copy."""
+
+
+@dataclass(frozen=True)
+class CopyVerdict:
+    """Whether the copy is worth keeping."""
+
+    action: CopyAction
+    """keep: its 16-bit logits are more precise; discard: it predicts worse, or its logits are less precise; neutral: neither."""
+    sentence: str
+    """The answer in one sentence, with the text and the number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,12 @@ class CenteringNumbers:
     fp16_logit_rms: float | None
     """Root mean square of fp16 − fp32 over all logits."""
     mu_valid_abs_99: float | None = None
-    """p99 |μ| over the first `valid_vocab` rows; None where these are all rows."""
+    """p99 |μ| over the first `valid_vocab` rows; None if these are all rows."""
+    bf16_noise: float | None = None
+    """Root mean square over tokens y of log p(y) from bf16 logits minus log p(y) of the original from fp32 logits, in nats; None
+    where logits overflow. That of the copy includes the second rounding of its head."""
+    fp16_noise: float | None = None
+    """The same for fp16 logits."""
 
 
 @dataclass(frozen=True)
@@ -84,5 +101,9 @@ class Centering:
     """What made it."""
     notes: tuple[str, ...] = ()
     """Sentences on how the text was cut."""
+    logits: str = "bf16"
+    """Precision in which the user's stack stores its logits; the verdict is about it."""
+    verdict: CopyVerdict | None = None
+    """Whether the copy is worth keeping."""
     findings: tuple[str, ...] = ()
     """What the comparison of this copy with its original showed, in sentences; its model card has them too."""

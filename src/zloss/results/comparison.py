@@ -44,7 +44,7 @@ class VerdictPart:
     numbers: dict[str, Any] = field(default_factory=dict)
     """What the sentence rests on, by name."""
     interval: Interval | None = None
-    """The interval of the difference; None where there is none, as with one seed."""
+    """The interval of the difference; None if there is none, as with one seed."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class Verdict:
     improves: bool | None = field(default=None, metadata=written_with("coordinate"), kw_only=True)
     """Whether `delta_diagnosed` is negative."""
     accepted: bool | None
-    """True for an accepted method, False for a rejected one; None for an inconclusive one and where nothing is judged."""
+    """True for an accepted method, False for a rejected one; None for an inconclusive one and if there is no verdict."""
     reason: str = ""
     """The verdict in words."""
     verdict: VerdictName | None = field(default=None, metadata=written_with("reasons"))
-    """None where nothing is judged, and in files from before it was kept."""
+    """None if there is no verdict, and in files written before this field existed."""
     reasons: tuple[str, ...] | None = field(default=None, metadata=written_with("reasons"))
     """The sentences of the parts that decided; None in files from before they were kept."""
     parts: VerdictParts | None = field(default=None, metadata=written_with("reasons"))
-    """What the verdict follows from; None without a common seed, and in files from before it was kept."""
+    """What the verdict follows from; None without a common seed, and in files written before this field existed."""
 
     @property
     def label(self) -> str:
@@ -106,7 +106,7 @@ class Quality:
     """The quality gate: its tolerance and the verdict on every method."""
 
     tolerance_ppl: float | None = None
-    """How much PPL may rise; None where the comparison states none."""
+    """How much PPL may rise; None if the comparison states none."""
     tolerance: str = ""
     """Where the tolerance comes from, in words."""
     diagnosed: str = ""
@@ -231,7 +231,7 @@ class SeedDifference:
     by_seed: tuple[float, ...]
     """The differences, in the order of the pairs."""
     ratio: float | None
-    """Mean of method / baseline; None where a baseline value is 0."""
+    """Mean of method / baseline; None if a baseline value is 0."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class HeadDifferences:
     """Both in row-centered logits."""
 
     def of(self, coordinate: Coordinate | None) -> dict[str, SeedDifference]:
-        """Those of one coordinate; raw where none is stated."""
+        """Those of one coordinate; raw if none is stated."""
         return self.centered if coordinate == "centered" else self.raw
 
 
@@ -267,9 +267,9 @@ class Trajectory:
     steps: int
     """Steps compared."""
     first_difference: int | None
-    """First step whose CE or gradient norm differs; None where all steps agree bit for bit."""
+    """First step whose CE or gradient norm differs; None if all steps agree bit for bit."""
     max_loss_difference: float | None
-    """Largest |ΔL| over all steps; None where a loss is not finite."""
+    """Largest |ΔL| over all steps; None if a loss is not finite."""
     max_ce_difference: float | None
     """Largest |ΔCE| over the finite steps."""
     mean_ce_difference: float | None
@@ -359,7 +359,7 @@ class Comparison(ResultRecord):
     SCHEMA: ClassVar[str] = "zloss.comparison/1"
 
     model: str | None = field(default=None, metadata=written_with("model"))
-    """Name of the model that every run began with; absent where the runs do not name it."""
+    """Name of the model that every run began with; absent if the runs do not name it."""
     baseline: str
     """Name of the method that the others are compared with."""
     baseline_coef: float | None = None
@@ -383,7 +383,7 @@ class Comparison(ResultRecord):
     unfinished: tuple[str, ...] = ()
     """Folders of runs without a result."""
     provenance: ComparedProvenance | None = None
-    """None where a run has no provenance."""
+    """None if a run has no provenance."""
     curves: tuple[MethodCurves, ...] = ()
     """What the page draws; empty without step records."""
     extra: dict[str, Any] = field(default_factory=dict)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from zloss.results.record import ResultRecord, written_with
+
+Action = Literal["nothing", "center", "train", "fix_implementation", "not_enough_evidence"]
+"""What a verdict asks for, the least first."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,40 @@ class Effect:
 
 
 @dataclass(frozen=True)
+class Consequence:
+    """What a stage means for the training run that the user plans: a stage may fire and still be harmless."""
+
+    quantity: str
+    """The measured consequence, in words."""
+    value: float | None
+    """Its value; None if it could not be measured."""
+    limit: float | None
+    """The value from which it matters."""
+    unit: str
+    """Unit of both; empty for a ratio."""
+    matters: bool | None
+    """Whether the consequence is worth acting on; None if it could not be computed."""
+    reason: str
+    """Why, in one sentence."""
+
+
+@dataclass(frozen=True)
+class ActionVerdict:
+    """The answer to "what should I do about Z-loss?": computed once, shown on the terminal, on the page and in JSON."""
+
+    action: Action
+    """What to do."""
+    sentence: str
+    """The answer in one plain sentence."""
+    why: tuple[str, ...]
+    """The reasons with their numbers, the deciding one first."""
+    confidence: str
+    """How sure: what was measured, and what was assumed."""
+    changes: tuple[str, ...] = ()
+    """What the action would change, and what it would not."""
+
+
+@dataclass(frozen=True)
 class Decision:
     """One stage of the decision map."""
 
@@ -44,7 +81,7 @@ class Decision:
     threshold: float | None
     """The value above which the stage fires."""
     fired: bool | None
-    """Whether it does; None where the stage was not evaluated."""
+    """Whether it does; None if the stage was not evaluated."""
     reason: str
     """The verdict in one sentence; of an unevaluated stage, the command that would evaluate it."""
     action: str
@@ -59,6 +96,8 @@ class Decision:
     """Name of the threshold among `thresholds`."""
     measured: tuple[Effect, ...] = ()
     """For a fired stage: what the action would change on this text."""
+    consequence: Consequence | None = field(default=None, metadata=written_with("consequence"))
+    """What the stage means for the planned training; None in files from before it was kept."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +116,7 @@ class LambdaBudget:
 
 @dataclass(frozen=True)
 class DecisionMap:
-    """The eight stages, evaluated from one audit and the results beside it."""
+    """The eight stages, evaluated from one audit and the results joined to it."""
 
     audit: str | None
     """Name of the audit; None for a map without one."""
@@ -90,7 +129,9 @@ class DecisionMap:
     order: tuple[str, ...] | None = field(default=None, metadata=written_with("order"))
     """Names of the fired stages in the order in which to act on them."""
     models: str | None = field(default=None, metadata=written_with("models"))
-    """Which result is of which model, in one sentence; absent where all name the same one."""
+    """Which result is of which model, in one sentence; absent if all name the same one."""
+    verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
+    """What to do; None in files from before it was kept."""
 
 
 @dataclass(frozen=True)
@@ -102,4 +143,4 @@ class DecisionMaps(ResultRecord):
     results: tuple[str, ...]
     """The joined files, each by the last two parts of its path."""
     maps: tuple[DecisionMap, ...]
-    """One per audit, or one alone where no audit was given."""
+    """One per audit, or one alone if no audit was given."""

@@ -62,7 +62,7 @@ class DriftCheckpoint:
     raw: DriftNumbers
     """Logits as the head gives them."""
     centered: DriftNumbers
-    """Row-centered logits; all None where μ does not exist."""
+    """Row-centered logits; all None if μ does not exist."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CeChange:
     to_step: int
     """Step of the later checkpoint."""
     difference: float | None
-    """Mean difference in nats per token; None where a CE is not finite."""
+    """Mean difference in nats per token; None if a CE is not finite."""
     half_width: float | None
     """Half the width of its 95 % interval over groups of blocks."""
     still: bool
@@ -94,7 +94,7 @@ class Movement:
     reason: str
     """One sentence."""
     from_step: int | None = None
-    """Step at which the largest movement starts; None where nothing moved."""
+    """Step at which the largest movement starts; None if nothing moved."""
     to_step: int | None = None
     """Step at which it ends."""
     before: float | None = None
@@ -106,7 +106,7 @@ class Movement:
     began: int | None = None
     """Step of the first checkpoint at which the movement is seen; it began between `last_before` and this step."""
     noise: float | None = None
-    """Half the width of the 95 % interval of the change over the text; None where the number does not depend on tokens."""
+    """Half the width of the 95 % interval of the change over the text; None if the number does not depend on tokens."""
     level: float | None = None
     """Quantile at which the change was tested: the highest with 50 tokens beyond it; None for what is no quantile."""
     ce_change: CeChange | None = None
@@ -129,7 +129,7 @@ class DriftFinding:
 
 @dataclass(frozen=True)
 class Drift(ResultRecord):
-    """Checkpoints of one run in the order of their steps, and the judgement on every watched number."""
+    """Checkpoints of one run in the order of their steps, and the verdict on every watched number."""
 
     SCHEMA: ClassVar[str] = "zloss.drift/1"
 
@@ -152,7 +152,7 @@ class Drift(ResultRecord):
     began: int | None
     """Step of the first checkpoint at which the drift that CE cannot see is seen; None without one."""
     limits: dict[str, float]
-    """The limits that the judgement used, by name."""
+    """The limits that the verdict used, by name."""
     provenance: Provenance
     """What made it."""
     notes: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ class Drift(ResultRecord):
 
 @dataclass(frozen=True)
 class KeptCheckpoint(ResultRecord):
-    """A finished checkpoint with what the judgement needs of its text."""
+    """A finished checkpoint with what the verdict needs from its text."""
 
     SCHEMA: ClassVar[str] = "zloss.drift-checkpoint/1"
 

@@ -119,10 +119,10 @@ def _load(path: Path) -> list[Result]:
                 raise InputError(f"{file} has schema {schema!r}; this version reads {known}.")
         if file == path:
             known = ", ".join(RECORDS)
-            raise InputError(f"{path} is not a result of zloss: its schema is {schema!r}, known are {known}.")
+            raise InputError(f"{path} is not a zloss result: its schema is {schema!r}, expected one of {known}.")
     if not found:
         raise InputError(
-            f"{path} holds no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`, "
+            f"{path} contains no result: expected a report.json of `zloss audit` or a comparison.json of `zloss compare`, "
             "or another JSON file that zloss has written."
         )
     return found

@@ -67,9 +67,9 @@ _ATTEMPTS = 1000
 
 @contextlib.contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold `folder` inside the block; an error that names the holder where another process has it.
+    """Lock `folder` inside the block; an error names the process that holds it, if there is one.
 
-    The folder is made where there is none, and removed again where the block leaves nothing in it.
+    The folder is created if it does not exist, and removed again if the block leaves it empty.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     file = folder / LOCK_FILE
@@ -99,7 +99,7 @@ def _locked(folder: Path) -> FileLock:
             lock.acquire()
         except Timeout:
             raise InputError(
-                f"{folder} is in use by {_holder(folder / LOCK_FILE)}: wait for it to end, or choose another folder."
+                f"{folder} is in use by {_holder(folder / LOCK_FILE)}: wait for it to finish, or choose another folder."
             ) from None
         except (FileNotFoundError, FileExistsError):
             # Its last holder removed the folder: before the file was opened, or before mkdir could see that what exists is one.
@@ -151,9 +151,9 @@ class Owner:
     kind: str
     """A key of `NAMES`."""
     subject: str = ""
-    """The model, the run or the loss, as it was asked for."""
+    """The model, the run or the loss, as requested."""
     text: str = ""
-    """Name of the text; empty where there is none."""
+    """Name of the text; empty if there is none."""
     place: str = ""
     """`place_of` the model, where it is known: models of one name may lie in different folders."""
 
@@ -180,7 +180,7 @@ def text_name(texts: Sequence[str], corpus: str | None) -> str:
 
 
 def refuse_other(folder: Path, mine: Owner, *, force: bool = False) -> None:
-    """An error where the folder holds a result of something else, unless it may be replaced."""
+    """An error if the folder holds a result of something else, unless it may be replaced."""
     for there in [] if force else owners(folder):
         if not there.same(mine):
             which = f"{mine}" if str(mine) != str(there) else "one of another folder with that name"
@@ -190,7 +190,7 @@ def refuse_other(folder: Path, mine: Owner, *, force: bool = False) -> None:
 
 
 def refuse_strangers(folder: Path, sources: Sequence[Path], *, force: bool = False) -> None:
-    """An error where a page of the results `sources` would take the place of another result's page."""
+    """An error if a page of the results `sources` would take the place of another result's page."""
     if force or folder.absolute() in {source.absolute().parent for source in sources}:
         return
     for there in owners(folder):
@@ -206,7 +206,7 @@ def owners(folder: Path) -> list[Owner]:
 
 
 def remove_leftovers(folder: Path, written: Sequence[Path], figures: Sequence[str] = ()) -> None:
-    """Remove what earlier results left in the folder beside those `written` now; `figures` are names of figure files."""
+    """Remove what earlier results left in the folder besides those `written` now; `figures` are names of figure files."""
     stale = [folder / name for name in RECORD_FILES if _owner(folder / name) is not None]
     stale += [folder / name for name in (PAGE_FILE, DECISIONS_FILE, TOKENS_FILE, "comparison.md")]
     drawn = folder / FIGURES
@@ -233,7 +233,7 @@ def _owner(file: Path) -> Owner | None:
 
 
 def _text(data: Any, path: str) -> str:
-    """The text at a dotted path; empty where there is none."""
+    """The text at a dotted path; empty if there is none."""
     for key in path.split("."):
         data = data.get(key) if isinstance(data, dict) else None
     return data if isinstance(data, str) else ""

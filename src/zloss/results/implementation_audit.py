@@ -132,7 +132,7 @@ class Fp16Headroom:
     nonfinite: int = 0
     """Batches whose gradient holds NaN or Inf."""
     reason: str = ""
-    """Why the numbers are missing; empty where they are there."""
+    """Why the numbers are missing; empty if they are there."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def share(path: Path) -> None:
 
 
 def why_not_written(error: BaseException) -> str | None:
-    """The reason where somebody's error says that a write failed; None where it is about something else.
+    """The reason where somebody's error says that a write failed; None if it is about something else.
 
     Libraries written in Rust and C++ have errors of their own for a full disk.
     """
@@ -190,7 +190,7 @@ def read_json(file: Path, *, advice: str) -> Any:
         raise InputError(f"{file} cannot be read ({error.strerror or error}): {advice}.") from error
     except ValueError as error:
         raise InputError(
-            f"{file} cannot be read, because it is not JSON ({error}): it may be cut off; {advice}."
+            f"{file} cannot be read, because it is not JSON ({error}): it may be truncated; {advice}."
         ) from error
 
 
@@ -227,4 +227,4 @@ def _whole_number(text: str) -> int:
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON number")
+    raise ValueError(f"{text} is not a JSON number")

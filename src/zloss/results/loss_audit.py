@@ -24,7 +24,7 @@ class Witness:
     expected: float | None
     """The number that a right loss gives."""
     measured: float | None
-    """The number that this loss gives; None where it is not finite."""
+    """The number that this loss gives; None if it is not finite."""
     noise: float | None
     """Rounding of `measured`."""
     probe: str = "mixed"
@@ -69,14 +69,14 @@ class Finding:
     figure: float | None = None
     """The number that the sentence rests on; None without one."""
     severity: Severity | None = None
-    """How much a finding matters; None where the verdict is not "finding". Errors set the exit code of the command."""
+    """How much a finding matters; None if the verdict is not "finding". Errors set the exit code of the command."""
     witness: Witness | None = None
     """The input that shows it, of an error or a warning; a second, independent draw showed it too."""
 
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Half-widths of the identified numbers; None where the number itself is None."""
+    """Half-widths of the identified numbers; None if the number itself is None."""
 
     coef: float | None = None
     """Of λ."""
@@ -96,12 +96,12 @@ class Identified:
     """
 
     has_z: bool | None
-    """Whether the loss applies a Z. None where it cannot be told; then `coef`, `target` and `coordinate` are None and
+    """Whether the loss applies a Z. None if it could not be determined; then `coef`, `target` and `coordinate` are None and
     `reason` says why."""
     coef: float | None
-    """λ; None without a Z, or where its numbers cannot be told."""
+    """λ; None without a Z, or if its numbers could not be determined."""
     target: float | None
-    """c, in nats, at the vocabulary `vocab`; None where the penalty has none or it cannot be told."""
+    """c, in nats, at the vocabulary `vocab`; None if the penalty has none or it could not be determined."""
     coordinate: str | None
     """The logits whose log-normalizer is penalised: "raw", "centered", "max_shifted" or "other"; None without a Z."""
     ce_denominator: str
@@ -114,16 +114,16 @@ class Identified:
     penalty: str = "none"
     """The penalised quantity in words; says more than `coordinate` where that is "other"."""
     target_rule: str | None = None
-    """ "constant", or "log_v" where c follows the vocabulary; None where no second vocabulary could be probed."""
+    """ "constant", or "log_v" where c follows the vocabulary; None if no second vocabulary could be probed."""
     vocab: int | None = None
     """The V that `target` is stated for."""
     ce_scale: float | None = 1.0
-    """Factor on CE / D_ce; None where the gradient could not be explained."""
+    """Factor on CE / D_ce; None if the gradient could not be explained."""
     label_smoothing: float | None = 0.0
-    """ε of label smoothing; None where the gradient could not be explained."""
+    """ε of label smoothing; None if the gradient could not be explained."""
     ce_weights: str | None = "uniform"
     """How the weight on CE differs between valid tokens: "uniform", "class", "position", "groups" (means of groups of
-    tokens, averaged) or "token"; None where the gradient could not be explained."""
+    tokens, averaged) or "token"; None if the gradient could not be explained."""
     z_weights: str | None = None
     """ "uniform", or "shared" where the Z of a token carries the weight of its CE."""
     targets: str = "given"
@@ -237,7 +237,7 @@ class LossAudit(ResultRecord):
     provenance: dict[str, Any]
     """The audited loss by name, the probes, versions, and seconds."""
     target_model: TargetModelSource | None = None
-    """The source on a model's own logits; None where no model was given."""
+    """The source on a model's own logits; None if no model was given."""
 
     @property
     def found(self) -> tuple[Finding, ...]:

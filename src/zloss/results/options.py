@@ -21,8 +21,10 @@ SMOLLM2 = "smollm2"
 """The default model of every command."""
 
 BosPolicy = Literal["auto", "yes", "no"]
-"""A BOS in front of every block: where the tokenizer itself would put one, always, or never."""
+"""A BOS token at the start of every block: if the tokenizer itself would add one, always, or never."""
 DtypeName = Literal["fp32", "fp64", "bf16"]
+LogitStorage = Literal["bf16", "fp16", "fp32"]
+"""Precision in which a training stack stores its logits."""
 """Precision of a model's weights and activations."""
 DeviceMap = Literal["auto"]
 """How the layers of a model are placed: by accelerate, on all devices of the machine, its memory and its disk."""
@@ -51,7 +53,7 @@ class Option:
     metavar: str | None = None
     """Placeholder of the value in the help; None: from the type."""
     positional: bool = False
-    """The value stands without a flag."""
+    """The value is positional."""
     repeated: bool = False
     """For a tuple: every use of the flag appends one value."""
     comma_separated: bool = False
@@ -59,7 +61,7 @@ class Option:
     zero_is_none: bool = False
     """For a count that may be None: 0 on the command line is None."""
     switch: str | None = None
-    """For a nested configuration that may be None: the flag turns it on, its fields are options beside the others, and
+    """For a nested configuration that may be None: the flag turns it on, its fields are options alongside the others, and
     this phrase says in errors what they are for."""
 
 
@@ -92,11 +94,13 @@ class TextOptions(TextChoice):
     text_field: str = "text"
     """Field or column that holds the text in .jsonl and .parquet files."""
     blocks: BlockCount = 64
-    """Number of blocks; 0 takes all the text gives."""
+    """Number of blocks; 0 uses the whole text."""
     block_size: int | None = None
-    """Predictions per block, in tokens. Default: 256, or fewer where the model has fewer positions."""
+    """Predictions per block, in tokens. Default: 256, or fewer if the model has fewer positions."""
     bos: BosPolicy = "auto"
-    """Put a BOS in front of every block: where the tokenizer itself would, always, or never."""
+    """Put a BOS token at the start of every block: if the tokenizer itself would, always, or never."""
+    tokenizer: Annotated[str | None, Option(metavar="PATH")] = None
+    """Folder or Hugging Face id whose tokenizer is used instead of the model's, such as for a checkpoint saved without one."""
 
     def text_options(self, **changes: Any) -> dict[str, Any]:
         """The fields of this class by name, with `changes`, for another configuration that reads the same text."""
@@ -104,7 +108,7 @@ class TextOptions(TextChoice):
 
 
 def refuse(*cases: tuple[object, str]) -> None:
-    """Raise the sentence of the first case that is true."""
+    """Raise an error with the sentence of the first case that is true."""
     for wrong, sentence in cases:
         if wrong:
             raise InputError(sentence)
@@ -142,11 +146,11 @@ def check_choices(config: object, choices: dict[str, Any]) -> None:
 
 
 def check_columns(record: object, *tables: tuple[str, ...]) -> None:
-    """Columns of one table, by the names of their fields, have as many entries as one another."""
+    """Require the columns of one table, given by field name, to have the same length."""
     for names in tables:
         lengths = [len(getattr(record, name)) for name in names]
         if len(set(lengths)) > 1:
             said = ", ".join(f"{length} in `{name}`" for name, length in zip(names, lengths, strict=True))
             raise InputError(
-                f"{' and '.join(f'`{name}`' for name in names)} are expected to be equally long, but have {said}."
+                f"{' and '.join(f'`{name}`' for name in names)} are expected to have the same length, but have {said}."
             )

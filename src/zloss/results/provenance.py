@@ -60,7 +60,7 @@ class Provenance:
     torch: str
     """Version of PyTorch."""
     transformers: str | None = None
-    """Version of transformers; None where it was not used."""
+    """Version of transformers; None if it was not used."""
     command: str
     """The command line, or the function, that made the result."""
     started: str
@@ -84,7 +84,7 @@ class RunProvenance(Provenance):
     """provenance.json of a training run."""
 
     accelerate: str | None
-    """Version of accelerate; None where it is not installed."""
+    """Version of accelerate; None if it is not installed."""
     train_seconds: float
     """Wall-clock time of all optimizer steps, in seconds, those before an interruption included."""
     threads: int
@@ -105,7 +105,7 @@ class ReproductionProvenance(Provenance):
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
+    """The version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -34,7 +34,7 @@ class Definition:
     over: str = ""
     """The scaling: what it is reduced over, and how."""
     equation: str = ""
-    """Label in the paper of the equation, table or section that defines it; empty where the quantity is ours."""
+    """Label in the paper of the equation, table or section that defines it; empty if the quantity is ours."""
     better: Better = ""
     """The direction that counts as an improvement; empty for descriptive quantities."""
 
@@ -83,7 +83,7 @@ LETTERS = (
     ("w̄, b̄", "mean row of W and mean entry of b"),
     (
         "μ",
-        "mean logit w̄·h + b̄, the common shift; adding a number to every logit adds it to μ and to log Z, and leaves p alone",
+        "mean logit w̄·h + b̄, the common shift; adding a number to every logit adds it to μ and to log Z, and leaves p unchanged",
     ),
     ("z̃, Z̃, log Z̃", "centered logits z − μ, their normalizer, and log Z − μ"),
     ("λ", "coefficient of a Z-loss; λ_diag is the one that diagnostics use (1e-4 unless stated), λ_R that of a router"),
@@ -164,8 +164,8 @@ TEXT = _table("""
     rows_beyond_tokenizer ; rows beyond the tokenizer ; rows of the head that no token of the tokenizer has ; rows
     logit_scale ; logit scale ; factor s of z = s(Wu + b)
     softcap ; softcap ; bound of the logits cap·tanh(z/cap) ; nat
-    nan ; NaN ; tokens with a NaN statistic, kept out of every tail ; tokens ; count ; ↓
-    inf ; Inf ; tokens with an infinite statistic, kept out of every tail ; tokens ; count ; ↓
+    nan ; NaN ; tokens with a NaN statistic, excluded from every tail ; tokens ; count ; ↓
+    inf ; Inf ; tokens with an infinite statistic, excluded from every tail ; tokens ; count ; ↓
 """)
 
 TOKENS = _table("""
@@ -184,7 +184,7 @@ TOKENS = _table("""
     gain ; gain A_p ; output-to-hidden gain ‖Wᵀp‖/‖p‖ ; per token ; eq:ap
     gain_centered ; centered gain A_p ; the gain of the row-centered head ; per token ; eq:ap
     tokens.ce ; CE ; −log p of the predicted token ; nat ; per token ; ↓
-    block ; block ; index of the block the token stands in
+    block ; block ; index of the block that contains the token
     position ; position ; index of the prediction inside its block, from 0
     violation ; |log Z − c| ; distance of the log-normalizer from its target ; nat ; per token ; eq:zloss
     shift ; |μ| ; size of the common shift ; nat ; per token ; eq:centered_raw
@@ -222,6 +222,30 @@ GRADIENT = _table("""
         mean-reduced gradients of the diagnostic blocks ; app:diagnostic_conventions
     lambda_budget.r_z ; R_Z budget ; R_Z that the coefficient may reach
     lambda_budget ; λ for R_Z ; coefficient at which R_Z meets its budget, R_Z being linear in λ
+""")
+
+LOGIT_NOISE = _table("""
+    * ; root mean square over the tokens of the first blocks
+    logit_noise.bf16 ; bf16 noise ; error of the target's log-probability when logits are stored in bf16 ; nat ; ↓
+    logit_noise.fp16 ; fp16 noise ; error of the target's log-probability when logits are stored in fp16 ; nat ; ↓
+    logit_noise.tokens ; tokens ; tokens on which the noise was measured ; tokens ; count
+""")
+
+PLANNED = _table("""
+    planned.coef ; λ ; coefficient of the Z-loss that the verdict assumes ; eq:zloss
+    planned.target ; c ; target of the Z-loss that the verdict assumes ; nat ; eq:zloss
+    planned.delta_u_99 ; p99 ‖δ_u‖ ; tail of the planned Z gradient at the hidden states ; p99 over tokens ; eq:hidden_injection
+    planned.delta_u_ce_99 ; p99 ‖Wᵀp − W_y‖ ; tail of the CE gradient at the hidden states ; p99 over tokens
+    planned.r_z ; R_Z ; norm of the planned Z gradient relative to the CE gradient, output head ;
+        mean-reduced gradients of the diagnostic blocks ; app:diagnostic_conventions
+    planned.r_z_model ; R_Z, model ; the same over all parameters ;
+        mean-reduced gradients of the diagnostic blocks ; app:diagnostic_conventions
+    planned.input_path ; input ‖g_Z‖/‖g_CE‖ ; planned Z gradient through the input embedding over the CE gradient of the table ;
+        mean-reduced gradients of the diagnostic blocks ; eq:tied_decomp
+    planned.tokens ; tokens ; predictions of the diagnostic batch ; tokens ; count
+    planned.router_coef ; λ_R ; router coefficient that the verdict assumes
+    planned.router_share ; ‖g_RZ‖/‖g_CE‖ ; router Z gradient relative to the CE gradient on the router weights ;
+        mean-reduced gradients of the first block
 """)
 
 TIED_PATHS = _table("""
@@ -439,8 +463,8 @@ REPRODUCTION = _table("""
 HEADLINE = ("mu_abs_99", "p_z_999", "a_p_99", "delta_u_99", "diag_z")
 """The cards of the page, with R_Z after them."""
 QUANTITIES = (
-    *HEAD, *PRECISION, *TEXT, *TOKENS, *SPECTRUM, *GRADIENT, *TIED_PATHS, *TAILS, *EVENTS, *ADAM_STATE, *RUN, *STEP,
-    *ADAM_SAMPLE, *ROUTER, *SOURCE, *UPDATES, *OVERFLOWS, *REPRODUCTION,
+    *HEAD, *PRECISION, *TEXT, *TOKENS, *SPECTRUM, *GRADIENT, *LOGIT_NOISE, *PLANNED, *TIED_PATHS, *TAILS, *EVENTS, *ADAM_STATE,
+    *RUN, *STEP, *ADAM_SAMPLE, *ROUTER, *SOURCE, *UPDATES, *OVERFLOWS, *REPRODUCTION,
 )  # fmt: skip
 BY_KEY = {definition.key: definition for definition in QUANTITIES}
 _COORDINATES = ("raw", "centered", "whole_model")

@@ -6,12 +6,12 @@ The plan is written once, before the first run, and read again when an interrupt
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from zloss.results.comparison import Verdict, method_label
-from zloss.results.decision import Decision
+from zloss.results.comparison import Verdict, VerdictName, method_label
+from zloss.results.decision import ActionVerdict, Decision
 from zloss.results.provenance import Provenance
-from zloss.results.record import ResultRecord
+from zloss.results.record import ResultRecord, written_with
 
 PLAN_FILE = "plan.json"
 
@@ -77,24 +77,26 @@ class RecommendPlan(ResultRecord):
     settings: dict[str, Any]
     """What all runs share, for a trainer of one's own: learning rate, schedule, batch, clipping, precision, blocks."""
     request: str = ""
-    """Budget, steps and seeds as they were asked for; another request on the same runs makes another plan."""
+    """Budget, steps and seeds as requested; another request on the same runs makes another plan."""
     checkpoint_every: int = 100
     """Steps between two checkpoints of a run."""
     budget_seconds: float | None = None
     """The stated budget; None without one."""
     seconds: float | None = None
-    """Expected time of the whole command; None where no step was timed."""
+    """Expected time of the whole command; None if no step was timed."""
     step_seconds: float | None = None
     """Measured time of one optimizer step."""
     run_seconds: float | None = None
-    """Expected time of a run beside its steps: its start, validation and checkpoints."""
+    """Expected time of a run besides its steps: its start, validation and checkpoints."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
 
 
 FILE = "recommendation.json"
 Level = Literal["confirmed here", "direction only", "undecided"]
-ArmState = Literal["chosen", "passed", "failed", "stopped", "left out"]
+ArmState = Literal["passed", "not passed", "stopped", "left out"]
+PASSES = "passes selection"
+"""Reason of an arm that passed."""
 NOT_TESTED = "longer training and other scales were not tested"
 
 
@@ -107,7 +109,7 @@ class ArmResult:
     coef: float
     """λ; 0 without a penalty."""
     state: ArmState
-    """ "chosen" went on to confirmation; "stopped" ended early, because its rejection was certain."""
+    """What selection says: "stopped" ended early, because its rejection was certain; "left out" had no run."""
     stages: tuple[str, ...]
     """Fired stages that proposed it."""
     reason: str
@@ -122,6 +124,8 @@ class ArmResult:
     """p99 ‖δ_u‖ as deployed, over that of CE on raw logits, both at λ_diag: what arms are ranked by."""
     steps: int | None = None
     """Steps that were taken."""
+    confirmed: VerdictName | None = None
+    """Its verdict on the fresh seeds and the other half of the text; None for an arm that was not carried to confirmation."""
 
     @property
     def label(self) -> str:
@@ -136,7 +140,7 @@ class Paste:
     where: str
     """The stack."""
     lines: str
-    """What to paste; empty where nothing can be set."""
+    """What to paste; empty if nothing can be set."""
     note: str = ""
     """The denominator, or what cannot be expressed there."""
     exact: bool = True
@@ -152,19 +156,15 @@ class Tested:
     text: str
     """The training text."""
     lr: float | None
-    """Peak learning rate; None where a trainer of one's own did not say it."""
+    """Peak learning rate; None if a trainer of one's own did not say it."""
     steps: int | None
     """Optimizer steps of every run."""
     tokens: int | None
     """Training tokens of every run."""
-
-    @property
-    def sentence(self) -> str:
-        """Model, text, learning rate, steps and tokens, and what was not tested."""
-        lr = "unknown learning rate" if self.lr is None else f"learning rate {self.lr:g}"
-        steps = "unknown steps" if self.steps is None else f"{self.steps} steps"
-        tokens = "unknown tokens" if self.tokens is None else f"{self.tokens:,} tokens"
-        return f"{self.model} on {self.text}, {lr}, {steps}, {tokens}; {NOT_TESTED}"
+    known: tuple[str, ...] = ()
+    """Settings that were taken from `trainer_state.json` of the checkpoint, in words."""
+    assumed: tuple[str, ...] = ()
+    """Settings that neither the user nor the checkpoint states, in words."""
 
 
 @dataclass(frozen=True)
@@ -174,15 +174,15 @@ class Recommendation(ResultRecord):
     SCHEMA: ClassVar[str] = "zloss.recommendation/1"
 
     action: str
-    """What to do, in one sentence."""
+    """What to do: the sentence of `verdict`."""
     objective: str | None
-    """Name of the recommended objective (ce: no Z-loss); None where nothing is decided."""
+    """Name of the objective that the runs point to (ce: no Z-loss); None if nothing is decided."""
     coef: float | None
-    """Its λ; 0 without a penalty; None where nothing is decided."""
+    """Its λ; 0 without a penalty; None if nothing is decided."""
     level: Level
     """How sure: "undecided" means to keep what one has."""
     confidence: str
-    """`level`, followed by what was tested and what was not."""
+    """On how many fresh seeds and steps the answer rests, what was assumed, and what was not tested."""
     why: tuple[str, ...]
     """Reasons, the deciding one first; numbers are those of the confirmation."""
     cost: tuple[str, ...]
@@ -198,7 +198,7 @@ class Recommendation(ResultRecord):
     arms: tuple[ArmResult, ...]
     """The candidates and what selection said of them."""
     confirmation: tuple[Verdict, ...]
-    """Verdicts on the confirming seeds and the confirming half of the validation text."""
+    """Verdicts of the arms with `confirmed`, on the confirming seeds and the confirming half of the validation text."""
     selection_seed: int | None
     """Seed that selected; None without runs."""
     confirmation_seeds: tuple[int, ...]
@@ -210,8 +210,38 @@ class Recommendation(ResultRecord):
     seconds: float
     """Time that everything took, interruptions left out."""
     notes: tuple[str, ...]
-    """What a reader must know: a fresh Adam, arms that the budget left out, few seeds."""
+    """What a reader must know: where the runs come from, seeds that the budget left out, few seeds."""
     provenance: Provenance
     """What made it."""
+    verdict: ActionVerdict | None = field(default=None, metadata=written_with("verdict"))
+    """What to do; None in files from before it was kept."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a newer version."""
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Self:
+        """The record of a parsed file; states of arms from before 0.3 are read as those of today."""
+        return super().from_dict(_with_states_of_today(data) if isinstance(data, dict) else data)
+
+
+def _with_states_of_today(data: dict[str, Any]) -> dict[str, Any]:
+    """Before 0.3 the arm that went on to confirmation was "chosen", whether it had passed or not, and others "failed"."""
+    arms, verdicts = data.get("arms"), data.get("confirmation")
+    if not isinstance(arms, list) or not isinstance(verdicts, list):
+        return data
+    if not any(isinstance(arm, dict) and arm.get("state") in ("chosen", "failed") for arm in arms):
+        return data
+    renamed, carried = list[Any](), list[Any]()
+    for arm in arms:
+        if not isinstance(arm, dict) or arm.get("state") not in ("chosen", "passed", "failed"):
+            renamed.append(arm)
+            continue
+        key = arm.get("method"), arm.get("coef")
+        confirmed = None
+        if arm["state"] == "chosen" or key == (data.get("objective"), data.get("coef")):
+            of_arm = [one for one in verdicts if isinstance(one, dict) and (one.get("method"), one.get("coef")) == key]
+            carried += of_arm
+            confirmed = of_arm[0].get("verdict") if of_arm else None
+        passed = arm["state"] == "passed" or arm.get("reason") == PASSES
+        renamed.append({**arm, "state": "passed" if passed else "not passed", "confirmed": confirmed})
+    return {**data, "arms": renamed, "confirmation": carried}

@@ -60,7 +60,7 @@ NATS = within(0, rounding=ROUNDING)
 
 
 def range_of(field: dataclasses.Field[Any]) -> Range | None:
-    """The range that the metadata of a field states; None where it states none."""
+    """The range that the metadata of a field states; None if it states none."""
     return field.metadata.get(_RANGE)
 
 
@@ -75,7 +75,7 @@ def written_with(name: str) -> Mapping[str, str]:
 def flat(prefix: str = "") -> Mapping[str, str]:
     """Metadata of a record, or of a dict whose keys begin with `prefix`, whose keys stand among those of its owner.
 
-    A record that may be None is None where the file has none of its keys.
+    A record that may be None is None if the file has none of its keys.
     """
     return {_FLAT: prefix}
 
@@ -106,7 +106,7 @@ def to_plain(value: Any, *, on_nonfinite: OnNonfinite | None = None, path: str =
     if hasattr(value, "tolist"):  # arrays and tensors
         return to_plain(value.tolist(), on_nonfinite=on_nonfinite, path=path)
     raise InputError(
-        f"`{path}` holds a {type(value).__name__}, which a result cannot carry: use numbers, text, lists or dicts."
+        f"`{path}` holds a {type(value).__name__}, which a result cannot contain: use numbers, text, lists or dicts."
     )
 
 
@@ -139,7 +139,7 @@ class _Key(NamedTuple):
     required: bool
     written_with: str | None
     flat: str | None
-    """The prefix of the keys of its members where they are keys of its owner; None for a key of its own."""
+    """The prefix of the keys of its members where they are keys of its owner; None for a separate key."""
 
 
 @cache

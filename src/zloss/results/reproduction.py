@@ -1,6 +1,6 @@
 """The reproduction of one table, figure or passage of the paper: LABEL.json, schema "zloss.reproduction/1".
 
-It holds what was measured, the paper's numbers beside it and the verdict on every claim, without the code of its recipe.
+It holds what was measured, the paper's numbers next to it and the verdict on every claim, without the code of its recipe.
 Which quantity a column is, and its unit, is the paper's: columns have the keys of the paper's tables.
 """
 
@@ -16,16 +16,16 @@ Profile = Literal["paper", "cpu", "smoke"]
 """Scale of a reproduction: the paper's, two cores, or seconds."""
 PROFILES: dict[Profile, str] = {
     "paper": "the paper's models, corpora, counts and seeds",
-    "cpu": "two cores, offline: audits on SmolLM2-135M in minutes, training on a small model of its own",
+    "cpu": "two cores, offline: audits on SmolLM2-135M in minutes, training on a separate small model",
     "smoke": "seconds: whether it runs at all",
 }
 Verdict = Literal["holds", "does not hold", "cannot be tested here"]
-NOT_JUDGED = "not judged at smoke size"
+NOT_JUDGED = "not checked at smoke size"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproducedLine:
-    """One line of the reproduced table, beside the paper's."""
+    """One line of the reproduced table, next to the paper's."""
 
     extra: dict[str, Any] = field(default_factory=dict)
     """Key of the line (model, head, method, ...) and its numbers, by column; a number that does not exist is absent."""
@@ -34,7 +34,7 @@ class ReproducedLine:
     deviations: tuple[str, ...]
     """What keeps the numbers from being comparable with the paper's, one sentence each; empty at the paper's setting."""
     beside: dict[str, Any] | None
-    """Key and numbers of the paper's line that this one stands beside; None where the paper has none."""
+    """Key and numbers of the paper's line that this one is compared with; None if the paper has none."""
     ratio: dict[str, float | None]
     """Ours divided by the paper's, by column, where both exist and the paper's is not 0."""
     printed: dict[str, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class ReproducedClaim:
     reading: str
     """What of the check is ours: thresholds and tolerances that the paper does not give."""
     on_the_papers_numbers: PaperVerdict | None
-    """The same check on the paper's numbers; None where the paper has no table."""
+    """The same check on the paper's numbers; None if the paper has no table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class ReproductionRecord(ResultRecord):
     rows: tuple[ReproducedLine, ...]
     """Our lines."""
     paper_rows: tuple[dict[str, Any], ...]
-    """The paper's lines: key and numbers by column; empty where it has no table."""
+    """The paper's lines: key and numbers by column; empty if it has no table."""
     claims: tuple[ReproducedClaim, ...]
     """The paper's statements about the table."""
     not_stated_by_the_paper: tuple[Choice, ...]
@@ -144,5 +144,5 @@ class ReproductionRecord(ResultRecord):
 
     @property
     def judged(self) -> bool:
-        """Whether the claims were judged: the few tokens and steps of the smoke profile decide none."""
+        """Whether the claims were checked: the few tokens and steps of the smoke profile decide none."""
         return self.profile != "smoke"

@@ -22,7 +22,7 @@ class ConventionScale:
     uniform: bool
     """Whether every layer has the same scale."""
     equal_coef: float | None
-    """The coefficient that applies here what `coef` applies under `source`; None where nothing is applied."""
+    """The coefficient that applies here what `coef` applies under `source`; None if nothing is applied."""
     cited: str
     """Where the convention was read."""
 
@@ -57,7 +57,7 @@ class RouterScaleTable(ResultRecord):
 
     def __post_init__(self) -> None:
         if self.source not in {scale.convention for scale in self.conventions}:
-            raise InputError(f"`source` is {self.source!r}, which is none of `conventions`.")
+            raise InputError(f"`source` is {self.source!r}, which is not one of `conventions`.")
 
     def scale(self, convention: str) -> ConventionScale:
         """That of one convention."""
@@ -112,21 +112,21 @@ SENTENCES: dict[str, str] = {
     "source, whatever its own log Z_R, and no scale per decision can be stated.",
     "not_squared": "The penalty is the mean of log Z_R and not of its square: its source is the same at every log Z_R, and it "
     "has no target.",
-    "unexplained": "{residual:.1%} of the gradient is not that of a weighted (log Z_R − c)²: another penalty is applied, and no "
-    "scale can be stated.",
-    "undetermined": "This batch cannot tell which penalty is applied: the mean of (log Z_R − c)², the square of the mean log Z_R "
-    "and the mean log Z_R without a square are not told apart at a residual of {limit:.1g}. {again}",
-    "drowned": "It cannot be told which penalty is applied: rounding can make up {limit:.0%} of the gradient. {again}",
+    "unexplained": "{residual:.1%} of the gradient does not come from a weighted (log Z_R − c)²: another penalty is applied, and "
+    "no scale can be stated.",
+    "undetermined": "This batch does not show which penalty is applied: the mean of (log Z_R − c)², the square of the mean log "
+    "Z_R and the mean log Z_R without a square cannot be distinguished at a residual of {limit:.1g}. {again}",
+    "drowned": "Which penalty is applied could not be determined: rounding can make up {limit:.0%} of the gradient. {again}",
     "explained": "A weighted (log Z_R − c)² explains the gradient but for {residual:.1g} of its norm{within}.",
 }
-"""Verdict → what a reader is told; "drowned" is "undetermined" for want of precision."""
+"""Verdict → the sentence that a reader sees; "drowned" is "undetermined" for want of precision."""
 
 
 @dataclass(frozen=True)
 class MeasuredScale(ResultRecord):
     """The reduction a running loss applies. Scaling: per routing decision; `relative` is 1 for the token-layer mean.
 
-    It is a section of an audit, and a result file of its own where `write` was called.
+    It is a section of an audit, and a separate result file if `write` was called.
     """
 
     SCHEMA: ClassVar[str] = "zloss.measured-router-scale/1"
@@ -135,7 +135,7 @@ class MeasuredScale(ResultRecord):
     coef: float
     """The nominal λ_R whose effect was measured."""
     target: float | None
-    """c_R, fitted or given; None when nothing is applied or it cannot be told."""
+    """c_R, fitted or given; None when nothing is applied or it could not be determined."""
     absolute_per_layer: tuple[float, ...]
     """λ_R·α_l of a counted decision."""
     relative: float
@@ -196,12 +196,12 @@ class MeasuredScale(ResultRecord):
 
 @dataclass(frozen=True)
 class RouterFindings:
-    """What an audit says about a model's routers; None where a number does not exist, with the reason in `reasons`."""
+    """What an audit says about a model's routers; None if a number does not exist, with the reason in `reasons`."""
 
     scoring: Scoring
     """How a router scores its experts."""
     softmax_normalizer: bool | None
-    """Whether log Z_R normalizes what the router uses; None where its code and configuration do not tell."""
+    """Whether log Z_R normalizes what the router uses; None if its code and configuration do not tell."""
     layers: int
     """Routers found, L."""
     model_layers: int | None

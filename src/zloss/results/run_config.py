@@ -59,7 +59,7 @@ class MoeRun:
     """Attention heads of every block of the `moe` model."""
     expert_width: int = 512
     """Width of the hidden layer of an expert, in features; the paper does not state it."""
-    tokenizer: Annotated[str | None, Option(metavar="NAME|DIR")] = None
+    tokenizer: Annotated[str | None, NotAnOption] = None
     """Tokenizer of the `moe` model, a Hugging Face name or folder. By default one is trained, see `train_tokenizer`."""
     load_balance: float = 1e-2
     """Coefficient of the load-balancing loss of the `moe` model; that loss is about k at balance, not 1."""
@@ -139,7 +139,7 @@ UNPENALIZED = ("ce", "centered-head")
 
 
 def run_name(method: str, coef: float, seed: int, router: str | None = None) -> str:
-    """The folder of a run: method, coefficient, seed; with experts the `router` variant, and a method other than CE."""
+    """Folder name of a run: method, coefficient, seed; a mixture of experts adds the `router` variant and omits CE."""
     named = f"{method}-{coef:g}"
     if router is not None:
         named = router if method == "ce" else f"{router}-{named}"
@@ -158,7 +158,10 @@ class TrainConfig(TextOptions):
     """Entries of the byte-level BPE tokenizer that is trained on the training text for a model from scratch.
     Default: 4096."""
     untie: bool = False
-    """Give the output head a table of its own, equal to the input table at the start."""
+    """Untie the output head: give it a separate table, initialized to the input table."""
+    tokenizer: Annotated[str | None, Option(metavar="PATH")] = field(default=None, metadata=written_with("tokenizer"))
+    """Folder or Hugging Face id whose tokenizer is used instead of the model's, such as for a checkpoint saved without one; a
+    model from scratch uses it instead of training one."""
     head_shift: float = 0.0
     """Shift the untied head until p99 |μ| on the first training blocks is about this, in nats; cross-entropy does not
     change. A controlled probe."""
@@ -175,7 +178,7 @@ class TrainConfig(TextOptions):
     """Seed of the order of the data, of dropout, and of the weights of a model from scratch."""
 
     blocks: BlockCount = None
-    """Training blocks; 0 takes all the text gives, less the validation blocks where both come from one text."""
+    """Training blocks; 0 uses the whole text, less the validation blocks where both come from one text."""
     offset: int = 0
     """Blocks to skip at the start of the training text."""
     valid_texts: ValidTextFiles = ()
@@ -183,7 +186,7 @@ class TrainConfig(TextOptions):
     valid_blocks: int = 64
     """Validation blocks."""
     valid_offset: int | None = None
-    """First validation block. Default: right behind the training blocks, or the start of `valid_texts`."""
+    """First validation block. Default: right after the training blocks, or the start of `valid_texts`."""
 
     steps: int = 200
     """Optimizer steps."""
@@ -202,9 +205,9 @@ class TrainConfig(TextOptions):
     weight_decay: float = 0.1
     """Decoupled weight decay, per unit of learning rate."""
     decay: Decay = "matrices"
-    """What decays: matrices and tables, or every parameter."""
+    """Which parameters decay: matrices and tables, or all of them."""
     clip: float = 1.0
-    """Threshold of the gradient norm above which it is clipped."""
+    """Gradient norm above which the gradient is clipped."""
     micro_batch: int = 4
     """Blocks per forward and backward pass."""
     accumulate: int = 1
@@ -217,10 +220,10 @@ class TrainConfig(TextOptions):
     optimizer_state: Annotated[str | None, Option(metavar="FILE")] = field(
         default=None, metadata=written_with("optimizer_state")
     )
-    """State of Adam to go on from (`optimizer.pt` of transformers, or a saved `state_dict`). Default: a fresh one."""
+    """Adam state to resume from (`optimizer.pt` from transformers, or a saved `state_dict`). Default: a fresh one."""
 
     adam_every: int = 50
-    """Steps between two samples of the Adam state."""
+    """Steps between samples of the Adam state."""
     thresholds: Annotated[tuple[float, ...], Option(metavar="X,X,...", comma_separated=True)] = (10.0, 50.0, 100.0)
     """Thresholds τ of the event rates Φ_τ: the share of steps whose gradient norm before clipping exceeds τ."""
     spike: float = 0.5
@@ -228,7 +231,7 @@ class TrainConfig(TextOptions):
     diag_coef: float = 1e-4
     """λ_diag of Diag Z and of the gradient section."""
     gradient_blocks: int = 8
-    """Validation blocks of the gradient section; 0 leaves it out."""
+    """Validation blocks of the gradient section; 0 skips it."""
 
     moe: Annotated[MoeRun | None, Option(switch="a mixture of experts")] = field(
         default=None, metadata=written_with("moe")
@@ -261,7 +264,7 @@ class TrainConfig(TextOptions):
             ),
             (
                 self.train_tokenizer is not None and self.pretrained,
-                "`train_tokenizer` is for a model from scratch: give `from_config` as well.",
+                "`train_tokenizer` is for a model from scratch: pass `from_config` as well.",
             ),
             (
                 self.warmup >= self.steps,
@@ -296,13 +299,13 @@ class TrainConfig(TextOptions):
         """Predictions of one optimizer step: the denominator of its loss."""
         if self.block_size is None:
             raise InputError(
-                "`block_size` is not known before the model is: give one, or take that of the run's blocks."
+                "`block_size` is not known before the model is: pass one, or use the one of the run's blocks."
             )
         return self.blocks_per_step * self.block_size
 
     @property
     def name(self) -> str:
-        """The folder of the run: method, coefficient, seed; with experts the router variant, and a method beyond CE."""
+        """Folder name of the run: method, coefficient, seed; a mixture of experts adds the router variant and omits CE."""
         return run_name(self.method, self.coef, self.seed, None if self.moe is None else self.moe.name)
 
     def lr_at(self, step: int) -> float:
@@ -316,7 +319,7 @@ class TrainConfig(TextOptions):
 CONFIG_FILE = "config.json"
 TEXT_KEYS = (
     *("texts", "corpus", "text_field", "blocks", "offset", "valid_texts", "valid_blocks", "valid_offset"),
-    *("block_size", "bos"),
+    *("block_size", "bos", "tokenizer"),
 )
 """Written after `seed`, as in every earlier file, although `TextOptions` puts most of them first among the fields."""
 
@@ -356,16 +359,17 @@ class RunConfig:
     SCHEMA: ClassVar[str] = "zloss.train-config/1"
 
     config: TrainConfig
-    """The configuration, paths by their last part."""
+    """The configuration, with paths reduced to their last component."""
     data: RunData
     """Both texts."""
     initial_weights: str
     """Checksum of the pretrained weights; "seed" for weights that are drawn from the run's seed."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The file as plain JSON values; a dense run has no key `moe`, a fresh Adam no `optimizer_state`."""
+        """The file as plain JSON values; a dense run has no key `moe`, a fresh Adam no `optimizer_state`, the model's
+        own tokenizer no `tokenizer`."""
         settings: dict[str, Any] = to_plain(self.config)
-        texts = {key: settings.pop(key) for key in TEXT_KEYS}
+        texts = {key: settings.pop(key) for key in TEXT_KEYS if key in settings}
         written: dict[str, Any] = {}
         for key, value in settings.items():
             written |= {key: value, **texts} if key == "seed" else {key: value}
@@ -374,14 +378,15 @@ class RunConfig:
 
 
 def write_run_config(folder: Path, record: RunConfig) -> None:
-    """Write config.json of a run's folder, whole or not at all."""
+    """Write a run's config.json atomically."""
     write_json(folder / CONFIG_FILE, record.to_dict())
 
 
 def without_paths(config: TrainConfig) -> TrainConfig:
-    """`config` with files and folders named by the last part of their path: a result tells nothing of a machine."""
+    """`config` with paths reduced to their last component, so that a result reveals nothing about the machine."""
     changes: dict[str, Any] = {
         "model": without_folders(config.model),
+        "tokenizer": config.tokenizer and without_folders(config.tokenizer),
         "from_config": config.from_config and without_folders(config.from_config),
         "texts": tuple(Path(text).name for text in config.texts),
         "valid_texts": tuple(Path(text).name for text in config.valid_texts),
@@ -406,7 +411,7 @@ class RecordedData:
     valid: TextPart
     """The blocks on which the trained model is measured."""
     train: dict[str, Any] | None = None
-    """What the loop says of its training data; None where it says nothing."""
+    """What the loop says about its training data; None if it says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,7 +437,7 @@ class RecordedRun(ResultRecord):
     seed: int
     """Seed by which runs are paired."""
     clip: float | None
-    """Threshold of the gradient norm; None where nothing is clipped."""
+    """Threshold of the gradient norm; None if nothing is clipped."""
     settings: dict[str, Any]
     """Settings of the loop that define the experiment: learning rate, schedule, batch, precision, …"""
     measured: dict[str, Any]

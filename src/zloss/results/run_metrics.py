@@ -48,7 +48,7 @@ class ValidationBlocks:
     tokens: tuple[int, ...]
     """Predictions of each block."""
     ce: tuple[float | None, ...] = field(metadata=NATS)
-    """Mean cross-entropy of each block, in nats per token; None where one of its tokens is not finite."""
+    """Mean cross-entropy of each block, in nats per token; None if one of its tokens is not finite."""
     kept: int = field(default=0, metadata=NOT_NEGATIVE)
     """K: values kept of every tail."""
     tails: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict, metadata=NOT_NEGATIVE)
@@ -73,7 +73,7 @@ class ValidationBlocks:
 def kept_values(tokens: int) -> int:
     """K for `tokens` validation tokens: the largest 5 %, at least 500 values, and 2 % beyond a million tokens.
 
-    With fewer than 5000 tokens the p95 is judged, and a resample can need values below it: 500 values are then at least
+    With fewer than 5000 tokens the p95 is evaluated, and a resample can need values below it: 500 values are then at least
     10 % of the tokens.
     """
     share = 0.05 if tokens <= 1_000_000 else 0.02
@@ -162,7 +162,7 @@ class DiagnosticGradient:
 
 @dataclass(frozen=True, kw_only=True)
 class RunGradients:
-    """Gradients of the trained model on the first validation blocks, at the output-head tensor; all None where not taken."""
+    """Gradients of the trained model on the first validation blocks, at the output-head tensor; all None if not taken."""
 
     r_aux: float | None = field(metadata=NOT_NEGATIVE)
     """‖g_aux‖₂/‖g_CE‖₂ of the method's own auxiliary at its coefficient; 0 for a method without one."""
@@ -180,7 +180,7 @@ class RunGradients:
 class RunMetrics(ResultRecord):
     """One finished run.
 
-    The file is flat: the keys of `routing`, `training` and `gradients` stand beside the others.
+    The file is flat: the keys of `routing`, `training` and `gradients` are next to the others.
     """
 
     SCHEMA: ClassVar[str] = "zloss.run/1"
@@ -216,9 +216,9 @@ class RunMetrics(ResultRecord):
     tokens_consumed: int = field(metadata=NOT_NEGATIVE)
     """Token instances that the steps processed: steps times tokens per step."""
     tokens_available: int | None = field(metadata=NOT_NEGATIVE)
-    """Tokens in the training blocks; None where the loop did not say it."""
+    """Tokens in the training blocks; None if the loop did not say it."""
     reuse: float | None = field(metadata=NOT_NEGATIVE)
-    """tokens_consumed / tokens_available; None where the latter is."""
+    """tokens_consumed / tokens_available; None if the latter is."""
     valid_predictions: int = field(metadata=NOT_NEGATIVE)
     """Validation tokens that were scored, each exactly once."""
     valid_nonfinite: Nonfinite

@@ -3,7 +3,7 @@
 Norms are over all trained parameters as one vector. A number that is not finite is null in the file and NaN when read back;
 `gradient`, `micro_nan` and `micro_inf` say what it was. Suffixes of endpoints: `_p99` and `_p999` are quantiles over the steps
 with a finite value, interpolated linearly between order statistics, and `_max` is their maximum. Rates are fractions between
-0 and 1. An endpoint is None where no step has a finite value.
+0 and 1. An endpoint is None if no step has a finite value.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StepEndpoints:
     phi: dict[str, float | None] = field(default_factory=dict, metadata={**SHARE, **flat(PHI)})
     """Φ_τ by its key (`phi_10` for τ = 10): fraction of all steps with ‖g‖₂ > τ before clipping or a nonfinite gradient.
 
-    The thresholds are a setting of the run, so these keys are open; in the file they stand beside the others.
+    The thresholds are a setting of the run, so these keys are open; in the file they are next to the others.
     """
     nonfinite_gradient: float | None = field(metadata=SHARE)
     """Fraction of steps whose gradient holds a NaN or an infinity."""
@@ -189,11 +189,11 @@ class StepRecord:
     gradient: GradientState = "finite"
     """Whether the gradient before clipping was finite."""
     updated: bool = True
-    """False where the update was left out because its gradient was not finite."""
+    """False if the update was left out because its gradient was not finite."""
     lr: float | None = field(default=None, metadata=NOT_NEGATIVE)
-    """Learning rate of the step; None where the loop did not say it."""
+    """Learning rate of the step; None if the loop did not say it."""
     seconds: float | None = field(default=None, metadata=NOT_NEGATIVE)
-    """Wall-clock time of the step, in seconds; None where the loop did not say it."""
+    """Wall-clock time of the step, in seconds; None if the loop did not say it."""
     telemetry: dict[str, float | None] = field(default_factory=dict)
     """Further numbers by key, from the tokens of the step: tails of the head, numbers of the routers."""
     adam: AdamSample | None = None

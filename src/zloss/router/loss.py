@@ -247,7 +247,7 @@ def _counted_decisions(
     """(decisions of every layer that the loss is divided by, number by which the framework divides summed gradients)."""
     if normalizer is not None:
         if groups is not None:
-            raise InputError("`normalizer` and `groups` both say what is counted: pass one of them.")
+            raise InputError("`normalizer` and `groups` both define what is counted: pass one of them.")
         return as_denominator(normalizer, local_L).expand_as(local_L), 1
     if groups is None:
         return local_L, 1
@@ -344,7 +344,7 @@ def read_router_logits(router_logits: LayerTensors, mask: LayerTensors | None, *
     """Check the layers against each other and the mask against the layers."""
     layers = _tensor_sequence("router_logits", router_logits, dims=2)
     if not layers:
-        raise InputError("`router_logits` holds no layer: the model returned no router logits.")
+        raise InputError("`router_logits` has no layers: the model returned no router logits.")
     for index, layer in enumerate(layers):
         if layer.ndim != 2:
             raise ShapeError(

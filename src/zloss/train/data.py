@@ -160,6 +160,6 @@ def check_divisible(config: TrainConfig, job: Job) -> None:
         )
     if config.moe is not None and divides_blocks(config, job):
         raise InputError(
-            "the load-balancing term is one of a whole micro-batch, so a mixture of experts needs at least as many "
+            "the load-balancing term is computed over a whole micro-batch, so a mixture of experts needs at least as many "
             f"micro-batches as processes: `accumulate` is {config.accumulate}, but there are {job.ranks} processes."
         )

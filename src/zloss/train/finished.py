@@ -54,7 +54,7 @@ class FinishedRun:
     record: RunMetrics
     """metrics.json."""
     provenance: RunProvenance | None = None
-    """provenance.json; None where the folder has no readable one."""
+    """provenance.json; None if the folder has no readable one."""
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class FinishedRun:
 
     @property
     def seed_matters(self) -> bool:
-        """False where the seed can only change dropout: the weights are given and every step trains on all blocks."""
+        """False if the seed can only change dropout: the weights are given and every step trains on all blocks."""
         if self.recorded or self.moe is not None or self.config.get("from_config") is not None:
             return True
         try:
@@ -146,9 +146,7 @@ def read_run(folder: Path) -> FinishedRun:
             raise InputError(f"`schema` is expected to be {' or '.join(RECORDS)}, but is {config.get('schema')!r}.")
         from_plain(RECORDS[config["schema"]], config)
     except InputError as error:
-        raise InputError(
-            f"{folder / CONFIG_FILE} is not the config of a run: {error} To continue, {RUN_AGAIN}."
-        ) from error
+        raise InputError(f"{folder / CONFIG_FILE} is not a run config: {error} To continue, {RUN_AGAIN}.") from error
     record = read_metrics(folder)
     _check_names(folder, config, record)
     try:
@@ -179,7 +177,7 @@ def _check_names(folder: Path, config: dict[str, Any], record: RunMetrics) -> No
     part = rf"(?:{'|'.join(map(re.escape, names))})-[0-9.e+-]+"
     if folder.name != name and re.fullmatch(rf"{part}(?:-{part})?-s\d+", folder.name):
         raise InputError(
-            f"{folder} has the name of another run than its {CONFIG_FILE} describes (`method` {config['method']!r}, "
+            f"{folder} is named for a different run than its {CONFIG_FILE} describes (`method` {config['method']!r}, "
             f"`coef` {config['coef']!r}, `seed` {config['seed']}): its name is expected to be {name}; rename it, or "
             f"{RUN_AGAIN}."
         )
@@ -201,7 +199,7 @@ def load_runs(folder: Path) -> tuple[list[FinishedRun], list[str]]:
     if not runs and (folder / METRICS_FILE).is_file():
         raise InputError(f"{folder} is one run: pass the folder that holds it and the runs it is compared with.")
     if not runs:
-        raise InputError(f"{folder} holds no finished run: expected folders with a {METRICS_FILE}.")
+        raise InputError(f"{folder} contains no finished run: expected folders with a {METRICS_FILE}.")
     return runs, unfinished
 
 
@@ -313,7 +311,7 @@ def baseline_runs(runs: Sequence[FinishedRun], name: str | None) -> list[Finishe
     found = [run for run in runs if run.method == method and coef in (None, run.coef)]
     if not found:
         known = ", ".join(sorted({run.method for run in runs}))
-        raise InputError(f"there is no run of the baseline {name!r}: known are {known}.")
+        raise InputError(f"there is no run of the baseline {name!r}: expected one of {known}.")
     coefs = sorted({run.coef for run in found})
     if len(coefs) > 1:
         raise InputError(

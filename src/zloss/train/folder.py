@@ -88,7 +88,7 @@ def refuse_other_settings(folder: Path, settings: dict[str, Any]) -> None:
     names = [] if before is None else [key for key in {**before, **mine} if before.get(key) != mine.get(key)]
     if names:
         raise InputError(
-            f"{folder} holds a run with other settings ({', '.join(sorted(names))} differ): "
+            f"{folder} contains a run with other settings ({', '.join(sorted(names))} differ): "
             "choose another folder, or remove that one."
         )
 
@@ -103,7 +103,7 @@ def earlier_settings(folder: Path) -> dict[str, Any] | None:
         return read_object(folder / CONFIG_FILE, advice=RUN_AGAIN)
     except InputError as error:
         if (folder / METRICS_FILE).exists():
-            raise InputError(f"{folder} holds a finished run whose settings are unknown: {error}") from error
+            raise InputError(f"{folder} contains a finished run whose settings are unknown: {error}") from error
         return None
 
 

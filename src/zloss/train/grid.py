@@ -49,7 +49,7 @@ class Grid:
         for name in ("methods", "coefs", "seeds", "routers", "router_coefs"):
             values: Sequence[object] = getattr(self, name)
             if not values or len(set(values)) != len(values):
-                raise InputError(f"`{name}` is expected to be a list without repetitions, but got {list(values)!r}.")
+                raise InputError(f"`{name}` is expected to be a list without duplicates, but got {list(values)!r}.")
         for method in self.methods:
             if method not in objective_names():
                 raise UnknownNameError("method", method, objective_names())
@@ -117,7 +117,7 @@ def _unfinished(configs: Sequence[TrainConfig], start: Start, folder: Path) -> l
 def _check_runs(configs: Sequence[TrainConfig], start: Start, folder: Path, job: Job) -> None:
     """Check all runs before the first one trains, so that none of them ends the grid midway.
 
-    Refused are a run that cannot be divided over the processes of `job`, a folder that holds a run with other settings, and
+    Refused are a run that cannot be divided over the processes of `job`, a folder that contains a run with other settings, and
     a method that cannot be computed for this model.
     """
     for config in configs:

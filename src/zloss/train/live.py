@@ -19,7 +19,7 @@ from zloss.results.steps import StepRecord
 from zloss.telemetry.trackers import require_tracker
 
 WINDOW = 100
-"""Steps over which p99 ‖g‖₂ is taken, the last ones."""
+"""Number of most recent steps that p99 ‖g‖₂ covers."""
 REFRESH = 4
 """Redraws per second."""
 BAR = 24

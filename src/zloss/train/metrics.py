@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from zloss.console import Progress
+from zloss.errors import first_line
 from zloss.jobs import Job
-from zloss.measure.gradients import diagnostic_gradients, objective_gradients
+from zloss.measure.gradients import diagnostic_gradients, has_graph, objective_gradients
 from zloss.measure.measurement import Measurement, measurement_of
 from zloss.measure.tokens import (
     Columns,
@@ -121,14 +122,13 @@ def measured_run(
     columns: Columns,
     records: Sequence[StepRecord],
     *,
-    checkpoint: Checkpoint | None,
+    checkpoint: Checkpoint,
     tokens: tuple[int, int | None],
     routing: RoutingMetrics | None = None,
 ) -> RunMetrics:
     """Everything of metrics.json, from the columns of the validation tokens; a missing number is None with its reason.
 
-    `options` say what is measured. `tokens`: those of all steps, and those of the training text if they are known. Gradients
-    are taken of a `checkpoint` only.
+    `options` say what is measured. `tokens`: those of all steps, and those of the training text if they are known.
     """
     coordinate, steps, (consumed, available) = objective.coordinate, len(records), tokens
     heads = Heads(head_numbers(columns, measurement, "raw"), head_numbers(columns, measurement, "centered"))
@@ -143,7 +143,7 @@ def measured_run(
         every = f"every {options.adam_every} steps" if options.adam_every else "never"
         reasons["adam"] = f"the state is sampled {every}, and the run has {steps}"
     if steps < FEW_STEPS:
-        reasons["p99"] = f"over {steps} steps a p99 is little else than the maximum: read the max"
+        reasons["p99"] = f"over {steps} steps a p99 is little more than the maximum: read the max"
     if available is None:
         reasons["tokens_available"] = reasons["reuse"] = "the loop did not say how many training tokens there are"
     return RunMetrics(
@@ -173,20 +173,30 @@ def measured_run(
 
 
 def _gradients(
-    checkpoint: Checkpoint | None, objective: Objective, measurement: Measurement, blocks: Blocks, count: int
+    checkpoint: Checkpoint, objective: Objective, measurement: Measurement, blocks: Blocks, count: int
 ) -> tuple[RunGradients, dict[str, str]]:
     """The auxiliary gradient of the method and the diagnostic Z in both coordinates as in an audit, and why one is None."""
-    reason = None
-    if checkpoint is None:
-        reason = "the gradients are taken of models of transformers only"
-    elif not count:
+    if not count:
         reason = "gradient_blocks = 0"
     elif not bool(measurement.head.weight_VD.detach().isfinite().all()):
         reason = "the weights are not finite"
-    if checkpoint is None or reason is not None:
-        none = RunGradients(r_aux=None, c_aux=None, tied_paths=None, gradient=None, diagnostic_tied_paths=None)
-        return none, dict.fromkeys(("r_aux", "c_aux", "tied_paths", "gradient"), str(reason))
-    count = min(count, blocks.count)
+    elif checkpoint.custom is not None and not has_graph(checkpoint, measurement.head, blocks.inputs(0, 1)[0]):
+        reason = "`hidden_of` returns hidden states without a graph (torch.no_grad or detach)"
+    else:
+        try:
+            return _measured_gradients(checkpoint, objective, measurement, blocks, min(count, blocks.count))
+        except Exception as error:
+            if checkpoint.custom is None:
+                raise
+            # A finished run is not lost because its model cannot be taken apart.
+            reason = f"the backward pass of the model fails ({type(error).__name__}: {first_line(error)})"
+    none = RunGradients(r_aux=None, c_aux=None, tied_paths=None, gradient=None, diagnostic_tied_paths=None)
+    return none, dict.fromkeys(("r_aux", "c_aux", "tied_paths", "gradient"), reason)
+
+
+def _measured_gradients(
+    checkpoint: Checkpoint, objective: Objective, measurement: Measurement, blocks: Blocks, count: int
+) -> tuple[RunGradients, dict[str, str]]:
     auxiliary, paths = GradientNumbers(r_z=0.0), None
     reasons: dict[str, str] = {}
     if objective.active:
@@ -196,7 +206,7 @@ def _gradients(
             reasons["tied_paths"] = NO_INPUT_PATH
     else:
         reasons["c_aux"] = reasons["tied_paths"] = "this method has no auxiliary gradient"
-    found, diagnostic_paths = diagnostic_gradients(checkpoint, measurement, blocks, count)
+    found, diagnostic_paths, _ = diagnostic_gradients(checkpoint, measurement, blocks, count)
     diagnostic = DiagnosticGradient(
         coef=measurement.coef, blocks=count, raw=found.raw, centered=found.centered, whole_model=found.whole_model
     )

@@ -17,7 +17,7 @@ class RunOptions:
     trackers: Annotated[tuple[str, ...], Option(metavar="A,B,...", comma_separated=True)] = ()
     """Trackers of accelerate: tensorboard, wandb, ...; `none` for none."""
     validate_every: int = 0
-    """Steps between two evaluations of the cross-entropy on the first 8 validation blocks, for the terminal, trackers and
+    """Steps between evaluations of the cross-entropy on the first 8 validation blocks, for the terminal, trackers and
     steps.jsonl; 0 for none."""
     save_model: bool = False
     """Keep the trained model of every run, in the Hugging Face format, in `model/` of its folder."""

@@ -30,12 +30,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zloss.console import Progress, Silent
-from zloss.distributed import first_rank, is_dtensor, world_size
+from zloss.distributed import first_rank, world_size
 from zloss.errors import InputError
 from zloss.head.loss import HeadLossOutput
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint, weight_fingerprint
-from zloss.models.output_head import HiddenStates, OutputHead, check_head, find_head, hidden_states
+from zloss.models.in_memory import checkpoint_in_memory, evaluating, refuse_shards
+from zloss.models.output_head import check_head, find_head, hidden_states
 from zloss.objectives import Objective
 from zloss.optimizer.endpoints import SPIKE, THRESHOLDS
 from zloss.optimizer.recorder import OpenStep, Recorder, StatefulOptimizer
@@ -46,7 +47,7 @@ from zloss.results.run_config import RecordedData, RecordedRun
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.steps import StepRecord
 from zloss.telemetry.window import MicroBatch, StepWindow, micro_batch
-from zloss.text import Blocks, make_blocks, open_corpus
+from zloss.text import Blocks, make_blocks, open_corpus, rows_as_blocks
 from zloss.train.data import text_part
 from zloss.train.folder import STEPS_FILE, append_step, claim_settings, read_steps, run_provenance, write_steps
 
@@ -63,7 +64,7 @@ class RecordOptions:
     adam_every: int | None = 50
     """Steps between two samples of the Adam state; None takes none."""
     gradient_blocks: int = 8
-    """Validation blocks of the gradient section; 0 leaves it out."""
+    """Validation blocks of the gradient section; 0 skips it."""
     diag_coef: float = 1e-4
     """λ_diag of Diag Z and of the gradient section."""
     thresholds: tuple[float, ...] = THRESHOLDS
@@ -95,13 +96,16 @@ def record_run(
     loop: str = "plain loop",
     head: nn.Module | None = None,
     hidden_of: Callable[[Tensor], Tensor] | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
     options: RecordOptions | None = None,
 ) -> RunRecorder:
     """A recorder that writes `directory/<method>-<λ>-s<seed>/`, which `zloss compare directory` and `zloss report` read.
 
     `model`: a causal language model of transformers, bare or inside DDP, PEFT or torch.compile; for any other model pass
     `head`, its output layer (weight [V, D]), and `hidden_of`, a function from token ids [B, N] to the hidden states
-    [B, N, D] that the head receives. `seed`: runs of different methods are paired by it, so it must stand for the same
+    [B, N, D] that the head receives, as for `zloss.audit_model`; `logit_scale` and `softcap` if
+    z = softcap·tanh(s(Wu + b)/softcap). `seed`: runs of different methods are paired by it, so it must stand for the same
     data order and the same initial weights (the latter are checked by their checksum when runs are compared).
     `validation`: `zloss.validation_blocks(file, tokenizer)`, or rows [B, N + 1] of token ids; measured once, at the end.
     `optimizer`: for the learning rate and samples of Adam's state. `clip`: the threshold at which the loop clips.
@@ -109,8 +113,9 @@ def record_run(
 
     Scaling: losses of a step are per valid token of all its micro-batches, whatever divisor the loop uses.
     """
-    chosen, blocks, found = options or RecordOptions(), as_blocks(validation), RecordedModel(model, head, hidden_of)
-    found.check(blocks)
+    chosen, blocks = options or RecordOptions(), rows_as_blocks(validation, "validation")
+    checkpoint = checkpoint_in_memory(model, head=head, hidden_of=hidden_of, logit_scale=logit_scale, softcap=softcap)
+    _check_validation(checkpoint, blocks)
     for name, value in (settings or {}).items():
         if not isinstance(value, (str, int, float, bool, list, tuple, dict, type(None))):
             raise InputError(
@@ -120,7 +125,7 @@ def record_run(
     numbers = {entry.name: getattr(made, entry.name) for entry in fields(made)}
     config = RecordedRun(
         loop=loop,
-        model=type(found.module).__name__,
+        model=type(checkpoint.model).__name__,
         method=objective.name,
         # Of Factorized, those of its relative part.
         coef=float(numbers.get("coef", numbers.get("relative_coef")) or 0.0),
@@ -132,9 +137,18 @@ def record_run(
         settings=dict(settings or {}),
         measured={name: value for name, value in asdict(chosen).items() if name != "tokens_available"},
         data=RecordedData(text_part(blocks, {}), training_data),
-        initial_weights=weight_fingerprint(found.module),
+        initial_weights=weight_fingerprint(checkpoint.model),
     )
-    return RunRecorder(Path(directory) / config.name, config, found, objective, blocks, optimizer, chosen)
+    return RunRecorder(Path(directory) / config.name, config, checkpoint, objective, blocks, optimizer, chosen)
+
+
+def _check_validation(checkpoint: Checkpoint, blocks: Blocks) -> None:
+    """Refuse a model that cannot be validated: before the first step, not after the last."""
+    head, largest = find_head(checkpoint), int(blocks.stream.max())
+    if largest >= head.vocab:
+        raise InputError(f"`validation` holds the token id {largest}, but the head has {head.vocab} rows.")
+    with evaluating(checkpoint.model):
+        check_head(checkpoint, head, blocks.inputs(0, 1)[0])
 
 
 class RunRecorder:
@@ -148,7 +162,7 @@ class RunRecorder:
         self,
         folder: Path,
         config: RecordedRun,
-        model: RecordedModel,
+        checkpoint: Checkpoint,
         objective: Objective,
         blocks: Blocks,
         optimizer: StatefulOptimizer | None,
@@ -157,7 +171,7 @@ class RunRecorder:
         self.folder, self.config = folder, config
         self.metrics: RunMetrics | None = None
         """metrics.json, once the run is finished."""
-        self._model, self._objective, self._blocks, self._options = model, objective, blocks, options
+        self._checkpoint, self._objective, self._blocks, self._options = checkpoint, objective, blocks, options
         self._optimizer, self._steps_done = optimizer, 0
         self._writes = first_rank()
         self._recorder = Recorder(())
@@ -178,9 +192,9 @@ class RunRecorder:
         `optimizer`: if there was none yet when the recorder was made."""
         self._began, self._clock, self._steps_done = time.time(), time.perf_counter(), step
         self._optimizer = self._optimizer if optimizer is None else optimizer
-        self._model.refuse_shards()
+        refuse_shards(self._checkpoint.model)
         self._recorder = Recorder(
-            self._model.module.parameters(),
+            self._checkpoint.model.parameters(),
             self._optimizer,
             clip=self.config.clip,
             adam_every=self._options.adam_every if self._optimizer is not None else None,
@@ -280,13 +294,13 @@ class RunRecorder:
         from zloss.measure.measurement import measurement_of
         from zloss.train.metrics import measured_run, validate
 
-        config, options, model = self.config, self._options, self._model
+        config, options, checkpoint = self.config, self._options, self._checkpoint
         if not self.records:
-            raise InputError("a run without a step has no metrics: record at least one step.")
-        measurement = measurement_of(model.head(), coef=options.diag_coef, gain_beta=config.gain_beta)
+            raise InputError("a run without steps has no metrics: record at least one step.")
+        measurement = measurement_of(find_head(checkpoint), coef=options.diag_coef, gain_beta=config.gain_beta)
         consumed = int(sum(record.telemetry.get(TOKENS) or 0.0 for record in self.records))
-        with model.evaluating():
-            with model.states() as hidden_of:
+        with evaluating(checkpoint.model):
+            with hidden_states(checkpoint, measurement.head) as hidden_of:
                 columns = validate(measurement, self._blocks, hidden_of, progress, Job())
             return measured_run(
                 config,
@@ -296,7 +310,7 @@ class RunRecorder:
                 self._blocks,
                 columns,
                 self.records,
-                checkpoint=model.checkpoint,
+                checkpoint=checkpoint,
                 tokens=(consumed, options.tokens_available),
             )
 
@@ -317,94 +331,6 @@ class RunRecorder:
             self.close()
 
 
-class RecordedModel:
-    """The model of another loop without its wrappers: its head, and hidden states of token ids."""
-
-    def __init__(self, model: nn.Module, head: nn.Module | None, hidden_of: Callable[[Tensor], Tensor] | None) -> None:
-        """A model of transformers needs neither `head` nor `hidden_of`."""
-        self.module, self._head, self._hidden_of = unwrapped(model), head, hidden_of
-        self.checkpoint: Checkpoint | None = None
-        """None if it is not a model of transformers."""
-        name = type(self.module).__name__
-        if (head is None) != (hidden_of is None):
-            raise InputError("`head` and `hidden_of` belong together: pass both, or none for a model of transformers.")
-        if hidden_of is None:
-            if not (hasattr(self.module, "get_output_embeddings") and hasattr(self.module, "config")):
-                raise InputError(
-                    f"{name} is not a model of transformers: pass `head`, its output layer, and `hidden_of`, a function from "
-                    "token ids [B, N] to hidden states [B, N, D]."
-                )
-            self.checkpoint = Checkpoint(name, "another loop", self.module, None, wants_bos=False)
-        self.refuse_shards()
-
-    def refuse_shards(self) -> None:
-        """Refuse a model that no process holds as a whole."""
-        if any(map(is_dtensor, self.module.parameters())):
-            raise InputError(
-                "the validation of a recorded run is measured by one process, but this model's parameters are sharded "
-                "(FSDP2): record runs under DDP or in one process."
-            )
-
-    def head(self) -> OutputHead:
-        """The output head as it is now."""
-        if self.checkpoint is not None:
-            return find_head(self.checkpoint)
-        weight, bias = getattr(self._head, "weight", None), getattr(self._head, "bias", None)
-        if self._head is None or not isinstance(weight, Tensor) or weight.dim() != 2:
-            raise InputError("`head` is expected to be the output layer, a module with a weight [V, D].")
-        return OutputHead(self._head, weight, bias if isinstance(bias, Tensor) else None, tied=False)
-
-    @contextmanager
-    def states(self) -> Iterator[HiddenStates]:
-        """Hidden states of token ids."""
-        if self._hidden_of is not None:
-            yield self._hidden_of
-        elif self.checkpoint is not None:
-            with hidden_states(self.checkpoint, self.head()) as hidden_of:
-                yield hidden_of
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Evaluation mode inside the block; the mode of every submodule is restored."""
-        modes = [(part, part.training) for part in self.module.modules()]
-        self.module.eval()
-        try:
-            yield
-        finally:
-            for part, training in modes:
-                part.training = training
-
-    def check(self, blocks: Blocks) -> None:
-        """Refuse a model that cannot be validated: before the first step, not after the last."""
-        head, largest = self.head(), int(blocks.stream.max())
-        ids_BN = blocks.inputs(0, 1).to(head.weight_VD.device)
-        if largest >= head.vocab:
-            raise InputError(f"`validation` holds the token id {largest}, but the head has {head.vocab} rows.")
-        with self.evaluating():
-            if self.checkpoint is not None:
-                check_head(self.checkpoint, head, ids_BN[0])
-            elif self._hidden_of is not None:
-                expected, found = [*ids_BN.shape, head.width], list(self._hidden_of(ids_BN).shape)
-                if found != expected:
-                    raise InputError(
-                        f"`hidden_of` is expected to give hidden states {expected} of token ids {list(ids_BN.shape)}, but "
-                        f"gave {found}."
-                    )
-
-
-def unwrapped(model: Any) -> Any:
-    """The model inside torch.compile, DDP and PEFT."""
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif type(model).__name__ == "DistributedDataParallel":
-            model = model.module
-        elif hasattr(model, "get_base_model"):
-            model = model.get_base_model()
-        else:
-            return model
-
-
 def validation_blocks(
     texts: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     tokenizer: Any,
@@ -423,19 +349,3 @@ def validation_blocks(
     files = [texts] if isinstance(texts, (str, os.PathLike)) else list(texts)
     corpus = open_corpus([os.fspath(file) for file in files], None, text_field)
     return make_blocks(corpus, tokenizer, size=block_size, count=blocks, bos_id=bos_id, offset=offset)
-
-
-def as_blocks(validation: Blocks | Tensor | Sequence[Sequence[int]]) -> Blocks:
-    """Blocks as they are, or rows [B, N + 1] of token ids, each one block of N predictions."""
-    if isinstance(validation, Blocks):
-        return validation
-    try:
-        rows = torch.as_tensor(validation).detach().cpu().long()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"`validation` is expected to be rows of equally many token ids ({error}).") from error
-    if rows.dim() != 2 or rows.shape[0] < 1 or rows.shape[1] < 2:
-        raise InputError(
-            f"`validation` is expected to be token ids [B, N + 1] with B ≥ 1 and N ≥ 1, but has the shape "
-            f"{list(rows.shape)}: pass `zloss.validation_blocks(file, tokenizer)` for a text."
-        )
-    return Blocks(rows.flatten().clone(), rows.shape[1] - 1, rows.shape[0], None, 0, separate=True)

@@ -20,7 +20,13 @@ from zloss.errors import CheckpointError, InputError, MissingDependencyError, fi
 from zloss.head.centering import shift_head_
 from zloss.jobs import Job
 from zloss.measure.measurement import check_token_ids
-from zloss.models.checkpoint import DEFAULT_BLOCK_SIZE, Checkpoint, load_checkpoint, resolve_block_size
+from zloss.models.checkpoint import (
+    DEFAULT_BLOCK_SIZE,
+    Checkpoint,
+    load_checkpoint,
+    load_tokenizer,
+    resolve_block_size,
+)
 from zloss.models.output_head import check_head, find_head, hidden_states
 from zloss.results.run_config import TrainConfig
 from zloss.text import Blocks, Corpus
@@ -50,9 +56,9 @@ def prepare_start(config: TrainConfig) -> Start:
         if importlib.util.find_spec(library) is None:
             raise MissingDependencyError(library, "Training", "train")
     if config.pretrained:
-        checkpoint = load_checkpoint(config.model, allow_pickle=None)
+        checkpoint = load_checkpoint(config.model, allow_pickle=None, tokenizer=config.tokenizer)
     else:
-        named = None if config.moe is None else config.moe.tokenizer
+        named = config.tokenizer if config.moe is None else config.moe.tokenizer
         vocab = config.train_tokenizer or DEFAULT_VOCAB
         tokenizer = train_tokenizer(training_text(config), vocab) if named is None else load_tokenizer(named)
         checkpoint = _from_scratch(config, tokenizer)
@@ -118,7 +124,9 @@ def build_from_config(shape: str, tokenizer: Any, *, block_size: int, seed: int)
             torch.manual_seed(seed)
             model = maker.from_config(config, dtype=torch.float32)
     except Exception as error:
-        raise CheckpointError(f"the config {shape!r} gives no causal language model: {first_line(error)}.") from error
+        raise CheckpointError(
+            f"the config {shape!r} does not define a causal language model: {first_line(error)}."
+        ) from error
     return Checkpoint(f"from-config:{Path(shape).stem}", "config", model, tokenizer, wants_bos=False)
 
 
@@ -167,19 +175,6 @@ def train_tokenizer(corpus: Corpus, vocab: int) -> Any:
     tokenizer.train_from_iterator(pieces, trainer)
     made: Any = PreTrainedTokenizerFast
     return made(tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[1])
-
-
-def load_tokenizer(name: str) -> Any:
-    """A tokenizer by Hugging Face name or folder."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:
-        raise CheckpointError(
-            f"the tokenizer {name!r} cannot be loaded ({first_line(error)}): pass a name or folder in the Hugging Face "
-            "format, or train one with `train_tokenizer`."
-        ) from error
 
 
 SHIFT_BLOCKS = 4
@@ -266,7 +261,7 @@ def _load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: s
     states = [saved["state"].get(number) for group in theirs for number in group]
     if len(parameters) != len(states):
         raise CheckpointError(
-            f"`optimizer_state` {file} is of {len(states)} parameters, but the model trains {len(parameters)}."
+            f"`optimizer_state` {file} has {len(states)} parameters, but the model trains {len(parameters)}."
         )
     for index, (parameter, state) in enumerate(zip(parameters, states, strict=True)):
         if not isinstance(state, dict) or not {"step", *MOMENTS} <= state.keys():
@@ -274,7 +269,7 @@ def _load_adam_state(optimizer: torch.optim.Optimizer, model: nn.Module, file: s
         if any(state[name].shape != parameter.shape for name in MOMENTS):
             raise CheckpointError(
                 f"`optimizer_state` {file} has moments of shape {list(state[MOMENTS[0]].shape)} for parameter {index}, "
-                f"which is {list(parameter.shape)}: it is of another model or another order of parameters."
+                f"which is {list(parameter.shape)}: it comes from another model or another order of parameters."
             )
         moments = {name: state[name].to(parameter.dtype).clone() for name in MOMENTS}
         optimizer.state[parameter] = {"step": torch.as_tensor(float(state["step"])), **moments}

@@ -161,7 +161,7 @@ class Workbench:
 
     def checkpoint(self, config: AuditConfig) -> Checkpoint:
         """The model of `config`; one at a time stays loaded."""
-        options = {name: getattr(config, name) for name in ("dtype", "trust_remote_code", "allow_pickle")}
+        options = {name: getattr(config, name) for name in ("dtype", "trust_remote_code", "allow_pickle", "tokenizer")}
         key = json.dumps([config.model, options])
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None
@@ -238,7 +238,7 @@ def _weights_by_files(model: str) -> str:
 
 
 def _kept_audit(file: Path) -> AuditReport | None:
-    """The report in `file`; None where it is cut off or of another version, so that it is made again."""
+    """The report in `file`; None if it is cut off or of another version, so that it is made again."""
     try:
         return read_record(file, AuditReport) if file.is_file() else None
     except InputError:
@@ -246,7 +246,7 @@ def _kept_audit(file: Path) -> AuditReport | None:
 
 
 def _kept_run(place: Path) -> FinishedRun | None:
-    """The run of a folder; None where a file was cut off, so that it is made again."""
+    """The run of a folder; None if a file was cut off, so that it is made again."""
     try:
         return read_run(place)
     except InputError:

@@ -211,7 +211,7 @@ class MoeTable:
                 **shared,
                 **{name: statistics.fmean(cells[name]) for name in MEANS},
                 **{f"{name}_std": statistics.stdev(cells[name]) if len(group) > 1 else None for name in SPREADS},
-                # None where one run has none: its losses are not finite.
+                # None if one run has none: its losses are not finite.
                 "max_loss_difference": None if None in gaps[variant] else max(gaps[variant], default=None),
             }
             means.append(Line({**beside, "seed": MEAN}, _cells(values), {}, config.deviations, beside))

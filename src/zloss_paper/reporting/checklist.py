@@ -113,7 +113,7 @@ def _status(item: Item, given: Sequence[Given]) -> ItemStatus:
 
 
 def _outside(scope: Scope, given: Sequence[Given]) -> str | None:
-    """Why a scope is empty here; None where it is not, or cannot be known."""
+    """Why a scope is empty here; None if it is not, or cannot be known."""
     audits = [result.data for result in given if result.kind == "audit"]
     if scope == "tied head" and audits and not any(audit["model"]["tied"] for audit in audits):
         return "the head is untied"

@@ -24,6 +24,8 @@ FP32, FP64 = 2e-4, 2e-11
 """Relative error that an audit in either precision may have in a number of these models."""
 KEPT_IN_FP32 = 2e-5
 """Of the places in the plane, whose vectors are kept in fp32 by every audit."""
+ROUNDED_OTHERWISE = 2e-3
+"""Of the noise of 16-bit logits."""
 BINS, EXTREMES, CONTEXT, SAMPLE = 256, 20, 16, 5000
 
 
@@ -75,19 +77,23 @@ def straight_audit(
     rows: int,
     coef: float = 1e-4,
     beta: float = 1e-2,
+    planned_coef: float = 1e-4,
+    planned_target: float | None = None,
 ) -> dict[str, Any]:
     """Everything but gradients and routers, from the model's own logits on all blocks of `ids`."""
     scale, cap = conventions(model)
     head = model.get_output_embeddings()
     weight = scale * head.weight.detach()[:rows]
     c, mean, blocks = math.log(rows), weight.mean(0), (len(ids) - 1) // size
-    logits = []
+    logits, hidden = [], list[Tensor]()
+    handle = head.register_forward_pre_hook(lambda module, inputs: hidden.append(inputs[0][0, -size:]))
     for block in range(blocks):
         x = ids[block * size : (block + 1) * size]
         if bos is not None:
             x = torch.cat([torch.tensor([bos]), x])
         with torch.no_grad():
             logits.append(model(input_ids=x.unsqueeze(0), use_cache=False).logits[0, -size:, :rows])
+    handle.remove()
     z = torch.cat(logits)
     has_mu = cap is None and bool(z.isfinite().all())
     y = ids[1 : blocks * size + 1]
@@ -171,6 +177,22 @@ def straight_audit(
         "gain_beta": beta,
         "target": c,
         "precision": {name: spacing(numbers["row_max_999"]) for name, numbers in heads.items()},
+        "logit_noise": straight_noise(
+            head, scale, z, torch.cat(hidden), y, rows=rows, tokens=min(8, blocks) * size, centered=has_mu
+        ),
+        "planned": {
+            "coef": planned_coef,
+            "target": c if planned_target is None else planned_target,
+            "logits": "bf16",
+            "delta_u_99": quantile(
+                2 * planned_coef * (log_z - (c if planned_target is None else planned_target)).abs() * q.norm(dim=1),
+                0.99,
+            ),
+            "delta_u_ce_99": quantile((q - capped_rows(weight, y, z, cap)).norm(dim=1), 0.99),
+            "router_coef": None,
+            "router_convention": None,
+            "router_share": None,
+        },
         "nonfinite": {"nan": int(log_z.isnan().sum()), "inf": int(log_z.isinf().sum())},
         "quantile_bounds": {},
         "status": "complete",
@@ -204,6 +226,35 @@ def straight_audit(
             for name, each in found.items()
         ],
     }
+
+
+def capped_rows(weight: Tensor, y: Tensor, z: Tensor, cap: float | None) -> Tensor:
+    """The row of the target, times the slope of the cap there."""
+    if cap is None:
+        return weight[y]
+    return weight[y] * (1 - (z.gather(1, y.unsqueeze(1)) / cap) ** 2)
+
+
+def straight_noise(
+    head: Any, scale: float, z: Tensor, hidden: Tensor, y: Tensor, *, rows: int, tokens: int, centered: bool
+) -> dict[str, Any]:
+    """RMS of log p16(y) − log p(y) over the first tokens; the centered head is rounded to fp32, as these models are saved."""
+    z, y, weight = z[:tokens], y[:tokens].unsqueeze(1), head.weight.detach()[:rows]
+    exact = z.log_softmax(1).gather(1, y)
+    sides: dict[str, Tensor | None] = {"raw": z, "centered": None}
+    if centered:
+        bias = torch.zeros(rows, dtype=z.dtype) if getattr(head, "bias", None) is None else head.bias.detach()[:rows]
+        saved, saved_bias = ((part - part.mean(0)).float().double() for part in (weight, bias))
+        sides["centered"] = scale * (hidden[:tokens] @ saved.T + saved_bias)
+    formats = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+    def rms(side: Tensor | None, dtype: torch.dtype) -> float | None:
+        if side is None:
+            return None
+        return float((side.to(dtype).double().log_softmax(1).gather(1, y) - exact).square().mean().sqrt())
+
+    numbers = {name: {side: rms(each, dtype) for side, each in sides.items()} for name, dtype in formats.items()}
+    return {"tokens": tokens, "saved_dtype": "float32", **numbers}
 
 
 def quantile(values: Tensor, q: float) -> float:
@@ -260,8 +311,10 @@ def straight_gradients(
     rows: int,
     coef: float = 1e-4,
     budget: float = 0.05,
+    planned_coef: float = 1e-4,
+    planned_target: float | None = None,
 ) -> dict[str, Any]:
-    """`gradient`, `tied_paths` and `lambda_budget` by autograd on untied copies of the head."""
+    """`gradient`, `tied_paths`, `lambda_budget` and the shares of `planned` by autograd on untied copies of the head."""
     (scale, cap), c = conventions(model), math.log(rows)
     head, table = model.get_output_embeddings(), model.get_input_embeddings().weight
     tied = table is head.weight
@@ -273,7 +326,7 @@ def straight_gradients(
     has_mu = cap is None and (getattr(head, "bias", None) is None or bool(head.bias[:rows].isfinite().all()))
     coordinates = ("raw", "centered") if has_mu else ("raw",)
     gradients = {}
-    for kind in ("ce", *coordinates):
+    for kind in ("ce", *coordinates, "planned"):
         model.zero_grad(set_to_none=True)
         caught.clear()
         model(input_ids=x, use_cache=False)
@@ -286,6 +339,7 @@ def straight_gradients(
             "ce": nn.functional.cross_entropy(z, y),
             "raw": (coef * (log_z - c) ** 2).mean(),
             "centered": (coef * (log_z - z.mean(1) - c) ** 2).mean(),
+            "planned": (planned_coef * (log_z - (c if planned_target is None else planned_target)) ** 2).mean(),
         }[kind]
         loss.backward()
         inside = table.grad.clone() if tied else torch.zeros_like(output)
@@ -329,6 +383,12 @@ def straight_gradients(
         "gradient": {**settings, **numbers, "norms": norms},
         "tied_paths": paths if tied else None,
         "lambda_budget": {"r_z": budget, **solved},
+        "planned": {
+            "r_z": float(whole["planned"].norm() / whole["ce"].norm()),
+            "r_z_model": float(model_wide["planned"].norm() / model_wide["ce"].norm()),
+            "input_path": float(gradients["planned"][1].norm() / whole["ce"].norm()) if tied else None,
+            "tokens": len(y),
+        },
     }
 
 
@@ -421,6 +481,12 @@ def same(got: Any, want: Any, path: str, tolerance: float) -> bool:
         return type(got) is type(want) and bool(got == want)
     if path in ("heads.centered.mu_abs_99", "heads.centered.mu_rms"):
         return 0 <= got < tolerance / 20  # the rounding that centering leaves
+    if path.startswith("logit_noise"):
+        # A logit next to the middle of two 16-bit numbers may be rounded to the other one.
+        tolerance = max(tolerance, ROUNDED_OTHERWISE)
+    if path.startswith("planned"):
+        # Norms inside these models compute in fp32, and the audit scales a gradient that was computed at another λ.
+        tolerance = max(tolerance, 1e-7)
     return math.isclose(got, want, rel_tol=tolerance / 20 if path == "ppl" else tolerance)
 
 

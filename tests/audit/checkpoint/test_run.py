@@ -32,14 +32,15 @@ from zloss.audit.checkpoint.run import run_audit
 from zloss.console import Silent
 from zloss.decide.decision_map import with_decisions
 from zloss.errors import InputError
+from zloss.measure.logit_noise import NOISE_BLOCKS
 from zloss.models.checkpoint import load_checkpoint
 from zloss.models.output_head import CHECK_TOKENS
-from zloss.results.audit import AuditReport
+from zloss.results.audit import NOT_MEASURED, AuditReport
 from zloss.text import pydoc_topics
 
 SIZE, BLOCKS = 48, 21
 KINDS = ("gpt2", "neox", "phi", "cohere", "granite", "gemma2", "mixtral")
-CONFIG = AuditConfig(blocks=BLOCKS, block_size=SIZE, batch_blocks=4, gradient_blocks=3)
+CONFIG = AuditConfig(blocks=BLOCKS, block_size=SIZE, batch_blocks=4, gradient_blocks=3, coef=3e-3, target=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +65,14 @@ def truth_of(
 ) -> dict[str, Any]:
     """The report.json that the audit of `CONFIG` has to give."""
     ids = token_stream(tokenizer, text.read_text(), blocks * SIZE + 1)
+    planned = {"planned_coef": CONFIG.coef, "planned_target": CONFIG.target}
+    tokens = straight_audit(model, tokenizer, ids, size=SIZE, bos=bos, rows=rows, **planned)
+    gradients = straight_gradients(model, ids, size=SIZE, blocks=3, bos=bos, rows=rows, **planned)
     truth = {
-        **straight_audit(model, tokenizer, ids, size=SIZE, bos=bos, rows=rows),
-        **straight_gradients(model, ids, size=SIZE, blocks=3, bos=bos, rows=rows),
+        **tokens,
+        **gradients,
         **straight_router(model, ids, size=SIZE, blocks=3),
+        "planned": tokens["planned"] | gradients["planned"],
         "notes": [],
     }
     file = {"name": text.name, "bytes": text.stat().st_size, "sha256": sha256(text.read_bytes()).hexdigest()}
@@ -130,7 +135,7 @@ NOT_COVERED = {
     # which model was loaded how
     "model.name", "model.source", "model.dtype", "model.place", "model.logit_agreement",
     # the decision map has its own tests
-    "decisions", "thresholds",
+    "verdict", "decisions", "thresholds",
 }  # fmt: skip
 """Parts of report.json that have no straight definition here."""
 
@@ -174,6 +179,11 @@ def slightly_wrong(value: Any) -> Any:
     return value + 1 if isinstance(value, int) else value * 1.001 or 1e-3
 
 
+def distinctly_wrong(value: float | None) -> float:
+    """1 % more: what rounding to 16 bits leaves open is less."""
+    return 1e-3 if value is None else 1.01 * value
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "gemma2", "mixtral"])
 def test_the_oracle_sees_a_small_mistake_in_any_number(kind: str, audited: Any) -> None:
     report, truth = audited(kind)
@@ -186,10 +196,44 @@ def test_the_oracle_sees_a_small_mistake_in_any_number(kind: str, audited: Any) 
             if not {name, name.removesuffix(".*")} & covered:
                 continue
             change = (lambda value: 1e-4) if path in residuals and kind != "gemma2" else slightly_wrong
+            if section == "logit_noise" and isinstance(path[-1], str) and path[1] in ("bf16", "fp16"):
+                change = distinctly_wrong
             wrong = changed(report[section], path[1:], change)
             assert list(differences(wrong, right, section)), path
             seen += 1
     assert seen > 120
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "neox", "gemma2", "mixtral"])
+def test_every_null_number_has_its_own_reason(kind: str, audited: Any) -> None:
+    report, _ = audited(kind)
+    for section in ("heads", "logit_noise", "planned"):
+        for path in entries(report[section], (section,)):
+            value: Any = report
+            for key in path:
+                value = value[key]
+            if value is None:
+                places = [".".join(path[:length]) for length in range(len(path), 0, -1)]
+                reason = next((report["reasons"][place] for place in places if place in report["reasons"]), "")
+                assert reason not in ("", NOT_MEASURED), path
+
+
+def test_ctrl_c_during_the_noise_of_logits_leaves_a_partial_report(folders: dict[str, Path], text: Path) -> None:
+    """It was caught during the gradients only, so the whole report was lost."""
+
+    class Interrupted(Silent):
+        @contextmanager
+        def step(self, name: str, *rest: Any) -> Iterator[Any]:
+            if name == "16-bit logits":
+                raise KeyboardInterrupt
+            with super().step(name, *rest) as step:
+                yield step
+
+    config = dataclasses.replace(CONFIG, model=str(folders["gpt2"]), texts=(str(text),))
+    report = run_audit(config, progress=Interrupted())
+    assert (report.status, report.logit_noise) == ("partial", None)
+    assert report.gradient is not None
+    assert "interrupted" in report.reasons["logit_noise"]
 
 
 def test_the_oracle_sees_tokens_in_the_next_bin_and_in_another_order(audited: Any) -> None:
@@ -244,7 +288,7 @@ def test_a_bias_of_minus_infinity_leaves_the_raw_numbers(folders: dict[str, Path
     report, truth = as_written(audit(tmp_path, text)), truth_of(model.double(), tokenizer, text)
     assert list(differences(report, truth)) == []
     assert truth["heads"]["centered"]["a_p_99"] is None
-    assert "bias holds -inf" in report["reasons"]["heads.centered"]
+    assert "bias contains -inf" in report["reasons"]["heads.centered"]
 
 
 def test_padding_rows_can_be_excluded(folders: dict[str, Path], text: Path) -> None:
@@ -290,7 +334,7 @@ class InterruptAfter(Silent):
         yield SimpleNamespace(advance=advance)
 
 
-def test_a_block_goes_through_a_layer_once_and_a_diagnostic_block_three_times_and_the_model_is_left_as_it_was(
+def test_a_block_goes_through_a_layer_once_and_a_diagnostic_block_four_times_and_the_model_is_left_as_it_was(
     folders: dict[str, Path], text: Path
 ) -> None:
     checkpoint = load_checkpoint(str(folders["gpt2"]))
@@ -308,8 +352,8 @@ def test_a_block_goes_through_a_layer_once_and_a_diagnostic_block_three_times_an
     run_audit(dataclasses.replace(CONFIG, texts=(str(text),)), checkpoint=checkpoint)
     for hook in hooks:
         hook.remove()
-    # The pass over the text, the check of the head, and for the gradients a forward pass and one recomputation.
-    once, again = BLOCKS * SIZE + 3 * min(CHECK_TOKENS, SIZE), CONFIG.gradient_blocks * SIZE
+    # The pass over the text, the check of the head, for the gradients a forward pass and one recomputation, and the noise.
+    once, again = (BLOCKS + NOISE_BLOCKS) * SIZE + 3 * min(CHECK_TOKENS, SIZE), CONFIG.gradient_blocks * SIZE
     assert list(seen.values()) == [once + 2 * again, once + 2 * again]
     assert all(torch.equal(tensor, before[name]) for name, tensor in checkpoint.model.state_dict().items())
     assert all(parameter.grad is None for parameter in checkpoint.model.parameters())

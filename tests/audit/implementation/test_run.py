@@ -115,8 +115,8 @@ def test_stored_fp32_leaves_nothing(tmp_path: Path) -> None:
     assert line.delta_src < 1e-5
     assert all(update.delta_theta < 1e-5 for update in record.update_errors)
     assert record.reasons == {
-        "implementations": "no implementation was asked for",
-        "overflow": "left out (overflow_blocks = 0)",
+        "implementations": "no implementation was requested",
+        "overflow": "skipped (overflow_blocks = 0)",
     }
 
 

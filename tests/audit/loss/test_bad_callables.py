@@ -189,10 +189,10 @@ def test_a_name_that_leads_nowhere_is_refused(name: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("function", "strict", "code", "line"),
     [
-        ("good", True, 0, "No finding."),
-        ("plain", False, 0, "1 warning: all_ignored_nonfinite."),
-        ("plain", True, 1, "1 warning: all_ignored_nonfinite."),
-        ("twice", False, 1, "1 error: counted_twice."),
+        ("good", True, 0, "No finding: this loss trains what it computes."),
+        ("plain", False, 0, "with 1 warning (all_ignored_nonfinite)."),
+        ("plain", True, 1, "with 1 warning (all_ignored_nonfinite)."),
+        ("twice", False, 1, "1 error (counted_twice)."),
     ],
 )
 def test_exit_codes_of_the_command(
@@ -221,7 +221,7 @@ def test_a_loss_that_hangs_is_given_up(script: Path, hang: str, capsys: pytest.C
     assert main(["audit-loss", f"{script}:{hang}", "--time-limit", "0.3"]) == 2
     assert time.monotonic() - started < 20
     error = capsys.readouterr().err
-    assert "did not come back within 0.3 seconds" in error
+    assert "did not return within 0.3 seconds" in error
     assert "--time-limit" in error
     assert len(error.strip().splitlines()) == 1
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.audit.loss import zoo
+from tests.audit.loss.zoo_check import wrong_with
 from zloss.audit.loss.identify import APART
 from zloss.audit.loss.probes import VOCAB, Space, draw
 from zloss.audit.loss.run import audit_loss
@@ -48,6 +49,11 @@ def test_an_error_that_one_draw_shows_is_unexplained(loss: Callable[[Tensor, Ten
     assert told.verdict == "finding"
     assert "Two draws of the probes disagree." in told.sentence
     assert id in told.sentence
+
+
+def test_a_warning_next_to_the_right_numbers_was_not_wrong_in_the_zoo() -> None:
+    audit = audit_loss(value_is_off_once)
+    assert wrong_with(audit, zoo.exact()) == ["warnings {'unexplained_source'}"]
 
 
 def test_a_penalty_that_one_draw_shows_is_not_told() -> None:

@@ -995,7 +995,7 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "fp32, λ = 1e-6, c = log V": (
         fp32(lambda z, y: ce(z, y) + zl(z, y, 1e-6, math.log(z.shape[-1]))),
         {},
-        exact(1e-6, target=None, target_rule="log_v"),
+        exact(1e-6, target=LOG_V, target_rule="log_v"),
     ),
     # precision, graphs, state
     "bf16 inside": (bf16_inside, {}, found("low_precision_source", coordinate="raw")),
@@ -1033,7 +1033,7 @@ ZOO: dict[str, tuple[Callable[..., Any], dict[str, Any], Answer]] = {
     "reports Z over all tokens": (
         reports_z_over_all_tokens,
         {},
-        found("reported_z_value", coef=LAMBDA, words="where tokens are ignored"),
+        found("reported_z_value", coef=LAMBDA, words="with ignored tokens"),
     ),
     "reports CE over all tokens": (reports_ce_over_all_tokens, {}, exact()),
     # one class apart

@@ -25,7 +25,7 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path:
     none, out = str(tmp_path / "none"), ["--out", str(tmp_path / "out")]
     for words, sentence in (
         (["tab:pretraned"], "Did you mean 'tab:pretrained'?"),
-        ([], "no table was named"),
+        ([], "no table was requested"),
         (["tab:pretrained", "--text", f"{none}.txt", *out], "none.txt"),
         (["tab:router", "--model", none, *out], "no model"),
         (["tab:router", "--rejudge", *out], "tab_router.json"),
@@ -42,8 +42,8 @@ def test_two_labels_in_one_call_at_smoke_size(
     assert cli.main([*words, "--out", str(tmp_path)]) == 0
     shown, page = capsys.readouterr().out, (tmp_path / "tab_pretrained.md").read_text()
     assert "ours/paper" in shown
-    assert "not judged at smoke size" in shown
-    assert "not judged at smoke size" in page
+    assert "not checked at smoke size" in shown
+    assert "not checked at smoke size" in page
     assert "does not hold" not in shown
     assert "**" not in page
     data = json.loads((tmp_path / "tab_pretrained.json").read_text())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from zloss.audit.checkpoint.config import AuditConfig
-from zloss.audit.router import audit_router
+from zloss.audit.router import audit_router, router_gradient_share
 from zloss.console import Clock
 from zloss.errors import ZlossError
 from zloss.measure.measurement import Measurement
@@ -24,13 +24,15 @@ from zloss.measure.tokens import (
     histograms,
     nonfinite_tokens,
     perplexity,
+    quantile,
     quantity,
 )
-from zloss.models.checkpoint import Checkpoint, is_offloaded
+from zloss.models.checkpoint import DTYPES, Checkpoint, is_offloaded
 from zloss.models.output_head import OutputHead
 from zloss.models.routers import find_routers
 from zloss.results.audit import (
     MAX_SINGULAR_VALUES,
+    NO_INPUT_PATH,
     AuditReport,
     CorpusInfo,
     ExtremeTable,
@@ -38,8 +40,10 @@ from zloss.results.audit import (
     Figures,
     GradientInfo,
     Heads,
+    LogitNoise,
     ModelInfo,
     PathNumbers,
+    PlannedLoss,
     Precision,
     Quantity,
     Spacing,
@@ -53,6 +57,8 @@ from zloss.results.router import RouterFindings
 from zloss.text import Blocks, Corpus
 
 NEED_MU = (
+    "logit_noise.bf16.centered",
+    "logit_noise.fp16.centered",
     "heads.centered",
     "gradient.centered",
     "tied_paths.centered",
@@ -62,8 +68,9 @@ NEED_MU = (
     "heads.raw.mu_rms",
 )
 """Numbers that do not exist without μ."""
+NEED_ROUTER_COEF = ("planned.router_coef", "planned.router_convention", "planned.router_share")
 INTERRUPTED = "the audit was interrupted before it"
-OFFLOADED = "left out: part of the weights is offloaded (device_map)"
+OFFLOADED = "skipped: some of the weights are offloaded (device_map)"
 EXTREME_TOKENS = 20
 """Rows of a table of extreme tokens."""
 SHOWN = ("log_z", "log_z_centered", "mu", "gain", "gain_centered", "ce")
@@ -82,11 +89,12 @@ def audit_report(
     columns: Columns,
     vectors: VectorSample | None,
     *,
-    agreement: float,
+    agreement: float | None,
     finished_blocks: int,
-    gradient: tuple[GradientInfo, dict[str, PathNumbers]] | None,
+    gradient: tuple[GradientInfo, dict[str, PathNumbers], dict[str, float | None]] | None,
     gradient_blocks: int,
-    router: RouterFindings | None,
+    noise: LogitNoise | None,
+    router: tuple[RouterFindings, float | None] | None,
     complete: bool,
     clock: Clock,
     started: datetime,
@@ -95,9 +103,9 @@ def audit_report(
 ) -> AuditReport:
     """The report without its decisions, from the columns of all tokens; every number that does not exist is None with its reason.
 
-    `vectors` is Wᵀp of the sampled tokens, None where the geometry figure has no plane.
-    `agreement`: the relative difference between our logits and the model's own. `complete` is False after Ctrl-C.
-    `router` is None for a dense model. `notes`: how the text was cut.
+    `vectors` is Wᵀp of the sampled tokens, None if the geometry figure has no plane.
+    `agreement`: the relative difference between our logits and the model's own, None if there are none to compare with.
+    `complete` is False after Ctrl-C. `router` is what `router_section` found. `notes`: how the text was cut.
     """
     with clock("numbers"):
         heads = Heads(head_numbers(columns, measurement, "raw"), head_numbers(columns, measurement, "centered"))
@@ -107,12 +115,22 @@ def audit_report(
         coordinate: tuple(measurement.spectrum(coordinate).sigma[:MAX_SINGULAR_VALUES].tolist())
         for coordinate in measurement.coordinates
     }
-    info, paths = (None, {}) if gradient is None else gradient
+    info, paths, shares = (None, {}, {}) if gradient is None else gradient
+    found_router, router_share = (None, None) if router is None else router
+    planned = _planned_loss(config, measurement, columns, shares, blocks.size * gradient_blocks, router_share)
     return AuditReport(
         model=replace(
-            model_info(config.model, checkpoint, measurement.head, dtype=config.dtype, logit_agreement=agreement),
+            model_info(
+                config.model,
+                checkpoint,
+                measurement.head,
+                dtype=_dtype_name(measurement.head.weight_VD.dtype),
+                logit_agreement=agreement,
+            ),
             valid_vocab=measurement.vocab,
-            rows_beyond_tokenizer=max(0, measurement.head.vocab - len(checkpoint.tokenizer)),
+            rows_beyond_tokenizer=None
+            if checkpoint.tokenizer is None
+            else max(0, measurement.head.vocab - len(checkpoint.tokenizer)),
         ),
         corpus=replace(corpus_info(corpus, blocks, offset=blocks.offset), predictions=len(columns["ce"])),
         ppl=perplexity(columns),
@@ -129,12 +147,14 @@ def audit_report(
         gain_beta=config.gain_beta,
         target=measurement.target,
         precision=Precision(_spacing(heads.raw.row_max_999), _spacing(heads.centered.row_max_999)),
+        logit_noise=noise,
+        planned=planned,
         nonfinite=nonfinite_tokens(columns),
-        router=router,
+        router=found_router,
         status="complete" if complete else "partial",
         finished_blocks=finished_blocks,
         timings=clock.seconds,
-        reasons=_reasons(checkpoint, measurement, info, gradient_blocks, router, complete),
+        reasons=_reasons(checkpoint, measurement, info, gradient_blocks, found_router, planned, complete),
         notes=notes,
         figures=Figures(
             histograms=histograms(columns, measurement),
@@ -146,6 +166,33 @@ def audit_report(
             for name in EXTREMES
             for coordinate in measurement.coordinates
         ),
+    )
+
+
+def _planned_loss(
+    config: AuditConfig,
+    measurement: Measurement,
+    columns: Columns,
+    shares: dict[str, float | None],
+    tokens: int,
+    router_share: float | None,
+) -> PlannedLoss:
+    """What the configured Z-loss would send through the model; `shares` are those of λ_diag, on `tokens` predictions."""
+    target = measurement.target if config.target is None else config.target
+    delta_z_T = quantity(columns, "delta_z", "raw", replace(measurement, coef=config.coef, target=target))
+    assert delta_z_T is not None
+    scale = config.coef / measurement.coef
+    return PlannedLoss(
+        coef=config.coef,
+        target=target,
+        logits=config.logits,
+        delta_u_99=quantile(delta_z_T * columns["gain"], 0.99),
+        delta_u_ce_99=quantile(columns["delta_u_ce"], 0.99),
+        **{name: None if share is None else scale * share for name, share in shares.items()},
+        tokens=tokens if shares else None,
+        router_coef=config.router_coef,
+        router_convention=None if config.router_coef is None else config.router_convention,
+        router_share=router_share,
     )
 
 
@@ -167,6 +214,10 @@ def model_info(model: str, checkpoint: Checkpoint, head: OutputHead, **extra: An
             **extra,
         },
     )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return next((name for name, each in DTYPES.items() if each == dtype), str(dtype).removeprefix("torch."))
 
 
 def corpus_info(corpus: Corpus, blocks: Blocks, **extra: Any) -> CorpusInfo:
@@ -196,17 +247,29 @@ def _reasons(
     gradient: GradientInfo | None,
     gradient_blocks: int,
     router: RouterFindings | None,
+    planned: PlannedLoss,
     complete: bool,
 ) -> dict[str, str]:
     """Why numbers are None, by dotted path."""
     reasons: dict[str, str] = {}
     offloaded = is_offloaded(checkpoint.model)
     if gradient is None:
-        why = INTERRUPTED if gradient_blocks else "left out (gradient_blocks = 0)"
-        reasons |= dict.fromkeys(("gradient", "tied_paths"), OFFLOADED if offloaded else why)
+        why = INTERRUPTED if gradient_blocks else "skipped (gradient_blocks = 0)"
+        shares = ("planned.r_z", "planned.r_z_model", "planned.input_path", "planned.tokens")
+        reasons |= dict.fromkeys(("gradient", "tied_paths", *shares), OFFLOADED if offloaded else why)
     if router is None and (offloaded or not complete):
         # Without a reason, a missing router section means that the model has no router.
         reasons["router"] = OFFLOADED if offloaded else INTERRUPTED
+    elif checkpoint.custom is not None:
+        reasons["router"] = "skipped: routers are only found in transformers models"
+    if not measurement.head.tied:
+        reasons["planned.input_path"] = NO_INPUT_PATH
+    if planned.router_coef is None:
+        reasons |= dict.fromkeys(NEED_ROUTER_COEF, "no `router_coef` was given")
+    elif planned.router_share is None:
+        reasons["planned.router_share"] = "the model has no router with a softmax, or its gradient was not measured"
+    if not complete:
+        reasons["logit_noise"] = INTERRUPTED
     if measurement.lacks_centered is not None:
         reasons |= dict.fromkeys(NEED_MU, measurement.lacks_centered)
     return reasons
@@ -220,9 +283,11 @@ def _extreme_tokens(
     blocks: Blocks,
     checkpoint: Checkpoint,
 ) -> tuple[ExtremeToken, ...]:
-    """The tokens with the largest values of a quantity in their context, as text."""
+    """The tokens with the largest values of a quantity in their context, as text; as ids without a tokenizer."""
 
     def text(ids: Any) -> str:
+        if checkpoint.tokenizer is None:
+            return " ".join(map(str, ids.tolist()))
         return str(checkpoint.tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False))
 
     scores = quantity(columns, name, coordinate, measurement)
@@ -234,9 +299,10 @@ def _extreme_tokens(
     tokens = []
     for place, (block, position) in enumerate(zip(columns["block"][rows], columns["position"][rows], strict=True)):
         block, position = int(block) - blocks.offset, int(position)
-        index = block * blocks.size + position
+        first = block * (blocks.size + blocks.separate)
+        index = first + position
         # The context stays inside the block: the model does not see the one before it.
-        start = max(block * blocks.size, index + 1 - CONTEXT_TOKENS)
+        start = max(first, index + 1 - CONTEXT_TOKENS)
         numbers = {column: value[place] if math.isfinite(value[place]) else None for column, value in shown.items()}
         tokens.append(
             ExtremeToken(
@@ -250,16 +316,26 @@ def _extreme_tokens(
     return tuple(tokens)
 
 
-def router_section(checkpoint: Checkpoint, blocks: Blocks, count: int) -> RouterFindings | None:
-    """Findings on the routers from the first `count` blocks; None for a model without routers."""
+def router_section(
+    config: AuditConfig, checkpoint: Checkpoint, measurement: Measurement, blocks: Blocks, count: int
+) -> tuple[RouterFindings, float | None] | None:
+    """(findings on the routers from the first `count` blocks, share of the router Z-loss in the gradient of the router weights,
+    None without λ_R); None for a model without routers, or outside transformers."""
+    if checkpoint.custom is not None:
+        return None
     try:
-        find_routers(checkpoint.model)
+        routers = find_routers(checkpoint.model)
     except ZlossError:
         return None
     # One batch, so that α = 1/N_tl counts exactly the decisions that are reported.
-    ids = blocks.inputs(0, count)
+    ids = blocks.inputs(0, count).to(next(checkpoint.model.parameters()).device)
     batch = {"input_ids": ids}
     if hasattr(checkpoint.model, "router_z_loss_coef"):
         # With labels the model computes its own loss, and the router Z-loss it applies is measured from gradients.
         batch["labels"] = ids
-    return audit_router(checkpoint.model, [batch])
+    findings = audit_router(checkpoint.model, [batch])
+    if config.router_coef is None:
+        return findings, None
+    return findings, router_gradient_share(
+        checkpoint, measurement, routers, blocks, coef=config.router_coef, convention=config.router_convention
+    )

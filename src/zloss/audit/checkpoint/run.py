@@ -21,12 +21,20 @@ from zloss.audit.checkpoint.token_files import (
 from zloss.console import Clock, Progress, Silent, held_interrupts
 from zloss.errors import InputError
 from zloss.jobs import Job
-from zloss.measure.gradients import diagnostic_gradients
-from zloss.measure.measurement import Measurement, ModelBlocks, measurement_of, model_blocks, resolve_vocab
+from zloss.measure.gradients import diagnostic_gradients, has_graph
+from zloss.measure.logit_noise import logit_noise
+from zloss.measure.measurement import (
+    Measurement,
+    ModelBlocks,
+    check_token_ids,
+    measurement_of,
+    model_blocks,
+    resolve_vocab,
+)
 from zloss.measure.tokens import Columns, VectorSample, concatenated, has_plane, token_batches
 from zloss.models.checkpoint import Checkpoint, is_offloaded, load_checkpoint, model_fingerprint
 from zloss.models.output_head import check_head, find_head, hidden_states
-from zloss.results.audit import AuditReport, GradientInfo, PathNumbers
+from zloss.results.audit import AuditReport, GradientInfo, LogitNoise, PathNumbers
 from zloss.results.folder import TOKENS_FILE
 from zloss.results.router import RouterFindings
 from zloss.text import Blocks, Corpus, open_corpus
@@ -40,13 +48,22 @@ def run_audit(
     progress: Progress | None = None,
     command: str = "zloss.audit.checkpoint.run.run_audit",
     checkpoint: Checkpoint | None = None,
+    noise: bool = True,
 ) -> AuditReport:
     """The report of one audit, without its decisions; Ctrl-C during the pass gives a partial report.
 
     `folder` gets tokens.parquet and holds the parts of an unfinished pass; `checkpoint` is a model that is already loaded.
+    Without `noise` that of 16-bit logits is not measured, and a verdict cannot weigh the shift.
     """
     found = run_audit_of(
-        Job(), config, folder=folder, resume=resume, progress=progress, command=command, checkpoint=checkpoint
+        Job(),
+        config,
+        folder=folder,
+        resume=resume,
+        progress=progress,
+        command=command,
+        checkpoint=checkpoint,
+        noise=noise,
     )
     assert found is not None
     return found.report
@@ -71,11 +88,18 @@ def run_audit_of(
     progress: Progress | None = None,
     command: str = "zloss.audit.checkpoint.run.run_audit",
     checkpoint: Checkpoint | None = None,
+    blocks: Blocks | None = None,
+    noise: bool = True,
 ) -> Audited | None:
-    """`run_audit` on the processes of a job, which share the blocks: the first returns what was found, the others None."""
+    """`run_audit` on the processes of a job, which share the blocks: the first returns what was found, the others None.
+
+    `blocks` are those to read, in place of the text of the configuration.
+    """
     progress = progress or Silent()
     clock, started = Clock(), datetime.now(UTC)
-    checkpoint, corpus, cut, agreement, measurement = job.together(_open, config, checkpoint, progress, clock, job)
+    checkpoint, corpus, cut, agreement, measurement = job.together(
+        _open, config, checkpoint, blocks, progress, clock, job
+    )
     blocks, head = cut.blocks, measurement.head
     config = replace(config, block_size=blocks.size)
     parts = TokenParts(
@@ -97,19 +121,32 @@ def run_audit_of(
     complete, offloaded = finished == blocks.count, is_offloaded(checkpoint.model)
     # The weights of an offloaded layer are on a device only while the layer runs.
     count = 0 if offloaded else min(config.gradient_blocks, blocks.count)
-    gradient: tuple[GradientInfo, dict[str, PathNumbers]] | None = None
-    router: RouterFindings | None = None
-    if complete and count:
-        try:
+    gradient: tuple[GradientInfo, dict[str, PathNumbers], dict[str, float | None]] | None = None
+    found_noise: LogitNoise | None = None
+    router: tuple[RouterFindings, float | None] | None = None
+    try:
+        if complete and count:
             with clock("gradient"):
                 gradient = diagnostic_gradients(
-                    checkpoint, measurement, blocks, count, forward_blocks=config.batch_blocks, progress=progress
+                    checkpoint,
+                    measurement,
+                    blocks,
+                    count,
+                    target=config.target,
+                    forward_blocks=config.batch_blocks,
+                    progress=progress,
                 )
-        except KeyboardInterrupt:
-            complete = False
+        if complete and noise:
+            with clock("logits"), progress.step("16-bit logits", None), hidden_states(checkpoint, head) as hidden_of:
+                saved_dtype = checkpoint.stored_dtype or head.weight_VD.dtype
+                found_noise = logit_noise(
+                    measurement, hidden_of, blocks, saved_dtype=saved_dtype, forward_blocks=config.batch_blocks
+                )
+    except KeyboardInterrupt:
+        complete = False
     if complete and not offloaded:
         with clock("router"):
-            router = router_section(checkpoint, blocks, max(1, count))
+            router = router_section(config, checkpoint, measurement, blocks, max(1, count))
     report = audit_report(
         config,
         checkpoint,
@@ -122,6 +159,7 @@ def run_audit_of(
         finished_blocks=finished,
         gradient=gradient,
         gradient_blocks=count,
+        noise=found_noise,
         router=router,
         complete=complete,
         clock=clock,
@@ -137,8 +175,13 @@ def run_audit_of(
 
 
 def _open(
-    config: AuditConfig, checkpoint: Checkpoint | None, progress: Progress, clock: Clock, job: Job
-) -> tuple[Checkpoint, Corpus, ModelBlocks, float, Measurement]:
+    config: AuditConfig,
+    checkpoint: Checkpoint | None,
+    blocks: Blocks | None,
+    progress: Progress,
+    clock: Clock,
+    job: Job,
+) -> tuple[Checkpoint, Corpus, ModelBlocks, float | None, Measurement]:
     """(model, text, its blocks, agreement of the logits, measurement): loaded where needed, and checked."""
     if config.device_map is not None and job.ranks > 1:
         raise InputError(
@@ -153,20 +196,32 @@ def _open(
                 dtype=config.dtype,
                 trust_remote_code=config.trust_remote_code,
                 allow_pickle=config.allow_pickle,
+                tokenizer=config.tokenizer,
                 device_map=config.device_map,
             )
     head = find_head(checkpoint)
     with clock("text"), progress.step("reading text", None):
-        corpus = open_corpus(config.texts, config.corpus, config.text_field)
-        cut = model_blocks(
-            checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
-        )
+        if blocks is None:
+            corpus = open_corpus(config.texts, config.corpus, config.text_field)
+            cut = model_blocks(
+                checkpoint, corpus, size=config.block_size, count=config.blocks, bos=config.bos, offset=config.offset
+            )
+        else:
+            corpus = Corpus(blocks.name, iter(()), provenance={"fingerprint": blocks.fingerprint()})
+            cut = ModelBlocks(blocks, ())
+            check_token_ids(checkpoint, blocks)
     with clock("check"), progress.step("checking the head", None):
-        agreement = check_head(checkpoint, head, cut.blocks.inputs(0, 1)[0])
+        first_N = cut.blocks.inputs(0, 1)[0]
+        agreement = check_head(checkpoint, head, first_N)
+        if checkpoint.custom is not None and config.gradient_blocks and not has_graph(checkpoint, head, first_N):
+            raise InputError(
+                "`hidden_of` returns hidden states without a graph, so no gradient can be taken: remove torch.no_grad and "
+                "detach from it, or set `gradient_blocks` to 0."
+            )
     with clock("spectrum"), progress.step("spectrum of the head", None):
         measurement = measurement_of(
             head,
-            resolve_vocab(config.valid_vocab, head.vocab, len(checkpoint.tokenizer)),
+            resolve_vocab(config.valid_vocab, head.vocab, checkpoint.tokenizer and len(checkpoint.tokenizer)),
             coef=config.diag_coef,
             gain_beta=config.gain_beta,
             svd=config.svd,

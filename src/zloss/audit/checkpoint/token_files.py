@@ -1,8 +1,8 @@
 """The token table of an audit on disk: parts that are written as the pass proceeds, joined into tokens.parquet at the end.
 
 A part holds the columns of some finished blocks, and Wᵀp of those of their tokens that are in the sample of the geometry figure.
-It appears whole or not at all, so a killed audit loses one part at most, and a resumed one skips the parts that are there. Each
-rank of a job has parts of its own; the first rank receives them through the process group. Without a folder the parts stay in
+It is written atomically, so a killed audit loses at most one part, and a resumed one skips the parts that are there. Each rank of
+a job writes its parts separately; the first rank receives them through the process group. Without a folder the parts stay in
 memory. This is the only module that imports pyarrow.
 """
 
@@ -222,6 +222,15 @@ def write_parquet(file: Path, parts: Iterator[Columns], facts: Mapping[str, str]
             raise UnwritableFolderError(f"cannot write {file}: {reason}. Choose another folder.") from error
         raise
     return ParquetColumns(file, names)
+
+
+def save_columns(folder: Path, columns: Columns, facts: Mapping[str, str]) -> None:
+    """Write columns that are in memory as tokens.parquet of a folder; the file appears whole or not at all."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise MissingDependencyError("pyarrow", f"writing {TOKENS_FILE}", "audit")
+    place = folder / PARTS_FOLDER
+    write_parquet(place / TOKENS_FILE, iter((columns,)), facts).move(folder / TOKENS_FILE)
+    place.rmdir()
 
 
 def _row_groups(parts: Iterator[Columns]) -> Iterator[Columns]:

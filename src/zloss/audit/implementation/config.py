@@ -37,20 +37,20 @@ class ImplementationAuditConfig(TextOptions):
     logit_scales: Annotated[tuple[float, ...], Option(comma_separated=True, metavar="X,X,...")] = (1.0,)
     """Factors on the logits, for models whose logits are larger; the decision map reads factor 1."""
     implementations: Annotated[tuple[str, ...], Option(comma_separated=True, metavar="A,B,...")] = ()
-    """Losses to run on these logits by name, or `none`. Default: every installed one but cut-cross-entropy, which needs a
-    compiler for minutes."""
+    """Losses to run on these logits by name, or `none`. Default: every installed one except cut-cross-entropy, which
+    takes minutes to compile."""
     implementation_tokens: int = 8
-    """Evenly spread tokens of each block that go through every implementation."""
+    """Evenly spaced tokens per block that go through every implementation."""
     update_blocks: int = 1
-    """Blocks of the batch of the update audit; 0 leaves it out. It needs room for three more copies of the model's weights."""
+    """Blocks of the batch of the update audit; 0 skips it. It needs memory for three more copies of the model's weights."""
     overflow_blocks: int = 2
-    """Blocks of the overflow audit, one batch each; 0 leaves it out."""
+    """Blocks of the overflow audit, one batch each; 0 skips it."""
     methods: Annotated[tuple[str, ...], Option(comma_separated=True, metavar="A,B,...")] = (
         "ce",
         "standard",
         "centered",
     )
-    """Methods of the overflow audit; the margins are compared with that of ce."""
+    """Methods of the overflow audit; their margins are compared with the margin of ce."""
     autocast: Literal["fp32", "bf16"] = "fp32"
     """Precision of the forward pass of the overflow audit; the paper's is bf16 autocast, which is slow on most CPUs."""
     coef: float = 1e-4

@@ -63,7 +63,10 @@ def run_implementation_audit(
     with clock("load"), progress.step(f"loading {config.model[-40:]}", None):
         if checkpoint is None:
             checkpoint = load_checkpoint(
-                config.model, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
+                config.model,
+                trust_remote_code=config.trust_remote_code,
+                allow_pickle=config.allow_pickle,
+                tokenizer=config.tokenizer,
             )
         checkpoint.model.to(device)
     with clock("text"), progress.step("reading text", None):
@@ -117,9 +120,9 @@ def run_implementation_audit(
 
     left_out = {
         "source": "",
-        "implementations": "" if implementations else "no implementation was asked for",
-        "updates": "" if config.update_blocks else "left out (update_blocks = 0)",
-        "overflow": "" if config.overflow_blocks else "left out (overflow_blocks = 0)",
+        "implementations": "" if implementations else "no implementation was requested",
+        "updates": "" if config.update_blocks else "skipped (update_blocks = 0)",
+        "overflow": "" if config.overflow_blocks else "skipped (overflow_blocks = 0)",
     }
     found: dict[str, Any] = {}
     reasons = {}
@@ -185,7 +188,7 @@ def chosen_implementations(
         if not implementation.installed:
             note(f"{implementation.title}: not installed")
         elif implementation.name in LEFT_OUT:
-            note(f"{implementation.title}: left out, its compiler takes minutes; name it in `implementations`")
+            note(f"{implementation.title}: skipped, because it takes minutes to compile; name it in `implementations`")
         else:
             chosen.append(implementation)
     return tuple(chosen)

@@ -273,7 +273,7 @@ def fp64_head(head: OutputHead) -> OutputHead:
 
 
 def storage_dtype(name: str) -> torch.dtype:
-    """The dtype of a name such as "bf16"."""
+    """The dtype named by a string such as "bf16"."""
     if name not in STORAGE:
         raise UnknownNameError("storage", name, STORAGE)
     return STORAGE[name]

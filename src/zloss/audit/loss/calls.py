@@ -309,7 +309,7 @@ def _of_vocabulary(space: Space, vocab: int) -> Space:
 
 
 def _refusal(box: BlackBox, space: Space) -> LossCallError | None:
-    """None where the loss runs, with or without a batch axis, with weight [V, D] or [D, V], in fp32 or fp64; else its refusal."""
+    """None if the loss runs, with or without a batch axis, with weight [V, D] or [D, V], in fp32 or fp64; else its refusal."""
     logits = torch.randn(1, space.width, generator=probes.seeded(0), dtype=torch.float64).expand(space.tokens, -1)
     target = probes.allowed(torch.arange(space.tokens) % space.lanes, space.lanes, space.avoid)
     probe = Probe(logits, target, space.lanes)
@@ -420,7 +420,7 @@ def _process_restored(*, environment_too: bool = True) -> Iterator[None]:
 
 
 def _working_directory() -> str | None:
-    """None where the folder is gone."""
+    """None if the folder is gone."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -452,7 +452,7 @@ class _TimeIsUp(BaseException):
 
 @contextlib.contextmanager
 def _limited(seconds: float | None, name: str) -> Iterator[None]:
-    """An error where the block takes longer than `seconds`; None is no limit.
+    """An error if the block takes longer than `seconds`; None is no limit.
 
     The system's timer interrupts Python code, sleeping and waiting for locks. It needs the main thread; in other threads, and
     where the system has no such timer, nothing is limited.
@@ -470,7 +470,7 @@ def _limited(seconds: float | None, name: str) -> Iterator[None]:
         yield
     except _TimeIsUp:
         raise LossTimeoutError(
-            f"{name} did not come back within {seconds:g} seconds: it hangs, or needs a larger `time_limit` (0: none)."
+            f"{name} did not return within {seconds:g} seconds: it hangs, or needs a larger `time_limit` (0: none)."
         ) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -487,7 +487,7 @@ def _named_error(error: BaseException) -> str:
 
 
 def _failed_line(error: BaseException) -> str:
-    """The line of an error that has no words of its own, such as a bare assert."""
+    """The line of an error that has no message, such as a bare assert."""
     lines = traceback.extract_tb(error.__traceback__)
     if str(error).strip() or not lines or not lines[-1].line:
         return ""
@@ -533,7 +533,7 @@ def router_arguments(function: Callable[..., Any]) -> str | None:
 
 
 def _gpu_hint(error: BaseException, device: torch.device) -> str:
-    """A sentence where the loss seems to want a GPU and the probes ran without one."""
+    """A sentence if the loss seems to want a GPU and the probes ran without one."""
     text = f"{type(error).__name__} {error}".lower()
     wants_gpu = any(word in text for word in ("cuda", "gpu", "triton", "nvidia", "active drivers"))
     if device.type == "cpu" and wants_gpu:
@@ -569,7 +569,7 @@ def load_function(name: str) -> Callable[..., Any]:
         raise InputError(f"{name} is a {type(found).__name__}, not a function.")
     if isinstance(found, type):
         raise InputError(
-            f"{name} is a class, not a loss: put an object into the file, `loss = {attribute}(…)`, and name that."
+            f"{name} is a class, not a loss: create an instance in the file, `loss = {attribute}(…)`, and name that."
         )
     function: Callable[..., Any] = found
     return function

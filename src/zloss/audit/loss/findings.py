@@ -51,7 +51,7 @@ class Evidence:
     differing: tuple[SizeTried, ...] | None = None
     """Of a second look: the sizes at which the first one saw another objective."""
     stable: bool = True
-    """False where the same inputs gave another answer: then calls cannot be compared with each other."""
+    """False if the same inputs gave another answer: then calls cannot be compared with each other."""
 
     def again(self, second: Draw) -> Evidence:
         """The same questions to the second draw."""
@@ -72,7 +72,7 @@ class Evidence:
         return self.box(probe, dtype or self.ident.dtype, **options)
 
     def attempt(self, probe: Probe, dtype: torch.dtype | None = None) -> Outcome | None:
-        """The same; None where the loss fails or is not finite."""
+        """The same; None if the loss fails or is not finite."""
         try:
             outcome = self.call(probe, dtype)
         except LossCallError:
@@ -159,7 +159,7 @@ class Question:
 
 
 def _lacking(e: Evidence, needs: Need) -> str | None:
-    """Why a question cannot be asked; None where it can."""
+    """Why a question cannot be asked; None if it can."""
     has_z, known = e.ident.identified.has_z, e.ident.known
     if needs == "stable" and not e.stable:
         return UNSTABLE
@@ -244,7 +244,7 @@ def answer_all(evidence: Evidence) -> tuple[Finding, ...]:
 def zero_gradient_z(e: Evidence) -> Finding:
     """Is there a Z in the value that never reaches the gradient (detached logits, Z of log-probabilities)?"""
     if e.ident.identified.has_z:
-        return passed("The Z source is there in the gradient.")
+        return passed("The gradient contains the Z term.")
     if not e.ident.trusted:
         return not_applicable("Token weights keep the value of the cross-entropy from being predicted.")
     if (worst := _value_offset(e)) is not None:
@@ -260,10 +260,10 @@ def zero_gradient_z(e: Evidence) -> Finding:
             *worst,
         )
     if coef := e.expect.get("coef"):
-        words = f"A Z with λ = {float(coef):.3g} was expected, but neither value nor gradient holds one."
+        words = f"A Z with λ = {float(coef):.3g} was expected, but neither value nor gradient contains one."
         return found(words, 0.0, e.witness("λ", 0.0, float(coef)))
     return not_applicable(
-        "Neither value nor gradient holds a Z; pass `expect={'coef': λ}` if you believe there is one."
+        "Neither value nor gradient contains a Z; pass `expect={'coef': λ}` if you believe there is one."
     )
 
 
@@ -316,7 +316,7 @@ def low_precision_source(e: Evidence) -> Finding:
 
 
 def _in_16_bits(e: Evidence) -> Finding | None:
-    """A finding where 16-bit logits, as mixed precision passes them, get another objective.
+    """A finding if 16-bit logits, as mixed precision passes them, get another objective.
 
     Read from saturated rows, which 16 bits hold exactly. Where the target is the largest logit CE is silent and Z stands alone.
     """
@@ -394,7 +394,7 @@ def forward_backward_mismatch(e: Evidence) -> Finding:
             *offset,
         )
     if worst is None:
-        return not_applicable("No finite difference of the scalar stands out of its rounding.")
+        return not_applicable("No finite difference of the scalar exceeds its rounding error.")
     return passed("Finite differences of the scalar agree with the gradient.", worst.mismatch)
 
 
@@ -419,10 +419,18 @@ class Slope(NamedTuple):
 
 
 def slopes(e: Evidence) -> Iterator[Slope]:
-    """The better of two steps in every direction: a kink within the larger one, such as a clamp has, disagrees there alone."""
+    """The better of two steps in every direction: a kink within the larger one, such as a clamp has, disagrees there alone.
+
+    A third one decides where both disagree and the scalar is fine enough: the kinks of a top-k selection lie between tokens of
+    nearly the same loss.
+    """
     for words, probe, outcome, direction, step in _directions(e):
         ways = [_slope(e, words, probe, outcome, direction, k * step) for k in (1.0, 1 / 16)]
-        if seen := [slope for slope in ways if slope is not None]:
+        seen = [slope for slope in ways if slope is not None]
+        if seen and min(slope.mismatch for slope in seen) > TOLERANCE:
+            finest = _slope(e, words, probe, outcome, direction, step / 256)
+            seen += [] if finest is None else [finest]
+        if seen:
             yield min(seen, key=lambda slope: slope.mismatch)
 
 
@@ -465,7 +473,7 @@ def _directions(e: Evidence) -> Iterator[tuple[str, Probe, Outcome, Tensor, floa
 
 
 def _slope(e: Evidence, words: str, probe: Probe, outcome: Outcome, direction: Tensor, step: float) -> Slope | None:
-    """The derivative along one direction; None where the scalar cannot be read finely enough."""
+    """The derivative along one direction; None if the scalar cannot be read finely enough."""
     try:
         low2, low1, high1, high2 = values = [
             e.box.value(probe.logits_TV + k * step * direction, probe.target_T, e.ident.dtype) for k in (-2, -1, 1, 2)
@@ -586,7 +594,7 @@ def denominator_mismatch(e: Evidence) -> Finding:
     if not ratios or named.ce_denominator == "none":
         return not_applicable("No cross-entropy was found next to the Z.")
     if len(ratios) < 2:
-        return not_applicable("The loss accepts one size and no mask, so denominators cannot be told apart.")
+        return not_applicable("The loss accepts one size and no mask, so denominators cannot be distinguished.")
     (low, few), (high, many) = min(ratios, key=lambda x: abs(x[0])), max(ratios, key=lambda x: abs(x[0]))
     change = abs(high / low) if low else math.inf
     if change > 1 + max(1e-2, 16 * ident.eps, 8 * max(w.slack for w in e.weights)):
@@ -600,14 +608,14 @@ def denominator_mismatch(e: Evidence) -> Finding:
             _masked_witness(e) or witness,
         )
     if not ident.masks_accepted:
-        return passed("CE and Z share one denominator; the loss refuses ignored targets, so only sizes were tried.")
+        return passed("CE and Z share one denominator; the loss rejects ignored targets, so only sizes were tried.")
     if named.ce_weights == "groups":
         return passed("Groups of tokens are averaged, then their means; CE and Z share these weights.", change)
     return passed(f"CE and Z share one denominator: {_count_words(named.ce_denominator)}.", change)
 
 
 def _masked_witness(e: Evidence) -> Witness | None:
-    """λ relative to CE where half of the tokens are ignored, against the same batch without a mask; None where they are equal."""
+    """λ relative to CE where half of the tokens are ignored, against the same batch without a mask; None if they are equal."""
     half, (probe, whole) = draw("half ignored", e.ident.space, e.draw.seed), e.mixed
     if (outcome := e.attempt(half)) is None:
         return None
@@ -646,7 +654,7 @@ def max_shifted(e: Evidence) -> Finding:
     wanted = abs(2 * coef * 8.0 * len(probe.target_T) / model.count(model.z_denominator or "sum", probe))
     return found(
         f"The penalised quantity is {e.ident.identified.penalty}: it is blind to a common shift of the logits, "
-        "which is what Z-loss is there to hold. Add the row maximum back.",
+        "which is what Z-loss is meant to control. Add the row maximum back.",
         0.0,
         e.witness("change of the summed gradient when 8 is added to every logit", change, wanted),
     )
@@ -748,7 +756,7 @@ def reported_z_dtype(e: Evidence) -> Finding:
         )
         return found(words, 16.0, bits)
     if z is None:
-        return not_applicable(f"The loss reports no Z apart.{returned}")
+        return not_applicable(f"The loss does not report Z separately.{returned}")
     for outcome in outcomes:
         item = outcome.item(z.name)
         if item is not None and item.dtype in narrow:
@@ -765,7 +773,7 @@ def reported_z_no_gradient(e: Evidence) -> Finding:
     z, (probe, outcome) = reported_z(e.returned), e.mixed
     plain = None if z is None else outcome.item(z.name)
     if plain is None:
-        return not_applicable("The loss reports no Z apart.")
+        return not_applicable("The loss does not report Z separately.")
     if not plain.requires_grad:
         return passed("The reported Z is openly detached: nobody can train on it by mistake.")
     witness = e.witness(f"norm of the gradient of `{plain.name}` at the logits", 0.0, float(outcome.grad_TV.norm()))
@@ -786,7 +794,7 @@ def reported_z_value(e: Evidence) -> Finding:
     if z is None:
         untrained = any(one.role == "z_not_trained" for one in e.returned)
         more = " A (log Z)² is returned, and the loss does not train it." if untrained else ""
-        return not_applicable(f"The loss reports no Z apart.{more}")
+        return not_applicable(f"The loss does not report Z separately.{more}")
     if not ident.known:
         return not_applicable(CANNOT_TELL)
     if not ident.trusted:
@@ -801,7 +809,7 @@ def reported_z_value(e: Evidence) -> Finding:
         said, over_valid = z.masked
         what = "the mean of (log Z − c)²" if z.role == "z_without_coef" else "the one that is trained"
         return found(
-            f"The reported Z (`{z.name}`) is {what} on batches without ignored tokens only: where tokens are ignored it is "
+            f"The reported Z (`{z.name}`) is {what} only on batches without ignored tokens: with ignored tokens it is "
             f"{said:.4g}, and {over_valid:.4g} over the tokens that are trained.",
             said / over_valid if over_valid else None,
             replace(witness, measured=said, expected=over_valid, quantity=f"`{z.name}` with tokens ignored"),
@@ -818,7 +826,7 @@ def reported_z_value(e: Evidence) -> Finding:
         return found(sentence, None, witness)
     if not any(values):
         return passed("The reported Z is 0, and none is trained.", 0.0)
-    return found(f"A Z is reported (`{z.name}`), but the gradient holds none.", None, witness)
+    return found(f"A Z is reported (`{z.name}`), but the gradient contains none.", None, witness)
 
 
 @finding("error", "stable")
@@ -861,7 +869,7 @@ def _relative(seen: Tensor, wanted: Tensor) -> float:
 def probabilities_not_logits(e: Evidence) -> Finding:
     """Is the logsumexp taken of probabilities instead of logits?"""
     if e.ident.fit is None or not set(e.ident.fit.quantities) & set(PROBABILITIES):
-        return passed("Z is not taken of probabilities.")
+        return passed("Z is not computed from probabilities.")
     r = e.mixed[0]
     penalised, log_z = (float(v.max() - v.min()) for v in (e.ident.fit.quantities[0].value(r), r.log_z_T))
     return found(
@@ -989,7 +997,7 @@ def padding_in_log_z(e: Evidence) -> Finding:
 WEIGHTS = {
     "class": "with class weights",
     "position": "with weights by position",
-    "token": "with a weight of its own on each token",
+    "token": "with a separate weight on each token",
     "groups": "averaged over groups of tokens first",
 }
 
@@ -1008,13 +1016,17 @@ def unexplained_source(e: Evidence) -> Finding:
     share = ident.fit.worst if ident.fit is not None else float((~ident.rows.inside_T).double().mean())
     witness = e.witness("share of the gradient that no known objective explains", share or 1.0, noise=1e-3)
     if got.has_z is None:
-        return found(f"What the loss applies cannot be told. {got.reason}", None, witness)
+        return found(f"What the loss applies could not be determined. {got.reason}", None, witness)
     if got.reason is not None:
-        return found(f"There is a Z, but its numbers cannot be told. {got.reason}", None, _curve_witness(e) or witness)
+        return found(
+            f"There is a Z, but its numbers could not be determined. {got.reason}", None, _curve_witness(e) or witness
+        )
     if NOT_SQUARED in quantities:
         return not_applicable("The gradient is explained; its penalty is not squared: see not_squared.")
     if set(quantities) & set(PROBABILITIES):
-        return not_applicable("The gradient is explained; Z is taken of probabilities: see probabilities_not_logits.")
+        return not_applicable(
+            "The gradient is explained; Z is computed from probabilities: see probabilities_not_logits."
+        )
     if apart := [one for one in ident.special if not one.shares and one.z is not None and abs(one.z - 1) >= 1e-2]:
         witness = e.witness(f"Z of class {apart[0].index} relative to the others", apart[0].z, 1.0, noise=1e-3)
         return found(f"{_objective(ident)}, but {'; '.join(one.words for one in apart)}.", None, witness)
@@ -1091,22 +1103,24 @@ def not_squared(e: Evidence) -> Finding:
 def size_dependent(e: Evidence) -> Finding:
     """Does the loss apply the same objective to many tokens and to a large vocabulary?"""
     if not e.reach:
-        return not_applicable("Other sizes were not tried: the gradient is filtered, in 16 bits, or of another form.")
+        return not_applicable(
+            "Other sizes were not tried: the gradient is filtered, is in 16 bits, or has another form."
+        )
     differs, same, refused, left_out = (
         [one for one in e.reach if one.verdict == verdict] for verdict in ("differs", "same", "refused", "left_out")
     )
     if differs:
         first, others = differs[0], len(differs) - 1
-        more = f" So it is at {others} further size{'s' * (others > 1)}." if others else ""
+        more = f" The same happens at {others} other size{'s' * (others > 1)}." if others else ""
         witness = e.witness("largest relative error of a token's source", first.figure, shape=first.shape)
         witness = replace(witness, seed=e.draw.seed + 5)
         return found(f"At {first.words}: {first.sentence}.{more}", first.figure, witness)
     if not same:
-        untried = "No other size was tried, for time (`thorough=True` tries them)."
+        untried = "No other size was tried, to save time (`thorough=True` tries them)."
         return not_applicable("The loss accepts no other size." if refused else untried)
     notes = f" It refuses {len(refused)} sizes." if refused else ""
     if left_out:
-        notes += f" Not tried, for time: {'; '.join(one.words for one in left_out)} (`thorough=True`)."
+        notes += f" Not tried, to save time: {'; '.join(one.words for one in left_out)} (`thorough=True`)."
     tokens, vocab = (max(one.shape[i] for one in same) for i in (0, 1))
     return passed(f"The same objective at {len(same)} other sizes, up to T = {tokens:,} and V = {vocab:,}.{notes}")
 
@@ -1221,7 +1235,7 @@ def differs_from_expected(e: Evidence) -> Finding:
     blurred = (got.uncertainty.unexplained or 0.0) * wanted if ident.how == "rounded" else 0.0
     if "coef" in expect and abs(applied - wanted) > max(1e-3 * wanted, got.uncertainty.coef or 0.0, blurred):
         if wanted and not got.has_z and ident.trusted:
-            elsewhere.append("The gradient holds no Z to compare: see zero_gradient_z.")
+            elsewhere.append("The gradient contains no Z to compare: see zero_gradient_z.")
         elif ratio is not None and _whole_multiple(ratio):
             elsewhere.append("λ is a whole multiple of the expected one: see counted_twice.")
         else:
@@ -1242,7 +1256,9 @@ def differs_from_expected(e: Evidence) -> Finding:
         elif follows and got.target_rule not in (None, "log_v"):
             differences.append(("c does not follow log V", witness))
     if not got.has_z and "coef" not in expect and {"target", "coordinate"} & expect.keys():
-        elsewhere.append("The gradient holds no Z to compare. Pass `expect={'coef': λ}` if you believe there is one.")
+        elsewhere.append(
+            "The gradient contains no Z to compare. Pass `expect={'coef': λ}` if you believe there is one."
+        )
     if "coordinate" in expect and got.has_z and got.coordinate != expect["coordinate"]:
         words = f"the coordinate is {got.coordinate!r}, not {expect['coordinate']!r}"
         differences.append((words, e.witness("λ in the expected coordinate", 0.0, got.coef)))

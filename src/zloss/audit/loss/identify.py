@@ -73,7 +73,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class SpecialClass:
-    """One class against the median of all: the weight on its CE, and its Z source (None where no Z shows)."""
+    """One class against the median of all: the weight on its CE, and its Z source (None if no Z shows)."""
 
     index: int
     ce: float
@@ -163,6 +163,11 @@ class Identification:
         return self.eps > COARSE
 
     @property
+    def rounding(self) -> float:
+        """Unit roundoff of the part in the fewest bits; where 16-bit noise shows next to a finer part, that of bf16."""
+        return UNIT["bfloat16"] if self.how == "rounded" else self.eps
+
+    @property
     def damped(self) -> bool:
         return self.fit is not None and self.fit.damping is not None
 
@@ -244,7 +249,7 @@ def _identify(box: BlackBox, space: Space, seed: int, dtype: torch.dtype) -> Ide
     if (changing := unrepeatable(box, first.probes[name], first.outcomes[name], dtype, seeds, limit)) is not None:
         return replace(unexplained(bare, changing[0]), kept_state=changing[0])
     how, rows, chosen = _explain(box, bare, seed)
-    if chosen is not None and bare.coarse:
+    if chosen is not None and rows.warp.identity and eps > UNIT["float64"]:
         chosen = _refined(chosen, first, eps)
     ident = replace(bare, how=how, rows=rows, fit=chosen)
     if chosen is None:
@@ -307,9 +312,13 @@ def _rounded(box: BlackBox, ident: Identification, seed: int) -> Fit | None:
 
 
 def _refined(chosen: Fit, first: Draw, eps: float) -> Fit:
-    """λ and c of a 16-bit loss from saturated tokens on their target, where CE is silent: there only s itself is rounded."""
+    """λ and c from saturated tokens on their target, where CE is silent: there only s itself is rounded.
+
+    Not where a kernel rounds 1 + s as a whole: it leaves more than the rounding of s.
+    """
     parts = first.parts("confident")
-    if chosen.quantities not in ((RAW,), (CENTERED,)) or chosen.shared or not parts:
+    silent = not chosen.smoothing and chosen.damping is None and not chosen.shared
+    if chosen.quantities not in ((RAW,), (CENTERED,)) or not silent or not parts:
         return chosen
     ((probe, grad_TV),) = parts
     use, top_TV = probe.saturated_T, probe.argmax_TV(split=False)
@@ -570,7 +579,8 @@ def _with_denominators(box: BlackBox, ident: Identification, seed: int) -> Ident
     if any(w.misplaced for w in seen) and whole:
         # A mask that falls on other tokens says nothing about counts: only the sizes do.
         seen, accepted = whole, False
-    tolerance = max(CONSTANT, 8 * ident.eps)
+    # Tokens share the rounding of λ/N, and no residual shows it.
+    tolerance = max(CONSTANT, 8 * ident.rounding)
     ce_name, z_name = "unknown", None
     if seen:
         ce_name = _name_count([(w.valid, w.tokens, w.ce) for w in seen], accepted, tolerance)
@@ -620,7 +630,7 @@ def _model(ident: Identification, ce_name: str, z_name: str | None) -> Model:
 
 
 def _second_vocabulary(box: BlackBox, ident: Identification, seed: int) -> tuple[str | None, Identification]:
-    """How c and label smoothing follow the vocabulary, from a second one; None where the loss wants its own.
+    """How c and label smoothing follow the vocabulary, from a second one; None if the loss wants its own.
 
     c: "constant", "log_v" for log V plus a constant, or "other". Smoothing: ε/V or, as t5x has it, ε/(V − 1).
     """
@@ -680,8 +690,11 @@ def _describe(ident: Identification, rule: str | None) -> Identified:
     )
     if not chosen.quantities:
         return record
-    lead, slope, eps = model.penalties[0], chosen.slope[0], ident.eps
+    lead, slope, eps, fixed = model.penalties[0], chosen.slope[0], ident.rounding, model.penalties[0].quantity.fixed
     relative = COVERAGE * chosen.slope_error[0] / abs(slope) + 8 * eps
+    if fixed:
+        # One source for all tokens: w + s is rounded alike on every saturated one, and no residual shows it.
+        relative += 2 * eps * (abs(chosen.mean_weight) + abs(slope)) / abs(slope)
     # c = β/α; the rounding floor is that of fused kernels, which round 1 + 2λ(log Z − c) as a whole.
     error = math.hypot(chosen.offset_error[0], chosen.offset[0] / slope * chosen.slope_error[0]) / abs(slope)
     about = COVERAGE * error + 8 * eps * max(1.0, abs(lead.target))
@@ -694,7 +707,7 @@ def _describe(ident: Identification, rule: str | None) -> Identified:
         words = "log Z − μ and μ, penalised apart (factorized)" if factorized else words
         name, second, coordinate = "shift" if factorized else "centered", model.penalties[1], "other"
         extra = {f"{name}_coef": second.coef, f"{name}_target": second.target}
-    shared, fixed = chosen.shared or (ce_weights == "groups" and all(w.shared for w in spread)), lead.quantity.fixed
+    shared = chosen.shared or (ce_weights == "groups" and all(w.shared for w in spread))
     return replace(
         record,
         coef=lead.coef,
@@ -710,7 +723,7 @@ def _describe(ident: Identification, rule: str | None) -> Identified:
 
 
 def _pattern(rows: Rows) -> str:
-    """What the weights follow: position, class, or neither; each batch may have a factor of its own."""
+    """What the weights follow: position, class, or neither; each batch may have a separate factor."""
     parts = [(rows.batch_T == i).nonzero().flatten() for i in range(len(rows.parts))]
     b_T, target_T = rows.b_T, rows.reference.target_T
     table = torch.stack([b_T[at] / b_T[at].mean() for at in parts])
@@ -736,7 +749,7 @@ MOST_CLASSES, MOST_SPECIAL = 4096, 4
 
 
 def _special_classes(box: BlackBox, space: Space) -> tuple[Space, tuple[SpecialClass, ...]]:
-    """Leave out the class that marks ignored tokens, specified or found, and the few classes with a weight of their own.
+    """Leave out the class that marks ignored tokens, specified or found, and the few classes with a separate weight.
 
     Every class is the target of one and the same row of logits, in two batches with the classes in opposite order. What differs
     then follows the class and nothing else.
@@ -903,7 +916,7 @@ def unrepeatable(
 
 
 def _confirm(box: BlackBox, ident: Identification, seed: int) -> Identification:
-    """The identification with its second draw; one that cannot be told where fresh batches contradict it."""
+    """The identification with its second draw; an undetermined one if fresh batches contradict it."""
     try:
         second = take_draw(box, ident.space, seed + OFFSET, ident.dtype)
     except LossCallError as error:
@@ -933,7 +946,7 @@ def _same_curve(ident: Identification) -> bool:
 
 
 def _on_dense_head(box: BlackBox, ident: Identification, seed: int) -> Identification | None:
-    """Refuted where a dense hidden of another width shows that something else than hidden @ weightᵀ enters."""
+    """Refuted if a dense hidden of another width shows that something else than hidden @ weightᵀ enters."""
     if not box.linear or not ident.plain:
         return None
     wide = DENSE_WIDTH + 16 * (ident.space.width == DENSE_WIDTH)
@@ -954,7 +967,7 @@ def _on_dense_head(box: BlackBox, ident: Identification, seed: int) -> Identific
 
 
 def _contradicted(ident: Identification) -> Identification | None:
-    """Refuted where the second draw differs from what the first one showed."""
+    """Refuted if the second draw differs from what the first one showed."""
     assert ident.second is not None
     assert ident.fit is not None
     parts, has_z, rough = ident.second.parts(*APART), ident.identified.has_z, ident.how == "rounded"
@@ -1003,7 +1016,9 @@ def _on_fresh_mask(box: BlackBox, ident: Identification, seed: int) -> Identific
         return None
     if not all(outcome.finite for outcome in outcomes):
         return None
-    masked, whole = (factors(ident, p, o.grad_TV) for p, o in zip((probe.masked(keep), probe), outcomes, strict=True))
+    masked, whole = (
+        factors(ident, p, o.grad_TV)[0] for p, o in zip((probe.masked(keep), probe), outcomes, strict=True)
+    )
     told = f"{int(keep.sum())} of {tokens} tokens valid"
     if max(abs(factor - 1) for factor in whole) > SHARE:
         kept = (
@@ -1020,13 +1035,32 @@ def _on_fresh_mask(box: BlackBox, ident: Identification, seed: int) -> Identific
     return None
 
 
-def factors(ident: Identification, probe: Probe, grad_TV: Tensor) -> tuple[float, float]:
-    """The factors on CE and on Z that make the model fit this batch; 1 for a part that is not there."""
+def factors(ident: Identification, probe: Probe, grad_TV: Tensor) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The factors on CE and on Z that make the model fit this batch, and their half-widths.
+
+    A part that is not there has the factor 1 and the half-width 0. The entries of a token share their rounding: the standard
+    errors are those of a regression whose noise is independent between tokens only. Tokens with one and the same Z source may
+    share it too, which no residual shows: there the half-width is at least what one rounding of each such source can do.
+    """
     model, keep_T = ident.model, probe.valid_T
     inverse = (1 / probe.noise_T[keep_T]).unsqueeze(-1)
-    columns = [(part[keep_T] * inverse).flatten() for part in (model.ce_source(probe), model.z_source(probe))]
-    loud = [i for i, column in enumerate(columns) if float(column.norm()) > 0]
-    stacked = torch.stack([columns[i] / columns[i].norm() for i in loud], dim=-1)
-    x = torch.linalg.lstsq(stacked, (grad_TV[keep_T] * inverse).flatten().unsqueeze(-1)).solution.flatten()
-    found = {i: float(x[k] / columns[i].norm()) for k, i in enumerate(loud)}
-    return found.get(0, 1.0), found.get(1, 1.0)
+    ce_TV, z_TV, goal_TV = (x[keep_T] * inverse for x in (model.ce_source(probe), model.z_source(probe), grad_TV))
+    sizes = [float(part.norm()) for part in (ce_TV, z_TV)]
+    loud = [i for i, size in enumerate(sizes) if size > 0]
+    columns = torch.stack([(ce_TV, z_TV)[i] / sizes[i] for i in loud], dim=-1)  # [T, V, 1 or 2]
+    x = torch.linalg.lstsq(columns.flatten(0, 1), goal_TV.flatten().unsqueeze(-1)).solution.flatten()
+    gram_T = columns.transpose(1, 2) @ columns
+    from_gram = torch.linalg.pinv(gram_T.sum(0), hermitian=True)
+    left_TV = goal_TV - columns @ x
+    error = ((columns.transpose(1, 2) @ left_TV.unsqueeze(-1)).squeeze(-1) @ from_gram).norm(dim=0)
+    # What one rounding of a token can move, added up over the tokens with the same source.
+    reach_T = (from_gram @ gram_T @ from_gram).diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    moved_T = ident.eps * goal_TV.norm(dim=-1, keepdim=True) * reach_T
+    source_T = z_TV.norm(dim=-1) / max(sizes[1], 1e-300)
+    _, alike_T = source_T.round(decimals=9).unique(return_inverse=True)
+    shared = torch.zeros_like(moved_T).index_add_(0, alike_T, moved_T).norm(dim=0)
+    half = torch.maximum(COVERAGE * error, shared)
+    found, width = [1.0, 1.0], [0.0, 0.0]
+    for k, i in enumerate(loud):
+        found[i], width[i] = float(x[k]) / sizes[i], float(half[k]) / sizes[i]
+    return (found[0], found[1]), (width[0], width[1])

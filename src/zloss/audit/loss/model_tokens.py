@@ -244,7 +244,7 @@ def open_model_tokens(
 ) -> ModelTokens:
     """Load the model, cut the text, and check that the head is understood.
 
-    `texts` are files, by default the corpus `pydoc`; `block_size` is 256, or fewer where the model has fewer positions.
+    `texts` are files, by default the corpus `pydoc`; `block_size` is 256, or fewer if the model has fewer positions.
     """
     from zloss.measure.measurement import model_blocks
     from zloss.models.checkpoint import DTYPES, load_checkpoint
@@ -253,7 +253,7 @@ def open_model_tokens(
 
     progress = progress or Silent()
     with progress.step(f"loading {model[-40:]}", None):
-        checkpoint = load_checkpoint(model, dtype=dtype, allow_pickle=None)
+        checkpoint = load_checkpoint(model, dtype=dtype, allow_pickle=None, takes_tokenizer=False)
         head = find_head(checkpoint)
     with progress.step("reading text", None):
         corpus = open_corpus(texts, None)

@@ -40,7 +40,7 @@ class Returned:
     """One returned value and what it is.
 
     `ratio` is reported over trained Z where the two are in proportion; for a Z that is not trained, reported over the
-    mean of (log Z − c)², None where the two are equal. `target` is the c of a Z that is not trained, in words; empty for 0.
+    mean of (log Z − c)², None if the two are equal. `target` is the c of a Z that is not trained, in words; empty for 0.
     """
 
     name: str
@@ -122,7 +122,7 @@ def _recognise(
             return replace(one, masked=(said(masked[1]), meaning(*masked)))
 
     def ratio(of: Callable[[Probe], float]) -> float | None:
-        """The one factor between said and `of` on every probe; None where there is none."""
+        """The one factor between said and `of` on every probe; None if there is none."""
         ratios = [said(outcome) / wanted for probe, outcome in calls if (wanted := of(probe))]
         if len(ratios) < 2 or not ratios[0] or not all(math.isfinite(x) for x in ratios):
             return None

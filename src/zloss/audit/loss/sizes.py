@@ -149,12 +149,16 @@ def _compare(ident: Identification, probe: Probe, grad_TV: Tensor) -> Answer:
     countable = len(keep) >= 256 and model.warp.identity
     if figure <= LIMIT and not countable:
         return "same", "", figure
-    ce, z = factors(ident, probe, grad_TV)
+    (ce, z), widths = factors(ident, probe, grad_TV)
     if float(errors(ce * ce_TV + z * z_TV).max()) <= LIMIT:
-        slack = max(COUNT_LIMIT, 1e3 * ident.eps) + 2 * (got.uncertainty.coef_relative or 0.0) if countable else LIMIT
+        known = max(COUNT_LIMIT, 1e3 * ident.eps) + 2 * (got.uncertainty.coef_relative or 0.0)
         parts = []
-        for part, name, factor in (("CE", got.ce_denominator, ce), ("Z", got.z_denominator, z)):
+        for part, name, factor, width in zip(
+            ("CE", "Z"), (got.ce_denominator, got.z_denominator), (ce, z), widths, strict=True
+        ):
             count = model.count(name or "sum", probe)
+            # Next to CE in fp32, a Z with a small λ is itself read with an error.
+            slack = known + width if countable else LIMIT
             if name not in (None, "other") and abs(factor - 1) > LIMIT:
                 parts.append(
                     f"the weight on {part} is {factor:.4g} times what it is on small batches and a small vocabulary"

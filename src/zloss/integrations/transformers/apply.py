@@ -125,14 +125,14 @@ def _refuse_known(model: Any, objective: Objective) -> None:
     config = getattr(model, "config", None)
     if config is None:
         raise UnsupportedModelError(
-            f"{name} is not a model of transformers (it has no `config`): call zloss.head_loss in its training step instead."
+            f"{name} is not a transformers model (it has no `config`): call zloss.head_loss in its training step instead."
         )
     if name in UNSUPPORTED:
         raise UnsupportedModelError(f"{name} cannot be taken over: {UNSUPPORTED[name]}.")
     for key in MODEL_Z_KEYS:
         if getattr(config, key, None):
             raise UnsupportedModelError(
-                f"{name} adds a Z-loss of its own (over all positions, ignored ones included): set `config.{key} = 0` first."
+                f"{name} already adds its own Z-loss (over all positions, ignored ones included): set `config.{key} = 0` first."
             )
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     if getattr(text, "final_logit_softcapping", None) and objective.active and objective.needs_mu:
@@ -212,8 +212,8 @@ class ZLossHandle(HookHandle):
         if call.per_token:
             if self.router is not None:
                 raise UnsupportedModelError(
-                    "SFTTrainer makes its loss from the log-probabilities of tokens, which have no place for a router "
-                    "Z-loss: apply without `router`, or use the Trainer of transformers."
+                    "SFTTrainer computes its loss from token log-probabilities, which leave no place for a router "
+                    "Z-loss: apply without `router`, or use the transformers Trainer."
                 )
             return _trl_output(call, output, named_arguments(model, args, kwargs))
         return _without_logits(output, call.model_name)
@@ -308,7 +308,7 @@ class _NegativeLoss(Tensor):
     ) -> Any:
         if getattr(func, "__name__", "").rstrip("_") in ("exp", "exp2", "expm1"):
             raise UnsupportedModelError(
-                'the loss of a token was taken for its log-probability (TRL\'s loss_type="dft" does so), but it has Z in '
+                'the loss of a token was used as its log-probability (TRL\'s loss_type="dft" does so), but it has Z in '
                 'it: use loss_type="nll".'
             )
         with torch._C.DisableTorchFunctionSubclass():

@@ -86,7 +86,7 @@ class TrainingCall:
         if self._losses > 1:
             raise UnsupportedModelError(
                 f"{self.model_name} computes more than one cross-entropy from its output head in one training step "
-                "(multi-token prediction?); which of them should carry Z cannot be told."
+                "(multi-token prediction?); which of them should include Z cannot be determined."
             )
         check_reduction(reduction)
         self.reduction = "none" if self.per_token else cast(Reduction, reduction)
@@ -311,14 +311,14 @@ def output_head(model: Any) -> nn.Module:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
         raise UnsupportedModelError(
-            f"{name} names no output head (`get_output_embeddings()` returns None), so its logits cannot be taken over."
+            f"{name} names no output head (`get_output_embeddings()` returns None), so its loss cannot be replaced."
         )
     if type(head).__name__ == "ModulesToSaveWrapper":
         head = head.original_module if head.disable_adapters else head.modules_to_save[head.active_adapters[0]]
     base = getattr(head, "base_layer", head)
     if base is not head and not hasattr(head, "lora_A"):
         raise UnsupportedModelError(
-            f"{name} has a {type(head).__name__} on its output head; plain LoRA is what can be taken over."
+            f"{name} has a {type(head).__name__} on its output head; only plain LoRA is supported there."
         )
     if any(getattr(head, "use_dora", {}).values()) or getattr(head, "lora_variant", None):
         raise UnsupportedModelError(
@@ -328,7 +328,7 @@ def output_head(model: Any) -> nn.Module:
     if not isinstance(base, nn.Linear) or type(base).forward is not nn.Linear.forward:
         raise UnsupportedModelError(
             f"the output head of {name} is a {type(base).__name__}, whose logits may be more than W u + b: "
-            "an nn.Linear is what can be taken over."
+            "only an nn.Linear is supported."
         )
     return head  # type: ignore[no-any-return]
 

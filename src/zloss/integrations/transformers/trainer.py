@@ -142,7 +142,7 @@ def _refuse_bypasses(trainer: Any) -> None:
     """Raise for settings under which the trainer does not minimise the loss of the model."""
     if not all(hasattr(trainer, part) for part in ("args", "model", "accelerator", "log")):
         raise InputError(
-            f"`trainer` is expected to be a Trainer of transformers or TRL, but got {type(trainer).__name__}. A model takes "
+            f"`trainer` is expected to be a transformers or TRL Trainer, but got {type(trainer).__name__}. A model takes "
             "`apply(model, objective)`."
         )
     args = trainer.args

@@ -1,0 +1,439 @@
+"""Whether what a stage found matters for the training run at hand, and the one verdict that follows.
+
+A stage of the paper's decision map fires on a ratio. A ratio can be large and harmless, so advice rests on a second number: what
+the finding does to log-probabilities or gradients at the λ, c and logit precision that the user trains with. The verdict, by
+precedence:
+
+| action | when |
+|---|---|
+| `fix_implementation` | a joined audit shows that the training loss applies something else |
+| `center` | 16-bit logits lose precision that centering would recover |
+| `train` | joined runs accepted a Z-loss on this model |
+| `not_enough_evidence` | noise or gain that only training runs can settle; too few tokens; a finding that could not be weighed |
+| `nothing` | anything else |
+
+A checkpoint alone never justifies `train`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from zloss.decide.recommend import CE as CE_METHOD
+from zloss.decide.recommend import CENTERED_HEAD, CONFIRMED, evaluate_arms, method_title, one_digit, ranked
+from zloss.decide.stages import DECOMPOSITION, IMPLEMENTATION, PATHWAY, ROUTER, SOURCE, TRANSPORT, sentence
+from zloss.decide.thresholds import Thresholds
+from zloss.decide.verdict import evaluated_comparison
+from zloss.results.audit import AuditReport, NoiseNumbers, PlannedLoss
+from zloss.results.comparison import Comparison
+from zloss.results.decision import ActionVerdict, Consequence, Decision
+from zloss.results.implementation_audit import ImplementationAudit
+from zloss.results.loss_audit import LossAudit
+from zloss.results.recommendation import Recommendation
+
+OLD_REPORT = "this report was written before consequences were measured; run the audit again"
+NOISE = "Error of the target's log-probability from 16-bit logits (RMS)"
+FINDINGS = {
+    SOURCE.name: "a common shift of the logits",
+    DECOMPOSITION.name: "a log-normalizer away from its target",
+    TRANSPORT.name: "a high output-to-hidden gain",
+    PATHWAY.name: "a Z gradient through the input embedding",
+}
+"""Stage of the checkpoint → what it found, inside a sentence."""
+
+
+# Consequences
+
+
+def consequence_of(
+    decision: Decision,
+    report: AuditReport | None,
+    limits: Thresholds,
+    *,
+    loss_audits: Sequence[LossAudit] = (),
+    implementation_audits: Sequence[ImplementationAudit] = (),
+) -> Consequence:
+    """What the finding of one stage means for the planned training."""
+    on_checkpoint = {
+        SOURCE.name: shift_consequence,
+        DECOMPOSITION.name: normalizer_consequence,
+        TRANSPORT.name: gain_consequence,
+        PATHWAY.name: input_path_consequence,
+        ROUTER.name: router_consequence,
+    }
+    if decision.stage == IMPLEMENTATION.name:
+        return implementation_consequence(report, loss_audits, implementation_audits, limits)
+    if decision.stage in on_checkpoint:
+        if report is None:
+            return Consequence("", None, None, "", None, "No audit of a checkpoint was given.")
+        return on_checkpoint[decision.stage](report, limits)
+    why = "Measured on training runs." if decision.fired is not None else "No training runs were compared."
+    return Consequence(decision.trigger, decision.value, decision.threshold, "", decision.fired, why)
+
+
+def shift_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
+    """Bits of log-probability that centering would recover: S ≥ `shift_noise` and log₂(S/S̃) ≥ `shift_bits`."""
+    limit = limits.shift_noise
+    if report.model.softcap is not None:
+        return Consequence(
+            NOISE, None, limit, "nat", False, "The logits are soft-capped, so the head cannot be centered."
+        )
+    storage, noise, missing = _noise(report)
+    if noise is None:
+        return Consequence(NOISE, None, limit, "nat", *missing)
+    raw, centered = noise.raw, noise.centered
+    if raw is None or centered is None:
+        why = report.reason("heads.centered") or f"{storage} logits overflow"
+        return Consequence(NOISE, raw, limit, "nat", False if report.reason("heads.centered") else None, sentence(why))
+    bits = math.log2(raw / centered) if raw > 0 and centered > 0 else 0.0
+    enough = raw >= limit and bits >= limits.shift_bits
+    said = f"{storage} logits blur a token's log-probability by {raw:.3f} nat (RMS), {centered:.3f} nat once the head is centered"
+    if raw < limit:
+        worth = f"less than {limit:g} nat does not matter"
+    elif bits < 0:
+        worth = f"centering would lose {-bits:.1f} bits"
+    else:
+        worth = f"centering would recover {bits:.2g} bits"
+        worth += "" if enough else f"; it is worth doing from {limits.shift_bits:g} bit"
+    return Consequence(NOISE, raw, limit, "nat", enough, f"{said}: {worth}.")
+
+
+def normalizer_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
+    """16-bit noise that centering cannot remove: S̃, or S where the head cannot be centered."""
+    quantity, limit = f"{NOISE}, centered head", limits.normalizer_noise
+    storage, noise, missing = _noise(report)
+    if noise is None:
+        return Consequence(quantity, None, limit, "nat", *missing)
+    value = noise.raw if noise.centered is None else noise.centered
+    if value is None:
+        return Consequence(quantity, None, limit, "nat", None, f"{storage} logits overflow.")
+    said = f"Even with a centered head, {storage} rounding leaves an error of {value:.3f} nat"
+    said = f"{said} ({_limit(value >= limit, f'{limit:g}')})."
+    return Consequence(quantity, value, limit, "nat", value >= limit, said)
+
+
+def gain_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
+    """Tail of the Z gradient at the hidden states over that of CE: a ratio of two p99s."""
+    quantity, limit, planned = "p99 ‖δ_u‖ of Z / p99 ‖δ_u‖ of CE", limits.gain_share, report.planned
+    if planned is None:
+        return Consequence(quantity, None, limit, "", None, sentence(OLD_REPORT))
+    if planned.delta_u_99 is None or not planned.delta_u_ce_99:
+        return Consequence(quantity, None, limit, "", None, "The tail of a gradient is not finite.")
+    value = planned.delta_u_99 / planned.delta_u_ce_99
+    said = f"The largest Z gradients at the hidden states are {_percent(value)} of the largest cross-entropy gradients"
+    return Consequence(
+        quantity, value, limit, "", value >= limit, f"{said} ({_limit(value >= limit, _percent(limit))})."
+    )
+
+
+def input_path_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
+    """Input path of the Z gradient over the CE gradient of a tied table."""
+    quantity, limit, planned = "Input-path ‖g_Z‖ / ‖g_CE‖ of the tied table", limits.input_path_share, report.planned
+    if not report.model.tied:
+        return Consequence(quantity, None, limit, "", False, "The head is untied: there is no input path.")
+    if planned is None or planned.input_path is None:
+        why = OLD_REPORT if planned is None else report.reason("tied_paths") or "it was not measured"
+        return Consequence(quantity, None, limit, "", None, sentence(why))
+    said = f"The Z gradient through the input embedding is {_percent(planned.input_path)} of the CE gradient of the tied table"
+    matters = planned.input_path >= limit
+    return Consequence(
+        quantity, planned.input_path, limit, "", matters, f"{said} ({_limit(matters, _percent(limit))})."
+    )
+
+
+def router_consequence(report: AuditReport, limits: Thresholds) -> Consequence:
+    """Router Z gradient over the CE gradient on the router weights."""
+    quantity, limit, planned = "‖g_RZ‖ / ‖g_CE‖ on the router weights", limits.router_share, report.planned
+    if report.router is None:
+        return Consequence(quantity, None, limit, "", False, "The model has no router.")
+    if planned is None or planned.router_coef is None:
+        return Consequence(quantity, None, limit, "", None, "No router coefficient was given (`--router-coef`).")
+    if planned.router_share is None:
+        return Consequence(quantity, None, limit, "", None, "The routers have no softmax normalizer, or no gradient.")
+    value, matters = planned.router_share, planned.router_share > limit
+    said = (
+        f"At λ_R = {planned.router_coef:g} ({planned.router_convention}) the router Z gradient is {_percent(value)} of the CE "
+        f"gradient on the router weights ({'above' if matters else 'within'} {_percent(limit)})."
+    )
+    return Consequence(quantity, value, limit, "", matters, said)
+
+
+def implementation_consequence(
+    report: AuditReport | None,
+    loss_audits: Sequence[LossAudit],
+    implementation_audits: Sequence[ImplementationAudit],
+    limits: Thresholds,
+) -> Consequence:
+    """Error of the CE+Z gradient together, or an error among the findings; only what was joined counts.
+
+    Of an implementation audit the stored logits count that the training stack uses.
+    """
+    quantity, limit = "Relative error of the CE+Z gradient", limits.implementation_error
+    if not loss_audits and not implementation_audits:
+        return Consequence(quantity, None, limit, "", None, "No audit of the training loss was joined.")
+    used = None if report is None or report.planned is None else report.planned.logits
+    found = [error.id for audit in loss_audits for error in audit.errors]
+    errors = [
+        (source.delta_total, "the loss")
+        for audit in loss_audits
+        for source in (audit.source, audit.target_model)
+        if source
+    ]
+    errors += [
+        (line.grad_rel_error, f"{line.storage} logits")
+        for audit in implementation_audits
+        for line in audit.updates
+        if line.part == "total" and line.logit_scale == 1 and used in (None, line.storage)
+    ]
+    known = [(error, where) for error, where in errors if error is not None]
+    value, where = max(known, default=(None, ""))
+    beyond = value is not None and value > limit
+    if not known and not found:
+        return Consequence(
+            quantity, None, limit, "", None, "The joined audits have neither a gradient error nor an error finding."
+        )
+    parts = (
+        [] if value is None else [f"the CE+Z gradient of {where} is off by {_percent(value)} (limit {_percent(limit)})"]
+    )
+    parts += [f"the audit of the loss found {', '.join(found)}"] if found else []
+    return Consequence(quantity, value, limit, "", bool(found) or beyond, sentence(*parts))
+
+
+def _limit(matters: bool, limit: str) -> str:
+    return f"the limit is {limit}" if matters else f"{limit} or more would matter"
+
+
+def _noise(report: AuditReport) -> tuple[str, NoiseNumbers | None, tuple[bool | None, str]]:
+    """(logit precision, its noise, or whether that matters and why there is none)."""
+    planned, measured = report.planned, report.logit_noise
+    if planned is None:
+        return "", None, (None, sentence(OLD_REPORT))
+    if planned.logits == "fp32":
+        return "fp32", None, (False, "The logits are kept in fp32, so there is no 16-bit noise.")
+    if measured is None:
+        return planned.logits, None, (None, sentence(report.reason("logit_noise") or "it was not measured"))
+    return planned.logits, getattr(measured, planned.logits), (None, "")
+
+
+# Verdict
+
+
+def give_verdict(
+    report: AuditReport | None,
+    decisions: Sequence[Decision],
+    limits: Thresholds,
+    *,
+    comparisons: Sequence[Comparison] = (),
+    recommendations: Sequence[Recommendation] = (),
+) -> ActionVerdict:
+    """What to do, from decisions that have their consequences; runs of another model than the audited one do not count."""
+    by_stage = {decision.stage: decision for decision in decisions}
+    matters = {name: one.consequence is not None and one.consequence.matters for name, one in by_stage.items()}
+    name = None if report is None else report.model.name
+    same = [one for one in comparisons if name is None or one.model in (None, name)]
+    recommended = [one for one in recommendations if name is None or one.tested.model == name]
+    confidence = "" if report is None else _confidence(report, limits)
+    if matters.get(IMPLEMENTATION.name):
+        found = by_stage[IMPLEMENTATION.name]
+        return ActionVerdict(
+            "fix_implementation",
+            f"Fix the training loss before anything else: {_lower(found.action)}.",
+            (_reason(found), *_findings(decisions, skip=IMPLEMENTATION.name)),
+            f"Measured on the loss itself. {confidence}".strip(),
+            ("It changes what λ means and what the model is trained on.", "It does not change this checkpoint."),
+        )
+    if report is not None and matters.get(SOURCE.name):
+        return _center(report, by_stage[SOURCE.name], decisions, confidence)
+    if (accepted := _accepted(same, recommended, limits)) is not None:
+        method, coef, why, tested = accepted
+        return ActionVerdict(
+            "train",
+            f"Train with {method_title(method)} at λ = {coef:g}: matched runs accepted it.",
+            (*why, *_findings(decisions)),
+            tested,
+            (
+                "It lowers what it lowered in the accepted runs, named above.",
+                "It does not promise the same at another scale or length.",
+            ),
+        )
+    settled = next((one for one in recommended if one.objective == CE_METHOD and one.level == CONFIRMED), None)
+    if report is not None and settled is None and (doubt := _doubt(report, decisions, matters, limits)) is not None:
+        said, why = doubt
+        rest = _findings(decisions, skip=tuple(stage for stage, yes in matters.items() if yes))
+        return ActionVerdict("not_enough_evidence", said, (*why, *rest), confidence)
+    why = list(_findings(decisions))
+    if settled is not None:
+        why.insert(0, f"Matched runs found no Z-loss that helps: {settled.why[0]}")
+        confidence = f"{settled.confidence}."
+    if report is None:
+        return ActionVerdict("nothing", "Nothing in these results calls for a change.", tuple(why), confidence)
+    planned = report.planned
+    said = "Nothing to do: this model needs neither a Z-loss nor a centered head."
+    if matters.get(PATHWAY.name) or matters.get(ROUTER.name):
+        said = "Nothing to change in this checkpoint; if you train with Z-loss, keep its coefficient low."
+        why = [*(_reason(by_stage[stage]) for stage in (PATHWAY.name, ROUTER.name) if matters.get(stage)), *why]
+        why += _ceilings(planned, limits) if planned is not None else []
+    return ActionVerdict("nothing", said, tuple(dict.fromkeys((*why, *_coefficient(planned, limits)))), confidence)
+
+
+def _center(report: AuditReport, source: Decision, decisions: Sequence[Decision], confidence: str) -> ActionVerdict:
+    storage, noise, _ = _noise(report)
+    assert noise is not None
+    return ActionVerdict(
+        "center",
+        f"Center the output head: {storage} logits then blur a token's log-probability by {noise.centered:.3f} instead of "
+        f"{noise.raw:.3f} nat.",
+        (_reason(source), *_findings(decisions, skip=SOURCE.name)),
+        confidence,
+        (
+            f"It removes the common shift (p99 |μ| = {source.value:.4g} nats)." if source.value is not None else "",
+            "It does not change predictions or perplexity beyond rounding, and it needs no training.",
+        ),
+    )
+
+
+def _doubt(
+    report: AuditReport, decisions: Sequence[Decision], matters: dict[str, bool | None], limits: Thresholds
+) -> tuple[str, list[str]] | None:
+    """(sentence, reasons) where the audit cannot settle the question; None if it does."""
+    by_stage = {decision.stage: decision for decision in decisions}
+    if report.status == "partial":
+        done = f"{report.finished_blocks or 0} of {report.corpus.blocks} blocks are done"
+        return "Not enough evidence: this audit was interrupted. Resume it with `--resume`.", [sentence(done)]
+    if report.ppl is None:
+        return "Not enough evidence: the perplexity is not finite on this text.", [
+            "There are no finite numbers to decide on."
+        ]
+    training = [stage for stage in (DECOMPOSITION.name, TRANSPORT.name) if matters.get(stage)]
+    if training:
+        now = " Keep the logits in fp32 now." if matters.get(DECOMPOSITION.name) else ""
+        return (
+            f"Not enough evidence to choose a Z-loss: {' and '.join(FINDINGS[stage] for stage in training)} matters here, and "
+            f"only training runs can tell what helps. Run `zloss recommend`.{now}",
+            [_reason(by_stage[stage]) for stage in training],
+        )
+    if report.corpus.predictions < limits.least_tokens:
+        said = f"{report.corpus.predictions:,} tokens were measured, and tails need at least {limits.least_tokens:,.0f}"
+        return "Not enough evidence: the text is too short. Audit more of it.", [sentence(said)]
+    unknown = [
+        decision
+        for decision in decisions
+        if decision.stage in FINDINGS
+        and decision.fired
+        and decision.consequence
+        and decision.consequence.matters is None
+    ]
+    if unknown:
+        named = " and ".join(FINDINGS[decision.stage] for decision in unknown)
+        return (
+            f"Not enough evidence: there is {named}, but what it does to training could not be computed.",
+            [_reason(decision) for decision in unknown],
+        )
+    return None
+
+
+def _accepted(
+    comparisons: Sequence[Comparison], recommendations: Sequence[Recommendation], limits: Thresholds
+) -> tuple[str, float, list[str], str] | None:
+    """(method, λ, why, how sure) of an accepted Z-loss on the head: a recommendation's before a comparison's.
+
+    A centered head is accepted by construction, since it predicts what CE predicts; whether it is worth having is the
+    consequence of the shift. Router variants are no Z-loss on the head.
+    """
+    for one in recommendations:
+        if one.objective not in (None, CE_METHOD, CENTERED_HEAD) and one.level == CONFIRMED and one.coef is not None:
+            return str(one.objective), one.coef, list(one.why[:1]), f"{one.confidence}."
+    for comparison in comparisons:
+        if comparison.router is not None:
+            continue
+        evaluated = evaluated_comparison(comparison, limits)
+        for arm in ranked(evaluate_arms(evaluated)):
+            if arm.verdict.verdict == "accepted" and arm.verdict.method != CENTERED_HEAD:
+                steps = "" if comparison.steps is None else f" of {comparison.steps} steps"
+                tested = f"From matched runs{steps}; longer training and other scales were not tested."
+                return arm.verdict.method, arm.verdict.coef, list(arm.verdict.reasons or ()), tested
+    return None
+
+
+def _findings(decisions: Sequence[Decision], skip: str | Sequence[str] = ()) -> list[str]:
+    """What fired and is harmless, in one sentence, and the known consequence of every stage of the checkpoint."""
+    skipped = (skip,) if isinstance(skip, str) else tuple(skip)
+    known = [
+        (decision, decision.consequence)
+        for decision in decisions
+        if decision.stage in FINDINGS and decision.stage not in skipped
+        if decision.consequence is not None and decision.consequence.matters is not None
+    ]
+    harmless = [
+        FINDINGS[decision.stage] for decision, consequence in known if decision.fired and not consequence.matters
+    ]
+    said = [f"Present, but harmless here: {', '.join(harmless)}."] if harmless else []
+    return said + [consequence.reason for _, consequence in known if consequence.value is not None]
+
+
+def _reason(decision: Decision) -> str:
+    found = FINDINGS.get(decision.stage)
+    reason = "" if decision.consequence is None else decision.consequence.reason
+    matters = decision.consequence is not None and decision.consequence.matters
+    return f"{_upper(found)} matters here. {reason}" if found and matters else reason
+
+
+def _coefficient(planned: PlannedLoss | None, limits: Thresholds) -> list[str]:
+    """What λ would do, as advice about λ alone."""
+    shares = [] if planned is None else [share for share in (planned.r_z, planned.r_z_model) if share is not None]
+    if planned is None or not shares or not planned.coef:
+        return []
+    share = max(shares)
+    said = f"The Z gradient is {_percent(share)} of the CE gradient over {planned.tokens:,} tokens"
+    if share < limits.negligible_r_z:
+        return [f"{said}: a Z-loss this weak would do nothing."]
+    if share > limits.r_z_budget:
+        ceiling = one_digit(planned.coef * limits.r_z_budget / share)
+        return [
+            f"{said}: too strong for a Z-loss, should you train with one; {_percent(limits.r_z_budget)} is λ = {ceiling:g}."
+        ]
+    return []
+
+
+def _ceilings(planned: PlannedLoss, limits: Thresholds) -> list[str]:
+    """The largest coefficients that keep the input path and the router within their limits."""
+    found = []
+    for name, coef, share, limit in (
+        ("λ", planned.coef, planned.input_path, limits.input_path_share),
+        ("λ_R", planned.router_coef, planned.router_share, limits.router_share),
+    ):
+        if coef and share and share >= limit:
+            found.append(f"Keep {name} at {one_digit(coef * limit / share):g} or below to stay within that limit.")
+    return found
+
+
+def _confidence(report: AuditReport, limits: Thresholds) -> str:
+    planned = report.planned
+    measured = f"From one checkpoint on {report.corpus.predictions:,} tokens of {report.corpus.name}"
+    caveats, vocab = list[str](), report.model.valid_vocab or report.model.vocab
+    if report.corpus.predictions < limits.least_tokens:
+        caveats.append(f"The text is short: tails need at least {limits.least_tokens:,.0f} tokens.")
+    if report.ppl is not None and report.ppl > vocab:
+        caveats.append(
+            f"A perplexity of {report.ppl:,.0f} is worse than guessing among {vocab:,} tokens: check that text, tokenizer and "
+            "weights belong together."
+        )
+    if planned is None:
+        return " ".join((f"{measured}. Training was not tested.", *caveats))
+    c = "log V" if planned.target == report.target else f"{planned.target:g}"
+    assumed = f"assuming {planned.logits} logits, λ = {planned.coef:g} and c = {c}"
+    return " ".join((f"{measured}, {assumed}. Training was not tested.", *caveats))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _lower(text: str) -> str:
+    """For the inside of a sentence; an initial that is a symbol or an abbreviation stays."""
+    return text[0].lower() + text[1:] if text[1:2].islower() else text

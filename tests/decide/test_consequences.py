@@ -1,0 +1,226 @@
+"""Whether findings matter, and the one verdict: every rule at its limit, the order of precedence, and what never decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.decide.made_up_recommendation import made_up_recommendation
+from tests.laws.example_results import ROUTERS, implementation_example
+from tests.measured_reports import weighed
+from zloss.decide.answer import decide_results
+from zloss.decide.decision_map import with_decisions
+from zloss.decide.thresholds import Thresholds
+from zloss.results.audit import AuditReport, HeadNumbers
+from zloss.results.comparison import Comparison, RouterVariant, RouterVariants, Verdict, VerdictPart, VerdictParts
+from zloss.results.decision import ActionVerdict, Consequence
+from zloss.results.implementation_audit import UpdateErrors
+from zloss.results.loss_audit import Finding, LossAudit
+
+SHIFTED = (0.24, 0.02)
+"""bf16 noise before and after centering of a head that needs it."""
+
+
+def verdict(report: AuditReport, **joined: Any) -> ActionVerdict:
+    found = with_decisions(report, **joined).verdict
+    assert found is not None
+    return found
+
+
+def consequence(report: AuditReport, stage: str, **joined: Any) -> Consequence:
+    (found,) = (one.consequence for one in with_decisions(report, **joined).decisions if one.stage == stage)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stage", "below", "at"),
+    [
+        # S must reach 0.01 nat, and centering must recover one bit.
+        ("Source coordinate", {"noise": (0.0099, 0.001)}, {"noise": (0.01, 0.001)}),
+        ("Source coordinate", {"noise": (0.04, 0.0201)}, {"noise": (0.04, 0.02)}),
+        ("Objective decomposition", {"noise": (0.06, 0.0499)}, {"noise": (0.06, 0.05)}),
+        ("Architectural transport", {"gain": 0.0999}, {"gain": 0.1}),
+        ("Shared pathway", {"input_path": 0.0499}, {"input_path": 0.05}),
+    ],
+)
+def test_a_consequence_matters_from_its_limit_on(
+    bare: AuditReport, stage: str, below: dict[str, Any], at: dict[str, Any]
+) -> None:
+    assert consequence(weighed(bare, **below), stage).matters is False
+    assert consequence(weighed(bare, **at), stage).matters is True
+
+
+def test_limits_can_be_set_and_are_stored(bare: AuditReport) -> None:
+    limits = Thresholds(gain_share=0.5)
+    found = with_decisions(weighed(bare, gain=0.3), thresholds=limits)
+    assert found.verdict is not None
+    assert found.verdict.action == "nothing"
+    assert found.thresholds["gain_share"] == 0.5
+    assert verdict(weighed(bare, gain=0.3)).action == "not_enough_evidence"
+
+
+def test_harmless_findings_are_named_and_call_for_nothing(bare: AuditReport) -> None:
+    """An audit of such a model opened with "First: factorized Z-loss"."""
+    fired = with_decisions(weighed(bare), thresholds=Thresholds(shift_over_log_v=0, gain_99=0, input_path_ratio=0))
+    assert sum(bool(one.fired) for one in fired.decisions) >= 2
+    assert fired.verdict is not None
+    assert fired.verdict.action == "nothing"
+    assert fired.verdict.sentence.startswith("Nothing to do")
+    assert fired.verdict.why[0].startswith("Present, but harmless here: a common shift of the logits, ")
+
+
+def test_precision_that_centering_recovers_asks_for_it(bare: AuditReport) -> None:
+    found = verdict(weighed(bare, noise=SHIFTED))
+    assert found.action == "center"
+    assert "0.020 instead of 0.240 nat" in found.sentence
+    # Logits in fp32 have no 16-bit noise, whatever the shift.
+    assert verdict(weighed(bare, noise=SHIFTED, logits="fp32")).action == "nothing"
+
+
+def test_a_soft_cap_leaves_the_raw_noise(bare: AuditReport) -> None:
+    capped = replace(bare, model=replace(bare.model, softcap=30.0), heads=replace(bare.heads, centered=HeadNumbers()))
+    noisy = weighed(capped, noise=(0.06, None))
+    assert consequence(noisy, "Source coordinate").matters is False
+    assert consequence(noisy, "Objective decomposition").value == 0.06
+    assert verdict(noisy).action == "not_enough_evidence"
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        ({"noise": (0.07, 0.06)}, "Keep the logits in fp32 now."),
+        ({"gain": 0.2}, "a high output-to-hidden gain matters here"),
+        ({"tokens": 1999}, "the text is too short"),
+    ],
+)
+def test_a_checkpoint_alone_gives_at_most_not_enough_evidence(
+    bare: AuditReport, measured: dict[str, Any], said: str
+) -> None:
+    found = verdict(weighed(bare, **measured))
+    assert found.action == "not_enough_evidence"
+    assert said in found.sentence
+    assert ("zloss recommend" in found.sentence) == ("tokens" not in measured)
+
+
+def test_a_finding_without_a_consequence_is_not_settled(bare: AuditReport) -> None:
+    old = replace(bare, corpus=replace(bare.corpus, predictions=8192))
+    assert verdict(old, thresholds=Thresholds(shift_over_log_v=0)).action == "not_enough_evidence"
+    assert "run the audit again" in " ".join(verdict(old, thresholds=Thresholds(shift_over_log_v=0)).why)
+    quiet = Thresholds(shift_over_log_v=1e9, component_share=1, gain_99=1e9, input_path_ratio=1e9)
+    assert verdict(old, thresholds=quiet).action == "nothing"
+
+
+def test_a_strong_input_path_limits_lambda_and_calls_for_nothing(bare: AuditReport) -> None:
+    found = verdict(weighed(bare, input_path=0.1))
+    assert found.action == "nothing"
+    assert "Keep λ at 5e-05 or below to stay within that limit." in found.why
+
+
+def test_lambda_is_advised_on_and_never_decides(bare: AuditReport) -> None:
+    weak, strong = (verdict(weighed(bare, r_z=share)) for share in (0.004, 0.2))
+    assert weak.action == strong.action == "nothing"
+    assert weak.why[-1].endswith("a Z-loss this weak would do nothing.")
+    assert "too strong" in strong.why[-1]
+    assert "λ = 2e-05" in strong.why[-1]  # 1e-4 · 0.05 / 0.2, rounded down
+    assert all("would do nothing" not in said and "too strong" not in said for said in verdict(weighed(bare)).why)
+
+
+def test_a_router_without_its_coefficient_leaves_the_head_to_decide(bare: AuditReport) -> None:
+    experts = replace(bare, router=ROUTERS)
+    assert consequence(weighed(experts), "Router reduction").matters is None
+    assert verdict(weighed(experts)).action == "nothing"
+    assert verdict(weighed(experts, noise=SHIFTED)).action == "center"
+    strong = weighed(experts, router_coef=1e-3, router_convention="megatron", router_share=0.4)
+    assert consequence(strong, "Router reduction").matters is True
+    assert (
+        "Keep λ_R at 0.0002 or below to stay within that limit." in verdict(strong).why
+    )  # 1e-3 · 0.1 / 0.4, rounded down
+
+
+# Joined results
+
+
+def accepted(comparison: Comparison, model: str) -> Comparison:
+    """The comparison with its first method accepted, as a file states it."""
+    part = VerdictPart("holds", "It holds.", {"ratio": 0.5, "delta_ce": 0.0})
+    parts = VerdictParts(coordinate=part, quality=part)
+    first = replace(
+        comparison.quality.methods[0], verdict="accepted", accepted=True, reasons=("Both hold.",), parts=parts
+    )
+    return replace(comparison, model=model, quality=replace(comparison.quality, methods=(first,)))
+
+
+@pytest.fixture
+def trained(bare: AuditReport, comparison: Comparison) -> Comparison:
+    return accepted(comparison, bare.model.name)
+
+
+def test_accepted_runs_of_this_model_ask_for_training(bare: AuditReport, trained: Comparison) -> None:
+    found = verdict(weighed(bare, gain=0.2), comparisons=[trained])
+    assert found.action == "train"
+    first: Verdict = trained.quality.methods[0]
+    assert f"λ = {first.coef:g}" in found.sentence
+    # Runs of another model say nothing about this one.
+    other = replace(trained, model="another")
+    assert verdict(weighed(bare, gain=0.2), comparisons=[other]).action == "not_enough_evidence"
+
+
+def test_an_accepted_centered_head_or_router_variant_asks_for_nothing(bare: AuditReport, trained: Comparison) -> None:
+    """A centered head predicts what CE predicts, so it is always accepted: SmolLM2 would have been told to center."""
+    first = trained.quality.methods[0]
+    centered = replace(trained.quality, methods=(replace(first, method="centered-head", coef=0.0),))
+    methods = tuple(
+        replace(one, method="centered-head", coef=0.0) if one.method == first.method else one for one in trained.methods
+    )
+    assert verdict(weighed(bare), comparisons=[replace(trained, quality=centered, methods=methods)]).action == "nothing"
+    routed = replace(trained, router=RouterVariants("ce", (RouterVariant("megatron", 1e-3, s_rel=1.0),)))
+    assert verdict(weighed(bare), comparisons=[routed]).action == "nothing"
+    assert verdict(weighed(bare), comparisons=[trained]).action == "train"
+
+
+def test_no_comparison_without_an_accepted_method_asks_for_training(bare: AuditReport, comparison: Comparison) -> None:
+    for measured, action in (({}, "nothing"), ({"gain": 0.2}, "not_enough_evidence")):
+        same = replace(comparison, model=bare.model.name)
+        assert verdict(weighed(bare, **measured), comparisons=[same]).action == action
+
+
+def test_confirmed_runs_without_z_loss_settle_a_doubt(bare: AuditReport) -> None:
+    made = made_up_recommendation()
+    tested = replace(made.tested, model=bare.model.name)
+    found = replace(made, objective="ce", coef=0.0, level="confirmed here", tested=tested)
+    settled = verdict(weighed(bare, gain=0.2), recommendations=[found])
+    assert settled.action == "nothing"
+    assert settled.why[0].startswith("Matched runs found no Z-loss that helps: ")
+
+
+def test_the_order_of_precedence(bare: AuditReport, trained: Comparison, loss_audit: LossAudit) -> None:
+    wrong = replace(loss_audit, findings=(Finding("counted_twice", "finding", "Twice.", severity="error"),))
+    everything = weighed(bare, noise=SHIFTED, gain=0.2)
+    joined: dict[str, Any] = {"comparisons": [trained], "loss_audits": [wrong]}
+    found = verdict(everything, **joined)
+    assert found.action == "fix_implementation"
+    assert "add Z once" in found.sentence
+    del joined["loss_audits"]
+    assert verdict(everything, **joined).action == "center"
+    assert verdict(weighed(bare, gain=0.2), **joined).action == "train"
+    assert verdict(weighed(bare, gain=0.2)).action == "not_enough_evidence"
+
+
+@pytest.mark.parametrize(
+    ("storage", "error", "matters"), [("bf16", 0.02, True), ("bf16", 0.009, False), ("fp16", 0.02, None)]
+)
+def test_stored_logits_count_in_the_precision_of_the_stack(
+    bare: AuditReport, storage: str, error: float, matters: bool | None
+) -> None:
+    line = UpdateErrors(storage, 1.0, "total", "all", 256, error, 1.0, None, None)
+    audit = replace(implementation_example(bare), updates=(line,))
+    assert consequence(weighed(bare), "Implementation", implementation_audits=[audit]).matters is matters
+
+
+def test_results_without_an_audit_have_a_verdict_too(comparison: Comparison) -> None:
+    (only,) = decide_results(comparisons=(comparison,)).maps
+    assert only.verdict is not None
+    assert only.bottom_line == only.verdict.sentence
