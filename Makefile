@@ -6,7 +6,7 @@ GPU_VENV ?= .venv-gpu
 GPU_BIN  := $(GPU_VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help install audit test check lint docs pages format bench bench-all fuzz faults gpu compat release clean
+.PHONY: help install audit test check lint docs pages format bench bench-all frameworks fuzz faults gpu compat release clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -58,6 +58,9 @@ bench: install   ## the speed figures of docs/speed.md (needs a quiet machine)
 bench-all: install ## every benchmark as one table in docs/results (35 minutes on a quiet machine)
 	@$(BIN)/python benchmarks/all.py
 
+frameworks: install ## the integrations against torchtitan, Megatron-core, OLMo-core, axolotl and others, each in its own folder
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m tools.frameworks
+
 fuzz: install    ## hostile input of every kind for FUZZ_MINUTES (30); prints the cases by kind and every seed that failed
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.fuzz
 
@@ -86,4 +89,4 @@ release: install ## build wheel and sdist, check them, and try the wheel in a fr
 	@$(BIN)/python -m tools.check_release
 
 clean:           ## remove .venv, .venv-gpu, the site and caches
-	rm -rf $(VENV) $(GPU_VENV) site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(GPU_VENV) .frameworks site .pytest_cache .mypy_cache .ruff_cache
