@@ -99,8 +99,8 @@ def page(kept: dict[str, dict[str, object]]) -> str:
     lines = [
         "# Framework integrations against the real packages",
         "",
-        "Written by `make frameworks`, on CPU processes with gloo. *Error*: the relative difference to an eager reference. *Without",
-        "Z*: the same difference if the Z-loss were missing, which a test has to be able to see.",
+        "Written by `make frameworks`, on CPU processes with gloo. *Error*: the relative difference to an eager reference.",
+        "*Without Z*: the same difference if the Z-loss were missing, which a test has to be able to see.",
         "",
         "| framework | case | error | without Z |",
         "|---|---|--:|--:|",
