@@ -69,7 +69,7 @@ faults: install  ## 100 kills, 40 concurrent pairs, 40 full disks, on tiny model
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.faults pairs 40
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.faults disk 40
 
-gpu:             ## every law and the speed figures on an NVIDIA GPU, as two files for docs/results/gpu
+gpu:             ## one table of speeds on an NVIDIA GPU, then every property test there: ten minutes
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make gpu needs a machine with an NVIDIA GPU: nvidia-smi finds none here."; exit 2; }
 	@$(MAKE) --no-print-directory $(GPU_BIN)/.installed
 	@$(GPU_BIN)/python -m benchmarks.gpu
@@ -79,6 +79,8 @@ $(GPU_BIN)/.installed: pyproject.toml constraints-gpu.txt
 	@echo "installing zloss with the CUDA build of torch (several gigabytes the first time)"
 	@$(GPU_BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-gpu.txt torch
 	@$(GPU_BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-gpu.txt -e ".[peers]"
+	@# brings CuTe, which Liger's kernels for Hopper and Blackwell need too; the table says what is missing without it
+	@$(GPU_BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints-gpu.txt quack-kernels || echo "QuACK could not be installed: it will not be timed"
 	@touch $@
 
 compat:          ## the tests against the oldest and newest stated dependencies and each Python, one throw-away environment per row

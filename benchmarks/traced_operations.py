@@ -7,7 +7,6 @@ are read and tensors that are written, once each; a product also has its floatin
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +171,3 @@ def trace_head_loss(problem: HeadProblem) -> Trace:
     copied = plan.kind == "operand" and plan.operand != plan.factor
     copies = 2 * problem.weight_VD.numel() if copied else 0
     return Trace(tuple(ledger.operations), ledger.peak, beyond, copies, frozenset(ledger.wide))
-
-
-Tracer = Callable[[int, int, int, torch.dtype], Trace]

@@ -1,4 +1,4 @@
-"""Every law on a GPU, then speed against the peers that are installed, written as one Markdown and one JSON file.
+"""Speed against the peers that are installed, as one table, then every property test on the GPU; written as Markdown and JSON.
 
     make gpu                                            # installs the CUDA build into .venv-gpu, then runs this
     python -m benchmarks.gpu                            # where torch and zloss are installed, from the repository
@@ -32,6 +32,9 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
         "--shape", type=int, nargs=3, action="append", metavar=("T", "D", "V"), help="shape to time; may be repeated"
     )
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16", help="dtype of the timing")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="when to stop, default 10; half of it is for the timings"
+    )
     parser.add_argument("--no-timing", action="store_true", help="laws only")
     return parser.parse_args(words)
 

@@ -1,7 +1,8 @@
-"""The losses that are timed: ours by option, and those of others where they are installed. All from hidden states and head."""
+"""The losses that are timed: ours by option, and those of others if they are installed. All from hidden states and head."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,11 @@ class Contender:
     """Imports what is needed."""
     has_z: bool = True
     peer: str | None = None
-    """Name among zloss.audit.implementation.implementations; None for ours and for torch's own."""
+    """Name among zloss.audit.implementation.implementations; None for ours, for torch's own, and if `modules` decide."""
+    modules: tuple[str, ...] = ()
+    """Modules that have to be installed."""
+    capabilities: tuple[int, ...] = ()
+    """Major compute capabilities that its kernels are made for; empty: any."""
     needs_gpu: bool = False
     """Kernels that are far too slow without one, or a compiler that takes minutes."""
 
@@ -35,7 +40,13 @@ class Contender:
         """Why it cannot run here."""
         if self.peer is not None and not find_implementation(self.peer).installed:
             return "not installed"
-        return "needs a GPU" if self.needs_gpu and device.type != "cuda" else None
+        if missing := [module for module in self.modules if importlib.util.find_spec(module) is None]:
+            return f"not installed: {', '.join(missing)}"
+        if device.type != "cuda":
+            return "needs a GPU" if self.needs_gpu else None
+        if self.capabilities and torch.cuda.get_device_capability(device)[0] not in self.capabilities:
+            return f"needs compute capability {' or '.join(f'{major}.x' for major in self.capabilities)}"
+        return None
 
 
 def _ours(objective: zloss.Objective, **options: Any) -> Callable[[], Loss]:
@@ -76,6 +87,30 @@ def _liger(accumulator: torch.dtype | None) -> Callable[[], Loss]:
     return load
 
 
+def _liger_cute_hopper() -> Loss:
+    """Refuses a Z-loss: cross-entropy only."""
+    from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90 import LigerFusedLinearCrossEntropySM90Function
+
+    return lambda hidden, weight, target: LigerFusedLinearCrossEntropySM90Function.apply(hidden, weight, target)
+
+
+def _liger_cute_blackwell() -> Loss:
+    from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        # bias, class weights, ignored index, λ; the value comes first, then the optional returns.
+        out: Tensor = LigerFusedLinearCrossEntropyFunction.apply(hidden, weight, target, None, None, -100, COEF)[0]
+        return out
+
+    return loss
+
+
+def _quack() -> Loss:
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    return lambda hidden, weight, target: chunked_linear_cross_entropy(hidden, weight, target)
+
+
 def _torch_linear() -> Loss:
     """With its automatic options, which on a GPU choose the chunk by the shape."""
     options = torch.nn.LinearCrossEntropyOptions()
@@ -110,8 +145,24 @@ CONTENDERS = (
     Contender("zloss, chunked backend", _ours(STANDARD, backend="chunked")),
     Contender("zloss, reduction none", lambda: _summed(_ours(STANDARD, reduction="none")())),
     Contender("zloss, losses of logits in Triton", _peer("triton"), needs_gpu=True),
-    Contender("Liger fused linear, default", _liger(None), peer="liger-linear", needs_gpu=True),
-    Contender("Liger fused linear, fp32 accumulators", _liger(torch.float32), peer="liger-linear", needs_gpu=True),
+    Contender("Liger Triton, default", _liger(None), peer="liger-linear", needs_gpu=True),
+    Contender("Liger Triton, fp32 accumulators", _liger(torch.float32), peer="liger-linear", needs_gpu=True),
+    Contender(
+        "Liger CuTe, Hopper",
+        _liger_cute_hopper,
+        False,
+        modules=("liger_kernel", "cutlass"),
+        capabilities=(9,),
+        needs_gpu=True,
+    ),
+    Contender(
+        "Liger CuTe, Blackwell",
+        _liger_cute_blackwell,
+        modules=("liger_kernel", "cutlass"),
+        capabilities=(10,),
+        needs_gpu=True,
+    ),
+    Contender("QuACK", _quack, False, modules=("quack", "cutlass"), capabilities=(9, 10, 12), needs_gpu=True),
     Contender("Liger cross-entropy on F.linear", _peer("liger"), peer="liger", needs_gpu=True),
     Contender("flash-attn cross-entropy on F.linear", _peer("flash-attn"), peer="flash-attn", needs_gpu=True),
     Contender("cut-cross-entropy", _peer("cut-cross-entropy"), has_z=False, peer="cut-cross-entropy", needs_gpu=True),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from benchmarks.gpu.record import Checked, GpuReport, Timed
 from benchmarks.gpu.timing import PRODUCTS
@@ -11,8 +12,9 @@ GB = 1e9
 
 
 def as_markdown(report: GpuReport) -> str:
-    """Machine, laws, failures, timings."""
-    return "\n".join([*_head(report), *_laws(report), *_failures(report), *_timings(report)]) + "\n"
+    """Machine, timings, property tests, failures."""
+    speed = ["## Speed", "", *timing_tables(report.timings), ""] if report.timings else []
+    return "\n".join([*_head(report), *speed, *_laws(report), *_failures(report)]) + "\n"
 
 
 def _head(report: GpuReport) -> Iterator[str]:
@@ -79,14 +81,11 @@ def failure_line(one: Checked) -> str:
     return f"{where}: {one.quantity} {error}, bound {one.bound:.2e}"
 
 
-def _timings(report: GpuReport) -> Iterator[str]:
-    if not report.timings:
-        return
-    yield "## Speed"
-    yield ""
+def timing_tables(timings: Sequence[Timed]) -> Iterator[str]:
+    """One table per shape, fastest first: what `make gpu` prints."""
     yield "Forward and backward, interleaved rounds; times of the device. Peak memory is beyond the operands, gradients included."
     shapes: dict[tuple[int, int, int, str], list[Timed]] = {}
-    for timed in report.timings:
+    for timed in timings:
         shapes.setdefault((timed.tokens, timed.width, timed.vocab, timed.dtype), []).append(timed)
     for (tokens, width, vocab, dtype), rows in shapes.items():
         floor = next((row.best_ms for row in rows if row.name == PRODUCTS), None)
@@ -94,7 +93,7 @@ def _timings(report: GpuReport) -> Iterator[str]:
         yield f"T = {tokens}, D = {width}, V = {vocab}, {dtype}"
         yield ""
         yield "| | has Z | best ms | median ms | max/min | to products | peak GB |\n|---|---|--:|--:|--:|--:|--:|"
-        yield from (_timed(row, floor) for row in rows)
+        yield from (_timed(row, floor) for row in sorted(rows, key=lambda row: row.best_ms or math.inf))
 
 
 def _timed(row: Timed, floor: float | None) -> str:

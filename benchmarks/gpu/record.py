@@ -162,7 +162,16 @@ def _badness(one: Checked) -> float:
 
 # What a contributed figure must say about the machine: GPU, driver, versions, commit. No path of the machine.
 
-PACKAGES = ("zloss", "torch", "triton", "liger-kernel", "flash-attn", "cut-cross-entropy")
+PACKAGES = (
+    "zloss",
+    "torch",
+    "triton",
+    "liger-kernel",
+    "quack-kernels",
+    "nvidia-cutlass-dsl",
+    "flash-attn",
+    "cut-cross-entropy",
+)
 ROOT = Path(__file__).parents[2]
 
 

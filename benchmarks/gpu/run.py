@@ -1,4 +1,4 @@
-"""All laws on one device in order, then timings, as one report."""
+"""Timings of one device, then every property test on it, as one report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.gpu.against_fp64 import QUICK, Sweep, autocast, confident, every_option, logits, source
 from benchmarks.gpu.against_itself import checkpointing, compiled, edges, flat_memory, graphs
+from benchmarks.gpu.markdown import timing_tables
 from benchmarks.gpu.record import Checked, GpuReport, Timed, commit, describe_machine, law_lines, package_versions
 from benchmarks.gpu.timing import QUICK_SHAPES, SHAPES, time_shape
 from tests.quick_interpreter import make_interpreter_quick
@@ -27,13 +28,21 @@ def run(arguments: argparse.Namespace) -> GpuReport:
         print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
 
     device = torch.device(arguments.device)
+    deadline = began + 60 * arguments.minutes
     calls = arguments.calls or (20 if arguments.quick else CALLS)
-    checked: list[Checked] = list(all_laws(device, quick=arguments.quick, calls=calls, say=say))
     timings: list[Timed] = []
     rounds = arguments.rounds or (1 if arguments.quick else 9)
     if not arguments.no_timing:
-        for tokens, width, vocab in arguments.shape or (QUICK_SHAPES if arguments.quick else SHAPES):
-            timings += time_shape(device, (tokens, width, vocab), getattr(torch, arguments.dtype), rounds, say)
+        shapes = arguments.shape or (QUICK_SHAPES if arguments.quick else SHAPES)
+        for place, shape in enumerate(shapes, start=1):
+            # Half of the time is for the timings, in equal parts.
+            until = began + 30 * arguments.minutes * place / len(shapes)
+            timings += time_shape(device, tuple(shape), getattr(torch, arguments.dtype), rounds, until, say)
+        print("\n".join(timing_tables(timings)), flush=True)
+    _, not_run = usable_backends(device)
+    checked: list[Checked] = list(
+        all_laws(device, quick=arguments.quick, calls=calls, deadline=deadline, not_run=not_run, say=say)
+    )
     return GpuReport(
         machine=describe_machine(device),
         versions=package_versions(),
@@ -46,7 +55,7 @@ def run(arguments: argparse.Namespace) -> GpuReport:
         quick=arguments.quick,
         laws=law_lines(checked),
         failures=tuple(one for one in checked if not one.held),
-        not_run=usable_backends(device)[1],
+        not_run=not_run,
         timings=tuple(timings),
     )
 
@@ -65,8 +74,16 @@ def usable_backends(device: torch.device) -> tuple[tuple[Backend, ...], dict[str
     return ("dense", "chunked", "triton"), {}
 
 
-def all_laws(device: torch.device, *, quick: bool, calls: int, say: Callable[[str], None]) -> Iterator[Checked]:
-    """Every case of every law; `say` hears when a law begins."""
+def all_laws(
+    device: torch.device,
+    *,
+    quick: bool,
+    calls: int,
+    deadline: float,
+    not_run: dict[str, str],
+    say: Callable[[str], None],
+) -> Iterator[Checked]:
+    """Every case of every property test until the `deadline`; the tests that it cuts off are added to `not_run`."""
     sweep = QUICK if quick else Sweep()
     backends, _ = usable_backends(device)
     if "triton" in backends and device.type == "cpu":
@@ -87,4 +104,8 @@ def all_laws(device: torch.device, *, quick: bool, calls: int, say: Callable[[st
     }
     for name, law in laws.items():
         say(name)
-        yield from law
+        for one in law:
+            yield one
+            if time.monotonic() > deadline:
+                not_run[name] = "The time was up before its last case: --minutes sets it."
+                break

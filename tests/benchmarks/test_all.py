@@ -26,7 +26,7 @@ def test_a_command_becomes_rows_of_the_table(tmp_path: Path) -> None:
     code, record, page = written(tmp_path, "--only", "roofline")
     assert code == 0
     (result,) = record["results"]
-    assert len(result["figures"]) == 5
+    assert len(result["figures"]) == 4
     assert all(figure["value"] <= figure["ceiling"] for figure in result["figures"])
     assert "| H100: operand / three 16-bit products |" in page
     assert "cores" in record["machine"]

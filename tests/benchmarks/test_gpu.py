@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu.against_fp64 import OBJECTIVES, OPTIONS, QUICK, Sweep, make, ways
 from benchmarks.gpu.agreement import Way, compared, on_device
 from benchmarks.gpu.contenders import CONTENDERS
-from benchmarks.gpu.markdown import as_markdown, failure_line
+from benchmarks.gpu.markdown import as_markdown, failure_line, timing_tables
 from benchmarks.gpu.record import Checked, GpuReport, law_lines
 from benchmarks.gpu.timing import PRODUCTS
 from tests.laws.definitions import reference
@@ -49,6 +49,8 @@ def test_the_whole_command_on_the_cpu(tmp_path: Path) -> None:
     assert [timed.name for timed in report.timings] == [PRODUCTS, *(contender.name for contender in CONTENDERS)]
     assert any(timed.best_ms for timed in report.timings if timed.name == "zloss, default")
     assert page.read_text() == as_markdown(report)
+    assert "\n".join(timing_tables(report.timings)) in done.stdout
+    assert report.not_run == {}
     assert report.to_dict() == json.loads(data.read_text())
 
 
@@ -100,6 +102,17 @@ def test_one_failure_makes_the_exit_code_1(tmp_path: Path, monkeypatch: pytest.M
     assert "Laws that do not hold" in page.read_text()
 
 
+def test_when_the_time_is_up_tests_are_listed_as_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.gpu import run as runner
+
+    monkeypatch.setattr(runner, "usable_backends", lambda device: (("chunked",), {}))
+    not_run: dict[str, str] = {}
+    found = list(runner.all_laws(CPU, quick=True, calls=1, deadline=0.0, not_run=not_run, say=lambda line: None))
+    assert len(found) == len(not_run)  # one case of each
+    assert "every option against fp64" in not_run
+    assert all("--minutes" in why for why in not_run.values())
+
+
 def test_the_full_sweep_is_everything() -> None:
     """All objectives and options, three dtypes, all backends and products: what the full run is made of."""
     sweep, backends = Sweep(), ("dense", "chunked", "triton")
@@ -116,7 +129,8 @@ def test_the_constraints_of_a_gpu_are_those_of_the_project_but_for_triton() -> N
         dict(line.split("==") for line in (ROOT / name).read_text().splitlines() if "==" in line and line[0] != "#")
         for name in ("constraints.txt", "constraints-gpu.txt")
     )
-    assert {name for name in gpu if gpu[name] != project.get(name)} == {"triton"}
+    assert {name for name in gpu if gpu[name] != project.get(name)} == {"triton", "quack-kernels"}
+    assert "quack-kernels" not in project  # needs a GPU
 
 
 def test_contributed_results_open() -> None:
