@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -95,7 +95,8 @@ def logit_noise(
                 parts.setdefault(row, []).append(gap_C3.cpu())
         for row, gaps in parts.items():
             found.setdefault(row, []).append(torch.cat(gaps))
-    rows = tuple(_summary(row, found[row]) for row in sorted(found))
+    order = [*STORAGE, *get_args(NoiseCase), *get_args(NoiseHead)]
+    rows = tuple(_summary(row, found[row]) for row in sorted(found, key=lambda row: [*map(order.index, row)]))
     stored = {(row.format, row.head): row.gap for row in rows if row.case == "storage"}
 
     def rms(name: Format, head: NoiseHead) -> float | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from zloss.report.document import Cell, Column, Columns, Document, Text, cell, table
-from zloss.report.numbers import MISSING, number, percent
+from zloss.report.numbers import MISSING, percent
 from zloss.results.logprobs import LogprobNoise
 from zloss.results.quantities import Definition
 
 CASES = {"storage": "logits", "product": "inputs, head, logits", "operands": "inputs and head"}
 """What is rounded to 16 bits."""
-HEADS = {"raw": "as it is", "centered": "centered, as saved", "softcapped": "capped at 30"}
+HEADS = {"raw": "as it is", "centered": "centered", "softcapped": "capped at 30"}
 LEGEND = (
     Definition(
         "RMS, p99", "RMS, p99", "root mean square and 99 % quantile of |δ| over the tokens of the text, in nats"
@@ -44,7 +44,7 @@ def logprob_document(rows: Sequence[LogprobNoise], *, digits: int = 3) -> Docume
     def mean(row: LogprobNoise) -> Cell:
         if row.gap.mean is None or row.gap.mean_se is None:
             return cell(row.gap.mean, digits)
-        return Cell(f"{number(row.gap.mean, digits)} ± {number(row.gap.mean_se, 1)}", row.gap.mean)
+        return Cell(f"{row.gap.mean:.4f} ± {row.gap.mean_se:.4f}", row.gap.mean)
 
     def share(name: str) -> Callable[[LogprobNoise], Cell]:
         def found(row: LogprobNoise) -> Cell:
@@ -66,7 +66,7 @@ def logprob_document(rows: Sequence[LogprobNoise], *, digits: int = 3) -> Docume
         (Column("±1 %", quantity=known["±1 %"]), share("outside_1")),
         (Column("±5 %", quantity=known["±5 %"]), share("outside_5")),
         (Column("on policy", quantity=known["on policy"]), lambda row: cell(row.on_policy_rms, digits)),
-        (Column("KL", quantity=known["KL"]), lambda row: cell(row.kl, digits)),
+        (Column("KL", quantity=known["KL"]), lambda row: cell(row.kl, 2)),
         (
             Column("Σδ", quantity=known["Σδ"]),
             lambda row: cell(max(map(abs, row.gap.sequence_sums), default=None), digits),

@@ -269,10 +269,10 @@ def straight_noise(
         return capped(product) if case == "operands" else capped(product.to(dtype).double()).to(dtype).double()
 
     found = []
-    for form, case, side in itertools.product(formats, ("operands", "product", "storage"), ("centered", "raw")):
+    for form, case, side in itertools.product(formats, tokens, ("raw", "centered", "softcapped")):
         if side in heads:
             found.append(noise_row(form, case, side, z, stored(case, side, formats[form]), y, tokens[case], size))
-        if (case, side, cap) == ("storage", "raw", None):
+        if (case, side, cap) == ("storage", "softcapped", None):
             soft = 30 * torch.tanh(z / 30)
             found.append(
                 noise_row(form, case, "softcapped", soft, soft.to(formats[form]).double(), y, tokens[case], size)
