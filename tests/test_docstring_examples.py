@@ -37,6 +37,7 @@ def test_the_examples_of_a_module_run(name: str, monkeypatch: pytest.MonkeyPatch
 RECORDS = {
     "AuditResult",
     "HeadLossOutput",
+    "LogprobGap",
     "LossAudit",
     "MeasuredScale",
     "RouterContext",

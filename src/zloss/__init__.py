@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zloss.head.source import centered_logits_from_raw as centered_logits_from_raw
     from zloss.head.source import explain as explain
     from zloss.head.source import z_loss_source as z_loss_source
+    from zloss.measure.logprob_gap import logprob_gap as logprob_gap
     from zloss.objectives import CenteredHead as CenteredHead
     from zloss.objectives import CenteredZLoss as CenteredZLoss
     from zloss.objectives import CrossEntropy as CrossEntropy
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from zloss.objectives import register_objective as register_objective
     from zloss.protocol.audit_model import AuditResult as AuditResult
     from zloss.protocol.audit_model import audit_model as audit_model
+    from zloss.results.logprobs import LogprobGap as LogprobGap
     from zloss.results.loss_audit import LossAudit as LossAudit
     from zloss.results.router import MeasuredScale as MeasuredScale
     from zloss.results.router import RouterFindings as RouterFindings
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "LossAudit": "results.loss_audit",
+    "LogprobGap": "results.logprobs",
+    "logprob_gap": "measure.logprob_gap",
     "AuditResult": "protocol.audit_model",
     "audit_loss": "audit.loss.run",
     "audit_model": "protocol.audit_model",

@@ -1,116 +1,207 @@
-"""What logits stored in 16 bits cost: δ = log p₁₆(y) − log p₃₂(y) of the target y, on the first blocks of a text.
+"""What 16-bit logits do to log-probabilities: δ = log p₁₆ − log p₃₂ on the first blocks of a text, from the same weights.
 
-p₃₂ comes from fp32 logits of the loaded model (fp64 for an fp64 model), p₁₆ from the same logits rounded to bf16 or fp16.
+p₃₂ comes from fp32 logits of the loaded model (fp64 for an fp64 model). What p₁₆ comes from:
+
+| case       | rounded to bf16 or fp16 | stands for |
+|------------|--------------------------|------------|
+| "storage"  | the fp32 logits | a stack that computes logits in fp32 and stores them in 16 bits |
+| "product"  | hidden states, head, and the logits that come out | an output layer in 16 bits |
+| "operands" | hidden states and head; the logits stay fp32 | the same with the remedy "fp32 logits" |
+
 The centered head is taken as `zloss center` would save it: the mean row is subtracted in fp64, the result is rounded to the
-dtype of the checkpoint. Its p₁₆ is still compared with p₃₂ of the original head, so the second rounding counts too.
+dtype of the checkpoint. Its p₁₆ is still compared with p₃₂ of the original head, so the second rounding counts too. The
+softcapped rows compare a model whose logits are 30·tanh(z/30) with itself: what the cap would leave, not what it does to the
+model.
 
-The vocabulary is read in blocks of rows, so no copy of the head and no [T, V] logits are held.
-Axes: T tokens, R rows of a block, V vocabulary, D width.
+With d = z₁₆ − z₃₂ minus its mean under p₃₂, log Z₁₆ − log Z₃₂ is KL = log Σ p₃₂ e^d plus that mean, and δ = d − KL: no
+difference of large numbers. Axes: C tokens of a chunk, R rows of the head, V vocabulary, D width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from zloss.measure.measurement import Measurement
-from zloss.models.output_head import HiddenStates
+from zloss.head.rows import softcapped
+from zloss.models.output_head import HiddenStates, OutputHead
 from zloss.results.audit import LogitNoise, NoiseNumbers
+from zloss.results.logprobs import Format, LogprobNoise, NoiseCase, NoiseHead, gap_of
 from zloss.tensors import compute_dtype
 from zloss.text import Blocks
 
 NOISE_BLOCKS = 8
-"""Blocks that are measured: 2,048 tokens at the default size."""
-STORAGE = {"bf16": torch.bfloat16, "fp16": torch.float16}
-ROWS, TOKENS = 8192, 512
-"""Vocabulary rows and tokens whose logits are held at once."""
+"""Blocks on which stored logits are measured: 2,048 tokens at the default size."""
+PRODUCT_BLOCKS = 2
+"""Blocks on which 16-bit products are measured: each of them costs a product with the whole head."""
+STORAGE: dict[Format, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+SOFTCAP = 30.0
+ROWS, CHUNK_VALUES = 8192, 1 << 23
+"""Rows of the head that are converted at once, and entries of a chunk of logits: 32 MB in fp32."""
+
+
+Centered = tuple[Tensor, torch.dtype]
+"""(row that is subtracted from every row of the head, dtype in which the difference is saved)."""
+
+
+class Row(NamedTuple):
+    """Which δ."""
+
+    format: Format
+    case: NoiseCase
+    head: NoiseHead
+
+
+def block_tokens(hidden_of: HiddenStates, blocks: Blocks, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """(hidden states [T, D], targets [T]) of the blocks that are measured, block by block."""
+    for block in range(min(NOISE_BLOCKS, blocks.count)):
+        inputs_BN, targets_BN = blocks.batch(slice(block, block + 1))
+        yield blocks.counted(hidden_of(inputs_BN.to(device))).flatten(0, 1), targets_BN.flatten().to(device)
 
 
 @torch.no_grad()
 def logit_noise(
-    measurement: Measurement,
-    hidden_of: HiddenStates,
-    blocks: Blocks,
+    head: OutputHead,
+    sequences: Iterable[tuple[Tensor, Tensor]],
     *,
+    vocab: int,
+    mean_row_D: Tensor | None,
     saved_dtype: torch.dtype,
-    count: int = NOISE_BLOCKS,
-    forward_blocks: int = 4,
+    products: int = PRODUCT_BLOCKS,
 ) -> LogitNoise:
-    """RMS of δ over the tokens of the first `count` blocks whose log p₃₂ is finite, raw and centered.
+    """δ of the tokens of some sequences, each (hidden states, targets); 16-bit products only of the first `products` of them.
 
-    A number is NaN where logits overflow the 16-bit format; the centered ones are None for a head without μ.
+    `mean_row_D`: w̄ of the unscaled head, None for a head without μ; then there are no centered numbers. Tokens whose log p₃₂
+    is not finite do not count. Of logits that overflow the 16-bit format the numbers are None.
     """
-    count, device = min(count, blocks.count), measurement.head.weight_VD.device
-    squares: dict[tuple[str, str], float] = {}
-    tokens = 0
-    for start in range(0, count, forward_blocks):
-        stop = min(start + forward_blocks, count)
-        inputs_BN, targets_BN = blocks.batch(slice(start, stop))
-        hidden_TD = blocks.counted(hidden_of(inputs_BN.to(device))).flatten(0, 1)
-        target_T = targets_BN.flatten().to(device)
-        for first in range(0, len(target_T), TOKENS):
-            part = slice(first, first + TOKENS)
-            log_p = target_log_probs(measurement, hidden_TD[part], target_T[part], saved_dtype)
-            reference_T = log_p.pop(("raw", "exact")).double()
-            finite_T = reference_T.isfinite()
-            tokens += int(finite_T.sum())
-            for key, log_p_T in log_p.items():
-                gap_T = (log_p_T.double() - reference_T)[finite_T]
-                squares[key] = squares.get(key, 0.0) + float(gap_T.square().sum())
+    found: dict[Row, list[Tensor]] = {}
+    for place, (hidden_TD, target_T) in enumerate(sequences):
+        parts: dict[Row, list[Tensor]] = {}
+        size = max(1, CHUNK_VALUES // vocab)
+        for start in range(0, len(target_T), size):
+            chunk = slice(start, start + size)
+            for row, gap_C3 in _chunk_noise(
+                head,
+                vocab,
+                hidden_TD[chunk],
+                target_T[chunk].unsqueeze(1),
+                mean_row_D,
+                saved_dtype,
+                products=place < products,
+            ):
+                parts.setdefault(row, []).append(gap_C3.cpu())
+        for row, gaps in parts.items():
+            found.setdefault(row, []).append(torch.cat(gaps))
+    order = [*STORAGE, *get_args(NoiseCase), *get_args(NoiseHead)]
+    rows = tuple(_summary(row, found[row]) for row in sorted(found, key=lambda row: [*map(order.index, row)]))
+    stored = {(row.format, row.head): row.gap for row in rows if row.case == "storage"}
 
-    def rms(coordinate: str, storage: str) -> float | None:
-        total = squares.get((coordinate, storage))
-        return None if total is None or not tokens else math.sqrt(total / tokens)
+    def rms(name: Format, head: NoiseHead) -> float | None:
+        gap = stored.get((name, head))
+        return None if gap is None or gap.nonfinite else gap.rms
 
-    numbers = {storage: NoiseNumbers(rms("raw", storage), rms("centered", storage)) for storage in STORAGE}
-    return LogitNoise(tokens=tokens, saved_dtype=str(saved_dtype).removeprefix("torch."), **numbers)
-
-
-def target_log_probs(
-    measurement: Measurement, hidden_TD: Tensor, target_T: Tensor, saved_dtype: torch.dtype
-) -> dict[tuple[str, str], Tensor]:
-    """log p(y) [T] by (coordinate, storage); storage "exact" is that of the raw logits before rounding."""
-    log_z: dict[tuple[str, str], Tensor] = {}
-    picked: dict[tuple[str, str], Tensor] = {}
-    for first, raw_TR, centered_TR in _logits_by_rows(measurement, hidden_TD, saved_dtype):
-        stored = {("raw", "exact"): raw_TR}
-        for coordinate, z_TR in (("raw", raw_TR), ("centered", centered_TR)):
-            if z_TR is not None:
-                stored |= {(coordinate, name): z_TR.to(dtype).to(z_TR.dtype) for name, dtype in STORAGE.items()}
-        here_T = (target_T >= first) & (target_T < first + raw_TR.shape[1])
-        column_T1 = (target_T - first).clamp(0, raw_TR.shape[1] - 1).unsqueeze(1)
-        for key, z_TR in stored.items():
-            block_T, y_T = z_TR.logsumexp(dim=1), z_TR.gather(1, column_T1).squeeze(1)
-            log_z[key] = torch.logaddexp(log_z[key], block_T) if key in log_z else block_T
-            picked[key] = torch.where(here_T, y_T, picked.get(key, torch.zeros_like(y_T)))
-    return {key: picked[key] - log_z[key] for key in log_z}
+    return LogitNoise(
+        tokens=max((row.gap.tokens + row.gap.nonfinite for row in rows), default=0),
+        saved_dtype=str(saved_dtype).removeprefix("torch."),
+        **{name: NoiseNumbers(rms(name, "raw"), rms(name, "centered")) for name in STORAGE},
+        rows=rows,
+    )
 
 
-def _logits_by_rows(
-    measurement: Measurement, hidden_TD: Tensor, saved_dtype: torch.dtype
-) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-    """(first row, raw logits [T, R], those of the centered head as it would be saved, None without μ)."""
-    head, vocab = measurement.head, measurement.vocab
-    dtype = compute_dtype(hidden_TD, head.weight_VD)
-    hidden_TD = hidden_TD.to(dtype)
-    mean_row_D = measurement.mean_row_D / head.logit_scale
-    bias_V = None if head.bias_V is None else head.bias_V.detach()[:vocab].double()
+def _summary(row: Row, sequences: list[Tensor]) -> LogprobNoise:
+    """The numbers of one row from δ(y), Σ p δ² and KL of the tokens of each sequence, [T, 3]."""
+    _, square_T, kl_T = torch.cat(sequences).double().T
+    whole = bool(square_T.isfinite().all()) and len(square_T) > 0
+    return LogprobNoise(
+        **row._asdict(),
+        gap=gap_of([numbers_T3[:, 0].numpy() for numbers_T3 in sequences]),
+        on_policy_rms=math.sqrt(square_T.mean()) if whole else None,
+        kl=float(kl_T.mean()) if whole else None,
+    )
+
+
+def _chunk_noise(
+    head: OutputHead,
+    vocab: int,
+    hidden_CD: Tensor,
+    target_C1: Tensor,
+    mean_row_D: Tensor | None,
+    saved_dtype: torch.dtype,
+    *,
+    products: bool,
+) -> Iterator[tuple[Row, Tensor]]:
+    """δ(y), Σ_i p₃₂ δ² and KL(p₃₂ ‖ p₁₆) of every token with a finite log p₃₂, [C, 3] for each row of the table."""
+    exact_CV = _capped(_logits(head, vocab, hidden_CD), head.softcap)
+    p_CV = exact_CV.softmax(dim=1)
+    finite_C = exact_CV.gather(1, target_C1).squeeze(1).isfinite()
+
+    def gap(stored_CV: Tensor) -> Tensor:
+        return _gap(p_CV, exact_CV, stored_CV, target_C1)[finite_C]
+
+    heads: dict[NoiseHead, Centered | None] = {"raw": None}
+    if mean_row_D is not None:
+        heads["centered"] = (mean_row_D, saved_dtype)
+    for name, centered in heads.items():
+        z_CV = exact_CV if centered is None else _logits(head, vocab, hidden_CD, centered)
+        for format, dtype in STORAGE.items():
+            yield Row(format, "storage", name), gap(z_CV.to(dtype))
+            if products:
+                wide_CV = _logits(head, vocab, hidden_CD, centered, dtype)
+                yield Row(format, "operands", name), gap(_capped(wide_CV, head.softcap))
+                narrow_CV = _capped(wide_CV.to(dtype).to(wide_CV), head.softcap).to(dtype)
+                yield Row(format, "product", name), gap(narrow_CV)
+    if head.softcap is None:
+        exact_CV = _capped(exact_CV, SOFTCAP)
+        p_CV = exact_CV.softmax(dim=1)
+        for format, dtype in STORAGE.items():
+            yield Row(format, "storage", "softcapped"), gap(exact_CV.to(dtype))
+
+
+def _capped(z_CV: Tensor, cap: float | None) -> Tensor:
+    return z_CV if cap is None else softcapped(z_CV, cap)
+
+
+def _gap(p_CV: Tensor, exact_CV: Tensor, stored_CV: Tensor, target_C1: Tensor) -> Tensor:
+    """δ(y), Σ p δ² and KL of every token, [C, 3]; NaN if a stored logit has overflowed."""
+    d_CV = stored_CV.to(exact_CV.dtype) - exact_CV
+    d_y_C1 = d_CV.gather(1, target_C1)
+    mean_C1 = torch.linalg.vecdot(p_CV, d_CV).unsqueeze(1)
+    if not bool(mean_C1.isfinite().all()):  # masked logits, or an overflow: what has p = 0 must not count
+        d_CV.masked_fill_(p_CV == 0, 0)
+        mean_C1 = torch.linalg.vecdot(p_CV, d_CV).unsqueeze(1)
+    d_CV -= mean_C1
+    square_C = torch.linalg.vecdot(p_CV * d_CV, d_CV)
+    # Σ p d is 0 but for rounding, and e^d − 1 − d keeps it out.
+    kl_C = torch.linalg.vecdot(p_CV, torch.expm1(d_CV).sub_(d_CV)).log1p()
+    return torch.stack([(d_y_C1 - mean_C1).squeeze(1) - kl_C, square_C + kl_C.square(), kl_C], dim=1)
+
+
+def _logits(
+    head: OutputHead,
+    vocab: int,
+    hidden_CD: Tensor,
+    centered: Centered | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Logits before a softcap, [C, V], in fp32 (fp64 for an fp64 model), from operands that are rounded to `dtype`."""
+    compute = compute_dtype(hidden_CD, head.weight_VD)
+
+    def rounded(x: Tensor) -> Tensor:
+        return (x if dtype is None else x.to(dtype)).to(compute)
+
+    hidden_CD = rounded(hidden_CD)
+    z_CV = hidden_CD.new_empty(len(hidden_CD), vocab)
     for first in range(0, vocab, ROWS):
-        rows = slice(first, min(first + ROWS, vocab))
-        weight_RD = head.weight_VD.detach()[rows]
-        raw_TR = hidden_TD @ weight_RD.to(dtype).T
-        if bias_V is not None:
-            raw_TR += bias_V[rows].to(dtype)
-        raw_TR *= head.logit_scale
-        if measurement.lacks_centered is not None:
-            cap = head.softcap
-            yield first, raw_TR if cap is None else cap * torch.tanh(raw_TR / cap), None
-            continue
-        saved_RD = (weight_RD.double() - mean_row_D).to(saved_dtype)
-        centered_TR = hidden_TD @ saved_RD.to(dtype).T
-        if bias_V is not None:
-            centered_TR += (bias_V[rows] - bias_V.mean()).to(saved_dtype).to(dtype)
-        yield first, raw_TR, centered_TR * head.logit_scale
+        weight_RD = head.weight_VD.detach()[first : min(first + ROWS, vocab)]
+        if centered is not None:
+            weight_RD = (weight_RD.double() - centered[0]).to(centered[1])
+        torch.mm(hidden_CD, rounded(weight_RD).T, out=z_CV[:, first : first + ROWS])
+    if head.bias_V is not None:
+        bias_V = head.bias_V.detach()[:vocab]
+        if centered is not None:
+            bias_V = (bias_V.double() - bias_V.double().mean()).to(centered[1])
+        z_CV += rounded(bias_V)
+    return z_CV.mul_(head.logit_scale)

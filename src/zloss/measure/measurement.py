@@ -66,10 +66,14 @@ class Measurement:
     @property
     def lacks_centered(self) -> str | None:
         """Why μ and the centered head do not exist; None if they do."""
-        if self.head.softcap is not None:
-            return SOFTCAPPED
-        bias_V = self.head.bias_V
-        return INFINITE_BIAS if bias_V is not None and bool(bias_V[: self.vocab].isneginf().any()) else None
+        return lacks_centered(self.head, self.vocab)
+
+
+def lacks_centered(head: OutputHead, vocab: int) -> str | None:
+    """Why the first `vocab` rows of a head have no μ and cannot be centered; None if they can."""
+    if head.softcap is not None:
+        return SOFTCAPPED
+    return INFINITE_BIAS if head.bias_V is not None and bool(head.bias_V[:vocab].isneginf().any()) else None
 
 
 def resolve_vocab(requested: int | str | None, rows: int, tokenizer_rows: int | None) -> int:

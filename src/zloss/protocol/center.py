@@ -272,7 +272,8 @@ def stored_log_probs(checkpoint: Checkpoint, blocks: Blocks) -> tuple[dict[str, 
     """(log p(y) [T] in fp64 by how the logits are stored, root mean square of stored − fp32 over all logits)."""
     head = find_head(checkpoint)
     log_p = {name: list[Tensor]() for name in ("fp32", *STORAGE)}
-    squares, logits = dict.fromkeys(STORAGE, 0.0), 0
+    squares: dict[str, float] = dict.fromkeys(STORAGE, 0.0)
+    logits = 0
     with hidden_states(checkpoint, head) as hidden_of:
         for block in range(blocks.count):
             hidden_TD = blocks.counted(hidden_of(blocks.inputs(block, block + 1)))[0]

@@ -29,6 +29,7 @@ from zloss.report.document import (
     table,
     terms,
 )
+from zloss.report.logprobs import logprob_document
 from zloss.report.numbers import coefficient, factor, number, percent, seconds
 from zloss.report.router import findings_document
 from zloss.results.audit import NOT_MEASURED, AuditReport, ExtremeTable, ExtremeToken, Precision, TiedPaths
@@ -131,6 +132,9 @@ def audit_document(
         numbers_table(report),
         Group("columns", (_gradients(report), _tied_paths(report), _spacing(report))),
     ]
+    if report.logit_noise is not None and report.logit_noise.rows:
+        document += [heading("Log-probabilities from 16-bit logits", "logprobs", "Log-probabilities")]
+        document += logprob_document(report.logit_noise.rows)
     if report.router is not None:
         document += [heading("Routers", "routers"), *findings_document(report.router, layers=True)]
     blocks = [

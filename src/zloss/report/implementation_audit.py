@@ -7,6 +7,7 @@ from typing import Any
 
 from zloss.report.audit import stage_item
 from zloss.report.document import Cell, Column, Document, Group, Heading, Items, Plain, Text, cell, table, terms
+from zloss.report.logprobs import logprob_document
 from zloss.report.numbers import number
 from zloss.results.comparison import method_label
 from zloss.results.decision import Decision
@@ -31,6 +32,7 @@ def implementation_audit_document(audit: ImplementationAudit) -> Document:
             "lead",
         ),
         *_sections(audit, digits=3),
+        *_logprobs(audit),
         Group("columns", tuple(terms(title, plain[key]) for key, title in titles.items())),
     ]
 
@@ -44,6 +46,13 @@ def implementation_audit_summary(audit: ImplementationAudit, decisions: Sequence
         *_sections(audit, digits=2),
         *([Items(tuple(map(stage_item, decisions)))] if decisions else []),
     ]
+
+
+def _logprobs(audit: ImplementationAudit) -> Document:
+    """On the page only: the table is too wide for a terminal."""
+    if not audit.logprobs:
+        return []
+    return [Heading("Log-probabilities from 16-bit logits", 3), *logprob_document(audit.logprobs)]
 
 
 def _sections(audit: ImplementationAudit, *, digits: int) -> Document:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from zloss.errors import InputError
 from zloss.results.decision import ActionVerdict, Decision, LambdaBudget
+from zloss.results.logprobs import LogprobNoise
 from zloss.results.options import Coordinate, LogitStorage, check_columns
 from zloss.results.provenance import AuditProvenance
 from zloss.results.record import COMPUTED_SHARE, COSINE, NOT_NEGATIVE, ResultRecord
@@ -365,6 +366,8 @@ class LogitNoise:
     """Logits rounded to bf16."""
     fp16: NoiseNumbers = field(default_factory=NoiseNumbers)
     """Logits rounded to fp16."""
+    rows: tuple[LogprobNoise, ...] = ()
+    """The whole table: by format, by what is rounded, by head."""
 
 
 @dataclass(frozen=True)

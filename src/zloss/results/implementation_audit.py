@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from zloss.results.audit import CorpusInfo, ModelInfo
+from zloss.results.logprobs import LogprobNoise
 from zloss.results.provenance import AuditProvenance
 from zloss.results.record import ResultRecord
 
@@ -160,6 +161,8 @@ class ImplementationAudit(ResultRecord):
     """One line per method."""
     provenance: AuditProvenance
     """What made the numbers."""
+    logprobs: tuple[LogprobNoise, ...] = ()
+    """Log-probabilities from 16-bit logits: one line per format, per what is rounded, and per head."""
     autocast: str | None = None
     """Precision of the forward pass of the overflow audit; None for fp32."""
     status: Literal["complete", "partial"] = "complete"

@@ -10,6 +10,7 @@ Axes: T tokens, N tokens of a block, V vocabulary, D width, E experts, L layers 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -178,7 +179,7 @@ def straight_audit(
         "target": c,
         "precision": {name: spacing(numbers["row_max_999"]) for name, numbers in heads.items()},
         "logit_noise": straight_noise(
-            head, scale, z, torch.cat(hidden), y, rows=rows, tokens=min(8, blocks) * size, centered=has_mu
+            head, scale, z, torch.cat(hidden), y, rows=rows, size=size, blocks=blocks, centered=has_mu, cap=cap
         ),
         "planned": {
             "coef": planned_coef,
@@ -236,25 +237,70 @@ def capped_rows(weight: Tensor, y: Tensor, z: Tensor, cap: float | None) -> Tens
 
 
 def straight_noise(
-    head: Any, scale: float, z: Tensor, hidden: Tensor, y: Tensor, *, rows: int, tokens: int, centered: bool
+    head: Any,
+    scale: float,
+    z: Tensor,
+    hidden: Tensor,
+    y: Tensor,
+    *,
+    rows: int,
+    size: int,
+    blocks: int,
+    centered: bool,
+    cap: float | None,
 ) -> dict[str, Any]:
-    """RMS of log p16(y) − log p(y) over the first tokens; the centered head is rounded to fp32, as these models are saved."""
-    z, y, weight = z[:tokens], y[:tokens].unsqueeze(1), head.weight.detach()[:rows]
-    exact = z.log_softmax(1).gather(1, y)
-    sides: dict[str, Tensor | None] = {"raw": z, "centered": None}
+    """δ = log p16 − log p in fp64 of the first blocks; the centered head is rounded to fp32, as these models are saved."""
+    weight = head.weight.detach()[:rows]
+    bias = torch.zeros(rows, dtype=z.dtype) if getattr(head, "bias", None) is None else head.bias.detach()[:rows]
+    heads = {"raw": (weight, bias)}
     if centered:
-        bias = torch.zeros(rows, dtype=z.dtype) if getattr(head, "bias", None) is None else head.bias.detach()[:rows]
-        saved, saved_bias = ((part - part.mean(0)).float().double() for part in (weight, bias))
-        sides["centered"] = scale * (hidden[:tokens] @ saved.T + saved_bias)
+        heads["centered"] = tuple((part - part.mean(0)).float().double() for part in (weight, bias))
+    tokens = {"storage": min(8, blocks) * size, "product": min(2, blocks) * size, "operands": min(2, blocks) * size}
     formats = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-    def rms(side: Tensor | None, dtype: torch.dtype) -> float | None:
-        if side is None:
-            return None
-        return float((side.to(dtype).double().log_softmax(1).gather(1, y) - exact).square().mean().sqrt())
+    def capped(logits: Tensor) -> Tensor:
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    numbers = {name: {side: rms(each, dtype) for side, each in sides.items()} for name, dtype in formats.items()}
-    return {"tokens": tokens, "saved_dtype": "float32", **numbers}
+    def stored(case: str, side: str, dtype: torch.dtype) -> Tensor:
+        w, b = heads[side]
+        if case == "storage":
+            return (capped(scale * (hidden @ w.T + b)) if side == "centered" else z).to(dtype).double()
+        product = scale * (hidden.to(dtype).double() @ w.to(dtype).double().T + b.to(dtype).double())
+        return capped(product) if case == "operands" else capped(product.to(dtype).double()).to(dtype).double()
+
+    found = []
+    for form, case, side in itertools.product(formats, tokens, ("raw", "centered", "softcapped")):
+        if side in heads:
+            found.append(noise_row(form, case, side, z, stored(case, side, formats[form]), y, tokens[case], size))
+        if (case, side, cap) == ("storage", "softcapped", None):
+            soft = 30 * torch.tanh(z / 30)
+            found.append(
+                noise_row(form, case, "softcapped", soft, soft.to(formats[form]).double(), y, tokens[case], size)
+            )
+    rms = {(row["format"], row["head"]): row["gap"]["rms"] for row in found if row["case"] == "storage"}
+    numbers = {name: {side: rms.get((name, side)) for side in ("raw", "centered")} for name in formats}
+    return {"tokens": tokens["storage"], "saved_dtype": "float32", **numbers, "rows": found}
+
+
+def noise_row(
+    form: str, case: str, side: str, exact: Tensor, stored: Tensor, y: Tensor, tokens: int, size: int
+) -> dict[str, Any]:
+    exact, stored, y = exact[:tokens], stored[:tokens], y[:tokens]
+    p, delta_all = exact.softmax(1), stored.log_softmax(1) - exact.log_softmax(1)
+    delta = delta_all.gather(1, y.unsqueeze(1)).squeeze(1)
+    ratio = delta.exp()
+    outside = {
+        name: float(((ratio < low) | (ratio > high)).double().mean())
+        for name, low, high in (("outside_tight", 0.999, 1.002), ("outside_1", 0.99, 1.01), ("outside_5", 0.95, 1.05))
+    }
+    gap = {
+        "tokens": tokens, "nonfinite": 0, "rms": float(delta.square().mean().sqrt()), "p99_abs": quantile(delta.abs(), 0.99),
+        "mean": float(delta.mean()), "mean_se": float(delta.std() / math.sqrt(tokens)), **outside,
+        "sequence_tokens": [size] * (tokens // size), "sequence_sums": delta.view(-1, size).sum(1).tolist(),
+    }  # fmt: skip
+    on_policy = float((p * delta_all**2).sum(1).mean().sqrt())
+    kl = float((p * (exact.log_softmax(1) - stored.log_softmax(1))).sum(1).mean())
+    return {"format": form, "case": case, "head": side, "gap": gap, "on_policy_rms": on_policy, "kl": kl}
 
 
 def quantile(values: Tensor, q: float) -> float:
@@ -448,7 +494,13 @@ def straight_router(model: Any, ids: Tensor, *, size: int, blocks: int, coef: fl
 
 
 def differences(report: Any, truth: Any, path: str = "", *, tolerance: float = FP32) -> Iterator[str]:
-    """A sentence for every part of `report` that is not what `truth` says; keys that only the report has are ignored."""
+    """A sentence for every part of `report` that is not what `truth` says; keys that only the report has are ignored.
+
+    In fp32 a logit next to the middle of two 16-bit numbers may be rounded to the other one, which moves sums that are near 0:
+    the rows of `logit_noise` are compared in fp64 only.
+    """
+    if path == "logit_noise.rows" and tolerance == FP32:
+        return
     if isinstance(truth, dict):
         for key, value in truth.items():
             inner = f"{path}.{key}" if path else key
@@ -466,6 +518,8 @@ def differences(report: Any, truth: Any, path: str = "", *, tolerance: float = F
         elif truth and isinstance(truth[0], float):
             # Near zero an entry is the difference of large numbers, and its error is one of the whole column.
             close = max(tolerance, KEPT_IN_FP32) if path.rpartition(".")[2][:2] in ("x_", "y_") else tolerance
+            if path.startswith("logit_noise"):
+                close = 1e-6
             if not np.allclose(report, truth, rtol=close, atol=close / 20 * max(map(abs, truth))):
                 yield f"{path}: {report[:3]}… instead of {truth[:3]}…"
         else:
@@ -482,8 +536,9 @@ def same(got: Any, want: Any, path: str, tolerance: float) -> bool:
     if path in ("heads.centered.mu_abs_99", "heads.centered.mu_rms"):
         return 0 <= got < tolerance / 20  # the rounding that centering leaves
     if path.startswith("logit_noise"):
-        # A logit next to the middle of two 16-bit numbers may be rounded to the other one.
-        tolerance = max(tolerance, ROUNDED_OTHERWISE)
+        tolerance = ROUNDED_OTHERWISE if tolerance == FP32 else 1e-6
+        if path.endswith(".kl"):  # here a difference of large numbers
+            return math.isclose(got, want, rel_tol=tolerance, abs_tol=1e-15)
     if path.startswith("planned"):
         # Norms inside these models compute in fp32, and the audit scales a gradient that was computed at another λ.
         tolerance = max(tolerance, 1e-7)

@@ -144,6 +144,7 @@ def test_a_capped_head_is_audited_as_far_as_it_goes(tmp_path: Path) -> None:
     ("section", "function"),
     [
         ("source", "source_audit"),
+        ("logprobs", "logit_noise"),
         ("implementations", "kernel_line"),
         ("updates", "update_audit"),
         ("overflow", "overflow_audit"),
@@ -158,7 +159,7 @@ def test_an_interrupt_keeps_the_sections_before_it(
     monkeypatch.setattr(f"zloss.audit.implementation.run.{function}", interrupt)
     record, case = audit("gpt2", tmp_path, implementations=("dense",))
     assert record.status == "partial"
-    order = ["source", "implementations", "updates", "overflow"]
+    order = ["source", "logprobs", "implementations", "updates", "overflow"]
     at = order.index(section)
     assert all(getattr(record, name) for name in order[:at])
     assert all(getattr(record, name) == () for name in order[at:])

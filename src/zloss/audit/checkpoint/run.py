@@ -22,7 +22,7 @@ from zloss.console import Clock, Progress, Silent, held_interrupts
 from zloss.errors import InputError
 from zloss.jobs import Job
 from zloss.measure.gradients import diagnostic_gradients, has_graph
-from zloss.measure.logit_noise import logit_noise
+from zloss.measure.logit_noise import block_tokens, logit_noise
 from zloss.measure.measurement import (
     Measurement,
     ModelBlocks,
@@ -138,9 +138,12 @@ def run_audit_of(
                 )
         if complete and noise:
             with clock("logits"), progress.step("16-bit logits", None), hidden_states(checkpoint, head) as hidden_of:
-                saved_dtype = checkpoint.stored_dtype or head.weight_VD.dtype
                 found_noise = logit_noise(
-                    measurement, hidden_of, blocks, saved_dtype=saved_dtype, forward_blocks=config.batch_blocks
+                    head,
+                    block_tokens(hidden_of, blocks, head.weight_VD.device),
+                    vocab=measurement.vocab,
+                    mean_row_D=None if measurement.lacks_centered else measurement.mean_row_D / head.logit_scale,
+                    saved_dtype=checkpoint.stored_dtype or head.weight_VD.dtype,
                 )
     except KeyboardInterrupt:
         complete = False

@@ -1,4 +1,5 @@
-"""One implementation audit: load, check, then one section after another: source, implementations, updates, fp16 headroom.
+"""One implementation audit: load, check, then one section after another: source, log-probabilities,
+implementations, updates, fp16 headroom.
 
 Ctrl-C ends the section that is running; finished sections stay in the record, which is then marked partial.
 """
@@ -9,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from zloss.audit.implementation.kernels import kernel_line
 from zloss.audit.implementation.source import source_audit
 from zloss.console import Clock, Progress, Silent
 from zloss.errors import InputError, ZlossError
-from zloss.measure.measurement import model_blocks
+from zloss.measure.logit_noise import NOISE_BLOCKS, logit_noise
+from zloss.measure.measurement import lacks_centered, model_blocks
 from zloss.models.checkpoint import Checkpoint, load_checkpoint
 from zloss.models.output_head import OutputHead, check_head, find_head, hidden_states
 from zloss.objectives import make_objective
@@ -34,6 +36,7 @@ from zloss.results.implementation_audit import (
     StoredLogits,
     UpdateErrors,
 )
+from zloss.results.logprobs import LogprobNoise
 from zloss.results.provenance import AuditProvenance, shared_keys
 from zloss.text import Blocks, open_corpus
 
@@ -95,6 +98,19 @@ def run_implementation_audit(
             lines = source_audit(head, hidden_TD, block_size=blocks.size, **scaled, advance=step.advance)
         return tuple(line.result() for line in lines)
 
+    def logprobs() -> tuple[LogprobNoise, ...]:
+        count = min(NOISE_BLOCKS, blocks.count)
+        parts = zip(torch.split(hidden_TD, blocks.size), blocks.targets(0, blocks.count), strict=True)
+        weight_VD = head.weight_VD.detach()
+        with progress.step("log-probabilities", None):
+            return logit_noise(
+                head,
+                islice(parts, count),
+                vocab=head.vocab,
+                mean_row_D=None if lacks_centered(head, head.vocab) else weight_VD.mean(dim=0, dtype=torch.float64),
+                saved_dtype=checkpoint.stored_dtype or weight_VD.dtype,
+            ).rows
+
     def applied() -> tuple[AppliedLoss, ...]:
         return _applied_losses(config, implementations, head, hidden_TD, blocks, target, progress, note)
 
@@ -120,6 +136,7 @@ def run_implementation_audit(
 
     left_out = {
         "source": "",
+        "logprobs": "",
         "implementations": "" if implementations else "no implementation was requested",
         "updates": "" if config.update_blocks else "skipped (update_blocks = 0)",
         "overflow": "" if config.overflow_blocks else "skipped (overflow_blocks = 0)",
@@ -127,7 +144,7 @@ def run_implementation_audit(
     found: dict[str, Any] = {}
     reasons = {}
     interrupted = False
-    for (name, why), measure in zip(left_out.items(), (source, applied, updates, overflow), strict=True):
+    for (name, why), measure in zip(left_out.items(), (source, logprobs, applied, updates, overflow), strict=True):
         found[name] = ()
         try:
             if not interrupted and not why:
