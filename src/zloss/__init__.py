@@ -87,6 +87,8 @@ _HOME = {
     "CenteredHeadWrapper": "head.centering",
     "center_head_": "head.centering",
     "shift_head_": "head.centering",
+    "mu_loss_": "head.centering",
+    "mu_center_": "head.centering",
     "logits_loss": "head.loss",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from zloss.results.audit import AuditReport
 from zloss.results.comparison import FEW_STEPS, Comparison, Verdict, VerdictName
 from zloss.results.decision import Action, ActionVerdict, Decision, LambdaBudget
 from zloss.results.recommendation import NOT_TESTED, Arm, Level, Recommendation
+from zloss.results.run_config import MU_CENTERING, MU_LOSS, UNPENALIZED
 from zloss.results.steps import PHI, StepRecord
 
 DEFAULT_COEF = 1e-4
@@ -68,6 +70,25 @@ def candidates(report: AuditReport) -> tuple[Arm, ...]:
         if arm.method != GAIN_AWARE
     ]
     return (*arms, *smaller)
+
+
+def named_arms(names: Sequence[str]) -> tuple[Arm, ...]:
+    """The arms that a user names, METHOD or METHOD:COEFFICIENT.
+
+    >>> [arm.key for arm in named_arms(["mu-loss", "standard:3e-4", "mu-centering"])]
+    [('mu-loss', 0.0001), ('standard', 0.0003), ('mu-centering', 0.0)]
+    """
+    arms = []
+    for name in names:
+        method, colon, written = name.partition(":")
+        coef = 0.0 if method in UNPENALIZED else DEFAULT_COEF
+        with contextlib.suppress(ValueError):
+            coef = float(written) if colon else coef
+            if math.isfinite(coef) and (coef == 0) == (method in UNPENALIZED):
+                arms.append(Arm(method, coef, (), "requested"))
+                continue
+        raise InputError(f"`methods` has {name!r}, but is expected to list METHOD or METHOD:COEFFICIENT.")
+    return tuple(arms)
 
 
 def budget_coef(solved: float | None, r_z: float) -> tuple[float, str]:
@@ -347,6 +368,7 @@ RECIPES = {
     "factorized": "Factorized Z-loss at λ_μ = λ_rel = {coef}, c_μ = 0, c_rel = log V",
     "gain-aware": "Gain-aware Z-loss at λ = {coef}, β = 0.01, c = log V",
 }
+OF_THE_MEAN_ROW = {MU_LOSS: "the μ-loss at γ = {coef}", MU_CENTERING: "μ-centering after every step"}
 
 
 def method_title(method: str) -> str:
@@ -359,13 +381,17 @@ def method_title(method: str) -> str:
 
 
 def recipe(method: str, coef: float) -> str:
-    """A Z-loss with its settings, inside a sentence.
+    """A method with its settings, inside a sentence.
 
     >>> recipe("centered", 1e-4)
     'Centered Z-loss at λ = 1e-4, c = log V'
     """
     digits, exponent = f"{coef:e}".split("e")
-    return RECIPES.get(method, f"{method} at λ = {{coef}}").format(coef=f"{float(digits):g}e{int(exponent)}")
+    return (
+        (RECIPES | OF_THE_MEAN_ROW)
+        .get(method, f"{method} at λ = {{coef}}")
+        .format(coef=f"{float(digits):g}e{int(exponent)}")
+    )
 
 
 def with_verdict(found: Recommendation) -> Recommendation:

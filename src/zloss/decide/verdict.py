@@ -29,7 +29,7 @@ from zloss.errors import InputError
 from zloss.results.audit import HeadNumbers
 from zloss.results.comparison import ComparedMethod, Comparison, Verdict, VerdictName, VerdictPart, VerdictParts
 from zloss.results.options import Coordinate
-from zloss.results.run_config import OFF
+from zloss.results.run_config import MU_CENTERING, MU_LOSS, OFF
 from zloss.results.run_metrics import (
     DELTA_U,
     DELTA_U_GAIN_AWARE,
@@ -45,6 +45,8 @@ ALL = 3
 DIAGNOSED = "p_z_999"
 """Quantity of `delta_diagnosed` unless another one is requested."""
 CE, STANDARD, GAIN_AWARE, CENTERED_HEAD = "ce", "standard", "gain-aware", "centered-head"
+LOWER_THE_SHIFT = (CENTERED_HEAD, MU_LOSS, MU_CENTERING)
+"""Methods that have to lower |μ|."""
 NOTHING_TO_LOWER = ("ce", OFF)
 """Names of CE and of the absent router loss."""
 
@@ -144,7 +146,7 @@ def diagnosed_quantities(method: str, coordinate: Coordinate, baseline: Coordina
     tail = ("|log Z − c|" if coordinate == "raw" else "|log Z̃ − c|", violation, violation, 0.999)
     methods: dict[str, tuple[Quantity, ...]] = {
         CE: (),
-        CENTERED_HEAD: (("|μ|", f"{SHIFT}.{coordinate}", f"{SHIFT}.{baseline}", 0.99),),
+        **dict.fromkeys(LOWER_THE_SHIFT, (("|μ|", f"{SHIFT}.{coordinate}", f"{SHIFT}.{baseline}", 0.99),)),
         "factorized": (
             ("μ²", f"{SHIFT_SQUARED}.raw", f"{SHIFT_SQUARED}.raw", None),
             ("(log Z̃ − c)²", squared, squared, None),
@@ -274,7 +276,7 @@ def _from_file(comparison: Comparison, method: ComparedMethod, stated: Verdict, 
         coordinate = None
     elif comparison.router is not None:
         coordinate = _router_scale(comparison, method, thresholds)
-    elif method.method == CENTERED_HEAD:
+    elif method.method in LOWER_THE_SHIFT:
         # p99 |μ| of each in the coordinate that it deploys.
         before, after = base.mean("mu_abs_99"), method.mean("mu_abs_99")
         coordinate = _without_interval("|μ|", "p99 |μ|", after / before if before and after is not None else None)

@@ -1,13 +1,17 @@
-"""Interventions on an output head: centering it, deploying it centered, and shifting it on purpose."""
+"""Interventions on an output head: centering it once or after every step, a penalty on its mean row, deploying it centered,
+and shifting it on purpose."""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from zloss.distributed import is_dtensor, local_part
 from zloss.errors import InputError, ShapeError, TiedHeadError
 from zloss.head.options import check_vocab
 from zloss.head.source import centered_logits_from_raw
+from zloss.objectives import check_coefficient, is_on, off_is_zero
 from zloss.tensors import check_floating, check_holds_values
 
 
@@ -112,3 +116,62 @@ class CenteredHeadWrapper(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         bias = None if self.linear.bias is None else self.linear.bias[: self._vocab]
         return centered_logits_from_raw(self.linear(hidden), hidden, self.linear.weight[: self._vocab], bias)
+
+
+# Output embedding centering (arXiv 2601.02031): the mean row w̄ of W is penalized, or removed after every step
+
+
+@torch.no_grad()
+def mu_loss_(weight: Tensor, coef: float | None, *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Add the gradient of the μ-loss γ‖w̄‖², which is 2γw̄/V in every row, to `weight.grad`; returns γ‖w̄‖² (fp64, detached).
+
+    `weight`: the head [V, D], w̄ the mean of all its rows, γ = `coef` (1e-4 as published; None or 0 adds nothing). Call it
+    once per optimizer step, after the last backward pass and the reduction of gradients over ranks, before clipping.
+    `group`: the ranks that hold the vocabulary, if `weight` is this rank's plain shard of rows; a DTensor needs none.
+
+    Scaling: of the parameters alone, so neither the batch, nor accumulation, nor the number of ranks changes it.
+
+    >>> import zloss
+    >>> weight = nn.Parameter(torch.tensor([[1.0, 0.0], [3.0, 2.0]]))
+    >>> float(zloss.mu_loss_(weight, 0.1)), weight.grad  # w̄ = (2, 1)
+    (0.5, tensor([[0.2000, 0.1000],
+            [0.2000, 0.1000]]))
+    """
+    check_coefficient("coef", coef)
+    mean_D, vocab = _mean_row(weight, group)
+    if is_on(coef):
+        weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        weight.grad.add_(mean_D * (2 * off_is_zero(coef) / vocab))
+    return off_is_zero(coef) * local_part(mean_D).square().sum()
+
+
+@torch.no_grad()
+def mu_center_(weight: Tensor, *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """W ← W − w̄, the μ-centering of a head [V, D]; call it after every `optimizer.step()`, whose state it leaves alone.
+
+    Softmax and cross-entropy stay, unless the table is also the input embedding: from scratch that is how the method was
+    published, but a pretrained tied model loses its predictions, so untie it first. `group` is that of `mu_loss_`.
+
+    >>> import zloss
+    >>> zloss.mu_center_(torch.tensor([[1.0, 0.0], [3.0, 2.0]]))
+    tensor([[-1., -1.],
+            [ 1.,  1.]])
+    """
+    return weight.sub_(_mean_row(weight, group)[0])
+
+
+def _mean_row(weight: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, int]:
+    """(w̄ [D] in fp64, V) of all rows, on every rank that holds some of them."""
+    check_floating("weight", weight)
+    if weight.dim() != 2:
+        raise ShapeError(f"`weight` is expected to be [V, D], but got {list(weight.shape)}.")
+    total_D, vocab = weight.detach().sum(dim=0, dtype=torch.float64), weight.shape[0]
+    if is_dtensor(total_D):
+        from torch.distributed.tensor import Replicate
+
+        total_D = total_D.redistribute(placements=[Replicate()] * total_D.device_mesh.ndim)
+    elif group is not None:
+        summed = torch.cat([total_D, total_D.new_tensor([vocab])])
+        dist.all_reduce(summed, group=group)
+        total_D, vocab = summed[:-1], int(summed[-1])
+    return total_D / vocab, vocab

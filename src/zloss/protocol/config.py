@@ -32,7 +32,7 @@ from zloss.results.options import (
     check_optional_counts,
 )
 from zloss.results.recommendation import Arm
-from zloss.results.run_config import TrainConfig
+from zloss.results.run_config import MU_LOSS, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ WARMUP = 0.1
 """Share of the steps that warm up."""
 NOT_OF_THE_RUNS = {
     *("model", "texts", "valid_texts", "text_field", "tokenizer"),  # their tokens and weights are
-    *("budget", "steps", "seeds", "max_arms", "runs", "tolerance_ppl", "router_convention", "router_coef"),
+    *("budget", "steps", "seeds", "methods", "max_arms", "runs", "tolerance_ppl", "router_convention", "router_coef"),
 }
 """Settings of a recommendation that change none of its runs."""
 OF_THE_CHECKPOINT = ("lr", "schedule", "micro_batch")
@@ -179,6 +179,9 @@ class RecommendConfig(TextOptions):
     """Optimizer steps of every run, at least 100. Default: as many as the budget allows."""
     seeds: Annotated[tuple[int, ...], Option(metavar="N,N,...", comma_separated=True)] = (1, 2, 3)
     """The first seed selects an arm, the others confirm it. A single confirming seed cannot confirm anything."""
+    methods: Annotated[tuple[str, ...], Option(metavar="A,B,...", comma_separated=True)] = ()
+    """Arms to try before those that the audit proposes: any method of `zloss train`, such as mu-loss, or METHOD:COEFFICIENT.
+    Default coefficient: 1e-4."""
     max_arms: int | None = None
     """Maximum number of arms besides CE, the most informative first. Default: as many as the audit proposes and the budget
     allows."""
@@ -330,7 +333,7 @@ class RecommendConfig(TextOptions):
 
     def implementation_config(self, arm: Arm) -> ImplementationAuditConfig:
         """The audit of logits stored in the stack's precision, of the update and of the fp16 margin under the chosen arm."""
-        own = (arm.method,) if arm.coef else ("standard",)
+        own = (arm.method,) if arm.coef and arm.method != MU_LOSS else ("standard",)
         return ImplementationAuditConfig(
             model=self.model,
             **self.text_options(blocks=2),
@@ -355,8 +358,9 @@ class RecommendConfig(TextOptions):
     @property
     def request(self) -> str:
         """What determines how many arms, seeds and steps there are."""
+        named = f", methods {','.join(self.methods)}" if self.methods else ""
         most = "" if self.max_arms is None else f", at most {self.max_arms} arms"
-        return f"budget {self.budget_seconds}, steps {self.steps}, seeds {','.join(map(str, self.seeds))}{most}"
+        return f"budget {self.budget_seconds}, steps {self.steps}, seeds {','.join(map(str, self.seeds))}{named}{most}"
 
     def fingerprint(self, tokens: str) -> str:
         """Identity of the runs: the settings they share, and `tokens`, which identifies the tokens and the weights."""

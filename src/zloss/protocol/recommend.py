@@ -30,13 +30,14 @@ from zloss.decide.recommend import (
     certain_rejection,
     evaluate_arms,
     extra_seeds,
+    named_arms,
     plan_time,
     rounded_duration,
     runs_per_seed,
     with_references,
 )
 from zloss.decide.thresholds import Thresholds
-from zloss.errors import InputError
+from zloss.errors import InputError, UnknownNameError
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint, load_checkpoint, model_fingerprint
 from zloss.protocol.config import RecommendConfig
@@ -76,6 +77,7 @@ from zloss.text import make_blocks, open_corpus
 from zloss.train.finished import FinishedRun, read_run
 from zloss.train.folder import SavedState
 from zloss.train.live import LiveView, NoView
+from zloss.train.loss import method_names, run_loss
 from zloss.train.options import RunOptions
 from zloss.train.run import RunEndedError, run_training_of
 from zloss.train.start import Start, prepare_start, read_adam_state
@@ -186,6 +188,9 @@ class _Work:
         """Refuse a folder, texts, a state of Adam or a size of the model that cannot be used."""
         config = self.config
         check_folder(self.folder)
+        for arm in named_arms(config.methods):
+            if arm.method not in method_names():
+                raise UnknownNameError("method", arm.method, method_names())
         open_corpus(config.texts, config.corpus, config.text_field)
         if config.valid_texts:
             open_corpus(config.valid_texts, None, config.text_field)
@@ -200,6 +205,8 @@ class _Work:
             first = config.train_config(CE_ARM, config.seeds[0], config.steps or LEAST_STEPS)
             start = self.job.together(prepare_start, first)
             self.job.from_first(check_training_fits, start.checkpoint)
+            for arm in named_arms(config.methods):  # refused here if this model cannot be trained with it
+                run_loss(replace(first, method=arm.method, coef=arm.coef), start.checkpoint, start.data.train)
         return start
 
     def audit(self, checkpoint: Checkpoint) -> AuditReport:

@@ -25,7 +25,7 @@ from zloss.decide.recommend import (
 from zloss.decide.stages import DECOMPOSITION, PATHWAY, SOURCE, TRANSPORT
 from zloss.decide.thresholds import Thresholds
 from zloss.head.source import explain
-from zloss.objectives import CenteredHead, Objective, StandardZLoss, make_objective
+from zloss.objectives import CenteredHead, StandardZLoss, make_objective
 from zloss.protocol.config import RecommendConfig
 from zloss.results.audit import AuditReport
 from zloss.results.comparison import Comparison, Verdict
@@ -33,6 +33,7 @@ from zloss.results.implementation_audit import ImplementationAudit
 from zloss.results.provenance import Provenance, without_folders
 from zloss.results.recommendation import PASSES, Arm, ArmResult, Paste, Recommendation, Tested
 from zloss.results.router import RouterScaleTable
+from zloss.results.run_config import MU_CENTERING, MU_LOSS
 from zloss.train.finished import FinishedRun
 
 ON_CHECKPOINT = tuple(stage.name for stage in (SOURCE, DECOMPOSITION, TRANSPORT, PATHWAY))
@@ -52,6 +53,14 @@ from zloss.integrations.transformers import attach
 
 attach(trainer, {code})
 trainer.train()"""
+OF_THE_MEAN_ROW = {
+    MU_LOSS: (
+        "zloss.mu_loss_(model.lm_head.weight, {coef:g})",
+        "once per step, before clipping and `optimizer.step()`",
+    ),
+    MU_CENTERING: ("zloss.mu_center_(model.lm_head.weight)", "after every `optimizer.step()`"),
+}
+"""Line and note of the methods on the mean row."""
 ATTACH_NOTE = "loss and telemetry of a Trainer; `apply(model, objective)` for any other loop"
 
 
@@ -224,8 +233,10 @@ def paste_lines(method: str, coef: float, *, vocab: int, model: str, tied: bool 
 
     Other frameworks are given by their settings; where the objective has none, λ(log Z)² of raw logits is the nearest.
     """
+    code = method_code(method, coef)
+    if method in OF_THE_MEAN_ROW:
+        return (Paste("plain loop", code, f"training stays on plain CE; {OF_THE_MEAN_ROW[method][1]}"),)
     objective = make_objective(method, coef)
-    code = objective_code(objective)
     if isinstance(objective, CenteredHead):
         lines = f"{_center_command(model)}  # a checkpoint folder, from the command line"
         if not tied:
@@ -246,13 +257,16 @@ def paste_lines(method: str, coef: float, *, vocab: int, model: str, tied: bool 
     return tuple(found)
 
 
-def objective_code(objective: Objective) -> str:
-    """The objective as a Python expression.
+def method_code(method: str, coef: float) -> str:
+    """The objective, or the call of a method on the mean row, as a Python expression.
 
-    >>> objective_code(StandardZLoss(1e-4))
-    'zloss.StandardZLoss(coef=0.0001)'
+    >>> method_code("standard", 1e-4), method_code("mu-loss", 1e-4)
+    ('zloss.StandardZLoss(coef=0.0001)', 'zloss.mu_loss_(model.lm_head.weight, 0.0001)')
     """
-    return "zloss." + re.sub(r", (target=None|relative_target=None|shift_target=0\.0)", "", repr(objective))
+    if method in OF_THE_MEAN_ROW:
+        return OF_THE_MEAN_ROW[method][0].format(coef=coef)
+    made = repr(make_objective(method, coef))
+    return "zloss." + re.sub(r", (target=None|relative_target=None|shift_target=0\.0)", "", made)
 
 
 def with_model_as_given(pastes: Sequence[Paste], recorded: str, given: str) -> tuple[Paste, ...]:

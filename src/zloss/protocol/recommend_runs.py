@@ -22,6 +22,7 @@ from zloss.decide.recommend import (
     LEAST_STEPS,
     Speed,
     candidates,
+    named_arms,
     plan_time,
     planned_runs,
     rounded_duration,
@@ -31,14 +32,13 @@ from zloss.decide.thresholds import Thresholds
 from zloss.errors import CheckpointError, InputError
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint
-from zloss.objectives import make_objective
 from zloss.protocol.config import RecommendConfig
-from zloss.protocol.recommend_answer import objective_code
+from zloss.protocol.recommend_answer import method_code
 from zloss.results.audit import AuditReport, HeadNumbers, Heads
 from zloss.results.comparison import Comparison
 from zloss.results.options import Coordinate
 from zloss.results.recommendation import Arm, ArmResult, LeftOut, RecommendPlan
-from zloss.results.run_config import UNPENALIZED, TrainConfig
+from zloss.results.run_config import TrainConfig
 from zloss.results.run_metrics import (
     DELTA_U,
     DELTA_U_GAIN_AWARE,
@@ -210,7 +210,9 @@ def plan_runs(
     text: str,
 ) -> RecommendPlan:
     """The arms that the audit proposes, and what the budget has room for after `spent` seconds; without `cost` all of them."""
-    found = candidates(report)[: config.max_arms]
+    requested = named_arms(config.methods)
+    proposed = [arm for arm in candidates(report) if arm.key not in {one.key for one in requested}]
+    found = (*requested, *proposed)[: config.max_arms]
     arms, seeds, per_run, seconds = with_references(found), config.seeds, steps or LEAST_STEPS, None
     if cost is not None:
         speed = speed_of(config, cost, steps, spent)
@@ -220,7 +222,7 @@ def plan_runs(
         identity=identity,
         model=Path(config.model).name,
         text=text,
-        arms=tuple(replace(arm, code=objective_code(make_objective(*arm.key))) for arm in (CE_ARM, *arms)),
+        arms=tuple(replace(arm, code=method_code(*arm.key)) for arm in (CE_ARM, *arms)),
         left_out=tuple(LeftOut(arm.method, arm.coef, NO_ROOM) for arm in found if arm not in arms),
         seeds=seeds,
         steps=per_run,
@@ -296,7 +298,7 @@ def read_recorded_runs(
         found += runs
         unfinished += missing
     ce = sorted((run for run in found if run.key == CE_ARM.key), key=lambda run: run.seed)
-    others = [run for run in found if run.method not in UNPENALIZED]
+    others = [run for run in found if run.method not in (CE_ARM.method, CENTERED_HEAD)]
     if not ce or not others:
         lacking = "no finished run of ce" if not ce else "no finished run of a method with a Z-loss"
         raise InputError(f"`runs` hold {lacking}: a recommendation compares both at the same seeds.")

@@ -132,9 +132,11 @@ def variants() -> tuple[str, ...]:
     return (OFF, *(name for c in PAPER_CONVENTIONS for name in (c, f"{c}:{MATCHED}")))
 
 
-FREE = ("method", "coef", "target", "gain_beta")
+FREE = ("method", "coef", "coef_until", "target", "gain_beta")
 """Fields in which the runs of a matched pair may differ; every other field defines the experiment."""
-UNPENALIZED = ("ce", "centered-head")
+MU_LOSS, MU_CENTERING = "mu-loss", "mu-centering"
+"""Methods that act on the mean row of the head and not on tokens: `zloss.mu_loss_` with γ = coef, and `zloss.mu_center_`."""
+UNPENALIZED = ("ce", "centered-head", MU_CENTERING)
 """Methods without a coefficient: theirs is 0, so one run serves every coefficient of a sweep."""
 
 
@@ -167,9 +169,12 @@ class TrainConfig(TextOptions):
     change. A controlled probe."""
 
     method: Annotated[str, NotAnOption] = "ce"
-    """Name of a registered objective."""
+    """Name of a registered objective, or `mu-loss` or `mu-centering`."""
     coef: Annotated[float, NotAnOption] = 0.0
-    """λ of the method."""
+    """λ of the method; γ of mu-loss."""
+    coef_until: Annotated[int | None, Option(metavar="STEP")] = field(default=None, metadata=written_with("coef_until"))
+    """λ is 0 from this optimizer step on: the run then trains as CE. Every step records its `coef` and `z_unscaled`, the
+    penalty without λ. Default: λ stays."""
     target: float | None = None
     """Target c of the log-normalizer (of its relative part for factorized), in nats. Default: log V."""
     gain_beta: float = 1e-2
@@ -247,8 +252,7 @@ class TrainConfig(TextOptions):
         check_numbers(self, ("weight_decay", "coef", "head_shift", "gain_beta", "lr_floor", "spike"))
         check_numbers(self, ("lr", "clip", "eps", "diag_coef"), positive=True)
         check_choices(self, {"bos": BosPolicy, "precision": Precision, "head": HeadKind, "decay": Decay})
-        if self.train_tokenizer is not None:
-            check_counts(self, ("train_tokenizer",))
+        check_optional_counts(self, ("train_tokenizer", "coef_until"))
         refuse(
             *(
                 (not 0 <= beta < 1, f"`{name}` is expected to be a number from 0 to below 1, but got {beta!r}.")
@@ -307,6 +311,10 @@ class TrainConfig(TextOptions):
     def name(self) -> str:
         """Folder name of the run: method, coefficient, seed; a mixture of experts adds the router variant and omits CE."""
         return run_name(self.method, self.coef, self.seed, None if self.moe is None else self.moe.name)
+
+    def coef_at(self, step: int) -> float:
+        """λ of a step: `coef`, and 0 from `coef_until` on."""
+        return 0.0 if self.coef_until is not None and step >= self.coef_until else self.coef
 
     def lr_at(self, step: int) -> float:
         """Linear warm-up over the first `warmup` steps, then a cosine that would reach the floor one step after the last."""

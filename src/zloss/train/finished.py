@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from zloss.errors import InputError
-from zloss.objectives import objective_names
 from zloss.results.io import read_object
 from zloss.results.provenance import RunProvenance, read_run_provenance
 from zloss.results.record import from_plain
@@ -34,6 +33,7 @@ from zloss.results.run_config import (
 from zloss.results.run_metrics import METRICS_FILE, RUN_AGAIN, RunMetrics, read_metrics
 from zloss.results.steps import StepRecord
 from zloss.train.folder import STEPS_FILE, WEIGHTS, read_steps
+from zloss.train.loss import method_names
 
 RECORDS: dict[str, type[TrainConfig] | type[RecordedRun]] = {
     RunConfig.SCHEMA: TrainConfig,
@@ -173,7 +173,7 @@ def _check_names(folder: Path, config: dict[str, Any], record: RunMetrics) -> No
     router = None if moe is None else router_name(moe["router"], moe["router_coef"])
     name = run_name(config["method"], config["coef"], config["seed"], router)
     # Folders that `zloss train` and `record_run` have not named say nothing about their run.
-    names = (*objective_names(), *(variant.replace(":", "-") for variant in variants()))
+    names = (*method_names(), *(variant.replace(":", "-") for variant in variants()))
     part = rf"(?:{'|'.join(map(re.escape, names))})-[0-9.e+-]+"
     if folder.name != name and re.fullmatch(rf"{part}(?:-{part})?-s\d+", folder.name):
         raise InputError(

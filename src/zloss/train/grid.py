@@ -14,12 +14,11 @@ import torch
 from zloss.console import Progress
 from zloss.errors import InputError, UnknownNameError, ZlossError
 from zloss.jobs import Job
-from zloss.objectives import objective_names
 from zloss.results.run_config import OFF, UNPENALIZED, TrainConfig
 from zloss.train.data import check_divisible
 from zloss.train.folder import check_finished, config_record, is_finished, refuse_other_settings
 from zloss.train.live import LiveView, TerminalView
-from zloss.train.loss import run_loss
+from zloss.train.loss import method_names, run_loss
 from zloss.train.options import RunOptions
 from zloss.train.run import run_training_of
 from zloss.train.start import Start, prepare_start
@@ -51,14 +50,16 @@ class Grid:
             if not values or len(set(values)) != len(values):
                 raise InputError(f"`{name}` is expected to be a list without duplicates, but got {list(values)!r}.")
         for method in self.methods:
-            if method not in objective_names():
-                raise UnknownNameError("method", method, objective_names())
+            if method not in method_names():
+                raise UnknownNameError("method", method, method_names())
 
     def configs(self) -> Iterator[TrainConfig]:
         """The runs seed by seed, so that finished seeds can be compared before the last one; CE once for all coefficients."""
         for seed, method in itertools.product(self.seeds, self.methods):
-            for coef in (0.0,) if method in UNPENALIZED else self.coefs:
-                config = replace(self.base, method=method, coef=coef, seed=seed)
+            unpenalized = method in UNPENALIZED
+            until = None if unpenalized else self.base.coef_until
+            for coef in (0.0,) if unpenalized else self.coefs:
+                config = replace(self.base, method=method, coef=coef, coef_until=until, seed=seed)
                 if config.moe is None:
                     yield config
                     continue

@@ -9,20 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zloss.errors import TiedHeadError
 from zloss.head.loss import HeadLossOutput, head_loss
 from zloss.measure.paper_loss import paper_loss
 from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import find_head, hidden_states
-from zloss.objectives import Objective, make_objective
+from zloss.objectives import CrossEntropy, Objective, make_objective, objective_names
 from zloss.results.options import HeadKind
-from zloss.results.run_config import MoeRun, TrainConfig
+from zloss.results.run_config import MU_CENTERING, MU_LOSS, MoeRun, TrainConfig
 from zloss.text import Blocks
 from zloss.train.moe import RouterTerms, RoutingTap, router_terms
 
 
-def run_objective(config: TrainConfig) -> Objective:
-    """The registered objective of the run's method, with its coefficient, target and β."""
-    made: Any = make_objective(config.method, config.coef)
+def method_names() -> tuple[str, ...]:
+    """Every method that a run can have."""
+    return (*objective_names(), MU_LOSS, MU_CENTERING)
+
+
+def run_objective(config: TrainConfig, coef: float | None = None) -> Objective:
+    """What the run's method adds to every token, with its target and β; `coef` replaces its coefficient.
+
+    Methods on the mean row of the head add nothing to a token.
+    """
+    if config.method in (MU_LOSS, MU_CENTERING):
+        return CrossEntropy()
+    made: Any = make_objective(config.method, config.coef if coef is None else coef)
     changes: dict[str, Any] = {"beta": config.gain_beta}
     if config.target is not None:
         changes |= {"target": config.target, "relative_target": config.target}
@@ -31,8 +42,22 @@ def run_objective(config: TrainConfig) -> Objective:
     return objective
 
 
+def unscaled_penalty(config: TrainConfig, output: HeadLossOutput, weight_VD: Tensor) -> float:
+    """What this micro-batch adds to the penalty of its step, for λ or γ of 1, whether it is on or off."""
+    tokens = int(output.stats.valid.sum())
+    if config.method == MU_LOSS:
+        mean_row_squared = weight_VD.detach().mean(dim=0, dtype=torch.float64).square().sum()
+        return float(mean_row_squared) * tokens / config.tokens_per_step
+    return float(run_objective(config, 1.0).source(output.stats)[0].sum()) / config.tokens_per_step
+
+
 def run_loss(config: TrainConfig, checkpoint: Checkpoint, blocks: Blocks) -> LossModel:
     """Token ids and targets of `blocks` to the loss that the run's configuration states."""
+    if config.method == MU_CENTERING and config.pretrained and not config.untie and find_head(checkpoint).tied:
+        raise TiedHeadError(
+            f"the head of {checkpoint.name} is tied, so mu-centering would also move the input embedding that the pretrained "
+            "layers expect: untie it first (`untie` of zloss train)."
+        )
     return LossModel(checkpoint, run_objective(config), config.head, blocks.counted, config.moe)
 
 
@@ -53,7 +78,9 @@ class LossModel(nn.Module):
     ) -> None:
         super().__init__()
         self.model = checkpoint.model
-        self._checkpoint, self._objective, self._kind, self._counted = checkpoint, objective, kind, counted
+        self.objective = objective
+        """The one of the next step."""
+        self._checkpoint, self._kind, self._counted = checkpoint, kind, counted
         self._moe, self._tap = moe, None if moe is None else RoutingTap(checkpoint.model, counted)
 
     def forward(
@@ -78,12 +105,12 @@ class LossModel(nn.Module):
         with hidden_states(self._checkpoint, head) as hidden_of:
             hidden = self._counted(hidden_of(inputs_BN))
         if self._kind == "paper":
-            return paper_loss(head, hidden, targets_BN, self._objective, normalizer)
+            return paper_loss(head, hidden, targets_BN, self.objective, normalizer)
         return head_loss(
             hidden,
             head.weight_VD,
             targets_BN,
-            self._objective,
+            self.objective,
             bias=head.bias_V,
             normalizer=normalizer,
             logit_scale=head.logit_scale,

@@ -8,6 +8,7 @@ loop that trained the model: `zloss train` and `zloss.record_run` share it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -33,7 +34,7 @@ from zloss.objectives import Objective
 from zloss.optimizer.endpoints import endpoints
 from zloss.results.audit import NO_INPUT_PATH, GradientNumbers, Heads
 from zloss.results.comparison import FEW_STEPS
-from zloss.results.run_config import RecordedRun, TrainConfig
+from zloss.results.run_config import MU_LOSS, RecordedRun, TrainConfig
 from zloss.results.run_metrics import DiagnosticGradient, RoutingMetrics, RunGradients, RunMetrics
 from zloss.results.steps import StepRecord
 from zloss.text import Blocks
@@ -137,6 +138,9 @@ def measured_run(
         reasons["heads.centered"] = measurement.lacks_centered
     gradients, missing = _gradients(checkpoint, objective, measurement, blocks, options.gradient_blocks)
     reasons |= missing
+    if run.method == MU_LOSS:
+        gradients = replace(gradients, r_aux=None)
+        reasons["r_aux"] = reasons["c_aux"] = reasons["tied_paths"] = "the μ-loss is not a function of tokens"
     deployed = heads.raw if coordinate == "raw" else heads.centered
     training = endpoints(records, clip=run.clip, thresholds=options.thresholds, spike=options.spike)
     if not training.adam_samples:

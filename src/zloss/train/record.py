@@ -89,6 +89,8 @@ def record_run(
     *,
     seed: int,
     validation: Blocks | Tensor | Sequence[Sequence[int]],
+    method: str | None = None,
+    coef: float | None = None,
     optimizer: StatefulOptimizer | None = None,
     clip: float | None = None,
     settings: dict[str, Any] | None = None,
@@ -108,6 +110,8 @@ def record_run(
     z = softcap·tanh(s(Wu + b)/softcap). `seed`: runs of different methods are paired by it, so it must stand for the same
     data order and the same initial weights (the latter are checked by their checksum when runs are compared).
     `validation`: `zloss.validation_blocks(file, tokenizer)`, or rows [B, N + 1] of token ids; measured once, at the end.
+    `method`, `coef`: name and coefficient of a method that is not an objective of tokens, such as "mu-loss"; by default those of
+    the objective.
     `optimizer`: for the learning rate and samples of Adam's state. `clip`: the threshold at which the loop clips.
     `settings`: everything else that defines the experiment, as JSON values; runs that differ in one are refused as a pair.
 
@@ -126,9 +130,9 @@ def record_run(
     config = RecordedRun(
         loop=loop,
         model=type(checkpoint.model).__name__,
-        method=objective.name,
+        method=method or objective.name,
         # Of Factorized, those of its relative part.
-        coef=float(numbers.get("coef", numbers.get("relative_coef")) or 0.0),
+        coef=float(numbers.get("coef", numbers.get("relative_coef", coef)) or 0.0),
         target=numbers.get("target", numbers.get("relative_target")),
         gain_beta=float(numbers.get("beta", GAIN_BETA)),
         objective=numbers,

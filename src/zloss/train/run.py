@@ -8,8 +8,10 @@ that resumes from a checkpoint takes the same steps as one that was never interr
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ from torch import nn
 
 from zloss.console import Progress, Silent, held_interrupts
 from zloss.errors import ZlossError
+from zloss.head.centering import mu_center_, mu_loss_
 from zloss.jobs import Job
 from zloss.models.checkpoint import Checkpoint
+from zloss.models.output_head import find_head
 from zloss.optimizer.recorder import Recorder
 from zloss.results.folder import whole_folder
 from zloss.results.provenance import write_run_provenance
-from zloss.results.run_config import TrainConfig
+from zloss.results.run_config import MU_CENTERING, MU_LOSS, TrainConfig
 from zloss.results.run_metrics import METRICS_FILE, RunMetrics, write_metrics
 from zloss.results.steps import StepRecord
 from zloss.telemetry.window import StepWindow, micro_batch
@@ -31,13 +35,12 @@ from zloss.text import Blocks
 from zloss.train.data import check_divisible, micro_batches
 from zloss.train.folder import SavedState, append_step, check_alike, run_in_folder, run_provenance, write_steps
 from zloss.train.live import LiveView, NoView, quiet_tracker_threads, tracked, tracker_errors
-from zloss.train.loss import LossModel, run_loss, run_objective
+from zloss.train.loss import LossModel, run_loss, run_objective, unscaled_penalty
 from zloss.train.metrics import run_metrics
 from zloss.train.moe import router_numbers
 from zloss.train.options import RunOptions
 from zloss.train.start import (
     Start,
-    backward_pass,
     close_accelerator,
     initial_checkpoint,
     make_accelerator,
@@ -108,6 +111,7 @@ def run_training_of(
         checkpoint, objective = initial_checkpoint(start, config), run_objective(config)
         plain = run_loss(config, checkpoint, data.train)
         model, optimizer = prepared(accelerator, plain, make_adamw(plain, config), job, config, data)
+        weight_VD = find_head(checkpoint).weight_VD
         recorder = Recorder(
             model.parameters(),
             optimizer,
@@ -158,19 +162,29 @@ def run_training_of(
                 clock, number = time.perf_counter(), done + 1
 
                 # Forward and backward passes of this rank's micro-batches.
-                routed = []
+                coef = config.coef_at(number)
+                plain.objective = run_objective(config, coef)
+                routed, unscaled, penalty = [], [], torch.zeros(())
                 batches = list(micro_batches(config, data, number, job))
                 for batch in batches:
                     torch.manual_seed(batch.seed)
                     inputs, targets = batch.inputs_BT.to(accelerator.device), batch.targets_BT.to(accelerator.device)
-                    with backward_pass(model, last=batch is batches[-1]):
+                    # DDP averages the gradients of the ranks in the last backward pass of a step.
+                    last = batch is batches[-1]
+                    with nullcontext() if last or job.ranks == 1 else model.no_sync():
                         out, terms = model(inputs, targets, config.tokens_per_step)
                         # Each rank has its part of the step's loss, and DDP averages gradients: the average of ranks·part is
                         # the sum of the parts.
                         accelerator.backward(out.loss * job.ranks)
-                    recorder.micro_batch(*(part * job.ranks for part in (out.loss, out.cross_entropy, out.auxiliary)))
+                    if config.method == MU_LOSS and last:
+                        # Of the step, not of its tokens: it comes once, on the gradients that all ranks share.
+                        penalty = mu_loss_(weight_VD, coef)
+                    loss, auxiliary = (part * job.ranks + penalty for part in (out.loss, out.auxiliary))
+                    recorder.micro_batch(loss, out.cross_entropy * job.ranks, auxiliary)
                     window.add(micro_batch(out, normalizer=config.tokens_per_step))
                     routed.append(terms)
+                    if config.coef_until is not None:
+                        unscaled.append(unscaled_penalty(config, out, weight_VD))
 
                 # Read the gradients, clip them, update the weights, and complete the record of the step.
                 with recorder.step(number) as step:
@@ -182,9 +196,14 @@ def run_training_of(
                     if config.moe is not None:
                         passes = [terms for rank in job.all_gather(routed) for terms in rank]
                         step.telemetry |= router_numbers(passes, config.moe, config.tokens_per_step)
+                    if config.coef_until is not None:
+                        total = sum(value for rank in job.all_gather(unscaled) for value in rank)
+                        step.telemetry |= {"coef": coef, "z_unscaled": total if math.isfinite(total) else None}
                     if step.finite:
                         step.clip_()
                         optimizer.step()
+                        if config.method == MU_CENTERING:
+                            mu_center_(weight_VD)
                     else:
                         # An update with a nonfinite gradient would make all weights nonfinite: it is counted and skipped.
                         step.skip()

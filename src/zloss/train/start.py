@@ -7,7 +7,6 @@ import importlib.util
 import json
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -332,16 +331,10 @@ def prepared(
     return wrapped, accelerator.prepare_optimizer(optimizer)
 
 
-def backward_pass(model: Any, *, last: bool) -> AbstractContextManager[None]:
-    """The gradients of the ranks are averaged in the backward pass of the last micro-batch of a step."""
-    average = last or not isinstance(model, DistributedDataParallel)
-    return nullcontext() if average else model.no_sync()
-
-
 def _probe(model: nn.Module, batch: MicroBatch, device: torch.device) -> tuple[bool, bool]:
     """Whether a forward pass in training mode draws random numbers, and whether its loss depends on all trained parameters.
 
-    No gradient is computed, and random states stay as they were.
+    Gradients and random states stay as they were.
     """
 
     def states() -> list[Tensor]:
@@ -354,22 +347,9 @@ def _probe(model: nn.Module, batch: MicroBatch, device: torch.device) -> tuple[b
         before = states()
         out, _ = model(batch.inputs_BT.to(device), batch.targets_BT.to(device), 1)
         draws = not all(map(torch.equal, before, states()))
-    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    return draws, trained <= _leaves(out.loss)
-
-
-def _leaves(loss: Tensor) -> set[int]:
-    """The ids of the leaf tensors that a loss depends on."""
-    pending: list[Any] = [loss.grad_fn]
-    seen, leaves = set(pending), set()
-    while pending:
-        node = pending.pop()
-        if hasattr(node, "variable"):
-            leaves.add(id(node.variable))
-        before = {function for function, _ in node.next_functions if function is not None} - seen
-        seen |= before
-        pending.extend(before)
-    return leaves
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(out.loss, trained, allow_unused=True)
+    return draws, all(gradient is not None for gradient in gradients)
 
 
 def _check_draws_nothing(draws: bool) -> None:
