@@ -94,13 +94,7 @@ def audit_model(
         if tokens is None and loaded is None:
             raise InputError("a model in memory needs `tokens`, ids [B, N + 1], or a `tokenizer` for a text.")
         checkpoint = checkpoint_in_memory(
-            model,
-            head=head,
-            hidden_of=hidden_of,
-            logit_scale=logit_scale,
-            softcap=softcap,
-            tokenizer=loaded,
-            name=name,
+            model, head=head, hidden_of=hidden_of, logit_scale=logit_scale, softcap=softcap, tokenizer=loaded, name=name
         )
         path = checkpoint.name
     elif path is not None:

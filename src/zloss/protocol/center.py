@@ -230,11 +230,7 @@ def _refuse_filled(out: Path, force: bool) -> None:
 
 
 def measure_model(
-    config: AuditConfig,
-    checkpoint: Checkpoint,
-    blocks: Blocks,
-    progress: Progress,
-    reference_T: Tensor | None = None,
+    config: AuditConfig, checkpoint: Checkpoint, blocks: Blocks, progress: Progress, reference_T: Tensor | None = None
 ) -> tuple[CenteringNumbers, Tensor]:
     """(the numbers of one model, its log p(y) [T] from fp32 logits), over all rows of the head.
 

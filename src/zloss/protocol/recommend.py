@@ -366,14 +366,7 @@ class _Work:
         return self._with_confirmation(replace(trials, notes=tuple(notes)), runs)
 
     def _run(
-        self,
-        start: Start,
-        plan: RecommendPlan,
-        arm: Arm,
-        seed: int,
-        *,
-        left: int,
-        baseline: FinishedRun | None = None,
+        self, start: Start, plan: RecommendPlan, arm: Arm, seed: int, *, left: int, baseline: FinishedRun | None = None
     ) -> FinishedRun | ArmResult:
         """One run, resumed or kept from before; `left` counts it and the runs after it.
 

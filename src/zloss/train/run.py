@@ -39,14 +39,7 @@ from zloss.train.loss import LossModel, run_loss, run_objective, unscaled_penalt
 from zloss.train.metrics import run_metrics
 from zloss.train.moe import router_numbers
 from zloss.train.options import RunOptions
-from zloss.train.start import (
-    Start,
-    close_accelerator,
-    initial_checkpoint,
-    make_accelerator,
-    make_adamw,
-    prepared,
-)
+from zloss.train.start import Start, close_accelerator, initial_checkpoint, make_accelerator, make_adamw, prepared
 
 LIVE_BLOCKS = 8
 """Validation blocks that `validate_every` reads each time, the first ones: a fraction of the work of one step."""

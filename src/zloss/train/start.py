@@ -19,13 +19,7 @@ from zloss.errors import CheckpointError, InputError, MissingDependencyError, fi
 from zloss.head.centering import shift_head_
 from zloss.jobs import Job
 from zloss.measure.measurement import check_token_ids
-from zloss.models.checkpoint import (
-    DEFAULT_BLOCK_SIZE,
-    Checkpoint,
-    load_checkpoint,
-    load_tokenizer,
-    resolve_block_size,
-)
+from zloss.models.checkpoint import DEFAULT_BLOCK_SIZE, Checkpoint, load_checkpoint, load_tokenizer, resolve_block_size
 from zloss.models.output_head import check_head, find_head, hidden_states
 from zloss.results.run_config import TrainConfig
 from zloss.text import Blocks, Corpus

@@ -147,10 +147,7 @@ def deployed_perplexity(checkpoint: Checkpoint, blocks: Blocks, progress: Progre
     weight_VD = head.weight_VD if scale == 1 else scale * head.weight_VD
     bias_V = head.bias_V if head.bias_V is None or scale == 1 else scale * head.bias_V
     totals = {"raw": 0.0, "centered": 0.0}
-    with (
-        hidden_states(checkpoint, head) as hidden_of,
-        progress.step("deployed perplexity", blocks.predictions) as step,
-    ):
+    with hidden_states(checkpoint, head) as hidden_of, progress.step("deployed perplexity", blocks.predictions) as step:
         for block in range(blocks.count):
             hidden_TD = blocks.counted(hidden_of(blocks.inputs(block, block + 1)))[0]
             target_T = blocks.targets(block, block + 1)[0]

@@ -106,8 +106,7 @@ CLAIMS = (
         "total_smaller",
         "With bf16 logits the error of the total CE+Z gradient is smaller than that of the Z source.",
         all_lines(
-            line_test({"delta_total": "Δ_tot", "delta_z": "Δ_Z"}, lambda total, z: total.low < z.high),
-            storage="bf16",
+            line_test({"delta_total": "Δ_tot", "delta_z": "Δ_Z"}, lambda total, z: total.low < z.high), storage="bf16"
         ),
     ),
     Claim(

@@ -175,19 +175,11 @@ MEDIUM_FT = TrainingTable(
     columns=("ppl", "ppl_std", "diag_z", "p_z_999", "a_p_99"),
     run={"steps": 2400, "warmup": 120, "valid_blocks": 256},
     claims=(
-        Claim(
-            "standard_improves_ppl",
-            "Standard Z-loss improves PPL over CE.",
-            against_ce((STANDARD,), lower("ppl")),
-        ),
+        Claim("standard_improves_ppl", "Standard Z-loss improves PPL over CE.", against_ce((STANDARD,), lower("ppl"))),
         STANDARD_TAIL,
         STANDARD_KEEPS_GAIN,
         HEAD_LOWERS_BOTH,
-        Claim(
-            "centered_best_ppl",
-            "Centered Z-loss has the best mean PPL of the four.",
-            all_smallest("ppl", CENTERED),
-        ),
+        Claim("centered_best_ppl", "Centered Z-loss has the best mean PPL of the four.", all_smallest("ppl", CENTERED)),
         CENTERED_JOINT,
         quoted("tab:medium_ft"),
     ),
@@ -286,8 +278,5 @@ FINEWEB_MEDIUM_2400 = replace(
     ),
     printed=False,
 )
-TABLES = (
-    *(FINETUNE, FINEWEB_FT, FINEWEB_MEDIUM_FT, GPT2_DIAG, MEDIUM_FT, MEDIUM_LONG, PYTHIA_FT),
-    FINEWEB_MEDIUM_2400,
-)
+TABLES = (*(FINETUNE, FINEWEB_FT, FINEWEB_MEDIUM_FT, GPT2_DIAG, MEDIUM_FT, MEDIUM_LONG, PYTHIA_FT), FINEWEB_MEDIUM_2400)
 RECIPES = tuple(training_recipe(table) for table in TABLES)

@@ -128,9 +128,7 @@ STRESS_DIAG = TrainingTable(
             f"near: within {NEAR_CE:.0%}; {COUNTS}",
         ),
         Claim(
-            "centered_improves_ppl",
-            "Centered Z-loss improves mean PPL over CE.",
-            against_ce((CENTERED,), lower("ppl")),
+            "centered_improves_ppl", "Centered Z-loss improves mean PPL over CE.", against_ce((CENTERED,), lower("ppl"))
         ),
         Claim(
             "gain_aware_improves_ppl",
