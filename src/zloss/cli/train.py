@@ -41,10 +41,10 @@ class Train:
     # warm-up of `config` itself is 0, which is valid for any number of steps.
     config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: TrainConfig(warmup=0))
     methods: Annotated[tuple[str, ...] | None, Option(comma_separated=True)] = None
-    """ce, centered-head, standard, centered, factorized, gain-aware. Default: ce,centered-head,standard,centered; with --moe
-    ce."""
+    """ce, centered-head, standard, centered, factorized, gain-aware, mu-loss, mu-centering. Default:
+    ce,centered-head,standard,centered; with --moe ce."""
     coef: Annotated[tuple[float, ...] | None, Option(comma_separated=True)] = None
-    """λ of the methods that have one; several values make a sweep. Default: 0.0001, or the value of the --stress setting."""
+    """λ of the methods that have one, γ of mu-loss; several values make a sweep. Default: 0.0001, or the value of the --stress setting."""
     seeds: Annotated[tuple[int, ...], Option(comma_separated=True)] = (1,)
     """One run per seed; it sets the data order, dropout, and the weights of a model trained from scratch."""
     router: Annotated[tuple[str, ...], Option(comma_separated=True)] = ROUTERS
