@@ -101,6 +101,23 @@ def test_time_that_is_left_confirms_on_five_fresh_seeds_and_stops(
     assert run_recommendation(config, folder).confirmation_seeds == (2, 3, 4)
 
 
+def test_an_arm_that_the_user_names_is_tried_before_those_of_the_audit(plain: Made, model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(plain[1], tmp_path / "out"))
+    found, _, said = recommended(model, folder, methods=("mu-loss:0.1",), max_arms=1)
+    assert "ce, seed 1: kept from before" in said
+    (arm,) = (arm for arm in found.arms if arm.method not in ("ce", "centered-head"))
+    assert (arm.method, arm.coef, arm.note, arm.delta_ce is not None) == ("mu-loss", 0.1, "requested", True)
+    plan = read_record(folder / "plan.json", RecommendPlan)
+    assert [one.code for one in plan.arms[1:]] == ["zloss.mu_loss_(model.lm_head.weight, 0.1)"]
+    for methods, error in (
+        (("mu-los",), "Did you mean 'mu-loss'"),
+        (("mu-loss:x",), "METHOD:COEFFICIENT"),
+        (("mu-centering",), "is tied"),
+    ):
+        with pytest.raises(InputError, match=error):
+            recommended(model, tmp_path / "refused", methods=methods)
+
+
 def test_a_shift_that_is_harmless_is_not_answered_by_centering(
     shifted: Made, shifted_model: Path, tmp_path: Path
 ) -> None:
