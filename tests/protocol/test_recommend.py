@@ -101,7 +101,9 @@ def test_time_that_is_left_confirms_on_five_fresh_seeds_and_stops(
     assert run_recommendation(config, folder).confirmation_seeds == (2, 3, 4)
 
 
-def test_an_arm_that_the_user_names_is_tried_before_those_of_the_audit(plain: Made, model: Path, tmp_path: Path) -> None:
+def test_an_arm_that_the_user_names_is_tried_before_those_of_the_audit(
+    plain: Made, model: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(plain[1], tmp_path / "out"))
     found, _, said = recommended(model, folder, methods=("mu-loss:0.1",), max_arms=1)
     assert "ce, seed 1: kept from before" in said

@@ -44,7 +44,8 @@ class Train:
     """ce, centered-head, standard, centered, factorized, gain-aware, mu-loss, mu-centering. Default:
     ce,centered-head,standard,centered; with --moe ce."""
     coef: Annotated[tuple[float, ...] | None, Option(comma_separated=True)] = None
-    """λ of the methods that have one, γ of mu-loss; several values make a sweep. Default: 0.0001, or the value of the --stress setting."""
+    """λ of the methods that have one, γ of mu-loss; several values make a sweep. Default: 0.0001, or the value of the --stress
+    setting."""
     seeds: Annotated[tuple[int, ...], Option(comma_separated=True)] = (1,)
     """One run per seed; it sets the data order, dropout, and the weights of a model trained from scratch."""
     router: Annotated[tuple[str, ...], Option(comma_separated=True)] = ROUTERS

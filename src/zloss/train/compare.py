@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -263,10 +263,7 @@ def training_curves(runs: Sequence[FinishedRun]) -> tuple[MethodCurves, ...]:
     return tuple(
         MethodCurves(
             name=name,
-            curves={
-                "cross_entropy": _thinned(_step_means(seeds, lambda step: step.cross_entropy)),
-                **{key: _thinned(_telemetry_means(seeds, key)) for key in telemetry},
-            },
+            curves={key: _thinned(step_means(seeds, key)) for key in ("cross_entropy", *telemetry)},
             norm_tail=_norm_tail([step.grad_norm for seed in seeds for step in seed]),
         )
         for name, seeds in _grouped(ordered, "{method} {coef:g}").items()
@@ -277,9 +274,7 @@ def training_curves(runs: Sequence[FinishedRun]) -> tuple[MethodCurves, ...]:
 def router_curves(runs: Sequence[FinishedRun]) -> dict[str, dict[str, list[float]]]:
     """Entropy and load CV of every step, averaged over seeds: variant → quantity → values, in the order of the runs."""
     groups = _grouped(runs, "{method}, λ_R {coef:g}")
-    return {
-        name: {key: _telemetry_means(seeds, key) for key in ("entropy", "load_cv")} for name, seeds in groups.items()
-    }
+    return {name: {key: step_means(seeds, key) for key in ("entropy", "load_cv")} for name, seeds in groups.items()}
 
 
 def _grouped(runs: Sequence[FinishedRun], name: str) -> dict[str, list[list[StepRecord]]]:
@@ -292,16 +287,13 @@ def _grouped(runs: Sequence[FinishedRun], name: str) -> dict[str, list[list[Step
     return groups
 
 
-def _telemetry_means(seeds: Sequence[Sequence[StepRecord]], key: str) -> list[float]:
+def step_means(seeds: Sequence[Sequence[StepRecord]], key: str) -> list[float]:
+    """Mean over seeds of every step that all of them have: of a field or of the telemetry; NaN where one has no number."""
+
     def read(step: StepRecord) -> float:
-        value = step.telemetry.get(key)
-        return math.nan if value is None else value
+        value = step.telemetry.get(key) if key not in vars(step) else getattr(step, key)
+        return math.nan if value is None else float(value)
 
-    return _step_means(seeds, read)
-
-
-def _step_means(seeds: Sequence[Sequence[StepRecord]], read: Callable[[StepRecord], float]) -> list[float]:
-    """Mean over seeds of every step that all of them have."""
     return [statistics.fmean(map(read, steps)) for steps in zip(*seeds, strict=False)]
 
 

@@ -83,7 +83,9 @@ class Workbench:
         """
         key = ("audit", audit_fingerprint(config))
         place = None if self.folder is None else self.folder / "audits" / key[1]
-        before = self._results.get(key) or (None if place is None else _kept_audit(place / "report.json"))
+        before = self._results.get(key) or (
+            None if place is None else _kept(lambda: read_record(place / "report.json", AuditReport))
+        )
         report: AuditReport = before or self._new_audit(config, place)
         for name, measure in (extras or {}).items():
             if name not in report.extra:
@@ -121,9 +123,10 @@ class Workbench:
     def _kept_or_trained(
         self, config: TrainConfig, base: TrainConfig | None, place: Path, *, keep_model: bool = False
     ) -> FinishedRun:
-        kept = _kept_run(place) if is_finished(place) and (not keep_model or (place / "model").is_dir()) else None
-        if kept is not None:
-            return kept
+        if is_finished(place) and (not keep_model or (place / "model").is_dir()):
+            kept = _kept(lambda: read_run(place))
+            if kept is not None:
+                return kept
         if base is not None:
             config = replace(config, model=str(self.pretrained(base).folder / "model"))
         if config.precision == "bf16":
@@ -237,18 +240,10 @@ def _weights_by_files(model: str) -> str:
     return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
 
 
-def _kept_audit(file: Path) -> AuditReport | None:
-    """The report in `file`; None if it is cut off or of another version, so that it is made again."""
+def _kept(read: Callable[[], Result]) -> Result | None:
+    """What a file holds; None if it is missing, cut off or of another version, so that it is made again."""
     try:
-        return read_record(file, AuditReport) if file.is_file() else None
-    except InputError:
-        return None
-
-
-def _kept_run(place: Path) -> FinishedRun | None:
-    """The run of a folder; None if a file was cut off, so that it is made again."""
-    try:
-        return read_run(place)
+        return read()
     except InputError:
         return None
 

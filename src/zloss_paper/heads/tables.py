@@ -86,6 +86,16 @@ def _several(table: Table) -> Judgement:
     return Judgement(HOLDS if len(shown) >= SEVERAL else FAILS, "; ".join(shown) or "no model shows it")
 
 
+def _gain_of_medium(id: str, corpus: str, raw: float, centered: float) -> Claim:
+    test = goes_from_to("a_p_99", Cell(raw, 0.05), Cell(centered, 0.05))
+    return Claim(
+        id,
+        f"Centering takes A_p^99 of GPT-2 Medium from {raw} to {centered} on {corpus}.",
+        for_models(("GPT-2 Medium",), test, exact=True, corpus=corpus),
+        f"within {QUOTED_TOLERANCE:.0%}",
+    )
+
+
 ANISOTROPIC = ("GPT-2", "GPT-2 Medium")
 ANISOTROPY, MUCH = 1 / 3, 0.5
 UNFAVOURABLE = ("GPT-2 Large", "Pythia-410M", "Pythia-1B")
@@ -93,12 +103,8 @@ UNFAVOURABLE = ("GPT-2 Large", "Pythia-410M", "Pythia-1B")
 
 SHARES = {"e_16": "E_16", "f_16": "F_16"}
 SPECTRAL_LINES = (
-    ("GPT-2", WIKITEXT, 128),
-    ("GPT-2 Medium", WIKITEXT, 128),
-    ("GPT-2 Medium", FINEWEB, 64),
-    ("GPT-2 Large", FINEWEB, 64),
-    ("Pythia-160M", WIKITEXT, 128),
-    ("Pythia-410M", FINEWEB, 64),
+    *(("GPT-2", WIKITEXT, 128), ("GPT-2 Medium", WIKITEXT, 128), ("GPT-2 Medium", FINEWEB, 64)),
+    *(("GPT-2 Large", FINEWEB, 64), ("Pythia-160M", WIKITEXT, 128), ("Pythia-410M", FINEWEB, 64)),
     ("Pythia-1B", WIKITEXT, 64),
 )
 SPECTRAL_CLAIMS = (
@@ -153,22 +159,8 @@ SPECTRAL_CLAIMS = (
         for_models(("GPT-2 Medium",), goes_from_to("sigma_1", Cell(462.9, 0.05), Cell(87.9, 0.05))),
         f"within {QUOTED_TOLERANCE:.0%}; the spectrum does not depend on the text",
     ),
-    Claim(
-        "gain_medium_wikitext",
-        "Centering takes A_p^99 of GPT-2 Medium from 30.5 to 14.5 on WikiText-103.",
-        for_models(
-            ("GPT-2 Medium",), goes_from_to("a_p_99", Cell(30.5, 0.05), Cell(14.5, 0.05)), exact=True, corpus=WIKITEXT
-        ),
-        f"within {QUOTED_TOLERANCE:.0%}",
-    ),
-    Claim(
-        "gain_medium_fineweb",
-        "Centering takes A_p^99 of GPT-2 Medium from 28.0 to 13.1 on FineWeb-Edu.",
-        for_models(
-            ("GPT-2 Medium",), goes_from_to("a_p_99", Cell(28.0, 0.05), Cell(13.1, 0.05)), exact=True, corpus=FINEWEB
-        ),
-        f"within {QUOTED_TOLERANCE:.0%}",
-    ),
+    _gain_of_medium("gain_medium_wikitext", WIKITEXT, 30.5, 14.5),
+    _gain_of_medium("gain_medium_fineweb", FINEWEB, 28.0, 13.1),
     Claim(
         "top_1_pythia_160m",
         "The first raw direction of Pythia-160M alone holds 91.5 % of the energy.",

@@ -14,19 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from zloss.audit.implementation.gradients import overflow_audit
-from zloss.models.output_head import check_head, find_head
 from zloss.objectives import GainAwareZLoss, Objective, make_objective
 from zloss.optimizer.endpoints import STATIC_SCALES
 from zloss.report.numbers import number
 from zloss.results.implementation_audit import Fp16Headroom
 from zloss.results.options import HeadKind
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, paper_target
-from zloss_paper.engine.claims import Check, Claim, Compare, Missing, Tested, all_lines, among, cell, judged, ratio
+from zloss_paper.engine.claims import Check, Claim, Compare, Tested, all_lines, among, between, cell, ratio, together
 from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, METHODS, RAW_METHODS, STANDARD, WIKITEXT
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
 from zloss_paper.engine.table import Cell, Line, Table, cells_of, paper_table
-from zloss_paper.engine.workbench import Workbench, text_blocks
-from zloss_paper.implementations.recipe import audit_details, audited_models, line_keys
+from zloss_paper.engine.workbench import Workbench
+from zloss_paper.implementations.recipe import audit_details, audited_models, line_keys, opened
 
 LABEL = "tab:overflow_audit"
 COLUMNS = ("grad_norm_mean", "grad_inf_mean", "kappa_min", *(f"psi_{scale}" for scale in STATIC_SCALES))
@@ -73,9 +72,7 @@ def run(config: OverflowConfig, bench: Workbench) -> RecipeResult:
     lines, details = [], []
     notes: dict[str, None] = {}
     for model in config.models.rows:
-        checkpoint = bench.checkpoint(model.audit)
-        head, blocks = find_head(checkpoint), text_blocks(model.audit, checkpoint)
-        check_head(checkpoint, head, blocks.inputs(0, 1)[0])
+        checkpoint, head, blocks = opened(bench, model.audit)
         with bench.progress.step("gradients", blocks.predictions) as step:
             audited = overflow_audit(
                 checkpoint,
@@ -113,20 +110,7 @@ def overflow_line(model: AuditedModel, found: Fp16Headroom) -> Line:
 
 def _against_ce(methods: Sequence[str], compare: Compare) -> Check:
     """Holds when `compare(line of CE, line of a method)` does for every model and text, and every one of these methods."""
-
-    def tests(table: Table) -> list[Tested]:
-        tested = [
-            compare(ce, line)
-            for ce in table.find(method=CE)
-            for method in methods
-            for line in table.find(**{**ce.key, "method": method})
-        ]
-        absent = [method for method in methods if not table.find(method=method)]
-        if tested and absent:
-            raise Missing(f"not measured: {', '.join(absent)}")
-        return tested
-
-    return judged(tests, none=f"CE was not measured beside {', '.join(methods)}")
+    return together(*(between("method", CE, method, compare) for method in methods))
 
 
 def _shares(ce: Line, other: Line) -> dict[str, Cell]:
@@ -134,17 +118,16 @@ def _shares(ce: Line, other: Line) -> dict[str, Cell]:
     return {name: ratio(cell(other, name), cell(ce, name)) for name in COLUMNS[:3]}
 
 
+def _lower_scale(ce: Line, other: Line, least: float = LEAST_CHANGE, shown: str = "") -> Tested:
+    before, after = cell(ce, "kappa_min"), cell(other, "kappa_min")
+    ok = after.low < before.high * (1 - least)
+    return ok, f"{other.name()}: {shown}κ_min {number(before.value)} → {number(after.value)}"
+
+
 def _less_room(ce: Line, other: Line) -> Tested:
-    before, after = cell(ce, "kappa_min"), cell(other, "kappa_min")
     inf = _shares(ce, other)["grad_inf_mean"]
-    ok = after.low < before.high and inf.high > 1
-    return ok, f"{other.name()}: ‖g‖_∞ × {inf.value:.3g}, κ_min {number(before.value)} → {number(after.value)}"
-
-
-def _lower_scale(ce: Line, other: Line) -> Tested:
-    before, after = cell(ce, "kappa_min"), cell(other, "kappa_min")
-    ok = after.low < before.high * (1 - LEAST_CHANGE)
-    return ok, f"{other.name()}: κ_min {number(before.value)} → {number(after.value)}"
+    ok, sentence = _lower_scale(ce, other, 0.0, f"‖g‖_∞ × {inf.value:.3g}, ")
+    return ok and inf.high > 1, sentence
 
 
 def _at_ce_scale(ce: Line, other: Line) -> Tested:
@@ -200,14 +183,5 @@ CLAIMS = (
         ),
     ),
 )
-RECIPES = (
-    Recipe(
-        label=LABEL,
-        title="Static fp16 loss-scale headroom of full-model gradients",
-        columns=COLUMNS,
-        configure=configure,
-        run=run,
-        paper=paper_table(LABEL),
-        claims=CLAIMS,
-    ),
-)
+TITLE = "Static fp16 loss-scale headroom of full-model gradients"
+RECIPES = (Recipe(LABEL, TITLE, COLUMNS, configure, run, paper_table(LABEL), CLAIMS),)

@@ -15,8 +15,10 @@ from zloss.audit.implementation.gradients import update_audit
 from zloss.audit.implementation.implementations import find_implementation, interpreted
 from zloss.audit.implementation.kernels import KernelLine, kernel_line
 from zloss.audit.implementation.source import SourceLine, Storage, source_audit
+from zloss.models.checkpoint import Checkpoint
 from zloss.models.output_head import OutputHead, check_head, find_head
 from zloss.results.implementation_audit import UpdateErrors
+from zloss.text import Blocks
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, Target, audit_table
 from zloss_paper.engine.claims import Claim
 from zloss_paper.engine.recipe import Overrides, Profile, Recipe, RecipeResult
@@ -135,13 +137,19 @@ class HeadTokens:
         return HeadTokens(self.head, self.hidden_TD[chosen], self.label_T[chosen], per_block)
 
 
+def opened(bench: Workbench, audit: AuditConfig) -> tuple[Checkpoint, OutputHead, Blocks]:
+    """The model, its head, checked against the model's own logits, and the blocks of the text."""
+    checkpoint = bench.checkpoint(audit)
+    head, blocks = find_head(checkpoint), text_blocks(audit, checkpoint)
+    check_head(checkpoint, head, blocks.inputs(0, 1)[0])
+    return checkpoint, head, blocks
+
+
 def head_tokens(bench: Workbench, audit: AuditConfig) -> HeadTokens:
-    """Hidden states and labels of the text, the head checked against the model's own logits."""
+    """Hidden states and labels of the text."""
 
     def run() -> HeadTokens:
-        checkpoint = bench.checkpoint(audit)
-        head, blocks = find_head(checkpoint), text_blocks(audit, checkpoint)
-        check_head(checkpoint, head, blocks.inputs(0, 1)[0])
+        _, head, blocks = opened(bench, audit)
         return HeadTokens(head, bench.hidden(audit), blocks.targets(0, blocks.count).flatten(), blocks.size)
 
     return bench.once(("tokens", audit), run)
@@ -206,9 +214,7 @@ def audit_kernel(
 
 def audit_updates(bench: Workbench, audit: AuditConfig, config: ImplementationConfig) -> tuple[UpdateErrors, ...]:
     """The update audit of one model on one text, both storages in one pass over the model."""
-    checkpoint = bench.checkpoint(audit)
-    head, blocks = find_head(checkpoint), text_blocks(audit, checkpoint)
-    check_head(checkpoint, head, blocks.inputs(0, 1)[0])
+    checkpoint, head, blocks = opened(bench, audit)
     with bench.progress.step("updates", blocks.predictions * len(config.logit_scales)) as step:
         return update_audit(
             checkpoint,

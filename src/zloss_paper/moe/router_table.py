@@ -108,14 +108,7 @@ CLAIMS = (
     ),
 )
 
+PAPER = paper_table(LABEL, integer_keys=("top_k",))
 RECIPES = (
-    Recipe(
-        label=LABEL,
-        title="Router Z-loss conventions on a seeded 16-expert router",
-        columns=COLUMNS,
-        configure=configure,
-        run=run,
-        paper=paper_table(LABEL, integer_keys=("top_k",)),
-        claims=CLAIMS,
-    ),
+    Recipe(LABEL, "Router Z-loss conventions on a seeded 16-expert router", COLUMNS, configure, run, PAPER, CLAIMS),
 )

@@ -45,29 +45,12 @@ MEANS = ("ce", "ppl", "entropy", "load_cv")
 """Columns that are means over seeds; those of SPREADS have a standard deviation too."""
 SPREADS = MEANS[:3]
 COLUMNS = (
-    "s_rel",
-    "ce",
-    "ce_std",
-    "ppl",
-    "ppl_std",
-    "entropy",
-    "entropy_std",
-    "load_cv",
-    "router_absolute",
+    *("s_rel", "ce", "ce_std", "ppl", "ppl_std", "entropy", "entropy_std", "load_cv", "router_absolute"),
     "max_loss_difference",
 )
 DETAILS = (
-    "entropy",
-    "load_cv",
-    "load_balance",
-    "router_correction_norm",
-    "router_log_z_p99",
-    "router_log_z_p999",
-    "router_log_z_max",
-    "dropped_routes",
-    "grad_norm_p99",
-    "clip_rate",
-    "router",
+    *("entropy", "load_cv", "load_balance", "router_correction_norm", "router_log_z_p99", "router_log_z_p999"),
+    *("router_log_z_max", "dropped_routes", "grad_norm_p99", "clip_rate", "router"),
 )
 """What the JSON file adds about each run."""
 MEAN = "mean"
@@ -105,15 +88,8 @@ class MoeTable:
 
     def recipe(self) -> Recipe[MoeTableConfig]:
         """The recipe, with the same five claims for every k."""
-        return Recipe(
-            label=self.label,
-            title=self.title,
-            columns=COLUMNS,
-            configure=self.configure,
-            run=self.run,
-            paper=paper_table(self.label, integer_keys=("top_k",)),
-            claims=moe_claims(self.top_k, self.remark),
-        )
+        paper, claims = paper_table(self.label, integer_keys=("top_k",)), moe_claims(self.top_k, self.remark)
+        return Recipe(self.label, self.title, COLUMNS, self.configure, self.run, paper, claims)
 
     def configure(self, profile: Profile, overrides: Overrides) -> MoeTableConfig:
         """The grid at a profile: the paper's steps and seeds, or a scale that fits two cores."""
@@ -141,11 +117,8 @@ class MoeTable:
         seeds = (1, 2, 3) if paper else (1, 2)
         grid = Grid(base, ("ce",), (0.0,), seeds, routers=self.variants, router_coefs=(ROUTER_COEF,))
         sources = text_sources(overrides.texts, corpus, overrides.text_source)
-        notes = (
-            ("the given models were left aside: this table trains a model of its own from scratch",)
-            if overrides.models
-            else ()
-        )
+        aside = "the given models were left aside: this table trains a model of its own from scratch"
+        notes = (aside,) if overrides.models else ()
         deviations = []
         if {source.corpus for source in sources} != {WIKITEXT}:
             deviations.append(f"the text is {' + '.join(source.title for source in sources)}, not {WIKITEXT}")
@@ -167,11 +140,8 @@ class MoeTable:
         comparison = compare_runs(runs).to_dict()
         curves = router_curves(runs)
         figures = [
-            step_figure(
-                quantity,
-                {name: (range(1, len(values[quantity]) + 1), values[quantity]) for name, values in curves.items()},
-            )
-            for quantity in ("entropy", "load_cv")
+            step_figure(key, {name: (range(1, len(values[key]) + 1), values[key]) for name, values in curves.items()})
+            for key in ("entropy", "load_cv")
         ]
         seconds = sum(run.provenance.seconds for run in runs if run.provenance is not None)
 

@@ -28,7 +28,7 @@ from zloss_paper.training.claims import (
 from zloss_paper.training.settings import BASELINE, FIXED_SUBSET, LARGER_SHIFT, TIED, Arm, TrainingTable
 from zloss_paper.training.table import training_recipe
 
-OFFSET = 70_000
+DISJOINT = {"blocks": 70_000, "valid_offset": 70_000}
 BUDGET = 0.01
 """R_aux below which the auxiliary gradient is a small part of CE's."""
 COUPLED = 0.05
@@ -46,11 +46,7 @@ FINETUNE = TrainingTable(
     run={"steps": 4800, "warmup": 240, "micro_batch": 16, "valid_blocks": 512},
     claims=(
         small_ppl_differences(STANDARD, CENTERED),
-        HEAD_KEEPS_PPL,
-        HEAD_LOWERS_BOTH,
-        STANDARD_TAIL,
-        STANDARD_KEEPS_GAIN,
-        CENTERED_JOINT,
+        *(HEAD_KEEPS_PPL, HEAD_LOWERS_BOTH, STANDARD_TAIL, STANDARD_KEEPS_GAIN, CENTERED_JOINT),
         quoted("tab:finetune"),
     ),
 )
@@ -63,21 +59,10 @@ FINEWEB_FT = TrainingTable(
     model="GPT-2",
     corpus=FINEWEB,
     columns=("ppl", "ppl_std", "diag_z", "p_z_999", "a_p_99", "grad_norm_p99", "c_aux"),
-    run={
-        "steps": 2400,
-        "warmup": 120,
-        "micro_batch": 16,
-        "blocks": OFFSET,
-        "valid_offset": OFFSET,
-        "valid_blocks": 512,
-    },
+    run={"steps": 2400, "warmup": 120, "micro_batch": 16, "valid_blocks": 512, **DISJOINT},
     claims=(
-        HEAD_KEEPS_PPL,
-        HEAD_LOWERS_BOTH,
-        small_ppl_differences(CENTERED),
-        CENTERED_JOINT,
-        STANDARD_TAIL,
-        STANDARD_KEEPS_GAIN,
+        *(HEAD_KEEPS_PPL, HEAD_LOWERS_BOTH, small_ppl_differences(CENTERED)),
+        *(CENTERED_JOINT, STANDARD_TAIL, STANDARD_KEEPS_GAIN),
         Claim(
             "standard_ppl_worse",
             "Standard Z-loss is worse in PPL than CE at this coefficient.",
@@ -98,18 +83,14 @@ FINEWEB_MEDIUM_FT = TrainingTable(
     run={"steps": 9600, "warmup": 480, "blocks": 160_000, "valid_offset": 220_000, "valid_blocks": 1024},
     seeds=(7, 8, 9),
     claims=(
-        small_ppl_differences(STANDARD, CENTERED),
-        HEAD_KEEPS_PPL,
-        HEAD_LOWERS_BOTH,
+        *(small_ppl_differences(STANDARD, CENTERED), HEAD_KEEPS_PPL, HEAD_LOWERS_BOTH),
         Claim(
             "standard_scalar_and_norm",
             "Standard Z-loss gives the largest reductions of Diag Z and of the p99 gradient norm before clipping.",
             together(all_smallest("diag_z", STANDARD), all_smallest("grad_norm_p99", STANDARD)),
             COUNTS,
         ),
-        STANDARD_KEEPS_GAIN,
-        CENTERED_JOINT,
-        quoted("tab:fineweb_medium_ft"),
+        *(STANDARD_KEEPS_GAIN, CENTERED_JOINT, quoted("tab:fineweb_medium_ft")),
     ),
 )
 
@@ -176,12 +157,9 @@ MEDIUM_FT = TrainingTable(
     run={"steps": 2400, "warmup": 120, "valid_blocks": 256},
     claims=(
         Claim("standard_improves_ppl", "Standard Z-loss improves PPL over CE.", against_ce((STANDARD,), lower("ppl"))),
-        STANDARD_TAIL,
-        STANDARD_KEEPS_GAIN,
-        HEAD_LOWERS_BOTH,
+        *(STANDARD_TAIL, STANDARD_KEEPS_GAIN, HEAD_LOWERS_BOTH),
         Claim("centered_best_ppl", "Centered Z-loss has the best mean PPL of the four.", all_smallest("ppl", CENTERED)),
-        CENTERED_JOINT,
-        quoted("tab:medium_ft"),
+        *(CENTERED_JOINT, quoted("tab:medium_ft")),
     ),
 )
 
@@ -207,11 +185,7 @@ MEDIUM_LONG = TrainingTable(
             below_ce_in_every_run(CENTERED, "ppl"),
             "seed by seed, not the mean",
         ),
-        STANDARD_TAIL,
-        STANDARD_KEEPS_GAIN,
-        HEAD_LOWERS_BOTH,
-        CENTERED_JOINT,
-        quoted("tab:medium_long"),
+        *(STANDARD_TAIL, STANDARD_KEEPS_GAIN, HEAD_LOWERS_BOTH, CENTERED_JOINT, quoted("tab:medium_long")),
     ),
 )
 

@@ -100,14 +100,5 @@ CLAIMS = (
     ),
     Claim("quoted", "The paired differences that the text quotes.", judged(_as_quoted), "met within 5 % and rounding"),
 )
-RECIPES = (
-    Recipe(
-        label=PAPER.label,
-        title="Differences from CE that the text quotes, paired by seed",
-        columns=COLUMNS,
-        configure=configure,
-        run=run,
-        paper=PAPER,
-        claims=CLAIMS,
-    ),
-)
+TITLE = "Differences from CE that the text quotes, paired by seed"
+RECIPES = (Recipe(PAPER.label, TITLE, COLUMNS, configure, run, PAPER, CLAIMS),)

@@ -117,22 +117,10 @@ class TrainingTable:
 
     @property
     def paper_run(self) -> TrainConfig:
-        """The run at the paper's scale: bf16 autocast, materialised logits, the paper's optimizer."""
-        base = TrainConfig(
-            model=MODEL_IDS[self.model],
-            corpus=CORPUS_NAMES[self.corpus],
-            block_size=256,
-            lr=5e-5,
-            beta1=0.9,
-            beta2=0.95,
-            weight_decay=0.1,
-            clip=1.0,
-            precision="bf16",
-            head="paper",
-            micro_batch=8,
-            accumulate=2,
-        )
-        return replace(base, **self.run)
+        """The run at the paper's scale: bf16 autocast, materialised logits; `TrainConfig` has the paper's optimizer."""
+        model, corpus = MODEL_IDS[self.model], CORPUS_NAMES[self.corpus]
+        base = TrainConfig(model=model, corpus=corpus, block_size=256, precision="bf16", head="paper")
+        return replace(base, **{"micro_batch": 8, "accumulate": 2, **self.run})
 
     def configure(self, profile: Profile, overrides: Overrides) -> TrainingTableConfig:
         """The complete setting at a profile."""

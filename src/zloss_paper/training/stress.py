@@ -50,6 +50,8 @@ QUOTED_RATE = Cell(0.07, 0.005)
 SUBSTANTIAL = 0.25
 """Relative reduction of a tail that is substantial."""
 OUTLIER_COEF = 3e-3
+FRESH_UNCLIPPED = {"clip": EFFECTIVELY_UNCLIPPED, "blocks": 160_000, "valid_offset": 220_000}
+"""Training and validation blocks of FineWeb-Edu, without effective clipping."""
 EVENTS = ("phi_10", "phi_50", "phi_100")
 SWEEP_RAW, SWEEP_CENTERED = (3e-4, 1e-4), (3e-3, 1e-3, 3e-4, 1e-4)
 """Coefficients of the sweep."""
@@ -178,15 +180,7 @@ NOCLIP = TrainingTable(
     model="GPT-2 Medium",
     corpus=FINEWEB,
     columns=("ppl", "ppl_std", "p_z_999", "a_p_99", "grad_norm_p99", "grad_norm_max"),
-    run={
-        "steps": 900,
-        "warmup": 90,
-        "lr": 2e-4,
-        "clip": EFFECTIVELY_UNCLIPPED,
-        "blocks": 160_000,
-        "valid_offset": 220_000,
-        "valid_blocks": 1024,
-    },
+    run={"steps": 900, "warmup": 90, "lr": 2e-4, "valid_blocks": 1024, **FRESH_UNCLIPPED},
     arms=stress_arms(1e-3),
     small=UNCLIPPED,
     figure=True,
@@ -248,15 +242,7 @@ OUTLIER = TrainingTable(
     model="GPT-2 Medium",
     corpus=FINEWEB,
     columns=("ppl", "p_z_999", "a_p_99", "grad_norm_p99", *EVENTS, "grad_norm_max"),
-    run={
-        "steps": 600,
-        "warmup": 60,
-        "lr": 8e-4,
-        "clip": EFFECTIVELY_UNCLIPPED,
-        "blocks": 160_000,
-        "valid_offset": 220_000,
-        "valid_blocks": 512,
-    },
+    run={"steps": 600, "warmup": 60, "lr": 8e-4, "valid_blocks": 512, **FRESH_UNCLIPPED},
     # Centered Z-loss of this setting is in the sweep, as in the paper.
     arms=stress_arms(OUTLIER_COEF)[:-1],
     small=UPDATE_OUTLIER,

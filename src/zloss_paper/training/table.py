@@ -7,9 +7,8 @@ about every run can be evaluated again without the runs.
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from zloss.report.comparison import step_figure
 from zloss.report.figures import write_figures
 from zloss.report.numbers import number
-from zloss.results.steps import StepRecord
+from zloss.train.compare import step_means
 from zloss.train.finished import FinishedRun, check_pair
 from zloss_paper.engine.inputs import CENTERED_HEAD
 from zloss_paper.engine.recipe import Recipe, RecipeResult
@@ -44,10 +43,8 @@ EACH_RUN = ("ppl", "nonfinite_gradient", "nonfinite_microbatch", "adam_d_ratio_p
 """What claims read of each run."""
 STATED = {"nonfinite_gradient": "nonfinite_gradient_events", "nonfinite_microbatch": "nonfinite_microbatch_events"}
 """Quantities that the paper states of all runs of a table, by their name in its settings."""
-DRAWN: dict[str, Callable[[StepRecord], float | None]] = {
-    "grad_norm": lambda record: record.grad_norm,
-    "p_z_999": lambda record: record.telemetry.get("p_z_999"),
-}
+DRAWN = ("grad_norm", "p_z_999")
+"""What is drawn over the steps."""
 Runs = dict[Arm, tuple[FinishedRun, ...]]
 
 
@@ -59,16 +56,8 @@ def training_recipe(table: TrainingTable, paper: PaperTable | None = None) -> Re
     """The recipe of a table; `paper` replaces the paper's table of the same label."""
     if table.printed:
         paper = _with_stated_events(paper or paper_table(table.label))
-    return Recipe(
-        label=table.label,
-        title=table.title or (paper.title if paper is not None else ""),
-        columns=table.columns,
-        configure=table.configure,
-        run=partial(run_table, table),
-        paper=paper,
-        claims=table.claims,
-        restore=with_each_run,
-    )
+    title, run = table.title or (paper.title if paper is not None else ""), partial(run_table, table)
+    return Recipe(table.label, title, table.columns, table.configure, run, paper, table.claims, with_each_run)
 
 
 def run_table(table: TrainingTable, config: TrainingTableConfig, bench: Workbench) -> RecipeResult:
@@ -244,16 +233,7 @@ def draw_steps(file: Path, lines: Mapping[str, Sequence[FinishedRun]]) -> Path:
     """Gradient norm before clipping and log-normalizer tail over the steps, a curve per method; the same runs give the
     same bytes."""
     figures = []
-    for key, read in DRAWN.items():
-        means = {name: step_means(runs, read) for name, runs in lines.items()}
+    for key in DRAWN:
+        means = {name: step_means([run.steps for run in runs], key) for name, runs in lines.items()}
         figures.append(step_figure(key, {name: (range(1, len(values) + 1), values) for name, values in means.items()}))
     return write_figures(file.parent, {file.stem: figures}, formats=("svg",))[0]
-
-
-def step_means(runs: Sequence[FinishedRun], read: Callable[[StepRecord], float | None]) -> list[float]:
-    """The mean over runs of every step; NaN where one of them has no finite number."""
-    seeds = [[read(record) for record in run.steps] for run in runs]
-    return [
-        statistics.fmean(math.nan if value is None else value for value in values)
-        for values in zip(*seeds, strict=False)
-    ]

@@ -18,6 +18,7 @@ import pytest
 from zloss.errors import InputError
 from zloss.results.run_config import TrainConfig
 from zloss.text import pydoc_topics
+from zloss.train.compare import step_means
 from zloss.train.folder import read_steps
 from zloss_paper.engine.claims import OPEN
 from zloss_paper.engine.inputs import CE, STANDARD
@@ -32,7 +33,6 @@ from zloss_paper.training.table import (
     matched_runs,
     run_notes,
     run_table,
-    step_means,
     table_of,
 )
 
@@ -155,8 +155,9 @@ def test_drawn_lines_are_means_over_seeds(bench: Workbench, tmp_path: Path) -> N
     config = replace(small(), seeds=(1, 2))
     runs = matched_runs(config, bench)[Arm(CE)]
     norms = [[record.grad_norm for record in read_steps(run.folder)] for run in runs]
-    assert step_means(runs, lambda record: record.grad_norm) == pytest.approx(np.mean(norms, axis=0), rel=1e-12)
-    assert all(math.isnan(value) for value in step_means(runs, lambda record: None))
+    steps = [run.steps for run in runs]
+    assert step_means(steps, "grad_norm") == pytest.approx(np.mean(norms, axis=0), rel=1e-12)
+    assert all(math.isnan(value) for value in step_means(steps, "not recorded"))
     files = [draw_steps(tmp_path / name, {"CE": runs}) for name in ("a.svg", "b.svg")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert b"before clipping" in files[0].read_bytes()
