@@ -135,6 +135,20 @@ MUTATIONS = (
         "tests/train",
     ),
     Mutation(
+        "A μ-loss whose gradient is not divided by the rows",
+        "zloss/head/centering.py",
+        "2 * off_is_zero(coef) / vocab",
+        "2 * off_is_zero(coef)",
+        "tests/train/test_mean_row.py",
+    ),
+    Mutation(
+        "A λ that is switched off one step late",
+        "zloss/results/run_config.py",
+        "step >= self.coef_until",
+        "step > self.coef_until",
+        "tests/train/test_mean_row.py",
+    ),
+    Mutation(
         "Adam's direction without its bias correction",
         "zloss/optimizer/recorder.py",
         "(1 - beta**count for beta",

@@ -156,7 +156,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(
     refused: Refused,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module, name in ((drift, "run_audit_of"), (recommend, "run_audit_of"), (recommend, "run_training_of")):
+    for module, name in ((drift, "run_audit_of"), (recommend, "run_audit_of"), (recommend, "run_training")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("something long began"))
     slow = RunCost(step=2.0, checkpoint=0.0, valid_block=0.1, rest=1.0)
     monkeypatch.setattr(recommend, "probe_cost", lambda *_, **__: slow)
@@ -192,7 +192,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
         ("recommend {neox} --plan", "zloss.protocol.recommend.run_audit_of", ["the same command resumes"]),
         (
             "train {gpt2} --steps 6 --block-size 16 --valid-blocks 6 --trackers none --methods ce",
-            "zloss.train.grid.run_training_of",
+            "zloss.train.grid.run_training",
             ["interrupted: finished runs", "zloss train {gpt2} --steps 6", "--out '{out}'"],
         ),
     ],

@@ -17,7 +17,7 @@ from zloss.errors import InputError, OutputError
 from zloss.jobs import Job, LostRankError, StoppedError, open_job
 from zloss.results.steps import StepRecord
 from zloss.train import run as training
-from zloss.train.run import run_training_of
+from zloss.train.run import run_training
 from zloss.train.start import prepare_start
 
 
@@ -120,7 +120,7 @@ def test_a_full_disk_of_the_first_rank_ends_the_run_of_all(tmp_path: Path, monke
         told = ""
         with open_job() as job:
             try:
-                run_training_of(job, config, start, tmp_path / "run")
+                run_training(config, start, tmp_path / "run", job=job)
             except (OutputError, StoppedError) as error:
                 told = f"{type(error).__name__}: {error}"
             every = job.all_gather(told)

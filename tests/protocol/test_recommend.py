@@ -95,7 +95,7 @@ def test_time_that_is_left_confirms_on_five_fresh_seeds_and_stops(
     (folder / ".spent.json").write_text('{"seconds": 1799.9}')
     assert numbers(run_recommendation(config, folder)) == numbers(found)
     # One that was not begun has no room.
-    monkeypatch.setattr(recommend, "run_training_of", lambda *_, **__: pytest.fail("a run began"))
+    monkeypatch.setattr(recommend, "run_training", lambda *_, **__: pytest.fail("a run began"))
     for run in (folder / "runs").glob("*-s[56]"):
         shutil.rmtree(run)
     assert run_recommendation(config, folder).confirmation_seeds == (2, 3, 4)
@@ -229,7 +229,7 @@ def test_a_command_that_is_killed_goes_on_to_the_same_answer(
 def test_a_finished_recommendation_is_made_again_from_its_files(
     plain: Made, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recommend, "run_training_of", lambda *_, **__: pytest.fail("a run was made again"))
+    monkeypatch.setattr(recommend, "run_training", lambda *_, **__: pytest.fail("a run was made again"))
     monkeypatch.setattr(recommend, "run_audit_of", lambda *_, **__: pytest.fail("the audit was made again"))
     again = run_recommendation(tiny_recommendation(model, max_arms=1), plain[1])
     assert numbers(again) == numbers(plain[0])
@@ -246,7 +246,7 @@ def test_a_machine_that_became_slow_leaves_arms_and_seeds_out_and_keeps_the_budg
         recommend_runs, "plan_time", lambda *given, **options: planned(*given, **{**options, "budget": None})
     )
     # Timed steps still run.
-    monkeypatch.setattr(recommend, "run_training_of", lambda *_, **__: pytest.fail("a run began"))
+    monkeypatch.setattr(recommend, "run_training", lambda *_, **__: pytest.fail("a run began"))
     said: list[str] = []
     config = tiny_recommendation(model, max_arms=2, seeds=(1, 2, 3), budget="1s")
     found = run_recommendation(config, folder, say=said.append)

@@ -11,14 +11,13 @@ import pytest
 
 from tests.train.killing_view import KillingView
 from tests.train.tiny_run import tiny_config
-from zloss.jobs import Job
 from zloss.results.run_config import TrainConfig
 from zloss.results.run_metrics import RunMetrics
 from zloss.results.steps import StepRecord
 from zloss.train import run as training
 from zloss.train.folder import read_steps
 from zloss.train.options import RunOptions
-from zloss.train.run import EndingRule, RunEndedError, run_training_of
+from zloss.train.run import EndingRule, RunEndedError, run_training
 from zloss.train.start import Start, prepare_start
 
 Given = tuple[TrainConfig, Start]
@@ -42,7 +41,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Given:
 
 def run(given: Given, folder: Path, rule: EndingRule | None, view: Any = None) -> RunMetrics | None:
     options = RunOptions(checkpoint_every=4)
-    return run_training_of(Job(), *given, folder, options=options, view=view, ending=rule)
+    return run_training(*given, folder, options=options, view=view, ending=rule)
 
 
 @pytest.mark.parametrize("step", [3, 4, 12])

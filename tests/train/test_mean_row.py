@@ -27,7 +27,7 @@ from zloss.train.finished import load_runs
 from zloss.train.folder import read_steps
 from zloss.train.grid import Grid, run_grid
 from zloss.train.options import RunOptions
-from zloss.train.run import run_training, run_training_of
+from zloss.train.run import run_training
 from zloss.train.start import initial_checkpoint, prepare_start
 
 V, D, COEF = 13, 5, 0.3
@@ -158,7 +158,7 @@ def test_two_processes_take_the_steps_of_one(scratch: TrainConfig, tmp_path: Pat
     def on_rank() -> None:
         with open_job() as job:
             for config in configs:
-                run_training_of(job, config, start, tmp_path / "ranks" / config.name)
+                run_training(config, start, tmp_path / "ranks" / config.name, job=job)
 
     forked_ranks(2, on_rank)
     for config in configs:

@@ -217,32 +217,12 @@ def test_the_numbers_are_those_of_zloss_train(tmp_path: Path) -> None:
     got = recorded_like_zloss_train(tmp_path / "recorded", config)
     for one, other in zip(read_steps(tmp_path / "recorded" / config.name), read_steps(tmp_path / "train"), strict=True):
         assert {**one.telemetry, "tokens": None} == {**other.telemetry, "tokens": None}
-        for name in [
-            "loss",
-            "cross_entropy",
-            "auxiliary",
-            "grad_norm",
-            "grad_inf",
-            "param_norm",
-            "postclip_norm",
-            "lr",
-        ]:
+        for name in "loss cross_entropy auxiliary grad_norm grad_inf param_norm postclip_norm lr".split():
             assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-6), name
         assert one.adam == other.adam
     left, right = got.to_dict(), wanted.to_dict()
     assert list(left) == list(right)
-    for name in [
-        "ppl",
-        "ce",
-        "heads",
-        "validation_blocks",
-        "gradient",
-        "r_aux",
-        "reuse",
-        "phi_10",
-        "clip_rate",
-        "reasons",
-    ]:
+    for name in "ppl ce heads validation_blocks gradient r_aux reuse phi_10 clip_rate reasons".split():
         assert left[name] == right[name], name
 
 
@@ -271,6 +251,11 @@ def test_an_interrupted_run_is_unfinished_and_a_folder_of_another_is_refused(tmp
 
     with pytest.raises(KeyboardInterrupt), make(1.0):
         raise KeyboardInterrupt
+    named = zloss.record_run(
+        tmp_path, model, zloss.CrossEntropy(), seed=1, validation=rows(1, 3), head=model.head, hidden_of=model.hidden,
+        method="mu-loss", coef=1e-4,
+    )  # fmt: skip
+    assert (named.folder.name, named.config.method, named.config.coef) == ("mu-loss-0.0001-s1", "mu-loss", 1e-4)
     folder = tmp_path / "ce-0-s1"
     assert RecordedRun.from_dict(json.loads((folder / "config.json").read_text())).clip == 1.0
     assert not (folder / "metrics.json").exists()

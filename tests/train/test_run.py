@@ -18,7 +18,7 @@ from zloss.errors import InputError, UnknownNameError
 from zloss.results.provenance import read_run_provenance
 from zloss.results.run_config import TrainConfig
 from zloss.train.data import batch_of
-from zloss.train.folder import claim_folder, read_steps
+from zloss.train.folder import claim_settings, config_record, read_steps
 from zloss.train.grid import Grid, run_grid
 from zloss.train.loss import run_objective
 from zloss.train.options import RunOptions
@@ -175,12 +175,12 @@ def test_finished_runs_are_skipped_and_other_settings_refused(grid: tuple[Path, 
 def test_other_initial_weights_are_refused(tmp_path: Path) -> None:
     config = tiny_config(tmp_path)
     start = prepare_start(config)
-    claim_folder(tmp_path / "run", config, start)
-    claim_folder(tmp_path / "run", config, start)
+    for _ in range(2):
+        claim_settings(tmp_path / "run", config_record(config, start).to_dict())
     with torch.no_grad():
         start.checkpoint.model.get_output_embeddings().weight[9, 9] += 1e-3
     with pytest.raises(InputError, match=r"other settings \(initial_weights differ"):
-        claim_folder(tmp_path / "run", config, start)
+        claim_settings(tmp_path / "run", config_record(config, start).to_dict())
 
 
 def test_nonfinite_gradients_are_counted_and_not_stepped_on(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ from zloss.train.folder import SavedState
 from zloss.train.live import LiveView, NoView
 from zloss.train.loss import method_names, run_loss
 from zloss.train.options import RunOptions
-from zloss.train.run import RunEndedError, run_training_of
+from zloss.train.run import RunEndedError, run_training
 from zloss.train.start import Start, prepare_start, read_adam_state
 
 RUNS_FOLDER = "runs"
@@ -405,14 +405,14 @@ class _Work:
 
         stopped: dict[str, Any] = {}
         try:
-            run_training_of(
-                self.job,
+            run_training(
                 config,
                 start,
                 place,
                 options=RunOptions(checkpoint_every=plan.checkpoint_every, command=self.command),
                 view=self.view,
                 progress=self.progress,
+                job=self.job,
                 ending=ending,
             )
         except RunEndedError as ended:

@@ -52,10 +52,10 @@ from zloss.results.run_metrics import (
 from zloss.text import Blocks
 from zloss.train.compare import compare_runs
 from zloss.train.finished import FinishedRun, load_runs, read_run
-from zloss.train.folder import check_finished, claim_folder, is_finished, read_steps
+from zloss.train.folder import check_finished, is_finished, read_steps
 from zloss.train.live import NoView, Shown
 from zloss.train.options import RunOptions
-from zloss.train.run import run_training_of
+from zloss.train.run import run_training
 from zloss.train.start import Start
 
 COPIES = 4
@@ -153,14 +153,14 @@ def probe_cost(job: Job, config: TrainConfig, start: Start, folder: Path, progre
     began = time.perf_counter()
     try:
         with progress.step("timing a few steps", None):
-            run_training_of(
-                job,
+            run_training(
                 replace(config, steps=PROBE_STEPS, warmup=0),
                 replace(start, data=replace(start.data, valid=few)),
                 place,
                 options=RunOptions(checkpoint_every=PROBE_STEPS),
                 view=timer,
                 progress=timer,
+                job=job,
             )
         whole = time.perf_counter() - began
         seconds = job.from_first(lambda: [record.seconds or 0.0 for record in read_steps(place)])
@@ -267,13 +267,11 @@ def plan_sentence(plan: RecommendPlan) -> str:
 
 def kept_run(place: Path, arm: Arm, config: TrainConfig, start: Start) -> FinishedRun | ArmResult | None:
     """The run that `place` holds, finished or stopped early; None if it is still to be made. Other settings are refused."""
-    if is_finished(place):
+    finished = is_finished(place)
+    stopped = None if finished else stopped_arm(place, arm)
+    if finished or stopped is not None:
         check_finished(place, config, start)
-        return read_run(place)
-    stopped = stopped_arm(place, arm)
-    if stopped is not None:
-        claim_folder(place, config, start)
-    return stopped
+    return read_run(place) if finished else stopped
 
 
 def stopped_arm(place: Path, arm: Arm) -> ArmResult | None:

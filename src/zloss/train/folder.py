@@ -63,11 +63,6 @@ def check_alike(of_every_rank: Sequence[object], what: str) -> None:
         raise InputError(f"the ranks of the job have different {what}.")
 
 
-def claim_folder(folder: Path, config: TrainConfig, start: Start) -> None:
-    """Write config.json, or check that the one in `folder` is of the same run."""
-    claim_settings(folder, config_record(config, start).to_dict())
-
-
 def claim_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Write config.json, or refuse a `folder` whose config.json is of another run."""
     refuse_other_settings(folder, settings)
@@ -77,7 +72,7 @@ def claim_settings(folder: Path, settings: dict[str, Any]) -> None:
 def check_finished(folder: Path, config: TrainConfig, start: Start) -> None:
     """Check that a finished run has these settings, and remove the checkpoints that a process killed at the very end left."""
     with locked_folder(folder):
-        claim_folder(folder, config, start)
+        claim_settings(folder, config_record(config, start).to_dict())
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 

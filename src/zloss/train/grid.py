@@ -20,7 +20,7 @@ from zloss.train.folder import check_finished, config_record, is_finished, refus
 from zloss.train.live import LiveView, TerminalView
 from zloss.train.loss import method_names, run_loss
 from zloss.train.options import RunOptions
-from zloss.train.run import run_training_of
+from zloss.train.run import run_training
 from zloss.train.start import Start, prepare_start
 
 CHECK_TOKENS = 8
@@ -94,9 +94,8 @@ def run_grid(
             number = remaining.index(config.name) + 1
             view.place(number, len(remaining), (len(remaining) - number) * config.steps)
         began = time.monotonic()
-        metrics = run_training_of(
-            job, config, start, folder / config.name, options=options, view=view, progress=progress
-        )
+        place = folder / config.name
+        metrics = run_training(config, start, place, options=options, view=view, progress=progress, job=job)
         if metrics is not None:
             found = {"PPL": metrics.ppl, "P_Z^99.9": metrics.p_z_999, "max ‖g‖": metrics.training.grad_norm_max}
             numbers = [f"{name} {value:.4g}" for name, value in found.items() if value is not None]

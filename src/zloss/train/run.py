@@ -66,33 +66,18 @@ def run_training(
     options: RunOptions | None = None,
     view: LiveView | None = None,
     progress: Progress | None = None,
-) -> RunMetrics:
+    job: Job | None = None,
+    ending: EndingRule | None = None,
+) -> RunMetrics | None:
     """Train and evaluate. config.json, steps.jsonl, metrics.json and provenance.json are in `folder` afterwards.
 
     If `folder` holds unfinished work of the same run, training resumes from its last checkpoint, with the same losses as
     in a run that was never interrupted. A folder that another process is using is refused.
+    The processes of a `job` share the blocks of every step; the first one writes and has the metrics, the others None. The
+    run is the same on any number of them up to rounding, and may resume on another number. If the `ending` rule of the
+    first one gives a reason, all of them raise a `RunEndedError`.
     """
-    metrics = run_training_of(Job(), config, start, folder, options=options, view=view, progress=progress)
-    assert metrics is not None
-    return metrics
-
-
-def run_training_of(
-    job: Job,
-    config: TrainConfig,
-    start: Start,
-    folder: Path,
-    *,
-    options: RunOptions | None = None,
-    view: LiveView | None = None,
-    progress: Progress | None = None,
-    ending: EndingRule | None = None,
-) -> RunMetrics | None:
-    """`run_training` on the processes of a job: they share the blocks of every step, and the first one writes and returns.
-
-    The run is the same on any number of processes up to rounding, and may resume on another number of them. If the
-    `ending` rule of the first process gives a reason, all of them raise a `RunEndedError`.
-    """
+    job = job or Job()
     config, options, data = start.with_block_size(config), options or RunOptions(), start.data
     view = view if view is not None and job.first else NoView()
     job.together(check_divisible, config, job)

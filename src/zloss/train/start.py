@@ -289,7 +289,7 @@ def make_accelerator(config: TrainConfig, folder: Path, trackers: Sequence[str],
     if accelerator.num_processes != job.ranks:
         raise InputError(
             f"the run is expected to have {job.ranks} processes, but accelerate counts {accelerator.num_processes}: "
-            "run it on one process, or call `run_training_of` with the job of `open_job`."
+            "run it on one process, or pass the job of `open_job` to `run_training`."
         )
     if trackers:
         plain = {key: value for key, value in asdict(config).items() if isinstance(value, (bool, int, float, str))}
