@@ -260,11 +260,6 @@ def not_uniform(*shown_by: str) -> Claim:
     )
 
 
-def gain_rises(models: Sequence[str], id: str, statement: str) -> Claim:
-    """Centering raises A_p^99 for the named models."""
-    return Claim(id, statement, for_models(models, rises("a_p_99")))
-
-
 def quoted_factor(model: str, column: str, factor: float) -> Claim:
     """Centering divides a tail of one model by a factor the paper quotes to one decimal."""
 

@@ -39,7 +39,6 @@ from zloss_paper.heads.recipe import (
     SHIFT_REMOVED,
     both,
     falls,
-    gain_rises,
     goes_from_to,
     head_recipe,
     in_range,
@@ -238,10 +237,10 @@ RECIPES = (
                 "target.",
                 for_models(("GPT-2 Large",), both(rises("diag_z"), rises("a_p_99"))),
             ),
-            gain_rises(
-                ("Pythia-410M", "Pythia-1B"),
+            Claim(
                 "pythia_gain_rises",
                 "Centering raises the gain tails of Pythia-410M and Pythia-1B.",
+                for_models(("Pythia-410M", "Pythia-1B"), rises("a_p_99")),
             ),
         ),
     ),
@@ -261,10 +260,10 @@ RECIPES = (
                 f"the log-normalizer tail falls by a factor of {LARGE:g} or more",
             ),
             not_uniform("GPT-2 Large", "Pythia-410M"),
-            gain_rises(
-                ("GPT-2 Large", "Pythia-410M"),
+            Claim(
                 "geometry_dependent_gain",
                 "Centering raises the gain tails of GPT-2 Large and Pythia-410M.",
+                for_models(("GPT-2 Large", "Pythia-410M"), rises("a_p_99")),
             ),
             Claim(
                 "gpt2_large_tail_rises",

@@ -14,7 +14,7 @@ per line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -24,9 +24,9 @@ from zloss.audit.implementation.implementations import find_implementation, inte
 from zloss.audit.implementation.kernels import KernelLine, gradient_difference
 from zloss.audit.implementation.source import Storage, fp64_head, storage_dtype
 from zloss_paper.engine.audited_models import AuditedModel, paper_target
-from zloss_paper.engine.claims import Claim, all_lines, among, between, line_test, rises, times_smaller
+from zloss_paper.engine.claims import Check, Claim, all_lines, among, between, line_test, rises, times_smaller
 from zloss_paper.engine.inputs import FINEWEB, WIKITEXT
-from zloss_paper.engine.table import Line, cells_from, cells_of
+from zloss_paper.engine.table import Cell, Line, cells_from, cells_of
 from zloss_paper.engine.workbench import Workbench
 from zloss_paper.implementations.recipe import (
     ImplementationConfig,
@@ -162,28 +162,28 @@ def pytorch_lines(model: AuditedModel, audited: Sequence[PyTorchDifference]) -> 
     return lines
 
 
+def _difference(storage: str, holds: Callable[[Cell], bool]) -> Check:
+    return all_lines(line_test({"delta_total": ""}, holds, {"delta_total": 3}), storage=storage)
+
+
 PYTORCH_CLAIMS = (
     Claim(
         "close",
         "The built-in cross-entropy stays close to the manual formula in bf16, far closer than a source rebuilt from "
         "bf16 logits is to its reference.",
-        all_lines(line_test({"delta_total": ""}, lambda found: found.low <= SMALL, {"delta_total": 3}), storage="bf16"),
+        _difference("bf16", lambda found: found.low <= SMALL),
         f"close: a relative difference of {SMALL:g} at most",
     ),
     Claim(
         "fp16_bound",
         "In fp16 the difference is below 2.8e-4.",
-        all_lines(
-            line_test({"delta_total": ""}, lambda found: found.low < FP16_BOUND, {"delta_total": 3}), storage="fp16"
-        ),
+        _difference("fp16", lambda found: found.low < FP16_BOUND),
         "the paper's bound, on our model and text too",
     ),
     Claim(
         "fp32_zero",
         "In fp32 the difference is zero within reporting precision.",
-        all_lines(
-            line_test({"delta_total": ""}, lambda found: found.low <= FP32_ZERO, {"delta_total": 3}), storage="fp32"
-        ),
+        _difference("fp32", lambda found: found.low <= FP32_ZERO),
         f"zero: at most {FP32_ZERO:g}",
     ),
 )

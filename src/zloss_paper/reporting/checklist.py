@@ -12,6 +12,7 @@ model's own loss counts.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -81,15 +82,6 @@ class Given:
 
 
 @dataclass(frozen=True)
-class ItemStatus:
-    """Whether an item is covered, and where or why not."""
-
-    item: Item
-    status: Status
-    where: str
-
-
-@dataclass(frozen=True)
 class ReportingConfig:
     """Results to check, or the audit to make first."""
 
@@ -97,19 +89,19 @@ class ReportingConfig:
     audits: AuditTableConfig | None
 
 
-def checklist(given: Sequence[Given]) -> tuple[ItemStatus, ...]:
-    """Every item of the recommendations against the given results."""
-    return tuple(_status(item, given) for item in ITEMS)
+def checklist(given: Sequence[Given]) -> dict[str, tuple[Status, str]]:
+    """Every item by its id: whether the given results cover it, and where or why not."""
+    return {item.id: _status(item, given) for item in ITEMS}
 
 
-def _status(item: Item, given: Sequence[Given]) -> ItemStatus:
+def _status(item: Item, given: Sequence[Given]) -> tuple[Status, str]:
     for kind, path in item.places:
         for result in given:
             if result.kind == kind and any(value is not None for value in _lookup(result.data, path.split("."))):
-                return ItemStatus(item, "covered", f"{result.name}: {path}")
+                return "covered", f"{result.name}: {path}"
     if (why := _outside(item.scope, given)) is not None:
-        return ItemStatus(item, "does not apply", why)
-    return ItemStatus(item, "not covered", f"`{item.command}`")
+        return "does not apply", why
+    return "not covered", f"`{item.command}`"
 
 
 def _outside(scope: Scope, given: Sequence[Given]) -> str | None:
@@ -162,14 +154,12 @@ def run(config: ReportingConfig, bench: Workbench) -> RecipeResult:
             report = bench.audit(model.audit)
             given += (Given(f"audit of {model.model}", "audit", report.to_dict()),)
     found = checklist(given)
-    lines = tuple(
-        Line({"group": one.item.group, "item": one.item.text, "status": one.status, "where": one.where}, {})
-        for one in found
-    )
-    counts = {status: sum(one.status == status for one in found) for status in ("covered", "not covered")}
+    stated = {id: {"status": status, "where": where} for id, (status, where) in found.items()}
+    lines = tuple(Line({"group": item.group, "item": item.text, **stated[item.id]}, {}) for item in ITEMS)
+    counts = Counter(status for status, _ in found.values())
     applicable = counts["covered"] + counts["not covered"]
     note = f"{', '.join(result.name for result in given)}: {counts['covered']} of {applicable} applicable items covered"
-    details = {"items": {one.item.id: {"status": one.status, "where": one.where} for one in found}}
+    details = {"items": stated}
     texts = () if config.audits is None else config.audits.texts
     return RecipeResult(Table(lines), notes=(note,), texts=texts, details=details)
 

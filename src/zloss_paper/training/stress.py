@@ -8,6 +8,7 @@ variations of tab:fineweb_update_outlier.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -16,7 +17,7 @@ from zloss.report.numbers import number
 from zloss.train.options import EFFECTIVELY_UNCLIPPED
 from zloss_paper.engine.claims import Claim, Missing, Tested, cell, judged, near, ratio, smaller, together
 from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, GAIN_AWARE, RAW_METHODS, STANDARD, WIKITEXT
-from zloss_paper.engine.table import Cell, Line, PaperTable, Table, paper_table
+from zloss_paper.engine.table import Cell, Key, Line, PaperTable, Table, paper_table
 from zloss_paper.training.claims import (
     COUNTS,
     HEAD_KEEPS_PPL,
@@ -52,6 +53,7 @@ SUBSTANTIAL = 0.25
 OUTLIER_COEF = 3e-3
 FRESH_UNCLIPPED = {"clip": EFFECTIVELY_UNCLIPPED, "blocks": 160_000, "valid_offset": 220_000}
 """Training and validation blocks of FineWeb-Edu, without effective clipping."""
+NORMS = ("grad_norm_p99", "grad_norm_max")
 EVENTS = ("phi_10", "phi_50", "phi_100")
 SWEEP_RAW, SWEEP_CENTERED = (3e-4, 1e-4), (3e-3, 1e-3, 3e-4, 1e-4)
 """Coefficients of the sweep."""
@@ -60,6 +62,20 @@ NEAR_PPL = 0.002
 """Relative difference of PPL that counts as near CE."""
 CLOSE = 0.25
 """Relative distance of the largest second moment from that of CE that counts as close."""
+
+
+def _keep_gain(methods: Sequence[str], statement: str) -> Claim:
+    check = against_ce(methods, lower("p_z_999"), near_ce("a_p_99"))
+    return Claim("raw_lower_tail_keep_gain", statement, check, f"near: within {NEAR_CE:.0%}; {COUNTS}")
+
+
+def _gradient_tails(methods: Sequence[str], statement: str, *columns: str) -> Claim:
+    check = against_ce(methods, *(higher(column, 2) for column in columns))
+    return Claim("raw_gradient_tails", statement, check, "several: at least twice")
+
+
+def _ppl_cost(statement: str, **key: Key) -> Claim:
+    return Claim("centered_ppl_cost", statement, against_ce((CENTERED,), higher("ppl"), **key))
 
 
 def _clip_rates(table: Table) -> list[Tested]:
@@ -111,18 +127,10 @@ STRESS_DIAG = TrainingTable(
     arms=(BASELINE, Arm(CENTERED_HEAD), Arm(STANDARD, 1e-3), Arm(CENTERED, 1e-3), Arm(GAIN_AWARE, 1e-3)),
     figure=True,
     claims=(
-        Claim(
-            "raw_lower_tail_keep_gain",
-            "Standard and Gain-aware Z-loss lower the log-normalizer tail but leave the gain tail near CE.",
-            against_ce(RAW, lower("p_z_999"), near_ce("a_p_99")),
-            f"near: within {NEAR_CE:.0%}; {COUNTS}",
+        _keep_gain(
+            RAW, "Standard and Gain-aware Z-loss lower the log-normalizer tail but leave the gain tail near CE."
         ),
-        Claim(
-            "raw_gradient_tails",
-            "Their p99 gradient norms are several times that of CE.",
-            against_ce(RAW, higher("grad_norm_p99", 2)),
-            "several: at least twice",
-        ),
+        _gradient_tails(RAW, "Their p99 gradient norms are several times that of CE.", "grad_norm_p99"),
         Claim(
             "centered_joint_at_ce_norm",
             "Centered Z-loss lowers both tails and keeps the p99 gradient norm near that of CE.",
@@ -191,18 +199,11 @@ NOCLIP = TrainingTable(
             all_smallest("p_z_999", STANDARD),
             COUNTS,
         ),
-        Claim(
-            "raw_lower_tail_keep_gain",
+        _keep_gain(
+            RAW_METHODS,
             "Standard, Factorized and Gain-aware Z-loss lower the log-normalizer tail and leave the gain tail near CE.",
-            against_ce(RAW_METHODS, lower("p_z_999"), near_ce("a_p_99")),
-            f"near: within {NEAR_CE:.0%}; {COUNTS}",
         ),
-        Claim(
-            "raw_gradient_tails",
-            "Their p99 and maximum gradient norms rise to several times those of CE.",
-            against_ce(RAW_METHODS, higher("grad_norm_p99", 2), higher("grad_norm_max", 2)),
-            "several: at least twice",
-        ),
+        _gradient_tails(RAW_METHODS, "Their p99 and maximum gradient norms rise to several times those of CE.", *NORMS),
         Claim(
             "centered_joint_at_ce_norm",
             "Centered Z-loss lowers both tails with p99 and maximum gradient norms at the CE scale.",
@@ -211,9 +212,7 @@ NOCLIP = TrainingTable(
             ),
             f"at the scale: within {NEAR_CE:.0%}; {COUNTS}",
         ),
-        Claim(
-            "centered_ppl_cost", "Centered Z-loss costs PPL in this setting.", against_ce((CENTERED,), higher("ppl"))
-        ),
+        _ppl_cost("Centered Z-loss costs PPL in this setting."),
         HEAD_KEEPS_PPL,
         HEAD_LOWERS_BOTH,
         Claim(
@@ -230,7 +229,7 @@ NOCLIP = TrainingTable(
 
 def _milder(table: Table) -> list[Tested]:
     mild, standard = line_of(table, GAIN_AWARE), line_of(table, STANDARD)
-    found = [(name, cell(mild, name), cell(standard, name)) for name in ("grad_norm_p99", "grad_norm_max")]
+    found = [(name, cell(mild, name), cell(standard, name)) for name in NORMS]
     return [(a.low < b.high, f"{name}: {number(a.value)} against {number(b.value)}") for name, a, b in found]
 
 
@@ -249,12 +248,7 @@ OUTLIER = TrainingTable(
     figure=True,
     claims=(
         RAW_IMPROVE,
-        Claim(
-            "raw_gradient_tails",
-            "They raise the p99 and the maximum gradient norm several times over CE.",
-            against_ce(RAW_METHODS, higher("grad_norm_p99", 2), higher("grad_norm_max", 2)),
-            "several: at least twice",
-        ),
+        _gradient_tails(RAW_METHODS, "They raise the p99 and the maximum gradient norm several times over CE.", *NORMS),
         Claim("gain_aware_milder", "Gain-aware Z-loss is milder than Standard in both.", judged(_milder)),
         Claim(
             "raw_events",
@@ -331,11 +325,7 @@ SWEEP = replace(
             "Centered Z-loss has no update event at any coefficient.",
             judged(lambda table: [zero(*EVENTS)(line_of(table, CENTERED, lambda_aux=coef)) for coef in SWEEP_CENTERED]),
         ),
-        Claim(
-            "centered_ppl_cost",
-            "At 3e-3 Centered Z-loss has a higher PPL than CE.",
-            against_ce((CENTERED,), higher("ppl"), lambda_aux=3e-3),
-        ),
+        _ppl_cost("At 3e-3 Centered Z-loss has a higher PPL than CE.", lambda_aux=3e-3),
         Claim(
             "centered_recovers",
             "At 1e-4 Centered Z-loss is near CE in PPL and still lowers both tails.",
@@ -411,11 +401,7 @@ ADAM_STATE = replace(
             "Centered head and Centered Z-loss have no step with ‖g‖ > 100.",
             of_methods((CENTERED_HEAD, CENTERED), zero("phi_100")),
         ),
-        Claim(
-            "centered_ppl_cost",
-            "Centered Z-loss costs PPL at this coefficient.",
-            against_ce((CENTERED,), higher("ppl")),
-        ),
+        _ppl_cost("Centered Z-loss costs PPL at this coefficient."),
         all_finite("All recorded gradients and micro-batches stayed finite."),
     ),
 )
