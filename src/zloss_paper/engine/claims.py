@@ -20,6 +20,17 @@ FAILS: Verdict = "does not hold"
 OPEN: Verdict = "cannot be tested here"
 QUOTED_TOLERANCE = 0.05
 """Relative distance from a number the paper quotes within which ours is the same; the paper gives none."""
+SYMBOLS = {
+    "ppl": "PPL",
+    "diag_z": "Diag Z",
+    "p_z_999": "P_Z^99.9",
+    "a_p_99": "A_p^99",
+    "mu_abs_99": "p99 |μ|",
+    "sigma_1": "σ_1",
+    "grad_norm_p99": "p99 ‖g‖",
+    "grad_norm_max": "max ‖g‖",
+}
+"""Columns in sentences."""
 EVIDENCE = 7
 """Most sentences that are quoted as evidence: a long table is not copied into its claim."""
 

@@ -23,6 +23,7 @@ from zloss.text import Blocks
 from zloss_paper.engine.audited_models import AuditedModel, AuditTableConfig, Target, audit_table
 from zloss_paper.engine.claims import (
     QUOTED_TOLERANCE,
+    SYMBOLS,
     Claim,
     PairTest,
     Tested,
@@ -164,14 +165,6 @@ def deployed_perplexity(checkpoint: Checkpoint, blocks: Blocks, progress: Progre
 
 PPL_TOLERANCE = 1e-4
 SHIFT_LEFT = 1e-4
-SYMBOLS = {
-    "ppl": "PPL",
-    "diag_z": "Diag Z",
-    "p_z_999": "P_Z^99.9",
-    "a_p_99": "A_p^99",
-    "mu_abs_99": "p99 |μ|",
-    "sigma_1": "σ_1",
-}
 
 
 def pair_test(column: str, holds: Callable[[Cell, Cell], bool]) -> PairTest:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from zloss.report.numbers import number
 from zloss_paper.engine.claims import (
+    SYMBOLS,
     Check,
     Claim,
     Compare,
@@ -32,14 +33,6 @@ SMALL_PPL = 0.005
 """Relative difference of PPL that counts as small."""
 SAME_PPL = 0.001
 """Relative difference of PPL that counts as unchanged."""
-SYMBOLS = {
-    "p_z_999": "P_Z^99.9",
-    "a_p_99": "A_p^99",
-    "grad_norm_p99": "p99 ‖g‖",
-    "grad_norm_max": "max ‖g‖",
-    "ppl": "PPL",
-    "diag_z": "Diag Z",
-}
 EACH_RUN = {
     "nonfinite_gradient": "steps with a nonfinite gradient",
     "nonfinite_microbatch": "nonfinite micro-batches",

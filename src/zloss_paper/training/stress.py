@@ -15,7 +15,7 @@ from statistics import fmean
 
 from zloss.report.numbers import number
 from zloss.train.options import EFFECTIVELY_UNCLIPPED
-from zloss_paper.engine.claims import Claim, Missing, Tested, cell, judged, near, ratio, smaller, together
+from zloss_paper.engine.claims import SYMBOLS, Claim, Missing, Tested, cell, judged, near, ratio, smaller, together
 from zloss_paper.engine.inputs import CE, CENTERED, CENTERED_HEAD, FINEWEB, GAIN_AWARE, RAW_METHODS, STANDARD, WIKITEXT
 from zloss_paper.engine.table import Cell, Key, Line, PaperTable, Table, paper_table
 from zloss_paper.training.claims import (
@@ -25,7 +25,6 @@ from zloss_paper.training.claims import (
     NEAR_CE,
     RAW_IMPROVE,
     SMALL_PPL,
-    SYMBOLS,
     against_ce,
     all_finite,
     all_smallest,
