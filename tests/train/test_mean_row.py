@@ -28,7 +28,7 @@ from zloss.train.folder import read_steps
 from zloss.train.grid import Grid, run_grid
 from zloss.train.options import RunOptions
 from zloss.train.run import run_training
-from zloss.train.start import initial_checkpoint, prepare_start
+from zloss.train.start import Start, initial_checkpoint, prepare_start
 
 V, D, COEF = 13, 5, 0.3
 OPTIONS = RunOptions(checkpoint_every=4)
@@ -113,12 +113,18 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     return replace(base, model="scratch", from_config="tiny", train_tokenizer=300, coef=0.0)
 
 
-def steps_of(config: TrainConfig, folder: Path) -> list[StepRecord]:
-    run_training(config, prepare_start(config), folder, options=OPTIONS)
+@pytest.fixture(scope="module")
+def start(scratch: TrainConfig) -> Start:
+    """Text and tokenizer of all runs; each draws its weights from its seed."""
+    return prepare_start(scratch)
+
+
+def steps_of(config: TrainConfig, start: Start, folder: Path) -> list[StepRecord]:
+    run_training(config, start, folder, options=OPTIONS)
     return [replace(record, seconds=None) for record in read_steps(folder)]
 
 
-def first_gradient(config: TrainConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+def first_gradient(config: TrainConfig, start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """The gradient of the head that the first optimizer step receives."""
     seen: list[Tensor] = []
     own = torch.optim.AdamW.step
@@ -129,20 +135,24 @@ def first_gradient(config: TrainConfig, folder: Path, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(torch.optim.AdamW, "step", keep)
-        steps_of(replace(config, steps=1, warmup=0, clip=1e9), folder)
+        steps_of(replace(config, steps=1, warmup=0, clip=1e9), start, folder)
     return seen[0]
 
 
 @pytest.mark.parametrize(("micro_batch", "accumulate"), [(4, 1), (1, 4)])
 def test_a_step_gets_the_gradient_of_the_mu_loss_once(
-    scratch: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch: int, accumulate: int
+    scratch: TrainConfig,
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    micro_batch: int,
+    accumulate: int,
 ) -> None:
     config = replace(scratch, micro_batch=micro_batch, accumulate=accumulate)
     penalized = replace(config, method="mu-loss", coef=1e4)
-    start = prepare_start(config)
     weight = find_head(initial_checkpoint(start, config)).weight_VD
     value, gradient = by_autograd(weight, 1e4)
-    plain, added = (first_gradient(one, tmp_path / one.method, monkeypatch) for one in (config, penalized))
+    plain, added = (first_gradient(one, start, tmp_path / one.method, monkeypatch) for one in (config, penalized))
     torch.testing.assert_close((added - plain).double(), gradient, rtol=1e-3, atol=1e-6 * float(gradient.abs().max()))
     ce, mu = (read_steps(tmp_path / method)[0] for method in ("ce", "mu-loss"))
     assert mu.auxiliary == pytest.approx(value, rel=1e-6)
@@ -150,10 +160,9 @@ def test_a_step_gets_the_gradient_of_the_mu_loss_once(
     assert (mu.cross_entropy, mu.micro_batches) == (ce.cross_entropy, accumulate)
 
 
-def test_two_processes_take_the_steps_of_one(scratch: TrainConfig, tmp_path: Path) -> None:
+def test_two_processes_take_the_steps_of_one(scratch: TrainConfig, start: Start, tmp_path: Path) -> None:
     methods = [("mu-loss", 10.0), ("mu-centering", 0.0)]
     configs = [replace(scratch, method=method, coef=coef, steps=4, coef_until=3) for method, coef in methods]
-    start = prepare_start(scratch)
 
     def on_rank() -> None:
         with open_job() as job:
@@ -162,7 +171,7 @@ def test_two_processes_take_the_steps_of_one(scratch: TrainConfig, tmp_path: Pat
 
     forked_ranks(2, on_rank)
     for config in configs:
-        alone, ranks = steps_of(config, tmp_path / config.name), read_steps(tmp_path / "ranks" / config.name)
+        alone, ranks = steps_of(config, start, tmp_path / config.name), read_steps(tmp_path / "ranks" / config.name)
         for one, other in zip(alone, ranks, strict=True):
             assert other.loss == pytest.approx(one.loss, rel=1e-5)
             assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
@@ -170,7 +179,7 @@ def test_two_processes_take_the_steps_of_one(scratch: TrainConfig, tmp_path: Pat
 
 
 def test_mu_centering_keeps_the_mean_row_at_rounding_after_every_step(
-    scratch: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scratch: TrainConfig, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     norms: list[tuple[float, float]] = []
     own = training.mu_center_
@@ -183,7 +192,7 @@ def test_mu_centering_keeps_the_mean_row_at_rounding_after_every_step(
 
     monkeypatch.setattr(training, "mu_center_", centered)
     config = replace(scratch, method="mu-centering")
-    metrics = run_training(config, prepare_start(config), tmp_path / "run", options=OPTIONS)
+    metrics = run_training(config, start, tmp_path / "run", options=OPTIONS)
     assert len(norms) == config.steps
     assert all(before > 1e-5 for before, _ in norms)
     assert all(after < 1e-8 for _, after in norms)
@@ -195,17 +204,16 @@ def test_mu_centering_keeps_the_mean_row_at_rounding_after_every_step(
     ("method", "coef", "until"), [("mu-loss", 1.0, None), ("mu-centering", 0.0, None), ("centered", 1e-2, 6)]
 )
 def test_a_killed_run_resumes_bit_for_bit(
-    scratch: TrainConfig, tmp_path: Path, method: str, coef: float, until: int | None
+    scratch: TrainConfig, start: Start, tmp_path: Path, method: str, coef: float, until: int | None
 ) -> None:
     config = replace(scratch, method=method, coef=coef, coef_until=until)
-    wanted = steps_of(config, tmp_path / "whole")
-    start = prepare_start(config)  # here: a tokenizer is not trained in a fork
+    wanted = steps_of(config, start, tmp_path / "whole")
 
     def killed() -> None:
         run_training(config, start, tmp_path / "run", options=OPTIONS, view=KillingView(7))
 
     assert Forked(killed).wait().killed
-    assert steps_of(config, tmp_path / "run") == wanted
+    assert steps_of(config, start, tmp_path / "run") == wanted
     assert (tmp_path / "run" / "metrics.json").read_bytes() == (tmp_path / "whole" / "metrics.json").read_bytes()
 
 
@@ -243,11 +251,13 @@ def test_a_comparison_asks_both_whether_they_lower_the_shift(scratch: TrainConfi
 
 
 @pytest.mark.parametrize("method", ["standard", "centered", "factorized", "gain-aware", "mu-loss"])
-def test_from_coef_until_on_a_run_trains_as_ce(scratch: TrainConfig, tmp_path: Path, method: str) -> None:
+def test_from_coef_until_on_a_run_trains_as_ce(scratch: TrainConfig, start: Start, tmp_path: Path, method: str) -> None:
     """Off from the first step: CE bit for bit, with the penalty still measured. Off from step 3: λ and Z of every step."""
-    ce = steps_of(replace(scratch, steps=4), tmp_path / "ce")
+    ce = steps_of(replace(scratch, steps=4), start, tmp_path / "ce")
     config = replace(scratch, steps=4, method=method, coef=1e-2)
-    never, always, until = (steps_of(replace(config, coef_until=step), tmp_path / f"{step}") for step in (1, 9, 3))
+    never, always, until = (
+        steps_of(replace(config, coef_until=step), start, tmp_path / f"{step}") for step in (1, 9, 3)
+    )
     assert [replace(record, telemetry={}) for record in never] == [replace(record, telemetry={}) for record in ce]
     assert [record.telemetry["coef"] for record in until] == [1e-2, 1e-2, 0.0, 0.0]
     assert until[:2] == always[:2]
