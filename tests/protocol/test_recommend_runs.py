@@ -1,4 +1,4 @@
-"""Finished runs read in other ways: Centered head from CE, and each half of the validation text."""
+"""Finished runs read in other ways: Centered head from CE, and each half of the validation text; free memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.train.tiny_run import tiny_config
 from zloss.errors import InputError
-from zloss.protocol.recommend_runs import Half, as_centered_head, on_half
+from zloss.protocol.recommend_runs import Half, as_centered_head, free_bytes, on_half
 from zloss.train.compare import compare_runs
 from zloss.train.finished import FinishedRun, read_run
 from zloss.train.run import run_training
@@ -83,3 +83,15 @@ def test_a_run_without_blocks_is_refused_by_its_name(runs: dict[str, FinishedRun
     run = replace(runs["ce"], folder=tmp_path / "old", record=replace(runs["ce"].record, validation_blocks=None))
     with pytest.raises(InputError, match="old has no per-block validation"):
         on_half(run, "selection")
+
+
+def test_free_memory_is_what_the_kernel_and_the_control_group_leave(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    assert free_bytes(tmp_path) == 0
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    assert free_bytes(tmp_path) == 4096 * 1024
+    (tmp_path / "sys/fs/cgroup/memory.current").write_text("1000\n")
+    for limit, free in (("3000\n", 2000), ("max\n", 4096 * 1024)):
+        (tmp_path / "sys/fs/cgroup/memory.max").write_text(limit)
+        assert free_bytes(tmp_path) == free

@@ -1,4 +1,4 @@
-"""A run that is killed goes on bit for bit; damaged checkpoints and full disks are one sentence."""
+"""A run that is killed goes on bit for bit; damaged checkpoints, settings and full disks are one sentence."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import pytest
 from tests.forked import RAISED, Ended, Forked
 from tests.train.killing_view import KillingView
 from tests.train.tiny_run import tiny_config
+from zloss.errors import InputError
+from zloss.jobs import Job
 from zloss.results.run_config import TrainConfig
 from zloss.results.steps import StepRecord
-from zloss.train.folder import read_steps
+from zloss.train.folder import SavedState, earlier_settings, is_finished, read_steps
 from zloss.train.live import NoView
 from zloss.train.options import RunOptions
 from zloss.train.run import run_training
@@ -103,3 +105,28 @@ def test_a_full_disk_is_one_sentence(whole: tuple[TrainConfig, Any], tmp_path: P
     assert failed.code == RAISED
     assert "OutputError: cannot write a checkpoint" in failed.error.strip().splitlines()[-1]
     assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+@pytest.mark.parametrize("content", [None, "", '{"method": "ce", "se', "[]", '{"coef": NaN}'])
+def test_a_finished_run_without_readable_settings_is_not_overwritten(tmp_path: Path, content: str | None) -> None:
+    """It was trained over with other settings, and a kill on the way left those settings beside the old metrics."""
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    assert earlier_settings(tmp_path) is None  # only the beginning of a run: it is made anew
+    (tmp_path / "metrics.json").write_text("{}")
+    with pytest.raises(InputError, match=r"contains a finished run whose settings are unknown: .*config\.json"):
+        earlier_settings(tmp_path)
+    assert not is_finished(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "3", '{"files": []}', '{"files": {}, "identity": "mine"}', '{"step": [], "files": {}}']
+)
+def test_a_checkpoint_with_a_damaged_manifest_is_passed_over(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "checkpoints" / "step-0000004"
+    place.mkdir(parents=True)
+    (place / "manifest.json").write_text(content)
+    assert SavedState(tmp_path, "mine", Job()).load(accelerator=None) == (0, [])
+    assert "step-0000004 is damaged" in capsys.readouterr().err
