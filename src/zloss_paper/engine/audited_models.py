@@ -81,7 +81,8 @@ def audit_table(
     for model in sorted(models, key=lambda model: len(model.deviations)):
         unique.setdefault((model.model, model.corpus), model)
     kept = tuple(model for model in models if model in unique.values())
-    sources = {text: None for model in kept for text in _sources(model.audit, overrides)}
+    stated = overrides.text_source
+    sources = {text: None for model in kept for text in text_sources(model.audit.texts, model.audit.corpus, stated)}
     return AuditTableConfig(label, profile, kept, tuple(sources), deployed)
 
 
@@ -121,7 +122,7 @@ def _audited_model(
         audit = replace(audit, blocks=overrides.blocks or None)
     if overrides.block_size is not None:
         audit = replace(audit, block_size=overrides.block_size)
-    sources = _sources(audit, overrides)
+    sources = text_sources(audit.texts, audit.corpus, overrides.text_source)
     same_text = {text.corpus for text in sources} == {target.corpus}
     deviations = []
     if not of_the_paper:
@@ -135,7 +136,3 @@ def _audited_model(
         deviations.append(f"the spectrum is {audit.svd}, not {target.audit.svd}")
     corpus = target.corpus if same_text else " + ".join(text.corpus or text.name for text in sources)
     return AuditedModel(printed, corpus, target.model, target.corpus, audit, tuple(deviations))
-
-
-def _sources(audit: AuditConfig, overrides: Overrides) -> tuple[TextSource, ...]:
-    return text_sources(audit.texts, audit.corpus, overrides.text_source)

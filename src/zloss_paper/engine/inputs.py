@@ -27,8 +27,6 @@ METHODS = {
 }
 RAW_METHODS = (STANDARD, FACTORIZED, GAIN_AWARE)
 """Methods that penalise the log-normalizer of the raw logits."""
-
-
 MODEL_IDS = {
     "DistilGPT-2": "distilgpt2",
     "GPT-2": "gpt2",

@@ -72,15 +72,10 @@ class Recipe(Generic[Config]):
         return self.label.replace(":", "_")
 
     def unstated(self) -> dict[str, str]:
-        """Every setting the paper leaves open, with our choice; model_ids.GPT-2 has that of model_ids."""
-        choices = our_choices(self.label)
+        """Every setting the paper leaves open, with our choice (`data/choices.json`: those that a family shares, and those of
+        the label); model_ids.GPT-2 has that of model_ids."""
+        data = json.loads(resources.files("zloss_paper").joinpath("data/choices.json").read_text(encoding="utf-8"))
+        own: dict[str, str] = data["labels"].get(self.label, {})
+        choices = {**data["shared"].get(own.get("shared"), {}), **own}
         settings = () if self.paper is None else self.paper.not_stated
         return {name: choices.get(name) or choices[name.partition(".")[0]] for name in settings}
-
-
-def our_choices(label: str) -> dict[str, str]:
-    """Our choices for what the paper leaves open (`data/choices.json`): those that a family shares, and those of the label."""
-    text = resources.files("zloss_paper").joinpath("data/choices.json").read_text(encoding="utf-8")
-    data = json.loads(text)
-    own: dict[str, str] = data["labels"].get(label, {})
-    return {**data["shared"].get(own.get("shared"), {}), **own}

@@ -88,7 +88,7 @@ def kept_table(recipe: Recipe[Any], record: ReproductionRecord) -> Table:
     """The lines of a kept result; a column that the recipe has learned since was not measured."""
     columns = tuple(dict.fromkeys((*recipe.columns, *record.columns)))
     unknown = [column for column in recipe.columns if column not in record.columns]
-    keys = () if recipe.paper is None else recipe.paper.key_columns
+    keys = () if recipe.paper is None else tuple(recipe.paper.table.lines[0].key)
     table = Table(
         tuple(
             Line(

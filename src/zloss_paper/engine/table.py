@@ -29,13 +29,6 @@ class Cell:
     printed: str = ""
     """As the paper prints it; empty for a measured number."""
 
-    @classmethod
-    def of_print(cls, number: Decimal) -> Cell:
-        """28.00 was rounded to hundredths, so its half unit is 0.005."""
-        exponent = number.as_tuple().exponent
-        assert isinstance(exponent, int)  # tables hold no NaN
-        return cls(float(number), 0.5 * 10.0**exponent, str(number))
-
     @property
     def low(self) -> float:
         return self.value - self.half_unit
@@ -137,11 +130,6 @@ class PaperTable:
     """The settings that the paper states."""
     not_stated: tuple[str, ...]
 
-    @property
-    def key_columns(self) -> tuple[str, ...]:
-        """Columns of the key of a line."""
-        return tuple(self.table.lines[0].key)
-
 
 def paper_table(label: str, *, integer_keys: tuple[str, ...] = (), number_keys: tuple[str, ...] = ()) -> PaperTable:
     """The entry `label`; text columns, `integer_keys` and `number_keys` are the key of a line, all others its numbers."""
@@ -177,7 +165,8 @@ def _line(record: Mapping[str, Any], integer_keys: tuple[str, ...], number_keys:
         elif isinstance(value, str):
             key[column] = value
         elif isinstance(value, Decimal):
-            cells[column] = Cell.of_print(value)
+            # 28.00 was rounded to hundredths, so its half unit is 0.005; tables hold no NaN.
+            cells[column] = Cell(float(value), 0.5 * 10.0 ** int(value.as_tuple().exponent), str(value))
     return Line(key, cells, {column: "not printed" for column, value in record.items() if value is None})
 
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,10 +84,19 @@ class Workbench:
         """
         key = ("audit", audit_fingerprint(config))
         place = None if self.folder is None else self.folder / "audits" / key[1]
-        before = self._results.get(key) or (
-            None if place is None else _kept(lambda: read_record(place / "report.json", AuditReport))
-        )
-        report: AuditReport = before or self._new_audit(config, place)
+        before: AuditReport | None = self._results.get(key)
+        if before is None and place is not None:
+            before = _kept(partial(read_record, place / "report.json", AuditReport))
+        report = before
+        if report is None:
+            progress, command, checkpoint = self.progress, self.command, self.checkpoint(config)
+            report = run_audit(
+                config, folder=place, resume=True, progress=progress, command=command, checkpoint=checkpoint
+            )
+            self.audits_made += 1
+            if report.status == "partial":
+                raise KeyboardInterrupt
+            report = with_decisions(report)
         for name, measure in (extras or {}).items():
             if name not in report.extra:
                 report = replace(report, extra={**report.extra, name: dict(measure())})
@@ -94,20 +104,6 @@ class Workbench:
         if place is not None and report is not before:
             write_record(place / "report.json", report)
         return report
-
-    def _new_audit(self, config: AuditConfig, place: Path | None) -> AuditReport:
-        report = run_audit(
-            config,
-            folder=place,
-            resume=True,
-            progress=self.progress,
-            command=self.command,
-            checkpoint=self.checkpoint(config),
-        )
-        self.audits_made += 1
-        if report.status == "partial":
-            raise KeyboardInterrupt
-        return with_decisions(report)
 
     def run(self, config: TrainConfig, base: TrainConfig | None = None) -> FinishedRun:
         """The finished training run of `config`; with `base`, it starts from the model which that run gives."""
@@ -124,7 +120,7 @@ class Workbench:
         self, config: TrainConfig, base: TrainConfig | None, place: Path, *, keep_model: bool = False
     ) -> FinishedRun:
         if is_finished(place) and (not keep_model or (place / "model").is_dir()):
-            kept = _kept(lambda: read_run(place))
+            kept = _kept(partial(read_run, place))
             if kept is not None:
                 return kept
         if base is not None:

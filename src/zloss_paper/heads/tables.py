@@ -98,8 +98,6 @@ def _gain_of_medium(id: str, corpus: str, raw: float, centered: float) -> Claim:
 ANISOTROPIC = ("GPT-2", "GPT-2 Medium")
 ANISOTROPY, MUCH = 1 / 3, 0.5
 UNFAVOURABLE = ("GPT-2 Large", "Pythia-410M", "Pythia-1B")
-
-
 SHARES = {"e_16": "E_16", "f_16": "F_16"}
 SPECTRAL_LINES = (
     *(("GPT-2", WIKITEXT, 128), ("GPT-2 Medium", WIKITEXT, 128), ("GPT-2 Medium", FINEWEB, 64)),

@@ -33,8 +33,6 @@ Kind = str
 Scope = Literal["every model", "tied head", "router"]
 Status = Literal["covered", "not covered", "does not apply"]
 TARGETS = (paper_target("GPT-2", WIKITEXT, 64, gradient_blocks=8),)
-
-
 IN_SEVERAL: dict[str, tuple[tuple[Kind, str], ...]] = {
     "metric": (("metrics", "{}"), ("comparison", "methods.*.metrics.{}"), ("comparison", "methods.*.{}")),
     "router loss": (("metrics", "router.{}"), ("comparison", "router.conventions.*.{}")),
