@@ -224,6 +224,10 @@ def train(case: Case, first: dict[str, Tensor]) -> Any:
             forward_only=False,
         )
         assert model.post_process == (handle.last is not None)
+        if model.post_process:
+            weight = model.shared_embedding_or_output_weight() if case.tied else model.output_layer.weight
+            in_main_grad = case.given.get("fused", True) and (case.per_token or "reduction" not in case.given)
+            assert weight.grad_added_to_main_grad == in_main_grad
         optimizer.step()
     return model
 
