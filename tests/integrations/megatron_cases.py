@@ -63,6 +63,7 @@ CASES = {
     "2 data ranks, tied embeddings": Case(tied=True),
     "2 data ranks, distributed Adam, clipping": Case(adam=True),
     "2 data ranks, MTP, Z on the main head": Case(mtp=1),
+    "2 data ranks, MTP, Z on the main head, logits": Case(mtp=1, given={"fused": False}),
     "TP = 2": Case(tp=2, overlap=False),
     "TP = 2, logits": Case(tp=2, given={"fused": False}),
     "TP = 2, sequence parallel": Case(tp=2, sp=True),

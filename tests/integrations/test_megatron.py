@@ -48,7 +48,7 @@ def test_ce_and_z_are_apart_and_evaluation_is_ce(answer: dict[str, Any]) -> None
         "overlapped experts": "`overlap_moe_expert_parallel_comm`",
         "labels [s, b]": "ShapeError: `labels` is expected to be [b, s] = [3, 8], as `input_ids`, but got [8, 3]",
         "labels [s, b] with b = s": "its transpose holds the next tokens",
-        "a sum without a mask": "the model needs `loss_mask`",
+        "a sum without a mask": "pass `loss_mask` to the model",
     }.items(),
 )
 def test_refused_in_one_sentence(case: str, said: str, answer: dict[str, Any]) -> None:

@@ -1,29 +1,27 @@
 """Megatron-core: `apply(model, objective)` in `model_provider`, and a `GPTModel` trains with CE + Z.
 
-    model = GPTModel(...)
-    handle = apply(model, zloss.StandardZLoss(1e-4, target=0.0))
+The model returns the loss of every token, [b, s], so that masks, division by tokens and scaling stay Megatron's.
+`handle.report(loss_mask)` has CE and Z separately. In evaluation the model computes its own cross-entropy.
 
-The model returns the loss of every token in Megatron's shape, [b, s], so the schedule, the masks and the division by tokens
-stay Megatron's. `handle.report(loss_mask)` has CE and Z separately. In evaluation the model computes its own cross-entropy.
-
-Axes: s tokens of a sequence, b sequences, D width, V vocabulary. Megatron has hidden states as [s, b, D], or [s/tp, b, D]
-with sequence parallelism, logits as [s, b, V/tp], and labels as [b, s].
+Axes: b sequences of s tokens, D width, V vocabulary. Megatron has hidden states as [s, b, D], or [s/tp, b, D] with
+sequence parallelism, logits as [s, b, V/tp], and labels as [b, s].
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from zloss.errors import InputError, MissingInputError, ShapeError, UnsupportedModelError
 from zloss.head.loss import HeadLossOutput, head_loss, logits_loss
 from zloss.head.options import HeadKeywords
 from zloss.integrations.moe import HookHandle, named_arguments
 from zloss.objectives import CrossEntropy, Objective, require_target
-
-TESTED = "0.16.1"
 
 
 def apply(
@@ -63,18 +61,14 @@ class ZLossHandle(HookHandle):
     ) -> None:
         _check_model(model, fused)
         if isinstance(getattr(model.compute_language_model_loss, "__self__", None), ZLossHandle):
-            raise InputError(
-                f"this {type(model).__name__} has a Z-loss already: call `remove()` on the earlier handle first."
-            )
+            raise InputError(f"this {type(model).__name__} has a Z-loss already: call `remove()` on its handle first.")
         self.model, self.objective, self.reduction, self.mtp = model, objective, reduction, mtp
         self.options: Any = {"statistics": "light", **options}
         self.last: HeadLossOutput | None = None
-        self._labels: Tensor | None = None  # of the forward pass that is running in training mode
+        self._labels: Tensor | None = None  # of the running forward pass, if it is one of training
         self._loss_mask: Tensor | None = None
-        self._weight: Tensor | None = None  # of the output layer whose product was skipped
-        self._layout_checked = False
-        self._mesh: Any = None
-        self._hooks = []
+        self._weight: Tensor | None = None  # of the output layer, if its product was skipped
+        self._layout_checked, self._hooks = False, []
         if model.post_process:
             self._hooks = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
             self._own_loss, model.compute_language_model_loss = model.compute_language_model_loss, self._loss
@@ -116,100 +110,82 @@ class ZLossHandle(HookHandle):
             return
         if self.reduction == "sum" and self._loss_mask is None:
             raise MissingInputError(
-                'with reduction="sum" the model needs `loss_mask`: model(..., loss_mask=loss_mask).'
+                'with reduction="sum" pass `loss_mask` to the model: model(..., loss_mask=loss_mask).'
             )
         if not self._layout_checked:
             self._layout_checked = True
             _refuse_transposed(self._labels, given.get("input_ids"))
 
-    def _skip_product(self, input_: Tensor, weight: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, None]:
-        """In place of the output layer's forward pass: hidden states instead of logits, if `_loss` is what gets them."""
+    def _skip_product(self, input_: Tensor, weight: Tensor | None = None, **kwargs: Any) -> Any:
+        """Replaces the output layer's forward pass: hidden states instead of logits, if `_loss` is what gets them."""
         if self._labels is None:
-            projected: tuple[Tensor, None] = self._project(input_, weight=weight, **kwargs)
-            return projected
+            return self._project(input_, weight=weight, **kwargs)
         self._weight = self.model.output_layer.weight if weight is None else weight
         return input_, None
 
-    def _loss(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """In place of `compute_language_model_loss`. `logits` are hidden states where the product was skipped."""
+    def _loss(self, labels: Tensor, logits: Tensor) -> Any:
+        """Replaces `compute_language_model_loss`; `logits` are hidden states where the product was skipped."""
         main = labels is self._labels
         objective = self.objective if main or self.mtp else CrossEntropy()
         if self._labels is None or (self._weight is None and not objective.active and not main):
-            own: Tensor = self._own_loss(labels, logits)
-            return own
-        group = self.model.tp_group
-        ranks = group.size()
-        sequence_ranks = ranks if self._weight is not None and self.model.output_layer.sequence_parallel else 1
-        b, s = logits.shape[1], logits.shape[0] * sequence_ranks
-        _check_layout("labels", labels, b, s)
-        target = labels.transpose(0, 1)
-        given: dict[str, Any] = {"reduction": self.reduction if main else "none", **self.options}
-        given["group"] = group if ranks > 1 else None
+            return self._own_loss(labels, logits)
+        group = self.model.tp_group if self.model.tp_group.size() > 1 else None
+        sharded = group is not None and self._weight is not None and self.model.output_layer.sequence_parallel
+        s, b = logits.shape[0] * (group.size() if sharded else 1), logits.shape[1]
+        target = _transposed("labels", labels, b, s)
+        given: dict[str, Any] = {"reduction": self.reduction if main else "none", "group": group, **self.options}
         if main and self._loss_mask is not None:
-            _check_layout("loss_mask", self._loss_mask, b, s)
-            mask = self._loss_mask.transpose(0, 1)
+            mask = _transposed("loss_mask", self._loss_mask, b, s)
             target = target.masked_fill(mask == 0, self.options.get("ignore_index", -100))
             if self.reduction == "sum":
                 given["token_weight"] = mask.float()
         if self._weight is None:
             out = logits_loss(logits, target, objective, **given)
         else:
-            hidden = logits if sequence_ranks == 1 else self._sharded_tokens(logits, group)
+            hidden = logits
+            if sharded:  # [s/tp, b, D] of this rank
+                hidden = DTensor.from_local(logits, DeviceMesh.from_group(group, logits.device.type), [Shard(0)])
             buffer = self._main_grad(given["reduction"])
             out = head_loss(hidden, self._weight, target, objective, weight_grad_buffer=buffer, **given)
         if main:
-            self.last = out
+            self.last = replace(out, loss=out.loss.detach())
         return out.loss if out.loss.dim() == 0 else out.loss.transpose(0, 1).contiguous()
 
     def _main_grad(self, reduction: str) -> Tensor | None:
-        """Where dW goes; None if Megatron adds the gradient itself.
-
-        A summed loss adds dW in the forward pass, which is right only if nothing multiplies the loss afterwards: Megatron
-        divides it by tokens unless `calculate_per_token_loss`, and multiplies it by a loss scale in fp16.
-        """
+        """Where dW goes; None if Megatron adds the gradient itself. A summed loss adds dW in the forward pass, but Megatron
+        divides it by tokens later unless `calculate_per_token_loss`, and multiplies it by a loss scale in fp16."""
         config, buffer = self.model.config, getattr(self._weight, "main_grad", None)
         scaled_later = reduction == "sum" and (not config.calculate_per_token_loss or config.fp16)
         return None if buffer is None or buffer.dtype != torch.float32 or scaled_later else buffer
-
-    def _sharded_tokens(self, hidden: Tensor, group: Any) -> Tensor:
-        """Hidden states [s/tp, b, D] of this rank as a tensor [s, b, D] that is sharded over tokens."""
-        from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.tensor import DTensor, Shard
-
-        if self._mesh is None:
-            self._mesh = DeviceMesh.from_group(group, hidden.device.type)
-        return DTensor.from_local(hidden, self._mesh, [Shard(0)])
 
 
 def _check_model(model: Any, fused: bool) -> None:
     missing = [n for n in ("compute_language_model_loss", "post_process", "tp_group") if not hasattr(model, n)]
     if missing:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no `{missing[0]}`: expected a GPTModel or another LanguageModule of megatron-core "
-            f"(tested with {TESTED}), in which the loss can be replaced."
+            f"{type(model).__name__} has no `{missing[0]}`: a LanguageModule of megatron-core 0.16 (GPTModel) is expected."
         )
-    if model.config.overlap_moe_expert_parallel_comm:
+    if getattr(model.config, "overlap_moe_expert_parallel_comm", False):
         raise UnsupportedModelError(
             "`overlap_moe_expert_parallel_comm` runs the layers of the model without its forward: switch it off."
         )
-    if not fused or not model.post_process:
-        return
-    from megatron.core.tensor_parallel import ColumnParallelLinear
-
-    if type(model.output_layer) is not ColumnParallelLinear or model.config.defer_embedding_wgrad_compute:
-        raise UnsupportedModelError(
-            f"the fused loss expects an output layer of class ColumnParallelLinear without `defer_embedding_wgrad_compute`, "
-            f"but got {type(model.output_layer).__name__} with defer_embedding_wgrad_compute="
-            f"{model.config.defer_embedding_wgrad_compute}: pass fused=False."
-        )
+    if fused and model.post_process:
+        found, deferred = type(model.output_layer).__name__, model.config.defer_embedding_wgrad_compute
+        if found != "ColumnParallelLinear" or deferred:
+            raise UnsupportedModelError(
+                f"the fused loss expects an output layer of class ColumnParallelLinear, but got {found} with "
+                f"defer_embedding_wgrad_compute={deferred}: pass fused=False."
+            )
 
 
-def _check_layout(name: str, tensor: Tensor, b: int, s: int) -> None:
-    if tensor.shape != (b, s):
-        hint = f": pass `{name}.transpose(0, 1)`" if tensor.shape == (s, b) else ""
-        raise ShapeError(
-            f"`{name}` is expected to be [b, s] = [{b}, {s}], as `input_ids`, but got {list(tensor.shape)}{hint}."
-        )
+def _transposed(name: str, tensor: Tensor, b: int, s: int) -> Tensor:
+    """[s, b] from [b, s], checked."""
+    if tensor.shape == (b, s):
+        return tensor.transpose(0, 1)
+    hint = f": pass `{name}.transpose(0, 1)`" if tensor.shape == (s, b) else ""
+    raise ShapeError(
+        f"`{name}` is expected to be [b, s] = [{b}, {s}], as `input_ids`, but got {list(tensor.shape)}{hint}."
+    )
 
 
 def _refuse_transposed(labels: Tensor, input_ids: Tensor | None) -> None:
