@@ -341,6 +341,7 @@ def facts() -> dict[str, bool]:
     found = {
         "training returns CE + Z": torch.allclose(loss, ce_sum + z_sum) and int(count) == int(mask.sum()),
         "CE is reported": torch.allclose(report["lm loss"], torch.stack([ce_sum, mask.sum()])),
+        "a flat mask gives the same report": torch.equal(handle.report(mask.view(-1))["zloss/z"], report["zloss/z"]),
         "Z is reported": torch.allclose(report["zloss/z"], torch.stack([z_sum, mask.sum()])),
         "log Z is reported": torch.allclose(report["zloss/log_z"][0], logits.logsumexp(-1)[counted].sum()),
         "without labels there are logits": torch.equal(run_model(model, tokens, None, mask), logits),

@@ -94,7 +94,8 @@ class ZLossHandle(HookHandle):
         one in evaluation. CE is named "lm loss", so it replaces the CE + Z of another loss function."""
         if self.last is None:
             return {}
-        mask = loss_mask.transpose(0, 1).float()
+        s, b = self.last.stats.log_z.shape
+        mask = loss_mask.reshape(b, s).transpose(0, 1).float()  # many loss functions flatten it
         parts = {"lm loss": self.last.cross_entropy, "zloss/z": self.last.auxiliary}
         if self.reduction == "none":
             parts = {name: (part * mask).sum() for name, part in parts.items()}
