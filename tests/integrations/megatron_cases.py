@@ -331,6 +331,8 @@ def page() -> None:
 
 
 def facts() -> dict[str, bool]:
+    from megatron.core.transformer.module import Float16Module
+
     tokens, labels, mask = batch(0, 1)
     model, gpt = build(Case()), build(Case())
     own, logits = run_model(gpt, tokens, labels, mask), run_model(gpt, tokens, None, mask)
@@ -359,6 +361,11 @@ def facts() -> dict[str, bool]:
             and off.last is not None
             and float(off.last.auxiliary.sum()) == 0
         )
+    model.config.bf16 = True
+    wrapped = Float16Module(model.config, model)
+    with apply(wrapped, OBJECTIVE):
+        given = run_model(wrapped, tokens, labels, mask)[counted].sum()
+    found["a wrapped model in bf16"] = bool(torch.isclose(given, ce_sum + z_sum, rtol=1e-2))
     return found
 
 
