@@ -10,7 +10,7 @@ sequence parallelism, logits as [s, b, V/tp], and labels as [b, s].
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor, Shard
 
 from zloss.errors import InputError, MissingInputError, ShapeError, UnsupportedModelError
 from zloss.head.loss import HeadLossOutput, head_loss, logits_loss
-from zloss.head.options import HeadKeywords
 from zloss.integrations.moe import HookHandle, named_arguments
 from zloss.objectives import CrossEntropy, Objective, require_target
 
@@ -31,7 +30,7 @@ def apply(
     reduction: Literal["none", "sum"] = "none",
     fused: bool = True,
     mtp: bool = False,
-    **options: Unpack[HeadKeywords],
+    **options: Any,
 ) -> ZLossHandle:
     """From now on `model(..., labels=labels)` in training mode returns CE + Z of every token, [b, s].
 
@@ -57,13 +56,13 @@ class ZLossHandle(HookHandle):
     """
 
     def __init__(
-        self, model: Any, objective: Objective, reduction: str, fused: bool, mtp: bool, options: HeadKeywords
+        self, model: Any, objective: Objective, reduction: str, fused: bool, mtp: bool, options: dict[str, Any]
     ) -> None:
         _check_model(model, fused)
         if isinstance(getattr(model.compute_language_model_loss, "__self__", None), ZLossHandle):
             raise InputError(f"this {type(model).__name__} has a Z-loss already: call `remove()` on its handle first.")
         self.model, self.objective, self.reduction, self.mtp = model, objective, reduction, mtp
-        self.options: Any = {"statistics": "light", **options}
+        self.options = {"statistics": "light", **options}
         self.last: HeadLossOutput | None = None
         self._labels: Tensor | None = None  # of the running forward pass, if it is one of training
         self._loss_mask: Tensor | None = None
@@ -130,7 +129,7 @@ class ZLossHandle(HookHandle):
         objective = self.objective if main or self.mtp else CrossEntropy()
         if self._labels is None or (self._weight is None and not objective.active and not main):
             return self._own_loss(labels, logits)
-        group = self.model.tp_group if self.model.tp_group.size() > 1 else None
+        group: Any = self.model.tp_group if self.model.tp_group.size() > 1 else None
         sharded = group is not None and self._weight is not None and self.model.output_layer.sequence_parallel
         s, b = logits.shape[0] * (group.size() if sharded else 1), logits.shape[1]
         target = _transposed("labels", labels, b, s)
