@@ -35,6 +35,26 @@ class Framework:
 
 FRAMEWORKS = {
     "megatron": Framework(("megatron-core",), ("tests/integrations/test_megatron.py",)),
+    "olmo-core": Framework(
+        # cached-path imports the clients of both clouds.
+        (
+            "ai2-olmo-core",
+            "cached-path",
+            "dataclass-extensions",
+            "bettermap",
+            "boto3",
+            "botocore",
+            "s3transfer",
+            "jmespath",
+            "google-api-core",
+            "google-auth",
+            "google-cloud-core",
+            "google-cloud-storage",
+            "google-resumable-media",
+            "googleapis-common-protos",
+        ),
+        ("tests/integrations/test_olmo_core.py",),
+    ),
 }
 
 

@@ -333,6 +333,16 @@ def check_target(name: str, value: float | None) -> None:
         raise CoefficientError(f"`{name}` is expected to be None (log V) or a finite number, but got {value!r}.")
 
 
+def require_target(objective: Objective) -> None:
+    """An error if an active objective leaves its target to the default, log V: training frameworks mean 0."""
+    for name in ("target", "relative_target"):
+        if objective.active and getattr(objective, name, 0.0) is None:
+            raise MissingInputError(
+                f"`{name}` of {type(objective).__name__} must be given here: {name}=0.0, which training frameworks use, or "
+                f"{name}=math.log(V), the paper's, with which logits of 0 have no penalty."
+            )
+
+
 def is_on(*coefficients: float | None) -> bool:
     """Whether any coefficient is switched on; None and 0 are both off."""
     return any(coefficient is not None and coefficient != 0 for coefficient in coefficients)

@@ -1,0 +1,72 @@
+"""megatron-core as users run it: `GPTModel`, its schedule, data parallelism and optimizers, with our loss."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.forked import Forked
+from tests.integrations.framework_table import check_and_record
+from tests.integrations.megatron_cases import CASES, PAGE, jobs
+
+
+@pytest.fixture(scope="module")
+def answer() -> dict[str, Any]:
+    """One job for all cases."""
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+        pytest.skip("megatron-core is not installed")
+    ended = Forked(jobs).wait()
+    assert ended.code == 0, ended.error[-3000:]
+    found: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parameters_after_four_steps_equal_eager_ce_plus_z(case: str, answer: dict[str, Any]) -> None:
+    error, without_z = answer["errors"][case]
+    check_and_record(case, error, without_z)
+
+
+def test_ce_and_z_are_apart_and_evaluation_is_ce(answer: dict[str, Any]) -> None:
+    assert [name for name, holds in answer["facts"].items() if not holds] == []
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    {
+        "no target": "MissingInputError: `target` of StandardZLoss must be given",
+        "no relative target": "`relative_target` of FactorizedZLoss must be given",
+        "another reduction": "but got 'mean'",
+        "not Megatron": "UnsupportedModelError: Linear has no `compute_language_model_loss`",
+        "twice": "this GPTModel has a Z-loss already",
+        "an adapter": "but got Adapter with defer_embedding_wgrad_compute=False: pass fused=False",
+        "overlapped experts": "`overlap_moe_expert_parallel_comm`",
+        "labels [s, b]": "ShapeError: `labels` is expected to be [b, s] = [3, 8], as `input_ids`, but got [8, 3]",
+        "labels [s, b] with b = s": "its transpose holds the next tokens",
+        "a sum without a mask": "pass `loss_mask` to the model",
+    }.items(),
+)
+def test_refused_in_one_sentence(case: str, said: str, answer: dict[str, Any]) -> None:
+    assert said in answer["refused"][case]
+
+
+def test_the_router_table_of_the_page_is_what_megatron_applies(answer: dict[str, Any]) -> None:
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    stated = {name: (float(mean), float(per_token)) for name, mean, per_token in rows}
+    assert stated.keys() == answer["scales"].keys()
+    for name, scales in answer["scales"].items():
+        assert scales == pytest.approx(stated[name], rel=1e-5), name
+
+
+def test_the_example_of_the_page_runs(answer: dict[str, Any]) -> None:
+    last = answer["page"].splitlines()[-1]
+    step, _, numbers = last.partition(" ")
+    found = ast.literal_eval(numbers)
+    assert step == "3"
+    assert found.keys() == {"lm loss", "zloss/z", "zloss/log_z"}
+    assert found["zloss/z"] == pytest.approx(1e-4 * found["zloss/log_z"] ** 2, rel=0.05)
