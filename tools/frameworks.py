@@ -35,6 +35,10 @@ class Framework:
 
 FRAMEWORKS = {
     "megatron": Framework(("megatron-core",), ("tests/integrations/test_megatron.py",)),
+    "torchtitan": Framework(
+        ("torchtitan", "spmd_types", "torchdata", "torch_checkpointing", "einops"),
+        ("tests/integrations/test_torchtitan.py",),
+    ),
 }
 
 
