@@ -88,6 +88,17 @@ def test_plain_shards_of_the_spmd_types_backend(answers: dict[str, Any]) -> None
         check_and_record(f"plain shards of spmd_types, TP = 2: gradient of the {name}", **found)
 
 
+def test_the_commands_of_the_page_build_what_it_says(answers: dict[str, Any]) -> None:
+    assert answers["page"] == {
+        coef: [
+            f"FusedZLoss.Config(num_chunks=8, loss_fn=ZLoss.Config(coef={coef}, target=0.0, objective='standard'))",
+            "ZLossMetrics.Config",
+            True,
+        ]
+        for coef in ("0.0001", "1e-05")
+    }
+
+
 def test_refusals_say_what_to_do(answers: dict[str, Any]) -> None:
     told = answers["refusals"]
     assert "missing 1 required keyword-only argument: 'target'" in told["no target"]

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
+import sys
 import tempfile
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -31,8 +36,8 @@ from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.components.validate import Validator
-from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
-from torchtitan.config.override import OverrideConfig, parse_cli_imports
+from torchtitan.config import ConfigManager, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.config.override import OverrideConfig, apply_overrides, parse_cli_imports
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.spmd_types import set_current_spmd_mesh
 from torchtitan.models import llama3
@@ -50,6 +55,7 @@ ADAM = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-4, "weight_decay": 0.1}
 VALIDATION = 1000
 """Number of the first validation batch."""
 OURS = "zloss.integrations.torchtitan."
+PAGE = Path(__file__).parents[2] / "docs/torchtitan.md"
 
 
 def batch(number: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -390,7 +396,26 @@ def refusals() -> dict[str, str]:
     }
 
 
-OTHERS = {"plain shards": plain_shards, "refusals": refusals}
+def page() -> dict[str, Any]:
+    """The configurations that the commands of docs/torchtitan.md build, with its module `my_configs`."""
+    text = PAGE.read_text(encoding="utf-8")
+    (module,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    sys.modules["my_configs"] = configs = ModuleType("my_configs")
+    exec(module, vars(configs))
+    found = {}
+    for command in re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL):
+        _, _, argv = command.replace("\\\n", " ").partition("-m torchtitan.train ")
+        config = ConfigManager().parse_args(shlex.split(argv))
+        apply_overrides(config.override, config)
+        found[config.loss.to_dict()["loss_fn"]["coef"]] = [
+            f"{config.loss}",
+            type(config.metrics).__qualname__,
+            config.training.disable_cuda_graphs,
+        ]
+    return found
+
+
+OTHERS = {"plain shards": plain_shards, "refusals": refusals, "page": page}
 
 
 def on_rank(name: str) -> None:
