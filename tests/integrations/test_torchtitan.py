@@ -69,7 +69,7 @@ def test_the_trainer_reports_ce_plus_z_and_validates_with_ce(runs: dict[str, Any
         assert run["validation_of_loss"] >= 100 * tolerance, name
 
 
-def test_scalars_cover_the_tokens_since_the_last_log_once(runs: dict[str, Any]) -> None:
+def test_scalars_count_the_tokens_of_all_ranks_once(runs: dict[str, Any]) -> None:
     for name, run in runs.items():
         tolerance = 1e-3 if "bf16" in name else 1e-6
         wrong = {scalar: error for scalar, error in (run["scalars"] or {}).items() if not error <= tolerance}
@@ -107,6 +107,7 @@ def test_refusals_say_what_to_do(answers: dict[str, Any]) -> None:
     assert "but got -1.0" in told["negative coefficient"]
     assert "but got Scaled and ZLoss: use the loss on logits" in told["head with a forward of its own"]
     assert "and CrossEntropyLoss: use the loss on logits" in told["cross-entropy in the fused loss"]
+    assert "needs `lm_head`: use FusedZLoss.Config" in told["gain without a head"]
     assert told["plain head"] == "nothing"
 
 

@@ -273,14 +273,15 @@ def relative(one: float, other: float) -> float:
 
 
 def scalar_errors(logged: dict[int, dict[str, float]], tokens: list[Any]) -> dict[str, float]:
-    """The largest relative errors of what was logged: CE, Z and the tail of log Z over the tokens since the last log."""
+    """The largest relative errors of CE and Z of a logged step, and of the tail of log Z over the tokens since the last log."""
     found: dict[str, float] = {}
     last = 0
     for step, numbers in logged.items():
-        ce_T, z_T, log_z_T = (np.concatenate(parts) for parts in zip(*tokens[last:step], strict=True))
+        ce_T, z_T, _ = tokens[step - 1]
+        log_z_T = np.concatenate([part[2] for part in tokens[last:step]])
         wanted = {"ce": ce_T.mean(), "z": z_T.mean(), "log_z_p999": np.quantile(log_z_T, 0.999)}
         if "zloss/tokens" in numbers:
-            wanted["tokens"] = len(ce_T)
+            wanted["tokens"] = len(log_z_T)
         for name, value in wanted.items():
             found[name] = max(found.get(name, 0.0), relative(numbers[f"zloss/{name}"], float(value)))
         last = step
@@ -378,6 +379,13 @@ def refusals() -> dict[str, str]:
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
 
+    def gain_without_head() -> str:
+        try:
+            z(objective="gain-aware").build()(torch.randn(1, 2, VOCAB), batch(0)[1])
+        except zloss.errors.MissingInputError as error:
+            return str(error)
+        return "nothing"
+
     def fused(lm_head: nn.Module) -> str:
         try:
             FUSED.build().set_lm_head(lm_head)
@@ -391,6 +399,7 @@ def refusals() -> dict[str, str]:
         "unknown objective": told(Case(z(objective="centred"))),
         "negative coefficient": told(Case(z(coef=-1.0))),
         "head with a forward of its own": fused(Scaled.Config(in_features=2, out_features=3).build()),
+        "gain without a head": gain_without_head(),
         "plain head": fused(Linear.Config(in_features=2, out_features=3).build()),
         "cross-entropy in the fused loss": told(Case(FusedZLoss.Config())),
     }

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from zloss.distributed import is_dtensor, local_part
-from zloss.errors import InputError, UnsupportedModelError, require_version
+from zloss.errors import InputError, MissingInputError, UnsupportedModelError, require_version
 from zloss.head.loss import HeadLossOutput, head_loss, logits_loss
 from zloss.objectives import make_objective
 from zloss.telemetry.trackers import chosen_names, for_trackers
@@ -34,6 +34,9 @@ try:
 except ImportError:
     require_version("torchtitan", "0.3", "zloss.integrations.torchtitan", "torchtitan")
     raise
+
+Result = tuple[Tensor, dict[str, Tensor]]
+"""A loss and its metrics, which the Trainer drops."""
 
 
 class ZLoss(BaseLoss):  # type: ignore[misc]
@@ -53,14 +56,16 @@ class ZLoss(BaseLoss):  # type: ignore[misc]
         named = {field.name for field in fields(objective)} & {"target", "relative_target"}  # type: ignore[arg-type]
         self.objective = replace(objective, **dict.fromkeys(named, config.target))  # type: ignore[type-var]
 
-    def __call__(
-        self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **inputs: object
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **_: Any) -> Result:
+        if self.objective.needs_gain:
+            raise MissingInputError(
+                "gain-aware Z-loss needs `lm_head`: use FusedZLoss.Config(loss_fn=ZLoss.Config(...))."
+            )
         logits, group = _local(pred, pred.dim() - 1)
         options = _options(logits, global_valid_tokens)
         return self.finish(logits_loss(logits, local_part(labels), self.objective, group=group, **options), options)
 
-    def finish(self, out: HeadLossOutput, options: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    def finish(self, out: HeadLossOutput, options: dict[str, Any]) -> Result:
         """What torchtitan trains or reports; the statistics of a training step go to the metrics."""
         if not out.loss.requires_grad:
             return out.cross_entropy, {}
@@ -73,9 +78,8 @@ class ZLoss(BaseLoss):  # type: ignore[misc]
 class FusedZLoss(ChunkedLossWrapper):  # type: ignore[misc]
     """The loss of its `loss_fn`, a `ZLoss`, from hidden states [B, L, D] and `lm_head`, without whole logits.
 
-    The Trainer hands `lm_head` to every `ChunkedLossWrapper` and leaves it out of the model's forward pass. The loss is computed
-    inside a call of that module, whose hooks gather its weight under FSDP2. `head_loss` chooses its own chunks: `num_chunks`
-    has no effect.
+    The Trainer hands `lm_head` to a `ChunkedLossWrapper` and skips it in the model. The loss is computed inside a call of that
+    module, whose hooks gather its weight under FSDP2. `num_chunks` has no effect: `head_loss` chooses its chunks.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -91,21 +95,17 @@ class FusedZLoss(ChunkedLossWrapper):  # type: ignore[misc]
             )
         super().set_lm_head(lm_head)
 
-    def __call__(
-        self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **inputs: object
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        before = self.lm_head.__dict__.get("forward")
+    def __call__(self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **_: Any) -> Result:
+        before = vars(self.lm_head).get("forward")  # set by tensor parallelism
         self.lm_head.forward = self._from_hidden
         try:
             return self.lm_head(pred, local_part(labels), global_valid_tokens)  # type: ignore[no-any-return]
         finally:
             del self.lm_head.forward
-            if before is not None:  # set by tensor parallelism
+            if before is not None:
                 self.lm_head.forward = before
 
-    def _from_hidden(
-        self, hidden: Tensor, labels: Tensor, global_valid_tokens: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _from_hidden(self, hidden: Tensor, labels: Tensor, global_valid_tokens: Tensor | None) -> Result:
         weight, group = _local(self.lm_head.weight, 0, hidden)
         bias = None if self.lm_head.bias is None else _local(self.lm_head.bias, 0, hidden)[0]
         local, _ = _local(hidden, None)
@@ -150,7 +150,7 @@ def _local(tensor: Tensor, split: int | None, hidden: Tensor | None = None) -> t
 
 
 class ZLossMetrics(MetricsProcessor):  # type: ignore[misc]
-    """torchtitan's metrics with the scalars `zloss/…`, over the tokens of all ranks since the last log, each counted once."""
+    """torchtitan's metrics with the scalars `zloss/…`: CE and Z of the logged step, tails over the tokens since the last log."""
 
     current: ClassVar[ZLossMetrics | None] = None
     """Where the losses of this process report: torchtitan gives a loss no reference to its metrics."""
@@ -173,12 +173,16 @@ class ZLossMetrics(MetricsProcessor):  # type: ignore[misc]
 
     def log(self, step: int, *numbers: float, extra_metrics: dict[str, Any] | None = None, **named: float) -> None:
         self.window.end_step()
-        found = for_trackers(self.window.scalars(), chosen_names(self.config.scalars))
+        since_last_log, this_step = self.window.both()
+        parts = {name: this_step[name] for name in ("ce", "z") if name in this_step}  # their sum is torchtitan's loss
+        found = for_trackers(since_last_log | parts, chosen_names(self.config.scalars))
         self.window.restart()
         super().log(step, *numbers, extra_metrics={**(extra_metrics or {}), **found}, **named)
-        shown = [f"{name}: {found[name]:.5f}" for name in ("zloss/ce", "zloss/z", "zloss/log_z_p999") if name in found]
-        if shown:
-            logger.info("  ".join([f"step: {step:2}", *shown]))
+        shown = [
+            f"  {name}: {found[name]:.5f}" for name in ("zloss/ce", "zloss/z", "zloss/log_z_p999") if name in found
+        ]
+        if shown:  # not on the first stages of a pipeline
+            logger.info(f"step: {step:2}{''.join(shown)}")
 
     def close(self) -> None:
         ZLossMetrics.current = None
