@@ -48,7 +48,7 @@ def answers() -> dict[str, Any]:
 def runs(answers: dict[str, Any]) -> dict[str, Any]:
     """Training runs of four steps, by case."""
     found = {name: answer for name, answer in answers.items() if "validation" in answer}
-    assert len(found) == 20
+    assert len(found) == 21
     return found
 
 
@@ -75,8 +75,8 @@ def test_scalars_count_the_tokens_of_all_ranks_once(runs: dict[str, Any]) -> Non
         wrong = {scalar: error for scalar, error in (run["scalars"] or {}).items() if not error <= tolerance}
         assert not wrong, (name, wrong)
     with_scalars = [run["scalars"] for run in runs.values() if run["scalars"]]
-    assert len(with_scalars) == 16
-    assert sum("tokens" in scalars for scalars in with_scalars) == 15
+    assert len(with_scalars) == 17
+    assert sum("tokens" in scalars for scalars in with_scalars) == 16
 
 
 def test_metrics_of_a_closed_trainer_receive_nothing(runs: dict[str, Any]) -> None:
@@ -105,8 +105,8 @@ def test_refusals_say_what_to_do(answers: dict[str, Any]) -> None:
     assert "this loss is MSELoss.Config" in told["another loss"]
     assert "Did you mean 'centered'?" in told["unknown objective"]
     assert "but got -1.0" in told["negative coefficient"]
-    assert "but got Scaled and ZLoss: use the loss on logits" in told["head with a forward of its own"]
-    assert "and CrossEntropyLoss: use the loss on logits" in told["cross-entropy in the fused loss"]
+    assert "but got Scaled and ZLoss: use ChunkedLossWrapper" in told["head with a forward of its own"]
+    assert "and CrossEntropyLoss: use ChunkedLossWrapper" in told["cross-entropy in the fused loss"]
     assert "needs `lm_head`: use FusedZLoss.Config" in told["gain without a head"]
     assert told["plain head"] == "nothing"
 

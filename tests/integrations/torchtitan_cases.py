@@ -166,6 +166,7 @@ CASES = {
     "fused, 1 process": Case(FUSED, (METRICS,), ranks=1, backend="spmd_types"),
     "fused, bf16, FSDP2": Case(FUSED, (METRICS,), bf16=True),
     "on logits, bf16, FSDP2": Case(z(), (METRICS,), bf16=True),
+    "fused, FSDP2 × TP = 2": Case(FUSED, (METRICS,), tp=2, ranks=4),
     "fused, tied weights, FSDP2": Case(FUSED, (), tied=True),
     "fused, centered, c = log V, FSDP2": Case(
         FusedZLoss.Config(loss_fn=z(target=None, objective="centered")), (), zloss.CenteredZLoss(COEF)

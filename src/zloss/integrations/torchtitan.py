@@ -3,10 +3,10 @@
     --override.imports 'zloss.integrations.torchtitan.z_loss={"coef": 1e-4, "target": 0.0}' \
         zloss.integrations.torchtitan.z_loss_metrics
 
-`ZLoss` computes the loss from logits, `FusedZLoss` from hidden states and the weight of `lm_head`. torchtitan adds gradients
-over ranks and micro-batches, so CE and Z are both divided by its global number of valid tokens: Z does not scale with
-processes, accumulation or tensor parallelism. Evaluation, which runs without gradients, returns CE. The Trainer drops what a
-loss returns beyond its value, so a loss hands its statistics to the `ZLossMetrics` of the process.
+`ZLoss` computes the loss from logits, `FusedZLoss` from hidden states and `lm_head`. torchtitan adds gradients over ranks and
+micro-batches; CE and Z are both divided by its global number of valid tokens, so Z does not scale with processes, accumulation
+or tensor parallelism. Evaluation, which runs without gradients, returns CE. The Trainer drops the metrics that a loss returns,
+so losses hand their statistics to the `ZLossMetrics` of the process.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from zloss.telemetry.trackers import chosen_names, for_trackers
 from zloss.telemetry.window import DEFAULT_WINDOW, StepWindow, micro_batch
 
 try:
+    from torch.distributed.tensor import Partial
     from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper, CrossEntropyLoss
     from torchtitan.components.metrics import MetricsProcessor
     from torchtitan.config.override import derive, override
@@ -35,8 +36,7 @@ except ImportError:
     require_version("torchtitan", "0.3", "zloss.integrations.torchtitan", "torchtitan")
     raise
 
-Result = tuple[Tensor, dict[str, Tensor]]
-"""A loss and its metrics, which the Trainer drops."""
+Result = tuple[Tensor, dict[str, Tensor]]  # a loss and its metrics
 
 
 class ZLoss(BaseLoss):  # type: ignore[misc]
@@ -59,7 +59,7 @@ class ZLoss(BaseLoss):  # type: ignore[misc]
     def __call__(self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **_: Any) -> Result:
         if self.objective.needs_gain:
             raise MissingInputError(
-                "gain-aware Z-loss needs `lm_head`: use FusedZLoss.Config(loss_fn=ZLoss.Config(...))."
+                "gain-aware Z-loss needs `lm_head`: use FusedZLoss.Config(loss_fn=ZLoss.Config(…))."
             )
         logits, group = _local(pred, pred.dim() - 1)
         options = _options(logits, global_valid_tokens)
@@ -83,15 +83,13 @@ class FusedZLoss(ChunkedLossWrapper):  # type: ignore[misc]
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(ChunkedLossWrapper.Config):  # type: ignore[misc]
-        pass
+    class Config(ChunkedLossWrapper.Config): ...  # type: ignore[misc]
 
     def set_lm_head(self, lm_head: nn.Module) -> None:
         if type(lm_head).forward is not nn.Linear.forward or not isinstance(self.loss_fn, ZLoss):
             raise UnsupportedModelError(
-                "FusedZLoss multiplies by the weight of a plain linear `lm_head` and computes a ZLoss, but got "
-                f"{type(lm_head).__name__} and {type(self.loss_fn).__name__}: use the loss on logits, "
-                "ChunkedLossWrapper.Config(loss_fn=ZLoss.Config(...))."
+                f"FusedZLoss needs a plain linear `lm_head` and a ZLoss, but got {type(lm_head).__name__} and "
+                f"{type(self.loss_fn).__name__}: use ChunkedLossWrapper.Config(loss_fn=ZLoss.Config(…)), or set `fused` to false."
             )
         super().set_lm_head(lm_head)
 
@@ -121,9 +119,7 @@ class FusedZLoss(ChunkedLossWrapper):  # type: ignore[misc]
 def _options(pred: Tensor, global_valid_tokens: Tensor | None) -> dict[str, Any]:
     """Torchtitan's divisor, none in evaluation; all statistics where they are read."""
     if pred.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise UnsupportedModelError(
-            "the statistics of a Z-loss cannot be read inside a CUDA graph: set --training.disable_cuda_graphs."
-        )
+        raise UnsupportedModelError("a Z-loss cannot run inside a CUDA graph: set --training.disable_cuda_graphs.")
     return {
         "reduction": "sum" if global_valid_tokens is None else "mean",
         "normalizer": global_valid_tokens,
@@ -132,17 +128,12 @@ def _options(pred: Tensor, global_valid_tokens: Tensor | None) -> dict[str, Any]
 
 
 def _local(tensor: Tensor, split: int | None, hidden: Tensor | None = None) -> tuple[Tensor, ProcessGroup | None]:
-    """This rank's part of a tensor, and the group over which its dimension `split`, the vocabulary, is sharded.
-
-    `hidden`: what a weight is multiplied by; the gradient of the weight is partial where tokens are sharded.
-    """
+    """This rank's part of a tensor, and the group over which its dimension `split`, the vocabulary, is sharded."""
     if not is_dtensor(tensor):
         in_shards = split is not None and spmd_mesh_size("tp") > 1  # the spmd_types backend passes plain shards
         return tensor, current_spmd_mesh().get_group("tp") if in_shards else None
-    from torch.distributed.tensor import Partial
-
     gradient = list(tensor.placements)
-    if is_dtensor(hidden):
+    if is_dtensor(hidden):  # what a weight is multiplied by: its gradient is partial where tokens are sharded
         gradient = [Partial() if p.is_shard() else own for p, own in zip(hidden.placements, gradient, strict=True)]
     sharded = [axis for axis, place in enumerate(tensor.placements) if split is not None and place.is_shard(split)]
     group = tensor.device_mesh.get_group(sharded[0]) if sharded else None
@@ -162,8 +153,8 @@ class ZLossMetrics(MetricsProcessor):  # type: ignore[misc]
 
     def __init__(self, config: Config, *, parallel_dims: Any, **settings: Any) -> None:
         super().__init__(config, parallel_dims=parallel_dims, **settings)
-        tokens = parallel_dims.get_optional_mesh("loss")  # the ranks that hold different tokens
-        group = None if tokens is None else tokens.get_group()
+        mesh = parallel_dims.get_optional_mesh("loss")  # ranks that hold different tokens
+        group = None if mesh is None else mesh.get_group()
         self.window = StepWindow(DEFAULT_WINDOW, across_ranks=group is not None, group=group, since_restart=True)
         ZLossMetrics.current = self
 
