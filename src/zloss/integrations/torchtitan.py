@@ -37,6 +37,7 @@ except ImportError:
     raise
 
 Result = tuple[Tensor, dict[str, Tensor]]  # a loss and its metrics
+ON_CONSOLE = ("zloss/ce", "zloss/z", "zloss/log_z_p999")
 
 
 class ZLoss(BaseLoss):  # type: ignore[misc]
@@ -110,7 +111,7 @@ class FusedZLoss(ChunkedLossWrapper):  # type: ignore[misc]
         if group is not None and not is_dtensor(hidden) and local.requires_grad:
             # spmd_types adds the gradients of replicated activations over ranks, and `head_loss` has already done so.
             local = local.view_as(local)
-            local.register_hook(lambda gradient: gradient / group.size())
+            local.register_hook(lambda gradient: gradient / group.size())  # type: ignore[no-untyped-call]
         options = _options(local, global_valid_tokens)
         out = head_loss(local, weight, labels, self.loss_fn.objective, bias=bias, group=group, **options)
         return self.loss_fn.finish(out, options)  # type: ignore[no-any-return]
@@ -169,18 +170,16 @@ class ZLossMetrics(MetricsProcessor):  # type: ignore[misc]
         found = for_trackers(since_last_log | parts, chosen_names(self.config.scalars))
         self.window.restart()
         super().log(step, *numbers, extra_metrics={**(extra_metrics or {}), **found}, **named)
-        shown = [
-            f"  {name}: {found[name]:.5f}" for name in ("zloss/ce", "zloss/z", "zloss/log_z_p999") if name in found
-        ]
-        if shown:  # not on the first stages of a pipeline
-            logger.info(f"step: {step:2}{''.join(shown)}")
+        shown = [f"{name}: {found[name]:.5f}" for name in ON_CONSOLE if name in found]
+        if shown:  # nothing on the first stages of a pipeline
+            logger.info("  ".join([f"step: {step:2}", *shown]))
 
     def close(self) -> None:
         ZLossMetrics.current = None
         super().close()
 
 
-@override(target=BaseLoss.Config, fqns=["loss"], description="cross-entropy plus Z-loss")
+@override(target=BaseLoss.Config, fqns=["loss"], description="CE + Z")  # type: ignore[untyped-decorator]
 def z_loss(
     config: Any, *, coef: float | None, target: float | None, objective: str = "standard", fused: bool = True
 ) -> Any:
@@ -195,7 +194,7 @@ def z_loss(
     return replace(config, loss_fn=inner) if chunked else inner
 
 
-@override(target=MetricsProcessor.Config, fqns=["metrics"], description="scalars of the Z-loss")
+@override(target=MetricsProcessor.Config, fqns=["metrics"], description="CE, Z")  # type: ignore[untyped-decorator]
 def z_loss_metrics(config: Any, *, scalars: Literal["main", "all"] = "main") -> Any:
     """For `--override.imports`."""
     return derive(config, ZLossMetrics.Config, scalars=scalars)
