@@ -83,9 +83,10 @@ def test_metrics_of_a_closed_trainer_receive_nothing(runs: dict[str, Any]) -> No
     assert not any(run["reports"] for run in runs.values())
 
 
-def test_plain_shards_of_the_spmd_types_backend(answers: dict[str, Any]) -> None:
-    for name, found in answers["plain shards"].items():
-        check_and_record(f"plain shards of spmd_types, TP = 2: gradient of the {name}", **found)
+def test_gradients_of_plain_shards_and_of_dtensors_without_fsdp2(answers: dict[str, Any]) -> None:
+    assert len(answers["gradients"]) == 5
+    for name, found in answers["gradients"].items():
+        check_and_record(name, **found)
 
 
 def test_the_commands_of_the_page_build_what_it_says(answers: dict[str, Any]) -> None:

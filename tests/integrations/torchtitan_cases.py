@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper, CrossEntropyLoss, MSELoss
 from torchtitan.components.metrics import MetricsProcessor
@@ -327,40 +327,71 @@ def token_losses(model: nn.Module, numbers: range, objective: zloss.Objective) -
     return ce_T, objective.penalty(logits_TV, gain_T) * torch.ones_like(ce_T), logits_TV.logsumexp(-1)
 
 
-def plain_shards() -> dict[str, dict[str, float]]:
-    """The spmd_types backend under TP = 2: plain local rows and columns. Its Trainer needs a newer torch on two processes, so
-    the losses are called as it calls them. The gradient of hidden states is a partial one, which it adds over ranks."""
-    dist_utils.set_spmd_backend("spmd_types")
-    rank, g = dist.get_rank(), torch.Generator().manual_seed(1)
+def tensors() -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, weight and labels of one step of one process, the same on every rank."""
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(SEQUENCES, LENGTH, WIDTH, generator=g), torch.randn(VOCAB, WIDTH, generator=g), batch(1)[1]
+
+
+def gradients(objective: zloss.Objective) -> tuple[Tensor, Tensor, Tensor]:
+    """By hidden states, weight and logits, in fp64 from whole logits."""
+    hidden, weight, labels = tensors()
+    hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    logits = hidden @ weight.T
+    logits.retain_grad()
+    valid_TV = logits[labels != -100]
+    ce_T = F.cross_entropy(valid_TV, labels[labels != -100], reduction="none")
+    (ce_T + objective.penalty(valid_TV, None)).mean().backward()
+    return hidden.grad, weight.grad, logits.grad
+
+
+def fused_loss(weight: Tensor) -> FusedZLoss:
+    """With an `lm_head` of this weight, or of this rank's rows."""
+    lm_head = Linear.Config(in_features=WIDTH, out_features=len(weight)).build()
+    lm_head.weight = nn.Parameter(weight)
+    loss = FUSED.build()
+    loss.set_lm_head(lm_head)
+    return loss
+
+
+def errors(name: str, measured: Tensor, wanted: Tensor, without: Tensor) -> dict[str, dict[str, float]]:
+    parts = {"error": measured - wanted, "without_z": without - wanted}
+    return {name: {key: float(part.norm() / wanted.norm()) for key, part in parts.items()}}
+
+
+def gradients_without_a_trainer() -> dict[str, dict[str, float]]:
+    """The losses called as a Trainer calls them, where it cannot be used or would not notice.
+
+    spmd_types under TP = 2 passes plain local rows and columns, and adds the gradient of hidden states over ranks; its Trainer
+    needs a newer torch on two processes. FSDP2 adds the local gradients of a DTensor, whatever their placements say.
+    """
+    (wanted_h, wanted_w, wanted_z), (no_h, no_w, no_z) = (
+        gradients(CASES["fused, FSDP2"].objective),
+        gradients(zloss.CrossEntropy()),
+    )
+    hidden, weight, labels = tensors()
+    tokens, rank = (labels != -100).sum(), dist.get_rank()
     rows = slice(0, 31) if rank == 0 else slice(31, VOCAB)
-    hidden, weight = torch.randn(SEQUENCES, LENGTH, WIDTH, generator=g), torch.randn(VOCAB, WIDTH, generator=g)
-    labels, found = batch(1)[1], {}
-    tokens = (labels != -100).sum()
-    for name, objective in {"": zloss.StandardZLoss(COEF, target=0.0), " without Z": zloss.CrossEntropy()}.items():
-        whole_h, whole_w = (part.double().requires_grad_() for part in (hidden, weight))
-        logits = whole_h @ whole_w.T
-        logits.retain_grad()
-        valid_TV = logits[labels != -100]
-        ce_T = F.cross_entropy(valid_TV, labels[labels != -100], reduction="none")
-        (ce_T + objective.penalty(valid_TV, None)).mean().backward()
-        found[name] = whole_h.grad, whole_w.grad[rows], logits.grad[..., rows]
+    dist_utils.set_spmd_backend("spmd_types")
     with set_current_spmd_mesh(init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))):
         local_h, columns = hidden.clone().requires_grad_(), (hidden @ weight.T)[..., rows].contiguous().requires_grad_()
-        fused = FUSED.build()
-        lm_head = Linear.Config(in_features=WIDTH, out_features=len(weight[rows])).build()
-        lm_head.weight.data.copy_(weight[rows])
-        fused.set_lm_head(lm_head)
+        fused = fused_loss(weight[rows].clone())
         fused(local_h, labels, tokens)[0].backward()
         z().build()(columns, labels, tokens)[0].backward()
     dist.all_reduce(local_h.grad)
-    measured = {"hidden states": local_h.grad, "weight": lm_head.weight.grad, "logits": columns.grad}
-    return {
-        name: {
-            "error": float((value - wanted).norm() / wanted.norm()),
-            "without_z": float((without - wanted).norm() / wanted.norm()),
-        }
-        for (name, value), wanted, without in zip(measured.items(), found[""], found[" without Z"], strict=True)
-    }
+    plain = "plain shards of spmd_types, TP = 2: gradient of the "
+    found = errors(plain + "hidden states", local_h.grad, wanted_h, no_h)
+    found |= errors(plain + "weight", fused.lm_head.weight.grad, wanted_w[rows], no_w[rows])
+    found |= errors(plain + "logits", columns.grad, wanted_z[..., rows], no_z[..., rows])
+    dist_utils.set_spmd_backend("full_dtensor")
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    fused = fused_loss(distribute_tensor(weight, mesh, [Replicate()]))
+    placed_h, placed_labels = (distribute_tensor(part, mesh, [Shard(0)]) for part in (hidden, labels))
+    placed_h.requires_grad_()
+    fused(placed_h, placed_labels, tokens)[0].backward()
+    placed = "full DTensor on two data ranks: gradient of the "
+    found |= errors(placed + "hidden states", placed_h.grad.full_tensor(), wanted_h, no_h)
+    return found | errors(placed + "weight", fused.lm_head.weight.grad.full_tensor(), wanted_w, no_w)
 
 
 def refusals() -> dict[str, str]:
@@ -425,7 +456,7 @@ def page() -> dict[str, Any]:
     return found
 
 
-OTHERS = {"plain shards": plain_shards, "refusals": refusals, "page": page}
+OTHERS = {"gradients": gradients_without_a_trainer, "refusals": refusals, "page": page}
 
 
 def on_rank(name: str) -> None:
